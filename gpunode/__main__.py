@@ -1,0 +1,3 @@
+"""`python -m gpunode` and the entry point `gpunode`."""
+
+from __future__ import annotations

@@ -1,0 +1,287 @@
+"""Changes: what is to be done to a node, as data, with what was there before and what is there after.
+
+Nothing here touches a node. A change says enough to be shown, applied, journaled and undone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+TriggerKind: TypeAlias = Literal["index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart"]
+_ORDER: tuple[TriggerKind, ...] = ("index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart")
+# What later changes of the same run read: packages need the index, units need systemd to have read them.
+_ENDS_ITS_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon-reload"})
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """What a write owes, once (dpkg's word and meaning).
+
+    Attributes:
+        target: the unit for reload and restart, the list file for an index refresh, else empty.
+    """
+
+    kind: TriggerKind
+    target: str = ""
+
+    @property
+    def ends_stage(self) -> bool:
+        """Whether it is settled at the end of its stage; the others are settled at the end of the run."""
+        return self.kind in _ENDS_ITS_STAGE
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.target}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file as it is or shall be.
+
+    Attributes:
+        mode: the permission bits alone (``0o644``).
+    """
+
+    content: bytes
+    mode: int = 0o644
+    uid: int = 0
+    gid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A file's state that cannot be known yet, such as a file that a package will ship."""
+
+    what: str
+    known_after: str
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A repository's key: its bytes are known once fetched, its fingerprints before.
+
+    Attributes:
+        url: where apt's own downloader gets it.
+        fingerprints: the primary keys it may hold, no more and no fewer; 40 upper-case hex digits each.
+    """
+
+    url: str
+    fingerprints: frozenset[str]
+    mode: int = 0o644
+
+    @property
+    def what(self) -> str:
+        """The key as the plan shows it."""
+        return f"signing key {' '.join(sorted(self.fingerprints))} from {self.url}"
+
+    @property
+    def known_after(self) -> str:
+        """When the bytes are known."""
+        return "its download; a file with any other key is refused"
+
+
+Unsettled: TypeAlias = Deferred | SigningKey
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """A file is created (``before`` is None), replaced, or removed (``after`` is None)."""
+
+    path: str
+    before: FileState | None
+    after: FileState | Unsettled | None
+    triggers: frozenset[Trigger] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PackageState:
+    """An installed package, or what a removed one left behind.
+
+    Attributes:
+        auto: installed as somebody's dependency, so autoremove may take it.
+        config_files_only: dpkg's ``rc``: removed, its configuration files stay.
+    """
+
+    version: str
+    auto: bool = False
+    held: bool = False
+    config_files_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAfter:
+    """A package's state whose exact version only the package index tells.
+
+    Attributes:
+        prefix: what the version must start with, epoch left out (``580.``); empty when any will do.
+    """
+
+    prefix: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PackageChange:
+    """A package is installed, brought to another version, or purged (``after`` is None)."""
+
+    name: str
+    before: PackageState | None
+    after: PackageState | KnownAfter | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """What systemd is to do with a unit at boot, and whether it runs now."""
+
+    enabled: bool
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceChange:
+    """A unit is enabled or disabled, started or stopped."""
+
+    unit: str
+    before: ServiceState
+    after: ServiceState
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleChange:
+    """A kernel module is loaded or unloaded."""
+
+    module: str
+    before: bool
+    after: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommandChange:
+    """A command that is none of the above: repairing dpkg, building a DKMS module."""
+
+    argv: tuple[str, ...]
+    why: str
+    undo: tuple[str, ...] | None = None
+
+
+Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange
+
+
+def subject(change: Change) -> str:
+    """What the change is about, in one or two words: a path, a package, a unit."""
+    match change:
+        case FileChange(path=path):
+            return path
+        case PackageChange(name=name):
+            return name
+        case ServiceChange(unit=unit):
+            return unit
+        case ModuleChange(module=module):
+            return module
+        case CommandChange(argv=argv):
+            return " ".join(argv)
+
+
+def inverse(change: Change) -> Change | None:
+    """The change that undoes ``change``; None where there is none.
+
+    Law: an involution for file, package, service and module changes whose states are all known.
+    """
+    match change:
+        case FileChange(before=before, after=after):
+            if isinstance(after, Deferred | SigningKey):
+                return None
+            return replace(change, before=after, after=before)
+        case PackageChange(before=before, after=after):
+            return None if isinstance(after, KnownAfter) else replace(change, before=after, after=before)
+        case ServiceChange(before=was, after=now):
+            return replace(change, before=now, after=was)
+        case ModuleChange(before=loaded, after=wanted):
+            return replace(change, before=wanted, after=loaded)
+        case CommandChange(argv=argv, why=why, undo=undo):
+            return None if undo is None else CommandChange(undo, f"undo: {why}", argv)
+
+
+def diff(change: FileChange) -> Iterator[str]:
+    """The change as a unified diff, a line each without its line end; one line says so when it is not text."""
+    match change.after:
+        case Deferred() | SigningKey() as unsettled:
+            yield f"--- {change.path if change.before else '/dev/null'}"
+            yield f"+++ {change.path}"
+            yield f"+ ({unsettled.what}; known after {unsettled.known_after})"
+            return
+        case after:
+            pass
+    old, new = _lines(change.before), _lines(after)
+    if old is None or new is None:
+        yield f"binary file {change.path} differs"
+        return
+    yield from difflib.unified_diff(
+        old,
+        new,
+        change.path if change.before else "/dev/null",
+        change.path if after else "/dev/null",
+        lineterm="",
+    )
+    yield from _ownership(change.before, after)
+
+
+def _lines(state: FileState | None) -> list[str] | None:
+    """The file's lines; None when it is not text."""
+    if state is None:
+        return []
+    try:
+        text = state.content.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text.splitlines()
+
+
+def _ownership(before: FileState | None, after: FileState | None) -> Iterator[str]:
+    if before is None or after is None:
+        return
+    was, now = (f"mode {s.mode:04o} owner {s.uid}:{s.gid}" for s in (before, after))
+    if was != now:
+        yield f"-{was}"
+        yield f"+{now}"
+
+
+_RANK: dict[type[Change], int] = {
+    FileChange: 0,
+    PackageChange: 1,
+    CommandChange: 2,
+    ModuleChange: 3,
+    ServiceChange: 4,
+}
+
+
+def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """``changes`` in the order in which a stage applies them: files, packages, commands, modules, services."""
+    return tuple(sorted(changes, key=lambda change: _RANK[type(change)]))
+
+
+def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:
+    """What ``changes`` owe, once each, in the order in which they are settled.
+
+    Law: the same for the inverse changes, so a daemon restarts after its file is restored, too.
+    """
+    owed = {trigger for change in changes if isinstance(change, FileChange) for trigger in change.triggers}
+    return tuple(sorted(owed, key=lambda trigger: (_ORDER.index(trigger.kind), trigger.target)))
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeExpectation:
+    """What a runtime's own parser must find in a candidate configuration before it replaces the present one.
+
+    Attributes:
+        runtime: a row of ``runtimes.RUNTIMES``.
+        handlers: runtime name to the binary that it runs.
+        default: the default runtime after the change; None when it does not matter.
+    """
+
+    runtime: str
+    path: str
+    handlers: frozenset[tuple[str, str]] = field(default=frozenset())
+    default: str | None = None

@@ -1,0 +1,3 @@
+"""The front desk: arguments in, text or JSON out."""
+
+from __future__ import annotations

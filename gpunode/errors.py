@@ -1,0 +1,167 @@
+"""Every way in which gpunode stops short, as one tree; each class carries its exit code.
+
+A message has three parts: what happened, why, and what to do next. They stay apart until the command line prints
+them, so the JSON envelope can carry each on its own. ``docs/reference/exit-codes.md`` is generated from this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+
+class GpunodeError(Exception):
+    """The base of every stop that is not a bug.
+
+    Attributes:
+        what: what happened, one sentence.
+        why: the cause, with the evidence; may span lines.
+        hint: what the user does next; commands stand on lines of their own.
+    """
+
+    exit_code: ClassVar[int]
+    status: ClassVar[str]
+    meaning: ClassVar[str]
+
+    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what, self.why, self.hint = what, why, hint
+
+    def as_dict(self) -> dict[str, object]:
+        """The error as the JSON envelope shows it."""
+        return {"error": self.status, "what": self.what, "why": self.why, "hint": self.hint}
+
+
+class UsageError(GpunodeError):
+    """The command cannot be run as it was typed."""
+
+    exit_code, status = 2, "usage"
+    meaning = "usage: bad arguments, a bad recipe (file, line, key), needs root, no terminal and no --yes"
+
+
+class RecipeError(UsageError):
+    """A recipe says something that gpunode does not understand; names file, line, key and the allowed values."""
+
+    def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
+        place = f"{file}:{line}" if line else file
+        super().__init__(
+            f"{place}: {what}",
+            why=f"allowed: {', '.join(allowed)}" if allowed else "",
+            hint=f"correct {key} in {file}, then run `gpunode recipe check {file}`" if key else "",
+        )
+        self.file, self.line, self.key, self.allowed = file, line, key, allowed
+
+    def as_dict(self) -> dict[str, object]:
+        """Adds where the error stands."""
+        place = {"file": self.file, "line": self.line, "key": self.key, "allowed": list(self.allowed)}
+        return {**super().as_dict(), **place}
+
+
+class Refused(GpunodeError):
+    """gpunode will not do this here; nothing was changed."""
+
+    exit_code, status = 3, "refused"
+    meaning = "refused: no GPU, unsupported host, no possible choice, a file it must change cannot be parsed"
+
+
+class ChangesPending(GpunodeError):
+    """``plan --check`` found a node that is not as its recipe wants it."""
+
+    exit_code, status = 4, "changes-pending"
+    meaning = "`plan --check`: changes pending"
+
+
+class Conflict(GpunodeError):
+    """A file is neither as gpunode found it nor as gpunode left it."""
+
+    exit_code, status = 5, "conflict"
+    meaning = "conflict: a file was edited since"
+
+
+class ChangeFailed(GpunodeError):
+    """A change could not be made; ``why`` says what was put back."""
+
+    exit_code, status = 6, "change-failed"
+    meaning = "a change failed; what was put back is said; how to go on or roll back"
+
+
+class VerifyFailed(GpunodeError):
+    """Everything was applied, but the node does not work or does not meet its expectations."""
+
+    exit_code, status = 7, "verify-failed"
+    meaning = "applied, but the node does not work or does not meet its expectations"
+
+
+class ProblemFound(GpunodeError):
+    """Doctor found a problem."""
+
+    exit_code, status = 8, "problem-found"
+    meaning = "doctor found a problem"
+
+
+class JournalDamaged(GpunodeError):
+    """A journal has a damaged middle; nothing is guessed."""
+
+    exit_code, status = 9, "journal-damaged"
+    meaning = "journal damaged"
+
+
+class RebootRequired(GpunodeError):
+    """The rest can only happen after a reboot."""
+
+    exit_code, status = 10, "reboot-required"
+    meaning = "reboot required"
+
+
+class DrainRequired(GpunodeError):
+    """Going on would stop containers or GPU processes; they are named."""
+
+    exit_code, status = 11, "drain-required"
+    meaning = "drain required: running containers or GPU processes would be stopped; named"
+
+
+class Busy(GpunodeError):
+    """A lock is held by somebody else; the holder is named."""
+
+    exit_code, status = 12, "busy"
+    meaning = "busy: a lock is held; holder named (pid, command)"
+
+
+class Undetermined(GpunodeError):
+    """Evidence that a decision needs is missing; nothing is decided on a guess."""
+
+    exit_code, status = 13, "undetermined"
+    meaning = "cannot tell: needed evidence is missing (what, and how to get it)"
+
+
+class Interrupted(GpunodeError):
+    """A signal ended the run, after the atomic write in progress."""
+
+    exit_code, status = 130, "interrupted"
+    meaning = "interrupted by SIGINT, after the atomic write in progress"
+
+
+class Terminated(Interrupted):
+    """SIGTERM ended the run, after the atomic write in progress."""
+
+    exit_code, status = 143, "terminated"
+    meaning = "terminated by SIGTERM, after the atomic write in progress"
+
+
+SUCCESS = (0, "done, or nothing to do; doctor: healthy")
+BUG = (1, "a bug in gpunode (traceback in the log file, its path to the user)")
+
+
+def exit_codes() -> Iterator[tuple[int, str]]:
+    """Every exit code with its meaning, in order; the reference page is made of this."""
+    yield from (SUCCESS, BUG)
+    seen: set[int] = set()
+    pending: list[type[GpunodeError]] = [GpunodeError]
+    rows: list[tuple[int, str]] = []
+    while pending:
+        kind = pending.pop()
+        pending.extend(kind.__subclasses__())
+        if kind is not GpunodeError and kind.exit_code not in seen:
+            seen.add(kind.exit_code)
+            rows.append((kind.exit_code, kind.meaning))
+    yield from sorted(rows)

@@ -1,0 +1,128 @@
+"""Probes and what they return. Evidence is raw: it is saved, shipped and read again without loss."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Outcome: TypeAlias = Literal["ok", "absent", "denied", "failed", "timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One thing worth looking at: a file, a glob or a command, whichever of the three is given.
+
+    Attributes:
+        key: its name in the evidence, stable across versions, since captures are kept.
+        path: an absolute path, read whole up to ``limit_bytes``; content past that makes the outcome ``failed``.
+        glob: an absolute pattern; the capture lists what matches, see ``Found``.
+        argv: a command, run in the C locale without a terminal.
+        contents: whether a glob reads the files it finds, or only lists them.
+    """
+
+    key: str
+    path: str = ""
+    glob: str = ""
+    argv: tuple[str, ...] = ()
+    timeout_s: float = 10.0
+    limit_bytes: int = 1 << 20
+    contents: bool = True
+
+    @property
+    def source(self) -> str:
+        """What is looked at, as a person would write it."""
+        return self.path or self.glob or " ".join(self.argv)
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """A file's permission bits and owner, numeric."""
+
+    mode: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What a probe returned.
+
+    Attributes:
+        data: the file's content, the command's standard output, or the lines of a glob.
+        error: the command's standard error, or the system's word for why there is no content.
+        ownership: of a file; None for globs and commands.
+    """
+
+    source: str
+    outcome: Outcome
+    data: bytes = b""
+    error: str = ""
+    exit_status: int | None = None
+    ownership: Ownership | None = None
+
+    @property
+    def text(self) -> str:
+        """The data as text; what is not UTF-8 is replaced."""
+        return self.data.decode("utf-8", "replace")
+
+
+Evidence: TypeAlias = Mapping[str, Capture]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One match of a glob.
+
+    Attributes:
+        link: the target when the match is a symbolic link.
+        data: the content, when the probe asked for it and it could be read.
+    """
+
+    path: str
+    link: str | None = None
+    data: bytes | None = None
+    ownership: Ownership | None = None
+
+
+def encode_found(found: Iterator[Found]) -> bytes:
+    """A glob's matches, one JSON object a line, sorted by path."""
+    return b"".join(_encode_one(one) for one in sorted(found, key=lambda one: one.path))
+
+
+def _encode_one(one: Found) -> bytes:
+    row: dict[str, object] = {"path": one.path}
+    if one.link is not None:
+        row["link"] = one.link
+    if one.data is not None:
+        try:
+            row["text"] = one.data.decode()
+        except UnicodeDecodeError:
+            row["base64"] = base64.b64encode(one.data).decode()
+    if one.ownership is not None:
+        row["mode"], row["uid"], row["gid"] = f"{one.ownership.mode:04o}", one.ownership.uid, one.ownership.gid
+    return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def decode_found(data: bytes) -> tuple[Found, ...]:
+    """The inverse of ``encode_found``.
+
+    Raises:
+        ValueError: a line is not what ``encode_found`` writes.
+    """
+    return tuple(_decode_one(line) for line in data.splitlines() if line)
+
+
+def _decode_one(line: bytes) -> Found:
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("path"), str):
+        raise ValueError(f"not a match of a glob: {line[:80]!r}")
+    content: bytes | None = None
+    if "text" in row:
+        content = str(row["text"]).encode("utf-8", "surrogatepass")
+    elif "base64" in row:
+        content = base64.b64decode(row["base64"], validate=True)
+    ownership = Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"])) if "mode" in row else None
+    return Found(row["path"], row.get("link"), content, ownership)

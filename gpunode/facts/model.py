@@ -1,0 +1,211 @@
+"""The facts of a node, typed. Each is known, from a named probe, or unknown, for a stated reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from gpunode.change import FileState, PackageState, ServiceState
+from gpunode.errors import Undetermined
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Known(Generic[T]):
+    """A value, and the key of the probe that it comes from."""
+
+    value: T
+    probe: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No value: the node was not asked, would not answer, or answered what nobody understands."""
+
+    reason: str
+    probe: str
+
+
+Fact: TypeAlias = Known[T] | Unknown
+
+
+def need(fact: Known[T] | Unknown, what: str) -> T:
+    """The value of ``fact``.
+
+    Raises:
+        Undetermined: it is unknown, so a decision that rests on it is not taken.
+    """
+    if isinstance(fact, Unknown):
+        raise Undetermined(
+            f"cannot tell {what}",
+            why=f"{fact.probe}: {fact.reason}",
+            hint=f"make {fact.probe} readable (run as root, install the tool it names), then run the command again",
+        )
+    return fact.value
+
+
+def known(fact: Known[T] | Unknown, default: T) -> T:
+    """The value of ``fact``, or ``default`` where not knowing changes nothing that matters."""
+    return default if isinstance(fact, Unknown) else fact.value
+
+
+@dataclass(frozen=True, slots=True)
+class Distro:
+    """The distribution, in the words of os-release(5)."""
+
+    id: str
+    version_id: str
+    codename: str
+    name: str
+    like: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The kernels of the node.
+
+    Attributes:
+        running: ``uname -r``; None in an image, where the running kernel is somebody else's.
+        installed: every kernel with an image in /boot, in version order, the next to boot last.
+    """
+
+    running: str | None
+    installed: tuple[str, ...]
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The kernels that must have a driver module: the running one and the next to boot."""
+        next_boot = self.installed[-1:]
+        return tuple(dict.fromkeys((*((self.running,) if self.running else ()), *next_boot)))
+
+
+PlatformKind: TypeAlias = Literal["bare-metal", "vm", "container", "wsl2", "jetson", "image"]
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What sort of machine this is, and the evidence for it (``kvm``, ``lxc``, ``/dev/dxg``)."""
+
+    kind: PlatformKind
+    detail: str = ""
+
+    @property
+    def owns_kernel(self) -> bool:
+        """Whether a kernel driver can be installed from here."""
+        return self.kind in {"bare-metal", "vm", "image"}
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a system runs here, so that services can be restarted and modules loaded."""
+        return self.kind != "image"
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """A function on the PCI bus; every number is lower-case hex of fixed width, without ``0x``.
+
+    Attributes:
+        class_code: four digits, class and subclass (``0302``).
+        subsystem: vendor and device of the board maker; None when the device has none.
+        driver: the kernel driver bound to it; None when it has none.
+    """
+
+    address: str
+    vendor: str
+    device: str
+    class_code: str
+    subsystem: tuple[str, str] | None = None
+    driver: str | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDriver:
+    """The NVIDIA kernel module in the running kernel, from /proc/driver/nvidia/version."""
+
+    version: str
+    open_module: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFile:
+    """A built NVIDIA kernel module on disk.
+
+    Attributes:
+        version: of the driver; empty when the path does not tell.
+        dkms: whether DKMS built it here; else a package brought it.
+    """
+
+    kernel: str
+    path: str
+    version: str = ""
+    dkms: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AptSource:
+    """One archive of one entry in APT's source lists, wherever the entry stands.
+
+    Attributes:
+        line: where it stands in ``file``, from 1.
+        signed_by: the keyring's path; empty when the entry names none.
+    """
+
+    file: str
+    line: int
+    uri: str
+    suite: str
+    components: tuple[str, ...] = ()
+    signed_by: str = ""
+    enabled: bool = True
+    source_package: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A systemd unit.
+
+    Attributes:
+        started_at: seconds since the epoch when its main process started; None when it does not run.
+    """
+
+    state: ServiceState
+    exists: bool = True
+    started_at: float | None = None
+    masked: bool = False
+
+
+Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that steps may decide on.
+
+    Attributes:
+        packages: by name; foreign architectures as ``name:arch``.
+        headers: kernels with a build tree under /lib/modules.
+        modules: names of the loaded kernel modules, as lsmod prints them.
+        files: every file that gpunode writes or reads as configuration; a missing one is Known(None).
+        units: only those that steps ask about.
+        dpkg_interrupted: whether dpkg stopped in the middle of its work.
+    """
+
+    distro: Fact[Distro]
+    architecture: Fact[str]
+    platform: Fact[Platform]
+    kernels: Fact[Kernels]
+    boot_id: Fact[str]
+    devices: Fact[tuple[PciDevice, ...]]
+    packages: Fact[Mapping[str, PackageState]]
+    dpkg_interrupted: Fact[bool]
+    sources: Fact[tuple[AptSource, ...]]
+    headers: Fact[frozenset[str]]
+    module_files: Fact[tuple[ModuleFile, ...]]
+    modules: Fact[frozenset[str]]
+    loaded_driver: Fact[LoadedDriver | None]
+    device_nodes: Fact[frozenset[str]]
+    units: Mapping[str, Fact[Unit]] = field(default_factory=dict)
+    files: Files = field(default_factory=dict)

@@ -1,0 +1,3 @@
+"""The hands: the only files that touch an operating system."""
+
+from __future__ import annotations

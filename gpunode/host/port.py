@@ -1,0 +1,119 @@
+"""What the workflows ask of a node: to look at it, and to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from gpunode.change import Change, FileChange, PackageChange, RuntimeExpectation, Trigger
+from gpunode.facts.evidence import Capture, Probe
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a long command is, as it tells itself.
+
+    Attributes:
+        percent: of this phase, 0 to 100.
+        detail: the package or file at hand.
+    """
+
+    phase: Literal["download", "install", "build", "wait", "run"]
+    percent: float
+    detail: str = ""
+
+
+OnProgress: TypeAlias = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One package that a simulated transaction would install, upgrade or remove.
+
+    Attributes:
+        version: after the transaction; empty for a removal.
+        former: before it; empty for a new package.
+        origin: of the archive that it comes from, as apt prints it (``Debian:12.5/stable``).
+    """
+
+    verb: Literal["install", "remove", "purge"]
+    name: str
+    version: str = ""
+    former: str = ""
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What the package manager says that a transaction would do; ``problem`` holds its refusal, verbatim."""
+
+    actions: tuple[Action, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A trigger has been carried out.
+
+    Attributes:
+        seconds: how long it took; for a restart, how long the unit was down.
+    """
+
+    trigger: Trigger
+    seconds: float
+    skipped: str = ""
+
+
+class HostView(Protocol):
+    """A node that can be looked at and not changed: plan, doctor and capture see no more."""
+
+    def look(self, probe: Probe, /) -> Capture:
+        """What ``probe`` returns; never raises for what the node says or lacks."""
+        ...
+
+    def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
+        """What the package manager would do, changing nothing; None where there is no package manager to ask."""
+        ...
+
+
+class Host(HostView, Protocol):
+    """A node that can be changed."""
+
+    def realize(self, change: Change, /) -> Change:
+        """``change`` with every unsettled state replaced by what it is: a key is fetched and compared.
+
+        Raises:
+            Refused: a key is not the one that was meant.
+            ChangeFailed: it could not be fetched.
+        """
+        ...
+
+    def check(self, expectation: RuntimeExpectation, change: FileChange, /) -> str:
+        """Has the runtime's own parser read the candidate, and compares the result.
+
+        Returns:
+            What was checked, for the screen; it says so where no parser is there to ask.
+
+        Raises:
+            Refused: the parser does not take it, or reads something else than was meant.
+        """
+        ...
+
+    def apply(self, changes: Sequence[Change], /) -> None:
+        """Makes ``changes``, all of one kind; package changes are one transaction.
+
+        Raises:
+            Conflict: a file is neither as ``before`` nor as ``after`` says.
+            ChangeFailed: it could not be done; what was put back is said.
+            Busy: a lock is held.
+        """
+        ...
+
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+        """Carries out ``triggers``, all of one kind, and waits until they are done.
+
+        Raises:
+            ChangeFailed: one of them failed; its target is the ``subject`` in ``why``.
+        """
+        ...

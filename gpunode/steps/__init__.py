@@ -1,0 +1,3 @@
+"""What a recipe asks of a node, one file per step. Pure."""
+
+from __future__ import annotations

@@ -1,0 +1,66 @@
+"""What a step answers, and the row that a step is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gpunode.change import Change, RuntimeExpectation
+from gpunode.facts.model import Facts
+from gpunode.recipe import Recipe
+
+Stage: TypeAlias = Literal["sources", "packages", "kernel", "runtime"]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is to be done; nothing, when the node is as the recipe wants it.
+
+    Attributes:
+        reason: one sentence, why it is done, or why nothing needs to be.
+        notes: what the user should know beside it; a warning each.
+        expectation: what the runtime's own parser must find before a configuration of these changes is used.
+        disrupts: what stops while this is done (``docker containers``); empty when nothing does.
+    """
+
+    changes: tuple[Change, ...]
+    reason: str
+    notes: tuple[str, ...] = ()
+    expectation: RuntimeExpectation | None = None
+    disrupts: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The step cannot be done here, and nothing of the run is.
+
+    Attributes:
+        exit_code: 3 refused, 11 drain required, 13 cannot tell.
+    """
+
+    what: str
+    why: str
+    hint: str
+    exit_code: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The step can go on only after something that gpunode does not do unasked; later steps still run."""
+
+    for_: Literal["reboot", "drain", "console"]
+    reason: str
+
+
+Outcome: TypeAlias = Planned | Refusal | Waits
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One row of the table of steps; ``plan`` is pure."""
+
+    id: str
+    title: str
+    stage: Stage
+    plan: Callable[[Recipe, Facts], Outcome]

@@ -1,0 +1,3 @@
+"""The verbs: order only, no decisions."""
+
+from __future__ import annotations
