@@ -267,8 +267,12 @@ def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:
 
     Law: the same for the inverse changes, so a daemon restarts after its file is restored, too.
     """
-    owed = {trigger for change in changes if isinstance(change, FileChange) for trigger in change.triggers}
-    return tuple(sorted(owed, key=lambda trigger: (_ORDER.index(trigger.kind), trigger.target)))
+    return settle_order(trigger for change in changes if isinstance(change, FileChange) for trigger in change.triggers)
+
+
+def settle_order(owed: Iterable[Trigger]) -> tuple[Trigger, ...]:
+    """``owed``, once each, in the order in which it is settled: every trigger after those whose work it reads."""
+    return tuple(sorted(set(owed), key=lambda trigger: (_ORDER.index(trigger.kind), trigger.target)))
 
 
 @dataclass(frozen=True, slots=True)

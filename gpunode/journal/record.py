@@ -1,3 +1,390 @@
-"""Entries of the journal: what is written, how it is read back, what it undoes and owes. Pure."""
+"""Entries of the journal: what is written, how it is read back, what it undoes and owes. Pure.
+
+A journal is one JSON object a line, ``{"v":1,"sum":"…","entry":{…}}``; ``sum`` is taken over the bytes of ``entry`` as
+they stand. The bytes of files are not in it: a state names its backup object by sha256.
+"""
 
 from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Literal, TypeAlias, get_origin, get_type_hints
+
+from gpunode.change import (
+    Change,
+    CommandChange,
+    Deferred,
+    FileChange,
+    FileState,
+    KnownAfter,
+    ModuleChange,
+    PackageChange,
+    PackageState,
+    ServiceChange,
+    ServiceState,
+    SigningKey,
+    Trigger,
+    inverse,
+    settle_order,
+    subject,
+    triggers,
+)
+from gpunode.errors import JournalDamaged
+
+FORMAT = 1
+Verb: TypeAlias = Literal["setup", "rollback"]
+Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
+Load: TypeAlias = Callable[[str], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A run starts.
+
+    Attributes:
+        at: seconds since the epoch, here and in every other entry.
+        boot_id: of the kernel that it runs under; empty in an image.
+        of: the run that is undone; empty unless the verb is ``rollback``.
+    """
+
+    run: str
+    at: float
+    verb: Verb
+    version: str
+    recipe: str
+    recipe_sha256: str
+    boot_id: str
+    user: str
+    argv: tuple[str, ...]
+    of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A change is about to be made; from here on it may have happened.
+
+    Attributes:
+        stage: the name of the stage as this version of gpunode calls it, likewise ``step``.
+    """
+
+    seq: int
+    stage: str
+    step: str
+    change: Change
+    reason: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The change has been made and is on the disk."""
+
+    seq: int
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The change could not be made; ``why`` says what was put back."""
+
+    seq: int
+    why: str
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Owe:
+    """The change ``seq`` owes ``trigger`` beyond what its own triggers say."""
+
+    trigger: Trigger
+    seq: int
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The trigger has been carried out, or something else did its work; ``note`` says which."""
+
+    trigger: Trigger
+    note: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The run is over; a journal without it was cut short."""
+
+    result: Result
+    why: str = ""
+    at: float = 0.0
+
+
+Entry: TypeAlias = Begin | Intent | Done | Failed | Owe | Settle | Commit
+
+_NAMES: dict[type[Any], str] = {
+    Begin: "begin",
+    Intent: "intent",
+    Done: "done",
+    Failed: "failed",
+    Owe: "owe",
+    Settle: "settle",
+    Commit: "commit",
+    FileChange: "file",
+    FileState: "file-state",
+    Deferred: "deferred",
+    SigningKey: "signing-key",
+    PackageChange: "package",
+    PackageState: "package-state",
+    KnownAfter: "known-after",
+    ServiceChange: "service",
+    ServiceState: "service-state",
+    ModuleChange: "module",
+    CommandChange: "command",
+    Trigger: "trigger",
+}
+_TYPES = {name: kind for kind, name in _NAMES.items()}
+_ENTRIES = (Begin, Intent, Done, Failed, Owe, Settle, Commit)
+_LINE = re.compile(rb'\{"v":([0-9]+),"sum":"([0-9a-f]{16})","entry":(\{.*\})\}', re.DOTALL)
+
+
+def digest(content: bytes) -> str:
+    """The name of the backup object that holds ``content``."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def encode(entry: Entry) -> bytes:
+    """``entry`` as one line of a journal."""
+    body = json.dumps(_plain(entry), separators=(",", ":")).encode()
+    return b'{"v":%d,"sum":"%s","entry":%s}\n' % (FORMAT, _checksum(body), body)
+
+
+def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
+    """The entries of a journal; a last line without its line end was never acted upon and is dropped.
+
+    Args:
+        data: the journal as it is on the disk.
+        load: the bytes of a backup object, by its sha256.
+        file: the journal's name in messages.
+
+    Raises:
+        JournalDamaged: a line is not as it was written; nothing is guessed from the others.
+    """
+    lines = data.split(b"\n")[:-1]
+    return tuple(_entry(line, load, file, number) for number, line in enumerate(lines, 1))
+
+
+def contents(change: Change) -> Iterator[bytes]:
+    """The bytes of the file states in ``change``, which have to be backed up before it is journaled."""
+    if isinstance(change, FileChange):
+        for state in (change.before, change.after):
+            if isinstance(state, FileState):
+                yield state.content
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest()[:16].encode()
+
+
+def _plain(value: object) -> object:
+    """``value`` in JSON's types; a dataclass carries its name as ``is``."""
+    if isinstance(value, bytes):
+        return digest(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted((_plain(item) for item in value), key=json.dumps)
+    if (name := _NAMES.get(type(value))) is not None:
+        return {"is": name, **{key: _plain(getattr(value, key)) for key in _shape(name)}}
+    return value
+
+
+@cache
+def _shape(name: str) -> dict[str, str]:
+    """The fields that are stored of a ``name``, and for each how it is read: a set, bytes, or as it stands."""
+    kind = _TYPES[name]
+    hints = get_type_hints(kind)
+    return {field.name: _reading(hints[field.name]) for field in fields(kind)}
+
+
+def _reading(hint: object) -> str:
+    if hint is bytes:
+        return "bytes"
+    return "set" if get_origin(hint) is frozenset else ""
+
+
+def _entry(line: bytes, load: Load, file: str, number: int) -> Entry:
+    match = _LINE.fullmatch(line)
+    if match is None or _checksum(match[3]) != match[2]:
+        raise _damaged(file, number, "the line is not as it was written: its checksum does not match")
+    if int(match[1]) > FORMAT:
+        raise _damaged(file, number, f"a newer gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
+    try:
+        entry = _typed(json.loads(match[3]), load)
+    except (ValueError, TypeError, KeyError) as error:
+        raise _damaged(file, number, f"the line says what no gpunode of this format writes: {error}") from error
+    if not isinstance(entry, _ENTRIES):
+        raise _damaged(file, number, "the line is no entry of a journal")
+    return entry
+
+
+def _typed(value: Any, load: Load) -> Any:
+    """The inverse of ``_plain``."""
+    if isinstance(value, list):
+        return tuple(_typed(item, load) for item in value)
+    if not isinstance(value, dict):
+        return value
+    shape = _shape(value["is"])
+    if unknown := value.keys() - shape.keys() - {"is"}:
+        raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+    return _TYPES[value["is"]](**{key: _read(shape[key], item, load) for key, item in value.items() if key != "is"})
+
+
+def _read(reading: str, value: Any, load: Load) -> Any:
+    match reading:
+        case "bytes":
+            return load(value)
+        case "set":
+            return frozenset(_typed(item, load) for item in value)
+        case _:
+            return _typed(value, load)
+
+
+def _damaged(file: str, line: int, why: str) -> JournalDamaged:
+    return JournalDamaged(
+        f"the journal {file} is damaged in line {line}",
+        why=why,
+        hint="Nothing was changed. Restore that file from a backup of this machine, or move its folder away:\n"
+        "gpunode then goes on, but can no longer undo that run (its saved files stay in objects/).",
+    )
+
+
+def undo(
+    entries: Iterable[Entry],
+    *,
+    stages: Iterable[str] | None = ("runtime",),
+    kinds: tuple[type[Change], ...] = (FileChange,),
+) -> tuple[Change, ...]:
+    """The changes that undo a run, newest first; by default only those to runtime and toolkit configuration files.
+
+    A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
+
+    Args:
+        entries: of one run.
+        stages: whose changes are undone; None means every stage's.
+        kinds: of the changes that are undone.
+    """
+    wanted = None if stages is None else frozenset(stages)
+    intents = [entry for entry in entries if isinstance(entry, Intent)]
+    backwards = (
+        inverse(intent.change)
+        for intent in reversed(intents)
+        if isinstance(intent.change, kinds) and (wanted is None or intent.stage in wanted)
+    )
+    return tuple(change for change in backwards if change is not None)
+
+
+def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
+    """What is owed and not settled, in settle order, each with the time when it was last owed.
+
+    An intended file change owes its triggers, since a crash may have come right after it. A failed one does not: the
+    file is as it was. A restart settles a reload of the same unit.
+
+    Args:
+        entries: of one run, or of several in their order: a later run may settle what an earlier one owed.
+    """
+    debts: dict[Trigger, dict[tuple[int, int], float]] = {}
+    run = 0
+    for entry in entries:
+        match entry:
+            case Begin():
+                run += 1
+            case Intent() | Owe():
+                for trigger in _own_triggers(entry):
+                    debts.setdefault(trigger, {})[run, entry.seq] = entry.at
+            case Done() | Failed():
+                _conclude(debts, (run, entry.seq), entry)
+            case Settle(trigger=trigger):
+                for settled in _settles(trigger):
+                    debts.pop(settled, None)
+            case Commit():
+                pass
+    return {trigger: max(debts[trigger].values()) for trigger in settle_order(t for t, by in debts.items() if by)}
+
+
+def _own_triggers(entry: Intent | Owe) -> tuple[Trigger, ...]:
+    return (entry.trigger,) if isinstance(entry, Owe) else triggers((entry.change,))
+
+
+def _conclude(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[int, int], end: Done | Failed) -> None:
+    """The debts of a change date from when it was made; those of one that failed are void."""
+    for debtors in debts.values():
+        if isinstance(end, Failed):
+            debtors.pop(debtor, None)
+        elif debtor in debtors:
+            debtors[debtor] = end.at
+
+
+def _settles(trigger: Trigger) -> tuple[Trigger, ...]:
+    return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
+
+
+def owed(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
+    """What is owed and not settled, in settle order; see ``owed_since``."""
+    return tuple(owed_since(entries))
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run as a list shows it.
+
+    Attributes:
+        subjects: what it changed, or may have changed when it was cut short; once each, in order.
+        commit: None while the run goes on, and for ever when it was cut short.
+        undone_by: the rollback that undid it and was not undone itself; empty when there is none.
+    """
+
+    begin: Begin
+    subjects: tuple[str, ...] = ()
+    commit: Commit | None = None
+    undone_by: str = ""
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.begin.run
+
+    @property
+    def verb(self) -> Verb:
+        """What the run was asked to do."""
+        return self.begin.verb
+
+
+def unloaded(data: bytes, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
+    """The entries of a journal without the bytes of files: each ``content`` is the name of its backup object.
+
+    Raises:
+        JournalDamaged: as ``decode``.
+    """
+    return decode(data, str.encode, file=file)
+
+
+def summary(entries: Iterable[Entry]) -> RunSummary | None:
+    """One run in short; None when it was cut short before its first entry."""
+    begin: Begin | None = None
+    commit: Commit | None = None
+    subjects: dict[str, None] = {}
+    for entry in entries:
+        match entry:
+            case Begin():
+                begin = entry
+            case Commit():
+                commit = entry
+            case Intent(change=change):
+                subjects[subject(change)] = None
+            case _:
+                pass
+    return None if begin is None else RunSummary(begin, tuple(subjects), commit)

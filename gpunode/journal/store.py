@@ -1,0 +1,401 @@
+"""The journal on the disk: every record is on it before the change that it announces is made.
+
+Layout below ``<root>/var/lib/gpunode``: ``runs/<number>-<time>/journal.jsonl`` and ``objects/<2 digits>/<sha256>``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpunode.change import Change, Trigger
+from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
+from gpunode.journal import record
+from gpunode.journal.lock import held
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Owe, Result, RunSummary, Settle, Verb
+
+KEEP = 50
+_RUN = re.compile(r"(\d{6,})-\d{8}T\d{6}Z")
+
+
+class Store:
+    """The journals and backups of one node.
+
+    Args:
+        root: where the node's file system stands; ``/`` unless an image is built.
+        keep: how many of the newest runs keep their backups, beside the first one.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str] = "/", *, keep: int = KEEP, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.root = Path(root)
+        self.folder = self.root / "var/lib/gpunode"
+        self.objects = self.folder / "objects"
+        self._runs = self.folder / "runs"
+        self._keep = keep
+        self._clock = clock
+
+    def begin(
+        self,
+        verb: Verb,
+        *,
+        version: str,
+        recipe: str = "",
+        recipe_sha256: str = "",
+        boot_id: str = "",
+        argv: Sequence[str] = (),
+        of: str = "",
+        user: str | None = None,
+    ) -> Run:
+        """A new run, on the disk; backups that nothing can need any more are removed. Call it under ``lock``.
+
+        Raises:
+            ChangeFailed: it could not be written.
+        """
+        now = self._clock()
+        with _unwritable(f"{self.folder} cannot be written, so nothing was changed", self.folder):
+            self._make_folders()
+            self._collect()
+            run = self._next_id(now)
+            begin = Begin(
+                run, now, verb, version, recipe, recipe_sha256, boot_id, user or invoking_user(), tuple(argv), of
+            )
+            folder = self._runs / run
+            folder.mkdir(mode=0o700)
+            return Run(self, begin, folder / "journal.jsonl", self._clock)
+
+    def ids(self) -> tuple[str, ...]:
+        """The ids of all runs, oldest first; by their number, since a clock may jump.
+
+        Raises:
+            UsageError: only root may read them.
+        """
+        try:
+            names = [folder.name for folder in self._runs.iterdir() if _RUN.fullmatch(folder.name)]
+        except FileNotFoundError:
+            return ()
+        except PermissionError as error:
+            raise UsageError("the journal is readable by root only", why=str(error), hint="run it with sudo") from error
+        return tuple(sorted(names, key=_number))
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        """Every run in short, newest last; reads no backups and takes no lock.
+
+        Raises:
+            JournalDamaged: one of the journals is.
+        """
+        summaries = (record.summary(self._unloaded(run)) for run in self.ids())
+        return _marked([one for one in summaries if one is not None])
+
+    def newest(self, *, verb: Verb | None = None, undone: bool = False) -> RunSummary | None:
+        """The newest run that changed something, or may have; None when there is none.
+
+        Args:
+            verb: only runs of this verb.
+            undone: whether a run counts that was rolled back already.
+        """
+        fitting = (
+            run
+            for run in reversed(self.runs())
+            if run.subjects and (verb is None or run.verb == verb) and (undone or not run.undone_by)
+        )
+        return next(fitting, None)
+
+    def read(self, run: str) -> tuple[Entry, ...]:
+        """The entries of a run with the bytes of its files.
+
+        Raises:
+            UsageError: there is no such run.
+            Refused: its backups were removed, because enough newer runs have theirs.
+            JournalDamaged: the journal or one of its backups is damaged.
+        """
+        kept = self._kept(self.ids())
+        return record.decode(self._bytes(run), lambda name: self._load(name, run, kept), file=str(self._path(run)))
+
+    def owed(self) -> dict[Trigger, float]:
+        """What the runs so far owe and none has settled, each with the time when it was last owed.
+
+        Raises:
+            JournalDamaged: one of the journals is.
+        """
+        return record.owed_since(entry for run in self.ids() for entry in self._unloaded(run))
+
+    def lock(self, timeout_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        """Nobody else changes this node meanwhile; see ``lock.held``."""
+        return held(self.root / "run/gpunode/lock", timeout_s)
+
+    def save(self, content: bytes) -> str:
+        """The name of ``content``'s backup object, which is on the disk. Raises OSError."""
+        name = record.digest(content)
+        path = self._object(name)
+        with contextlib.suppress(FileNotFoundError):
+            if path.read_bytes() == content:
+                return name
+        _make(path.parent)
+        draft = path.with_name(f".{name}.{os.getpid()}")
+        try:
+            _write_file(draft, content)
+            draft.rename(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+        return name
+
+    def _object(self, name: str) -> Path:
+        return self.objects / name[:2] / name
+
+    def _path(self, run: str) -> Path:
+        return self._runs / run / "journal.jsonl"
+
+    def _bytes(self, run: str) -> bytes:
+        """The journal of ``run``; empty when the power went before its first line."""
+        if run not in self.ids():
+            raise UsageError(f"there is no run {run!r}", hint="see which there are: gpunode rollback --list")
+        try:
+            return self._path(run).read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def _unloaded(self, run: str) -> tuple[Entry, ...]:
+        try:
+            data = self._path(run).read_bytes()
+        except FileNotFoundError:
+            return ()
+        return record.unloaded(data, file=str(self._path(run)))
+
+    def _load(self, name: str, run: str, kept: Collection[str]) -> bytes:
+        path = self._object(name)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError as error:
+            if run not in kept:
+                raise Refused(
+                    f"run {run} can no longer be undone",
+                    why=f"the first run and the newest {self._keep} keep their backups; this one is older",
+                    hint="`gpunode log` still shows what it changed",
+                ) from error
+            raise _bad_object(path, run, "is missing") from error
+        if record.digest(content) != name:
+            raise _bad_object(path, run, "is not what was saved: its sha256 is another")
+        return content
+
+    def _make_folders(self) -> None:
+        for folder in (self.folder, self._runs, self.objects):
+            _make(folder)
+        if not self.folder.resolve().is_relative_to(self.root.resolve()):
+            raise Refused(
+                f"{self.folder} is a link out of {self.root}",
+                why=f"it leads to {self.folder.resolve()}, so this image's journal would land on another system",
+                hint="replace the link by a folder",
+            )
+
+    def _next_id(self, now: float) -> str:
+        numbers = [_number(run) for run in self.ids()]
+        return f"{max(numbers, default=0) + 1:06d}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
+
+    def _kept(self, runs: Sequence[str]) -> frozenset[str]:
+        return frozenset((*runs[:1], *runs[-self._keep :]))
+
+    def _collect(self) -> None:
+        """Removes the objects that no kept and no unfinished run names; nothing when a journal cannot be read."""
+        runs = self.ids()
+        # The run that begins is one of the newest, too.
+        kept = frozenset((*runs[:1], *runs[len(runs) + 1 - self._keep :]))
+        if len(kept) == len(runs):
+            return
+        try:
+            needed = {name for run in runs for name in self._needed(run, kept)}
+        except (JournalDamaged, OSError):
+            return
+        for path in self.objects.glob("??/*"):
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def _needed(self, run: str, kept: Collection[str]) -> Iterator[str]:
+        entries = self._unloaded(run)
+        if run in kept or not any(isinstance(entry, Commit) for entry in entries):
+            for entry in entries:
+                if isinstance(entry, Intent):
+                    yield from (content.decode() for content in record.contents(entry.change))
+
+
+class Run:
+    """One run's journal, open for writing."""
+
+    def __init__(self, store: Store, begin: Begin, path: Path, clock: Callable[[], float]) -> None:
+        self.id = begin.run
+        self.path = path
+        self._store = store
+        self._clock = clock
+        self._entries: list[Entry] = []
+        self._broken = ""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o600)
+        self._append(begin)
+        _sync_folder(path.parent)
+        _sync_folder(path.parent.parent)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """What has been written so far."""
+        return tuple(self._entries)
+
+    def intend(self, stage: str, step: str, change: Change, reason: str = "") -> int:
+        """The number of ``change``; its backups and its intent are on the disk, so it may be made now.
+
+        Raises:
+            ChangeFailed: they could not be written; the change must not be made.
+        """
+        return self.intend_all(stage, step, (change,), reason)[0]
+
+    def intend_all(self, stage: str, step: str, changes: Iterable[Change], reason: str = "") -> tuple[int, ...]:
+        """The numbers of ``changes``, such as those of one package transaction, written at once.
+
+        Raises:
+            ChangeFailed: they could not be written; none of the changes must be made.
+        """
+        changes, now = tuple(changes), self._clock()
+        first = 1 + sum(isinstance(entry, Intent) for entry in self._entries)
+        with _unwritable("the journal cannot be written, so this change was not made", self.path):
+            for content in (content for change in changes for content in record.contents(change)):
+                self._store.save(content)
+            intents = [Intent(first + n, stage, step, change, reason, now) for n, change in enumerate(changes)]
+            self._append(*intents)
+        return tuple(intent.seq for intent in intents)
+
+    def done(self, *seqs: int) -> None:
+        """The changes are known to have been made. Raises ChangeFailed when that cannot be written."""
+        self._note(*(Done(seq, self._clock()) for seq in seqs))
+
+    def failed(self, seq: int, why: str) -> None:
+        """The change is known to have failed. Raises ChangeFailed when that cannot be written."""
+        self._note(Failed(seq, why, self._clock()))
+
+    def owe(self, trigger: Trigger, seq: int) -> None:
+        """``trigger`` is owed for ``seq``, beyond the change's own triggers, which its intent owes already."""
+        self._note(Owe(trigger, seq, self._clock()))
+
+    def settle(self, trigger: Trigger, note: str = "") -> None:
+        """``trigger`` is owed no more, whichever run owed it. Raises ChangeFailed when that cannot be written."""
+        self._note(Settle(trigger, note, self._clock()))
+
+    def commit(self, result: Result, why: str = "") -> None:
+        """The run is over; nothing more is written. Raises ChangeFailed when that cannot be written."""
+        self._note(Commit(result, why, self._clock()))
+        self.close()
+
+    def close(self) -> None:
+        """The file is closed; without ``commit`` before it the run counts as cut short."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _note(self, *entries: Entry) -> None:
+        with _unwritable("what was done could not be recorded; what it undoes is on the disk", self.path):
+            self._append(*entries)
+
+    def _append(self, *entries: Entry) -> None:
+        """``entries`` are on the disk, all of them or, as far as the disk still obeys, none."""
+        if self._broken:
+            raise OSError(f"an earlier write to it failed: {self._broken}")
+        before = os.fstat(self._descriptor).st_size
+        try:
+            _write_all(self._descriptor, b"".join(map(record.encode, entries)))
+            os.fsync(self._descriptor)
+        except OSError as error:
+            self._withdraw(before, error)
+            raise
+        self._entries.extend(entries)
+
+    def _withdraw(self, size: int, error: OSError) -> None:
+        """Takes back a torn line; where that fails nothing may follow it, since it would lie in the middle."""
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError:
+            self._broken = str(error)
+
+
+def invoking_user() -> str:
+    """Who started gpunode: the user behind sudo where there is one."""
+    if sudo := os.environ.get("SUDO_USER"):
+        return sudo
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _number(run: str) -> int:
+    return int(run.partition("-")[0])
+
+
+def _marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
+    """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing."""
+    undone: dict[str, str] = {}
+    for run in reversed(runs):
+        if run.begin.of and run.run not in undone and run.commit is not None and run.commit.result == "done":
+            undone.setdefault(run.begin.of, run.run)
+    return tuple(replace(run, undone_by=undone.get(run.run, "")) for run in runs)
+
+
+def _bad_object(path: Path, run: str, how: str) -> JournalDamaged:
+    return JournalDamaged(
+        f"a backup of run {run} {how}",
+        why=str(path),
+        hint="Nothing was changed. Restore that file from a backup of this machine;\n"
+        "other runs can still be undone: gpunode rollback --list",
+    )
+
+
+@contextlib.contextmanager
+def _unwritable(what: str, place: Path) -> Iterator[None]:
+    """Turns an OSError into a ChangeFailed that says ``what``."""
+    try:
+        yield
+    except OSError as error:
+        raise ChangeFailed(
+            what,
+            why=f"{place}: {error.strerror or error}",
+            hint=f"make room and write access for {place}, then run the same command again",
+        ) from error
+
+
+def _make(folder: Path) -> None:
+    """``folder`` exists, and so it will after a power cut."""
+    if folder.is_dir():
+        return
+    if not folder.parent.is_dir():
+        _make(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        _write_all(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
