@@ -1,92 +1,479 @@
-"""The wanted state of a node: a recipe, read from TOML. Pure."""
+"""The wanted state of a node: a recipe, read from TOML. Pure.
+
+The dataclasses are the one place that says which keys there are, what each may hold and what it means: the parser, the
+JSON schema for editors, the reference page and the comments of a rendered recipe are made of them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+import difflib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from importlib import import_module
+from itertools import islice
+from pathlib import PurePosixPath
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+
+from gpunode.errors import RecipeError, UsageError
+
+SCHEMA = 1
+SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
+LIMIT_BYTES = 1 << 20
+_TRIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """What a key means and, where its type does not tell, what it may hold.
+
+    Attributes:
+        pattern: what the whole text must match; empty when any text will do.
+        allowed: the same in words.
+        least: the smallest number.
+    """
+
+    doc: str
+    pattern: str = ""
+    allowed: tuple[str, ...] = ()
+    least: int = 1
+
 
 RuntimeName: TypeAlias = Literal["containerd", "docker", "none"]
 Flavour: TypeAlias = Literal["auto", "open", "proprietary"]
 Scope: TypeAlias = Literal["compute", "media", "full"]
 Install: TypeAlias = Literal["if-missing", "never"]
+Cgroup: TypeAlias = Literal["auto", "systemd"]
+
+_NUMBER = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
+_NUMBER_WORDS = ("a branch such as 580", "a version such as 580.178.04")
+# What an address may hold is what a line of APT's sources can hold: no blank, no bracket, no quote.
+_ADDRESS = r"|(https?://|file:/)[^\s\[\]\"'<>\\]+"
+_ADDRESS_WORDS = ("an http://, https:// or file:/ address", '"" for NVIDIA\'s own')
+_KEY = r"|[0-9A-F]{40}"
+_KEY_WORDS = ("40 upper-case hex digits without blanks", '"" for NVIDIA\'s own key')
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The NVIDIA driver.
+    """The NVIDIA driver."""
 
-    Attributes:
-        version: ``auto``, ``production``, ``lts``, a branch (``580``), a full version (``580.178.04``), or ``none``
-            for a host whose driver is somebody else's.
-        scope: ``compute`` has no display libraries; ``media`` adds video encoding and decoding; ``full`` a display.
-        persistence: whether nvidia-persistenced runs.
-    """
-
-    version: str = "auto"
-    flavour: Flavour = "auto"
-    scope: Scope = "compute"
-    persistence: bool = True
+    version: Annotated[
+        str,
+        Says(
+            "which driver; none leaves it to somebody else",
+            rf"auto|production|lts|none|{_NUMBER}",
+            ("auto", "production", "lts", "none", *_NUMBER_WORDS),
+        ),
+    ] = "auto"
+    flavour: Annotated[Flavour, Says("the kernel module; auto takes what the GPUs need")] = "auto"
+    scope: Annotated[
+        Scope, Says("compute has no display libraries; media adds video encoding and decoding; full adds a display")
+    ] = "compute"
+    persistence: Annotated[bool, Says("whether nvidia-persistenced keeps the GPUs initialised")] = True
 
 
 @dataclass(frozen=True, slots=True)
 class Repositories:
-    """Where the packages come from; empty means NVIDIA's own address.
+    """Where the packages come from; empty means NVIDIA's own address."""
 
-    Attributes:
-        cuda: base of the CUDA repositories, above the distribution's folder (``https://…/compute/cuda/repos``).
-        toolkit: base of the container toolkit's repository, above ``stable/deb`` and ``gpgkey``.
-        cuda_key: the fingerprint of a mirror that signs with a key of its own; likewise ``toolkit_key``.
-    """
-
-    cuda: str = ""
-    toolkit: str = ""
-    cuda_key: str = ""
-    toolkit_key: str = ""
+    cuda: Annotated[
+        str,
+        Says(
+            "base of a mirror of the CUDA repositories, above the distribution's folder (https://…/compute/cuda/repos)",
+            _ADDRESS,
+            _ADDRESS_WORDS,
+        ),
+    ] = ""
+    toolkit: Annotated[
+        str,
+        Says(
+            "base of a mirror of the container toolkit's repository, above stable/deb and gpgkey",
+            _ADDRESS,
+            _ADDRESS_WORDS,
+        ),
+    ] = ""
+    cuda_key: Annotated[
+        str, Says("fingerprint of the key of a CUDA mirror that signs with its own", _KEY, _KEY_WORDS)
+    ] = ""
+    toolkit_key: Annotated[
+        str, Says("fingerprint of the key of a toolkit mirror that signs with its own", _KEY, _KEY_WORDS)
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
-    """The NVIDIA container toolkit: ``auto`` takes the newest, a version pins all four packages, ``none`` leaves it."""
+    """The NVIDIA container toolkit."""
 
-    version: str = "auto"
+    version: Annotated[
+        str,
+        Says(
+            "auto takes the newest, a version pins all four packages, none leaves the toolkit alone",
+            r"auto|none|[0-9]+\.[0-9]+\.[0-9]+([~-][0-9A-Za-z.~-]+)?",
+            ("auto", "none", "a version such as 1.18.1-1"),
+        ),
+    ] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The container runtime and how NVIDIA's handler is registered in it.
+    """The container runtime and how NVIDIA's handler is registered in it."""
 
-    Attributes:
-        default: whether containers get the NVIDIA runtime unless they ask for another.
-        cgroup: ``auto`` keeps what the runtime has; ``systemd`` makes runc and nvidia use systemd's cgroup driver.
-        cdi: whether the runtime's own CDI support is switched on.
-    """
-
-    name: RuntimeName = "none"
-    install: Install = "if-missing"
-    default: bool = False
-    cgroup: Literal["auto", "systemd"] = "auto"
-    cdi: bool = False
+    name: Annotated[RuntimeName, Says("which container runtime gets the NVIDIA handler")] = "none"
+    install: Annotated[Install, Says("whether a missing runtime is installed from the distribution")] = "if-missing"
+    default: Annotated[bool, Says("whether containers get the NVIDIA runtime unless they ask for another")] = False
+    cgroup: Annotated[
+        Cgroup, Says("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver")
+    ] = "auto"
+    cdi: Annotated[bool, Says("whether the runtime's own CDI support is switched on")] = False
 
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """What the machine must have; None and the empty string expect nothing."""
+    """What the machine must have; what is left out is not checked."""
 
-    gpus: int | None = None
-    model: str = ""
-    driver: str = ""
-    memory_mib: int | None = None
-    ecc: bool | None = None
+    gpus: Annotated[int | None, Says("how many GPUs")] = None
+    model: Annotated[str, Says("what every GPU's name contains (H100)")] = ""
+    driver: Annotated[str, Says("the branch or version of the loaded driver", f"|{_NUMBER}", _NUMBER_WORDS)] = ""
+    memory_mib: Annotated[int | None, Says("the least memory of every GPU, in MiB")] = None
+    ecc: Annotated[bool | None, Says("whether ECC is on")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The wanted state of a node."""
+    """The wanted state of a node.
+
+    Attributes:
+        name: of the file that it was read from, without its ending.
+    """
 
     name: str
-    description: str = ""
+    description: Annotated[str, Says("what the recipe is for, in one line")] = ""
     driver: Driver = field(default_factory=Driver)
     repositories: Repositories = field(default_factory=Repositories)
     toolkit: Toolkit = field(default_factory=Toolkit)
     runtime: Runtime = field(default_factory=Runtime)
     expect: Expect = field(default_factory=Expect)
+
+
+_SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
+    {"driver": Driver, "repositories": Repositories, "toolkit": Toolkit, "runtime": Runtime, "expect": Expect}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key that a recipe may hold.
+
+    Attributes:
+        section: its table; empty at the top.
+        types: what its value may be.
+        choices: the only values, where its type lists them.
+        default: None when leaving it out means that nothing is asked.
+    """
+
+    section: str
+    name: str
+    types: tuple[type[Any], ...]
+    choices: tuple[str, ...]
+    default: object
+    says: Says
+
+    @property
+    def path(self) -> str:
+        """The key as TOML writes it at the top."""
+        return f"{self.section}.{self.name}" if self.section else self.name
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """What it may hold, in words."""
+        if self.choices or self.says.allowed:
+            return self.choices or self.says.allowed
+        if bool in self.types:
+            return ("true", "false")
+        return ("any text",) if str in self.types else (f"a whole number from {self.says.least}",)
+
+
+_TOP = (
+    Key("", "schema", (int,), (), SCHEMA, Says("the format of recipes that this one is written in")),
+    Key("", "extends", (str,), (), "", Says("the recipe that this one changes: a shipped one by name, or a path")),
+)
+
+
+@cache
+def keys() -> tuple[Key, ...]:
+    """Every key that a recipe may hold, in the order of the reference page."""
+    tables = (("", Recipe), *_SECTIONS.items())
+    return (*_TOP, *(key for section, kind in tables for key in _keys_of(section, kind)))
+
+
+def _keys_of(section: str, kind: type[Any]) -> Iterator[Key]:
+    hints = get_type_hints(kind, include_extras=True)
+    for one in fields(kind):
+        if get_origin(hint := hints[one.name]) is Annotated:
+            held, says = get_args(hint)
+            literal = get_origin(held) is Literal
+            choices = get_args(held) if literal else ()
+            types = (str,) if literal else tuple(t for t in get_args(held) or (held,) if t is not type(None))
+            default = None if one.default is MISSING else one.default
+            yield Key(section, one.name, types, choices, default, says)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One file of a recipe: its text, for the place of an error, and the values that it sets, by key path."""
+
+    file: str
+    text: str
+    values: Mapping[str, Any]
+
+    def error(self, what: str, key: str, allowed: tuple[str, ...] = ()) -> RecipeError:
+        line = line_of(self.text, tuple(key.split("."))) if key else 0
+        return RecipeError(what, file=self.file, line=line, key=key, allowed=allowed)
+
+
+def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
+    """The recipe that ``text`` says, with what it extends beneath it.
+
+    Args:
+        text: the recipe as TOML; a byte order mark is passed over.
+        file: where ``text`` comes from; a shipped recipe's name, or a path.
+        load: the text of another recipe, by the name of a shipped one or a path.
+
+    Raises:
+        RecipeError: it cannot be understood; file, line, key and what is allowed are named.
+    """
+    values: dict[str, Any] = {}
+    for layer in reversed(_layers(text, file, load)):
+        values.pop("description", None)
+        values.update(layer.values)
+    sections = {
+        section: kind(**{key.name: values[key.path] for key in keys() if key.section == section and key.path in values})
+        for section, kind in _SECTIONS.items()
+    }
+    return Recipe(PurePosixPath(file).stem, values.get("description", ""), **sections)
+
+
+def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
+    """The recipe and those that it extends, the farthest last."""
+    layers = [_layer(text, file)]
+    while base := layers[-1].values.get("extends"):
+        place = base_of(base, layers[-1].file)
+        if place in (chain := [layer.file for layer in layers]):
+            raise layers[-1].error(f"recipes extend each other in a circle: {' → '.join([*chain, place])}", "extends")
+        try:
+            layers.append(_layer(load(place), place))
+        except RecipeError:
+            raise
+        except UsageError as error:
+            raise layers[-1].error(f"{error.what} ({error.why})", "extends") from error
+        except OSError as error:
+            reason = error.strerror or error
+            raise layers[-1].error(f"cannot read {place}, which this recipe extends: {reason}", "extends") from error
+    return layers
+
+
+def base_of(extends: str, file: str) -> str:
+    """What ``load`` is asked for when ``file`` extends ``extends``: the name of a shipped recipe, or a path."""
+    if "/" not in extends and not extends.endswith(".toml"):
+        return extends
+    parts: list[str] = []
+    for part in (PurePosixPath(file).parent / extends).parts:
+        # A circle is seen only when the same file has the same path.
+        if part == ".." and parts and parts[-1] not in {"..", "/"}:
+            parts.pop()
+        else:
+            parts.append(part)
+    return str(PurePosixPath(*parts))
+
+
+def _layer(text: str, file: str) -> _Layer:
+    text = text.removeprefix("\ufeff")
+    if len(text) > LIMIT_BYTES:
+        raise RecipeError(f"longer than the {LIMIT_BYTES >> 20} MiB that a recipe may have", file=file)
+    raw = _Layer(file, text, _toml(text, file))
+    if not _is(raw.values.get("schema", SCHEMA), (int,)) or raw.values.get("schema", SCHEMA) != SCHEMA:
+        raise raw.error(f"schema is {_shown(raw.values['schema'])}: not a format that I know", "schema", (str(SCHEMA),))
+    return _Layer(file, text, dict(_flat(raw)))
+
+
+def _toml(text: str, file: str) -> Mapping[str, Any]:
+    toml = _reader()
+    try:
+        values: Mapping[str, Any] = toml.loads(text)
+    except toml.TOMLDecodeError as error:
+        place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
+        reason = str(error)[: place.start()] if place else str(error)
+        line = int(place[1]) if place and place[1] else text.count("\n") + 1
+        raise RecipeError(f"not TOML: {reason}", file=file, line=line) from error
+    except RecursionError as error:
+        raise RecipeError("nested too deeply for a recipe", file=file) from error
+    return values
+
+
+def _reader() -> Any:
+    """The standard library's reader of TOML, or what it was made of."""
+    return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+
+def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
+    """Every value of a file by its key path, checked."""
+    for name, value in raw.values.items():
+        if name not in _SECTIONS:
+            yield name, _checked(raw, name, value)
+        elif not isinstance(value, dict):
+            raise raw.error(f"{name} is {_kind(value)}, where a table is meant", name, (f"[{name}]",))
+        else:
+            for inner, held in value.items():
+                yield f"{name}.{inner}", _checked(raw, f"{name}.{inner}", held)
+
+
+def _checked(raw: _Layer, path: str, value: Any) -> Any:
+    key = next((key for key in keys() if key.path == path), None)
+    if key is None:
+        raise _unknown(raw, path)
+    if not _is(value, key.types):
+        quote = f'; write it in quotes: "{value}"' if key.types == (str,) and _is(value, (int,)) else ""
+        raise raw.error(f"{path} is {_shown(value)}, which is {_kind(value)}{quote}", path, key.allowed)
+    if isinstance(value, str) and not _fits(key, value):
+        guess = difflib.get_close_matches(value, [word for word in key.allowed if " " not in word], 1)
+        hint = f'; did you mean "{guess[0]}"?' if guess else ""
+        raise raw.error(f"{path} is {_shown(value)}, which it cannot be{hint}", path, key.allowed)
+    if key.types == (int,) and value < key.says.least:
+        raise raw.error(f"{path} is {value}, which is too small", path, key.allowed)
+    return value
+
+
+def _is(value: object, types: tuple[type[Any], ...]) -> bool:
+    """Whether ``value`` is of one of ``types`` exactly: to Python true is a number, to a recipe it is not."""
+    return type(value) in types
+
+
+def _fits(key: Key, value: str) -> bool:
+    if key.choices:
+        return value in key.choices
+    return not key.says.pattern or re.fullmatch(key.says.pattern, value) is not None
+
+
+def _unknown(raw: _Layer, path: str) -> RecipeError:
+    section = path.rpartition(".")[0]
+    known = [key.path for key in keys() if key.section == section]
+    known += [] if section else list(_SECTIONS)
+    elsewhere = [key.path for key in keys() if key.name == path]
+    guess = difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
+    hint = f"; did you mean {guess[0]}?" if guess else ""
+    return raw.error(f"there is no key {_brief(path)}{hint}", path, tuple(known))
+
+
+def _shown(value: object) -> str:
+    """``value`` as TOML writes it, shortened."""
+    return _brief(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _kind(value: object) -> str:
+    names = {bool: "a truth value", int: "a number", float: "a number", str: "text", list: "a list", dict: "a table"}
+    return names.get(type(value), "a date or time")
+
+
+def line_of(text: str, path: tuple[str, ...]) -> int:
+    """The line, from 1, in which TOML ``text`` sets the key ``path``, or the nearest table around it; else 0."""
+    best, length = 0, 0
+    candidates = ((number, len(found)) for number, found in _settings(text) if found == path[: len(found)])
+    for number, depth in islice(candidates, _TRIES):
+        if depth > length and _outside_strings(text, number):
+            best, length = number, depth
+    return best
+
+
+def _settings(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """What looks like a table's head or a key's setting: the line and the whole path of each."""
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("["):
+            table = _path(line)
+            yield number, table
+        elif "=" in line and (own := _path(f"{line.partition('=')[0]} = 0")):
+            yield number, (*table, *own)
+
+
+def _path(toml: str) -> tuple[str, ...]:
+    """The one path that a line of TOML sets; empty when it sets none."""
+    reader = _reader()
+    try:
+        value: Any = reader.loads(toml)
+    except (reader.TOMLDecodeError, RecursionError):
+        return ()
+    path: list[str] = []
+    while value and isinstance(value, list | dict):
+        if isinstance(value, dict):
+            path.append(next(iter(value)))
+            value = value[path[-1]]
+        else:
+            value = value[0]
+    return tuple(path)
+
+
+def _outside_strings(text: str, line: int) -> bool:
+    """Whether ``line`` starts outside of a text or list that spans lines: all before it is TOML by itself."""
+    reader = _reader()
+    try:
+        reader.loads("\n".join(text.split("\n")[: line - 1]))
+    except (reader.TOMLDecodeError, RecursionError):
+        return False
+    return True
+
+
+def schema() -> dict[str, object]:
+    """The JSON Schema of recipes, for editors."""
+    properties: dict[str, object] = {key.name: _property(key) for key in keys() if not key.section}
+    for section, kind in _SECTIONS.items():
+        inner = {key.name: _property(key) for key in keys() if key.section == section}
+        properties[section] = _table(kind.__doc__ or "", inner)
+    return {"$schema": SCHEMA_URL, "title": "gpunode recipe", **_table(Recipe.__doc__ or "", properties)}
+
+
+def _table(doc: str, properties: Mapping[str, object]) -> dict[str, object]:
+    summary = doc.partition("\n")[0]
+    return {"description": summary, "type": "object", "additionalProperties": False, "properties": dict(properties)}
+
+
+def _property(key: Key) -> dict[str, object]:
+    names = {str: "string", bool: "boolean", int: "integer"}
+    made: dict[str, object] = {"description": key.says.doc, "type": names[key.types[0]]}
+    if key.name == "schema":
+        made["const"] = SCHEMA
+    elif key.types == (int,):
+        made["minimum"] = key.says.least
+    if key.choices:
+        made["enum"] = list(key.choices)
+    elif key.says.pattern:
+        made["pattern"] = f"^(?:{key.says.pattern})$"
+    return made if key.default is None else {**made, "default": key.default}
+
+
+def render(recipe: Recipe) -> str:
+    """``recipe`` as TOML: only what differs from the defaults, each key with its meaning."""
+    lines = [f"schema = {SCHEMA}"]
+    if recipe.description:
+        lines.append(f"description = {_literal(recipe.description)}")
+    for section in _SECTIONS:
+        changed = [(key, getattr(getattr(recipe, section), key.name)) for key in keys() if key.section == section]
+        changed = [(key, value) for key, value in changed if value != key.default]
+        if changed:
+            lines += ["", f"[{section}]"]
+        for key, value in changed:
+            lines += [f"# {key.says.doc}", f"{key.name} = {_literal(value)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: object) -> str:
+    # JSON's escapes are TOML's; only DEL stands raw in JSON and may not in TOML.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

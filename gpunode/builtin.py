@@ -1,0 +1,85 @@
+"""The shipped recipes, and recipes on the disk: from what a person types to a Recipe."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from gpunode import recipe
+from gpunode.errors import RecipeError, UsageError
+
+
+def names() -> tuple[str, ...]:
+    """The names of the shipped recipes, sorted."""
+    return tuple(_shipped())
+
+
+def text(name: str) -> str:
+    """The shipped recipe of that name, as TOML.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name in _shipped():
+        return _shipped()[name]
+    guess = difflib.get_close_matches(name, names(), 1)
+    raise UsageError(
+        f"there is no recipe {name!r}" + (f"; did you mean {guess[0]}?" if guess else ""),
+        why=f"shipped with gpunode: {', '.join(names())}",
+        hint="name one of these, or a file by a path that ends in .toml",
+    )
+
+
+def load(place: str) -> str:
+    """The text of a recipe, by the name of a shipped one or a path; what ``recipe.parse`` asks for.
+
+    Raises:
+        RecipeError: the file is too long or not text.
+        UsageError: there is no such recipe.
+        OSError: the file cannot be read.
+    """
+    return _read(Path(place)) if "/" in place or place.endswith(".toml") else text(place)
+
+
+def read(place: str) -> recipe.Recipe:
+    """The recipe that a person named on the command line.
+
+    Raises:
+        RecipeError: it cannot be understood.
+        UsageError: there is no such recipe.
+    """
+    try:
+        source = load(place)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the recipe {place}",
+            why=error.strerror or str(error),
+            hint=f"shipped with gpunode, without any file: {', '.join(names())}",
+        ) from error
+    return recipe.parse(source, place, load)
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(recipe.LIMIT_BYTES + 1)
+    if len(data) > recipe.LIMIT_BYTES:
+        raise RecipeError(f"longer than the {recipe.LIMIT_BYTES >> 20} MiB that a recipe may have", file=str(path))
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RecipeError(f"not text in UTF-8: {error.reason}", file=str(path), line=line) from error
+
+
+@cache
+def _shipped() -> MappingProxyType[str, str]:
+    """The shipped recipes by name: in an installed gpunode beside its modules, in a source tree beside the package."""
+    # Read on use: importlib.resources takes longer to import than the rest of this module to run.
+    from importlib.resources import files
+
+    packed = files("gpunode").joinpath("_recipes")
+    folder = packed if packed.is_dir() else Path(__file__).parent.parent / "recipes"
+    found = {file.name: file for file in folder.iterdir() if file.name.endswith(".toml")}
+    return MappingProxyType({name.removesuffix(".toml"): found[name].read_text("utf-8") for name in sorted(found)})
