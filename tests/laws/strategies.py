@@ -1,0 +1,49 @@
+"""Changes of every kind, drawn at random; settled ones have states that are all known."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from gpunode.change import (
+    Change,
+    CommandChange,
+    Deferred,
+    FileChange,
+    FileState,
+    KnownAfter,
+    ModuleChange,
+    PackageChange,
+    PackageState,
+    ServiceChange,
+    ServiceState,
+    SigningKey,
+    Trigger,
+)
+
+# Paths may hold bytes that are not UTF-8, which Python carries as lone surrogates.
+words = st.text(st.characters(codec=None, exclude_characters="\0"), min_size=1, max_size=12)
+kinds = st.sampled_from(["index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart"])
+triggers = st.builds(Trigger, kinds, st.sampled_from(["", "docker.service", "containerd.service"]))
+modes = st.integers(0, 0o7777)
+file_states = st.builds(FileState, st.binary(max_size=200), modes, st.integers(0, 70000), st.integers(0, 70000))
+unsettled = st.one_of(
+    st.builds(Deferred, words, words), st.builds(SigningKey, words, st.frozensets(words, max_size=3), modes)
+)
+trigger_sets = st.frozensets(triggers, max_size=4)
+package_states = st.builds(PackageState, words, st.booleans(), st.booleans(), st.booleans())
+service_states = st.builds(ServiceState, st.booleans(), st.booleans())
+
+settled_files = st.builds(FileChange, words, st.none() | file_states, st.none() | file_states, trigger_sets)
+settled_packages = st.builds(PackageChange, words, st.none() | package_states, st.none() | package_states)
+services = st.builds(ServiceChange, words, service_states, service_states)
+modules = st.builds(ModuleChange, words, st.booleans(), st.booleans())
+argvs = st.lists(words, min_size=1, max_size=3).map(tuple)
+commands = st.builds(CommandChange, argvs, words, st.none() | argvs)
+
+settled_changes: st.SearchStrategy[Change] = st.one_of(settled_files, settled_packages, services, modules)
+changes: st.SearchStrategy[Change] = st.one_of(
+    settled_changes,
+    commands,
+    st.builds(FileChange, words, st.none() | file_states, unsettled, trigger_sets),
+    st.builds(PackageChange, words, st.none() | package_states, st.builds(KnownAfter, words, words)),
+)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.change import Change, FileChange, Trigger, inverse, ordered, settle_order
+from gpunode.change import triggers as owed_by
+from tests.laws.strategies import changes, settled_changes, settled_files, triggers
+
+
+@given(settled_changes)
+def test_undoing_twice_is_doing(change: Change) -> None:
+    back = inverse(change)
+    assert back is not None
+    assert inverse(back) == change
+
+
+@given(changes)
+def test_what_has_no_known_outcome_has_no_inverse_and_all_else_swaps_before_and_after(change: Change) -> None:
+    back = inverse(change)
+    if back is not None and not hasattr(change, "argv"):
+        assert (back.before, back.after) == (change.after, change.before)  # type: ignore[union-attr]
+
+
+@given(st.lists(settled_files))
+def test_the_way_back_owes_what_the_way_there_owed(there: Sequence[FileChange]) -> None:
+    back = [back for change in reversed(there) if (back := inverse(change)) is not None]
+    assert owed_by(back) == owed_by(there)
+
+
+@given(st.lists(changes), st.randoms())
+def test_the_order_of_a_stage_is_total_between_kinds_and_keeps_the_order_within_one(
+    some: list[Change], rng: random.Random
+) -> None:
+    first = ordered(some)
+    assert ordered(first) == first
+    assert sorted(map(repr, first)) == sorted(map(repr, some))
+    for kind in {type(change) for change in some}:
+        assert [c for c in first if type(c) is kind] == [c for c in some if type(c) is kind]
+    rng.shuffle(some)
+    assert [type(change) for change in ordered(some)] == [type(change) for change in first]
+
+
+@given(st.lists(triggers), st.randoms())
+def test_triggers_are_settled_once_each_in_an_order_that_does_not_depend_on_who_came_first(
+    some: list[Trigger], rng: random.Random
+) -> None:
+    order = settle_order(some)
+    rng.shuffle(some)
+    assert settle_order(some) == order
+    assert len(order) == len(set(some))
+    kinds = [trigger.kind for trigger in order]
+    assert kinds == sorted(kinds, key=["index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart"].index)

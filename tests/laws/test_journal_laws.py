@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.change import FileChange, Trigger, inverse
+from gpunode.change import triggers as owed_by
+from gpunode.errors import JournalDamaged
+from gpunode.journal.record import (
+    Begin,
+    Commit,
+    Done,
+    Entry,
+    Failed,
+    Intent,
+    Owe,
+    Settle,
+    contents,
+    decode,
+    digest,
+    encode,
+    owed,
+    undo,
+    unloaded,
+)
+from tests.laws.strategies import argvs, changes, settled_changes, settled_files, triggers, words
+
+times = st.floats(0, 2**33)
+seqs = st.integers(1, 9)
+stages = st.sampled_from(["sources", "packages", "kernel", "runtime"])
+begins = st.builds(
+    Begin, words, times, st.sampled_from(["setup", "rollback"]), words, words, words, words, words, argvs, words
+)
+intents = st.builds(Intent, seqs, stages, words, changes, words, times)
+entries: st.SearchStrategy[Entry] = st.one_of(
+    begins,
+    intents,
+    st.builds(Done, seqs, times),
+    st.builds(Failed, seqs, words, times),
+    st.builds(Owe, triggers, seqs, times),
+    st.builds(Settle, triggers, words, times),
+    st.builds(Commit, st.sampled_from(["done", "failed", "interrupted", "waiting"]), words, times),
+)
+journals = st.lists(entries, max_size=8)
+
+
+def backups(journal: Sequence[Entry]) -> dict[str, bytes]:
+    return {
+        digest(content): content for entry in journal if isinstance(entry, Intent) for content in contents(entry.change)
+    }
+
+
+def written(journal: Sequence[Entry]) -> bytes:
+    return b"".join(map(encode, journal))
+
+
+@given(journals)
+def test_what_is_written_is_read_back(journal: list[Entry]) -> None:
+    assert list(decode(written(journal), backups(journal).__getitem__)) == journal
+
+
+@given(entries)
+def test_an_entry_is_one_line_of_ascii(entry: Entry) -> None:
+    line = encode(entry)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert line.isascii()
+
+
+@given(journals, st.data())
+def test_a_journal_cut_anywhere_is_a_shorter_journal(journal: list[Entry], data: st.DataObject) -> None:
+    whole = written(journal)
+    end = data.draw(st.integers(0, len(whole)))
+    read = list(decode(whole[:end], backups(journal).__getitem__))
+    assert read == journal[: whole[:end].count(b"\n")]
+
+
+@given(journals.filter(bool), st.data())
+def test_a_byte_that_changed_is_noticed_or_cuts_the_journal_short(journal: list[Entry], data: st.DataObject) -> None:
+    whole = bytearray(written(journal))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= data.draw(st.integers(1, 255))
+    try:
+        read = list(decode(bytes(whole), backups(journal).__getitem__))
+    except JournalDamaged:
+        return
+    assert read == journal[:-1]
+
+
+@given(journals)
+def test_a_list_of_runs_needs_no_backups(journal: list[Entry]) -> None:
+    bare = unloaded(written(journal))
+    assert [type(entry) for entry in bare] == [type(entry) for entry in journal]
+    assert {content for entry in bare if isinstance(entry, Intent) for content in contents(entry.change)} == {
+        name.encode() for name in backups(journal)
+    }
+
+
+@given(st.lists(st.builds(Intent, seqs, stages, words, settled_changes)))
+def test_undo_takes_back_everything_in_reverse(journal: list[Intent]) -> None:
+    back = undo(journal, stages=None, kinds=(object,))  # type: ignore[arg-type]
+    assert [inverse(change) for change in reversed(back)] == [entry.change for entry in journal]
+
+
+@given(st.lists(intents))
+def test_undo_touches_only_runtime_files_unless_more_is_asked(journal: list[Intent]) -> None:
+    files = [one.change for one in journal if one.stage == "runtime" and isinstance(one.change, FileChange)]
+    assert list(undo(journal)) == [back for one in reversed(files) if (back := inverse(one)) is not None]
+
+
+@given(journals, triggers)
+def test_what_is_settled_is_owed_no_more_and_can_be_owed_again(journal: list[Entry], trigger: Trigger) -> None:
+    settled = [*journal, Settle(trigger)]
+    assert trigger not in owed(settled)
+    assert set(owed(settled)) <= set(owed(journal))
+    assert trigger in owed([*settled, Owe(trigger, 1)])
+
+
+@given(st.lists(settled_files))
+def test_an_intent_owes_what_its_change_owes_whether_or_not_a_crash_came_next(files: list[FileChange]) -> None:
+    journal: list[Entry] = [Intent(n, "runtime", "configure", change) for n, change in enumerate(files)]
+    assert owed(journal) == owed_by(files)
+    done = [*journal, *(Done(n) for n in range(len(files)))]
+    assert owed(done) == owed_by(files)
+    failed = [*journal, *(Failed(n, "put back") for n in range(len(files)))]
+    assert owed(failed) == ()
+
+
+@given(st.lists(journals.map(lambda some: [entry for entry in some if not isinstance(entry, Begin)])))
+def test_a_later_run_settles_what_an_earlier_one_owed(runs: list[list[Entry]]) -> None:
+    begin = Begin("1", 0.0, "setup", "", "", "", "", "", ())
+    before = [entry for run in runs for entry in (begin, *run)]
+    assert owed([*before, begin, *(Settle(trigger) for trigger in owed(before))]) == ()
