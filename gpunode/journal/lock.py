@@ -14,6 +14,7 @@ from pathlib import Path
 from gpunode.errors import Busy, ChangeFailed
 
 _POLL_S = 0.1
+_SHOWN = 160
 
 
 @contextlib.contextmanager
@@ -94,4 +95,5 @@ def _holder(signature: bytes) -> _Holder | None:
         running = Path("/proc", pid, "cmdline").read_bytes()
     except OSError:
         return None
-    return _Holder(int(pid), running.replace(b"\0", b" ").decode("utf-8", "replace").strip() or command.strip())
+    words = running.replace(b"\0", b" ").decode("utf-8", "replace").split() or command.split()
+    return _Holder(int(pid), " ".join(words)[:_SHOWN])

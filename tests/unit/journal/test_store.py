@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import FileChange, FileState, PackageChange, PackageState, Trigger
+from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
+from gpunode.journal.record import Done, Intent, digest, undo
+from gpunode.journal.store import Run, Store
+
+RESTART = Trigger("restart", "containerd.service")
+BEFORE = FileState(b"version = 2\n", 0o600, 0, 0)
+CONFIG = FileChange("/etc/containerd/config.toml", BEFORE, FileState(b"version = 3\n"), frozenset({RESTART}))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Store:
+    return Store(tmp_path, clock=clock)
+
+
+def setup_run(store: Store, content: bytes = b"version = 3\n") -> Run:
+    run = store.begin("setup", version="0.1.0", recipe="containerd", argv=("gpunode", "setup"))
+    change = FileChange("/etc/containerd/config.toml", BEFORE, FileState(content), frozenset({RESTART}))
+    run.done(run.intend("runtime", "configure-containerd", change))
+    run.settle(RESTART)
+    run.commit("done")
+    return run
+
+
+def test_a_run_is_read_back_with_the_bytes_of_its_files(store: Store) -> None:
+    run = setup_run(store)
+    assert store.read(run.id) == run.entries()
+    assert undo(store.read(run.id)) == (FileChange(CONFIG.path, CONFIG.after, BEFORE, CONFIG.triggers),)  # type: ignore[arg-type]
+
+
+def test_only_root_can_read_what_is_kept(store: Store) -> None:
+    setup_run(store)
+    for path in store.folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_runs_are_ordered_by_number_also_when_the_clock_jumps_back(store: Store, clock: Clock) -> None:
+    first = setup_run(store)
+    clock.now -= 1e8
+    second = setup_run(store)
+    assert (first.id, second.id) == ("000001-20270115T080000Z", "000002-20231114T221320Z")
+    assert [run.run for run in store.runs()] == [first.id, second.id]
+    newest = store.newest()
+    assert newest is not None
+    assert newest.run == second.id
+
+
+def test_a_folder_that_is_no_run_is_passed_over(store: Store) -> None:
+    run = setup_run(store)
+    (store.folder / "runs/lost+found").mkdir()
+    assert store.ids() == (run.id,)
+
+
+def test_before_the_first_run_there_is_nothing(store: Store) -> None:
+    assert store.runs() == ()
+    assert store.newest() is None
+    assert store.owed() == {}
+    assert not store.folder.exists()
+
+
+def test_reading_takes_no_lock(store: Store) -> None:
+    with store.lock():
+        setup_run(store)
+        assert len(store.runs()) == 1
+
+
+def test_a_run_that_is_unknown_is_said_with_where_to_look(store: Store) -> None:
+    setup_run(store)
+    for name in ("000009-20270115T080000Z", "../../../etc", ""):
+        with pytest.raises(UsageError, match="there is no run") as stopped:
+            store.read(name)
+        assert "rollback --list" in stopped.value.hint
+
+
+def test_a_run_that_was_cut_short_has_no_result_and_still_owes(store: Store, clock: Clock) -> None:
+    run = store.begin("setup", version="0.1.0")
+    clock.now += 5
+    run.intend("runtime", "configure-containerd", CONFIG)
+    run.close()
+    (summary,) = store.runs()
+    assert summary.commit is None
+    assert summary.subjects == (CONFIG.path,)
+    assert store.owed() == {RESTART: clock.now}
+
+
+def test_a_debt_dates_from_when_the_change_was_made_and_a_later_run_settles_it(store: Store, clock: Clock) -> None:
+    run = store.begin("setup", version="0.1.0")
+    seq = run.intend("runtime", "configure-containerd", CONFIG)
+    clock.now += 60
+    run.done(seq)
+    run.close()
+    assert store.owed() == {RESTART: clock.now}
+    later = store.begin("setup", version="0.1.0")
+    later.settle(RESTART, "containerd started after the write")
+    assert store.owed() == {}
+
+
+def test_the_power_cut_before_the_first_line_leaves_nothing_to_undo(store: Store) -> None:
+    run = store.begin("setup", version="0.1.0")
+    run.close()
+    run.path.write_bytes(run.path.read_bytes()[:-9])
+    assert store.runs() == ()
+    run.path.unlink()
+    assert store.runs() == ()
+    assert store.read(run.id) == ()
+    assert setup_run(store).id.startswith("000002-")
+
+
+def test_a_damaged_journal_stops_with_file_and_line(store: Store) -> None:
+    run = setup_run(store)
+    data = bytearray(run.path.read_bytes())
+    data[len(data) // 2] ^= 1
+    run.path.write_bytes(data)
+    for look in (store.runs, store.owed, lambda: store.read(run.id)):
+        with pytest.raises(JournalDamaged, match=rf"{run.path} is damaged in line \d"):
+            look()
+
+
+def test_a_journal_of_a_newer_gpunode_says_so(store: Store) -> None:
+    run = setup_run(store)
+    run.path.write_bytes(run.path.read_bytes().replace(b'{"v":1', b'{"v":2'))
+    with pytest.raises(JournalDamaged) as stopped:
+        store.runs()
+    assert "newer gpunode" in stopped.value.why
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"other"), Path.unlink])
+def test_a_backup_that_is_not_what_was_saved_is_never_given_back(store: Store, spoil: Callable[[Path], object]) -> None:
+    run = setup_run(store)
+    name = digest(BEFORE.content)
+    spoil(store.objects / name[:2] / name)
+    assert len(store.runs()) == 1, "a list needs no backups"
+    with pytest.raises(JournalDamaged, match="a backup of run"):
+        store.read(run.id)
+
+
+def test_a_spoilt_backup_is_saved_again_when_the_same_bytes_come_by(store: Store) -> None:
+    run = setup_run(store)
+    name = digest(BEFORE.content)
+    (store.objects / name[:2] / name).write_bytes(b"other")
+    setup_run(store)
+    assert store.read(run.id) == run.entries()
+
+
+class TestUndone:
+    def rollback(self, store: Store, of: str, result: str = "done") -> Run:
+        run = store.begin("rollback", version="0.1.0", of=of)
+        run.done(run.intend("runtime", "undo", CONFIG))
+        run.commit(result)  # type: ignore[arg-type]
+        return run
+
+    def marks(self, store: Store) -> dict[str, str]:
+        return {run.run: run.undone_by for run in store.runs()}
+
+    def test_a_run_that_was_rolled_back_is_not_the_next_to_roll_back(self, store: Store) -> None:
+        first, second = setup_run(store), setup_run(store)
+        undone = self.rollback(store, second.id)
+        assert self.marks(store) == {first.id: "", second.id: undone.id, undone.id: ""}
+        assert [getattr(store.newest(verb="setup"), "run", None)] == [first.id]
+        assert [getattr(store.newest(verb="setup", undone=True), "run", None)] == [second.id]
+        assert [getattr(store.newest(), "run", None)] == [undone.id]
+
+    def test_a_rollback_that_was_rolled_back_undoes_nothing(self, store: Store) -> None:
+        first = setup_run(store)
+        second = self.rollback(store, first.id)
+        third = self.rollback(store, second.id)
+        assert self.marks(store) == {first.id: "", second.id: third.id, third.id: ""}
+
+    def test_a_failed_rollback_undoes_nothing(self, store: Store) -> None:
+        first = setup_run(store)
+        self.rollback(store, first.id, "failed")
+        assert self.marks(store)[first.id] == ""
+
+    def test_a_run_that_changed_nothing_is_not_one_to_roll_back(self, store: Store) -> None:
+        first = setup_run(store)
+        store.begin("setup", version="0.1.0").commit("done")
+        assert [getattr(store.newest(), "run", None)] == [first.id]
+
+
+class TestRetention:
+    def kept(self, store: Store, run: Run) -> bool:
+        try:
+            return bool(store.read(run.id))
+        except Refused as refusal:
+            return "no longer be undone" not in refusal.what
+
+    def test_the_first_run_and_the_newest_keep_their_backups(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, keep=2)
+        runs = [setup_run(store, b"%d" % n) for n in range(5)]
+        assert [self.kept(store, run) for run in runs] == [True, False, False, True, True]
+        assert len(store.runs()) == 5, "what was changed stays readable"
+        assert store.owed() == {}, "what was settled stays settled"
+
+    def test_a_run_that_was_cut_short_keeps_its_backups(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, keep=2)
+        setup_run(store, b"first")
+        cut = store.begin("setup", version="0.1.0")
+        cut.intend("runtime", "configure-containerd", CONFIG)
+        cut.close()
+        for n in range(5):
+            setup_run(store, b"%d" % n)
+        assert self.kept(store, cut)
+
+    def test_a_journal_that_cannot_be_read_stops_all_removal(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, keep=1)
+        for n in range(3):
+            setup_run(store, b"%d" % n)
+        saved = sorted(store.objects.glob("??/*"))
+        run = store.folder / "runs" / store.ids()[1] / "journal.jsonl"
+        run.write_bytes(b"damaged\n" + run.read_bytes())
+        store.begin("setup", version="0.1.0").commit("done")
+        assert sorted(store.objects.glob("??/*")) == saved
+
+
+class Disk:
+    """Fails the n-th write or fsync, half of a write done, as a full or dying disk would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, call: str, nth: int, code: int) -> None:
+        self.left = nth
+        self.real = getattr(os, call)
+        self.code = code
+        self.call = call
+        monkeypatch.setattr(os, call, self.fail_once)
+
+    def fail_once(self, descriptor: int, *args: bytes) -> int:
+        self.left -= 1
+        if self.left == 0:
+            if args:
+                self.real(descriptor, bytes(args[0])[: len(args[0]) // 2])
+            raise OSError(self.code, os.strerror(self.code))
+        return int(self.real(descriptor, *args) or 0)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+@pytest.mark.parametrize("nth", range(1, 12))
+def test_an_intent_that_could_not_be_written_is_no_intent(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: str, nth: int
+) -> None:
+    run = store.begin("setup", version="0.1.0")
+    effects = []
+    with monkeypatch.context() as patched:
+        disk = Disk(patched, call, nth, errno.ENOSPC)
+        for n in range(3):
+            change = FileChange(f"/etc/{n}", BEFORE, FileState(b"%d" % n), frozenset({RESTART}))
+            try:
+                run.done(run.intend("runtime", "configure", change))
+                effects.append(change)
+            except ChangeFailed as failure:
+                if "No space left on device" not in failure.why or "was not made" not in failure.what:
+                    effects.append(change)
+        assert disk.left <= 0 or call == "write"
+    run.commit("failed", "the disk is full")
+    read = store.read(run.id)
+    assert [entry.change for entry in read if isinstance(entry, Intent)] == effects
+    assert read == run.entries()
+
+
+def test_a_torn_line_that_cannot_be_taken_back_ends_the_journal(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_descriptor: int, _size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    run = store.begin("setup", version="0.1.0")
+    run.intend("runtime", "configure", CONFIG)
+    with monkeypatch.context() as patched:
+        Disk(patched, "write", 1, errno.EIO)
+        patched.setattr(os, "ftruncate", refuse)
+        with pytest.raises(ChangeFailed):
+            run.done(1)
+    with pytest.raises(ChangeFailed, match="not made"):
+        run.intend("runtime", "configure", CONFIG)
+    assert store.read(run.id) == run.entries()
+
+
+@pytest.mark.parametrize("nth", range(1, 8))
+def test_a_run_that_cannot_begin_changes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    with monkeypatch.context() as patched:
+        Disk(patched, "fsync", nth, errno.EROFS)
+        with contextlib.suppress(ChangeFailed):
+            store.begin("setup", version="0.1.0")
+    assert store.newest() is None
+    setup_run(store)
+
+
+def test_the_packages_of_one_transaction_are_written_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = store.begin("setup", version="0.1.0")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    packages = [PackageChange(name, None, PackageState("1")) for name in ("nvidia-open", "libnvidia-cfg1")]
+    seqs = run.intend_all("packages", "install-driver", packages, "the driver is missing")
+    assert seqs == (1, 2)
+    run.done(*seqs)
+    assert len(synced) == 2
+    assert sum(isinstance(entry, Done) for entry in run.entries()) == 2
+
+
+def test_a_journal_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
+    image, host = tmp_path / "image", tmp_path / "host"
+    (image / "var").mkdir(parents=True)
+    host.mkdir()
+    (image / "var/lib").symlink_to(host)
+    with pytest.raises(Refused, match="a link out of"):
+        Store(image).begin("setup", version="0.1.0")
+
+
+def test_the_user_behind_sudo_is_recorded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "ada")
+    store.begin("setup", version="0.1.0").commit("done")
+    assert [run.begin.user for run in store.runs()] == ["ada"]
