@@ -218,25 +218,27 @@ def diff(change: FileChange) -> Iterator[str]:
     if old is None or new is None:
         yield f"binary file {change.path} differs"
         return
-    yield from difflib.unified_diff(
+    marked = difflib.unified_diff(
         old,
         new,
         change.path if change.before else "/dev/null",
         change.path if after else "/dev/null",
         lineterm="",
     )
+    yield from (part for line in marked for part in line.split("\n"))
     yield from _ownership(change.before, after)
 
 
 def _lines(state: FileState | None) -> list[str] | None:
-    """The file's lines; None when it is not text."""
+    """The file's lines, carriage returns and all; None when it is not text."""
     if state is None:
         return []
     try:
         text = state.content.decode()
     except UnicodeDecodeError:
         return None
-    return None if "\0" in text else text.splitlines()
+    *lines, rest = text.split("\n")
+    return None if "\0" in text else [*lines, *([f"{rest}\n\\ No newline at end of file"] if rest else [])]
 
 
 def _ownership(before: FileState | None, after: FileState | None) -> Iterator[str]:

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import (
+    CommandChange,
+    Deferred,
+    FileChange,
+    FileState,
+    KnownAfter,
+    ModuleChange,
+    PackageChange,
+    PackageState,
+    ServiceChange,
+    ServiceState,
+    SigningKey,
+    Trigger,
+    diff,
+    inverse,
+    ordered,
+    subject,
+    triggers,
+)
+
+ON, OFF = ServiceState(enabled=True, active=True), ServiceState(enabled=False, active=False)
+KEY = SigningKey("https://example.com/key.asc", frozenset({"A" * 40}))
+
+
+def replaced(before: bytes, after: bytes) -> FileChange:
+    return FileChange("/etc/x", FileState(before), FileState(after))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (FileChange("/etc/x", None, FileState(b"")), "/etc/x"),
+        (PackageChange("dkms", None, KnownAfter()), "dkms"),
+        (ServiceChange("docker.service", OFF, ON), "docker.service"),
+        (ModuleChange("nvidia", False, True), "nvidia"),
+        (CommandChange(("dpkg", "--configure", "-a"), "interrupted"), "dpkg --configure -a"),
+    ],
+)
+def test_a_change_is_named_by_what_it_is_about(change: FileChange, said: str) -> None:
+    assert subject(change) == said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        FileChange("/etc/x", None, Deferred("what the package ships", "the transaction")),
+        FileChange("/usr/share/keyrings/x.gpg", None, KEY),
+        PackageChange("nvidia-open", None, KnownAfter("580.")),
+        CommandChange(("dkms", "autoinstall"), "no module"),
+    ],
+)
+def test_what_is_not_known_yet_or_cannot_be_undone_has_no_inverse(change: FileChange) -> None:
+    assert inverse(change) is None
+
+
+def test_a_command_is_undone_by_the_command_that_it_names() -> None:
+    enroll = CommandChange(("mokutil", "--import", "k"), "Secure Boot", ("mokutil", "--revoke-import"))
+    assert inverse(enroll) == CommandChange(
+        ("mokutil", "--revoke-import"), "undo: Secure Boot", ("mokutil", "--import", "k")
+    )
+
+
+def test_a_stage_writes_files_before_packages_and_starts_services_last() -> None:
+    service = ServiceChange("nvidia-persistenced.service", OFF, ON)
+    module = ModuleChange("nvidia", False, True)
+    command = CommandChange(("dkms", "autoinstall"), "no module")
+    package = PackageChange("nvidia-open", None, KnownAfter())
+    pin = FileChange("/etc/apt/preferences.d/gpunode-nvidia", None, FileState(b""))
+    assert ordered([service, module, command, package, pin]) == (pin, package, command, module, service)
+
+
+def test_two_files_of_one_daemon_restart_it_once_and_after_systemd_has_read_its_unit() -> None:
+    restart, read = Trigger("restart", "docker.service"), Trigger("daemon-reload")
+    config = FileChange("/etc/docker/daemon.json", None, FileState(b"{}"), frozenset({restart}))
+    unit = FileChange("/etc/systemd/system/docker.service.d/x.conf", None, FileState(b""), frozenset({restart, read}))
+    assert triggers([config, unit]) == (read, restart)
+    assert [trigger.ends_stage for trigger in (read, restart)] == [True, False]
+    assert [str(trigger) for trigger in (read, restart)] == ["daemon-reload", "restart docker.service"]
+
+
+class TestDiff:
+    def test_a_replaced_file(self) -> None:
+        assert list(diff(replaced(b"a\nb\n", b"a\nc\n"))) == [
+            "--- /etc/x",
+            "+++ /etc/x",
+            "@@ -1,2 +1,2 @@",
+            " a",
+            "-b",
+            "+c",
+        ]
+
+    def test_a_new_and_a_removed_file(self) -> None:
+        assert list(diff(FileChange("/etc/x", None, FileState(b"a\n"))))[:2] == ["--- /dev/null", "+++ /etc/x"]
+        assert list(diff(FileChange("/etc/x", FileState(b"a\n"), None)))[:2] == ["--- /etc/x", "+++ /dev/null"]
+
+    def test_a_key_shows_its_fingerprint_before_its_bytes_are_there(self) -> None:
+        shown = "\n".join(diff(FileChange("/usr/share/keyrings/x.gpg", None, KEY)))
+        assert "A" * 40 in shown
+        assert "known after its download" in shown
+
+    @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b"])
+    def test_bytes_that_are_no_text_are_not_shown(self, content: bytes) -> None:
+        assert list(diff(replaced(b"a\n", content))) == ["binary file /etc/x differs"]
+
+    def test_an_owner_or_mode_that_changes_is_shown_although_the_bytes_stay(self) -> None:
+        change = FileChange("/etc/x", FileState(b"a", 0o644), FileState(b"a", 0o600, 0, 4))
+        assert list(diff(change)) == ["-mode 0644 owner 0:0", "+mode 0600 owner 0:4"]
+
+    def test_a_missing_last_line_end_is_shown(self) -> None:
+        assert list(diff(replaced(b"a\n", b"a")))[3:] == ["-a", "+a", "\\ No newline at end of file"]
+
+    def test_no_change_is_no_diff(self) -> None:
+        assert list(diff(replaced(b"a\n", b"a\n"))) == []
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            (b"[a]\nx = 1\n\n[b]\ny = 2\n", b"[a]\nx = 1\n[c]\nz = 3\n\n[b]\n"),
+            (b"a\n", b"a"),
+            (b"a", b"a\nb"),
+            (b"a\r\nb\r\n", b"a\nb\n"),
+            (b"a\x0cb\xe2\x80\xa8c\n", b"a\x0cb\xe2\x80\xa8d\n"),
+        ],
+    )
+    def test_patch_makes_the_one_file_of_the_other(self, tmp_path: Path, before: bytes, after: bytes) -> None:
+        if shutil.which("patch") is None:
+            pytest.skip("patch is not installed")
+        target = tmp_path / "x"
+        target.write_bytes(before)
+        text = "\n".join(diff(replaced(before, after))) + "\n"
+        subprocess.run(["patch", "--binary", "-s", str(target)], input=text.encode(), check=True)
+        assert target.read_bytes() == after
+
+
+def test_a_package_goes_back_to_the_version_mark_and_hold_that_it_had() -> None:
+    was, now = PackageState("470", auto=True, held=True), PackageState("580")
+    assert inverse(PackageChange("nvidia-driver", was, now)) == PackageChange("nvidia-driver", now, was)

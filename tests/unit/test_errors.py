@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+
+from gpunode import errors
+from gpunode.errors import GpunodeError, RecipeError, Terminated, UsageError, exit_codes
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, GpunodeError)]
+
+
+def test_the_exit_codes_are_those_that_scripts_rely_on() -> None:
+    assert [code for code, _ in exit_codes()] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 130, 143]
+
+
+def test_each_code_has_one_meaning() -> None:
+    meanings = [meaning for _, meaning in exit_codes()]
+    assert len(set(meanings)) == len(meanings)
+    assert all(meanings)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in {GpunodeError, RecipeError}])
+def test_every_stop_says_what_why_and_what_next_in_json_too(kind: type[GpunodeError]) -> None:
+    stop = kind("it stopped", why="because", hint="do this")
+    assert json.loads(json.dumps(stop.as_dict())) == {
+        "error": kind.status,
+        "what": "it stopped",
+        "why": "because",
+        "hint": "do this",
+    }
+    assert str(stop) == "it stopped"
+
+
+def test_words_for_a_status_are_not_used_twice() -> None:
+    own = [kind.status for kind in KINDS if kind is not GpunodeError and not issubclass(kind, RecipeError)]
+    assert len(set(own)) == len(own)
+
+
+def test_a_bad_recipe_is_a_usage_error_that_names_its_place() -> None:
+    stop = RecipeError("no such key", file="node.toml", line=3, key="driver.verion", allowed=("driver.version",))
+    assert isinstance(stop, UsageError)
+    assert str(stop) == "node.toml:3: no such key"
+    assert "gpunode recipe check node.toml" in stop.hint
+    place = {"file": "node.toml", "line": 3, "key": "driver.verion", "allowed": ["driver.version"]}
+    assert stop.as_dict() | place == stop.as_dict()
+    assert str(RecipeError("not text", file="node.toml")) == "node.toml: not text"
+
+
+def test_being_terminated_is_being_interrupted_with_the_shell_s_code_for_it() -> None:
+    assert (Terminated.exit_code, Terminated("x").exit_code) == (143, 143)
+    assert issubclass(Terminated, errors.Interrupted)
