@@ -250,7 +250,9 @@ def _module_files(reader: _Reader) -> Fact[tuple[ModuleFile, ...]]:
 def _modules(reader: _Reader, *, image: bool) -> Fact[frozenset[str]]:
     if image:
         return Known(frozenset(), _IMAGE)
-    return _fact("modules", lambda: kmod.loaded(reader.text("modules")))
+    # A kernel without modules has no such file; a node without /proc would not tell its boot id either.
+    has_proc = isinstance(_boot_id(reader, image=False), Known)
+    return _fact("modules", lambda: kmod.loaded((reader.optional if has_proc else reader.text)("modules")))
 
 
 def _loaded_driver(reader: _Reader, *, image: bool) -> Fact[LoadedDriver | None]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from gpunode.facts.evidence import Found
 
 _PARTS = re.compile(r"(\D*)(\d*)")
-# What grub-mkconfig passes over, too (grub_file_is_not_garbage), and the second copies that Ubuntu has of signed images.
+# What grub-mkconfig passes over, too (grub_file_is_not_garbage), and Ubuntu's second copies of signed images.
 _GARBAGE = re.compile(r"\.(?:dpkg-\w+|rpm\w+|ucf-\w+|old|bak|signed|unsigned|save|hmac)\Z|~\Z")
 
 

@@ -6,10 +6,8 @@ from gpunode.facts.model import Platform
 
 # What `systemd-detect-virt --list` (257) names; whatever else it prints is a virtual machine.
 _CONTAINERS = frozenset(
-    {
-        "systemd-nspawn", "lxc", "lxc-libvirt", "docker", "podman", "rkt", "openvz", "proot", "pouch", "container-other",
-    }
-)  # fmt: skip
+    ("systemd-nspawn", "lxc", "lxc-libvirt", "docker", "podman", "rkt", "openvz", "proot", "pouch", "container-other")
+)
 
 
 def platform(

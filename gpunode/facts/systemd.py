@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import re
 from collections.abc import Collection, Iterable, Mapping
 
@@ -12,7 +12,8 @@ from gpunode.facts.model import Unit
 
 _NOT_BOOTED = ("not been booted with systemd", "Failed to connect to bus: Host is down")
 _RUNS = frozenset({"active", "reloading", "activating"})
-_ENABLED = frozenset({"enabled", "enabled-runtime", "linked", "linked-runtime", "alias"})
+# A static unit cannot be enabled: something else starts it (udev starts Ubuntu's nvidia-persistenced).
+_ENABLED = frozenset({"enabled", "enabled-runtime", "linked", "linked-runtime", "alias", "static", "generated"})
 _STAMP = re.compile(r"\w{3} (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{6})? UTC")
 
 
@@ -54,7 +55,7 @@ def _epoch(stamp: str) -> float | None:
     match = _STAMP.fullmatch(stamp)
     if match is None:
         raise ValueError(f"not a time in UTC as systemd writes it: {stamp[:80]!r}")
-    moment = datetime.datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=datetime.timezone.utc)
+    moment = dt.datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=dt.timezone.utc)
     return moment.timestamp() + float(match[2] or 0)
 
 
