@@ -91,7 +91,7 @@ def _fact(key: str, read: Callable[[], T]) -> Fact[T]:
         return Known(read(), key)
     except _Missing as missing:
         return Unknown(str(missing), missing.key)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         return Unknown(f"not understood: {error}"[:500], key)
 
 
