@@ -14,12 +14,12 @@ _STRING: Final = (
     r"\"\"\"(?:[^\\]|\\.)*?(?:\"\"\"|\Z)|'''.*?(?:'''|\Z)"
     r"|\"(?:[^\"\\\n]|\\.)*(?:\"|(?=\n)|\Z)|'[^'\n]*(?:'|(?=\n)|\Z)"
 )
-_SECRET_NAME: Final = (
+_SENSITIVE: Final = (
     # The counts are bounded, so that a long word costs no more than its length.
     r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key)[\w.-]{0,40}"
     r"|auth|_auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}"
 )
-_KEY: Final = rf"(?<![\w.-])(?:[\"']?)(?:{_SECRET_NAME})(?:[\"']?)[ \t]*[=:][ \t]*"
+_KEY: Final = rf"(?<![\w.-])(?:[\"']?)(?:{_SENSITIVE})(?:[\"']?)[ \t]*[=:][ \t]*"
 _ARRAY: Final = rf"\[(?:[\s,]|{_STRING}|\#[^\n]*)*"
 _ASSIGNED: Final = re.compile(
     rf"(?P<key>{_KEY})(?:(?P<array>{_ARRAY})|(?P<string>{_STRING})|(?P<bare>[^\s\[\]{{}}\"',#][^\n,}}]*))",
@@ -32,7 +32,7 @@ _HEADERS: Final = re.compile(
     r"|headers?[\"']?[ \t]*[=:]\s*\{[^{}]*",
     re.MULTILINE | re.IGNORECASE,
 )
-_VALUES: Final = re.compile(rf"(?:{_STRING})(?!\s*[=:])", re.DOTALL)
+_PERHAPS_KEY: Final = re.compile(rf"({_STRING})(\s*[=:])?", re.DOTALL)
 _USERINFO: Final = re.compile(r"(?<=://)[^\s/?#\"'<>]*(?=@)")
 _QUERY: Final = re.compile(r"(?<=[?&])((?:[\w-]*token|sig|signature|[\w-]*key|password)=)([^&\s\"'#]+)", re.IGNORECASE)
 _PRIVATE_KEY: Final = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(.*?)(?=-----END|\Z)", re.DOTALL)
@@ -98,7 +98,7 @@ def _headers(table: re.Match[str]) -> str:
     # The table's own name may be quoted, and its keys are: only what no sign of assignment follows is a value.
     mark = "\n" if table[0].lstrip().startswith("[") else "{"
     head, mark, body = table[0].partition(mark)
-    return head + mark + _VALUES.sub(lambda match: _quoted(match[0]), body)
+    return head + mark + _PERHAPS_KEY.sub(lambda match: match[0] if match[2] else _quoted(match[1]), body)
 
 
 def _assigned(match: re.Match[str]) -> str:
