@@ -60,7 +60,7 @@ def configure(data: bytes | None, wish: Wish, path: str = CONFIG) -> bytes:
     before = _document(text, path)
     if satisfies(_configured(before, text, path), wish):
         return data or b""
-    _check_schema(before, path)
+    _check_schema(before, text, path)
     after = _wished(before, wish)
     try:
         edited = tomltext.edit(text, before, after)
@@ -107,7 +107,7 @@ def _schema(document: Document, text: str, path: str) -> int:
     return version
 
 
-def _check_schema(document: Document, path: str) -> None:
+def _check_schema(document: Document, text: str, path: str) -> None:
     """Refuses what is neither schema 2 nor 3."""
     version = document.get("version", 1 if document else 2)
     if version in {2, 3}:
@@ -121,6 +121,9 @@ def _check_schema(document: Document, path: str) -> None:
     why = "without `version = 2` containerd reads the file as schema 1, which has other names for everything"
     if _cri_disabled(document):
         why += '; its disabled_plugins names "cri", so kubelet could not use containerd either way'
+    if below := re.search(r"^[ \t]*version[ \t]*=", text, re.MULTILINE):
+        line = text.count("\n", 0, below.start()) + 1
+        why += f"; the version on line {line} stands below a table header, so it belongs to that table"
     raise Refused(
         f"{path}: configuration schema 1 is not edited",
         why=f"{why}. The file that the containerd.io package ships is of this kind.",

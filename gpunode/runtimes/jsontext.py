@@ -67,8 +67,9 @@ def put(text: str, path: Path, value: Any) -> str:
         last = members[-1]
         between = _space_before(text, last.start)
         inline = style if "\n" in between else replace(style, unit=None)
+        comma = "," + between if "\n" in between or len(members) > 1 else style.comma
         rendered = f"{json.dumps(path[-1])}{style.colon}{inline.render(value, _indent(text, last.start))}"
-        return text[: last.value_end] + "," + between + rendered + text[last.value_end :]
+        return text[: last.value_end] + comma + rendered + text[last.value_end :]
     outer = _indent(text, start)
     end = text.index("}", start) + 1
     return text[:start] + style.render({path[-1]: value}, outer) + text[end:]
@@ -197,7 +198,7 @@ class _Style:
             unit=_indent(text, first.start) or "    " if "\n" in between else None,
             newline=newline,
             colon=colon if "\n" not in colon else ": ",
-            comma=", " if re.search(r'[\w"\]}], ', text) else ",",
+            comma="," if re.search(r'[\w"\]}],["\[{]', text) or not colon.endswith(" ") else ", ",
         )
 
     def render(self, value: Any, indent: str) -> str:

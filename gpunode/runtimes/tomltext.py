@@ -378,7 +378,7 @@ class _Style:
         return cls(
             newline="\r\n" if "\r\n" in text else "\n",
             quote="'" if titles.count("'") > titles.count('"') else '"',
-            blank=len(headers) < 2 or bool(blank),
+            blank=len(headers) < 2 or 2 * len(blank) >= len(headers),
             key_step=_last(_key_steps(text, sections), "  "),
             table_step=_last(_table_steps(text, sections), "" if headers else "  "),
         )
