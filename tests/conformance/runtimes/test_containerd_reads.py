@@ -1,4 +1,4 @@
-"""Our output as containerd reads it: stored outputs of `containerd config dump`, and the real one where there is one."""
+"""Our output as containerd reads it: stored output of `containerd config dump`, and the real one where there is one."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _vector(folder: Path) -> dict[str, Any]:
 
 def _wish(vector: Mapping[str, Any]) -> Wish:
     """The wish that the vector's command line expresses."""
-    flags = dict(argument.partition("=")[::2] for argument in vector["argv"])
+    flags: dict[str, str] = dict(argument.partition("=")[::2] for argument in vector["argv"])
     bare = "nvidia-container-runtime"  # nvidia-ctk's default; docker searches its PATH for it
     binary = flags.get("--nvidia-runtime-path", flags.get("--runtime-path", bare))
     return Wish(
