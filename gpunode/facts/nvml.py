@@ -54,7 +54,9 @@ ERRORS: Mapping[int, ErrorRow] = {
         "without a module for this kernel, `gpunode plan` says why",
     ),
     10: ErrorRow("Timeout", "the driver gave up waiting for the GPU", _RESET),
-    11: ErrorRow("IrqIssue", "the GPU's interrupts do not arrive", "read `dmesg`; look at the BIOS and at MSI settings"),
+    11: ErrorRow(
+        "IrqIssue", "the GPU's interrupts do not arrive", "read `dmesg`; look at the BIOS and at MSI settings"
+    ),
     12: ErrorRow(
         "LibraryNotFound",
         "libnvidia-ml.so.1 is not installed, or the dynamic loader does not find it",
@@ -91,7 +93,9 @@ ERRORS: Mapping[int, ErrorRow] = {
     21: ErrorRow("NoData", "the GPU has no data for this yet", "try again in a moment"),
     22: ErrorRow("VgpuEccNotSupported", "a vGPU cannot do this while ECC is on", "switch ECC off on the vGPU host"),
     23: ErrorRow("InsufficientResources", "the driver is out of a resource other than memory"),
-    24: ErrorRow("FreqNotSupported", "the GPU does not run at that frequency", "nothing: it is a property of the model"),
+    24: ErrorRow(
+        "FreqNotSupported", "the GPU does not run at that frequency", "nothing: it is a property of the model"
+    ),
     25: ErrorRow("ArgumentVersionMismatch", "this driver does not know the structure that it was given", _DRIVER_BUG),
     26: ErrorRow("Deprecated", "this driver no longer answers that", _DRIVER_BUG),
     27: ErrorRow(
@@ -307,7 +311,7 @@ def _exactly(kind: Callable[..., T], row: Mapping[str, object], key: str) -> T:
     value = row.get(key)
     if type(value) is not kind:
         raise ValueError(f"`{key}` is {value!r}")
-    return value  # type: ignore[return-value]
+    return value
 
 
 def _reading(kind: Callable[..., T], row: Mapping[str, object], key: str) -> T | Unread:

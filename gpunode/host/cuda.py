@@ -126,7 +126,8 @@ class _Driver:
             _CallError: it has not.
         """
         # The parent kills us when a call hangs; this line is how it knows which.
-        print(f"{self.place}: {name}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{self.place}: {name}\n")
+        sys.stderr.flush()
         try:
             function = self._library[name]
         except AttributeError:

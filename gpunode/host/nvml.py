@@ -56,7 +56,10 @@ def ask() -> dict[str, object]:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
         failure = {**_unread(pynvml, error), "text": str(error)}
-        return {**_system(pynvml), "error": {"code": failure["code"], "name": failure["error"], "text": failure["text"]}}
+        return {
+            **_system(pynvml),
+            "error": {"code": failure["code"], "name": failure["error"], "text": failure["text"]},
+        }
     return {**_system(pynvml), "gpus": [_gpu(pynvml, index) for index in range(count)]}
 
 
