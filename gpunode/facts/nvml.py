@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
@@ -303,18 +303,18 @@ def _gpu(row: object) -> Gpu:
     index = _exactly(int, row, "index")
     if "error" in row:
         failure = _unread(row)
-        return Gpu(index, **dict.fromkeys(READINGS, failure), failure=failure)  # type: ignore[arg-type]
+        return Gpu(index, **dict.fromkeys(READINGS, failure), failure=failure)
     return Gpu(index, **{key: _reading(kind, row, key) for key, kind in READINGS.items()})
 
 
-def _exactly(kind: Callable[..., T], row: Mapping[str, object], key: str) -> T:
+def _exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
     value = row.get(key)
     if type(value) is not kind:
         raise ValueError(f"`{key}` is {value!r}")
     return value
 
 
-def _reading(kind: Callable[..., T], row: Mapping[str, object], key: str) -> T | Unread:
+def _reading(kind: type[T], row: Mapping[str, object], key: str) -> T | Unread:
     value = row.get(key)
     return _unread(value) if isinstance(value, dict) else _exactly(kind, row, key)
 
