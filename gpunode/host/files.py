@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -317,7 +317,7 @@ def replace(path: str, state: FileState, *, root: str = "/") -> None:
             try:
                 _replace_at(place, path, state)
             except BaseException:
-                _remove_made(place.made, root)
+                remove_folders(place.made, root=root)
                 raise
     except OSError as error:
         raise _failed(path, "written", error) from error
@@ -418,7 +418,20 @@ def _attributes(path: str) -> list[str]:
         raise
 
 
-def _remove_made(made: list[str], root: str) -> None:
+def prepare(path: str, *, root: str = "/") -> tuple[str, tuple[str, ...]]:
+    """Where ``path`` leads inside ``root``, and the folders that were made so that something can stand there.
+
+    Raises:
+        ChangeFailed: one could not be made.
+    """
+    try:
+        with _place(path, root, make=True) as place:
+            return place.path, tuple(place.made)
+    except OSError as error:
+        raise _failed(path, "prepared", error) from error
+
+
+def remove_folders(made: Sequence[str], *, root: str = "/") -> None:
     """The folders that were made for a file are gone again, unless something else stands in them by now."""
     for path in reversed(made):
         with suppress(OSError), _place(path, root) as place:
@@ -460,7 +473,7 @@ def candidate(path: str, content: bytes, *, root: str = "/") -> Iterator[str]:
                     _write(fd, content)
                     yield "/".join(("", *place.names, name))
             finally:
-                _remove_made(place.made, root)
+                remove_folders(place.made, root=root)
     except OSError as error:
         raise _failed(path, "written beside", error) from error
 

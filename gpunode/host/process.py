@@ -166,7 +166,7 @@ class Runner:
             status: is called with each line that comes through the status pipe.
         """
         started = time.monotonic()
-        with _signals_held(), _Descriptors(stdin, with_status=status is not None) as fd:
+        with signals_held(), _Descriptors(stdin, with_status=status is not None) as fd:
             words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
             child = _start(words if self.root == "/" else ("chroot", self.root, *words), fd, _environment(env))
             fd.close_childs()
@@ -413,7 +413,7 @@ def _exit_descriptor(pid: int) -> int | None:
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
+def signals_held() -> Iterator[None]:
     """SIGINT and SIGTERM that come meanwhile are handled afterwards.
 
     Only the main thread handles signals; in another one nothing has to be held.
