@@ -57,12 +57,12 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
             r"Failed to fetch \S+/(Packages|Sources|Translation-\S+|Components-\S+)(\.\w+)? +404\b",
         ),
     ),
-    ("stale-index", (r"Failed to fetch \S+\.deb +(404|410)\b",)),
+    ("stale-index", (r"Failed to fetch \S+\.deb +(404|410|File not found)\b",)),
     ("denied", (r"\b(401 +Unauthorized|403 +Forbidden|407 +\w+)",)),
-    ("missing", (r"does not have a Release file|Failed to fetch \S+ +(404|410)\b",)),
+    ("missing", (r"does not have a Release file|Failed to fetch \S+ +(404|410|File not found)\b",)),
     (
         "network",
-        (r"Failed to fetch|Temporary failure resolving|Could not (resolve|connect|handshake|wait for server)",),
+        (r"Failed to fetch|Temporary failure resolving|Could not (resolve|connect|handshake)",),
     ),
     ("held", ("Held packages were changed",)),
     (
@@ -116,11 +116,12 @@ def first_build_error(log: str) -> str:
     return next((line.strip() for line in log.splitlines() if pattern.search(line)), "")
 
 
-def last_words(output: str, package: str, count: int = 12) -> str:
-    """The last lines that came before dpkg gave up on ``package``: its maintainer script's own."""
-    before, found, after = output.partition(f"dpkg: error processing package {package} ")
-    lines = [line for line in before.splitlines() if line.strip()][-count:] if found else []
-    return "\n".join([*lines, *(after.splitlines()[1:2] if found else output.splitlines()[-count:])]).strip()
+def last_words(output: str, count: int = 12) -> str:
+    """The last lines before dpkg gave up on its first package, a maintainer script's own, and dpkg's verdict."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    verdicts = (number for number, line in enumerate(lines) if line.startswith("dpkg: error processing "))
+    end = next(verdicts, len(lines) - 2) + 2
+    return "\n".join(line.strip() for line in lines[max(0, end - count) : end])
 
 
 def explain(doing: str, stdout: str, stderr: str, *, make_log: str = "") -> GpunodeError:
@@ -163,12 +164,12 @@ def _of_package(doing: str, output: str, make_log: str) -> ChangeFailed:
         error = first_build_error(make_log)
         return ChangeFailed(
             f"could not {doing}: the kernel module of {named} does not build",
-            why=error or last_words(output, package),
+            why=error or last_words(output),
             hint=f"read the build log, then repair or choose another driver branch:\n  less {log}\n{_REPAIR}",
         )
     return ChangeFailed(
         f"could not {doing}: {named} could not be set up or removed",
-        why=last_words(output, package),
+        why=last_words(output),
         hint=f"the lines above are its maintainer script's; once their cause is gone:\n{_REPAIR}",
     )
 

@@ -15,7 +15,6 @@ _ACTION = re.compile(
     r"(?: \((?P<version>\S+) (?:(?P<origin>.*?) )?\[[^\]]*\]\))?"
 )
 _UNMET = "The following packages have unmet dependencies:"
-_HELD = "The following held packages will be changed:"
 _STATUS: dict[str, Literal["download", "install"]] = {"dlstatus": "download", "pmstatus": "install"}
 
 
@@ -55,19 +54,6 @@ def messages(output: str, kinds: str = "E") -> list[str]:
     return found
 
 
-def held_packages(stdout: str) -> tuple[str, ...]:
-    """The packages on hold that the transaction would change."""
-    _, heading, rest = stdout.partition(_HELD)
-    if not heading:
-        return ()
-    names: list[str] = []
-    for line in rest.splitlines()[1:]:
-        if not line.startswith(" "):
-            break
-        names += line.split()
-    return tuple(names)
-
-
 def parse_status(line: str) -> Progress | None:
     """A line of APT::Status-Fd; None when it tells no progress. Source: README.progress-reporting of apt."""
     kind, _, rest = line.partition(":")
@@ -78,7 +64,7 @@ def parse_status(line: str) -> Progress | None:
         percent = float(fields[1])
     except ValueError:
         return None
-    # "not a number" and what lies outside is nobody's progress either.
+    # NaN is no progress either.
     return Progress(_STATUS[kind], percent, fields[2].strip()) if 0 <= percent <= 100 else None
 
 
