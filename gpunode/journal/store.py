@@ -287,6 +287,18 @@ class Run:
         """``trigger`` is owed no more, whichever run owed it. Raises ChangeFailed when that cannot be written."""
         self._note(Settle(trigger, note, self._clock()))
 
+    def keep(self, path: str, content: bytes) -> str:
+        """Where a file that was rejected is now kept, beside the journal, for a person to look at.
+
+        Raises:
+            ChangeFailed: it could not be written.
+        """
+        place = self.path.parent / "rejected" / Path(path).name
+        with _unwritable("the rejected file could not be kept", place):
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            _write_file(place, content)
+        return str(place)
+
     def commit(self, result: Result, why: str = "") -> None:
         """The run is over; nothing more is written. Raises ChangeFailed when that cannot be written."""
         self._note(Commit(result, why, self._clock()))
