@@ -1,0 +1,143 @@
+"""Nodes for the laws: facts of machines as they are found in the field, generated."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from gpunode.change import FileState, PackageState, ServiceState
+from gpunode.facts.model import (
+    Distro,
+    Facts,
+    Kernels,
+    Known,
+    LoadedDriver,
+    ModuleFile,
+    PciDevice,
+    Platform,
+    Unit,
+)
+from gpunode.recipe import Driver, Recipe, Runtime, Toolkit
+
+DISTROS = (
+    Distro("debian", "12", "bookworm", "Debian GNU/Linux 12 (bookworm)"),
+    Distro("debian", "13", "trixie", "Debian GNU/Linux 13 (trixie)"),
+    Distro("ubuntu", "22.04", "jammy", "Ubuntu 22.04.5 LTS", ("debian",)),
+    Distro("ubuntu", "24.04", "noble", "Ubuntu 24.04.3 LTS", ("debian",)),
+)
+# A GTX 1080, a T4, an H100, a B200, and one that no table knows.
+GPUS = ("1b80", "1eb8", "2330", "2901", "3fff")
+CONTAINERD = "/etc/containerd/config.toml"
+DAEMON_JSON = "/etc/docker/daemon.json"
+KERNEL = "6.1.0-99-amd64"
+
+CONTAINERD_FILES = (
+    None,
+    b"",
+    b"# keep me\nversion = 2\n",
+    b'version = 2\n\n# the mirror\n[plugins."io.containerd.grpc.v1.cri".registry]\n  config_path = "/etc/containerd/certs.d"\n',
+    b'version = 2\r\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\r\n'
+    b'  runtime_type = "io.containerd.runc.v2" # crlf\r\n',
+    b"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'runc'\n"
+    b"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n",
+)
+DAEMON_JSON_FILES = (
+    None,
+    b"{}",
+    b'{\n  "features": {"containerd-snapshotter": true},\n  "log-opts": {"max-size": "10m"}\n}\n',
+    b'{"default-runtime":"crun","runtimes":{"crun":{"path":"/usr/bin/crun"}}}',
+)
+
+
+def _package_sets() -> st.SearchStrategy[dict[str, PackageState]]:
+    driver = st.sampled_from(("470.256.02-1", "535.261.03-1", "580.95.05-1", "595.91.07-1"))
+    names = st.sampled_from(
+        ("nvidia-driver-cuda", "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", "libcuda1", "nvidia-tesla-470-driver")
+    )
+    old = st.dictionaries(names, st.builds(PackageState, driver, auto=st.booleans(), config_files_only=st.booleans()))
+    toolkit = st.dictionaries(
+        st.sampled_from(("nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container1")),
+        st.builds(PackageState, st.sampled_from(("1.19.1-1", "1.20.1-1"))),
+    )
+    runtimes = st.dictionaries(
+        st.sampled_from(("containerd", "docker.io")), st.builds(PackageState, st.just("1.6.20~ds1-1+b1"))
+    )
+    base = {"linux-image-amd64": PackageState("6.1.99-1"), "dpkg": PackageState("1.21.22")}
+    return st.builds(lambda *parts: {k: v for part in (base, *parts) for k, v in part.items()}, old, toolkit, runtimes)
+
+
+def _file(contents: tuple[bytes | None, ...]) -> st.SearchStrategy[FileState | None]:
+    states = st.builds(
+        FileState, st.sampled_from([c for c in contents if c is not None]), st.sampled_from((0o644, 0o600)), st.sampled_from((0, 1000))
+    )
+    return st.none() | states
+
+
+def _unit(*, exists: bool) -> Unit:
+    return Unit(ServiceState(enabled=exists, active=exists), exists=exists)
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> Facts:
+    """A node that gpunode supports, in any state of its software."""
+    gpus = draw(st.lists(st.sampled_from(GPUS), min_size=1, max_size=3))
+    packages = draw(_package_sets())
+    loaded = draw(st.sampled_from((None, LoadedDriver("470.256.02", False), LoadedDriver("580.95.05", False))))
+    has_headers = draw(st.booleans())
+    built = (ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.95.05", dkms=True),)
+    return Facts(
+        distro=Known(draw(st.sampled_from(DISTROS)), "os-release"),
+        architecture=Known("amd64", "dpkg-status"),
+        platform=Known(Platform(draw(st.sampled_from(("bare-metal", "vm")))), "virt"),
+        kernels=Known(Kernels(KERNEL, (KERNEL,)), "boot-images"),
+        boot_id=Known("b0a1", "boot-id"),
+        devices=Known(tuple(PciDevice(f"0000:{n:02x}:00.0", "10de", gpu, "0302") for n, gpu in enumerate(gpus)), "lspci"),
+        packages=Known(packages, "dpkg-status"),
+        dpkg_interrupted=Known(draw(st.booleans()), "dpkg-updates"),
+        sources=Known((), "apt-sources"),
+        headers=Known(frozenset({KERNEL} if has_headers else ()), "kernel-builds"),
+        module_files=Known(built if draw(st.booleans()) else (), "modules-dkms"),
+        modules=Known(frozenset(draw(st.sampled_from(((), ("nouveau",))))), "modules"),
+        loaded_driver=Known(loaded, "nvidia-version"),
+        device_nodes=Known(frozenset(), "dev-nvidia"),
+        units={
+            "containerd.service": Known(_unit(exists="containerd" in packages), "units"),
+            "docker.service": Known(_unit(exists="docker.io" in packages), "units"),
+            "nvidia-persistenced.service": Known(_unit(exists=draw(st.booleans())), "units"),
+        },
+        files={
+            CONTAINERD: Known(draw(_file(CONTAINERD_FILES)), f"file:{CONTAINERD}"),
+            DAEMON_JSON: Known(draw(_file(DAEMON_JSON_FILES)), f"file:{DAEMON_JSON}"),
+            **{
+                path: Known(None, f"file:{path}")
+                for path in (
+                    "/usr/share/keyrings/cuda-archive-keyring.gpg",
+                    "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
+                )
+            },
+        },
+        folders={
+            "/etc/apt/sources.list.d": "apt-sources-d",
+            "/etc/apt/preferences.d": "apt-preferences-d",
+            "/etc/modprobe.d": "modprobe-d",
+        },
+    )
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    """A recipe, of those that every supported node can be given."""
+    return Recipe(
+        "law",
+        driver=Driver(
+            version=draw(st.sampled_from(("auto", "lts", "none"))),
+            scope=draw(st.sampled_from(("compute", "media", "full"))),
+            persistence=draw(st.booleans()),
+        ),
+        toolkit=Toolkit(draw(st.sampled_from(("auto", "1.20.1")))),
+        runtime=Runtime(
+            name=draw(st.sampled_from(("containerd", "docker", "none"))),
+            default=draw(st.booleans()),
+            cgroup=draw(st.sampled_from(("auto", "systemd"))),
+            cdi=draw(st.booleans()),
+        ),
+    )

@@ -1,0 +1,168 @@
+"""What holds of plan, setup and rollback on every node: plan is setup, twice is once, undone is as before."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from gpunode.change import Change, FileChange, FileState, Trigger
+from gpunode.errors import GpunodeError
+from gpunode.facts.model import Facts, Known
+from gpunode.host.port import Settled
+from gpunode.host.rehearsal import RehearsalHost
+from gpunode.journal.store import Store
+from gpunode.recipe import Recipe
+from gpunode.workflow.converge import StagePlan, projected
+from gpunode.workflow.events import silent
+from gpunode.workflow.plan import pending, plan
+from gpunode.workflow.rollback import rollback, undoing
+from gpunode.workflow.setup import Asked, SetupResult, setup
+from tests.laws.nodes import facts, recipes
+
+ASKED = Asked(version="law")
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+
+
+class PowerCut(BaseException):
+    """The machine is gone: nothing after it runs, not even handlers of ordinary errors."""
+
+
+class Memory(RehearsalHost):
+    """A node in memory that can lose power before or after any of its effects."""
+
+    def __init__(self, node: Facts, cut_at: int = -1) -> None:
+        super().__init__({}, {path: fact.value for path, fact in node.files.items() if isinstance(fact, Known)})
+        self.cut_at, self.moments, self.settled = cut_at, 0, [Trigger("restart", "nothing")][:0]
+
+    def _moment(self) -> None:
+        if self.moments == self.cut_at:
+            raise PowerCut
+        self.moments += 1
+
+    def apply(self, changes: Sequence[Change], /) -> None:
+        self._moment()
+        super().apply(changes)
+        self._moment()
+
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+        self._moment()
+        self.settled += triggers
+        return super().trigger(triggers)
+
+
+def _plan(recipe: Recipe, node: Facts, host: RehearsalHost) -> tuple[StagePlan, ...]:
+    plans = plan(recipe, node, host)
+    assume(not any(stage.refusal for stage in plans))
+    return plans
+
+
+def _setup(recipe: Recipe, host: Memory, store: Store, node: Facts) -> SetupResult:
+    return setup(recipe, host, store, node, advance=projected, asked=ASKED, tell=silent)
+
+
+def _configuration(host: RehearsalHost) -> dict[str, FileState | None]:
+    return {path: state for path, state in host.files.items() if state is not None}
+
+
+@quick
+@given(recipes(), facts())
+def test_planning_the_planned_state_is_empty(recipe: Recipe, node: Facts) -> None:
+    after = node
+    for stage in _plan(recipe, node, Memory(node)):
+        after = projected(after, stage)
+    again = plan(recipe, after, Memory(after))
+    assert [change for stage in again for change in stage.changes] == []
+
+
+@quick
+@given(recipes(), facts())
+def test_plan_lists_exactly_what_setup_does(recipe: Recipe, node: Facts) -> None:
+    host = Memory(node)
+    planned = _plan(recipe, node, host)
+    with tempfile.TemporaryDirectory() as folder:
+        done = _setup(recipe, host, Store(folder), node)
+    assert [s.changes for s in done.applied if s.changes] == [s.changes for s in planned if s.changes]
+
+
+@quick
+@given(recipes(), facts())
+def test_rollback_restores_every_configuration_file(recipe: Recipe, node: Facts) -> None:
+    host = Memory(node)
+    plans = _plan(recipe, node, host)
+    before = _configuration(host)
+    runtime_files = {c.path for s in plans if s.stage == "runtime" for c in s.changes if isinstance(c, FileChange)}
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(folder)
+        done = _setup(recipe, host, store, node)
+        assume(done.run)
+        rollback(undoing(store, host, done.run), host, store, version="law", argv=(), tell=silent)
+    after = _configuration(host)
+    assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
+
+
+@quick
+@given(recipes(), facts(), st.data())
+def test_a_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, data: st.DataObject) -> None:
+    whole = Memory(node)
+    plans = _plan(recipe, node, whole)
+    before = _configuration(whole)
+    with tempfile.TemporaryDirectory() as folder:
+        _setup(recipe, whole, Store(folder), node)
+    assume(whole.moments)
+    host = Memory(node, cut_at=data.draw(st.integers(0, whole.moments - 1)))
+    runtime_files = {c.path for s in plans if s.stage == "runtime" for c in s.changes if isinstance(c, FileChange)}
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(folder)
+        with pytest.raises(PowerCut):
+            _setup(recipe, host, store, node)
+        for summary in store.runs():
+            rollback(undoing(store, host, summary.run), host, store, version="law", argv=(), tell=silent)
+    after = _configuration(host)
+    assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
+
+
+@quick
+@given(recipes(), facts(), st.data())
+def test_what_a_cut_run_owes_the_next_one_settles(recipe: Recipe, node: Facts, data: st.DataObject) -> None:
+    """Whatever the moment of the cut, every trigger of the plan has been carried out once the second run is through."""
+    whole = Memory(node)
+    plans = _plan(recipe, node, whole)
+    wanted = {trigger for stage in plans for trigger in stage.triggers}
+    with tempfile.TemporaryDirectory() as folder:
+        _setup(recipe, whole, Store(folder), node)
+    assume(wanted)
+    host = Memory(node, cut_at=data.draw(st.integers(0, whole.moments - 1)))
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(folder)
+        seen: list[Facts] = [node]
+
+        def remember(now: Facts, stage: StagePlan) -> Facts:
+            seen.append(projected(now, stage))
+            return seen[-1]
+
+        with pytest.raises(PowerCut):
+            setup(recipe, host, store, node, advance=remember, asked=ASKED, tell=silent)
+        host.cut_at = -1
+        present = _as_found(node, host)
+        try:
+            _setup(recipe, host, store, present)
+        except GpunodeError as error:
+            pytest.fail(f"the second run stopped: {error.what}: {error.why}")
+        assert set(store.owed()) == set()
+    assert wanted <= set(host.settled)
+
+
+def _as_found(node: Facts, host: Memory) -> Facts:
+    """The node as the next run finds it: its files as the cut left them, all else as before the first run."""
+    import dataclasses
+
+    files = {path: Known(state, f"file:{path}") for path, state in host.files.items()}
+    return dataclasses.replace(node, files={**node.files, **files})
+
+
+def test_pending_is_false_only_for_nothing_to_do() -> None:
+    assert not pending(())
