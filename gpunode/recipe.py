@@ -206,10 +206,14 @@ _TOP = (
 
 
 @cache
-def keys() -> tuple[Key, ...]:
+def known_keys() -> tuple[Key, ...]:
     """Every key that a recipe may hold, in the order of the reference page."""
     tables = (("", Recipe), *_SECTIONS.items())
     return (*_TOP, *(key for section, kind in tables for key in _keys_of(section, kind)))
+
+
+def _keys_in(section: str) -> tuple[Key, ...]:
+    return tuple(key for key in known_keys() if key.section == section)
 
 
 def _keys_of(section: str, kind: type[Any]) -> Iterator[Key]:
@@ -253,7 +257,7 @@ def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
         values.pop("description", None)
         values.update(layer.values)
     sections = {
-        section: kind(**{key.name: values[key.path] for key in keys() if key.section == section and key.path in values})
+        section: kind(**{key.name: values[key.path] for key in _keys_in(section) if key.path in values})
         for section, kind in _SECTIONS.items()
     }
     return Recipe(PurePosixPath(file).stem, values.get("description", ""), **sections)
@@ -293,7 +297,7 @@ def base_of(extends: str, file: str) -> str:
 
 
 def _layer(text: str, file: str) -> _Layer:
-    text = text.removeprefix("\ufeff")
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if len(text) > LIMIT_BYTES:
         raise RecipeError(f"longer than the {LIMIT_BYTES >> 20} MiB that a recipe may have", file=file)
     raw = _Layer(file, text, _toml(text, file))
@@ -303,17 +307,16 @@ def _layer(text: str, file: str) -> _Layer:
 
 
 def _toml(text: str, file: str) -> Mapping[str, Any]:
-    toml = _reader()
     # The reader takes time by the square of a dotted key's parts; no recipe needs a line with so many dots.
     if line := next((n for n, one in enumerate(text.split("\n"), 1) if one.count(".") > _DOTS), 0):
         raise RecipeError(f"more than {_DOTS} dots in a line", file=file, line=line)
     try:
-        values: Mapping[str, Any] = toml.loads(text)
-    except toml.TOMLDecodeError as error:
+        values: Mapping[str, Any] = _reader().loads(text)
+    except ValueError as error:
         place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
         reason = str(error)[: place.start()] if place else str(error)
         line = int(place[1]) if place and place[1] else text.count("\n") + 1
-        raise RecipeError(f"not TOML: {reason}", file=file, line=line) from error
+        raise RecipeError(f"not TOML: {_brief(reason)}", file=file, line=line) from error
     except RecursionError as error:
         raise RecipeError("nested too deeply for a recipe", file=file) from error
     return values
@@ -337,7 +340,7 @@ def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
 
 
 def _checked(raw: _Layer, path: str, value: Any) -> Any:
-    key = next((key for key in keys() if key.path == path), None)
+    key = next((key for key in known_keys() if key.path == path), None)
     if key is None:
         raise _unknown(raw, path)
     if not _is(value, key.types):
@@ -365,9 +368,9 @@ def _fits(key: Key, value: str) -> bool:
 
 def _unknown(raw: _Layer, path: str) -> RecipeError:
     section = path.rpartition(".")[0]
-    known = [key.path for key in keys() if key.section == section]
+    known = [key.path for key in _keys_in(section)]
     known += [] if section else list(_SECTIONS)
-    elsewhere = [key.path for key in keys() if key.name == path]
+    elsewhere = [key.path for key in known_keys() if key.name == path]
     guess = difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
     hint = f"; did you mean {guess[0]}?" if guess else ""
     return raw.error(f"there is no key {_brief(path)}{hint}", path, tuple(known))
@@ -410,10 +413,9 @@ def _settings(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 def _path(toml: str) -> tuple[str, ...]:
     """The one path that a line of TOML sets; empty when it sets none."""
-    reader = _reader()
     try:
-        value: Any = reader.loads(toml)
-    except (reader.TOMLDecodeError, RecursionError):
+        value: Any = _reader().loads(toml)
+    except (ValueError, RecursionError):
         return ()
     path: list[str] = []
     while value and isinstance(value, list | dict):
@@ -427,19 +429,18 @@ def _path(toml: str) -> tuple[str, ...]:
 
 def _outside_strings(text: str, line: int) -> bool:
     """Whether ``line`` starts outside of a text or list that spans lines: all before it is TOML by itself."""
-    reader = _reader()
     try:
-        reader.loads("\n".join(text.split("\n")[: line - 1]))
-    except (reader.TOMLDecodeError, RecursionError):
+        _reader().loads("\n".join(text.split("\n")[: line - 1]))
+    except (ValueError, RecursionError):
         return False
     return True
 
 
 def schema() -> dict[str, object]:
     """The JSON Schema of recipes, for editors."""
-    properties: dict[str, object] = {key.name: _property(key) for key in keys() if not key.section}
+    properties: dict[str, object] = {key.name: _property(key) for key in _keys_in("")}
     for section, kind in _SECTIONS.items():
-        inner = {key.name: _property(key) for key in keys() if key.section == section}
+        inner = {key.name: _property(key) for key in _keys_in(section)}
         properties[section] = _table(kind.__doc__ or "", inner)
     return {"$schema": SCHEMA_URL, "title": "gpunode recipe", **_table(Recipe.__doc__ or "", properties)}
 
@@ -469,7 +470,7 @@ def render(recipe: Recipe) -> str:
     if recipe.description:
         lines.append(f"description = {_literal(recipe.description)}")
     for section in _SECTIONS:
-        changed = [(key, getattr(getattr(recipe, section), key.name)) for key in keys() if key.section == section]
+        changed = [(key, getattr(getattr(recipe, section), key.name)) for key in _keys_in(section)]
         changed = [(key, value) for key, value in changed if value != key.default]
         if changed:
             lines += ["", f"[{section}]"]
