@@ -236,9 +236,9 @@ class _Layer:
     text: str
     values: Mapping[str, Any]
 
-    def error(self, what: str, key: str, allowed: tuple[str, ...] = ()) -> RecipeError:
-        line = line_of(self.text, tuple(key.split("."))) if key else 0
-        return RecipeError(what, file=self.file, line=line, key=key, allowed=allowed)
+    def error(self, what: str, path: tuple[str, ...], allowed: tuple[str, ...] = ()) -> RecipeError:
+        line = line_of(self.text, path)
+        return RecipeError(what, file=self.file, line=line, key=_brief(".".join(path)), allowed=allowed)
 
 
 def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
@@ -269,16 +269,18 @@ def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
     while base := layers[-1].values.get("extends"):
         place = base_of(base, layers[-1].file)
         if place in (chain := [layer.file for layer in layers]):
-            raise layers[-1].error(f"recipes extend each other in a circle: {' → '.join([*chain, place])}", "extends")
+            raise layers[-1].error(
+                f"recipes extend each other in a circle: {' → '.join([*chain, place])}", ("extends",)
+            )
         try:
             layers.append(_layer(load(place), place))
         except RecipeError:
             raise
         except UsageError as error:
-            raise layers[-1].error(f"{error.what} ({error.why})", "extends") from error
-        except OSError as error:
-            reason = error.strerror or error
-            raise layers[-1].error(f"cannot read {place}, which this recipe extends: {reason}", "extends") from error
+            raise layers[-1].error(f"{error.what} ({error.why})", ("extends",)) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise layers[-1].error(f"cannot read {place}, which this recipe extends: {reason}", ("extends",)) from error
     return layers
 
 
@@ -302,7 +304,9 @@ def _layer(text: str, file: str) -> _Layer:
         raise RecipeError(f"longer than the {LIMIT_BYTES >> 20} MiB that a recipe may have", file=file)
     raw = _Layer(file, text, _toml(text, file))
     if not _is(raw.values.get("schema", SCHEMA), (int,)) or raw.values.get("schema", SCHEMA) != SCHEMA:
-        raise raw.error(f"schema is {_shown(raw.values['schema'])}: not a format that I know", "schema", (str(SCHEMA),))
+        raise raw.error(
+            f"schema is {_shown(raw.values['schema'])}: not a format that I know", ("schema",), (str(SCHEMA),)
+        )
     return _Layer(file, text, dict(_flat(raw)))
 
 
@@ -331,27 +335,28 @@ def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
     """Every value of a file by its key path, checked."""
     for name, value in raw.values.items():
         if name not in _SECTIONS:
-            yield name, _checked(raw, name, value)
+            yield name, _checked(raw, (name,), value)
         elif not isinstance(value, dict):
-            raise raw.error(f"{name} is {_kind(value)}, where a table is meant", name, (f"[{name}]",))
+            raise raw.error(f"{name} is {_kind(value)}, where a table is meant", (name,), (f"[{name}]",))
         else:
             for inner, held in value.items():
-                yield f"{name}.{inner}", _checked(raw, f"{name}.{inner}", held)
+                yield f"{name}.{inner}", _checked(raw, (name, inner), held)
 
 
-def _checked(raw: _Layer, path: str, value: Any) -> Any:
-    key = next((key for key in known_keys() if key.path == path), None)
+def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
+    path, section = ".".join(place), place[0] if len(place) > 1 else ""
+    key = next((key for key in _keys_in(section) if key.name == place[-1]), None)
     if key is None:
-        raise _unknown(raw, path)
+        raise _unknown(raw, section, place)
     if not _is(value, key.types):
         quote = f'; write it in quotes: "{value}"' if key.types == (str,) and _is(value, (int,)) else ""
-        raise raw.error(f"{path} is {_shown(value)}, which is {_kind(value)}{quote}", path, key.allowed)
+        raise raw.error(f"{path} is {_shown(value)}, which is {_kind(value)}{quote}", place, key.allowed)
     if isinstance(value, str) and not _fits(key, value):
         guess = difflib.get_close_matches(value, [word for word in key.allowed if " " not in word], 1)
         hint = f'; did you mean "{guess[0]}"?' if guess else ""
-        raise raw.error(f"{path} is {_shown(value)}, which it cannot be{hint}", path, key.allowed)
+        raise raw.error(f"{path} is {_shown(value)}, which it cannot be{hint}", place, key.allowed)
     if key.types == (int,) and value < key.says.least:
-        raise raw.error(f"{path} is {value}, which is too small", path, key.allowed)
+        raise raw.error(f"{path} is {value}, which is too small", place, key.allowed)
     return value
 
 
@@ -366,14 +371,14 @@ def _fits(key: Key, value: str) -> bool:
     return not key.says.pattern or re.fullmatch(key.says.pattern, value) is not None
 
 
-def _unknown(raw: _Layer, path: str) -> RecipeError:
-    section = path.rpartition(".")[0]
+def _unknown(raw: _Layer, section: str, place: tuple[str, ...]) -> RecipeError:
+    path = ".".join(place)
     known = [key.path for key in _keys_in(section)]
     known += [] if section else list(_SECTIONS)
     elsewhere = [key.path for key in known_keys() if key.name == path]
     guess = difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
     hint = f"; did you mean {guess[0]}?" if guess else ""
-    return raw.error(f"there is no key {_brief(path)}{hint}", path, tuple(known))
+    return raw.error(f"there is no key {_brief(path)}{hint}", place, tuple(known))
 
 
 def _shown(value: object) -> str:

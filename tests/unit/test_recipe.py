@@ -113,6 +113,10 @@ class TestExtends:
             parse('extends = "gone.toml"', str(tmp_path / "x.toml"), builtin.load)
         assert stopped.value.key == "extends"
 
+    def test_a_path_that_no_file_can_have_is_said_too(self) -> None:
+        with pytest.raises(RecipeError, match="cannot read"):
+            parse('extends = "a\\u0000.toml"', "x.toml", builtin.load)
+
 
 FAULTS = [
     ('[driver]\nverion = "580"', 2, "driver.verion", "did you mean driver.version?"),
@@ -141,6 +145,8 @@ FAULTS = [
     ("\n[[driver]]\n", 2, "driver", "a list, where a table is meant"),
     ("driver = 580", 1, "driver", "a number, where a table is meant"),
     ("description = 2020-01-01", 1, "description", "a date or time"),
+    ('"driver.version" = "580"', 1, "driver.version", "there is no key"),
+    ('[driver]\n"a.b" = 1', 2, "driver.a.b", "there is no key"),
     ("[driver.version]\nx = 1", 1, "driver.version", "which is a table"),
 ]
 
