@@ -150,15 +150,22 @@ class Recipe:
 
     Attributes:
         name: of the file that it was read from, without its ending.
+        upgrade: whether a satisfied driver and toolkit are brought to the newest of their branch. Asked for on the
+            command line alone, never by a file, so that re-runs do not drift.
     """
 
     name: str
     description: Annotated[str, Says("what the recipe is for, in one line")] = ""
+    skip: Annotated[
+        tuple[str, ...],
+        Says("ids of steps to leave out, for what this node's owner does otherwise", "[a-z-]+", ("ids of steps",)),
+    ] = ()
     driver: Driver = field(default_factory=Driver)
     repositories: Repositories = field(default_factory=Repositories)
     toolkit: Toolkit = field(default_factory=Toolkit)
     runtime: Runtime = field(default_factory=Runtime)
     expect: Expect = field(default_factory=Expect)
+    upgrade: bool = False
 
 
 _SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
@@ -221,11 +228,18 @@ def _keys_of(section: str, kind: type[Any]) -> Iterator[Key]:
     for one in fields(kind):
         if get_origin(hint := hints[one.name]) is Annotated:
             held, says = get_args(hint)
-            literal = get_origin(held) is Literal
-            choices = get_args(held) if literal else ()
-            types = (str,) if literal else tuple(t for t in get_args(held) or (held,) if t is not type(None))
+            choices = get_args(held) if get_origin(held) is Literal else ()
             default = None if one.default is MISSING else one.default
-            yield Key(section, one.name, types, choices, default, says)
+            yield Key(section, one.name, _types(held), choices, default, says)
+
+
+def _types(held: Any) -> tuple[type[Any], ...]:
+    """The types by which TOML gives a value of the type ``held``."""
+    if get_origin(held) is Literal:
+        return (str,)
+    if get_origin(held) is tuple:
+        return (list,)
+    return tuple(t for t in get_args(held) or (held,) if t is not type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +274,8 @@ def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
         section: kind(**{key.name: values[key.path] for key in _keys_in(section) if key.path in values})
         for section, kind in _SECTIONS.items()
     }
-    return Recipe(PurePosixPath(file).stem, values.get("description", ""), **sections)
+    top = {key.name: values[key.name] for key in _keys_in("") if key not in _TOP and key.name in values}
+    return Recipe(PurePosixPath(file).stem, **top, **sections)
 
 
 def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
@@ -351,6 +366,8 @@ def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
     if not _is(value, key.types):
         quote = f'; write it in quotes: "{value}"' if key.types == (str,) and _is(value, (int,)) else ""
         raise raw.error(f"{path} is {_shown(value)}, which is {_kind(value)}{quote}", place, key.allowed)
+    if isinstance(value, list):
+        return _checked_list(raw, key, place, value)
     if isinstance(value, str) and not _fits(key, value):
         guess = difflib.get_close_matches(value, [word for word in key.allowed if " " not in word], 1)
         hint = f'; did you mean "{guess[0]}"?' if guess else ""
@@ -358,6 +375,13 @@ def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
     if key.types == (int,) and value < key.says.least:
         raise raw.error(f"{path} is {value}, which is too small", place, key.allowed)
     return value
+
+
+def _checked_list(raw: _Layer, key: Key, place: tuple[str, ...], value: list[Any]) -> tuple[str, ...]:
+    for item in value:
+        if not isinstance(item, str) or not _fits(key, item):
+            raise raw.error(f"{key.path} holds {_shown(item)}, which it cannot", place, key.allowed)
+    return tuple(value)
 
 
 def _is(value: object, types: tuple[type[Any], ...]) -> bool:
@@ -456,12 +480,14 @@ def _table(doc: str, properties: Mapping[str, object]) -> dict[str, object]:
 
 
 def _property(key: Key) -> dict[str, object]:
-    names = {str: "string", bool: "boolean", int: "integer"}
+    names = {str: "string", bool: "boolean", int: "integer", list: "array"}
     made: dict[str, object] = {"description": key.says.doc, "type": names[key.types[0]]}
     if key.name == "schema":
         made["const"] = SCHEMA
     elif key.types == (int,):
         made["minimum"] = key.says.least
+    if key.types == (list,):
+        return {**made, "items": {"type": "string", "pattern": f"^(?:{key.says.pattern})$"}, "default": []}
     if key.choices:
         made["enum"] = list(key.choices)
     elif key.says.pattern:
@@ -474,6 +500,9 @@ def render(recipe: Recipe) -> str:
     lines = [f"schema = {SCHEMA}"]
     if recipe.description:
         lines.append(f"description = {_literal(recipe.description)}")
+    if recipe.skip:
+        skip = next(key for key in _keys_in("") if key.name == "skip")
+        lines += [f"# {skip.says.doc}", f"skip = {_literal(recipe.skip)}"]
     for section in _SECTIONS:
         changed = [(key, getattr(getattr(recipe, section), key.name)) for key in _keys_in(section)]
         changed = [(key, value) for key, value in changed if value != key.default]

@@ -117,7 +117,7 @@ def decode_found(data: bytes) -> tuple[Found, ...]:
 
 def _decode_one(line: bytes) -> Found:
     row = json.loads(line)
-    if not isinstance(row, dict) or not isinstance(row.get("path"), str):
+    if not isinstance(row, dict) or not isinstance(row.get("path"), str) or not isinstance(row.get("link", ""), str):
         raise ValueError(f"not a match of a glob: {line[:80]!r}")
     content: bytes | None = None
     if "text" in row:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-from gpunode.change import FileState, PackageState, ServiceState
+from gpunode.change import FileState, PackageState, ServiceState, Unsettled
 from gpunode.errors import Undetermined
 
 T = TypeVar("T")
@@ -26,6 +26,13 @@ class Unknown:
 
     reason: str
     probe: str
+
+
+@dataclass(frozen=True, slots=True)
+class Promised(Unknown):
+    """A file that a plan has settled and whose bytes nobody has yet: ``holds`` compares the promise, not the bytes."""
+
+    after: Unsettled
 
 
 Fact: TypeAlias = Known[T] | Unknown
@@ -49,6 +56,16 @@ def need(fact: Known[T] | Unknown, what: str) -> T:
 def known(fact: Known[T] | Unknown, default: T) -> T:
     """The value of ``fact``, or ``default`` where not knowing changes nothing that matters."""
     return default if isinstance(fact, Unknown) else fact.value
+
+
+def holds(fact: Known[FileState | None] | Unknown, after: FileState | Unsettled | None) -> bool:
+    """Whether the file is as ``after`` says, now or by a plan that comes first.
+
+    A known file never holds an unsettled ``after``: whoever plans the key compares the fingerprints in its bytes.
+    """
+    if isinstance(fact, Promised):
+        return fact.after == after
+    return isinstance(fact, Known) and fact.value == after
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +205,9 @@ class Facts:
         packages: by name; foreign architectures as ``name:arch``.
         headers: kernels with a build tree under /lib/modules.
         modules: names of the loaded kernel modules, as lsmod prints them.
-        files: every file that gpunode writes or reads as configuration; a missing one is Known(None).
+        architecture: in Debian's words (``amd64``).
+        files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
+        folders: those that were read whole, each with its probe: a file that ``files`` lacks there does not exist.
         units: only those that steps ask about.
         dpkg_interrupted: whether dpkg stopped in the middle of its work.
     """
@@ -209,3 +228,13 @@ class Facts:
     device_nodes: Fact[frozenset[str]]
     units: Mapping[str, Fact[Unit]] = field(default_factory=dict)
     files: Files = field(default_factory=dict)
+    folders: Mapping[str, str] = field(default_factory=dict)
+
+    def file(self, path: str) -> Known[FileState | None] | Unknown:
+        """The state of the file at ``path``; unknown where nobody looked."""
+        if path in self.files:
+            return self.files[path]
+        folder = path.rpartition("/")[0]
+        if folder in self.folders:
+            return Known(None, self.folders[folder])
+        return Unknown("not captured", f"file:{path}")

@@ -1,3 +1,42 @@
-"""What a recipe asks of a node, one file per step. Pure."""
+"""What a recipe asks of a node, one file per step. Pure.
+
+``STEPS`` is the table: its order is the order of the plan. An ordered tuple, not a graph: a reader sees what comes
+after what.
+"""
 
 from __future__ import annotations
+
+from gpunode.steps.blacklist import NOUVEAU
+from gpunode.steps.conflicts import CONFLICTS
+from gpunode.steps.detect import DETECT
+from gpunode.steps.driver import DRIVER
+from gpunode.steps.headers import HEADERS
+from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
+from gpunode.steps.outcome import Stage, Step
+from gpunode.steps.persistence import PERSISTENCE
+from gpunode.steps.pin import DRIVER_PIN
+from gpunode.steps.repair import REPAIR
+from gpunode.steps.repositories import CUDA_REPOSITORY, TOOLKIT_REPOSITORY
+from gpunode.steps.runtime_config import RUNTIME_CONFIG
+from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from gpunode.steps.toolkit import TOOLKIT
+
+STAGES: tuple[Stage, ...] = ("sources", "packages", "kernel", "runtime")
+
+STEPS: tuple[Step, ...] = (
+    DETECT,
+    REPAIR,
+    CUDA_REPOSITORY,
+    TOOLKIT_REPOSITORY,
+    DRIVER_PIN,
+    CONFLICTS,
+    HEADERS,
+    NOUVEAU,
+    DRIVER,
+    TOOLKIT,
+    RUNTIME_INSTALL,
+    MODULE_BUILD,
+    MODULE_LOAD,
+    PERSISTENCE,
+    RUNTIME_CONFIG,
+)

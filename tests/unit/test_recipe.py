@@ -41,6 +41,7 @@ def test_every_key_is_read() -> None:
     text = """
         schema = 1
         description = "rack 7"
+        skip = ["kernel-headers"]
         driver = { version = "580.178.04", flavour = "open", scope = "media", persistence = false }
         toolkit.version = "1.18.1-1"
         [repositories]
@@ -64,6 +65,7 @@ def test_every_key_is_read() -> None:
     assert parse(text, "x.toml", no_load) == Recipe(
         "x",
         "rack 7",
+        ("kernel-headers",),
         Driver("580.178.04", "open", "media", persistence=False),
         Repositories("https://mirror.example/cuda", "file:/srv/toolkit", "A" * 40, "0123456789ABCDEF" * 2 + "01234567"),
         Toolkit("1.18.1-1"),
@@ -84,7 +86,7 @@ class TestExtends:
     def test_what_the_child_says_wins_key_by_key_and_a_description_is_its_own(self) -> None:
         child = 'extends = "base"\n[driver]\nversion = "580"\n'
         got = parse(child, "x.toml", {"base": self.BASE}.__getitem__)
-        assert got == Recipe("x", "", Driver("580", scope="full"), runtime=Runtime("docker"))
+        assert got == Recipe("x", driver=Driver("580", scope="full"), runtime=Runtime("docker"))
 
     def test_a_path_is_meant_from_where_the_file_stands(self) -> None:
         files = {"/etc/gpunode/base.toml": 'extends = "../common/all.toml"', "/etc/common/all.toml": self.BASE}
@@ -147,6 +149,11 @@ FAULTS = [
     ("description = 2020-01-01", 1, "description", "a date or time"),
     ('"driver.version" = "580"', 1, "driver.version", "there is no key"),
     ('[driver]\n"a.b" = 1', 2, "driver.a.b", "there is no key"),
+    ('skip = "all"', 1, "skip", "which is text"),
+    ('\nskip = ["x", 1]', 2, "skip", "holds 1"),
+    ('skip = ["../x"]', 1, "skip", 'holds "../x"'),
+    ("upgrade = true", 1, "upgrade", "there is no key"),
+    ('name = "x"', 1, "name", "there is no key"),
     ("[driver.version]\nx = 1", 1, "driver.version", "which is a table"),
 ]
 
@@ -212,6 +219,7 @@ recipes = st.builds(
     Recipe,
     st.just("x"),
     prose,
+    st.lists(st.sampled_from(["driver", "kernel-headers"]), max_size=2).map(tuple),
     st.builds(
         Driver,
         st.sampled_from(["auto", "production", "lts", "none"]) | numbers,

@@ -1,0 +1,96 @@
+"""NVIDIA's driver branches: what each is, how long it lives, how its packages are named. Source: branches.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeAlias, cast
+
+from gpunode.catalog import tables
+
+BranchKind: TypeAlias = Literal["production", "lts", "new-feature", "legacy"]
+ModuleFlavour: TypeAlias = Literal["open", "proprietary"]
+
+OPEN_ONLY_FROM = 615
+"""From here on NVIDIA's packages bring the open kernel modules only (installation guide 620, §4.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A driver branch.
+
+    Attributes:
+        active: whether NVIDIA still maintains it.
+        eol: the month in which that ended or ends, ``2028-06``; empty when no date is known.
+        newest_seen: the newest version known to exist; empty when none is.
+        suffixed_names: whether Ubuntu's package names carry the branch (``nvidia-dkms-580``); NVIDIA dropped it at 590.
+        oldest_architecture: the oldest GPUs it drives; likewise ``newest_architecture``.
+    """
+
+    number: int
+    kind: BranchKind
+    active: bool
+    eol: str
+    newest_seen: str
+    suffixed_names: bool
+    flavours: frozenset[ModuleFlavour]
+    oldest_architecture: str
+    newest_architecture: str
+
+
+@lru_cache(maxsize=1)
+def known() -> tuple[Branch, ...]:
+    """Every branch of the table, oldest first."""
+    return tuple(_branch(row) for row in tables.rows("branches.csv"))
+
+
+def find(number: int) -> Branch | None:
+    """The branch with this number; one newer than the table is taken to be like its newest, and None is a gap in it."""
+    latest = known()[-1]
+    if number > latest.number:
+        return Branch(
+            number=number,
+            kind="new-feature",
+            active=True,
+            eol="",
+            newest_seen="",
+            suffixed_names=latest.suffixed_names,
+            flavours=latest.flavours,
+            oldest_architecture=latest.oldest_architecture,
+            newest_architecture=latest.newest_architecture,
+        )
+    return next((branch for branch in known() if branch.number == number), None)
+
+
+def production() -> Branch:
+    """The production branch: about a year of fixes."""
+    return _newest_active("production")
+
+
+def lts() -> Branch:
+    """The long-term support branch: three years of fixes."""
+    return _newest_active("lts")
+
+
+def newest() -> Branch:
+    """The newest maintained branch, of whatever kind."""
+    return next(branch for branch in reversed(known()) if branch.active)
+
+
+def _newest_active(kind: BranchKind) -> Branch:
+    return next(branch for branch in reversed(known()) if branch.active and branch.kind == kind)
+
+
+def _branch(row: Mapping[str, str]) -> Branch:
+    return Branch(
+        number=int(row["branch"]),
+        kind=cast("BranchKind", row["kind"]),
+        active=row["active"] == "yes",
+        eol=row["eol"],
+        newest_seen=row["newest_seen"],
+        suffixed_names=row["suffixed_names"] == "yes",
+        flavours=frozenset(cast("list[ModuleFlavour]", row["flavours"].split())),
+        oldest_architecture=row["oldest_architecture"],
+        newest_architecture=row["newest_architecture"],
+    )

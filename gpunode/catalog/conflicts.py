@@ -1,0 +1,32 @@
+"""Which packages belong to an NVIDIA driver. Source: driver_packages.csv."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import translate
+from functools import lru_cache
+
+from gpunode.catalog import tables
+
+
+def driver_packages(names: Iterable[str]) -> frozenset[str]:
+    """Those of ``names`` that belong to a driver, whoever packaged it; ``name:arch`` is judged by its name.
+
+    Never among them: the CUDA and container toolkits, DCGM, GPUDirect, nouveau's firmware and X driver, repository keys
+    and pinning packages.
+    """
+    purge, keep = _pattern("purge"), _pattern("keep")
+    return frozenset(name for name in names if purge.match(bare := name.partition(":")[0]) and not keep.match(bare))
+
+
+@lru_cache(maxsize=1)
+def pinned_globs() -> tuple[str, ...]:
+    """Globs over the packages that carry the driver's own version, NVIDIA's and the distribution's, in order."""
+    return tuple(sorted({glob for row in tables.rows("driver_packages.csv") for glob in row["pin"].split()}))
+
+
+@lru_cache(maxsize=2)
+def _pattern(action: str) -> re.Pattern[str]:
+    globs = (row["pattern"] for row in tables.rows("driver_packages.csv") if row["action"] == action)
+    return re.compile("|".join(translate(glob) for glob in globs))

@@ -1,0 +1,256 @@
+"""Which driver a set of GPUs gets: branch and kernel module flavour, from the PCI ids alone.
+
+Source: NVIDIA's supported-gpus.json and driver installation guide (releases 590 to 620), by way of gpus.csv and
+branches.csv. The order of questions matters: a GPU's last branch comes before its open modules (see GpuModel).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpunode.catalog import branches
+from gpunode.catalog.branches import Branch, ModuleFlavour
+from gpunode.catalog.gpus import GpuModel
+from gpunode.recipe import Driver
+
+# NVIDIA's current repositories start after the branch that was Kepler's last.
+_LAST_NOT_OFFERED = 470
+# From here on NVIDIA's own installer takes the open modules unless told otherwise.
+_OPEN_BY_DEFAULT_FROM = 560
+_VERSION = re.compile(r"(\d{3,4})(\.\d+){1,2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The driver to be installed.
+
+    Attributes:
+        exact: the full version (``580.178.04``); empty when any version of the branch will do.
+        reason: one sentence that a person understands.
+    """
+
+    branch: int
+    exact: str
+    flavour: ModuleFlavour
+    reason: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def version_prefix(self) -> str:
+        """What the version of every driver package starts with (``580.`` or ``580.178.04``)."""
+        return self.exact or f"{self.branch}."
+
+    @property
+    def suffixed_names(self) -> bool:
+        """Whether Ubuntu's package names carry the branch."""
+        branch = branches.find(self.branch)
+        return branch is not None and branch.suffixed_names
+
+
+@dataclass(frozen=True, slots=True)
+class Impossible:
+    """No driver serves this; the three parts of a Refused error."""
+
+    what: str
+    why: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    """A branch, and why this one."""
+
+    branch: Branch
+    exact: str
+    because: str
+
+
+def choose(models: Sequence[GpuModel], wish: Driver) -> Choice | Impossible:
+    """The driver for all of ``models`` that the recipe's wish allows, or why there is none.
+
+    Raises:
+        ValueError: the wish is for no driver.
+    """
+    if wish.version == "none":
+        raise ValueError("no driver is wanted, so there is none to choose")
+    gpus = tuple({model.device_id: model for model in models}.values())
+    pick = _no_common_branch(gpus) or _pick(gpus, wish.version)
+    if isinstance(pick, Impossible):
+        return pick
+    flavour = _unusable(gpus, pick) or _flavour(gpus, pick.branch, wish)
+    if isinstance(flavour, Impossible):
+        return flavour
+    reason = f"{_names(gpus)}: {pick.because}; {_module_reason(gpus, pick.branch, flavour)}"
+    return Choice(pick.branch.number, pick.exact, flavour, reason, tuple(_warnings(gpus, pick.branch)))
+
+
+def _no_common_branch(gpus: Sequence[GpuModel]) -> Impossible | None:
+    """What no wish can change."""
+    if not gpus:
+        return Impossible("there is no GPU to choose a driver for", "no NVIDIA GPU was found or named", _HINT_GPU)
+    old = [gpu for gpu in gpus if gpu.last_branch is not None and gpu.last_branch <= _LAST_NOT_OFFERED]
+    if old:
+        why = "; ".join(f"{gpu.last_branch} is the last branch that supports {gpu.label}" for gpu in old)
+        return Impossible(f"no driver of NVIDIA's current repositories drives {_names(old)}", why, _HINT_OLD)
+    last, first = _ceiling(gpus), _floor(gpus)
+    if last is not None and first.first_branch > (last.last_branch or 0):
+        why = f"{last.label} needs branch {last.last_branch} or older, {first.label} {first.first_branch} or newer"
+        return Impossible("no driver branch drives all GPUs of this host", why, _HINT_MIXED)
+    closed = [gpu for gpu in gpus if not gpu.takes_open_modules]
+    opened = [gpu for gpu in gpus if gpu.needs_open_modules]
+    if closed and opened:
+        why = f"{_names(closed)} {_need(closed)} the proprietary kernel modules, {_names(opened)} the open ones"
+        return Impossible("no kernel modules drive all GPUs of this host", why, _HINT_MIXED)
+    return None
+
+
+_HINT_GPU = "run `lspci -nn -d 10de:` to see what the system finds; an image is told with `--gpu 10de:1b80`"
+_HINT_OLD = (
+    "leave the driver to the distribution with `--driver none` (Debian 12 has nvidia-tesla-470-driver), "
+    "or take the GPU out"
+)
+_HINT_MIXED = "take one kind of GPU out, or bind one to vfio-pci for a virtual machine"
+
+
+def _pick(gpus: Sequence[GpuModel], version: str) -> _Pick | Impossible:
+    """The branch that was asked for, or the best one."""
+    if version == "auto":
+        return _best(gpus)
+    if version == "production":
+        return _Pick(branches.production(), "", f"{branches.production().number} is the production branch")
+    if version == "lts":
+        return _Pick(branches.lts(), "", f"{branches.lts().number} is the long-term support branch")
+    return _asked(version)
+
+
+def _best(gpus: Sequence[GpuModel]) -> _Pick:
+    """The production branch, unless a GPU needs an older or a newer one; then the nearest that all can use."""
+    wanted, last, first = branches.production(), _ceiling(gpus), _floor(gpus)
+    if last is not None and last.last_branch is not None and last.last_branch < wanted.number:
+        every = len(gpus) == 1 or all(gpu.last_branch == last.last_branch for gpu in gpus)
+        whom = "it" if len(gpus) == 1 else "them" if every else last.label
+        branch = _known(last.last_branch)
+        return _Pick(branch, "", f"{branch.number} is the last branch that supports {whom}")
+    if first.first_branch > wanted.number:
+        branch = next(b for b in branches.known() if b.number >= first.first_branch and b.active)
+        whom = "it" if len(gpus) == 1 else first.label
+        known = f"{branch.number} is the first branch known to support {whom}"
+        return _Pick(branch, "", known if first.listed else f"{branch.number} is the newest branch")
+    return _Pick(wanted, "", f"{wanted.number} is the production branch")
+
+
+def _asked(version: str) -> _Pick | Impossible:
+    if not version.isdigit() and not _VERSION.fullmatch(version):
+        why = f"`{version}` is neither a branch (580) nor a full version (580.178.04)"
+        return Impossible("the driver version cannot be understood", why, _HINT_BRANCHES)
+    number = int(version.partition(".")[0])
+    branch = branches.find(number)
+    if branch is None or number <= _LAST_NOT_OFFERED:
+        why = "it is older than they go" if number <= _LAST_NOT_OFFERED else "NVIDIA never released such a branch"
+        return Impossible(f"branch {number} is not in NVIDIA's current repositories", why, _HINT_BRANCHES)
+    return _Pick(branch, "" if version.isdigit() else version, f"{version} was asked for")
+
+
+_HINT_BRANCHES = "use auto, production, lts, a branch such as 580, or a full version such as 580.178.04"
+
+
+def _unusable(gpus: Sequence[GpuModel], pick: _Pick) -> Impossible | None:
+    """Why the branch cannot drive one of the GPUs."""
+    number, hint = pick.branch.number, "use `--driver auto`, which picks a branch that drives every GPU of this host"
+    for gpu in gpus:
+        if gpu.last_branch is not None and gpu.last_branch < number:
+            why = f"{pick.because}; {gpu.last_branch} is the last branch that supports this GPU"
+            return Impossible(f"branch {number} does not drive {gpu.label}", why, hint)
+        if gpu.first_branch > number:
+            why = f"{pick.because}; {gpu.first_branch} is the first branch known to support this GPU"
+            return Impossible(f"branch {number} does not drive {gpu.label}", why, hint)
+    return None
+
+
+def _flavour(gpus: Sequence[GpuModel], branch: Branch, wish: Driver) -> ModuleFlavour | Impossible:
+    """The kernel modules that were asked for, or those that drive every GPU; open where there is a choice."""
+    flavour = _default_flavour(gpus, branch) if wish.flavour == "auto" else wish.flavour
+    for gpu in gpus:
+        if flavour == "open" and not gpu.takes_open_modules:
+            why = "open modules need Turing or newer"
+            return Impossible(f"the open kernel modules do not drive {gpu.label}", why, _HINT_FLAVOUR)
+        if flavour == "proprietary" and gpu.needs_open_modules:
+            why = f"NVIDIA supports {gpu.architecture} with the open modules only"
+            return Impossible(f"the proprietary kernel modules do not drive {gpu.label}", why, _HINT_FLAVOUR)
+    if flavour not in branch.flavours:
+        why = f"NVIDIA's packages of this branch bring the {' and '.join(sorted(branch.flavours))} modules only"
+        return Impossible(f"branch {branch.number} has no {flavour} kernel modules", why, _HINT_FLAVOUR)
+    return flavour
+
+
+_HINT_FLAVOUR = 'leave `flavour = "auto"` under [driver], or choose another branch'
+
+
+def _default_flavour(gpus: Sequence[GpuModel], branch: Branch) -> ModuleFlavour:
+    if not all(gpu.takes_open_modules for gpu in gpus):
+        return "proprietary"
+    needed = any(gpu.needs_open_modules for gpu in gpus)
+    return "open" if needed or branch.number >= _OPEN_BY_DEFAULT_FROM else "proprietary"
+
+
+def _module_reason(gpus: Sequence[GpuModel], branch: Branch, flavour: ModuleFlavour) -> str:
+    if flavour == "proprietary":
+        closed = [gpu for gpu in gpus if not gpu.takes_open_modules]
+        if closed:
+            return "open modules need Turing or newer"
+        early = branch.number < _OPEN_BY_DEFAULT_FROM
+        return f"proprietary modules are NVIDIA's default below {_OPEN_BY_DEFAULT_FROM}" if early else _AS_ASKED
+    needed = [gpu for gpu in gpus if gpu.needs_open_modules]
+    if needed:
+        return f"open modules, the only ones for {_names(needed) if len(needed) < len(gpus) else 'it'}"
+    if branch.number >= branches.OPEN_ONLY_FROM:
+        return f"open modules, the only ones from {branches.OPEN_ONLY_FROM} on"
+    return f"open modules, NVIDIA's default from {_OPEN_BY_DEFAULT_FROM} on"
+
+
+_AS_ASKED = "proprietary modules, as asked for"
+
+
+def _warnings(gpus: Sequence[GpuModel], branch: Branch) -> list[str]:
+    """What the person should know before saying yes."""
+    found = [
+        f"{gpu.label} is on none of NVIDIA's lists known to gpunode: branch {branch.number} is a guess from its id"
+        for gpu in gpus
+        if not gpu.listed
+    ]
+    if not branch.active:
+        since = f" (since {branch.eol})" if branch.eol else ""
+        found.append(f"branch {branch.number} gets no more fixes from NVIDIA{since}")
+    elif not branch.newest_seen:
+        found.append(f"branch {branch.number} is newer than what gpunode knows")
+    elif branch.kind == "new-feature":
+        found.append(f"{branch.number} is a new-feature branch: NVIDIA maintains it for months, not years")
+    return found
+
+
+def _ceiling(gpus: Sequence[GpuModel]) -> GpuModel | None:
+    """The GPU that current drivers dropped first; None when they drive all."""
+    dropped = [gpu for gpu in gpus if gpu.last_branch is not None]
+    return min(dropped, key=lambda gpu: gpu.last_branch or 0) if dropped else None
+
+
+def _floor(gpus: Sequence[GpuModel]) -> GpuModel:
+    """The GPU that needs the newest driver."""
+    return max(gpus, key=lambda gpu: gpu.first_branch)
+
+
+def _known(number: int) -> Branch:
+    branch = branches.find(number)
+    assert branch is not None, f"gpus.csv names branch {number}, branches.csv does not"
+    return branch
+
+
+def _names(gpus: Sequence[GpuModel]) -> str:
+    labels = list(dict.fromkeys(gpu.label for gpu in gpus))
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+
+
+def _need(gpus: Sequence[GpuModel]) -> str:
+    return "needs" if len(gpus) == 1 else "need"

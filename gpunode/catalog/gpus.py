@@ -1,0 +1,145 @@
+"""NVIDIA GPUs by PCI device id, and what each asks of a driver.
+
+Sources: gpus.csv and vgpu_guests.csv name theirs; the NVSwitch ids are those of nv-pci-table.c and of the NVSwitch
+driver's headers in NVIDIA/open-gpu-kernel-modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+from gpunode.catalog import branches, tables
+
+OpenModules: TypeAlias = Literal["no", "yes", "required"]
+NvSwitchBoard: TypeAlias = Literal["", "no", "possible", "external"]
+
+# LR10 (A100 boards), LS10 (H100 and H200 boards), and DGX-2's, which today's drivers no longer bind.
+_NVSWITCHES = frozenset({0x1AE8, 0x1AC2, *range(0x1AF0, 0x1B00), *range(0x22A0, 0x22A8)})
+# The rule that holds for all 1185 ids on NVIDIA's list, applied to ids that no list has.
+_FIRST_TURING, _FIRST_MAXWELL = 0x1E00, 0x1340
+_LAST_BRANCH_OF_KEPLER = 470
+_LAST_BRANCH_OF_VOLTA = 580
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """A GPU as the catalog knows it.
+
+    Attributes:
+        device_id: four lower-case hex digits.
+        compute_capability: empty for GPUs before CUDA.
+        first_branch: the oldest driver branch that is known to name it; 0 when older than every branch in question.
+        last_branch: the last branch that supports it; None when current drivers do.
+        open_modules: whether the open kernel modules drive it, or are the only ones that do.
+        nvswitch_board: ``possible`` parts are sold on boards with and without NVSwitches; ``external`` ones sit in
+            racks whose switches are in other trays; empty when it is no data center part.
+        listed: whether NVIDIA's own lists name it.
+    """
+
+    device_id: str
+    name: str
+    architecture: str
+    compute_capability: str
+    first_branch: int
+    last_branch: int | None
+    open_modules: OpenModules
+    datacenter: bool
+    nvswitch_board: NvSwitchBoard
+    listed: bool
+
+    @property
+    def label(self) -> str:
+        """The GPU as people call it, with its architecture: ``GeForce GTX 1080 (Pascal)``."""
+        return f"{self.name.removeprefix('NVIDIA ')} ({self.architecture})"
+
+    @property
+    def takes_open_modules(self) -> bool:
+        """Whether the open kernel modules drive it.
+
+        last_branch is asked first: NVIDIA's own list marks all Maxwell, Pascal and Volta parts ``kernelopen`` by
+        mistake (supported-gpus.json 590.48.01), and would give them modules that do not drive them.
+        """
+        return self.last_branch is None and self.open_modules != "no"
+
+    @property
+    def needs_open_modules(self) -> bool:
+        """Whether only the open kernel modules drive it."""
+        return self.takes_open_modules and self.open_modules == "required"
+
+
+def lookup(device_id: str) -> GpuModel:
+    """The GPU with this PCI device id; one that no list has is judged by the range its id is in.
+
+    Raises:
+        ValueError: ``device_id`` is not four hex digits.
+    """
+    number = _number(device_id)
+    row = tables.find("gpus.csv", f"{number:04x}")
+    return _model(row) if row else _unknown(number)
+
+
+def is_nvswitch(device_id: str) -> bool:
+    """Whether the PCI device id is that of an NVSwitch.
+
+    Raises:
+        ValueError: ``device_id`` is not four hex digits.
+    """
+    return _number(device_id) in _NVSWITCHES
+
+
+def vgpu_profile(device_id: str, subsystem: tuple[str, str] | None) -> str | None:
+    """The vGPU profile that a guest sees (``GRID T4-16Q``); None for a GPU that is a whole one.
+
+    A guest shows the physical GPU's device id, with a subsystem of NVIDIA's own that names the profile.
+    """
+    if subsystem is None or subsystem[0].lower() != "10de":
+        return None
+    row = tables.find("vgpu_guests.csv", device_id.lower(), subsystem[1].lower())
+    return row["profile"] if row else None
+
+
+def _number(device_id: str) -> int:
+    if len(device_id) != 4 or not all(digit in "0123456789abcdefABCDEF" for digit in device_id):
+        raise ValueError(f"not a PCI device id of four hex digits: {device_id!r}")
+    return int(device_id, 16)
+
+
+def _model(row: Mapping[str, str]) -> GpuModel:
+    return GpuModel(
+        device_id=row["device_id"],
+        name=row["name"],
+        architecture=row["architecture"],
+        compute_capability=row["compute_capability"],
+        first_branch=int(row["first_branch"]),
+        last_branch=int(row["last_branch"]) if row["last_branch"] else None,
+        open_modules=cast("OpenModules", row["open_modules"]),
+        datacenter=row["datacenter"] == "yes",
+        nvswitch_board=cast("NvSwitchBoard", row["nvswitch_board"]),
+        listed=row["listed"] == "yes",
+    )
+
+
+def _unknown(number: int) -> GpuModel:
+    """A GPU no list has: newer than this catalog, unless its id lies among those of old ones."""
+    if number >= _FIRST_TURING:
+        return _guess(number, "unknown, newer than this catalog", branches.newest().number, None, "required")
+    if number >= _FIRST_MAXWELL:
+        return _guess(number, "Maxwell to Volta by its id", 0, _LAST_BRANCH_OF_VOLTA, "no")
+    return _guess(number, "Kepler or older by its id", 0, _LAST_BRANCH_OF_KEPLER, "no")
+
+
+def _guess(number: int, architecture: str, first: int, last: int | None, modules: OpenModules) -> GpuModel:
+    return GpuModel(
+        device_id=f"{number:04x}",
+        name=f"NVIDIA device 10de:{number:04x}",
+        architecture=architecture,
+        compute_capability="",
+        first_branch=first,
+        last_branch=last,
+        open_modules=modules,
+        datacenter=False,
+        nvswitch_board="",
+        listed=False,
+    )

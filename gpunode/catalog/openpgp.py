@@ -1,0 +1,180 @@
+"""OpenPGP key files: which primary keys they hold, without gpg. Sources: RFC 4880, RFC 9580.
+
+This is the check before a key is trusted, so it is stricter than the tools that will use the key: whatever is not a
+plain sequence of transferable public keys is refused. Signatures are not verified; that is gpgv's or sqv's work.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+# A repository's key file has a few kilobytes; this leaves room and bounds the work.
+_LIMIT_BYTES = 1 << 20
+_PUBLIC_KEY, _SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _USER_ATTRIBUTE, _PADDING = 6, 14, 2, 12, 13, 17, 21
+_MARKER = 10
+_SECRET = frozenset({5, 7})
+_PARTS_OF_A_KEY = frozenset({_SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _USER_ATTRIBUTE})
+_IGNORED = frozenset({_MARKER, _PADDING})
+
+_BEGIN, _END = "-----BEGIN PGP PUBLIC KEY BLOCK-----", "-----END PGP PUBLIC KEY BLOCK-----"
+_ARMOR_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*: ?.*")
+
+
+class _Packet(NamedTuple):
+    tag: int
+    body: bytes
+
+
+def fingerprints(data: bytes) -> tuple[str, ...]:
+    """The fingerprints of the primary keys in a key file, in upper-case hex, in the file's order; subkeys are no keys.
+
+    Args:
+        data: armored or binary; version 4 and version 6 keys, any number of them.
+
+    Raises:
+        ValueError: the file holds anything but whole public keys, or none.
+    """
+    if len(data) > _LIMIT_BYTES:
+        raise ValueError(f"the key file has {len(data)} bytes; no repository's key has more than {_LIMIT_BYTES}")
+    found: list[str] = []
+    for packet in _packets(dearmor(data) if _is_armored(data) else data):
+        if packet.tag == _PUBLIC_KEY:
+            found.append(_fingerprint(packet.body))
+        elif packet.tag in _SECRET:
+            raise ValueError("the file holds a secret key")
+        elif packet.tag not in _PARTS_OF_A_KEY | _IGNORED:
+            raise ValueError(f"the file holds an OpenPGP packet of type {packet.tag}, which is no part of a public key")
+        elif packet.tag in _PARTS_OF_A_KEY and not found:
+            raise ValueError("the file does not begin with a public key")
+    if not found:
+        raise ValueError("the file holds no public key")
+    return tuple(found)
+
+
+def dearmor(data: bytes) -> bytes:
+    """The binary form of an armored key file; the blocks of several follow one another.
+
+    Raises:
+        ValueError: not an armored public key, text outside the armor, bad base64, or a checksum that does not match.
+    """
+    lines = [line.rstrip() for line in _ascii(data).splitlines()]
+    blocks: list[bytes] = []
+    start = 0
+    while start < len(lines):
+        if not lines[start]:
+            start += 1
+            continue
+        if lines[start] != _BEGIN:
+            raise ValueError(f"not an armored public key: {lines[start][:40]!r}")
+        if _END not in lines[start:]:
+            raise ValueError("the armor has no end")
+        end = lines.index(_END, start)
+        blocks.append(_block(lines[start + 1 : end]))
+        start = end + 1
+    if not blocks:
+        raise ValueError("the file is empty")
+    return b"".join(blocks)
+
+
+def _is_armored(data: bytes) -> bool:
+    """Whether it is text: the first byte of every packet has its high bit set."""
+    return not data or data[0] < 0x80
+
+
+def _ascii(data: bytes) -> str:
+    try:
+        return data.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise ValueError("neither armored nor binary OpenPGP") from error
+
+
+def _block(lines: list[str]) -> bytes:
+    """The bytes of one armor block, its checksum compared where it has one."""
+    blank = next((i for i, line in enumerate(lines) if not line), None)
+    if blank is None or not all(_ARMOR_HEADER.fullmatch(line) for line in lines[:blank]):
+        raise ValueError("the armor's headers do not end in an empty line")
+    body = lines[blank + 1 :]
+    checksum = body.pop() if body and body[-1].startswith("=") else ""
+    data = _base64("".join(body))
+    if checksum and _base64(checksum[1:]) != _crc24(data).to_bytes(3, "big"):
+        raise ValueError("the armor's checksum does not match: the file is damaged")
+    return data
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"the armor is damaged: {error}") from error
+
+
+def _crc24(data: bytes) -> int:
+    """RFC 4880 §6.1."""
+    crc = 0xB704CE
+    for byte in data:
+        crc ^= byte << 16
+        for _ in range(8):
+            crc <<= 1
+            if crc & 0x1000000:
+                crc ^= 0x1864CFB
+    return crc
+
+
+def _packets(data: bytes) -> Iterator[_Packet]:
+    """The packets of ``data``, which they fill to the last byte."""
+    position = 0
+    while position < len(data):
+        header = data[position]
+        if not header & 0x80:
+            raise ValueError(f"byte {position} does not begin an OpenPGP packet")
+        new_format = bool(header & 0x40)
+        tag = header & 0x3F if new_format else (header >> 2) & 0x0F
+        start, length = (_new_length if new_format else _old_length)(data, position)
+        if start + length > len(data):
+            raise ValueError(f"the packet at byte {position} is cut short")
+        yield _Packet(tag, data[start : start + length])
+        position = start + length
+
+
+def _new_length(data: bytes, position: int) -> tuple[int, int]:
+    """Where the body starts, and its length (RFC 9580 §4.2.1)."""
+    first = _number(data, position + 1, 1)
+    if first < 192:
+        return position + 2, first
+    if first < 224:
+        return position + 3, ((first - 192) << 8) + _number(data, position + 2, 1) + 192
+    if first == 255:
+        return position + 6, _number(data, position + 2, 4)
+    raise ValueError(f"the packet at byte {position} has a partial length, which no part of a key may have")
+
+
+def _old_length(data: bytes, position: int) -> tuple[int, int]:
+    """Where the body starts, and its length (RFC 9580 §4.2.2)."""
+    size = {0: 1, 1: 2, 2: 4}.get(data[position] & 3)
+    if size is None:
+        raise ValueError(f"the packet at byte {position} has no stated length")
+    return position + 1 + size, _number(data, position + 1, size)
+
+
+def _number(data: bytes, position: int, size: int) -> int:
+    if position + size > len(data):
+        raise ValueError(f"the file ends at byte {len(data)}, inside a packet's header")
+    return int.from_bytes(data[position : position + size], "big")
+
+
+def _fingerprint(body: bytes) -> str:
+    """Of the key packet with this body (RFC 9580 §5.5.4)."""
+    version = body[0] if body else 0
+    if version == 4:
+        if len(body) > 0xFFFF:
+            raise ValueError("a version 4 key of more than 65535 bytes has no fingerprint")
+        prefix = b"\x99" + len(body).to_bytes(2, "big")
+        return hashlib.sha1(prefix + body, usedforsecurity=False).hexdigest().upper()
+    if version == 6:
+        return hashlib.sha256(b"\x9b" + len(body).to_bytes(4, "big") + body).hexdigest().upper()
+    raise ValueError(f"a key of version {version} is not supported; 4 and 6 are")

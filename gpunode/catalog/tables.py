@@ -1,0 +1,39 @@
+"""The tables of this package, read from the files beside it: comments (``#``), one header line, rows."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+
+
+@cache
+def _text(name: str) -> str:
+    """The table without its comments; header line first."""
+    text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    while text.startswith("#"):
+        text = text.partition("\n")[2]
+    return text
+
+
+def rows(name: str) -> Iterator[Mapping[str, str]]:
+    """Every row of the table ``name``, in its order."""
+    return csv.DictReader(_text(name).splitlines())
+
+
+def find(name: str, *key: str) -> Mapping[str, str] | None:
+    """The row of the table ``name`` whose first columns are ``key``, or None.
+
+    A converged run asks for a few of 1445 devices: only the line that is found is parsed.
+    """
+    text = _text(name)
+    wanted = ",".join(key) + ","
+    if not all(part.isalnum() for part in key):
+        return None
+    start = text.find(f"\n{wanted}") + 1
+    if not start:
+        return None
+    header = text[: text.index("\n")]
+    end = text.find("\n", start)
+    return next(csv.DictReader([header, text[start : end if end >= 0 else None]]))

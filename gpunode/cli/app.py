@@ -1,0 +1,200 @@
+"""The commands: what was typed, handed to a workflow, and its answer handed to the screen or the envelope.
+
+Only typer is imported here; every command imports what it needs, so ``gpunode plan --help`` loads no workflow.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="gpunode",
+    help="Turn a bare Linux host into a working NVIDIA GPU node, prove it, and undo it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+recipe_app = typer.Typer(help="The wanted state of a node, as a file.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(recipe_app, name="recipe")
+
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="a shipped recipe's name, or a .toml file")]
+RuntimeOption = Annotated[str, typer.Option("--runtime", metavar="NAME", help="containerd, docker or none")]
+DriverOption = Annotated[
+    str, typer.Option("--driver", metavar="WHICH", help="auto, production, lts, a branch (580), a version, or none")
+]
+UpgradeOption = Annotated[bool, typer.Option("--upgrade", help="bring driver and toolkit to the newest of their branch")]
+OnlyOption = Annotated[list[str], typer.Option("--only", metavar="STEP", help="take this step alone; may be repeated")]
+RootOption = Annotated[str, typer.Option("--root", metavar="DIR", help="a mounted root instead of this machine")]
+GpuOption = Annotated[str, typer.Option("--gpu", metavar="IDS", help="GPUs of the image's machine: 10de:1b80[,…]")]
+NodeOption = Annotated[str, typer.Option("--node", metavar="CAPTURE", help="a captured node instead of this machine")]
+JsonOption = Annotated[bool, typer.Option("--json", help="one JSON object on standard output and nothing else")]
+VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show steps that have nothing to do, and packages")]
+YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before changing the node")]
+
+
+@app.callback(invoke_without_command=False)
+def main(
+    version: Annotated[bool, typer.Option("--version", help="print the version and end")] = False,
+) -> None:
+    """Turn a bare Linux host into a working NVIDIA GPU node, prove it, and undo it."""
+    del version  # __main__ answers it before typer is imported
+
+
+@app.command()
+def setup(
+    recipe: RecipeArgument = "",
+    runtime: RuntimeOption = "",
+    driver: DriverOption = "",
+    yes: YesOption = False,
+    reboot: Annotated[bool, typer.Option("--reboot", help="reboot once if that is needed, and go on afterwards")] = False,
+    allow_disruption: Annotated[bool, typer.Option("--allow-disruption", help="go on though containers stop")] = False,
+    upgrade: UpgradeOption = False,
+    only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option
+    root: RootOption = "/",
+    gpu: GpuOption = "",
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Make this node work: driver, container toolkit, runtime; then prove that it does."""
+    from gpunode.cli import commands
+    from gpunode.cli.compose import Wanted
+
+    wanted = Wanted(recipe, runtime, driver, upgrade)
+    how = commands.How(json=json, verbose=verbose)
+    commands.setup(wanted, how, tuple(only), root, gpu, yes=yes, reboot=reboot, allow_disruption=allow_disruption)
+
+
+@app.command()
+def plan(
+    recipe: RecipeArgument = "",
+    runtime: RuntimeOption = "",
+    driver: DriverOption = "",
+    check: Annotated[bool, typer.Option("--check", help="end with 4 when something is to be done")] = False,
+    upgrade: UpgradeOption = False,
+    only: OnlyOption = [],  # noqa: B006
+    root: RootOption = "/",
+    gpu: GpuOption = "",
+    node: NodeOption = "",
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Show what setup would do and why, with versions and diffs; change nothing."""
+    from gpunode.cli import commands
+    from gpunode.cli.compose import Wanted
+
+    how = commands.How(json=json, verbose=verbose)
+    commands.plan(Wanted(recipe, runtime, driver, upgrade), how, tuple(only), node, root, gpu, check=check)
+
+
+@app.command()
+def rehearse(
+    recipe: RecipeArgument = "",
+    runtime: RuntimeOption = "",
+    driver: DriverOption = "",
+    node: NodeOption = "",
+    gpu: GpuOption = "",
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Rehearse setup, verify and rollback on a captured node, in memory (default: a shipped sample)."""
+    from gpunode.cli import commands
+    from gpunode.cli.compose import Wanted
+
+    commands.rehearse(Wanted(recipe, runtime, driver), commands.How(json=json, verbose=verbose), node, gpu)
+
+
+@app.command()
+def verify(
+    recipe: RecipeArgument = "",
+    runtime: RuntimeOption = "",
+    driver: DriverOption = "",
+    cuda: Annotated[bool, typer.Option("--cuda", help="add two vectors on every GPU and compare the sums")] = False,
+    container: Annotated[bool, typer.Option("--container", help="run a container and compare its GPUs")] = False,
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Prove that the node works: NVML, versions, device nodes, the runtime, expectations."""
+    from gpunode.cli import commands
+    from gpunode.cli.compose import Wanted
+
+    how = commands.How(json=json, verbose=verbose)
+    commands.verify(Wanted(recipe, runtime, driver), how, cuda=cuda, container=container)
+
+
+@app.command()
+def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOption = False) -> None:
+    """Show the node in one screen: GPUs, driver, kernels, toolkit, runtimes."""
+    from gpunode.cli import commands
+
+    commands.status(commands.How(json=json, verbose=verbose), node)
+
+
+@app.command()
+def rollback(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="the run to undo (default: the newest)")] = "",
+    list_: Annotated[bool, typer.Option("--list", help="list the recorded runs")] = False,
+    force: Annotated[bool, typer.Option("--force", help="also put back files edited since; the edit is backed up")] = False,
+    yes: YesOption = False,
+    root: RootOption = "/",
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Put the runtime's configuration back as it was before a run, byte for byte."""
+    from gpunode.cli import commands
+
+    how = commands.How(json=json, verbose=verbose)
+    if list_:
+        commands.runs(how, root)
+    else:
+        commands.rollback(run, how, root, yes=yes, force=force)
+
+
+@app.command()
+def capture(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="a .tar.gz to write, or a folder name")],
+    json: JsonOption = False,
+) -> None:
+    """Save what gpunode sees of this node, secrets redacted, for plan and rehearse elsewhere."""
+    from gpunode.cli import commands
+
+    commands.capture(file, commands.How(json=json))
+
+
+@recipe_app.command("list")
+def recipe_list(json: JsonOption = False) -> None:
+    """List the shipped recipes."""
+    from gpunode.cli import commands
+
+    commands.recipe_list(commands.How(json=json))
+
+
+@recipe_app.command("show")
+def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE")], json: JsonOption = False) -> None:
+    """Print a recipe's text, and what it amounts to with everything that it extends."""
+    from gpunode.cli import commands
+
+    commands.recipe_show(name, commands.How(json=json))
+
+
+@recipe_app.command("check")
+def recipe_check(file: Annotated[str, typer.Argument(metavar="FILE")], json: JsonOption = False) -> None:
+    """Say whether a recipe can be understood; name file, line, key and the allowed values if not."""
+    from gpunode.cli import commands
+
+    commands.recipe_check(file, commands.How(json=json))
+
+
+@recipe_app.command("from-node")
+def recipe_from_node(
+    node: NodeOption = "",
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="write it there, not to the screen")] = "",
+    json: JsonOption = False,
+) -> None:
+    """Write the recipe that this hand-built node already fulfils; the first plan with it is empty."""
+    from gpunode.cli import commands
+
+    commands.recipe_from_node(node, output, commands.How(json=json))

@@ -1,0 +1,103 @@
+"""From any exception to a message that helps, and an exit code that means one thing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import typer
+
+from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
+
+_LOG_FOLDER = Path("/var/log/gpunode")
+
+
+class Answered(Exception):  # noqa: N818 - an answer with an exit code of its own, not an error
+    """A command has told all there is to tell; only its exit code is left."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def run(arguments: list[str]) -> int:
+    """Runs the command that ``arguments`` name; every way it can end has its exit code."""
+    from gpunode.cli.app import app
+
+    command = typer.main.get_command(app)
+    try:
+        command.main(args=arguments, prog_name="gpunode", standalone_mode=False)
+    except Answered as answer:
+        return answer.exit_code
+    except GpunodeError as error:
+        return _fail(arguments, error)
+    except KeyboardInterrupt:
+        return _fail(arguments, Interrupted("interrupted", hint="nothing was half written"))
+    except BrokenPipeError:
+        return _reader_gone()
+    except Exception as error:  # the one broad except: what is not ours is a bug, and is kept for its report
+        return _typer_error(arguments, error)
+    return 0
+
+
+def _fail(arguments: list[str], error: GpunodeError) -> int:
+    command = next((word for word in arguments if not word.startswith("-")), "gpunode")
+    if "--json" in arguments:
+        from gpunode.cli.envelope import failure
+
+        sys.stdout.write(failure(command, error).as_json() + "\n")
+    else:
+        from gpunode.cli.human import show_error
+
+        show_error(error)
+    return error.exit_code
+
+
+def _typer_error(arguments: list[str], error: Exception) -> int:
+    """Typer's own usage errors keep their text; anything else is a bug."""
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:
+        return _fail(arguments, UsageError(str(format_message()), hint="gpunode --help lists commands and options"))
+    if type(error).__name__ in {"Exit", "Abort"}:
+        return int(getattr(error, "exit_code", 1))
+    return _bug(arguments, error)
+
+
+def _bug(arguments: list[str], error: Exception) -> int:
+    place = _keep("".join(traceback.format_exception(error)))
+    sys.stderr.write(
+        f"gpunode: a bug in gpunode: {type(error).__name__}: {error}\n"
+        f"  the traceback is in {place}; please report it with that file\n"
+        f"  command: gpunode {' '.join(arguments)}\n"
+    )
+    return BUG[0]
+
+
+def _keep(text: str) -> str:
+    """Where the traceback now is: under /var/log for root, else in a private temporary file."""
+    name = time.strftime("bug-%Y%m%dT%H%M%SZ.txt", time.gmtime())
+    try:
+        if os.geteuid() == 0:
+            _LOG_FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return _written(os.open(_LOG_FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), _LOG_FOLDER / name, text)
+        descriptor, path = tempfile.mkstemp(prefix="gpunode-", suffix=f"-{name}")
+        return _written(descriptor, Path(path), text)
+    except OSError:
+        sys.stderr.write(text)
+        return "the lines above"
+
+
+def _written(descriptor: int, path: Path, text: str) -> str:
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    return str(path)
+
+
+def _reader_gone() -> int:
+    """Whoever read our output has gone (``| head``); Python must not complain of it again at its own end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141

@@ -1,0 +1,351 @@
+"""What each command does: compose the node, run the workflow, show the answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpunode import __version__, builtin
+from gpunode import recipe as recipes
+from gpunode.cli.boundary import Answered
+from gpunode.cli.compose import Seen, Stop, Wanted, checked_root, digest, is_image, need_root, see
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.human import Screen
+from gpunode.errors import (
+    ChangesPending,
+    GpunodeError,
+    RebootRequired,
+    UsageError,
+    VerifyFailed,
+)
+from gpunode.facts.model import Facts, Known, Unknown
+from gpunode.recipe import Recipe
+from gpunode.steps import STEPS
+from gpunode.workflow.converge import StagePlan, raise_refusal
+
+SAMPLE = "debian12-gtx1080"
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How the answer is wanted."""
+
+    json: bool = False
+    verbose: bool = False
+
+    def screen(self) -> Screen:
+        """Where a person reads; silent when a program does."""
+        return Screen(verbose=self.verbose, silent=self.json)
+
+    def answer(self, envelope: Envelope) -> None:
+        """Tells a program the answer, and ends with its exit code unless that is 0."""
+        if self.json:
+            sys.stdout.write(envelope.as_json() + "\n")
+        if envelope.exit_code:
+            raise Answered(envelope.exit_code)
+
+
+def plan(wanted: Wanted, how: How, only: Sequence[str], node: str, root: str, gpu: str, *, check: bool) -> None:
+    """Shows what setup would do."""
+    from gpunode.workflow.plan import pending
+    from gpunode.workflow.plan import plan as make_plan
+
+    _check_steps(only)
+    recipe = wanted.read()
+    seen = see(node, root, gpu)
+    plans = make_plan(recipe, seen.facts, seen.host, only)
+    raise_refusal(plans)
+    how.screen().plan(recipe, seen.facts, plans)
+    todo = pending(plans)
+    failure = ChangesPending("changes are pending", hint="gpunode setup makes them") if todo and check else None
+    how.answer(_planned("plan", plans, seen.facts, failure))
+
+
+def _planned(command: str, plans: Sequence[StagePlan], facts: Facts, failure: GpunodeError | None) -> Envelope:
+    steps = [
+        {"id": step.step.id, "stage": stage.stage, "reason": step.outcome.reason, "changes": len(step.changes)}
+        for stage in plans
+        for step in stage.steps
+        if not hasattr(step.outcome, "exit_code")
+    ]
+    return Envelope(
+        command,
+        status=failure.status if failure else "ok",
+        exit_code=failure.exit_code if failure else 0,
+        changed=any(stage.changes for stage in plans),
+        changes=[change for stage in plans for change in stage.changes],
+        notes=[note for stage in plans for step in stage.steps for note in getattr(step.outcome, "notes", ())],
+        unknown=unknown(facts),
+        errors=(failure,) if failure else (),
+        result={"steps": steps, "waits": [wait.reason for stage in plans for wait in stage.waits]},
+    )
+
+
+def unknown(facts: Facts) -> list[dict[str, object]]:
+    """Every fact that could not be told, with the reason."""
+    rows = ((name, getattr(facts, name)) for name in Facts.__slots__)
+    single = [(name, fact) for name, fact in rows if isinstance(fact, Unknown)]
+    keyed = [(path, fact) for path, fact in {**facts.files, **facts.units}.items() if isinstance(fact, Unknown)]
+    return [{"fact": name, "reason": fact.reason, "probe": fact.probe} for name, fact in (*single, *keyed)]
+
+
+def setup(
+    wanted: Wanted,
+    how: How,
+    only: Sequence[str],
+    root: str,
+    gpu: str,
+    *,
+    yes: bool,
+    reboot: bool,
+    allow_disruption: bool,
+) -> None:
+    """Makes the node as the recipe wants it, and proves it."""
+    from gpunode.host.local import LocalHost
+    from gpunode.host.process import CommandLog
+    from gpunode.journal.store import Store
+    from gpunode.workflow.converge import survey
+    from gpunode.workflow.setup import Asked
+    from gpunode.workflow.setup import setup as make
+
+    _check_steps(only)
+    need_root("setup")
+    recipe, place = wanted.read(), checked_root(root)
+    named = _named_gpus(gpu)
+    store, image, screen = Store(place), is_image(root), how.screen()
+    log = CommandLog("setup", root=place)
+    host = LocalHost(place, on_progress=screen.progress, log=log)
+    with store.lock(), Stop() as stop, screen:
+        facts = survey(host, image=image, gpus=named)
+        asked = Asked(
+            version=__version__,
+            argv=tuple(sys.argv[1:]),
+            recipe_sha256=digest(recipe),
+            only=only,
+            allow_disruption=allow_disruption,
+            confirm=lambda plans: screen.confirm(plans, yes=yes),
+            pause=stop.pause,
+        )
+        done = make(
+            recipe,
+            host,
+            store,
+            facts,
+            advance=lambda _, __: survey(host, image=image, gpus=named),
+            asked=asked,
+            tell=screen.tell,
+        )
+        _finish_setup(recipe, how, screen, host, done, image=image, reboot=reboot, log=log.path)
+
+
+def _named_gpus(gpu: str) -> tuple[object, ...] | object:
+    from gpunode.cli.compose import gpus
+
+    return gpus(gpu)
+
+
+def _finish_setup(recipe, how, screen, host, done, *, image, reboot, log):  # type: ignore[no-untyped-def]
+    from gpunode.workflow.verify import Report, verify
+
+    reboots = [wait for wait in done.waits if wait.for_ == "reboot"]
+    report = Report(()) if image or reboots else verify(recipe, done.facts, host)
+    failure: GpunodeError | None = None
+    if reboots:
+        failure = RebootRequired(
+            "a reboot is needed",
+            why="\n".join(wait.reason for wait in reboots),
+            hint="reboot, then run the same command again: it goes on where it stopped",
+        )
+    elif report.failed:
+        first = report.failed[0]
+        failure = VerifyFailed(f"applied, but {first.title}: {first.detail}", hint=first.hint)
+    screen.setup(recipe, done, report, failure, log=log)
+    how.answer(
+        Envelope(
+            "setup",
+            status=failure.status if failure else "ok",
+            exit_code=failure.exit_code if failure else 0,
+            changed=done.changed,
+            changes=[change for stage in done.applied for change in stage.changes],
+            unknown=unknown(done.facts),
+            errors=(failure,) if failure else (),
+            result={
+                "run": done.run,
+                "seconds": round(done.seconds, 3),
+                "triggers": done.settled,
+                "checks": report.checks,
+                "gpus": report.inventory.gpus if report.inventory else (),
+            },
+        )
+    )
+
+
+def rehearse(wanted: Wanted, how: How, node: str, gpu: str) -> None:
+    """Rehearses setup, verify and rollback on a captured node."""
+    from gpunode.journal.store import Store
+    from gpunode.workflow.rehearse import rehearse as make
+    from gpunode.workflow.setup import Asked
+
+    recipe = wanted.read()
+    seen = see(node or str(sample()), "/", gpu)
+    screen = how.screen()
+    with tempfile.TemporaryDirectory(prefix="gpunode-rehearsal-") as folder, screen:
+        screen.rehearsal_begins(recipe, node or SAMPLE)
+        asked = Asked(version=__version__, argv=tuple(sys.argv[1:]), recipe_sha256=digest(recipe))
+        done = make(recipe, seen.facts, seen.evidence, Store(folder), asked=asked, tell=screen.tell)
+        screen.rehearsal(recipe, done)
+    how.answer(
+        Envelope(
+            "rehearse",
+            changes=[change for stage in done.setup.applied for change in stage.changes],
+            unknown=unknown(seen.facts),
+            result={"rehearsal": True, "node": node or SAMPLE, "checks": done.checks, "restored": done.restored},
+        )
+    )
+
+
+def sample() -> Path:
+    """The shipped capture of a node."""
+    return Path(__file__).parent.parent / "samples" / SAMPLE
+
+
+def verify(wanted: Wanted, how: How, *, cuda: bool, container: bool) -> None:
+    """Proves that the node works."""
+    from gpunode.workflow.verify import Extra
+    from gpunode.workflow.verify import verify as look
+
+    recipe, seen, screen = wanted.read(), see("", "/", ""), how.screen()
+    with screen:
+        report = look(recipe, seen.facts, seen.host, Extra(cuda, _container_check() if container else None))
+        screen.report(recipe, report)
+    failure = None
+    if report.failed:
+        first = report.failed[0]
+        failure = VerifyFailed(f"{first.title}: {first.detail}", hint=first.hint)
+    how.answer(
+        Envelope(
+            "verify",
+            status=failure.status if failure else "ok",
+            exit_code=failure.exit_code if failure else 0,
+            unknown=unknown(seen.facts),
+            errors=(failure,) if failure else (),
+            result={"checks": report.checks, "gpus": report.inventory.gpus if report.inventory else ()},
+        )
+    )
+
+
+def status(how: How, node: str) -> None:
+    """Shows the node."""
+    from gpunode.workflow.status import status as look
+
+    seen = see(node, "/", "")
+    found = look(seen.facts, seen.host)
+    how.screen().status(seen.facts, found)
+    how.answer(Envelope("status", unknown=unknown(seen.facts), result={"status": found}))
+
+
+def runs(how: How, root: str) -> None:
+    """Lists the recorded runs."""
+    from gpunode.journal.store import Store
+
+    found = Store(checked_root(root)).runs()
+    how.screen().runs(found)
+    how.answer(Envelope("rollback", result={"runs": found}))
+
+
+def rollback(run: str, how: How, root: str, *, yes: bool, force: bool) -> None:
+    """Puts a run's configuration back."""
+    from gpunode.host.local import LocalHost
+    from gpunode.host.process import CommandLog
+    from gpunode.journal.store import Store
+    from gpunode.workflow.rollback import choose, undoing
+    from gpunode.workflow.rollback import rollback as undo
+
+    need_root("rollback")
+    place, screen = checked_root(root), how.screen()
+    store = Store(place)
+    host = LocalHost(place, on_progress=screen.progress, log=CommandLog("rollback", root=place))
+    with store.lock(), Stop() as stop, screen:
+        back = undoing(store, host, choose(store, run).run, force=force)
+        screen.undoing(back)
+        if not back.changes:
+            how.answer(Envelope("rollback", result={"of": back.of}))
+            return
+        screen.confirm_rollback(back, yes=yes)
+        done = undo(
+            back, host, store, version=__version__, argv=tuple(sys.argv[1:]), tell=screen.tell, pause=stop.pause
+        )
+        screen.rollback(done)
+    how.answer(
+        Envelope("rollback", changed=True, changes=done.changes, result={"of": done.of, "run": done.run, "triggers": done.settled})
+    )
+
+
+def capture(file: str, how: How) -> None:
+    """Saves what gpunode sees of this node."""
+    from gpunode.facts.probes import PROBES
+    from gpunode.host import nvml
+    from gpunode.host.capture import save
+    from gpunode.host.local import LocalHost
+    from gpunode.workflow.converge import look
+
+    evidence = look(LocalHost("/"), (*PROBES, nvml.probe()))
+    save(evidence, Path(file))
+    failed = [key for key, capture in evidence.items() if capture.outcome in {"denied", "failed", "timeout"}]
+    how.screen().captured(file, len(evidence), failed)
+    how.answer(Envelope("capture", result={"file": file, "probes": len(evidence), "incomplete": failed}))
+
+
+def recipe_list(how: How) -> None:
+    """Lists the shipped recipes."""
+    found = {name: builtin.read(name).description for name in builtin.names()}
+    how.screen().recipes(found)
+    how.answer(Envelope("recipe list", result={"recipes": found}))
+
+
+def recipe_show(name: str, how: How) -> None:
+    """Prints a recipe and what it amounts to."""
+    text, whole = builtin.load(name), builtin.read(name)
+    how.screen().recipe(name, text, recipes.render(whole))
+    how.answer(Envelope("recipe show", result={"text": text, "recipe": whole}))
+
+
+def recipe_check(file: str, how: How) -> None:
+    """Says whether a recipe can be understood."""
+    found = builtin.read(file)
+    how.screen().recipe_is_good(file, found)
+    how.answer(Envelope("recipe check", result={"recipe": found}))
+
+
+def recipe_from_node(node: str, output: str, how: How) -> None:
+    """Writes the recipe that a node already fulfils."""
+    from gpunode.workflow.from_node import recipe_of
+
+    seen = see(node, "/", "")
+    text = recipes.render(recipe_of(seen.facts, seen.host))
+    if output:
+        _write_new(Path(output), text)
+    how.screen().from_node(text, output)
+    how.answer(Envelope("recipe from-node", result={"text": text, "file": output}))
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Raises UsageError when there is a file already: a recipe may be somebody's work."""
+    try:
+        with path.open("x") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written", why=error.strerror or str(error), hint="name a file that does not exist yet with -o"
+        ) from error
+
+
+def _check_steps(only: Sequence[str]) -> None:
+    ids = [step.id for step in STEPS]
+    if wrong := [step for step in only if step not in ids]:
+        raise UsageError(f"there is no step {', '.join(wrong)}", why=f"steps: {', '.join(ids)}", hint="gpunode plan -v shows them")

@@ -1,0 +1,184 @@
+"""The composition root: from what was typed to a node, its facts, its journal and a recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpunode import builtin
+from gpunode.errors import Interrupted, Terminated, UsageError
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Evidence
+from gpunode.facts.model import Facts, Known, PciDevice
+from gpunode.host.port import HostView
+from gpunode.recipe import Recipe, parse, render
+
+_PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
+_DEFAULT_RECIPES = {"containerd": "containerd", "docker": "docker", "none": "bare-metal", "": "bare-metal"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was typed about the wanted state."""
+
+    recipe: str = ""
+    runtime: str = ""
+    driver: str = ""
+    upgrade: bool = False
+
+    def read(self) -> Recipe:
+        """The recipe, with what the command line overrides.
+
+        Raises:
+            RecipeError, UsageError: it cannot be understood.
+        """
+        base = builtin.read(self.recipe or _DEFAULT_RECIPES.get(self.runtime, "bare-metal"))
+        wanted = replace(base, upgrade=self.upgrade)
+        if self.runtime:
+            name = _option("--runtime", "runtime", "name", self.runtime).runtime.name
+            wanted = replace(wanted, runtime=replace(wanted.runtime, name=name))
+        if self.driver:
+            version = _option("--driver", "driver", "version", self.driver).driver.version
+            wanted = replace(wanted, driver=replace(wanted.driver, version=version))
+        return wanted
+
+
+def _option(option: str, section: str, key: str, value: str) -> Recipe:
+    """A recipe with that one value, checked as a file's would be, so that options and files take the same words."""
+    return parse(f"schema = 1\n[{section}]\n{key} = {json.dumps(value)}\n", f"{option} {value}", builtin.load)
+
+
+def digest(recipe: Recipe) -> str:
+    """The hash by which the journal knows a recipe: of its meaning, not of its file's comments."""
+    return hashlib.sha256(render(recipe).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A node that is only looked at: this machine, or a capture of another."""
+
+    host: HostView
+    facts: Facts
+    evidence: Evidence
+
+
+def gpus(text: str) -> tuple[PciDevice, ...]:
+    """The GPUs that ``--gpu`` names for an image.
+
+    Raises:
+        UsageError: it is not a list of PCI ids.
+    """
+    found = []
+    for index, part in enumerate(filter(None, text.split(","))):
+        match = _PCI_ID.fullmatch(part.strip())
+        if match is None or match[1].lower() != "10de":
+            raise UsageError(
+                f"--gpu {text}: {part!r} is not the PCI id of an NVIDIA GPU",
+                hint="write vendor:device in hex, as `lspci -nn` shows them: --gpu 10de:1b80,10de:1eb8",
+            )
+        found.append(PciDevice(f"image:{index:02x}", "10de", match[2].lower(), "0302"))
+    return tuple(found)
+
+
+def see(node: str, root: str, gpu: str) -> Seen:
+    """The node that plan, status and rehearse look at.
+
+    Args:
+        node: a capture's path; empty for this machine.
+        root: a mounted root; ``/`` for this machine itself.
+        gpu: what ``--gpu`` says.
+    """
+    if node:
+        from gpunode.host.capture import CaptureHost, load
+
+        evidence = load(Path(node))
+        return Seen(CaptureHost(evidence), _with_gpus(derive(evidence), gpu), evidence)
+    from gpunode.facts.probes import PROBES
+    from gpunode.host.local import LocalHost
+    from gpunode.workflow.converge import look
+
+    host = LocalHost(checked_root(root))
+    evidence = look(host, PROBES)
+    return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
+
+
+def _with_gpus(facts: Facts, gpu: str) -> Facts:
+    named = gpus(gpu)
+    return replace(facts, devices=Known(named, "--gpu")) if named else facts
+
+
+def is_image(root: str) -> bool:
+    """Whether ``root`` is a mounted root and not the system that runs."""
+    return Path(root).resolve() != Path("/")
+
+
+def checked_root(root: str) -> str:
+    """``root``, if it holds a system.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if is_image(root) and not Path(root, "etc").is_dir():
+        raise UsageError(
+            f"--root {root} holds no system",
+            why="there is no folder etc in it",
+            hint="mount the image first, then name its root folder",
+        )
+    return str(Path(root).resolve())
+
+
+def need_root(command: str) -> None:
+    """Nothing, for root.
+
+    Raises:
+        UsageError: for anybody else.
+    """
+    if os.geteuid() != 0:
+        typed = " ".join(sys.argv[1:]) or command
+        raise UsageError(
+            f"{command} needs root",
+            why="it writes under /etc and runs apt",
+            hint=f"sudo gpunode {typed}\n(gpunode plan shows what it would do, without root)",
+        )
+
+
+class Stop:
+    """Remembers a signal until the atomic write in progress is over."""
+
+    def __init__(self) -> None:
+        self._signal = 0
+
+    def __enter__(self) -> Stop:
+        import signal
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._former = {number: signal.signal(number, self._note) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import signal
+
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        self._signal = number
+
+    def pause(self) -> None:
+        """Nothing, unless a signal came.
+
+        Raises:
+            Interrupted: SIGINT came; ``Terminated`` for the others.
+        """
+        if self._signal:
+            kind = Interrupted if self._signal == 2 else Terminated
+            raise kind(
+                "stopped, as the signal asked for, between two changes",
+                why="what was done is journaled and complete",
+                hint="gpunode setup goes on where it stopped; gpunode rollback puts the configuration back",
+            )

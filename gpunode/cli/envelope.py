@@ -1,0 +1,112 @@
+"""The JSON envelope: one object on standard output and nothing else; ``changed`` and ``diff`` as Ansible means them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from gpunode.change import Change, FileChange, FileState, PackageChange, diff, subject
+from gpunode.errors import GpunodeError
+from gpunode.host.process import redact
+
+ENVELOPE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What a command answers, whoever reads it.
+
+    Attributes:
+        status: one word; ``ok`` or an error's own.
+        changes: what was changed, or would be.
+        unknown: what could not be told, with the reason.
+        result: the command's own answer.
+    """
+
+    command: str
+    status: str = "ok"
+    exit_code: int = 0
+    changed: bool = False
+    changes: Sequence[Change] = ()
+    notes: Sequence[str] = ()
+    findings: Sequence[Mapping[str, object]] = ()
+    unknown: Sequence[Mapping[str, object]] = ()
+    errors: Sequence[GpunodeError] = ()
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> str:
+        """The envelope as one line of JSON, secrets redacted."""
+        answer = {
+            "gpunode": ENVELOPE,
+            "command": self.command,
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "changed": self.changed,
+            "changes": [_change(change) for change in self.changes],
+            "diff": [_diff(change) for change in self.changes if isinstance(change, FileChange)],
+            "notes": list(self.notes),
+            "findings": list(self.findings),
+            "unknown": list(self.unknown),
+            "errors": [error.as_dict() for error in self.errors],
+            "result": plain(self.result),
+        }
+        return json.dumps(answer, ensure_ascii=False)
+
+
+def failure(command: str, error: GpunodeError) -> Envelope:
+    """The envelope of a command that stopped short."""
+    return Envelope(command, error.status, error.exit_code, errors=(error,))
+
+
+def plain(value: object) -> Any:
+    """``value`` in JSON's types: dataclasses as objects, sets sorted, bytes left out."""
+    if isinstance(value, bytes):
+        return f"({len(value)} bytes)"
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted((plain(item) for item in value), key=str)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def _change(change: Change) -> dict[str, object]:
+    kind = type(change).__name__.removesuffix("Change").lower()
+    row: dict[str, object] = {"kind": kind, "subject": subject(change)}
+    if isinstance(change, PackageChange):
+        row["before"] = change.before.version if change.before else None
+        row["after"] = getattr(change.after, "version", getattr(change.after, "prefix", None))
+    return row
+
+
+def _diff(change: FileChange) -> dict[str, str]:
+    """Ansible's shape: both texts with headers; ``prepared`` where the content is not known yet or not text."""
+    if not _is_text(change.before) or not _is_text(change.after):
+        return {"prepared": "\n".join(diff(change))}
+    return {
+        "before_header": change.path,
+        "after_header": change.path,
+        "before": _text(change.before),
+        "after": _text(change.after),
+    }
+
+
+def _is_text(state: object) -> bool:
+    if state is None:
+        return True
+    if not isinstance(state, FileState):
+        return False
+    try:
+        state.content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _text(state: object) -> str:
+    return redact(state.content.decode()) if isinstance(state, FileState) else ""

@@ -1,0 +1,84 @@
+"""Debian.
+
+Sources: NVIDIA's driver installation guide, Debian page (compute-only and full installation); the packages of a full
+580.105.08 and 570.158.01 installation from NVIDIA's Debian repositories in public files. NVIDIA's Debian packages never
+carry a branch in their names. nvidia-smi is in nvidia-driver-cuda; the package nvidia-smi is Debian's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpunode.catalog.driver import Choice
+from gpunode.change import PackageState
+from gpunode.distros.dpkg_version import DpkgVersion
+from gpunode.distros.family import Family
+from gpunode.recipe import Scope
+
+_FLAVOURS = frozenset({"amd64", "cloud-amd64", "rt-amd64", "arm64", "cloud-arm64", "rt-arm64", "arm64-16k"})
+# Proxmox renamed pve-kernel and pve-headers with its kernel 6.5.
+_FIRST_PROXMOX_NAMES = DpkgVersion("6.5")
+
+
+def dkms_package(choice: Choice) -> str:
+    """The package that builds the kernel modules."""
+    return "nvidia-kernel-open-dkms" if choice.flavour == "open" else "nvidia-kernel-dkms"
+
+
+def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
+    """What apt is asked for; in the scope ``full`` NVIDIA's meta package, which from 615 on is never cuda-drivers."""
+    modules = (dkms_package(choice), "nvidia-persistenced")
+    if scope == "full":
+        return (_meta_package(choice), *modules)
+    media = ("libnvidia-encode1", "libnvcuvid1") if scope == "media" else ()
+    return ("nvidia-driver-cuda", *media, *modules)
+
+
+def _meta_package(choice: Choice) -> str:
+    if choice.flavour == "open":
+        return "nvidia-open"
+    return f"cuda-drivers-{choice.branch}" if choice.suffixed_names else "cuda-drivers"
+
+
+def headers(kernel: str) -> str:
+    """The headers of exactly this kernel; Proxmox VE runs its own kernels on Debian."""
+    if not kernel.endswith("-pve"):
+        return f"linux-headers-{kernel}"
+    return f"proxmox-headers-{kernel}" if DpkgVersion(kernel) >= _FIRST_PROXMOX_NAMES else f"pve-headers-{kernel}"
+
+
+def headers_meta(kernel: str, installed: Mapping[str, PackageState]) -> str | None:
+    """The package that follows the kernel's own meta package."""
+    present = {name for name, state in installed.items() if not state.config_files_only}
+    if kernel.endswith("-pve"):
+        return _proxmox_meta(kernel, present)
+    flavour = _flavour(kernel)
+    return f"linux-headers-{flavour}" if flavour in _FLAVOURS and f"linux-image-{flavour}" in present else None
+
+
+def _flavour(kernel: str) -> str:
+    """``cloud-amd64`` of 6.1.0-37-cloud-amd64, 6.12.48+deb13-cloud-amd64 and 6.1.0-0.deb11.5-cloud-amd64."""
+    return re.sub(r"^[^-]*-(\d[^-]*-)*", "", kernel)
+
+
+def _proxmox_meta(kernel: str, present: set[str]) -> str | None:
+    series = ".".join(kernel.split(".")[:2])
+    follows = {
+        "proxmox-default-kernel": "proxmox-default-headers",
+        f"proxmox-kernel-{series}": f"proxmox-headers-{series}",
+        f"pve-kernel-{series}": f"pve-headers-{series}",
+    }
+    return next((meta for image, meta in follows.items() if image in present), None)
+
+
+DEBIAN = Family(
+    id="debian",
+    name="Debian",
+    versions=("12", "13"),
+    origins=("Debian",),
+    driver_packages=driver_packages,
+    dkms_package=dkms_package,
+    headers=headers,
+    headers_meta=headers_meta,
+)

@@ -1,0 +1,69 @@
+"""Versions in dpkg's order: Debian Policy 5.6.12, deb-version(7)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import total_ordering
+from typing import TypeAlias
+
+_Key: TypeAlias = tuple[tuple[tuple[int, ...], int], ...]
+_PART = re.compile(r"([^0-9]*)([0-9]*)")
+_END, _TILDE = 0, -1
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True, eq=False)
+class DpkgVersion:
+    """A version that compares as dpkg compares it; ``1.0`` and ``1.00`` are equal.
+
+    Nothing is refused: names of kernels, which are no package versions, are ordered by the same rule.
+    """
+
+    text: str
+
+    @property
+    def epoch(self) -> int:
+        """The number before the colon; 0 when there is none."""
+        head, colon, _ = self.text.partition(":")
+        return int(head) if colon and head.isascii() and head.isdigit() else 0
+
+    @property
+    def without_epoch(self) -> str:
+        """The version as file names carry it."""
+        head, colon, rest = self.text.partition(":")
+        return rest if colon and head.isascii() and head.isdigit() else self.text
+
+    @property
+    def key(self) -> tuple[int, _Key, _Key]:
+        """What is compared, in this order: epoch, upstream version, Debian revision."""
+        upstream, hyphen, revision = self.without_epoch.rpartition("-")
+        parts = (upstream, revision) if hyphen else (revision, "")
+        return self.epoch, _key(parts[0]), _key(parts[1])
+
+    def __eq__(self, other: object) -> bool:
+        return self.key == other.key if isinstance(other, DpkgVersion) else NotImplemented
+
+    def __lt__(self, other: DpkgVersion) -> bool:
+        return self.key < other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _key(part: str) -> _Key:
+    """Text and numbers in turn, and an end that equals an absent number: ``1.0-0`` is ``1.0``."""
+    end = ((_END,), 0)
+    pieces = [(text, number) for text, number in _PART.findall(part) if text or number]
+    key = [((*(_weight(char) for char in text), _END), int(number or 0)) for text, number in pieces]
+    return (*(piece for piece in key if piece != end), end)
+
+
+def _weight(char: str) -> int:
+    """Tilde, then the end, then letters, then everything else."""
+    if char == "~":
+        return _TILDE
+    return ord(char) if char.isascii() and char.isalpha() else ord(char) + 0x110000

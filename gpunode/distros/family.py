@@ -1,0 +1,101 @@
+"""What a distribution family answers, and what all that use apt have in common."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpunode.catalog.conflicts import pinned_globs
+from gpunode.catalog.driver import Choice
+from gpunode.catalog.repositories import repository_dir
+from gpunode.change import PackageState
+from gpunode.facts.model import Distro
+from gpunode.recipe import Scope
+
+PIN_FILE = "/etc/apt/preferences.d/gpunode-nvidia"
+
+TOOLKIT_PACKAGES = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+"""The container toolkit; always all four, at one version."""
+
+# Above 1000 apt goes back to an older version where a newer one is installed; below 0 it never takes a version.
+_WANTED, _NEVER = 1001, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The words of one distribution family.
+
+    Attributes:
+        id: as in os-release.
+        versions: the releases that gpunode supports.
+        origins: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
+        driver_packages: what apt is asked for: the fewest names that bring the driver of a scope.
+        dkms_package: the one of them that builds the kernel modules.
+        headers: the headers of exactly this kernel.
+        headers_meta: the package that brings the headers of later kernels too, as the kernel's own meta package brings
+            later kernels; None when no such kernel package is installed.
+    """
+
+    id: str
+    name: str
+    versions: tuple[str, ...]
+    origins: tuple[str, ...]
+    driver_packages: Callable[[Choice, Scope], tuple[str, ...]]
+    dkms_package: Callable[[Choice], str]
+    headers: Callable[[str], str]
+    headers_meta: Callable[[str, Mapping[str, PackageState]], str | None]
+
+    @property
+    def toolkit_packages(self) -> tuple[str, ...]:
+        """The container toolkit's packages."""
+        return TOOLKIT_PACKAGES
+
+    def supported(self, distro: Distro) -> bool:
+        """Whether gpunode knows this release."""
+        return distro.id == self.id and distro.version_id in self.versions
+
+    def repository_dir(self, distro: Distro) -> str:
+        """NVIDIA's name for this release (``debian12``)."""
+        return repository_dir(distro)
+
+    def pin(self, choice: Choice) -> bytes:
+        """The text of PIN_FILE: driver packages come from NVIDIA's repository and in the chosen version, or not at all.
+
+        Of the records that match a version, apt takes the first (apt_preferences(5)): the distribution's own packages
+        are out even where their version would fit, then what fits is wanted, then the rest is out, so that a name that
+        the chosen branch lacks never brings in another branch. NVIDIA's repository is not named by its origin: a mirror
+        may have another. ``:any`` holds foreign architectures too.
+        """
+        version = f"{choice.exact}-*" if choice.exact else f"{choice.branch}.*"
+        records = [
+            _record(f"release o=/^({'|'.join(self.origins)})/", _NEVER),
+            _record(f"version {version}", _WANTED),
+            _record("release *", _NEVER),
+        ]
+        return "\n".join([_PIN_HEADER, *records]).encode()
+
+
+_PIN_HEADER = """\
+# Written by gpunode: NVIDIA driver packages come from NVIDIA's repository, in one branch.
+# `gpunode setup` rewrites this file, `gpunode rollback --packages` takes it back.
+"""
+
+
+def repository_list(uri: str, suite: str, signed_by: str, arch: str = "") -> bytes:
+    """A source list of one line, as NVIDIA's own packages and instructions write it."""
+    options = [f"arch={arch}"] if arch else []
+    return f"deb [{' '.join([*options, f'signed-by={signed_by}'])}] {uri} {suite}\n".encode()
+
+
+def _record(pin: str, priority: int) -> str:
+    names = " ".join(f"{glob}:any" for glob in pinned_globs())
+    package = textwrap.fill(
+        f"Package: {names}", width=120, subsequent_indent=" ", break_on_hyphens=False, break_long_words=False
+    )
+    return f"{package}\nPin: {pin}\nPin-Priority: {priority}\n"

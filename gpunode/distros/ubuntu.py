@@ -1,0 +1,95 @@
+"""Ubuntu.
+
+Sources: NVIDIA's driver installation guide, Ubuntu page (compute-only installation; "starting with branch 590, branch
+designation was removed"); for 580 the names and versions in NVIDIA's ubuntu2204 repository as public lock files hold
+them: nvidia-utils-580 brings nvidia-smi, nvidia-persistenced is a package of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpunode.catalog.driver import Choice
+from gpunode.change import PackageState
+from gpunode.distros.dpkg_version import DpkgVersion
+from gpunode.distros.family import Family
+from gpunode.recipe import Scope
+
+# Before, the daemon was in nvidia-compute-utils-<branch>, as it still is in Ubuntu's own archive.
+_PERSISTENCED_OF_ITS_OWN_FROM = 580
+_IMAGE = "linux-image-"
+# The series of a meta package: none, a release's newer kernels, a cloud's long-term ones, or a pinned kernel version.
+_SERIES = re.compile(r"|(-hwe|-lts|-oem)?(-\d+\.\d+[a-d]?)?(-edge)?")
+
+
+def dkms_package(choice: Choice) -> str:
+    """The package that builds the kernel modules."""
+    return f"{_named('nvidia-dkms', choice)}{'-open' if choice.flavour == 'open' else ''}"
+
+
+def driver_packages(choice: Choice, scope: Scope) -> tuple[str, ...]:
+    """What apt is asked for; in the scope ``full`` NVIDIA's meta package, which from 615 on is never cuda-drivers."""
+    modules = (dkms_package(choice), _persistenced(choice))
+    if scope == "full":
+        return (_named("nvidia-open" if choice.flavour == "open" else "cuda-drivers", choice), *modules)
+    media = ("libnvidia-encode", "libnvidia-decode") if scope == "media" else ()
+    libraries = tuple(_named(name, choice) for name in ("libnvidia-compute", *media))
+    smi = (_named("nvidia-utils", choice),) if choice.suffixed_names else ()
+    return (*libraries, *smi, *modules)
+
+
+def _persistenced(choice: Choice) -> str:
+    if choice.branch >= _PERSISTENCED_OF_ITS_OWN_FROM:
+        return "nvidia-persistenced"
+    return _named("nvidia-compute-utils", choice)
+
+
+def _named(name: str, choice: Choice) -> str:
+    return f"{name}-{choice.branch}" if choice.suffixed_names else name
+
+
+def headers(kernel: str) -> str:
+    """The headers of exactly this kernel."""
+    return f"linux-headers-{kernel}"
+
+
+def headers_meta(kernel: str, installed: Mapping[str, PackageState]) -> str | None:
+    """The package that follows the kernel's own meta package (generic, generic-hwe-24.04, virtual, aws).
+
+    Kernels of several meta packages share a name (``-generic``), so the one whose version is that of the kernel is
+    taken; where none is, as after an upgrade that waits for its reboot, the newest.
+    """
+    release, flavour = kernel.partition("-")[0], _flavour(kernel)
+    metas = [
+        (state.version.startswith(f"{release}."), DpkgVersion(state.version), name.removeprefix(_IMAGE))
+        for name, state in installed.items()
+        if not state.config_files_only and name.startswith(_IMAGE) and _follows(name.removeprefix(_IMAGE), flavour)
+    ]
+    return f"linux-headers-{max(metas)[2]}" if metas else None
+
+
+def _flavour(kernel: str) -> str:
+    """``generic-64k`` of 6.8.0-51-generic-64k."""
+    return "-".join(kernel.split("-")[2:])
+
+
+def _follows(meta: str, flavour: str) -> bool:
+    """Whether the meta package ``linux-image-<meta>`` brings kernels of this flavour."""
+    for stem in (flavour, "virtual") if flavour == "generic" else (flavour,):
+        rest = meta.removeprefix(stem)
+        if stem and rest != meta and _SERIES.fullmatch(rest):
+            return True
+    return False
+
+
+UBUNTU = Family(
+    id="ubuntu",
+    name="Ubuntu",
+    versions=("22.04", "24.04", "26.04"),
+    origins=("Ubuntu", "LP-PPA-graphics-drivers"),
+    driver_packages=driver_packages,
+    dkms_package=dkms_package,
+    headers=headers,
+    headers_meta=headers_meta,
+)

@@ -1,0 +1,123 @@
+"""APT's source lists, sources.list(5): the one-line style and deb822."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from gpunode.facts.model import AptSource
+
+EMBEDDED = "(embedded key)"
+_TYPES = ("deb", "deb-src")
+_WORD = re.compile(r"(?:\[[^\]]*\]|\"[^\"]*\"|[^\s\[\"])+")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S")
+_FALSE = frozenset({"no", "false", "without", "off", "disable", "0"})
+_FILE_NAME = re.compile(r"[A-Za-z0-9_.-]+\.(?:list|sources)")
+
+
+def is_source_list(path: str) -> bool:
+    """Whether apt reads ``path`` as a list of sources; in sources.list.d it passes over any other name."""
+    folder, _, name = path.rpartition("/")
+    return path == "/etc/apt/sources.list" or (
+        folder == "/etc/apt/sources.list.d" and _FILE_NAME.fullmatch(name) is not None
+    )
+
+
+def parse(path: str, text: str) -> tuple[AptSource, ...]:
+    """The archives that ``text``, the content of ``path``, names; those that are switched off are marked so.
+
+    Raises:
+        ValueError: an entry is malformed: apt would not read it either.
+    """
+    return tuple(_deb822(path, text) if path.endswith(".sources") else _one_line(path, text))
+
+
+def _one_line(path: str, text: str) -> Iterator[AptSource]:
+    for number, line in enumerate(text.split("\n"), 1):
+        words = _words(line)
+        if words:
+            yield _entry(path, number, words, enabled=True)
+        elif line.lstrip().startswith("#"):
+            yield from _commented(path, number, line.lstrip().lstrip("#"))
+
+
+def _words(line: str) -> list[str]:
+    # A number sign inside brackets is part of a word: apt, pkgSourceList::ReadFileListDist.
+    bare = re.match(r"(?:\[[^\]]*\]|[^#])*", line)
+    return _WORD.findall(bare[0] if bare else line)
+
+
+def _commented(path: str, number: int, line: str) -> Iterator[AptSource]:
+    """The entry that a comment switches off; a comment that is prose is none."""
+    words = _words(line)
+    rest = words[2:] if len(words) > 1 and words[1].startswith("[") else words[1:]
+    if words and words[0] in _TYPES and len(rest) > 1 and re.match(r"[a-z+-]+:", rest[0]):
+        yield _entry(path, number, words, enabled=False)
+
+
+def _entry(path: str, number: int, words: list[str], *, enabled: bool) -> AptSource:
+    kind, rest = words[0], words[1:]
+    options: Mapping[str, str] = {}
+    if rest and rest[0].startswith("["):
+        options, rest = _options(rest[0]), rest[1:]
+    if kind not in _TYPES or len(rest) < 2 or not _URI.match(rest[0]):
+        raise ValueError(f"{path}:{number}: not an entry that apt reads")
+    uri, suite, components = rest[0], rest[1], tuple(rest[2:])
+    if suite.endswith("/") == bool(components):
+        raise ValueError(f"{path}:{number}: a suite has components, a path that ends in / has none")
+    return AptSource(path, number, uri, suite, components, options.get("signed-by", ""), enabled, kind == "deb-src")
+
+
+def _options(word: str) -> Mapping[str, str]:
+    pairs = (option.partition("=") for option in word.strip("[]").split())
+    return {key.rstrip("+-").lower(): value.strip('"') for key, _, value in pairs}
+
+
+def _deb822(path: str, text: str) -> Iterator[AptSource]:
+    lines = text.split("\n")
+    start = 0
+    for number in range(len(lines) + 1):
+        if number == len(lines) or not lines[number].strip():
+            yield from _paragraph(path, start, lines[start:number])
+            start = number + 1
+
+
+def _paragraph(path: str, start: int, lines: list[str]) -> Iterator[AptSource]:
+    fields, first = _fields(path, start, lines)
+    if not fields:
+        return
+    types, uris, suites = (fields.get(key, "").split() for key in ("types", "uris", "suites"))
+    components = tuple(fields.get("components", "").split())
+    if not types or not set(types) <= set(_TYPES) or not uris or not suites or not all(map(_URI.match, uris)):
+        raise ValueError(f"{path}:{first}: not an entry that apt reads")
+    if any(suite.endswith("/") == bool(components) for suite in suites):
+        raise ValueError(f"{path}:{first}: a suite has components, a path that ends in / has none")
+    signed_by, enabled = _signed_by(fields.get("signed-by", "")), fields.get("enabled", "").lower() not in _FALSE
+    for kind in types:
+        for uri in uris:
+            for suite in suites:
+                yield AptSource(path, first, uri, suite, components, signed_by, enabled, kind == "deb-src")
+
+
+def _fields(path: str, start: int, lines: list[str]) -> tuple[Mapping[str, str], int]:
+    """The fields of a paragraph by lower-case name, and the line of the first."""
+    fields: dict[str, list[str]] = {}
+    values: list[str] | None = None
+    first = 0
+    for number, line in enumerate(lines, start + 1):
+        if line.startswith("#"):
+            continue
+        first = first or number
+        if line[:1] in {" ", "\t"} and values is not None:
+            values.append(line.strip())
+            continue
+        key, colon, value = line.partition(":")
+        if not colon:
+            raise ValueError(f"{path}:{number}: not a field: {line[:80]!r}")
+        values = fields.setdefault(key.strip().lower(), [])
+        values.append(value.strip())
+    return {key: "\n".join(parts).strip() for key, parts in fields.items()}, first
+
+
+def _signed_by(value: str) -> str:
+    return EMBEDDED if "-----BEGIN PGP" in value else " ".join(value.split())

@@ -1,0 +1,141 @@
+"""What the CUDA child answered: a vector addition on every GPU, typed. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from gpunode.facts.evidence import Capture
+from gpunode.facts.nvml import NoAnswer
+
+SCHEMA = 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CudaError:
+    """A call into libcuda that failed.
+
+    Attributes:
+        call: the function's name as it stands in cuda.h, or ``dlopen``.
+        code: its CUresult; 0 for ``dlopen``.
+        text: CUDA's own words.
+    """
+
+    call: str
+    code: int
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        code = f" ({self.code})" if self.code else ""
+        return f"{self.call}: {self.name}{code}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class CudaGpu:
+    """The vector addition on one GPU.
+
+    Attributes:
+        index: CUDA's, in the order of the PCI bus.
+        uuid: as NVML writes it; of the instance (MIG) where the GPU is partitioned, so it differs from NVML's then.
+        elements: how many sums were compared.
+        mismatches: how many were wrong.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    passed: bool
+    elements: int
+    mismatches: int
+    error: CudaError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRun:
+    """The vector addition on all GPUs that CUDA sees."""
+
+    gpus: tuple[CudaGpu, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is a GPU, and every one of them added right."""
+        return bool(self.gpus) and all(gpu.passed for gpu in self.gpus)
+
+
+CudaAnswer: TypeAlias = CudaRun | CudaError | NoAnswer
+
+HANGS = (
+    "a CUDA call did not return within {seconds:g} s: a GPU or the driver hangs; "
+    "read `dmesg` for NVRM and Xid lines, a reboot is usually needed"
+)
+
+
+def parse(data: bytes) -> CudaRun | CudaError:
+    """The typed meaning of what the CUDA child printed.
+
+    Raises:
+        ValueError: it is not that, or of a newer schema.
+    """
+    try:
+        answer = json.loads(data)
+    except RecursionError:
+        raise ValueError("the CUDA answer is nested too deeply") from None
+    if not isinstance(answer, dict) or type(answer.get("schema")) is not int or answer["schema"] != SCHEMA:
+        raise ValueError(f"the CUDA answer has not the schema {SCHEMA}")
+    if "error" in answer:
+        return _error(answer["error"])
+    gpus = answer.get("gpus")
+    if not isinstance(gpus, list):
+        raise ValueError("`gpus` is not a list")
+    return CudaRun(tuple(_gpu(row) for row in gpus))
+
+
+def _gpu(row: object) -> CudaGpu:
+    if not isinstance(row, dict):
+        raise ValueError("a GPU is not an object")
+    error, elements, mismatches = row.get("error"), _exactly(int, row, "elements"), _exactly(int, row, "mismatches")
+    return CudaGpu(
+        index=_exactly(int, row, "index"),
+        name=_exactly(str, row, "name"),
+        uuid=_exactly(str, row, "uuid"),
+        # A pass is what the numbers say, not only what the child claims.
+        passed=_exactly(bool, row, "passed") and error is None and elements > 0 and mismatches == 0,
+        elements=elements,
+        mismatches=mismatches,
+        error=None if error is None else _error(error),
+    )
+
+
+def _error(row: object) -> CudaError:
+    if not isinstance(row, dict):
+        raise ValueError("`error` is not an object")
+    return CudaError(
+        _exactly(str, row, "call"), _exactly(int, row, "code"), _exactly(str, row, "name"), _exactly(str, row, "text")
+    )
+
+
+def _exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
+    value = row.get(key)
+    if type(value) is not kind:
+        raise ValueError(f"`{key}` is {value!r}")
+    return value
+
+
+def answer_of(capture: Capture) -> CudaAnswer:
+    """What the CUDA child said; never raises, since a bad answer is an answer too."""
+    if capture.outcome == "timeout":
+        return NoAnswer("hangs", capture.error)
+    if capture.outcome == "absent":
+        return NoAnswer("not asked", capture.error)
+    if not capture.data.strip():
+        lines = capture.error.strip().splitlines() or ["it said nothing"]
+        return NoAnswer("crashed", f"the CUDA child ended with exit status {capture.exit_status}: {lines[-1]}")
+    try:
+        return parse(capture.data)
+    except ValueError as error:
+        return NoAnswer("garbled", f"the CUDA child printed what gpunode cannot read: {error}")

@@ -1,0 +1,97 @@
+"""dpkg's status file and apt's extended_states, without starting dpkg. Linear, a regular expression a paragraph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpunode.change import PackageState
+
+_FIELD = re.compile(r"\n(Package|Status|Version|Architecture|Auto-Installed): *(.*)")
+_JOURNAL = re.compile(r"/\d+\Z")
+# dpkg(1), "Package states": of these `dpkg --configure -a` makes installed.
+_UNFINISHED = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
+_PRESENT = _UNFINISHED | {"installed", "half-installed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A paragraph of the status file, in dpkg's words."""
+
+    name: str
+    want: str
+    status: str
+    architecture: str
+    version: str
+
+
+def entries(text: str) -> tuple[Entry, ...]:
+    """The paragraphs of a status file.
+
+    Raises:
+        ValueError: a paragraph has no name or no status.
+    """
+    return tuple(_entry(fields) for fields in _paragraphs(text))
+
+
+def _paragraphs(text: str) -> list[dict[str, str]]:
+    found = (dict(_FIELD.findall("\n" + paragraph)) for paragraph in text.split("\n\n"))
+    return [fields for fields in found if fields]
+
+
+def _entry(fields: Mapping[str, str]) -> Entry:
+    name, words = fields.get("Package", "").strip(), fields.get("Status", "").split()
+    if not name or len(words) != 3:
+        raise ValueError(f"a paragraph of dpkg's status without name or status: {name[:80]!r} {words[:4]}")
+    return Entry(name, words[0], words[2], fields.get("Architecture", "").strip(), fields.get("Version", "").strip())
+
+
+def native_architecture(found: Iterable[Entry]) -> str:
+    """The architecture of dpkg itself, which is what ``dpkg --print-architecture`` prints.
+
+    Raises:
+        ValueError: dpkg is not among the packages.
+    """
+    for entry in found:
+        if entry.name == "dpkg" and entry.status != "not-installed":
+            return entry.architecture
+    raise ValueError("dpkg's status does not list dpkg, so the native architecture is not known")
+
+
+def packages(found: Sequence[Entry], extended_states: str = "") -> Mapping[str, PackageState]:
+    """The packages that are there or left configuration behind; foreign ones as ``name:arch``."""
+    native = native_architecture(found)
+    auto = {
+        (fields.get("Package"), fields.get("Architecture", native))
+        for fields in _paragraphs(extended_states)
+        if fields.get("Auto-Installed", "").strip() == "1"
+    }
+    return {
+        _name(entry, native): PackageState(
+            version=entry.version,
+            auto=_is_auto(entry, native, auto),
+            held=entry.want == "hold",
+            config_files_only=entry.status == "config-files",
+        )
+        for entry in found
+        if entry.status in _PRESENT or entry.status == "config-files"
+    }
+
+
+def _name(entry: Entry, native: str) -> str:
+    return entry.name if entry.architecture in {native, "all", ""} else f"{entry.name}:{entry.architecture}"
+
+
+def _is_auto(entry: Entry, native: str, auto: set[tuple[str | None, str]]) -> bool:
+    # apt writes the native architecture for packages of architecture all.
+    architecture = native if entry.architecture in {"all", ""} else entry.architecture
+    return entry.status != "config-files" and (entry.name, architecture) in auto
+
+
+def interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
+    """Whether dpkg stopped in the middle: a package is not configured, or its own journal in ``updates`` is left over.
+
+    Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
+    """
+    return any(_JOURNAL.search(path) for path in updates) or any(entry.status in _UNFINISHED for entry in found)

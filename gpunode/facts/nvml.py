@@ -1,0 +1,411 @@
+"""What NVML answered: the child's JSON typed, each of its errors explained, and driver versions compared. Pure.
+
+Codes and names are those of ``nvmlReturn_t`` in nvml.h (CUDA 13); the sentences are gpunode's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, TypeVar
+
+from gpunode.facts.evidence import Capture
+
+SCHEMA = 1
+KEY = "nvml"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """One value of ``nvmlReturn_t``: what it means on a node, and what to do about it."""
+
+    name: str
+    meaning: str
+    remedy: str = "run `nvidia-smi -q` and read the kernel's log (`dmesg | grep -i nvrm`)"
+
+
+_RESET = "stop what uses the GPU, then `nvidia-smi --gpu-reset` or a reboot; if it comes back, have the board serviced"
+_DRIVER_BUG = "this is between gpunode and the driver: report it with the output of `gpunode verify --json`"
+ERRORS: Mapping[int, ErrorRow] = {
+    1: ErrorRow("Uninitialized", "NVML was asked before it was initialised", _DRIVER_BUG),
+    2: ErrorRow("InvalidArgument", "NVML was asked with an argument that it does not take", _DRIVER_BUG),
+    3: ErrorRow("NotSupported", "this GPU does not have what was asked for", "nothing: it is a property of the model"),
+    4: ErrorRow(
+        "NoPermission",
+        "the driver does not let this user look at the GPU",
+        "run it as root; in a container, give it the device nodes /dev/nvidia*",
+    ),
+    5: ErrorRow("AlreadyInitialized", "NVML was initialised twice", _DRIVER_BUG),
+    6: ErrorRow("NotFound", "NVML has no object of that name", _DRIVER_BUG),
+    7: ErrorRow("InsufficientSize", "the answer does not fit where NVML was told to put it", _DRIVER_BUG),
+    8: ErrorRow(
+        "InsufficientPower",
+        "the GPU's auxiliary power connectors are not plugged in, or give too little",
+        "power the machine off and plug in every power connector of the board",
+    ),
+    9: ErrorRow(
+        "DriverNotLoaded",
+        "the nvidia kernel module is not loaded, or no GPU answered to it",
+        "run `modprobe nvidia` and read what it and `dmesg` say; "
+        "without a module for this kernel, `gpunode plan` says why",
+    ),
+    10: ErrorRow("Timeout", "the driver gave up waiting for the GPU", _RESET),
+    11: ErrorRow(
+        "IrqIssue", "the GPU's interrupts do not arrive", "read `dmesg`; look at the BIOS and at MSI settings"
+    ),
+    12: ErrorRow(
+        "LibraryNotFound",
+        "libnvidia-ml.so.1 is not installed, or the dynamic loader does not find it",
+        "install the driver's libraries (`gpunode setup`), then run `ldconfig`",
+    ),
+    13: ErrorRow(
+        "FunctionNotFound",
+        "the installed libnvidia-ml.so.1 is too old to answer this",
+        "nothing for this value; if everything is unanswered, upgrade the driver",
+    ),
+    14: ErrorRow(
+        "CorruptedInforom",
+        "the board's infoROM is corrupted",
+        "the GPU may work on; have the board serviced, nothing on the node repairs it",
+    ),
+    15: ErrorRow(
+        "GpuIsLost",
+        "the GPU has fallen off the bus, or cannot be reached any more",
+        "read `dmesg` for Xid 79; power the machine off and on; if it comes back, check power, cooling and seating",
+    ),
+    16: ErrorRow("ResetRequired", "the GPU must be reset before it can be used again", _RESET),
+    17: ErrorRow(
+        "OperatingSystem",
+        "the operating system or a cgroup blocks the way to the GPU",
+        "look at the device rules of the container or of the service; read `dmesg`",
+    ),
+    18: ErrorRow(
+        "LibRmVersionMismatch",
+        "the loaded kernel module and libnvidia-ml.so.1 are of different driver versions",
+        "reboot, or stop what uses the GPUs and reload the nvidia modules",
+    ),
+    19: ErrorRow("InUse", "the GPU is in use", "stop what uses it (`nvidia-smi` lists the processes), then try again"),
+    20: ErrorRow("Memory", "there is not enough memory", "free memory on the node, then try again"),
+    21: ErrorRow("NoData", "the GPU has no data for this yet", "try again in a moment"),
+    22: ErrorRow("VgpuEccNotSupported", "a vGPU cannot do this while ECC is on", "switch ECC off on the vGPU host"),
+    23: ErrorRow("InsufficientResources", "the driver is out of a resource other than memory"),
+    24: ErrorRow(
+        "FreqNotSupported", "the GPU does not run at that frequency", "nothing: it is a property of the model"
+    ),
+    25: ErrorRow("ArgumentVersionMismatch", "this driver does not know the structure that it was given", _DRIVER_BUG),
+    26: ErrorRow("Deprecated", "this driver no longer answers that", _DRIVER_BUG),
+    27: ErrorRow(
+        "NotReady",
+        "the GPU is not ready yet",
+        "wait until nvidia-persistenced, and the fabric manager where there is one, have started; then try again",
+    ),
+    28: ErrorRow("GpuNotFound", "no GPU was found", "compare with `lspci -d 10de:`; read `dmesg`"),
+    29: ErrorRow("InvalidState", "the GPU is in a state in which this cannot be answered"),
+    30: ErrorRow("ResetTypeNotSupported", "the GPU does not support that kind of reset", _DRIVER_BUG),
+    999: ErrorRow("Unknown", "the driver failed and does not say why", "read `dmesg`: an Xid line names the cause"),
+}
+
+
+def explain(code: int) -> ErrorRow:
+    """What an error code of NVML means; one that nvml.h did not have yet is called by its number."""
+    return ERRORS.get(code) or ErrorRow(f"Error{code}", f"NVML answered with error {code}, which gpunode does not know")
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A value that NVML did not give, with its error."""
+
+    code: int
+    name: str
+
+    @property
+    def supported(self) -> bool:
+        """Whether the value should have been there: NotSupported and FunctionNotFound are answers, not faults."""
+        return self.code not in {3, 13}
+
+    @property
+    def meaning(self) -> str:
+        """One clause, what the error says of the GPU."""
+        return explain(self.code).meaning
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return explain(self.code).remedy
+
+
+Reading: TypeAlias = T | Unread
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as NVML shows it.
+
+    Attributes:
+        index: NVML's, in the order of the PCI bus.
+        pci: the address as sysfs writes it (``0000:0f:00.0``).
+        memory_mib: all of it, as nvidia-smi counts.
+        ecc: whether it is on now; ``ecc_pending`` after the next reset. Likewise ``mig``.
+        failure: why the GPU as a whole does not answer; every reading holds it too then.
+    """
+
+    index: int
+    name: str | Unread
+    uuid: str | Unread
+    pci: str | Unread
+    memory_mib: int | Unread
+    persistence: bool | Unread
+    ecc: bool | Unread
+    ecc_pending: bool | Unread
+    compute_capability: str | Unread
+    mig: bool | Unread
+    mig_pending: bool | Unread
+    failure: Unread | None = None
+
+    @property
+    def faults(self) -> tuple[tuple[str, Unread], ...]:
+        """The values that should be there and are not, by name; one row for a GPU that does not answer at all."""
+        if self.failure is not None:
+            return (("gpu", self.failure),)
+        found = ((key, getattr(self, key)) for key in READINGS)
+        return tuple((key, value) for key, value in found if isinstance(value, Unread) and value.supported)
+
+
+READINGS: Mapping[str, type] = {
+    "name": str,
+    "uuid": str,
+    "pci": str,
+    "memory_mib": int,
+    "persistence": bool,
+    "ecc": bool,
+    "ecc_pending": bool,
+    "compute_capability": str,
+    "mig": bool,
+    "mig_pending": bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The driver and its GPUs.
+
+    Attributes:
+        cuda: the newest CUDA version that the driver serves (``13.0``).
+        nvml: the library's version as it tells itself (``13.580.178.04``).
+        library: the file that the dynamic loader took.
+    """
+
+    driver: str | Unread
+    cuda: str | Unread
+    nvml: str | Unread
+    gpus: tuple[Gpu, ...]
+    library: str = ""
+
+    @property
+    def uuids(self) -> frozenset[str]:
+        """Of every GPU that tells its own."""
+        return frozenset(gpu.uuid for gpu in self.gpus if isinstance(gpu.uuid, str))
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlFailure:
+    """NVML did not start, or could not count the GPUs.
+
+    Attributes:
+        text: NVML's own words.
+        nvml: the library's version, where it could still say it; ``library`` the file that was loaded.
+    """
+
+    code: int
+    name: str
+    text: str
+    nvml: str = ""
+    library: str = ""
+
+    @property
+    def meaning(self) -> str:
+        """One clause, what the error says of the node."""
+        return explain(self.code).meaning
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return explain(self.code).remedy
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """There is nothing that NVML said: the call hangs, the child died, or nobody could ask.
+
+    Attributes:
+        reason: one sentence, with what was seen.
+    """
+
+    kind: Literal["hangs", "crashed", "garbled", "not asked"]
+    reason: str
+
+
+NvmlAnswer: TypeAlias = Inventory | NvmlFailure | NoAnswer
+
+
+def parse(data: bytes) -> Inventory | NvmlFailure:
+    """The typed meaning of what the NVML child printed.
+
+    Raises:
+        ValueError: it is not that, or of a newer schema.
+    """
+    try:
+        answer = json.loads(data)
+    except RecursionError:
+        raise ValueError("NVML's answer is nested too deeply") from None
+    if not isinstance(answer, dict) or isinstance(answer.get("schema"), bool):
+        raise ValueError("NVML's answer is not an object with a schema")
+    if answer.get("schema") != SCHEMA:
+        raise ValueError(f"NVML's answer has schema {answer.get('schema')!r}; this gpunode reads {SCHEMA}")
+    return _failure(answer) if "error" in answer else _inventory(answer)
+
+
+def _failure(answer: Mapping[str, object]) -> NvmlFailure:
+    error = answer["error"]
+    if not isinstance(error, dict):
+        raise ValueError("`error` is not an object")
+    nvml, library = answer.get("nvml"), answer.get("library")
+    return NvmlFailure(
+        code=_exactly(int, error, "code"),
+        name=_exactly(str, error, "name"),
+        text=_exactly(str, error, "text"),
+        nvml=nvml if isinstance(nvml, str) else "",
+        library=library if isinstance(library, str) else "",
+    )
+
+
+def _inventory(answer: Mapping[str, object]) -> Inventory:
+    gpus = answer.get("gpus")
+    if not isinstance(gpus, list):
+        raise ValueError("`gpus` is not a list")
+    library = answer.get("library")
+    return Inventory(
+        driver=_reading(str, answer, "driver"),
+        cuda=_reading(str, answer, "cuda"),
+        nvml=_reading(str, answer, "nvml"),
+        gpus=tuple(_gpu(row) for row in gpus),
+        library=library if isinstance(library, str) else "",
+    )
+
+
+def _gpu(row: object) -> Gpu:
+    if not isinstance(row, dict):
+        raise ValueError("a GPU is not an object")
+    index = _exactly(int, row, "index")
+    if "error" in row:
+        failure = _unread(row)
+        return Gpu(index, **dict.fromkeys(READINGS, failure), failure=failure)
+    return Gpu(index, **{key: _reading(kind, row, key) for key, kind in READINGS.items()})
+
+
+def _exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
+    value = row.get(key)
+    if type(value) is not kind:
+        raise ValueError(f"`{key}` is {value!r}")
+    return value
+
+
+def _reading(kind: type[T], row: Mapping[str, object], key: str) -> T | Unread:
+    value = row.get(key)
+    return _unread(value) if isinstance(value, dict) else _exactly(kind, row, key)
+
+
+def _unread(value: Mapping[str, object]) -> Unread:
+    return Unread(code=_exactly(int, value, "code"), name=_exactly(str, value, "error"))
+
+
+HANGS = (
+    "a call into the NVIDIA driver did not return within {seconds:g} s: the driver or a GPU hangs; "
+    "read `dmesg` for NVRM and Xid lines, a reboot is usually needed"
+)
+
+
+def answer_of(capture: Capture) -> NvmlAnswer:
+    """What NVML said, from the evidence; never raises, since a bad answer is an answer too."""
+    if capture.outcome == "timeout":
+        return NoAnswer("hangs", capture.error or "a call into the NVIDIA driver did not return: it hangs")
+    if capture.outcome in {"absent", "denied"}:
+        return NoAnswer("not asked", capture.error or f"{capture.source}: {capture.outcome}")
+    if not capture.data.strip():
+        return NoAnswer("crashed", _last_words(capture))
+    try:
+        return parse(capture.data)
+    except ValueError as error:
+        return NoAnswer("garbled", f"the NVML child printed what gpunode cannot read: {error}")
+
+
+def _last_words(capture: Capture) -> str:
+    lines = capture.error.strip().splitlines()
+    ended = "" if capture.exit_status is None else f" with exit status {capture.exit_status}"
+    return f"the NVML child ended{ended} and without an answer" + (f": {lines[-1]}" if lines else "")
+
+
+@dataclass(frozen=True, slots=True)
+class VersionProblem:
+    """Two parts of one driver that are not of one version: which is older, and what to do."""
+
+    what: str
+    hint: str
+
+
+_VERSION = re.compile(r"(?:\d+:)?(\d{3,}(?:\.\d+){1,2})(?![\d.])")
+_RELOAD = (
+    "reboot; or stop everything that uses the GPUs, unload the modules "
+    "(`modprobe -r nvidia_drm nvidia_modeset nvidia_uvm nvidia`) and load them again (`modprobe nvidia`)"
+)
+_STRAY = (
+    "a reboot does not help: find the other copy with `ldconfig -p | grep libnvidia-ml` "
+    "(a .run installation, /usr/local, ld.so.conf) and remove it, then run `ldconfig`"
+)
+
+
+def driver_version(text: str) -> str:
+    """The driver's version in a module's, a package's or NVML's version; empty when there is none.
+
+    ``13.580.178.04`` (NVML puts the CUDA major first), ``1:580.178.04-0ubuntu1`` and ``580.178.04`` are one version.
+    """
+    without_cuda = re.sub(r"^\d{1,2}\.(?=\d{3,}\.)", "", text.strip())
+    found = _VERSION.match(without_cuda)
+    return found.group(1) if found else ""
+
+
+def compare(loaded: str | None, library: str | None, package: str | None) -> tuple[VersionProblem, ...]:
+    """Where the loaded module, the NVML library and the installed package are not of one driver version.
+
+    The package is what the node is meant to have. None and a text without a version are not compared: that one is
+    missing is another finding.
+    """
+    module, nvml, wanted = (driver_version(text or "") for text in (loaded, library, package))
+    if not wanted:
+        return tuple(_without_package(module, nvml))
+    problems = []
+    if module and module != wanted:
+        problems.append(_problem("the loaded nvidia module", module, "the installed package", wanted, _RELOAD))
+    if nvml and nvml != wanted:
+        problems.append(_problem("the NVML library in use", nvml, "the installed package", wanted, _STRAY))
+    return tuple(problems)
+
+
+def _without_package(module: str, nvml: str) -> list[VersionProblem]:
+    if not module or not nvml or module == nvml:
+        return []
+    hint = _RELOAD if _ordered(module) < _ordered(nvml) else _STRAY
+    return [_problem("the loaded nvidia module", module, "the NVML library", nvml, hint)]
+
+
+def _problem(what: str, version: str, other: str, other_version: str, hint: str) -> VersionProblem:
+    relation = "older" if _ordered(version) < _ordered(other_version) else "newer"
+    return VersionProblem(f"{what} ({version}) is {relation} than {other} ({other_version})", hint)
+
+
+def _ordered(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,46 @@
+"""os-release(5)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpunode.facts.model import Distro
+
+_LINE = re.compile(r"^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
+_PART = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([^\s\"'\\]+)|\\(.)")
+_ESCAPE = re.compile(r"\\([\"$`\\])")
+
+
+def parse(text: str) -> Mapping[str, str]:
+    """The variables that ``text`` sets, unquoted as a shell would; lines that set none are passed over."""
+    pairs = (match.groups() for line in text.split("\n") if (match := _LINE.match(line)))
+    return {key: _unquote(value.strip()) for key, value in pairs}
+
+
+def _unquote(value: str) -> str:
+    out: list[str] = []
+    at = 0
+    while match := _PART.match(value, at):
+        double, single, bare, escaped = match.groups()
+        out.append(_ESCAPE.sub(r"\1", double) if double is not None else single or bare or escaped or "")
+        at = match.end()
+    return "".join(out)
+
+
+def distro(text: str) -> Distro:
+    """The distribution that ``text`` names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    values = parse(text)
+    if not values.get("ID") and not values.get("NAME"):
+        raise ValueError("neither ID nor NAME is set")
+    return Distro(
+        id=(values.get("ID") or "linux").lower(),
+        version_id=values.get("VERSION_ID", ""),
+        codename=values.get("VERSION_CODENAME", ""),
+        name=values.get("PRETTY_NAME") or values.get("NAME") or "Linux",
+        like=tuple(values.get("ID_LIKE", "").split()),
+    )

@@ -1,0 +1,101 @@
+"""Every look at a node that its facts come from. Few of them are processes: a converged run must cost little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from gpunode.facts.evidence import Probe
+
+UNITS: Final = (
+    "containerd.service",
+    "docker.service",
+    "nvidia-persistenced.service",
+    "nvidia-fabricmanager.service",
+)
+FILES: Final = (
+    "/etc/containerd/config.toml",
+    "/etc/docker/daemon.json",
+    "/etc/nvidia-container-runtime/config.toml",
+    "/usr/share/keyrings/cuda-archive-keyring.gpg",
+    "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
+)
+# Folders read whole, by probe key: a file that the glob did not find there does not exist.
+FOLDERS: Final = {
+    "apt-sources-d": "/etc/apt/sources.list.d",
+    "apt-preferences-d": "/etc/apt/preferences.d",
+    "modprobe-d": "/etc/modprobe.d",
+}
+# Where distributions, DKMS and NVIDIA's installer put a built nvidia.ko, below /lib/modules/<kernel>/.
+_MODULE_PLACES: Final = {
+    "modules-dkms": "updates/dkms/nvidia*.ko*",
+    "modules-prebuilt": "kernel/nvidia-*/nvidia*.ko*",  # Ubuntu's linux-modules-nvidia-*
+    "modules-video": "kernel/drivers/video/nvidia*.ko*",  # NVIDIA's .run installer without DKMS
+    "modules-updates": "updates/nvidia*.ko*",
+    "modules-extra": "extra/nvidia*.ko*",
+}
+MODULE_KEYS: Final = tuple(_MODULE_PLACES)
+UNIT_PROPERTIES: Final = (
+    "Id",
+    "Names",
+    "LoadState",
+    "ActiveState",
+    "UnitFileState",
+    "MainPID",
+    "ExecMainStartTimestamp",
+)
+_MIB: Final = 1 << 20
+
+
+def _listing(key: str, pattern: str) -> Probe:
+    return Probe(key, glob=pattern, contents=False)
+
+
+_STATIC: Final = (
+    Probe("os-release", path="/etc/os-release"),
+    Probe("os-release-vendor", path="/usr/lib/os-release"),
+    Probe("kernel-release", argv=("uname", "-r")),
+    Probe("boot-id", path="/proc/sys/kernel/random/boot_id"),
+    _listing("boot-images", "/boot/vmlinuz-*"),
+    _listing("kernel-builds", "/lib/modules/*/build"),
+    _listing("kernel-sources", "/usr/src/*"),
+    *(_listing(key, f"/lib/modules/*/{place}") for key, place in _MODULE_PLACES.items()),
+    _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
+    Probe("dpkg-status", path="/var/lib/dpkg/status", limit_bytes=64 * _MIB),
+    _listing("dpkg-updates", "/var/lib/dpkg/updates/*"),
+    Probe("apt-extended-states", path="/var/lib/apt/extended_states", limit_bytes=16 * _MIB),
+    Probe("apt-sources", path="/etc/apt/sources.list"),
+    *(Probe(key, glob=f"{folder}/*") for key, folder in FOLDERS.items()),
+    Probe("lspci", argv=("lspci", "-Dvmmnnk")),
+    Probe("pci-modalias", glob="/sys/bus/pci/devices/*/modalias"),
+    _listing("pci-driver", "/sys/bus/pci/devices/*/driver"),
+    Probe("modules", path="/proc/modules"),
+    Probe("nvidia-version", path="/proc/driver/nvidia/version"),
+    _listing("dev-nvidia", "/dev/nvidia*"),
+    _listing("dev-nvidia-caps", "/dev/nvidia-caps/*"),
+    Probe("virt", argv=("systemd-detect-virt",)),
+    _listing("dev-dxg", "/dev/dxg"),
+    Probe("tegra-release", path="/etc/nv_tegra_release"),
+    Probe("device-tree", path="/proc/device-tree/compatible"),
+    Probe("container-manager", path="/run/systemd/container"),
+    _listing("dockerenv", "/.dockerenv"),
+    _listing("unit-wants", "/etc/systemd/system/*.wants/*"),
+    _listing("unit-files-etc", "/etc/systemd/system/*.service"),
+    _listing("unit-files-lib", "/lib/systemd/system/*.service"),
+)
+
+
+def probes(units: Iterable[str] = (), files: Iterable[str] = ()) -> tuple[Probe, ...]:
+    """The probes for everything in ``Facts``, with ``units`` and ``files`` beside the usual ones."""
+    names = tuple(dict.fromkeys((*UNITS, *units)))
+    paths = dict.fromkeys((*FILES, *files))
+    return (*_STATIC, _units(names), *(Probe(f"file:{path}", path=path) for path in paths))
+
+
+def _units(names: tuple[str, ...]) -> Probe:
+    properties = ",".join(UNIT_PROPERTIES)
+    # Microseconds and UTC: whether a daemon is older than its file must not hang on a time zone or a full second.
+    return Probe("units", argv=("systemctl", "show", "--timestamp=us+utc", "-p", properties, *names))
+
+
+PROBES: Final = probes()

@@ -1,0 +1,177 @@
+"""The facts that a node would have after changes. Pure and total: ``plan`` and ``rehearse`` walk on these.
+
+What cannot be known before it is done is promised: a file becomes ``Promised``, a package gets the part of its version
+that is settled. So the steps, asked again about the projected facts, find nothing left to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from gpunode.change import (
+    Change,
+    CommandChange,
+    FileChange,
+    FileState,
+    KnownAfter,
+    ModuleChange,
+    PackageChange,
+    PackageState,
+    ServiceChange,
+    ordered,
+)
+from gpunode.facts import apt_sources
+from gpunode.facts.model import (
+    AptSource,
+    Fact,
+    Facts,
+    Known,
+    LoadedDriver,
+    ModuleFile,
+    Promised,
+    Unit,
+    Unknown,
+    known,
+)
+
+T = TypeVar("T")
+PLAN: Final = "plan"
+VERSION_AFTER_INDEX: Final = "known after the index is read"
+# nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
+_DKMS: Final = re.compile(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*")
+_NOT_THE_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
+_HEADERS: Final = re.compile(r"(?:linux|proxmox|pve)-headers-(\d.*)")
+_EPOCH_AND_REVISION: Final = re.compile(r"\A(?:\d+:)?(.*?)(?:-[^-]*)?\Z", re.DOTALL)
+
+
+def project(facts: Facts, changes: Iterable[Change]) -> Facts:
+    """The facts expected after ``changes``, in the order in which a stage applies them."""
+    todo = ordered(changes)
+    for change in todo:
+        facts = _after(facts, change)
+        if _makes_modules(change):
+            facts = _with_built_modules(facts)
+    return facts
+
+
+def _after(facts: Facts, change: Change) -> Facts:
+    match change:
+        case FileChange():
+            return _with_file(facts, change)
+        case PackageChange():
+            return _with_package(facts, change)
+        case ServiceChange(unit=unit, after=state):
+            before = facts.units.get(unit)
+            former = before.value if isinstance(before, Known) else Unit(state)
+            return replace(facts, units={**facts.units, unit: Known(replace(former, state=state, exists=True), PLAN)})
+        case ModuleChange(module=module, after=wanted):
+            return _with_module(facts, module.replace("-", "_"), wanted=wanted)
+        case CommandChange(argv=argv):
+            repairs = argv[:2] == ("dpkg", "--configure")
+            return replace(facts, dpkg_interrupted=Known(False, PLAN)) if repairs else facts
+
+
+def _mapped(fact: Known[T] | Unknown, change: Callable[[T], T]) -> Known[T] | Unknown:
+    """``fact`` with its value changed; what was unknown stays so."""
+    return fact if isinstance(fact, Unknown) else Known(change(fact.value), PLAN)
+
+
+def _with_file(facts: Facts, change: FileChange) -> Facts:
+    path, after = change.path, change.after
+    if after is None or isinstance(after, FileState):
+        files: dict[str, Known[FileState | None] | Unknown] = {**facts.files, path: Known(after, PLAN)}
+        return replace(facts, files=files, sources=_sources(facts, path, after))
+    promised = Promised(f"{after.what}; known after {after.known_after}", PLAN, after)
+    return replace(facts, files={**facts.files, path: promised})
+
+
+def _sources(facts: Facts, path: str, after: FileState | None) -> Fact[tuple[AptSource, ...]]:
+    if not apt_sources.is_source_list(path):
+        return facts.sources
+    try:
+        entries = apt_sources.parse(path, after.content.decode("utf-8", "replace")) if after else ()
+    except ValueError as error:
+        return Unknown(str(error), PLAN)
+    return _mapped(facts.sources, lambda former: (*(one for one in former if one.file != path), *entries))
+
+
+def _with_package(facts: Facts, change: PackageChange) -> Facts:
+    def changed(packages: Mapping[str, PackageState]) -> Mapping[str, PackageState]:
+        rest = {name: state for name, state in packages.items() if name != change.name}
+        return rest if change.after is None else {**rest, change.name: _package(change.before, change.after)}
+
+    headers = _HEADERS.fullmatch(change.name)
+    return replace(
+        facts,
+        packages=_mapped(facts.packages, changed),
+        headers=_headers(facts, headers[1], present=change.after is not None) if headers else facts.headers,
+    )
+
+
+def _package(before: PackageState | None, after: PackageState | KnownAfter) -> PackageState:
+    if isinstance(after, PackageState):
+        return after
+    return PackageState(after.prefix or VERSION_AFTER_INDEX, held=before is not None and before.held)
+
+
+def _headers(facts: Facts, kernel: str, *, present: bool) -> Fact[frozenset[str]]:
+    return _mapped(facts.headers, lambda former: former | {kernel} if present else former - {kernel})
+
+
+def _makes_modules(change: Change) -> bool:
+    match change:
+        case PackageChange(name=name):
+            return _builds_driver(name) or _HEADERS.fullmatch(name) is not None
+        case CommandChange(argv=("dkms", *_)):
+            return True
+        case _:
+            return False
+
+
+def _builds_driver(name: str) -> bool:
+    return _DKMS.fullmatch(name) is not None and name not in _NOT_THE_DRIVER
+
+
+def _dkms_driver(facts: Facts) -> tuple[str, str] | None:
+    """The package whose modules DKMS builds, and the driver's version, as far as it is settled."""
+    packages: Mapping[str, PackageState] = known(facts.packages, {})
+    found = (
+        (name, _EPOCH_AND_REVISION.sub(r"\1", state.version))
+        for name, state in packages.items()
+        if _builds_driver(name) and not state.config_files_only
+    )
+    return next(found, None)
+
+
+def _with_built_modules(facts: Facts) -> Facts:
+    """DKMS keeps one module for every kernel that has headers, and none once its package is gone."""
+    kernels: frozenset[str] = known(facts.headers, frozenset())
+    driver = _dkms_driver(facts)
+
+    def changed(former: tuple[ModuleFile, ...]) -> tuple[ModuleFile, ...]:
+        others = tuple(file for file in former if not file.dkms)
+        return (*others, *(_built(kernel, driver[1]) for kernel in sorted(kernels))) if driver else others
+
+    return replace(facts, module_files=_mapped(facts.module_files, changed))
+
+
+def _built(kernel: str, version: str) -> ModuleFile:
+    return ModuleFile(kernel, f"/lib/modules/{kernel}/updates/dkms/nvidia.ko", version, dkms=True)
+
+
+def _with_module(facts: Facts, module: str, *, wanted: bool) -> Facts:
+    loaded = _mapped(facts.modules, lambda former: former | {module} if wanted else former - {module})
+    driver = facts.loaded_driver
+    if module == "nvidia":
+        driver = _loaded(facts) if wanted else Known(None, PLAN)
+    return replace(facts, modules=loaded, loaded_driver=driver)
+
+
+def _loaded(facts: Facts) -> Fact[LoadedDriver | None]:
+    driver = _dkms_driver(facts)
+    if driver is None:
+        return Unknown("known after the module is loaded", PLAN)
+    return Known(LoadedDriver(driver[1], "open" in driver[0].split("-")), PLAN)

@@ -1,0 +1,79 @@
+"""Units: as systemd tells them, and as its folders tell them where no systemd runs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from gpunode.change import ServiceState
+from gpunode.facts.evidence import Found
+from gpunode.facts.model import Unit
+
+_NOT_BOOTED = ("not been booted with systemd", "Failed to connect to bus: Host is down")
+_RUNS = frozenset({"active", "reloading", "activating"})
+# A static unit cannot be enabled: something else starts it (udev starts Ubuntu's nvidia-persistenced).
+_ENABLED = frozenset({"enabled", "enabled-runtime", "linked", "linked-runtime", "alias", "static", "generated"})
+_STAMP = re.compile(r"\w{3} (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{6})? UTC")
+
+
+def is_absent(error: str) -> bool:
+    """Whether systemctl's ``error`` says that no systemd runs here, rather than that it did not answer."""
+    return any(word in error for word in _NOT_BOOTED)
+
+
+def units(text: str) -> Mapping[str, Unit]:
+    """The units of ``systemctl show``, under every name they have.
+
+    Raises:
+        ValueError: a block lacks its name, or a time is not as systemd writes it.
+    """
+    found: dict[str, Unit] = {}
+    for block in re.split(r"\n{2,}", text.strip("\n")):
+        values = dict(line.partition("=")[::2] for line in block.split("\n"))
+        if not values.get("Id"):
+            raise ValueError(f"a unit without its name: {block[:80]!r}")
+        unit = _unit(values)
+        found.update(dict.fromkeys((values["Id"], *values.get("Names", "").split()), unit))
+    return found
+
+
+def _unit(values: Mapping[str, str]) -> Unit:
+    load, active = values.get("LoadState", ""), values.get("ActiveState", "") in _RUNS
+    runs = active and values.get("MainPID", "0") != "0"
+    return Unit(
+        ServiceState(values.get("UnitFileState", "") in _ENABLED, active),
+        exists=load not in {"not-found", ""},
+        started_at=_epoch(values.get("ExecMainStartTimestamp", "")) if runs else None,
+        masked=load == "masked",
+    )
+
+
+def _epoch(stamp: str) -> float | None:
+    if stamp in {"", "n/a", "0"}:
+        return None
+    match = _STAMP.fullmatch(stamp)
+    if match is None:
+        raise ValueError(f"not a time in UTC as systemd writes it: {stamp[:80]!r}")
+    moment = dt.datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=dt.timezone.utc)
+    return moment.timestamp() + float(match[2] or 0)
+
+
+def offline(
+    names: Iterable[str], wants: Iterable[Found], etc: Iterable[Found], lib: Iterable[Found]
+) -> dict[str, Unit]:
+    """The units where no systemd runs: what their files and links say; none of them is active."""
+    wanted = {_name(found) for found in wants}
+    own = {_name(found): found for found in etc}
+    shipped = {_name(found) for found in lib}
+    return {name: _offline(name, wanted, own, shipped) for name in names}
+
+
+def _offline(name: str, wanted: Collection[str], own: Mapping[str, Found], shipped: Collection[str]) -> Unit:
+    masked = name in own and own[name].link == "/dev/null"
+    exists = name in own or name in shipped
+    return Unit(ServiceState(exists and not masked and name in wanted, active=False), exists, None, masked)
+
+
+def _name(found: Found) -> str:
+    return found.path.rpartition("/")[2]

@@ -1,0 +1,447 @@
+"""apt as gpunode uses it: asked what it would do, made to do exactly that, and its failures named.
+
+Nothing here lowers what the host asks of a package: no unauthenticated install, no autoremove, no essential removal.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpunode.change import KnownAfter, PackageChange
+from gpunode.errors import ChangeFailed, GpunodeError
+from gpunode.host.apt_failures import FailureKind, build_log, classify, explain
+from gpunode.host.apt_output import (
+    failed_fetches,
+    incomplete_update,
+    list_prefix,
+    parse_simulation,
+    parse_status,
+)
+from gpunode.host.apt_plan import arguments, is_install, is_removal, purged_by_dpkg, unplanned
+from gpunode.host.locks import busy, first_holder, wait_until_free
+from gpunode.host.port import OnProgress, Progress, Simulation
+from gpunode.host.process import Finished, Runner
+
+_QUERY_LIMIT_S = 120.0
+_REFRESH_LIMIT_S = 1800.0
+# DKMS builds for every installed kernel, on slow disks too; ending dpkg in its middle is worse than waiting.
+_TRANSACTION_LIMIT_S = 10800.0
+_FETCH_LIMIT_S = 300.0
+_OUTPUT_LIMIT = 16 << 20
+_LOG_LIMIT = 4 << 20
+# Between the tries when a server or a repository fails; apt itself has tried each file three times more by then.
+_BACKOFF_S = (2.0, 8.0, 20.0)
+_TRANSIENT: frozenset[FailureKind] = frozenset({"network", "mid-sync"})
+
+_ENV = {
+    "DEBIAN_FRONTEND": "noninteractive",
+    "APT_LISTCHANGES_FRONTEND": "none",
+    "APT_LISTBUGS_FRONTEND": "none",
+    # needrestart would restart containerd under running containers; gpunode restarts what it owes itself.
+    "NEEDRESTART_SUSPEND": "1",
+    "NEEDRESTART_MODE": "l",
+    "UCF_FORCE_CONFFOLD": "1",
+}
+
+
+def _options(*settings: str) -> tuple[str, ...]:
+    return tuple(word for setting in settings for word in ("-o", setting))
+
+
+# Said even where they are apt's defaults: the host's own configuration may say otherwise.
+_INSTALL = (
+    "-q",
+    "-y",
+    "--no-install-recommends",
+    *_options(
+        "APT::Get::AutomaticRemove=false",
+        "APT::Get::AllowUnauthenticated=false",
+        "APT::Get::allow-remove-essential=false",
+    ),
+)
+_FETCH = _options("Acquire::Retries=3", "APT::Status-Fd={status_fd}")
+_PERFORM = (
+    *_FETCH,
+    *_options("Dpkg::Use-Pty=0", "Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"),
+)
+_UPDATE = ("-q", *_FETCH, *_options("APT::Update::Error-Mode=any"))
+
+_Cure = Callable[[FailureKind, Finished], bool]
+
+
+def _nothing(_kind: FailureKind, _finished: Finished) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where this apt keeps things, inside the root it runs in; Source: apt-config(8)."""
+
+    lists: Path
+    archives: Path
+    admin: Path
+    sandbox_user: str
+
+    @property
+    def list_locks(self) -> tuple[Path, ...]:
+        return (self.lists / "lock",)
+
+    @property
+    def install_locks(self) -> tuple[Path, ...]:
+        return self.admin / "lock-frontend", self.admin / "lock", self.archives / "lock"
+
+
+class Apt:
+    """The package manager of a Debian or Ubuntu system, this one or the one under the runner's root."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        on_progress: OnProgress,
+        lock_timeout_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._runner = runner
+        self._root = Path(runner.root)
+        self._on_progress = on_progress
+        self._lock_timeout_s = lock_timeout_s
+        self._clock = clock
+        self._sleep = sleep
+        self._known_places: _Places | None = None
+
+    def simulate(self, changes: Sequence[PackageChange]) -> Simulation | None:
+        """What one transaction of ``changes`` would do, changing nothing and locking nothing; None without apt."""
+        words = self._words(changes)
+        if not words:
+            return Simulation(())
+        argv = ("apt-get", "--simulate", *_options("Debug::NoLocking=1"), *_INSTALL, "install", *words)
+        finished = self._run(argv, _QUERY_LIMIT_S)
+        if finished.missing:
+            return None
+        return parse_simulation(_text(finished.stdout), _text(finished.stderr), ok=finished.ok)
+
+    def transact(self, changes: Sequence[PackageChange]) -> None:
+        """``changes`` are made, in one transaction; packages are marked as their states say.
+
+        Raises:
+            ChangeFailed: it could not be done, or a refreshed index makes apt do something else than was planned.
+            Busy: another program kept a lock for longer than we wait.
+        """
+        words = self._words(changes)
+        if words:
+            self._install(changes, words)
+        if names := purged_by_dpkg(changes):
+            self._command("purge " + " ".join(names), ("dpkg", "--purge", *names))
+        self._mark(changes)
+
+    def refresh(self, lists: Sequence[str]) -> None:
+        """The package index of the sources in the files ``lists`` is as their servers have it; of all for none.
+
+        A list file that is not there any more has no index to refresh.
+
+        Raises:
+            ChangeFailed: some index could not be had; those of before are in place.
+            Busy: another program kept the lock for longer than we wait.
+        """
+        present = [path for path in lists if self._outside(path).exists()]
+        if lists and not present:
+            return
+        with self._only(present) as selection, _aside(self._places.lists) as set_aside:
+            # Set after the first try failed half way: a cache in between may be what is behind the repository.
+            uncached: list[str] = []
+
+            def cure(kind: FailureKind, finished: Finished) -> bool:
+                if kind == "mid-sync":
+                    uncached[:] = _options("Acquire::http::No-Cache=true")
+                    for uri in failed_fetches(_output(finished)):
+                        set_aside(list_prefix(uri))
+                return False
+
+            def attempt() -> Finished:
+                argv = ("apt-get", *_UPDATE, *selection, *uncached, "update")
+                return _strict(self._run(argv, _REFRESH_LIMIT_S, status=True))
+
+            self._persist("refresh the package index", attempt, self._places.list_locks, cure)
+
+    def fetch(self, url: str, limit_bytes: int) -> bytes:
+        """The content at ``url``, fetched by apt's own downloader: its proxy, its CA, its credentials.
+
+        Raises:
+            ChangeFailed: it could not be fetched, or is larger than ``limit_bytes``.
+        """
+        with self._folder() as folder:
+            self._give_to_sandbox(folder)
+            target = folder / "fetched"
+            # For file: it would leave a link, which means something else seen from outside its root.
+            source = f"copy:{url.removeprefix('file:')}" if url.startswith("file:") else url
+            # apt's downloader knows no limit, so the kernel sets it.
+            argv = (
+                *("prlimit", f"--fsize={limit_bytes}", "/usr/lib/apt/apt-helper", *_FETCH),
+                *("download-file", source, self._inside(target)),
+            )
+
+            def too_large(_kind: FailureKind, finished: Finished) -> bool:
+                # The signal that the limit sends ends apt's method, where it is not ignored: gpunode's Python does.
+                if re.search(r"File too large|received signal 25\b", _output(finished)):
+                    raise _larger(url, limit_bytes)
+                target.unlink(missing_ok=True)
+                return False
+
+            self._persist(f"fetch {url}", lambda: self._run(argv, _FETCH_LIMIT_S, status=True), (), too_large)
+            with target.open("rb") as file:
+                content = file.read(limit_bytes + 1)
+        if len(content) > limit_bytes:
+            raise _larger(url, limit_bytes)
+        return content
+
+    # -- a transaction ------------------------------------------------------------------------------------------
+
+    def _words(self, changes: Sequence[PackageChange]) -> tuple[str, ...]:
+        return arguments(changes, self._present(tuple(change.name for change in changes if is_removal(change))))
+
+    def _present(self, names: tuple[str, ...]) -> frozenset[str]:
+        """Those of which dpkg has something, be it configuration files; a run that was cut short has removed some."""
+        if not names:
+            return frozenset()
+        fields = "${Package} ${binary:Package} ${db:Status-Status}\n"
+        found = self._run(("dpkg-query", "--show", f"--showformat={fields}", *names), _QUERY_LIMIT_S)
+        rows = [line.split() for line in _text(found.stdout).splitlines()]
+        return frozenset(name for row in rows if len(row) == 3 and row[2] != "not-installed" for name in row[:2])
+
+    def _install(self, changes: Sequence[PackageChange], words: tuple[str, ...]) -> None:
+        refreshed = False
+
+        def cure(kind: FailureKind, _finished: Finished) -> bool:
+            nonlocal refreshed
+            if refreshed or kind not in ("stale-index", "mid-sync"):
+                return False
+            refreshed = True
+            self.refresh(())
+            self._check_again(changes)
+            return True
+
+        timeout = f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}"
+        argv = ("apt-get", *_INSTALL, *_PERFORM, *_options(timeout), "install", *words)
+        try:
+            self._persist(
+                "change the packages",
+                lambda: self._run(argv, _TRANSACTION_LIMIT_S, status=True),
+                self._places.install_locks,
+                cure,
+            )
+        except GpunodeError:
+            # apt drops the hold of a package once dpkg has unpacked it, also when the transaction fails later.
+            self._hold_again(changes)
+            raise
+
+    def _check_again(self, changes: Sequence[PackageChange]) -> None:
+        simulation = self.simulate(changes)
+        if simulation is not None and (differences := unplanned(changes, simulation)):
+            raise ChangeFailed(
+                "the refreshed package index makes apt do something else than was planned; no package was changed",
+                why="\n".join(differences),
+                hint="run the same command again: it plans with the refreshed index",
+            )
+
+    def _mark(self, changes: Sequence[PackageChange]) -> None:
+        """Automatic or manual, held or not, as the states say; apt has marked what we named as manual."""
+        for verb, names in marks(changes).items():
+            if names:
+                argv = ("apt-mark", "-q", *_options(f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}"), verb, *names)
+                self._command(f"mark packages ({verb})", argv)
+
+    def _hold_again(self, changes: Sequence[PackageChange]) -> None:
+        """As far as it goes: the failure that led here is what the user must hear of."""
+        held = [change.name for change in changes if change.before is not None and change.before.held]
+        if held:
+            self._run(("apt-mark", "-q", "hold", *held), _QUERY_LIMIT_S)
+
+    def _command(self, doing: str, argv: tuple[str, ...]) -> None:
+        locks = self._places.install_locks
+        self._persist(doing, lambda: self._run(argv, _TRANSACTION_LIMIT_S), locks, _nothing)
+
+    # -- trying, waiting, failing -------------------------------------------------------------------------------
+
+    def _persist(self, doing: str, attempt: Callable[[], Finished], locks: Sequence[Path], cure: _Cure) -> None:
+        """``attempt`` went well, if need be at a later try.
+
+        Args:
+            doing: what an error says could not be done.
+            attempt: is made when none of ``locks`` is held.
+            locks: those that it takes.
+            cure: sees each failure; where it says that it has cured it, the next try comes at once.
+        """
+        pauses = iter(_BACKOFF_S)
+        deadline = self._clock() + self._lock_timeout_s
+        while True:
+            wait_until_free(locks, deadline, self._on_progress, clock=self._clock, sleep=self._sleep)
+            finished = attempt()
+            if finished.ok:
+                return
+            kind = classify(_text(finished.stdout), _text(finished.stderr))
+            if kind == "lock" and self._clock() < deadline:
+                self._sleep(1.0)
+                continue
+            if not cure(kind, finished):
+                pause = next(pauses, None) if kind in _TRANSIENT and not finished.timed_out else None
+                if pause is None:
+                    raise self._error(doing, kind, finished, locks)
+                self._on_progress(Progress("wait", 0.0, f"trying again in {pause:.0f} s"))
+                self._sleep(pause)
+            deadline = self._clock() + self._lock_timeout_s
+
+    def _error(self, doing: str, kind: FailureKind, finished: Finished, locks: Sequence[Path]) -> GpunodeError:
+        if finished.timed_out:
+            return ChangeFailed(
+                f"could not {doing}: it did not end within {finished.seconds / 60:.0f} minutes and was stopped",
+                why=finished.last_lines(8),
+                hint="see what hangs in gpunode's log; if dpkg was at work:\n  dpkg --configure -a\nthen run it again",
+            )
+        if kind == "lock" and (found := first_holder(locks)):
+            return busy(found, self._lock_timeout_s)
+        return explain(
+            doing, _text(finished.stdout), _text(finished.stderr), make_log=self._make_log(_output(finished))
+        )
+
+    def _make_log(self, output: str) -> str:
+        path = build_log(output)
+        with suppress(OSError):
+            if path:
+                with self._outside(path).open("rb") as file:
+                    return _text(file.read(_LOG_LIMIT))
+        return ""
+
+    def _run(self, argv: tuple[str, ...], timeout_s: float, *, status: bool = False) -> Finished:
+        heard = self._hear if status else None
+        return self._runner.run(argv, timeout_s=timeout_s, env=_ENV, limit_bytes=_OUTPUT_LIMIT, status=heard)
+
+    def _hear(self, line: str) -> None:
+        if progress := parse_status(line):
+            self._on_progress(progress)
+
+    # -- places -------------------------------------------------------------------------------------------------
+
+    @property
+    def _places(self) -> _Places:
+        if self._known_places is None:
+            self._known_places = self._ask_places()
+        return self._known_places
+
+    def _ask_places(self) -> _Places:
+        asked = ("L", "Dir::State::lists/d", "A", "Dir::Cache::archives/d", "S", "Dir::State::status/f")
+        finished = self._run(("apt-config", "shell", *asked, "U", "APT::Sandbox::User"), _QUERY_LIMIT_S)
+        if not finished.ok:
+            raise explain("ask apt for its configuration", _text(finished.stdout), _text(finished.stderr))
+        said = dict(word.split("=", 1) for word in shlex.split(_text(finished.stdout)) if "=" in word)
+        places = (self._outside(said[key]) for key in "LAS")
+        lists, archives, status = places
+        return _Places(lists, archives, status.parent, said.get("U", ""))
+
+    def _outside(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+    def _inside(self, path: Path) -> str:
+        return f"/{path.relative_to(self._root)}"
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """A private folder that apt sees too, gone afterwards."""
+        temporary = self._root / "tmp" if self._root != Path("/") else None
+        with tempfile.TemporaryDirectory(prefix="gpunode-", dir=temporary) as folder:
+            yield Path(folder)
+
+    @contextmanager
+    def _only(self, lists: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """The options that make apt see these list files and no others, and leave the others' index alone."""
+        if not lists:
+            yield ()
+            return
+        with self._folder() as folder:
+            for path in lists:
+                (folder / Path(path).name).symlink_to(path)
+            selected = f"Dir::Etc::sourceparts={self._inside(folder)}"
+            yield _options("Dir::Etc::sourcelist=/dev/null", selected, "APT::Get::List-Cleanup=0")
+
+    def _give_to_sandbox(self, folder: Path) -> None:
+        """The user as which apt downloads may enter ``folder``; else apt would download as root."""
+        owner = _user_id(self._root / "etc/passwd", self._places.sandbox_user)
+        # Without root there is no sandbox either.
+        with suppress(PermissionError):
+            if owner is not None:
+                shutil.chown(folder, owner)
+
+
+def marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
+    """What ``apt-mark`` is told after a transaction, by verb; apt itself has marked what was named as manual.
+
+    A package whose state is known only afterwards keeps the hold that it had.
+    """
+    kept = [change for change in changes if is_install(change)]
+    held = {change.name: change.before is not None and change.before.held for change in kept}
+    known = {change.name: change.after for change in kept if change.after and not isinstance(change.after, KnownAfter)}
+    return {
+        "auto": tuple(name for name, state in known.items() if state.auto),
+        "hold": tuple(name for name, was in held.items() if (known[name].held if name in known else was)),
+        "unhold": tuple(name for name, state in known.items() if held[name] and not state.held),
+    }
+
+
+@contextmanager
+def _aside(lists: Path) -> Iterator[Callable[[str], None]]:
+    """A function that sets the index files with a prefix aside; what was not replaced is put back on an error."""
+    taken: list[tuple[Path, Path]] = []
+    with tempfile.TemporaryDirectory(prefix="gpunode-", dir=lists.parent) as temporary:
+
+        def set_aside(prefix: str) -> None:
+            present = [path for folder in (lists, lists / "partial") if folder.is_dir() for path in folder.iterdir()]
+            for path in (path for path in present if path.name.startswith(prefix)):
+                away = Path(temporary, str(len(taken)))
+                path.rename(away)
+                taken.append((path, away))
+
+        try:
+            yield set_aside
+        except BaseException:
+            for path, away in taken:
+                if path.parent == lists and not path.exists():
+                    away.rename(path)
+            raise
+
+
+def _strict(finished: Finished) -> Finished:
+    """An update that left out some index has failed, whatever it says."""
+    return replace(finished, exit_status=100) if finished.ok and incomplete_update(_output(finished)) else finished
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _output(finished: Finished) -> str:
+    return f"{_text(finished.stdout)}\n{_text(finished.stderr)}"
+
+
+def _larger(url: str, limit_bytes: int) -> ChangeFailed:
+    return ChangeFailed(
+        f"could not fetch {url}: it is larger than {limit_bytes} bytes",
+        why="no file of this kind is that large, so this is not the file that was meant",
+        hint="open the address in a browser: a proxy or a login page may answer in its place",
+    )
+
+
+def _user_id(passwd: Path, name: str) -> int | None:
+    """Of the system that apt runs in, which need not be this one."""
+    with suppress(OSError, ValueError, IndexError):
+        rows = (line.split(":") for line in passwd.read_text().splitlines())
+        return next((int(row[2]) for row in rows if row[0] == name), None)
+    return None

@@ -1,0 +1,230 @@
+"""Why apt or dpkg failed, told from what it printed, and the error that says so; pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, TypeAlias
+
+from gpunode.errors import Busy, ChangeFailed, GpunodeError
+from gpunode.host.apt_output import failed_fetches, messages, refusal
+
+FailureKind: TypeAlias = Literal[
+    "interrupted",
+    "disk",
+    "dkms",
+    "script",
+    "lock",
+    "signature",
+    "release-changed",
+    "release-date",
+    "mid-sync",
+    "stale-index",
+    "denied",
+    "missing",
+    "network",
+    "held",
+    "unmet",
+    "other",
+]
+
+_DISK = re.compile(r"No space left on device|You don't have enough free space|Disk quota exceeded", re.IGNORECASE)
+_DPKG_FAILED = re.compile(r"^(E: Sub-process \S*dpkg returned an error code|dpkg: error)", re.MULTILINE)
+_DKMS = re.compile(r"Bad return status for module build|Consult /\S+/make\.log|^Error! .*dkms", re.MULTILINE)
+
+# The first that is found in apt's own messages wins: one failure makes apt print several, the cause before its effects.
+_SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
+    ("interrupted", ("dpkg was interrupted",)),
+    ("disk", (_DISK.pattern,)),
+    (
+        "lock",
+        ("Could not get lock", r"Unable to (acquire the dpkg frontend lock|lock (the administration )?directory)"),
+    ),
+    ("network", ("does the network require authentication",)),
+    (
+        "signature",
+        (
+            r"NO_PUBKEY|(EXP|REV)KEYSIG|KEYEXPIRED|BADSIG|EXPSIG",
+            r"signatures? (couldn't be verified|were invalid)",
+            r"signature verification|/sqv returned an error|is not signed\.|cannot be authenticated",
+        ),
+    ),
+    ("release-changed", (r"changed its '[^']+' value from",)),
+    ("release-date", (r"Release file for .* is (not valid yet|expired)",)),
+    (
+        "mid-sync",
+        (
+            r"Hash Sum mismatch|has unexpected size|Mirror sync in progress|Size mismatch",
+            r"Failed to fetch \S+/(Packages|Sources|Translation-\S+|Components-\S+)(\.\w+)? +404\b",
+        ),
+    ),
+    ("stale-index", (r"Failed to fetch \S+\.deb +(404|410|File not found)\b",)),
+    ("denied", (r"\b(401 +Unauthorized|403 +Forbidden|407 +\w+)",)),
+    ("missing", (r"does not have a Release file|Failed to fetch \S+ +(404|410|File not found)\b",)),
+    (
+        "network",
+        (r"Failed to fetch|Temporary failure resolving|Could not (resolve|connect|handshake)",),
+    ),
+    ("held", ("Held packages were changed",)),
+    (
+        "unmet",
+        (
+            r"unmet dependencies|Unable to (locate package|correct problems|satisfy)|was not found",
+            r"has no installation candidate|Essential packages were removed|Packages were downgraded",
+        ),
+    ),
+)
+
+
+def classify(stdout: str, stderr: str) -> FailureKind:
+    """The cause of a failed run of apt or dpkg."""
+    everything = f"{stdout}\n{stderr}"
+    if _DPKG_FAILED.search(everything):
+        # What a maintainer script prints is its own: "connection refused" there is no failure of apt's download.
+        return _of_dpkg(everything)
+    said = "\n".join(messages(everything, "EW"))
+    if "unmet dependencies" in stdout:
+        said += "\nunmet dependencies"
+    found = (kind for kind, signs in _SIGNS if any(re.search(sign, said, re.IGNORECASE) for sign in signs))
+    return next(found, "other")
+
+
+def _of_dpkg(output: str) -> FailureKind:
+    if _DISK.search(output):
+        return "disk"
+    if "dpkg: error: dpkg frontend lock" in output or "dpkg: error: dpkg database lock" in output:
+        return "lock"
+    return "dkms" if _DKMS.search(output) else "script"
+
+
+def failed_packages(output: str) -> tuple[str, ...]:
+    """The packages that dpkg could not process, the one that failed first in front."""
+    named = re.findall(r"^dpkg: error processing (?:package|archive) (\S+)", output, re.MULTILINE)
+    return tuple(dict.fromkeys(re.sub(r".*/([^_/]+)_[^/]*\.deb\Z", r"\1", name) for name in named))
+
+
+def build_log(output: str) -> str:
+    """The make.log that DKMS points at; empty when it points at none."""
+    found = re.search(r"(/\S+/make\.log)", output)
+    return found[1] if found else ""
+
+
+def first_build_error(log: str) -> str:
+    """The first line of a make.log that states an error; empty when there is none."""
+    pattern = re.compile(
+        r"\b(error|fatal error|ERROR)\b\s*:|^make.*\*\*\*|No such file or directory|undefined (reference|!)"
+    )
+    return next((line.strip() for line in log.splitlines() if pattern.search(line)), "")
+
+
+def last_words(output: str, count: int = 12) -> str:
+    """The last lines before dpkg gave up on its first package, a maintainer script's own, and dpkg's verdict."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    verdicts = (number for number, line in enumerate(lines) if line.startswith("dpkg: error processing "))
+    end = next(verdicts, len(lines) - 2) + 2
+    return "\n".join(line.strip() for line in lines[max(0, end - count) : end])
+
+
+def explain(doing: str, stdout: str, stderr: str, *, make_log: str = "") -> GpunodeError:
+    """The error for a failed run of apt.
+
+    Args:
+        doing: what could not be done, as it follows "could not".
+        stdout: what apt printed.
+        stderr: likewise.
+        make_log: the content of the file that ``build_log`` names, where it could be read.
+    """
+    everything = f"{stdout}\n{stderr}"
+    kind = classify(stdout, stderr)
+    what = f"could not {doing}: {_WHAT[kind]}"
+    match kind:
+        case "script" | "dkms":
+            return _of_package(doing, everything, make_log)
+        case "unmet" | "held":
+            return ChangeFailed(what, why=refusal(stdout, stderr), hint=_HINT[kind])
+        case "lock":
+            return Busy(what, why=_evidence(everything), hint=_HINT[kind])
+        case "mid-sync":
+            named = ", ".join(failed_fetches(everything)[:3])
+            return ChangeFailed(f"{what} ({named})" if named else what, why=_evidence(everything), hint=_HINT[kind])
+        case _:
+            return ChangeFailed(what, why=_evidence(everything), hint=_HINT[kind])
+
+
+def _evidence(output: str) -> str:
+    """What apt itself says, without the hashes that it lists beneath them."""
+    said = messages(output, "E") + [said for said in messages(output, "W") if re.search(r"rror|ailed", said)]
+    lines = [message.splitlines()[0] for message in dict.fromkeys(said)] or output.strip().splitlines()[-5:]
+    return "\n".join(lines[:8])
+
+
+def _of_package(doing: str, output: str, make_log: str) -> ChangeFailed:
+    package = next(iter(failed_packages(output)), "")
+    named = f"package {package}" if package else "a package"
+    if log := build_log(output):
+        error = first_build_error(make_log)
+        return ChangeFailed(
+            f"could not {doing}: the kernel module of {named} does not build",
+            why=error or last_words(output),
+            hint=f"read the build log, then repair or choose another driver branch:\n  less {log}\n{_REPAIR}",
+        )
+    return ChangeFailed(
+        f"could not {doing}: {named} could not be set up or removed",
+        why=last_words(output),
+        hint=f"the lines above are its maintainer script's; once their cause is gone:\n{_REPAIR}",
+    )
+
+
+_REPAIR = "  dpkg --configure -a\nthen run the same command again"
+
+_WHAT: dict[FailureKind, str] = {
+    "interrupted": "an earlier run of dpkg was interrupted",
+    "disk": "the disk is full",
+    "dkms": "a kernel module does not build",
+    "script": "a package could not be set up or removed",
+    "lock": "another program is using apt or dpkg",
+    "signature": "a repository's signature cannot be verified",
+    "release-changed": "a repository describes itself otherwise than before",
+    "release-date": "a repository's index is out of date, or this node's clock is wrong",
+    "mid-sync": "a repository is in mid-sync, its index and its files do not match",
+    "stale-index": "files that the package index names are gone",
+    "denied": "a repository or proxy refuses access",
+    "missing": "there is nothing at that address",
+    "network": "a server cannot be reached",
+    "held": "a package on hold would be changed",
+    "unmet": "apt finds no way to do it",
+    "other": "apt failed",
+}
+
+_HINT: dict[FailureKind, str] = {
+    "interrupted": f"finish what it began:\n{_REPAIR}",
+    "disk": "make room, then run the same command again:\n  df -h / /var /boot /tmp\n  apt-get clean",
+    "dkms": _REPAIR,
+    "script": _REPAIR,
+    "lock": "wait until it has finished, then run the same command again",
+    "signature": (
+        "check the key that the list file names in Signed-By against the one that the repository publishes; "
+        "gpunode never turns verification off"
+    ),
+    "release-changed": (
+        "read what changed, and if it is meant, accept it:\n  apt-get update --allow-releaseinfo-change\n"
+        "then run the same command again"
+    ),
+    "release-date": "compare the clock with the dates above, then run the same command again:\n  timedatectl",
+    "mid-sync": "the fault is the repository's; wait half an hour, then run the same command again",
+    "stale-index": "the index was refreshed and still names them: the repository is broken or in mid-sync; try later",
+    "denied": (
+        "check the proxy (Acquire::http::Proxy) and the credentials (/etc/apt/auth.conf.d), then run the same command "
+        "again:\n  apt-config dump | grep -i proxy"
+    ),
+    "missing": "check the address in the list file or the recipe's [repositories]",
+    "network": (
+        "check the network, the DNS and the proxy that apt uses, then run the same command again:\n"
+        "  apt-config dump | grep -i proxy"
+    ),
+    "held": "release the hold if it may be changed, then run the same command again:\n  apt-mark showhold",
+    "unmet": (
+        "nothing was changed; see which versions there are and what is on hold:\n  apt-cache policy PACKAGE\n"
+        "  apt-mark showhold"
+    ),
+    "other": "read apt's words above; gpunode's log has the whole output",
+}

@@ -1,0 +1,98 @@
+"""What apt prints, as data; pure. Every form here stands in ``tests/conformance/apt`` as apt itself printed it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from gpunode.host.port import Action, Progress, Simulation
+
+_VERBS: dict[str, Literal["install", "remove", "purge"]] = {"Inst": "install", "Remv": "remove", "Purg": "purge"}
+# "Inst name [former] (version origin, origin [arch]) [broken meanwhile]"; a residue is "Purg name" without a version.
+_ACTION = re.compile(
+    r"^(?P<verb>Inst|Remv|Purg) (?P<name>\S+)(?: \[(?P<former>[^\]]+)\])?"
+    r"(?: \((?P<version>\S+) (?:(?P<origin>.*?) )?\[[^\]]*\]\))?"
+)
+_UNMET = "The following packages have unmet dependencies:"
+_STATUS: dict[str, Literal["download", "install"]] = {"dlstatus": "download", "pmstatus": "install"}
+
+
+def parse_simulation(stdout: str, stderr: str, *, ok: bool) -> Simulation:
+    """What ``apt-get --simulate`` printed."""
+    return Simulation(tuple(_actions(stdout)), "" if ok else refusal(stdout, stderr))
+
+
+def _actions(stdout: str) -> Iterator[Action]:
+    for line in stdout.splitlines():
+        if match := _ACTION.match(line):
+            verb = _VERBS[match["verb"]]
+            yield Action(verb, match["name"], match["version"] or "", match["former"] or "", match["origin"] or "")
+
+
+def refusal(stdout: str, stderr: str) -> str:
+    """Why apt would not do it, in its own words and without the preliminaries."""
+    _, heading, unmet = stdout.partition(_UNMET)
+    said = [heading + unmet.rstrip()] if heading else []
+    said += messages(stderr) or messages(stdout)
+    return "\n".join(said or (stderr.strip() or stdout.strip()).splitlines()[-5:])
+
+
+def messages(output: str, kinds: str = "E") -> list[str]:
+    """The messages of apt of these kinds (``E``, ``W``), each with the indented lines that belong to it."""
+    found: list[str] = []
+    wanted = False
+    for line in output.splitlines():
+        if re.match(r"[EWN]: ", line):
+            wanted = line[0] in kinds
+            if wanted:
+                found.append(line.rstrip())
+        elif wanted and line.startswith("   "):
+            found[-1] += "\n" + line.rstrip()
+        else:
+            wanted = False
+    return found
+
+
+def parse_status(line: str) -> Progress | None:
+    """A line of APT::Status-Fd; None when it tells no progress. Source: README.progress-reporting of apt."""
+    kind, _, rest = line.partition(":")
+    fields = rest.split(":", 2)
+    if kind not in _STATUS or len(fields) != 3:
+        return None
+    try:
+        percent = float(fields[1])
+    except ValueError:
+        return None
+    # NaN is no progress either.
+    return Progress(_STATUS[kind], percent, fields[2].strip()) if 0 <= percent <= 100 else None
+
+
+def incomplete_update(output: str) -> bool:
+    """Whether ``apt-get update`` went without some index although it says that it ended well.
+
+    apt before Debian 11's knows no APT::Update::Error-Mode, and only warns of a server's 503 or a missing key.
+    """
+    return any(
+        re.match(r"[WE]: (Failed to fetch |Some index files failed|An error occurred during the signature)", message)
+        for message in messages(output, "EW")
+    )
+
+
+def failed_fetches(output: str) -> tuple[str, ...]:
+    """The addresses that could not be fetched, each once, in the order of apt's messages."""
+    found = re.findall(r"^[EW]: Failed to fetch (\S+)", output, re.MULTILINE)
+    return tuple(dict.fromkeys(found))
+
+
+def list_prefix(uri: str) -> str:
+    """What the names of the index files of a repository start with in ``/var/lib/apt/lists``.
+
+    Args:
+        uri: of any of its index files. Source of the escaping: URItoFileName of apt.
+    """
+    bare = re.sub(r"\A[a-z0-9+]+:(?://)?(?:[^/@]*@)?", "", uri)
+    suite = re.match(r".*?/dists/.+?(?=/[^/]*\Z|/[^/]+/(?:binary-|source/|i18n/|dep11/|cnf/))", bare)
+    base = suite[0] if suite else bare.rpartition("/")[0]
+    escaped = re.sub(r'[\\|{}\[\]<>"^~_=!@#$%&*]', lambda found: f"%{ord(found[0]):02x}", base)
+    return escaped.replace("/", "_") + "_"

@@ -1,0 +1,186 @@
+"""Package changes as apt's arguments, and whether what apt would do is what was planned; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.host.port import Action, Simulation
+
+
+def is_removal(change: PackageChange) -> bool:
+    """Whether the package goes, with its configuration files or without."""
+    return change.after is None or _is_residue(change.after)
+
+
+def is_install(change: PackageChange) -> bool:
+    """Whether the package is there afterwards."""
+    return not is_removal(change)
+
+
+def _is_residue(state: PackageState | KnownAfter | None) -> bool:
+    return isinstance(state, PackageState) and state.config_files_only
+
+
+def _is_installed(state: PackageState | None) -> bool:
+    return state is not None and not state.config_files_only
+
+
+def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[str, ...]:
+    """The packages that dpkg purges after apt has removed them.
+
+    apt's ``--purge`` is for a whole transaction: once a package must leave its configuration files behind, it is not
+    given, and the others are purged afterwards.
+    """
+    if not any(_is_residue(change.after) for change in changes):
+        return ()
+    return tuple(change.name for change in changes if change.after is None)
+
+
+def arguments(changes: Sequence[PackageChange], known: frozenset[str]) -> tuple[str, ...]:
+    """What follows ``apt-get install``: the leave that the plan gives, then the packages; empty for nothing to do.
+
+    Args:
+        changes: one transaction.
+        known: the packages of which dpkg has something; apt refuses ``name-`` for a name that nothing knows any more.
+    """
+    packages = tuple(_packages(changes, known))
+    return (*_leave(changes), *packages) if packages else ()
+
+
+def _packages(changes: Sequence[PackageChange], known: frozenset[str]) -> Iterator[str]:
+    by_dpkg = purged_by_dpkg(changes)
+    for change in changes:
+        if isinstance(change.after, KnownAfter):
+            yield change.name
+        elif change.after is not None and not change.after.config_files_only:
+            yield f"{change.name}={change.after.version}"
+        elif change.name in known and (_is_installed(change.before) or (change.after is None and not by_dpkg)):
+            yield f"{change.name}-"
+
+
+def _leave(changes: Sequence[PackageChange]) -> Iterator[str]:
+    """No more than the plan says: apt grants each of these to the whole transaction, hence ``unplanned``."""
+    if any(change.after is None for change in changes) and not purged_by_dpkg(changes):
+        yield "--purge"
+    if any(_lowers(change) for change in changes):
+        yield "--allow-downgrades"
+    if any(change.before is not None and change.before.held for change in changes):
+        yield "--allow-change-held-packages"
+
+
+def _lowers(change: PackageChange) -> bool:
+    if change.before is None or not _is_installed(change.before):
+        return False
+    match change.after:
+        case PackageState(version=version, config_files_only=False):
+            return compare_versions(version, change.before.version) < 0
+        case KnownAfter(prefix=prefix) if prefix and not has_prefix(change.before.version, prefix):
+            return compare_versions(prefix.rstrip(".-+~:"), without_epoch(change.before.version)) < 0
+        case _:
+            return False
+
+
+def unplanned(changes: Sequence[PackageChange], simulation: Simulation) -> tuple[str, ...]:
+    """What apt would do and the plan does not say, or the other way round; a sentence each, none when they agree."""
+    if simulation.problem:
+        return (f"apt refuses: {simulation.problem}",)
+    planned = {change.name: change for change in changes}
+    done = {action.name: action for action in simulation.actions}
+    return (
+        *(said for action in simulation.actions for said in _unasked(action, planned.get(action.name))),
+        *(said for change in changes for said in _missed(change, done.get(change.name))),
+    )
+
+
+def _unasked(action: Action, change: PackageChange | None) -> Iterator[str]:
+    if action.verb in ("remove", "purge"):
+        if change is None:
+            yield f"apt would {action.verb} {action.name} {action.former}".rstrip() + ", which the plan keeps"
+        elif is_install(change):
+            yield f"apt would {action.verb} {action.name}, which the plan installs"
+        elif action.verb == "purge" and change.after is not None:
+            yield f"apt would purge {action.name}, whose configuration files the plan keeps"
+    elif change is None and action.former and compare_versions(action.version, action.former) < 0:
+        yield f"apt would downgrade {action.name} from {action.former} to {action.version}, which is not in the plan"
+    elif change is not None and is_removal(change):
+        yield f"apt would install {action.name} {action.version}, which the plan removes"
+
+
+def _missed(change: PackageChange, action: Action | None) -> Iterator[str]:
+    if change.after is not None and is_install(change):
+        yield from _wrong_version(change.name, change.after, _version_after(change, action))
+    elif action is None and (_is_installed(change.before) or (change.before is not None and change.after is None)):
+        yield f"the plan removes {change.name}, which apt would keep"
+
+
+def _version_after(change: PackageChange, action: Action | None) -> str:
+    if action is not None:
+        return action.version
+    return change.before.version if change.before is not None and _is_installed(change.before) else ""
+
+
+def _wrong_version(name: str, wanted: PackageState | KnownAfter, version: str) -> Iterator[str]:
+    if not version:
+        yield f"the plan installs {name}, which apt would leave out"
+    elif isinstance(wanted, PackageState) and wanted.version != version:
+        yield f"the plan installs {name} {wanted.version}, apt would leave it at {version}"
+    elif isinstance(wanted, KnownAfter) and not has_prefix(version, wanted.prefix):
+        yield f"the plan installs {name} {wanted.prefix}*, apt would leave it at {version}"
+
+
+def without_epoch(version: str) -> str:
+    """``2:580.1-1`` is ``580.1-1``."""
+    return re.sub(r"\A\d+:", "", version)
+
+
+def has_prefix(version: str, prefix: str) -> bool:
+    """Whether ``version``, its epoch left out, starts with ``prefix``."""
+    return without_epoch(version).startswith(prefix)
+
+
+def compare_versions(left: str, right: str) -> int:
+    """Below, at or above 0 as ``left`` is older than, the same as or newer than ``right``.
+
+    Source: Debian Policy 5.6.12.
+    """
+    ours, theirs = _parts(left), _parts(right)
+    if ours[0] != theirs[0]:
+        return ours[0] - theirs[0]
+    return _compare(ours[1], theirs[1]) or _compare(ours[2], theirs[2])
+
+
+def _parts(version: str) -> tuple[int, str, str]:
+    epoch, colon, rest = version.partition(":")
+    if not colon or not epoch.isdecimal():
+        epoch, rest = "0", version
+    upstream, _, revision = rest.rpartition("-") if "-" in rest else (rest, "", "")
+    return int(epoch), upstream, revision
+
+
+def _compare(left: str, right: str) -> int:
+    # Text and digits in turn; what is missing counts as empty text and as 0.
+    runs = (re.findall(r"(\D*)(\d*)", side) for side in (left, right))
+    for (text, digits), (their_text, their_digits) in zip_longest(*runs, fillvalue=("", "")):
+        difference = _compare_text(text, their_text) or int(digits or "0") - int(their_digits or "0")
+        if difference:
+            return difference
+    return 0
+
+
+def _compare_text(left: str, right: str) -> int:
+    for ours, theirs in zip_longest(left, right, fillvalue=""):
+        if ours != theirs:
+            return _rank(ours) - _rank(theirs)
+    return 0
+
+
+def _rank(char: str) -> int:
+    """A tilde sorts before the end, the end before letters, letters before everything else."""
+    if char == "~":
+        return -1
+    if not char:
+        return 0
+    return ord(char) if char.isalpha() else ord(char) + 0x110000

@@ -1,0 +1,339 @@
+"""A capture stands in for a node: it is looked at like one, saved without its secrets, and read again with distrust."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, get_args
+
+from gpunode.change import PackageChange
+from gpunode.errors import Refused, UsageError
+from gpunode.facts.evidence import Capture, Evidence, Outcome, Ownership, Probe
+from gpunode.host.port import Simulation
+from gpunode.host.redact import redact
+
+SCHEMA: Final = 1
+INDEX: Final = "capture.json"
+MAX_BYTES: Final = 256 << 20
+MAX_MEMBERS: Final = 4096
+_GZIP: Final = b"\x1f\x8b"
+_UNPACKING: Final = (tarfile.TarError, zlib.error)
+_AGAIN: Final = "take the capture again with `gpunode capture FILE`"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureHost:
+    """A captured node; it can be looked at."""
+
+    evidence: Evidence
+
+    def look(self, probe: Probe, /) -> Capture:
+        """What ``probe`` returned on the node."""
+        found = self.evidence.get(probe.key)
+        return found or Capture(probe.source, "failed", error="not captured")
+
+    def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:  # noqa: ARG002
+        """None: a capture has no package manager to ask."""
+        return None
+
+
+def save(evidence: Evidence, path: Path) -> None:
+    """Writes ``evidence``, redacted, for its owner alone: as .tar.gz or .tgz if ``path`` says so, else as a folder.
+
+    Law: ``load(path) == redact(evidence)``.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    members = dict(_members(redact(evidence)))
+    try:
+        if path.name.endswith((".tar.gz", ".tgz")):
+            _save_archive(members, path)
+        else:
+            _save_folder(members, path)
+    except OSError as error:
+        raise UsageError(
+            f"the capture cannot be written to {path}",
+            why=str(error),
+            hint="name a file or a new folder that you may write, on a disk with room",
+        ) from error
+
+
+def _members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
+    """The files of a capture: the index, and one for every probe that returned data."""
+    rows: dict[str, object] = {}
+    names: set[str] = {INDEX}
+    for key, capture in sorted(evidence.items()):
+        row = _row(capture)
+        if capture.data:
+            row["file"] = name = _member_name(key, names)
+            names.add(name)
+            yield name, capture.data
+        rows[key] = row
+    index = {"schema": SCHEMA, "captures": rows}
+    yield INDEX, (json.dumps(index, indent=1) + "\n").encode()
+
+
+def _row(capture: Capture) -> dict[str, object]:
+    row: dict[str, object] = {"source": capture.source, "outcome": capture.outcome}
+    if capture.error:
+        row["error"] = capture.error
+    if capture.exit_status is not None:
+        row["exit_status"] = capture.exit_status
+    if capture.ownership is not None:
+        own = capture.ownership
+        row.update(mode=f"{own.mode:04o}", uid=own.uid, gid=own.gid)
+    return row
+
+
+def _member_name(key: str, taken: set[str]) -> str:
+    """A file name that reads like ``key``, safe everywhere, and different from those in ``taken`` in any case."""
+    base = "data/" + (re.sub(r"[^a-z0-9_.-]+", "_", key.lower()).strip("._")[:80] or "probe")
+    name, number = base, 1
+    while name in taken:
+        number += 1
+        name = f"{base}-{number}"
+    return name
+
+
+def _save_archive(members: Mapping[str, bytes], path: Path) -> None:
+    draft = _draft(path)
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            _write_archive(members, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+def _write_archive(members: Mapping[str, bytes], file: IO[bytes]) -> None:
+    # No times and no names of this node: two captures of the same state are the same bytes.
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as packed,
+        tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, data in sorted(members.items()):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o600
+            archive.addfile(member, io.BytesIO(data))
+
+
+def _save_folder(members: Mapping[str, bytes], path: Path) -> None:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(f"{path} is there and is not an empty folder")
+    draft = _draft(path)
+    draft.mkdir(mode=0o700)
+    try:
+        (draft / "data").mkdir(mode=0o700)
+        for name, data in members.items():
+            descriptor = os.open(draft / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        draft.rename(path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load(path: Path) -> Evidence:
+    """The evidence in the capture at ``path``, which is recognised by what it holds.
+
+    Raises:
+        UsageError: there is no capture at ``path``.
+        Refused: it is damaged, was made to do harm, or comes from a newer gpunode.
+    """
+    try:
+        if path.is_dir():
+            return _load_folder(path)
+        with path.open("rb") as file:
+            return _load_file(file, path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read", why=str(error), hint="name a capture that you may read") from error
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, *_UNPACKING) as error:
+        raise Refused(f"{path} is damaged", why=str(error), hint=f"copy it again, or {_AGAIN}") from error
+
+
+def _load_file(file: IO[bytes], path: Path) -> Evidence:
+    start = file.read(4096)
+    file.seek(0)
+    if not start.startswith(_GZIP):
+        raise _unrecognised(path, start)
+    head = gzip.GzipFile(fileobj=file).read(4096)
+    file.seek(0)
+    if head[257:262] != b"ustar":
+        raise _unrecognised(path, head)
+    members = _read_archive(file, path)
+    return _evidence(members.__getitem__, path)
+
+
+def _unrecognised(path: Path, start: bytes) -> UsageError:
+    if b"nvidia-bug-report" in start or b"NVIDIA bug report" in start:
+        kind = "it is the log of nvidia-bug-report.sh, which lacks the files that facts are made of"
+    elif start.lstrip()[:1] == b"[":
+        kind = "it is a JSON list, such as people paste into reports, which lacks the files that facts are made of"
+    else:
+        kind = f"it is neither a .tar.gz nor a folder that holds {INDEX}"
+    return UsageError(f"{path} is not a capture of a node", why=kind, hint=_AGAIN)
+
+
+def _harmful(path: Path, member: str, why: str) -> Refused:
+    return Refused(
+        f"{path} is not read: a member is not what a capture has",
+        why=f"{member}: {why}",
+        hint=f"do not unpack it by hand; {_AGAIN}",
+    )
+
+
+@dataclass(slots=True)
+class _Metered:
+    """A stream that stops a decompression bomb before it fills the memory."""
+
+    stream: io.BufferedIOBase
+    path: Path
+    left: int
+
+    def read(self, size: int) -> bytes:
+        data = self.stream.read(min(size, self.left + 1))
+        self.left -= len(data)
+        if self.left < 0:
+            raise _harmful(self.path, "the archive", f"unpacks to more than {MAX_BYTES >> 20} MiB")
+        return data
+
+
+def _read_archive(file: IO[bytes], path: Path) -> Mapping[str, bytes]:
+    # Headers, padding and the end of the archive come on top of what the members hold.
+    metered = _Metered(gzip.GzipFile(fileobj=file), path, MAX_BYTES + MAX_MEMBERS * 2048)
+    members: dict[str, bytes] = {}
+    seen: set[str] = set()
+    # tarfile asks a stream for nothing but read().
+    with tarfile.open(fileobj=metered, mode="r|") as archive:  # type: ignore[call-overload]
+        for member in archive:
+            _check_member(member, path, seen)
+            seen.add(member.name)
+            if member.isreg():
+                unpacked = archive.extractfile(member)
+                members[member.name] = unpacked.read() if unpacked else b""
+    return _without_top_folder(members)
+
+
+def _check_member(member: tarfile.TarInfo, path: Path, seen: set[str]) -> None:
+    name = member.name
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name or "\\" in name:
+        raise _harmful(path, name, "its name leads out of the capture")
+    if name in seen:
+        raise _harmful(path, name, "is there twice")
+    if not (member.isreg() or member.isdir()) or member.issparse():
+        raise _harmful(path, name, "is a link, a device or the like, not a file")
+    if not 0 <= member.size <= MAX_BYTES:
+        raise _harmful(path, name, f"is larger than {MAX_BYTES >> 20} MiB")
+    if len(seen) >= MAX_MEMBERS:
+        raise _harmful(path, name, f"is one more than the {MAX_MEMBERS} that a capture has at most")
+
+
+def _without_top_folder(members: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """The members named from the capture's own folder: people pack a folder as ``./`` or with its name before it."""
+    plain = {
+        "/".join(part for part in name.split("/") if part not in {"", "."}): data for name, data in members.items()
+    }
+    indexes = sorted((name for name in plain if f"/{name}".endswith(f"/{INDEX}")), key=lambda name: name.count("/"))
+    if not indexes:
+        raise ValueError(f"no {INDEX} in it")
+    top = indexes[0].removesuffix(INDEX)
+    return {name.removeprefix(top): data for name, data in plain.items() if name.startswith(top)}
+
+
+def _load_folder(path: Path) -> Evidence:
+    if not (path / INDEX).exists():
+        raise _unrecognised(path, b"")
+    left = MAX_BYTES
+
+    def read(name: str) -> bytes:
+        nonlocal left
+        data = _read_plain(path, name, left)
+        left -= len(data)
+        return data
+
+    return _evidence(read, path)
+
+
+def _read_plain(folder: Path, name: str, limit: int) -> bytes:
+    if (folder / "data").is_symlink():
+        raise _harmful(folder, "data", "is a link, not a folder")
+    try:
+        # Neither a link out of the folder nor a pipe that never ends.
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise KeyError(name) from error
+    except OSError as error:
+        raise _harmful(folder, name, f"cannot be opened as a plain file ({error.strerror})") from error
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _harmful(folder, name, "is not a plain file")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise _harmful(folder, name, f"makes the capture larger than {MAX_BYTES >> 20} MiB")
+    return data
+
+
+def _evidence(read: Callable[[str], bytes], path: Path) -> Evidence:
+    index = json.loads(read(INDEX))
+    schema = index.get("schema") if isinstance(index, dict) else None
+    if not isinstance(schema, int) or schema < 1:
+        raise ValueError(f"{INDEX} names no schema")
+    if schema > SCHEMA:
+        raise Refused(
+            f"{path} was captured by a newer gpunode",
+            why=f"its schema is {schema}; this gpunode reads {SCHEMA}",
+            hint="upgrade gpunode (`pipx upgrade gpunode`), or capture the node again with this version",
+        )
+    rows = index["captures"]
+    if len(rows) > MAX_MEMBERS:
+        raise ValueError(f"{INDEX} lists more than {MAX_MEMBERS} probes")
+    return {str(key): _capture(row, read, path) for key, row in rows.items()}
+
+
+def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Path) -> Capture:
+    name, outcome, status = row.get("file"), row["outcome"], row.get("exit_status")
+    if outcome not in get_args(Outcome):
+        raise ValueError(f"unknown outcome {str(outcome)[:40]!r}")
+    if name is not None and not re.fullmatch(r"data/[A-Za-z0-9_][A-Za-z0-9_.-]*", str(name)):
+        raise _harmful(path, str(name)[:200], "is not a file of the capture's data folder")
+    return Capture(
+        source=str(row["source"]),
+        outcome=outcome,
+        data=read(str(name)) if name is not None else b"",
+        error=str(row.get("error", "")),
+        exit_status=None if status is None else int(status),
+        ownership=Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"])) if "mode" in row else None,
+    )

@@ -1,0 +1,83 @@
+"""gpunode's own child programs: how they are started, how they answer, and what their end means.
+
+They exist because a call into a GPU driver can block in the kernel for ever. As a child, this module loads nothing
+but the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from gpunode.facts.evidence import Capture, Outcome
+    from gpunode.host.process import Finished, Runner
+
+# -I: neither the working folder nor PYTHON* variables decide what root runs.
+_ISOLATED = "-I"
+
+
+def command(module: str, needs: Sequence[str] = ()) -> tuple[str, ...]:
+    """The command that runs ``module.main()`` with the very gpunode that asks.
+
+    The folders (or the zipapp) that gpunode and ``needs`` come from are handed over, so it works alike from an
+    installed environment, a source tree on PYTHONPATH and a zipapp.
+    """
+    places = dict.fromkeys(_place(name) for name in ("gpunode", *needs))
+    code = f"import sys; sys.path[:0] = sys.argv[1:]; from {module} import main; main()"
+    return (sys.executable, _ISOLATED, "-c", code, *(place for place in places if place))
+
+
+def _place(name: str) -> str:
+    """The entry of ``sys.path`` that holds ``name``; empty when nothing does, so the child says it by ImportError."""
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        return ""
+    file = Path(spec.origin).absolute()
+    return str(file.parent.parent if spec.submodule_search_locations else file.parent)
+
+
+def tell(ask: Callable[[], Mapping[str, object]]) -> NoReturn:
+    """One JSON object stands on standard output, and the program has ended with status 0.
+
+    A driver library that prints does so on standard error meanwhile, and its exit handlers, which can block as any
+    other call of it, do not run.
+    """
+    out = os.dup(1)
+    os.dup2(2, 1)
+    with os.fdopen(out, "wb") as file:
+        file.write(json.dumps(ask(), ensure_ascii=True).encode() + b"\n")
+    os._exit(0)
+
+
+def capture(runner: Runner, argv: Sequence[str], timeout_s: float, hangs: str) -> Capture:
+    """What a child answered, as evidence; ``hangs`` is the sentence for a call that did not return in ``{seconds}``."""
+    from gpunode.facts.evidence import Capture
+
+    finished = runner.run(argv, timeout_s=timeout_s)
+    error = finished.stderr.decode("utf-8", "replace")
+    if finished.timed_out:
+        error = hangs.format(seconds=timeout_s) + _last_line(error)
+    return Capture(
+        source=" ".join(argv),
+        outcome=_outcome(finished),
+        data=finished.stdout,
+        error=error,
+        exit_status=finished.exit_status,
+    )
+
+
+def _outcome(finished: Finished) -> Outcome:
+    if finished.timed_out:
+        return "timeout"
+    return "ok" if finished.exit_status == 0 else "failed"
+
+
+def _last_line(stderr: str) -> str:
+    lines = stderr.strip().splitlines()
+    return f" (last: {lines[-1]})" if lines else ""

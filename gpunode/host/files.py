@@ -1,0 +1,500 @@
+"""A node's files: read without ever blocking, replaced atomically and durably, and never outside the node's root.
+
+Paths are walked one component at a time on open folders, so a symbolic link, absolute or with ``..``, leads to where it
+leads *inside* the root, and nobody who moves a folder meanwhile can change that.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from gpunode.change import FileState
+from gpunode.errors import ChangeFailed, Refused
+from gpunode.facts.evidence import Capture, Found, Ownership, encode_found
+
+# The kernel's own limit (path_resolution(7)).
+_MOST_LINKS = 40
+_TEMPORARY = re.compile(r"\.gpunode-[0-9a-f]{8}")
+_LARGEST_STATE = 64 << 20
+# They hold a digest of the old content and belong to it alone.
+_CONTENT_BOUND = frozenset({"security.ima", "security.evm"})
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+_DENIED = frozenset({errno.EACCES, errno.EPERM})
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a path leads: an open folder and a name in it; ``folders`` are the open ones above, the root first."""
+
+    folders: list[int]
+    names: list[str] = field(default_factory=list)
+    name: str = "."
+    made: list[str] = field(default_factory=list)
+
+    @property
+    def folder(self) -> int:
+        return self.folders[-1]
+
+    @property
+    def path(self) -> str:
+        """The path without symbolic links, inside the root."""
+        return "/" + "/".join(self.names + ([] if self.name == "." else [self.name]))
+
+    def enter(self, name: str, *, make: bool) -> None:
+        try:
+            self.folders.append(_open_folder(name, self.folder))
+        except FileNotFoundError:
+            if not make:
+                raise
+            _make_folder(name, self.folder)
+            self.folders.append(_open_folder(name, self.folder))
+            self.names.append(name)
+            self.made.append(self.path)
+        else:
+            self.names.append(name)
+
+    def leave(self) -> None:
+        if self.names:
+            os.close(self.folders.pop())
+            self.names.pop()
+
+    def to_root(self) -> None:
+        while self.names:
+            self.leave()
+
+    def close(self) -> None:
+        for fd in self.folders:
+            os.close(fd)
+
+
+def _open_folder(name: str, folder: int | None = None) -> int:
+    follow = 0 if folder is None else os.O_NOFOLLOW
+    return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | follow, dir_fd=folder)
+
+
+def _make_folder(name: str, folder: int) -> None:
+    os.mkdir(name, 0o755, dir_fd=folder)
+    os.chmod(name, 0o755, dir_fd=folder)  # noqa: S103  whatever the umask, as a package would make it
+    _sync_folder(folder)
+
+
+@contextmanager
+def _readable(folder: int) -> Iterator[int]:
+    """The folder, opened to be listed and synced, which a descriptor to walk by cannot."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _sync_folder(folder: int) -> None:
+    with _readable(folder) as fd:
+        os.fsync(fd)
+
+
+def _names(folder: int) -> list[str]:
+    with _readable(folder) as fd, os.scandir(fd) as entries:
+        return sorted(entry.name for entry in entries)
+
+
+def _link(name: str, folder: int) -> str | None:
+    """The target of a symbolic link; None for anything else, also for nothing."""
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno in {errno.EINVAL, *_ABSENT}:
+            return None
+        raise
+
+
+def _parts(path: str) -> list[str]:
+    """The components of a path, the last first."""
+    return [part for part in reversed(path.split("/")) if part not in {"", "."}]
+
+
+@contextmanager
+def _place(path: str, root: str, *, make: bool = False) -> Iterator[_Place]:
+    """Where ``path`` leads inside ``root``; the last component may be missing, with ``make`` its folders too."""
+    place = _Place([_open_folder(root)])
+    try:
+        _walk(place, path, make=make)
+        yield place
+    finally:
+        place.close()
+
+
+def _walk(place: _Place, path: str, *, make: bool) -> None:
+    todo, links = _parts(path), 0
+    while todo:
+        part = todo.pop()
+        if part == "..":
+            place.leave()
+            continue
+        target = _link(part, place.folder)
+        if target is not None:
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            if target.startswith("/"):
+                place.to_root()
+            todo += _parts(target)
+        elif todo:
+            place.enter(part, make=make)
+        else:
+            place.name = part
+
+
+def resolve(path: str, *, root: str = "/") -> str:
+    """Where ``path`` leads inside ``root``, as a path in it, every symbolic link followed.
+
+    Raises:
+        OSError: a folder on the way is missing, or links lead in a circle.
+    """
+    with _place(path, root) as place:
+        return place.path
+
+
+def read(path: str, limit: int = _LARGEST_STATE, *, root: str = "/", source: str = "") -> Capture:
+    """What the file holds; never raises and never waits, whatever stands there.
+
+    Args:
+        path: absolute, inside ``root``.
+        limit: in bytes; a longer file has failed, since half a file is no evidence.
+        root: the node's root.
+        source: the name of the capture; the path unless given.
+    """
+    try:
+        with _place(path, root) as place:
+            return _read_at(place, limit, source or path)
+    except OSError as error:
+        return _unread(source or path, error)
+
+
+def _unread(source: str, error: OSError) -> Capture:
+    why = error.strerror or str(error)
+    if error.errno in _ABSENT:
+        return Capture(source, "absent", error=why)
+    return Capture(source, "denied" if error.errno in _DENIED else "failed", error=why)
+
+
+def _read_at(place: _Place, limit: int, source: str) -> Capture:
+    # Asked before it is opened: opening a device can start it, and a named pipe would wait for a writer.
+    status = os.lstat(place.name, dir_fd=place.folder)
+    if not stat.S_ISREG(status.st_mode):
+        return Capture(source, "failed", error=f"it is {_kind(status)}")
+    fd = os.open(place.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
+    try:
+        owner = _ownership(os.fstat(fd))
+        data = _read_up_to(fd, limit + 1)
+    finally:
+        os.close(fd)
+    if len(data) > limit:
+        return Capture(source, "failed", data[:limit], f"longer than {limit} bytes", ownership=owner)
+    return Capture(source, "ok", data, ownership=owner)
+
+
+def _read_up_to(fd: int, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count and (chunk := os.read(fd, min(1 << 20, count - len(data)))):
+        data += chunk
+    return bytes(data)
+
+
+def _kind(status: os.stat_result) -> str:
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
+
+
+def _ownership(status: os.stat_result) -> Ownership:
+    return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+
+
+def state(path: str, *, root: str = "/") -> FileState | None:
+    """The file as it is; None where there is none.
+
+    Raises:
+        Refused: something is there that cannot be read as a file.
+    """
+    capture = read(path, root=root)
+    if capture.outcome == "absent":
+        return None
+    if capture.outcome != "ok" or capture.ownership is None:
+        raise Refused(f"{path} cannot be read", why=capture.error, hint=f"look at it with `ls -ld {path}`")
+    owner = capture.ownership
+    return FileState(capture.data, owner.mode, owner.uid, owner.gid)
+
+
+def find(pattern: str, limit: int, *, contents: bool, root: str = "/") -> Capture:
+    """What matches ``pattern`` (``*``, ``?`` and ``[…]`` in any component), as ``encode_found`` writes it.
+
+    Nothing matched is an answer too: the outcome is ok and the data empty. A folder that could not be listed makes it
+    denied or failed, with what was found elsewhere as the data.
+
+    Args:
+        pattern: absolute, inside ``root``.
+        limit: in bytes, of each file; the content of a longer one is left out.
+        contents: whether the files are read.
+        root: the node's root.
+    """
+    problems: list[OSError] = []
+    found = encode_found(iter(_find("", _parts(pattern), limit if contents else None, root, problems)))
+    if problems:
+        worst = _unread(pattern, problems[0])
+        return Capture(pattern, worst.outcome, found, f"{problems[0].filename}: {worst.error}")
+    return Capture(pattern, "ok", found)
+
+
+def _find(above: str, todo: list[str], limit: int | None, root: str, problems: list[OSError]) -> Iterable[Found]:
+    *later, part = todo
+    if later and not _is_pattern(part):
+        return _find(f"{above}/{part}", later, limit, root, problems)
+    try:
+        with _place(f"{above}/.", root) as place:
+            if place.name != ".":
+                place.enter(place.name, make=False)
+            names = _matches(place.folder, part)
+            if not later:
+                return [_found(f"{above}/{name}", name, place, limit, root) for name in names]
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            error.filename = above or "/"
+            problems.append(error)
+        return ()
+    return [one for name in names for one in _find(f"{above}/{name}", later, limit, root, problems)]
+
+
+def _is_pattern(part: str) -> bool:
+    return any(mark in part for mark in "*?[")
+
+
+def _matches(folder: int, part: str) -> list[str]:
+    if not _is_pattern(part):
+        with suppress(FileNotFoundError):
+            os.lstat(part, dir_fd=folder)
+            return [part]
+        return []
+    hidden = part.startswith(".")
+    return [name for name in _names(folder) if fnmatch.fnmatchcase(name, part) and hidden == name.startswith(".")]
+
+
+def _found(path: str, name: str, place: _Place, limit: int | None, root: str) -> Found:
+    link = _link(name, place.folder)
+    if limit is not None:
+        capture = read(path, limit, root=root)
+        return Found(path, link, capture.data if capture.outcome == "ok" else None, capture.ownership)
+    with suppress(OSError):
+        return Found(path, link, None, None if link else _ownership(os.lstat(name, dir_fd=place.folder)))
+    return Found(path, link)
+
+
+def replace(path: str, state: FileState, *, root: str = "/") -> None:
+    """The file is as ``state`` says, whole and on the disk; before that it is the old one, whole.
+
+    A symbolic link stays and its target is replaced. Extended attributes (SELinux label, ACL, capabilities) of a former
+    file stay. Missing folders above are made, mode 0755.
+
+    Raises:
+        Refused: a folder, a device, a pipe or a socket stands there.
+        ChangeFailed: it could not be written; everything is as it was.
+    """
+    try:
+        with _place(path, root, make=True) as place:
+            try:
+                _replace_at(place, path, state)
+            except BaseException:
+                remove_folders(place.made, root=root)
+                raise
+    except OSError as error:
+        raise _failed(path, "written", error) from error
+
+
+def _replace_at(place: _Place, path: str, state: FileState) -> None:
+    former = _lstat(place)
+    _refuse_unless_file(path, former)
+    _sweep(place.folder)
+    with _temporary(place.folder) as (name, fd):
+        _fill(fd, state, place if former else None)
+        os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+    try:
+        _sync_folder(place.folder)
+    except OSError as error:
+        raise ChangeFailed(
+            f"{path} was replaced, but may be the old one again after a power cut",
+            why=f"its folder could not be synced: {error.strerror}",
+            hint=_HINTS[errno.EIO],
+        ) from error
+
+
+def _lstat(place: _Place) -> os.stat_result | None:
+    try:
+        return os.lstat(place.name, dir_fd=place.folder)
+    except FileNotFoundError:
+        return None
+
+
+def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        raise Refused(
+            f"{path} is {_kind(status)}, where a file belongs",
+            why="gpunode replaces and removes regular files only; nothing was changed",
+            hint=f"look at it with `ls -ld {path}`, move it away, then run the command again",
+        )
+
+
+def _sweep(folder: int) -> None:
+    """What a run that was killed in the middle of a write left here is gone; there is only one run at a time."""
+    for name in filter(_TEMPORARY.fullmatch, _names(folder)):
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+
+
+@contextmanager
+def _temporary(folder: int) -> Iterator[tuple[str, int]]:
+    """A new file in the folder and a descriptor to write it; gone afterwards unless it was renamed."""
+    name = f".gpunode-{secrets.token_hex(4)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        yield name, fd
+    finally:
+        os.close(fd)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+
+
+def _fill(fd: int, state: FileState, former: _Place | None) -> None:
+    """Content, owner, attributes, mode, in this order: a change of owner clears capabilities and set-id bits."""
+    _write(fd, state.content)
+    os.fchown(fd, state.uid, state.gid)
+    if former is not None:
+        _copy_attributes(former, fd)
+    os.fchmod(fd, state.mode)
+    os.fsync(fd)
+
+
+def _write(fd: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _copy_attributes(former: _Place, fd: int) -> None:
+    # By way of /proc, since the calls on a name cannot start at an open folder.
+    path = f"/proc/self/fd/{former.folder}/{former.name}"
+    for name in _attributes(path):
+        _copy_attribute(name, path, fd)
+
+
+def _copy_attribute(name: str, path: str, fd: int) -> None:
+    try:
+        os.setxattr(fd, name, os.getxattr(path, name, follow_symlinks=False))
+    except OSError as error:
+        # In a container nobody may set a label, and the file gets the folder's; an ACL must not be lost.
+        if error.errno != errno.ENOTSUP and not (error.errno in _DENIED and name.startswith("security.")):
+            raise
+
+
+def _attributes(path: str) -> list[str]:
+    try:
+        return [name for name in os.listxattr(path, follow_symlinks=False) if name not in _CONTENT_BOUND]
+    except OSError as error:
+        if error.errno in {errno.ENOTSUP, errno.ENOENT}:
+            return []
+        raise
+
+
+def prepare(path: str, *, root: str = "/") -> tuple[str, tuple[str, ...]]:
+    """Where ``path`` leads inside ``root``, and the folders that were made so that something can stand there.
+
+    Raises:
+        ChangeFailed: one could not be made.
+    """
+    try:
+        with _place(path, root, make=True) as place:
+            return place.path, tuple(place.made)
+    except OSError as error:
+        raise _failed(path, "prepared", error) from error
+
+
+def remove_folders(made: Sequence[str], *, root: str = "/") -> None:
+    """The folders that were made for a file are gone again, unless something else stands in them by now."""
+    for path in reversed(made):
+        with suppress(OSError), _place(path, root) as place:
+            os.rmdir(place.name, dir_fd=place.folder)
+
+
+def remove(path: str, *, root: str = "/") -> None:
+    """There is no file any more, which is on the disk; a symbolic link stays and its target goes, so it can come back.
+
+    Raises:
+        Refused: a folder, a device, a pipe or a socket stands there.
+        ChangeFailed: it could not be removed; it is as it was.
+    """
+    try:
+        with _place(path, root) as place:
+            former = _lstat(place)
+            _refuse_unless_file(path, former)
+            if former is not None:
+                os.unlink(place.name, dir_fd=place.folder)
+                _sync_folder(place.folder)
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise _failed(path, "removed", error) from error
+
+
+@contextmanager
+def candidate(path: str, content: bytes, *, root: str = "/") -> Iterator[str]:
+    """A file with ``content`` beside ``path``, for root alone, and its path inside ``root``; gone afterwards.
+
+    Beside it, so that what the content says relative to its own place means the same.
+
+    Raises:
+        ChangeFailed: it could not be written.
+    """
+    try:
+        with _place(path, root, make=True) as place:
+            try:
+                with _temporary(place.folder) as (name, fd):
+                    _write(fd, content)
+                    yield "/".join(("", *place.names, name))
+            finally:
+                remove_folders(place.made, root=root)
+    except OSError as error:
+        raise _failed(path, "written beside", error) from error
+
+
+_HINTS = {
+    errno.ENOSPC: "free space there (`df -h {folder}`, `df -i {folder}`), then run the command again",
+    errno.EDQUOT: "raise the quota there, then run the command again",
+    errno.EROFS: "mount it writable (`findmnt -T {folder}`), then run the command again",
+    errno.EACCES: "run the command as root",
+    errno.EPERM: "run the command as root; `lsattr -d {folder} {path}` shows whether it is immutable",
+    errno.EBUSY: "{path} is a mount point of its own (`findmnt {path}`); unmount it, then run the command again",
+    errno.ELOOP: "its symbolic links lead in a circle (`namei {path}`); correct them, then run the command again",
+    errno.EIO: "the disk reports an error (`dmesg | tail`)",
+}
+
+
+def _failed(path: str, verb: str, error: OSError) -> ChangeFailed:
+    hint = _HINTS.get(error.errno or 0, "correct that, then run the command again")
+    folder = path.rpartition("/")[0] or "/"
+    return ChangeFailed(
+        f"{path} could not be {verb}",
+        why=f"{error.strerror or error}; the file is as it was",
+        hint=hint.format(path=path, folder=folder),
+    )

@@ -1,0 +1,272 @@
+"""The node itself, or a mounted root: looked at side by side, changed one thing at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from time import monotonic
+
+from gpunode.catalog import openpgp
+from gpunode.change import (
+    Change,
+    CommandChange,
+    FileChange,
+    FileState,
+    ModuleChange,
+    PackageChange,
+    RuntimeExpectation,
+    ServiceChange,
+    SigningKey,
+    Trigger,
+    subject,
+)
+from gpunode.errors import ChangeFailed, Conflict, Refused
+from gpunode.facts.evidence import Capture, Outcome, Probe
+from gpunode.host import chroot, files, runtime
+from gpunode.host.apt import Apt
+from gpunode.host.port import OnProgress, Progress, Settled, Simulation
+from gpunode.host.process import CommandLog, Finished, Runner
+from gpunode.host.services import Services
+from gpunode.runtimes import Configured
+
+_KEY_LIMIT_BYTES = 1 << 20
+# DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
+_COMMAND_TIMEOUT_S = 7200.0
+_MODULE_TIMEOUT_S = 120.0
+_SIDE_BY_SIDE = 8
+
+
+def _unheard(_: Progress) -> None:
+    """Nobody listens."""
+
+
+class LocalHost:
+    """The node that gpunode runs on, or the one whose root is mounted at ``root``; a ``port.Host``."""
+
+    def __init__(
+        self,
+        root: str = "/",
+        on_progress: OnProgress = _unheard,
+        log: CommandLog | None = None,
+        *,
+        lock_timeout_s: float = 600.0,
+    ) -> None:
+        self.root = root.rstrip("/") or "/"
+        self.runner = Runner(self.root, log)
+        self.apt = Apt(self.runner, on_progress, lock_timeout_s)
+        self.services = Services(self.runner)
+        self._outside = Runner(log=log)
+        self._on_progress = on_progress
+
+    def look(self, probe: Probe, /) -> Capture:
+        """What ``probe`` returns; a command that exits with anything but 0 has failed, and keeps what it printed."""
+        if probe.argv:
+            done = self.runner.run(probe.argv, timeout_s=probe.timeout_s, limit_bytes=probe.limit_bytes)
+            return _captured(probe, done)
+        if probe.glob:
+            return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
+        return files.read(probe.path, probe.limit_bytes, root=self.root)
+
+    def survey(self, probes: Iterable[Probe]) -> dict[str, Capture]:
+        """What each probe returns, by its key; commands run side by side, so it takes as long as the slowest."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        wanted = list(probes)
+        with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+            running = {probe.key: pool.submit(self.look, probe) for probe in wanted if probe.argv}
+            read = {probe.key: self.look(probe) for probe in wanted if not probe.argv}
+            return {p.key: read[p.key] if p.key in read else running[p.key].result() for p in wanted}
+
+    def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
+        """What apt would do, changing nothing; None where there is no apt."""
+        return self.apt.simulate(changes)
+
+    def check(self, expectation: RuntimeExpectation, change: FileChange, /) -> str:
+        """Has the runtime's own parser read the candidate; see ``runtime.check``."""
+        return runtime.check(self.runner, expectation, change)
+
+    def effective(self, name: str) -> Configured | None:
+        """What the container runtime has; see ``runtime.effective``."""
+        return runtime.effective(self.runner, name)
+
+    def realize(self, change: Change, /) -> Change:
+        """``change`` with the bytes of a signing key, fetched by apt's own downloader and compared."""
+        if not isinstance(change, FileChange) or not isinstance(change.after, SigningKey):
+            return change
+        key = change.after
+        with self._fit_for_packages():
+            data = self.apt.fetch(key.url, _KEY_LIMIT_BYTES)
+        return replace(change, after=FileState(_keyring(data, key), key.mode))
+
+    def apply(self, changes: Sequence[Change], /) -> None:
+        """Makes ``changes`` in their order; package changes that follow one another are one transaction."""
+        for kind, group in groupby(changes, type):
+            if kind is PackageChange:
+                with self._fit_for_packages():
+                    self.apt.transact([change for change in group if isinstance(change, PackageChange)])
+            else:
+                for change in group:
+                    self._apply(change)
+
+    def _apply(self, change: Change) -> None:
+        match change:
+            case FileChange():
+                self._apply_file(change)
+            case ModuleChange():
+                self._apply_module(change)
+            case ServiceChange():
+                self.services.apply(change)
+            case CommandChange():
+                self._apply_command(change)
+            case PackageChange():
+                raise AssertionError("package changes are one transaction")
+
+    def _apply_file(self, change: FileChange) -> None:
+        after = change.after
+        if after is not None and not isinstance(after, FileState):
+            raise ChangeFailed(
+                f"{change.path} is not known yet",
+                why=f"it waits for {after.known_after}; nothing was written",
+                hint="run the command again",
+            )
+        current = files.state(change.path, root=self.root)
+        if current == after:
+            return
+        if current != change.before:
+            raise _edited_since(change, current)
+        if after is None:
+            files.remove(change.path, root=self.root)
+        else:
+            files.replace(change.path, after, root=self.root)
+
+    def _apply_module(self, change: ModuleChange) -> None:
+        if self.root != "/":
+            raise Refused(
+                f"module {change.module} cannot be loaded or unloaded in {self.root}",
+                why="the running kernel is not the image's",
+                hint="boot the image, then run `gpunode setup` on it",
+            )
+        argv = ("modprobe", change.module) if change.after else ("modprobe", "-r", change.module)
+        done = self.runner.run(argv, timeout_s=_MODULE_TIMEOUT_S)
+        if not done.ok:
+            verb = "loaded" if change.after else "unloaded"
+            raise ChangeFailed(
+                f"module {change.module} could not be {verb}",
+                why=_modprobe_cause(done),
+                hint="the kernel's own words:\n  dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail",
+            )
+
+    def _apply_command(self, change: CommandChange) -> None:
+        def hear(line: str) -> None:
+            self._on_progress(Progress("run", 0.0, line))
+
+        with self._fit_for_packages():
+            done = self.runner.run(change.argv, timeout_s=_COMMAND_TIMEOUT_S, on_line=hear)
+        if not done.ok:
+            raise _command_failed(done, f"{subject(change)} failed ({change.why})")
+
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+        """Carries out ``triggers`` and waits until they are done; what cannot be done here says why."""
+        settled: list[Settled] = []
+        for kind, group in groupby(triggers, lambda one: one.kind):
+            same = tuple(group)
+            match kind:
+                case "index-refresh":
+                    settled += self._refresh(same)
+                case "initramfs":
+                    settled += self._initramfs(same)
+                case _:
+                    settled += self.services.settle(same)
+        return tuple(settled)
+
+    def _refresh(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
+        started = monotonic()
+        with self._fit_for_packages():
+            self.apt.refresh([one.target for one in triggers if one.target])
+        seconds = monotonic() - started
+        yield from (Settled(one, seconds) for one in triggers)
+
+    def _initramfs(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
+        with self._fit_for_packages():
+            done = self.runner.run(("update-initramfs", "-u", "-k", "all"), timeout_s=_COMMAND_TIMEOUT_S)
+        if not done.ok and not done.missing:
+            raise _command_failed(done, "the initramfs could not be rebuilt")
+        skipped = "update-initramfs is not installed" if done.missing else ""
+        yield from (Settled(one, done.seconds, skipped) for one in triggers)
+
+    @contextmanager
+    def _fit_for_packages(self) -> Iterator[None]:
+        with chroot.mounted(self.root, self._outside):
+            yield
+
+
+def _captured(probe: Probe, finished: Finished) -> Capture:
+    outcome: Outcome = "ok"
+    error = finished.stderr.decode("utf-8", "replace")
+    if finished.missing:
+        return Capture(probe.source, "absent", error=error)
+    if finished.timed_out:
+        outcome, error = "timeout", f"no answer within {probe.timeout_s:g} s\n{error}".strip()
+    elif finished.dropped_bytes:
+        outcome, error = "failed", f"longer than {probe.limit_bytes} bytes"
+    elif finished.exit_status != 0:
+        outcome = "failed"
+    return Capture(probe.source, outcome, finished.stdout, error, finished.exit_status)
+
+
+def _keyring(data: bytes, key: SigningKey) -> bytes:
+    """The key file as apt takes it from a ``.gpg``: binary; it holds the wanted keys and no others."""
+    try:
+        found = openpgp.fingerprints(data)
+        binary = data if data[:1] >= b"\x80" else openpgp.dearmor(data)
+    except ValueError as error:
+        raise Refused(
+            f"{key.url} is no OpenPGP key",
+            why=f"{error}; it begins with {data[:60]!r}; nothing was trusted",
+            hint="a proxy or a captive portal may answer in its place; look at it with:\n  curl -fsSL " + key.url,
+        ) from error
+    if frozenset(found) != key.fingerprints:
+        raise Refused(
+            f"{key.url} is not the key that was meant",
+            why=f"found:  {' '.join(found) or 'no key'}\nwanted: {' '.join(sorted(key.fingerprints))}\n"
+            "nothing was trusted",
+            hint="if a mirror of yours signs with a key of its own, name it in the recipe ([repositories] *_key)",
+        )
+    return binary
+
+
+def _edited_since(change: FileChange, current: FileState | None) -> Conflict:
+    if current is None:
+        is_now = "it is gone, unlike the one that was found"
+    elif change.before and current.content == change.before.content:
+        is_now = f"it now has mode {current.mode:04o} and owner {current.uid}:{current.gid}"
+    else:
+        is_now = "it is neither the one that was found nor the one that is wanted"
+    return Conflict(
+        f"{change.path} was edited meanwhile",
+        why=f"{is_now}; it was left as it is",
+        hint="run the command again; it looks anew and shows the change first",
+    )
+
+
+def _modprobe_cause(done: Finished) -> str:
+    """The first error of modprobe: the later ones are its own echo of it.
+
+    Source: modprobe of Debian's nvidia-current without a GPU says "No such device" first and "Invalid argument" last.
+    """
+    if done.timed_out:
+        return f"modprobe did not end within {_MODULE_TIMEOUT_S:.0f} s"
+    lines = done.stderr.decode("utf-8", "replace").splitlines()
+    errors = [line for line in lines if "ERROR" in line or "FATAL" in line]
+    return next(iter([*errors, *lines]), f"modprobe exited with {done.exit_status} and said nothing")
+
+
+def _command_failed(done: Finished, what: str) -> ChangeFailed:
+    ended = f"no end within {_COMMAND_TIMEOUT_S:.0f} s" if done.timed_out else f"exit status {done.exit_status}"
+    return ChangeFailed(
+        what,
+        why=f"{ended}; its last words:\n{done.last_lines()}",
+        hint="correct that, then run the command again; what was done before is recorded and can be rolled back",
+    )

@@ -1,0 +1,138 @@
+"""NVML asked in a child program, so that a driver call that never returns cannot hang gpunode.
+
+``python -m gpunode.host.nvml`` prints one JSON object and ends with status 0 whenever it printed it; what the answer
+means is in ``gpunode.facts.nvml``. The only user of pynvml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpunode.host.child import capture, command, tell
+
+if TYPE_CHECKING:
+    from gpunode.facts.evidence import Probe
+    from gpunode.facts.nvml import NvmlAnswer
+    from gpunode.host.process import Runner
+
+TIMEOUT_S = 30.0
+_MIB = 1 << 20
+
+
+def argv() -> tuple[str, ...]:
+    """The command that asks NVML."""
+    return command("gpunode.host.nvml", needs=("pynvml",))
+
+
+def probe(timeout_s: float = TIMEOUT_S) -> Probe:
+    """The same command as a probe, so that a capture holds NVML's answer."""
+    from gpunode.facts.evidence import Probe
+    from gpunode.facts.nvml import KEY
+
+    return Probe(KEY, argv=argv(), timeout_s=timeout_s)
+
+
+def inventory(runner: Runner, timeout_s: float = TIMEOUT_S) -> NvmlAnswer:
+    """What NVML says of this node's driver and GPUs, asked in a child that is killed after ``timeout_s``."""
+    from gpunode.facts.nvml import HANGS, answer_of
+
+    return answer_of(capture(runner, argv(), timeout_s, HANGS))
+
+
+def main() -> None:
+    """NVML's answer stands on standard output as one JSON object."""
+    tell(ask)
+
+
+def ask() -> dict[str, object]:
+    """What NVML tells, or why it tells nothing, in the shape that ``facts.nvml.parse`` reads."""
+    import pynvml
+
+    # No nvmlShutdown: the end of the process does the same, and it is one more call that could block.
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError as error:
+        failure = {**_unread(pynvml, error), "text": str(error)}
+        return {
+            **_system(pynvml),
+            "error": {"code": failure["code"], "name": failure["error"], "text": failure["text"]},
+        }
+    return {**_system(pynvml), "gpus": [_gpu(pynvml, index) for index in range(count)]}
+
+
+def _system(nvml: Any) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "driver": _reading(nvml, nvml.nvmlSystemGetDriverVersion),
+        "cuda": _reading(nvml, lambda: _cuda(nvml.nvmlSystemGetCudaDriverVersion_v2())),
+        "nvml": _reading(nvml, nvml.nvmlSystemGetNVMLVersion),
+        "library": _library(),
+    }
+
+
+def _gpu(nvml: Any, index: int) -> dict[str, object]:
+    """One GPU's row; whatever is wrong with it stays in this row."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        return {"index": index, **_unread(nvml, error)}
+    ecc, ecc_pending = _switch(nvml, lambda: nvml.nvmlDeviceGetEccMode(handle))
+    mig, mig_pending = _switch(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
+    return {
+        "index": index,
+        "name": _reading(nvml, lambda: nvml.nvmlDeviceGetName(handle)),
+        "uuid": _reading(nvml, lambda: nvml.nvmlDeviceGetUUID(handle)),
+        "pci": _reading(nvml, lambda: _address(nvml.nvmlDeviceGetPciInfo(handle))),
+        "memory_mib": _reading(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB),
+        "persistence": _reading(nvml, lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle))),
+        "ecc": ecc,
+        "ecc_pending": ecc_pending,
+        "compute_capability": _reading(nvml, lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))),
+        "mig": mig,
+        "mig_pending": mig_pending,
+    }
+
+
+def _switch(nvml: Any, call: Callable[[], list[int]]) -> tuple[object, object]:
+    """A mode as it is now and as it will be after the next reset."""
+    modes = _reading(nvml, call)
+    return (bool(modes[0]), bool(modes[1])) if isinstance(modes, list) else (modes, modes)
+
+
+def _reading(nvml: Any, call: Callable[[], object]) -> object:
+    try:
+        return call()
+    except nvml.NVMLError as error:
+        return _unread(nvml, error)
+    except UnicodeDecodeError:
+        # A dying GPU's name: bytes that are no text.
+        return {"error": "Unknown", "code": nvml.NVML_ERROR_UNKNOWN}
+
+
+def _unread(nvml: Any, error: Any) -> dict[str, object]:
+    """The error by its code and by pynvml's name for it, which is nvml.h's."""
+    known = type(error) is not nvml.NVMLError
+    name = type(error).__name__.removeprefix("NVMLError_") if known else f"Error{error.value}"
+    return {"error": name, "code": error.value}
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _address(pci: Any) -> str:
+    """As sysfs writes it; NVML has eight digits of domain and capitals."""
+    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+
+
+def _library() -> str:
+    """The file that the dynamic loader took for libnvidia-ml.so.1; empty when it found none."""
+    rows = (line.split(None, 5) for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines())
+    return next((row[5] for row in rows if len(row) == 6 and "/libnvidia-ml.so" in row[5]), "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,436 @@
+"""Commands run to their end, whatever they do; the only user of ``sh``.
+
+``sh`` forks and reaps. The pipes are our own: it would read them a line at a time in threads of its own, keep all of
+it, and stop the child alone on a timeout, which leaves grandchildren that hold a pipe open.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import shlex
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeAlias, final
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+_TERM_PATIENCE_S = 5.0
+_KILL_PATIENCE_S = 5.0
+# How long the pipes of a finished command are still read: a daemon that it started may hold them for ever.
+_LINGER_S = 1.0
+_LONGEST_LINE = 1 << 16
+_EMPTY_ENV: Mapping[str, str] = {}
+
+OnLine: TypeAlias = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command that has ended, or was never there.
+
+    Attributes:
+        exit_status: the command's own; 124 past its time, 126 when it is there and cannot be executed, 127 when it is
+            missing, 128 + N when signal N ended it, as a shell says it.
+        dropped_bytes: how much output, of both streams together, was past the limit and is lost.
+    """
+
+    argv: tuple[str, ...]
+    exit_status: int
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+    timed_out: bool
+    dropped_bytes: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended well and in time."""
+        return self.exit_status == 0 and not self.timed_out
+
+    @property
+    def missing(self) -> bool:
+        """Whether there is no such program."""
+        return self.exit_status == 127
+
+    def last_lines(self, count: int = 20) -> str:
+        """The end of what it said, standard error first, secrets redacted."""
+        said = self.stderr.strip() or self.stdout.strip()
+        return redact("\n".join(said.decode("utf-8", "replace").splitlines()[-count:]))
+
+
+_SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"(?<=://)[^/\s@'\"]+@"), "[redacted]@"),
+    (
+        re.compile(r"(?i)\b((?:proxy-)?authorization\s*[:=]\s*)(?:(?:basic|bearer|digest)\s+)?[^\s'\"]+"),
+        r"\1[redacted]",
+    ),
+    (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}"), r"\1[redacted]"),
+    (
+        re.compile(
+            r"(?i)([\w-]*(?:passw(?:or)?d|passphrase|token|secret|api[_-]?key|access[_-]?key|private[_-]?key|signature)"
+            r"[\w-]*[\"']?\s*[=:]\s*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s,;&'\"]+)"
+        ),
+        r"\1[redacted]",
+    ),
+    (re.compile(r"(?i)(--?(?:password|token|secret|api-key)\s+)[^\s'\"-][^\s'\"]*"), r"\1[redacted]"),
+    (re.compile(r"(?i)(\blogin\s+\S+\s+password\s+)\S+"), r"\1[redacted]"),
+)
+
+
+def redact(text: str) -> str:
+    """``text`` without the passwords, tokens and proxy credentials in it."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+class CommandLog:
+    """Every command of a run with its output, in a file that root alone reads.
+
+    The log never fails a run: what kept it from being written stands in ``problem``.
+    """
+
+    def __init__(self, name: str, *, root: str = "/") -> None:
+        self.path = str(Path(root, "var/log/gpunode", f"{name}.log"))
+        self.problem = ""
+        self._lock = threading.Lock()
+
+    def append(self, finished: Finished) -> None:
+        """The command stands in the log, secrets redacted."""
+        text = "\n".join(_log_lines(finished)) + "\n"
+        with self._lock:
+            try:
+                self._write(text.encode("utf-8", "replace"))
+            except OSError as error:
+                self.problem = self.problem or f"{self.path} could not be written: {error.strerror}"
+
+    def _write(self, entry: bytes) -> None:
+        Path(self.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(0, "not a regular file")
+            file.write(entry)
+
+
+def _log_lines(finished: Finished) -> Iterator[str]:
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    outcome = "timeout" if finished.timed_out else f"exit {finished.exit_status}"
+    yield f"{now} {outcome} {finished.seconds:.2f} s: {redact(shlex.join(finished.argv))}"
+    for mark, data in (("  ", finished.stdout), ("! ", finished.stderr)):
+        yield from (f"  {mark}{line}" for line in redact(data.decode("utf-8", "replace")).splitlines())
+    if finished.dropped_bytes:
+        yield f"  # {finished.dropped_bytes} bytes past the limit were dropped"
+
+
+class Runner:
+    """Runs commands on this system, or with another root under chroot(8)."""
+
+    def __init__(self, root: str = "/", log: CommandLog | None = None) -> None:
+        self.root = root
+        self.log = log
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] = _EMPTY_ENV,
+        limit_bytes: int = 1 << 20,
+        on_line: OnLine | None = None,
+        status: OnLine | None = None,
+    ) -> Finished:
+        """The command has ended, by itself or, past ``timeout_s``, with its whole process group.
+
+        It runs in a session of its own, so a Ctrl-C does not reach it. A signal that comes to gpunode meanwhile is
+        handled when the command has ended. A daemon that it leaves behind lives on.
+
+        Args:
+            argv: the program by name or absolute path; ``{status_fd}`` in it becomes the number of the status pipe.
+            timeout_s: after so long it is asked to stop, and killed 5 s later.
+            stdin: its whole standard input.
+            env: added to the environment, which is otherwise fixed but for the proxies.
+            limit_bytes: how much of each output stream is kept.
+            on_line: is called with each line of standard output and standard error as it comes.
+            status: is called with each line that comes through the status pipe.
+        """
+        started = time.monotonic()
+        with signals_held(), _Descriptors(stdin, with_status=status is not None) as fd:
+            words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
+            child = _start(words if self.root == "/" else ("chroot", self.root, *words), fd, _environment(env))
+            fd.close_childs()
+            out, err = _Stream(fd.out, limit_bytes, on_line), _Stream(fd.err, limit_bytes, on_line)
+            timed_out = False
+            if isinstance(child, _NotStarted):
+                code, said = child.exit_status, child.why.encode("utf-8", "replace")
+            else:
+                streams = [out, err] if status is None else [out, err, _Stream(fd.status, 0, status)]
+                with _Pump(child, streams) as pump:
+                    timed_out = not pump.run(started + timeout_s)
+                    code = 124 if timed_out else pump.exit_status()
+                said = bytes(err.kept)
+        took, dropped = time.monotonic() - started, out.dropped + err.dropped
+        finished = Finished(words, code, bytes(out.kept), said, took, timed_out, dropped)
+        if self.log is not None:
+            self.log.append(finished)
+        return finished
+
+
+@dataclass(frozen=True, slots=True)
+class _NotStarted:
+    exit_status: int
+    why: str
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The same for every caller: what a tool prints must not depend on who typed the command."""
+    home = "/root" if os.geteuid() == 0 else os.environ.get("HOME", "/")
+    kept = {name: os.environ[name] for lower in _PROXIES for name in (lower, lower.upper()) if name in os.environ}
+    return {"PATH": PATH, "LC_ALL": "C.UTF-8", "LANG": "C.UTF-8", "TERM": "dumb", "HOME": home, **kept, **extra}
+
+
+def _find(program: str) -> str | None:
+    """The program's absolute path, by our PATH and not by the caller's."""
+    candidates = [program] if "/" in program else [f"{folder}/{program}" for folder in PATH.split(":")]
+    return next((path for path in candidates if Path(path).is_file() and os.access(path, os.X_OK)), None)
+
+
+@final
+class _Descriptors:
+    """The descriptors of one command: ``out``, ``err`` and ``status`` are ours to read, the ``child_`` ones are its."""
+
+    def __init__(self, stdin: bytes, *, with_status: bool) -> None:
+        self._open: set[int] = set()
+        self.stdin = self._input(stdin)
+        self.out, self.child_out = self._pipe()
+        self.err, self.child_err = self._pipe()
+        self.status, self.child_status = self._pipe() if with_status else (-1, -1)
+        if with_status:
+            os.set_inheritable(self.child_status, True)
+
+    def _input(self, data: bytes) -> int:
+        """A file in memory rather than a pipe: nobody has to feed it, so nothing can deadlock."""
+        fd = os.memfd_create("stdin") if data else os.open(os.devnull, os.O_RDONLY)
+        self._open.add(fd)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        if data:
+            os.lseek(fd, 0, os.SEEK_SET)
+        return fd
+
+    def _pipe(self) -> tuple[int, int]:
+        ours, childs = os.pipe()
+        os.set_blocking(ours, False)
+        self._open |= {ours, childs}
+        return ours, childs
+
+    def close_childs(self) -> None:
+        """Now the child alone holds its ends, so its end of file reaches us."""
+        self._close({self.stdin, self.child_out, self.child_err, self.child_status} & self._open)
+
+    def _close(self, fds: set[int]) -> None:
+        # Each exactly once: a number that is closed twice may by then be another thread's.
+        self._open -= fds
+        for fd in fds:
+            os.close(fd)
+
+    def __enter__(self) -> _Descriptors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close(set(self._open))
+
+
+def _start(argv: tuple[str, ...], fd: _Descriptors, env: Mapping[str, str]) -> Any:
+    """The running process (``sh``'s own object), or why there is none."""
+    import sh
+
+    program = _find(argv[0])
+    if program is None:
+        return _NotStarted(127, f"{argv[0]}: command not found")
+    try:
+        # All three streams are descriptors of ours, so sh reads nothing and starts no thread that would. bg is 1 and
+        # not True, for which sh would have the child ignore SIGHUP, and with it every daemon that the child starts.
+        options: dict[str, Any] = {
+            "_in": fd.stdin,
+            "_out": fd.child_out,
+            "_err": fd.child_err,
+            "_env": dict(env),
+            "_pass_fds": {fd.child_status} if fd.child_status >= 0 else set(),
+            "_new_session": True,
+            "_tty_out": False,
+            "_bg": 1,
+            "_bg_exc": False,
+        }
+        return sh.Command(program)(*argv[1:], **options).process
+    except sh.ForkException as error:
+        return _NotStarted(126, f"{argv[0]}: {str(error).strip().splitlines()[-1].strip()}")
+
+
+class _Stream:
+    """One stream of a command, read as it comes; the first ``limit`` bytes are kept."""
+
+    def __init__(self, fd: int, limit: int, on_line: OnLine | None) -> None:
+        self.fd = fd
+        self.kept = bytearray()
+        self.dropped = 0
+        self._limit = limit
+        self._on_line = on_line
+        self._line = bytearray()
+
+    def read(self) -> bool:
+        """What has come is taken.
+
+        Returns:
+            Whether more may come.
+        """
+        try:
+            chunk = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        room = self._limit - len(self.kept)
+        self.kept += chunk[:room]
+        self.dropped += max(0, len(chunk) - room)
+        if self._on_line is not None:
+            self._tell(chunk, self._on_line)
+        return bool(chunk)
+
+    def _tell(self, chunk: bytes, on_line: OnLine) -> None:
+        *lines, rest = (self._line + chunk).split(b"\n")
+        if not chunk or len(rest) > _LONGEST_LINE:
+            lines, rest = ([*lines, rest] if rest else lines), bytearray()
+        self._line = rest
+        for line in lines:
+            on_line(line.decode("utf-8", "replace").rstrip("\r"))
+
+
+@final
+class _Pump:
+    """Reads the streams of a running command until it has ended, and ends it when its time is up."""
+
+    def __init__(self, process: Any, streams: Sequence[_Stream]) -> None:
+        self._process = process
+        self._exited_at: float | None = None
+        self._selector = selectors.DefaultSelector()
+        for stream in streams:
+            self._selector.register(stream.fd, selectors.EVENT_READ, stream)
+        self._exit_fd = _exit_descriptor(process.pid)
+        if self._exit_fd is not None:
+            self._selector.register(self._exit_fd, selectors.EVENT_READ, None)
+
+    def __enter__(self) -> _Pump:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._end_group()
+        self._selector.close()
+        if self._exit_fd is not None:
+            os.close(self._exit_fd)
+
+    def run(self, deadline: float) -> bool:
+        """The command has ended.
+
+        Returns:
+            Whether it did so by itself, before ``deadline``.
+        """
+        if self._until(deadline, _LINGER_S):
+            return True
+        self._end_group()
+        return False
+
+    def exit_status(self) -> int:
+        """The status of the ended command, as a shell says it."""
+        code = int(self._process.wait())
+        return code if code >= 0 else 128 - code
+
+    def _end_group(self) -> None:
+        """Nothing of the process group runs on: asked to stop first, then killed."""
+        self._signal_group(signal.SIGTERM)
+        self._until(time.monotonic() + _TERM_PATIENCE_S, _TERM_PATIENCE_S)
+        self._signal_group(signal.SIGKILL)
+        # A process in uninterruptible sleep, as a stuck driver call makes it, outlives even that and is left behind.
+        if self._until(time.monotonic() + _KILL_PATIENCE_S, _LINGER_S):
+            self._process.wait()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _until(self, deadline: float, linger: float) -> bool:
+        """Reads until the command has ended and its pipes have too, or ``linger`` seconds have passed since its end.
+
+        Returns:
+            Whether it has ended; it has not when ``deadline`` came first.
+        """
+        while True:
+            now = time.monotonic()
+            if self._exited_at is None and self._has_exited():
+                self._exited_at = now
+            if self._exited_at is None:
+                end, ended = deadline, False
+            else:
+                end, ended = self._exited_at + linger, True
+                if not self._streams():
+                    return True
+            if now >= end:
+                return ended
+            self._read(end - now)
+
+    def _has_exited(self) -> bool:
+        """Kernels before 5.3 have no descriptor that tells, so ``sh`` is asked."""
+        if self._exit_fd is None:
+            return not self._process.is_alive()[0]
+        return self._exit_fd not in self._selector.get_map()
+
+    def _streams(self) -> bool:
+        return any(key.data is not None for key in self._selector.get_map().values())
+
+    def _read(self, patience: float) -> None:
+        for key, _ in self._selector.select(patience if self._exit_fd is not None else min(patience, 0.05)):
+            if key.data is None or not key.data.read():
+                self._selector.unregister(key.fd)
+
+
+def _exit_descriptor(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where the kernel has none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """SIGINT and SIGTERM that come meanwhile are handled afterwards.
+
+    Only the main thread handles signals; in another one nothing has to be held.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def remember(number: int, _: FrameType | None) -> None:
+        came.append(number)
+
+    former = [(number, signal.signal(number, remember)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, handler in former:
+            signal.signal(number, handler)
+        for one in dict.fromkeys(came):
+            signal.raise_signal(one)

@@ -1,0 +1,121 @@
+"""Evidence without its secrets. What is left has the same structure, so that configuration still parses and patches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
+
+# A secret's replacement tells only which of these lengths it does not exceed; so redacting twice changes nothing.
+_LENGTHS: Final = (8, 32, 128, 512)
+_STRING: Final = (
+    r"\"\"\"(?:[^\\]|\\.)*?(?:\"\"\"|\Z)|'''.*?(?:'''|\Z)"
+    r"|\"(?:[^\"\\\n]|\\.)*(?:\"|(?=\n)|\Z)|'[^'\n]*(?:'|(?=\n)|\Z)"
+)
+_SENSITIVE: Final = (
+    # The counts are bounded, so that a long word costs no more than its length.
+    r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key)[\w.-]{0,40}"
+    r"|auth|_auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}"
+)
+_KEY: Final = rf"(?<![\w.-])(?:[\"']?)(?:{_SENSITIVE})(?:[\"']?)[ \t]*[=:][ \t]*"
+_ARRAY: Final = rf"\[(?:[\s,]|{_STRING}|\#[^\n]*)*"
+_ASSIGNED: Final = re.compile(
+    rf"(?P<key>{_KEY})(?:(?P<array>{_ARRAY})|(?P<string>{_STRING})|(?P<bare>[^\s\[\]{{}}\"',#][^\n,}}]*))",
+    re.IGNORECASE | re.DOTALL,
+)
+_STRINGS: Final = re.compile(_STRING, re.DOTALL)
+# containerd's [plugins.….registry.….headers]: every value there may be a credential.
+_HEADERS: Final = re.compile(
+    r"^[ \t]*\[[^\]\n]*headers?[\"']?\][^\n]*\n(?:(?![ \t]*\[)[^\n]*\n)*(?:(?![ \t]*\[)[^\n]+\Z)?"
+    r"|headers?[\"']?[ \t]*[=:]\s*\{[^{}]*",
+    re.MULTILINE | re.IGNORECASE,
+)
+_PERHAPS_KEY: Final = re.compile(rf"({_STRING})(\s*[=:])?", re.DOTALL)
+_USERINFO: Final = re.compile(r"(?<=://)[^\s/?#\"'<>]*(?=@)")
+_QUERY: Final = re.compile(r"(?<=[?&])((?:[\w-]*token|sig|signature|[\w-]*key|password)=)([^&\s\"'#]+)", re.IGNORECASE)
+_PRIVATE_KEY: Final = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(.*?)(?=-----END|\Z)", re.DOTALL)
+_PLAIN: Final = frozenset({"true", "false", "null", "none"})
+# The system's own tables: no person writes a secret there, and dpkg's descriptions speak of passwords.
+_TABLES: Final = ("/proc/", "/sys/", "/var/lib/", "/boot/", "/lib/", "/usr/", "/dev/", "lspci", "uname", "systemctl")
+
+
+def redact(evidence: Evidence) -> Evidence:
+    """``evidence`` with every secret replaced: passwords and tokens of URLs, registries, headers and proxies.
+
+    Law: redacting twice is redacting once.
+    """
+    return {key: _capture(capture) for key, capture in evidence.items()}
+
+
+def _capture(capture: Capture) -> Capture:
+    if capture.source.startswith(_TABLES):
+        return capture
+    return replace(capture, data=_data(capture), error=text(capture.error))
+
+
+def _data(capture: Capture) -> bytes:
+    if "*" not in capture.source:
+        return content(capture.data)
+    try:
+        found = decode_found(capture.data)
+    except (ValueError, KeyError, TypeError):
+        return content(capture.data)
+    return encode_found(_found(one) for one in found)
+
+
+def _found(found: Found) -> Found:
+    return found if found.data is None else replace(found, data=content(found.data))
+
+
+def content(data: bytes) -> bytes:
+    """The bytes of a file, redacted; bytes that are not text stay."""
+    return text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def text(value: str) -> str:
+    """``value`` without secrets."""
+    value = _PRIVATE_KEY.sub(lambda match: match[1] + _block(match[2]), value)
+    value = _USERINFO.sub(lambda match: ":".join(map(_mask, match[0].split(":", 1))), value)
+    value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
+    value = _HEADERS.sub(_headers, value)
+    return _ASSIGNED.sub(_assigned, value)
+
+
+def _mask(secret: str) -> str:
+    if not secret:
+        return ""
+    length = next((length for length in _LENGTHS if len(secret) <= length), _LENGTHS[-1])
+    return "redacted" * (length // 8)
+
+
+def _block(body: str) -> str:
+    return f"\n{_mask(body.strip())}\n" if body.strip() else body
+
+
+def _headers(table: re.Match[str]) -> str:
+    # The table's own name may be quoted, and its keys are: only what no sign of assignment follows is a value.
+    mark = "\n" if table[0].lstrip().startswith("[") else "{"
+    head, mark, body = table[0].partition(mark)
+    return head + mark + _PERHAPS_KEY.sub(lambda match: match[0] if match[2] else _quoted(match[1]), body)
+
+
+def _assigned(match: re.Match[str]) -> str:
+    if match["bare"] is None:
+        return match["key"] + _strings(match["array"] or match["string"])
+    word = match["bare"].rstrip()
+    is_plain = word.lower() in _PLAIN or re.fullmatch(r"[\d.+-]+", word)
+    return match[0] if is_plain else match["key"] + _mask(word) + match["bare"][len(word) :]
+
+
+def _strings(value: str) -> str:
+    return _STRINGS.sub(lambda match: _quoted(match[0]), value)
+
+
+def _quoted(literal: str) -> str:
+    for quote in ('"""', "'''", '"', "'"):
+        if literal.startswith(quote):
+            end = quote if len(literal) >= 2 * len(quote) and literal.endswith(quote) else ""
+            return quote + _mask(literal[len(quote) : len(literal) - len(end)]) + end
+    return literal

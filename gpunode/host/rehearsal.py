@@ -1,0 +1,69 @@
+"""A node in memory: a capture that can be changed, so that the whole of setup and rollback can be rehearsed on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gpunode.change import Change, FileChange, FileState, PackageChange, RuntimeExpectation, SigningKey, Trigger
+from gpunode.errors import Conflict
+from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
+from gpunode.host.port import Settled, Simulation
+from gpunode.runtimes import runtime
+
+
+class RehearsalHost:
+    """Files are a dictionary; packages, modules and services are left to projection."""
+
+    def __init__(self, evidence: Evidence, files: Mapping[str, FileState | None]) -> None:
+        self._evidence = evidence
+        self.files = dict(files)
+
+    def look(self, probe: Probe, /) -> Capture:
+        """What the capture holds, or what the rehearsal has written since."""
+        if probe.path in self.files:
+            return _as_capture(probe.path, self.files[probe.path])
+        return self._evidence.get(probe.key, Capture(probe.source, "absent", error="not captured"))
+
+    def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
+        """None: a capture has no package manager."""
+        del changes
+        return None
+
+    def realize(self, change: Change, /) -> Change:
+        """A key is named, not fetched: a rehearsal reaches no network."""
+        if isinstance(change, FileChange) and isinstance(change.after, SigningKey):
+            return replace(change, after=FileState(f"({change.after.what})\n".encode(), change.after.mode))
+        return change
+
+    def check(self, expectation: RuntimeExpectation, change: FileChange, /) -> str:
+        """Reads the candidate with gpunode's own parser; the runtime's is not here."""
+        if isinstance(change.after, FileState):
+            found = runtime(expectation.runtime).inspect(change.after.content)
+            assert expectation.handlers <= frozenset(found.handlers.items()), "the candidate lacks what was meant"
+        return f"not run: {expectation.runtime}'s own parser is not here"
+
+    def apply(self, changes: Sequence[Change], /) -> None:
+        """Files change in the dictionary; packages, modules and services only in the projected facts.
+
+        Raises:
+            Conflict: a file is not as ``before`` says.
+        """
+        for change in changes:
+            if isinstance(change, FileChange):
+                self._write(change)
+
+    def _write(self, change: FileChange) -> None:
+        if self.files.get(change.path) != change.before:
+            raise Conflict(f"{change.path} is not as it was planned for", why="something else wrote it meanwhile")
+        self.files[change.path] = change.after if isinstance(change.after, FileState) else None
+
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+        """Says that none was run."""
+        return tuple(Settled(trigger, 0.0, "not run: a rehearsal") for trigger in triggers)
+
+
+def _as_capture(path: str, state: FileState | None) -> Capture:
+    if state is None:
+        return Capture(path, "absent")
+    return Capture(path, "ok", state.content, ownership=Ownership(state.mode, state.uid, state.gid))

@@ -1,0 +1,157 @@
+"""What a container runtime's own parser reads in a configuration, and what the runtime has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from gpunode.change import FileChange, FileState, RuntimeExpectation
+from gpunode.errors import ChangeFailed, Refused
+from gpunode.host import files
+from gpunode.host.process import Finished, Runner
+from gpunode.runtimes import Configured, containerd_dump, runtime
+
+_TIMEOUT_S = 30.0
+# dockerd below 23.
+_NO_VALIDATE = b"unknown flag: --validate"
+
+
+def check(runner: Runner, expectation: RuntimeExpectation, change: FileChange) -> str:
+    """What was checked of the candidate in ``change``, for the screen; it is as ``expectation`` says.
+
+    The candidate is a file of its own beside the real one meanwhile, readable for root alone.
+
+    Raises:
+        Refused: the runtime's parser does not take it, or reads something else than was meant.
+    """
+    if not isinstance(change.after, FileState):
+        return f"not checked: {change.path} will not be there"
+    return _CHECKS[expectation.runtime](runner, expectation, change, change.after.content)
+
+
+def _check_containerd(runner: Runner, expectation: RuntimeExpectation, change: FileChange, content: bytes) -> str:
+    dumped, path = _asked(runner, change.path, content, "containerd", "--config", "{}", "config", "dump")
+    if dumped.missing:
+        return f"not checked: no containerd {_where(runner)}"
+    if not dumped.ok:
+        raise _not_taken("containerd", change, _said(dumped, path, change.path))
+    _compare(expectation, containerd_dump(dumped.stdout), change)
+    return "checked: `containerd config dump` reads it as meant"
+
+
+def _check_docker(runner: Runner, expectation: RuntimeExpectation, change: FileChange, content: bytes) -> str:
+    _compare(expectation, runtime("docker").inspect(content), change)
+    validated, path = _validated(runner, change.path, content)
+    if validated.missing:
+        return f"not checked: no dockerd {_where(runner)}"
+    if _NO_VALIDATE in validated.stderr:
+        return "checked: it parses and holds what was meant (this dockerd has no --validate)"
+    if validated.ok:
+        return "checked: `dockerd --validate` takes it"
+    said = _said(validated, path, change.path)
+    former = change.before.content if change.before else b"{}"
+    former_validated, former_path = _validated(runner, change.path, former)
+    if not former_validated.ok and _said(former_validated, former_path, change.path) == said:
+        # Such as a proxy binary that only the unit's command line names: nothing that this change brought.
+        return f"checked: it parses and holds what was meant (`dockerd --validate` rejects the present one too: {said})"
+    raise _not_taken("dockerd", change, said)
+
+
+def _validated(runner: Runner, path: str, content: bytes) -> tuple[Finished, str]:
+    return _asked(runner, path, content, "dockerd", "--validate", "--config-file", "{}")
+
+
+def _asked(runner: Runner, path: str, content: bytes, *argv: str) -> tuple[Finished, str]:
+    """What the command said of ``content``, whose path stands for ``{}``, and that path."""
+    with files.candidate(path, content, root=runner.root) as there:
+        words = tuple(there if word == "{}" else word for word in argv)
+        return runner.run(words, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20), there
+
+
+def _said(finished: Finished, candidate: str, path: str) -> str:
+    """The command's last words, about the file that the user knows."""
+    if finished.timed_out:
+        return f"{finished.argv[0]} did not answer within {_TIMEOUT_S:.0f} s"
+    return finished.last_lines(6).replace(candidate, path)
+
+
+def _where(runner: Runner) -> str:
+    return "here" if runner.root == "/" else f"in {runner.root}"
+
+
+def _compare(expectation: RuntimeExpectation, configured: Configured, change: FileChange) -> None:
+    wrong = [
+        f"handler {name}: meant {binary}, it reads {configured.handlers.get(name) or 'none'}"
+        for name, binary in sorted(expectation.handlers)
+        if configured.handlers.get(name) != binary
+    ]
+    if expectation.default is not None and configured.default != expectation.default:
+        wrong.append(f"default runtime: meant {expectation.default}, it reads {configured.default or 'none'}")
+    if wrong:
+        raise Refused(
+            f"{expectation.runtime} would not read the new {change.path} as it is meant",
+            why="\n".join(wrong) + "\nnothing was changed",
+            hint="see `gpunode plan` for the candidate; another file that it imports may override it",
+        )
+
+
+def _not_taken(program: str, change: FileChange, said: str) -> Refused:
+    return Refused(
+        f"{program} does not take the new {change.path}",
+        why=f"{said}\nnothing was changed",
+        hint="see `gpunode plan` for the candidate; correct what is named in the present file first",
+    )
+
+
+_Check = Callable[[Runner, RuntimeExpectation, FileChange, bytes], str]
+_CHECKS: Mapping[str, _Check] = {"containerd": _check_containerd, "docker": _check_docker}
+
+
+def effective(runner: Runner, name: str) -> Configured | None:
+    """What the runtime has: docker as the daemon itself says, containerd as its parser reads all of its files.
+
+    Returns:
+        None where the runtime is not installed.
+
+    Raises:
+        ChangeFailed: it does not answer.
+    """
+    return _EFFECTIVE[name](runner)
+
+
+def _effective_containerd(runner: Runner) -> Configured | None:
+    dumped = runner.run(("containerd", "config", "dump"), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+    if dumped.missing:
+        return None
+    if not dumped.ok:
+        raise _no_answer("containerd", dumped)
+    return containerd_dump(dumped.stdout)
+
+
+def _effective_docker(runner: Runner) -> Configured | None:
+    question = '{"runtimes":{{json .Runtimes}},"default":{{json .DefaultRuntime}}}'
+    told = runner.run(("docker", "info", "--format", question), timeout_s=_TIMEOUT_S)
+    if told.missing:
+        return None
+    try:
+        answer = json.loads(told.stdout)
+        handlers = {name: str(entry.get("path", "")) for name, entry in (answer["runtimes"] or {}).items()}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise _no_answer("docker", told) from error
+    if not told.ok or not handlers:
+        raise _no_answer("docker", told)
+    return Configured(handlers, str(answer["default"]) or None)
+
+
+def _no_answer(name: str, told: Finished) -> ChangeFailed:
+    return ChangeFailed(
+        f"{name} does not say what it is configured to do",
+        why=told.last_lines(6) or f"{told.argv[0]} exited with {told.exit_status}",
+        hint=f"systemctl status {name}",
+    )
+
+
+_EFFECTIVE: Mapping[str, Callable[[Runner], Configured | None]] = {
+    "containerd": _effective_containerd,
+    "docker": _effective_docker,
+}

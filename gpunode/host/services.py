@@ -1,0 +1,206 @@
+"""Units of systemd: enabled, started, reloaded, restarted, and proven to be still there a while later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gpunode.change import ServiceChange, Trigger
+from gpunode.errors import ChangeFailed
+from gpunode.host.port import Settled
+from gpunode.host.process import Finished, Runner
+from gpunode.runtimes import RUNTIMES
+
+# sd_booted(3).
+_BOOTED = Path("/run/systemd/system")
+_CDI_UNIT = "nvidia-cdi-refresh.service"
+# docker.service has TimeoutStartSec=0: systemd itself would wait for ever.
+_START_TIMEOUT_S = 180.0
+_SHORT_TIMEOUT_S = 120.0
+_SOCKET_TIMEOUT_S = 30.0
+_PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,Result,CanReload"
+_NOT_RUNNING = "systemd is not running here"
+
+
+class Services:
+    """The units of the runner's system.
+
+    Attributes:
+        settle_s: how long a unit is watched after its start; a daemon that cannot use its configuration may take a few
+            seconds to give up.
+    """
+
+    def __init__(self, runner: Runner, *, settle_s: float = 5.0) -> None:
+        self._runner = runner
+        self.settle_s = settle_s
+
+    @property
+    def running(self) -> bool:
+        """Whether systemd runs here; it does not in an image, a chroot and most containers."""
+        return self._runner.root == "/" and _BOOTED.is_dir()
+
+    def apply(self, change: ServiceChange) -> None:
+        """The unit is as ``change.after`` says; where systemd does not run, at its next boot.
+
+        Raises:
+            ChangeFailed: systemctl refused, or the unit did not start.
+        """
+        if change.after.enabled != change.before.enabled:
+            verb = "enable" if change.after.enabled else "disable"
+            done = self._systemctl(verb, change.unit)
+            if not done.ok:
+                raise ChangeFailed(
+                    f"{change.unit} could not be {verb}d",
+                    why=done.last_lines(6) or f"exit status {done.exit_status}",
+                    hint=f"systemctl {verb} {change.unit}",
+                )
+        if change.after.active != change.before.active and self.running:
+            verb, since = "start" if change.after.active else "stop", time.time()
+            done = self._systemctl(verb, change.unit, timeout_s=_START_TIMEOUT_S)
+            if not done.ok:
+                raise self._failed(change.unit, f"did not {verb}", _reason(done), since)
+
+    def settle(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
+        """Carries out each trigger; where systemd does not run, nothing is there to be told.
+
+        Raises:
+            ChangeFailed: a unit did not take it, or is not up afterwards; its own last lines are in ``why``.
+        """
+        for trigger in triggers:
+            if not self.running:
+                yield Settled(trigger, 0.0, _NOT_RUNNING)
+            elif trigger.kind == "restart":
+                yield self._restart(trigger)
+            elif trigger.kind == "reload":
+                yield self._reload(trigger)
+            elif trigger.kind == "cdi":
+                yield self._refresh_cdi(trigger)
+            else:
+                yield self._reload_systemd(trigger)
+
+    def _restart(self, trigger: Trigger) -> Settled:
+        unit, before = trigger.target, self._show(trigger.target)
+        if why := _why_not(unit, before):
+            return Settled(trigger, 0.0, why)
+        # Else the starts of a daemon that could not use its former configuration count against this one.
+        self._systemctl("reset-failed", unit)
+        since, started = time.time(), time.monotonic()
+        done = self._systemctl("restart", unit, timeout_s=_START_TIMEOUT_S)
+        if not done.ok:
+            raise self._failed(unit, "did not come up again", _reason(done), since)
+        self._await_socket(unit, since)
+        down = time.monotonic() - started
+        self._watch(unit, since, self.settle_s)
+        return Settled(trigger, down)
+
+    def _reload(self, trigger: Trigger) -> Settled:
+        unit, before = trigger.target, self._show(trigger.target)
+        if why := _why_not(unit, before):
+            return Settled(trigger, 0.0, why)
+        since, started = time.time(), time.monotonic()
+        if before.get("CanReload") == "yes":
+            done = self._systemctl("reload", unit)
+        else:
+            done = self._systemctl("kill", "--kill-who=main", "--signal=HUP", unit)
+        if not done.ok:
+            raise self._failed(unit, "did not reload its configuration", _reason(done), since)
+        self._watch(unit, since, min(1.0, self.settle_s))
+        return Settled(trigger, time.monotonic() - started)
+
+    def _refresh_cdi(self, trigger: Trigger) -> Settled:
+        if self._show(_CDI_UNIT).get("LoadState") != "loaded":
+            return Settled(trigger, 0.0, f"{_CDI_UNIT} is not installed")
+        since = time.time()
+        # It is started by every change of the driver's files, so its start limit is often used up.
+        self._systemctl("reset-failed", _CDI_UNIT)
+        done = self._systemctl("restart", _CDI_UNIT)
+        if not done.ok:
+            raise self._failed(_CDI_UNIT, "could not write the CDI specification", _reason(done), since)
+        return Settled(trigger, done.seconds)
+
+    def _reload_systemd(self, trigger: Trigger) -> Settled:
+        done = self._systemctl("daemon-reload")
+        if not done.ok:
+            raise ChangeFailed(
+                "systemd did not read its units again",
+                why=f"daemon-reload: {done.last_lines(6) or _reason(done)}",
+                hint="systemctl daemon-reload",
+            )
+        return Settled(trigger, done.seconds)
+
+    def _watch(self, unit: str, since: float, seconds: float) -> None:
+        """The unit is active with the same process for ``seconds``."""
+        first, deadline = self._show(unit), time.monotonic() + seconds
+        now = first
+        while True:
+            if now.get("ActiveState") != "active":
+                state = f"{now.get('ActiveState')} ({now.get('SubState')}, {now.get('Result')})"
+                raise self._failed(unit, "did not stay up", f"it started and is now {state}", since)
+            if (now.get("MainPID"), now.get("NRestarts")) != (first.get("MainPID"), first.get("NRestarts")):
+                raise self._failed(unit, "did not stay up", "systemd had to start it again", since)
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0.5)
+            now = self._show(unit)
+
+    def _await_socket(self, unit: str, since: float) -> None:
+        """Its socket answers, if it is where the runtime's default puts it; another place is the user's own."""
+        path = {row.unit: row.socket for row in RUNTIMES}.get(unit, "")
+        deadline = time.monotonic() + _SOCKET_TIMEOUT_S
+        while Path(path).is_socket() and not _answers(path):
+            if time.monotonic() >= deadline:
+                reason = f"{path} does not answer after {_SOCKET_TIMEOUT_S:.0f} s"
+                raise self._failed(unit, "did not come up again", reason, since)
+            time.sleep(0.1)
+
+    def _show(self, unit: str) -> Mapping[str, str]:
+        shown = self._systemctl("show", f"--property={_PROPERTIES}", unit)
+        lines = shown.stdout.decode("utf-8", "replace").splitlines()
+        return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+    def _failed(self, unit: str, what: str, reason: str, since: float) -> ChangeFailed:
+        words = self._last_words(unit, since)
+        return ChangeFailed(
+            f"{unit} {what}",
+            why=f"{unit}: {reason}" + (f"; its own last lines:\n{words}" if words else ""),
+            hint=f"systemctl status {unit}\njournalctl -u {unit} -n 50",
+        )
+
+    def _last_words(self, unit: str, since: float) -> str:
+        """What the unit wrote since then, or what systemctl knows of it where there is no journal."""
+        asked = ("journalctl", "-u", unit, "-n", "20", "--no-pager", "-q", "-o", "cat", f"--since=@{int(since)}")
+        told = self._runner.run(asked, timeout_s=_SHORT_TIMEOUT_S)
+        if not told.ok or not told.stdout.strip():
+            told = self._systemctl("status", "--no-pager", "--full", "--lines=20", unit)
+        return told.last_lines()
+
+    def _systemctl(self, *words: str, timeout_s: float = _SHORT_TIMEOUT_S) -> Finished:
+        return self._runner.run(("systemctl", *words), timeout_s=timeout_s)
+
+
+def _why_not(unit: str, shown: Mapping[str, str]) -> str:
+    """Why the unit has nothing to be told; empty when it has."""
+    if shown.get("LoadState") != "loaded":
+        return f"{unit} is {shown.get('LoadState') or 'unknown'} here"
+    if shown.get("ActiveState") == "inactive":
+        return f"{unit} is not running; it reads its configuration when it starts"
+    return ""
+
+
+def _reason(done: Finished) -> str:
+    if done.timed_out:
+        return f"no answer within {done.seconds:.0f} s"
+    return f"systemctl exited with {done.exit_status}"
+
+
+def _answers(path: str) -> bool:
+    import socket
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(path)
+        except OSError:
+            return False
+    return True

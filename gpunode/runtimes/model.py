@@ -1,0 +1,124 @@
+"""What is wanted of a container runtime, what its configuration says, and whether the two agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+# A handler that has to be wholly in step with kubelet's cgroup driver: those that the runc shim runs.
+RUNC_FAMILY = ("runc", "crun")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The NVIDIA handler as a node wants it.
+
+    Attributes:
+        handler: the name by which containers ask for it.
+        binary: what it runs.
+        default: True makes it the default runtime; False leaves the default as it is.
+        systemd_cgroup: True puts it, and runc, under systemd's cgroup driver; False leaves what is there. containerd
+            only: dockerd takes its driver from the host.
+        cdi: True switches on the runtime's own CDI support; False leaves it as it is.
+        version: the daemon's, as numbers; None when nobody knows, which counts as containerd 1.
+    """
+
+    handler: str = "nvidia"
+    binary: str = "/usr/bin/nvidia-container-runtime"
+    default: bool = False
+    systemd_cgroup: bool = False
+    cdi: bool = False
+    version: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What a runtime's configuration says; what it leaves to the daemon's defaults is absent.
+
+    Attributes:
+        handlers: each handler with the binary that it is told to run; empty where it takes its shim's default, or
+            where it lacks the type without which it can run nothing.
+        default: the default runtime's name; None when the text names none.
+        cri_disabled: whether containerd's CRI plugin is switched off, so that no kubelet can use it.
+        cdi: None when the text does not say.
+        systemd_cgroup: SystemdCgroup of the handlers that mention it.
+        schema: containerd's configuration schema; None for docker.
+    """
+
+    handlers: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+    cri_disabled: bool = False
+    cdi: bool | None = None
+    systemd_cgroup: Mapping[str, bool] = field(default_factory=dict)
+    schema: int | None = None
+
+
+Configure: TypeAlias = Callable[[bytes | None, Wish], bytes]
+Inspect: TypeAlias = Callable[[bytes | None], Configured]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A container runtime.
+
+    Attributes:
+        config: its main configuration file.
+        packages: the packages that provide it, the distribution's first.
+        config_from: those of them that bring the configuration file themselves, so that it is not missing after
+            their installation.
+        configure: the file as it is (None: missing) to the file as wished; the same bytes when nothing is to do.
+        inspect: the file to what it says.
+    """
+
+    id: str
+    unit: str
+    config: str
+    socket: str
+    packages: tuple[str, ...]
+    config_from: frozenset[str]
+    configure: Configure
+    inspect: Inspect
+
+
+def satisfies(configured: Configured, wish: Wish) -> bool:
+    """Whether there is nothing to do; costs no more than ``inspect`` did."""
+    return (
+        configured.handlers.get(wish.handler) == wish.binary
+        and (not wish.default or configured.default == wish.handler)
+        and (not wish.cdi or configured.cdi is True)
+        and (configured.schema is None or _cri_is_sound(configured, wish))
+    )
+
+
+def _cri_is_sound(configured: Configured, wish: Wish) -> bool:
+    """Whether the CRI plugin loads, and its handlers are under the cgroup driver that they belong under."""
+    default = wish.handler if wish.default else configured.default or "runc"
+    if needs_runc(default, configured.handlers, configured.schema or 2, wish):
+        return False
+    cgroup = configured.systemd_cgroup
+    if wish.systemd_cgroup:
+        return all(cgroup.get(name, False) for name in cgroup_handlers(wish, configured.handlers))
+    if default in RUNC_FAMILY and default in configured.handlers:
+        return cgroup.get(wish.handler, False) == cgroup.get(default, False)
+    return True
+
+
+def needs_runc(default: str, handlers: Mapping[str, object], schema: int, wish: Wish) -> bool:
+    """Whether a runc table is missing that the file must have.
+
+    containerd 1 takes the file's handlers instead of its built-in ones, so a file with no runc table leaves the default
+    runtime undefined, and the CRI plugin does not load. containerd 2 merges the two, but its built-in runc is under
+    cgroupfs.
+
+    Source: nvidia-container-toolkit@1.20.0's output in containerd 1.6.20, 1.7.24 and 2.1.9.
+    """
+    if default != "runc" or "runc" in handlers:
+        return False
+    merges = schema > 2 or (wish.version is not None and wish.version >= (2,))
+    return wish.systemd_cgroup or not merges
+
+
+def cgroup_handlers(wish: Wish, handlers: Mapping[str, object]) -> tuple[str, ...]:
+    """The handlers that ``systemd_cgroup`` is about: the wished one, and those of the runc shim that are there."""
+    return (wish.handler, *(name for name in RUNC_FAMILY if name in handlers and name != wish.handler))

@@ -1,0 +1,104 @@
+"""What machine this is and which GPUs it has; changes nothing, refuses what cannot work."""
+
+from __future__ import annotations
+
+from gpunode.catalog.gpus import lookup, vgpu_profile
+from gpunode.facts.model import Facts, PciDevice, Platform, need
+from gpunode.recipe import Recipe
+from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
+from gpunode.steps.selection import PASSED_THROUGH, gpus, nvswitches, other_gpus, own_gpus, wants_driver
+
+_FOREIGN = {"1002": "AMD", "8086": "Intel"}
+
+
+def plan(recipe: Recipe, facts: Facts) -> Outcome:
+    """Names the GPUs; refuses a node without one, and drivers where a driver cannot be installed."""
+    platform = need(facts.platform, "what kind of machine this is")
+    if not platform.owns_kernel:
+        return _guest(recipe, platform)
+    devices = need(facts.devices, "which PCI devices there are")
+    usable = own_gpus(devices)
+    if not usable:
+        return _no_gpu(devices, facts)
+    if wants_driver(recipe, facts) and (profile := _vgpu(usable)):
+        return _vgpu_guest(profile)
+    return Planned((), _describe(usable), _notes(devices))
+
+
+def _guest(recipe: Recipe, platform: Platform) -> Outcome:
+    """A container, WSL2 or Jetson: the kernel driver comes from elsewhere, only configuration can be done."""
+    names = {"container": "a container", "wsl2": "WSL2", "jetson": "a Jetson"}
+    where = names[platform.kind]
+    owner = {
+        "container": "the host of the container",
+        "wsl2": "Windows",
+        "jetson": "the board's own image (JetPack)",
+    }[platform.kind]
+    if recipe.driver.version == "none":
+        return Planned((), f"{where} ({platform.detail}): the driver comes from {owner}")
+    return Refusal(
+        what=f"no driver is installed here: this is {where} ({platform.detail})",
+        why=f"the kernel driver comes from {owner}; installing another one breaks it",
+        hint="toolkit and runtime can be set up: run the command again with --driver none",
+    )
+
+
+def _no_gpu(devices: tuple[PciDevice, ...], facts: Facts) -> Refusal:
+    if passed := gpus(devices):
+        held = ", ".join(d.address for d in passed)
+        return Refusal(
+            what="every NVIDIA GPU is given to virtual machines",
+            why=f"{held}: bound to {PASSED_THROUGH}",
+            hint="run gpunode inside the virtual machine, or unbind a GPU from vfio-pci first",
+        )
+    others = ", ".join(f"{_FOREIGN[d.vendor]} {d.name or d.device} at {d.address}" for d in other_gpus(devices))
+    probe = getattr(facts.devices, "probe", "lspci")
+    looked = f"{probe} lists {len(devices)} devices, none of vendor 10de with class 0300 or 0302"
+    return Refusal(
+        what="no NVIDIA GPU found",
+        why=looked + (f"; {others} is not NVIDIA's" if others else ""),
+        hint="check that the card is seated and powered and that the firmware lists it; for an image built for another "
+        "machine name its GPUs: --root DIR --gpu 10de:1b80",
+    )
+
+
+def _vgpu(usable: tuple[PciDevice, ...]) -> str:
+    for device in usable:
+        if device.subsystem and (profile := vgpu_profile(device.device, device.subsystem)):
+            return f"{profile} at {device.address}"
+    return ""
+
+
+def _vgpu_guest(profile: str) -> Refusal:
+    return Refusal(
+        what=f"this is a vGPU guest: {profile}",
+        why="a vGPU needs NVIDIA's licensed guest driver (GRID) of the host's branch; the data-center driver does not "
+        "start on it",
+        hint="install the guest driver that belongs to the host, then run the command again with --driver none",
+    )
+
+
+def _describe(usable: tuple[PciDevice, ...]) -> str:
+    counts: dict[str, int] = {}
+    for device in usable:
+        model = lookup(device.device)
+        label = model.name if model.listed else f"{device.name or 'unknown NVIDIA GPU'} [10de:{device.device}]"
+        counts[label] = counts.get(label, 0) + 1
+    listed = ", ".join(f"{count} × {label}" if count > 1 else label for label, count in counts.items())
+    where = ", ".join(device.address for device in usable[:4]) + (", …" if len(usable) > 4 else "")
+    return f"{listed} at {where}"
+
+
+def _notes(devices: tuple[PciDevice, ...]) -> tuple[str, ...]:
+    notes = []
+    if passed := [d.address for d in gpus(devices) if d.driver == PASSED_THROUGH]:
+        notes.append(f"{', '.join(passed)} is bound to {PASSED_THROUGH} for a virtual machine and is left alone")
+    if switches := nvswitches(devices):
+        notes.append(
+            f"{len(switches)} NVSwitches: CUDA on these GPUs also needs nvidia-fabricmanager of the driver's exact "
+            "version, which this release does not install yet"
+        )
+    return tuple(notes)
+
+
+DETECT = Step("detect", "GPU and machine", "sources", plan)

@@ -1,0 +1,45 @@
+"""The NVIDIA driver's packages, of the chosen branch and module flavour."""
+
+from __future__ import annotations
+
+from gpunode.catalog.driver import Choice
+from gpunode.change import KnownAfter, PackageChange
+from gpunode.facts.model import Facts, need
+from gpunode.recipe import Recipe
+from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
+from gpunode.steps.selection import choice, family_of, matches, prefix, wants_driver
+
+
+def plan(recipe: Recipe, facts: Facts) -> Outcome:
+    """Every driver package of the scope is installed in the chosen branch; a satisfied driver is never upgraded unasked."""
+    if not wants_driver(recipe, facts):
+        return Planned((), "the driver is not gpunode's here")
+    found, chosen = family_of(facts), choice(recipe, facts)
+    if isinstance(found, Refusal):
+        return found
+    if isinstance(chosen, Refusal):
+        return chosen
+    packages = need(facts.packages, "which packages are installed")
+    names = found.driver_packages(chosen, recipe.driver.scope)
+    wanted = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
+    if held := [name for name in wanted if name in packages and packages[name].held]:
+        return Refusal(
+            what=f"{', '.join(held)} is held at another version than {prefix(chosen)}*",
+            why="somebody ran apt-mark hold on it; gpunode breaks no holds",
+            hint=f"apt-mark unhold {' '.join(held)}, then run the command again",
+        )
+    if not wanted:
+        version = packages[names[0]].version
+        return Planned((), f"driver {version} is installed; {chosen.reason}")
+    after = KnownAfter(prefix(chosen), "driver")
+    changes = tuple(PackageChange(name, packages.get(name), after) for name in wanted)
+    return Planned(changes, _reason(chosen, recipe))
+
+
+def _reason(chosen: Choice, recipe: Recipe) -> str:
+    display = {"compute": "without display libraries", "media": "with video, without a display", "full": "with a display"}
+    version = chosen.exact or f"branch {chosen.branch}"
+    return f"{version}, {chosen.flavour} modules, {display[recipe.driver.scope]}"
+
+
+DRIVER = Step("driver", "NVIDIA driver", "packages", plan)

@@ -1,0 +1,40 @@
+"""Kernel headers: for the running kernel and the next to boot, and the meta package that brings those of later ones."""
+
+from __future__ import annotations
+
+from gpunode.change import KnownAfter, PackageChange
+from gpunode.facts.model import Facts, need
+from gpunode.recipe import Recipe
+from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
+from gpunode.steps.selection import family_of, wants_driver
+
+
+def plan(recipe: Recipe, facts: Facts) -> Outcome:
+    """DKMS finds a build tree for every kernel that must have the driver, and for those that upgrades bring."""
+    if not wants_driver(recipe, facts):
+        return Planned((), "the driver is not gpunode's here")
+    found = family_of(facts)
+    if isinstance(found, Refusal):
+        return found
+    kernels = need(facts.kernels, "which kernels are installed")
+    if not kernels.wanted:
+        return Refusal(
+            what="no kernel is installed in this image",
+            why="/boot holds no vmlinuz, so there is nothing to build the driver for",
+            hint="install the kernel package of the image first (linux-image-amd64, linux-image-generic)",
+        )
+    packages = need(facts.packages, "which packages are installed")
+    built_for = need(facts.headers, "which kernels have headers")
+    wanted = [found.headers(kernel) for kernel in kernels.wanted if kernel not in built_for]
+    if meta := found.headers_meta(kernels.wanted[-1], packages):
+        wanted.append(meta)
+    missing = [name for name in dict.fromkeys(wanted) if name not in packages or packages[name].config_files_only]
+    listed = " and ".join(kernels.wanted)
+    if not missing:
+        return Planned((), f"headers for {listed} are installed")
+    changes = tuple(PackageChange(name, packages.get(name), KnownAfter(why="headers")) for name in missing)
+    reason = f"the driver's module is built for {listed}"
+    return Planned(changes, reason + (f"; {meta} keeps later kernels covered" if meta in missing else ""))
+
+
+HEADERS = Step("headers", "kernel headers", "packages", plan)

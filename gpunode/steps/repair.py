@@ -1,0 +1,20 @@
+"""A dpkg that was interrupted is repaired before anything else asks it for work."""
+
+from __future__ import annotations
+
+from gpunode.change import CommandChange
+from gpunode.facts.model import Facts, need
+from gpunode.recipe import Recipe
+from gpunode.steps.outcome import Outcome, Planned, Step
+
+
+def plan(recipe: Recipe, facts: Facts) -> Outcome:
+    """Plans ``dpkg --configure -a`` where dpkg was stopped in the middle of its work."""
+    del recipe
+    if not need(facts.dpkg_interrupted, "whether dpkg was interrupted"):
+        return Planned((), "dpkg finished its last work")
+    why = "an earlier run of dpkg was interrupted, so apt refuses to work"
+    return Planned((CommandChange(("dpkg", "--configure", "-a"), why),), why)
+
+
+REPAIR = Step("repair", "package database", "sources", plan)

@@ -1,0 +1,149 @@
+"""NVIDIA's two apt repositories, each with its key: CUDA for the driver, and the container toolkit's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpunode.catalog.openpgp import fingerprints
+from gpunode.catalog.repositories import cuda_repository, is_old_toolkit_source, toolkit_repository
+from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
+from gpunode.distros import repository_list
+from gpunode.facts.model import AptSource, Facts, holds, known, need
+from gpunode.recipe import Recipe
+from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
+from gpunode.steps.selection import family_of, wants_driver
+
+
+@dataclass(frozen=True, slots=True)
+class _Repository:
+    """A flat repository as its list file names it; ``is_former`` tells addresses that it had before."""
+
+    uri: str
+    list_file: str
+    keyring: str
+    key: SigningKey
+    is_former: Callable[[str], bool]
+
+    @property
+    def fingerprint(self) -> str:
+        return next(iter(self.key.fingerprints))
+
+
+def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
+    """The CUDA repository of this distribution is enabled, signed by the key with the pinned fingerprint."""
+    if not wants_driver(recipe, facts):
+        return Planned((), "the driver is not gpunode's here")
+    found = family_of(facts)
+    if isinstance(found, Refusal):
+        return found
+    distro = need(facts.distro, "which distribution this is")
+    architecture = need(facts.architecture, "the architecture of this system")
+    row = cuda_repository(distro, architecture, recipe.repositories.cuda, recipe.repositories.cuda_key)
+    if row is None:
+        return Refusal(
+            what=f"NVIDIA has no driver repository for {distro.name} on {architecture}",
+            why="the table of repositories (gpunode/catalog/cuda_repositories.csv) has no row for them",
+            hint='use a release that has one, or set driver.version = "none" and install the driver by hand',
+        )
+    key = SigningKey(row.key_url, frozenset({row.fingerprint}))
+    return _enabled(_Repository(row.base_url, row.list_file, row.keyring, key, lambda uri: False), facts)
+
+
+def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
+    """The container toolkit's repository is enabled, signed by the key with the pinned fingerprint."""
+    if not wants_toolkit(recipe):
+        return Planned((), "no container runtime is asked for")
+    row = toolkit_repository(recipe.repositories.toolkit, recipe.repositories.toolkit_key)
+    key = SigningKey(row.key_url, frozenset({row.fingerprint}))
+    return _enabled(_Repository(row.url, row.list_file, row.keyring, key, is_old_toolkit_source), facts)
+
+
+def wants_toolkit(recipe: Recipe) -> bool:
+    """Whether the container toolkit is gpunode's to install."""
+    return recipe.runtime.name != "none" and recipe.toolkit.version != "none"
+
+
+def _enabled(repository: _Repository, facts: Facts) -> Outcome:
+    """The repository's list and keyring, and nothing else that names the same archive with another key."""
+    sources = need(facts.sources, "which apt sources there are")
+    rivals = tuple(source for source in sources if _is_rival(source, repository))
+    if foreign := next((r for r in rivals if not _serves_nothing_else(r.file, repository, sources)), None):
+        return _conflict(repository, foreign)
+    refresh = frozenset({Trigger("index-refresh", repository.list_file)})
+    changes = [
+        *_removals(rivals, facts, refresh),
+        *_keyring(repository, facts, refresh),
+        *_list(repository, facts, refresh),
+    ]
+    signer = f"signed by the key …{repository.fingerprint[-16:]}"
+    if not changes:
+        return Planned((), f"{repository.uri} is enabled, {signer}")
+    return Planned(tuple(changes), f"packages come from {repository.uri}, {signer} and no other")
+
+
+def _removals(rivals: Sequence[AptSource], facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
+    states = ((file, known(facts.file(file), None)) for file in dict.fromkeys(rival.file for rival in rivals))
+    return [FileChange(file, state, None, refresh) for file, state in states if state is not None]
+
+
+def _keyring(repository: _Repository, facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
+    fact = facts.file(repository.keyring)
+    if holds(fact, repository.key):
+        return []
+    present = need(fact, f"what {repository.keyring} holds")
+    if present is not None and _trusts(present.content, repository.key):
+        return []
+    return [FileChange(repository.keyring, present, repository.key, refresh)]
+
+
+def _trusts(keyring: bytes, key: SigningKey) -> bool:
+    """Whether a keyring holds the wanted keys and no other."""
+    try:
+        return frozenset(fingerprints(keyring)) == key.fingerprints
+    except ValueError:
+        return False
+
+
+def _list(repository: _Repository, facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
+    sources = need(facts.sources, "which apt sources there are")
+    if any(_names(source, repository) and source.signed_by == repository.keyring for source in sources):
+        return []
+    present = need(facts.file(repository.list_file), f"what {repository.list_file} holds")
+    text = repository_list(repository.uri, "/", repository.keyring)
+    return [FileChange(repository.list_file, present, FileState(text), refresh)]
+
+
+def _names(source: AptSource, repository: _Repository) -> bool:
+    """Whether an enabled entry is for this repository's packages."""
+    same = source.uri.rstrip("/") == repository.uri.rstrip("/")
+    return same and source.enabled and not source.source_package
+
+
+def _is_rival(source: AptSource, repository: _Repository) -> bool:
+    """Whether an entry names the archive with another key, or names a former address of it: apt refuses them together."""
+    if not source.enabled or source.file == repository.list_file:
+        return False
+    other_key = _names(source, repository) and source.signed_by != repository.keyring
+    return other_key or repository.is_former(source.uri)
+
+
+def _serves_nothing_else(file: str, repository: _Repository, sources: Sequence[AptSource]) -> bool:
+    """Whether removing a whole list file takes nothing else away."""
+    entries = (source for source in sources if source.file == file and source.enabled)
+    return file != "/etc/apt/sources.list" and all(
+        source.source_package or _names(source, repository) or repository.is_former(source.uri) for source in entries
+    )
+
+
+def _conflict(repository: _Repository, rival: AptSource) -> Refusal:
+    return Refusal(
+        what=f"{rival.file}:{rival.line} names the same archive with another key",
+        why=f"apt refuses two Signed-By values for {repository.uri}: {rival.signed_by or 'none'} there, "
+        f"{repository.keyring} here; the file serves other archives too, so gpunode does not remove it",
+        hint=f"take line {rival.line} out of {rival.file}, then run the command again",
+    )
+
+
+CUDA_REPOSITORY = Step("cuda-repository", "driver repository", "sources", plan_cuda)
+TOOLKIT_REPOSITORY = Step("toolkit-repository", "toolkit repository", "sources", plan_toolkit)

@@ -1,0 +1,112 @@
+"""NVIDIA's handler in the container runtime's configuration, with nvidia-ctk's semantics."""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.change import (
+    Change,
+    Deferred,
+    FileChange,
+    FileState,
+    RuntimeExpectation,
+    ServiceChange,
+    ServiceState,
+    Trigger,
+)
+from gpunode.distros.dpkg_version import DpkgVersion
+from gpunode.errors import Refused
+from gpunode.facts.model import Facts, Known, Unknown, holds, known, need
+from gpunode.facts.project import PLAN
+from gpunode.recipe import Recipe
+from gpunode.runtimes import Runtime, Wish, runtime, satisfies
+from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
+from gpunode.steps.selection import matches
+
+_NUMBERS = re.compile(r"\d+(?:\.\d+)*")
+
+
+def plan(recipe: Recipe, facts: Facts) -> Outcome:
+    """The runtime's file registers NVIDIA's handler; its own parser has the last word before the file is used."""
+    if recipe.runtime.name == "none":
+        return Planned((), "no container runtime is asked for")
+    row = runtime(recipe.runtime.name)
+    fact = facts.file(row.config)
+    if isinstance(fact, Unknown) and fact.probe == PLAN:
+        return _deferred(row, fact)
+    present = need(fact, f"what {row.config} holds")
+    wish = _wish(recipe, row, facts)
+    try:
+        after = _configured(row, present, wish)
+    except Refused as refusal:
+        return Refusal(refusal.what, refusal.why, refusal.hint)
+    service = _service(row, facts)
+    if after is None:
+        return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish))
+    changed = FileChange(row.config, present, after, frozenset({_trigger(row, recipe)}))
+    expectation = RuntimeExpectation(
+        row.id, row.config, frozenset({(wish.handler, wish.binary)}), wish.handler if wish.default else None
+    )
+    reason = f"containers that ask for the runtime {wish.handler} get the GPU" + _default(wish)
+    disrupts = "docker containers" if row.id == "docker" and _trigger(row, recipe).kind == "restart" else ""
+    return Planned((changed, *service), reason, (), expectation, disrupts)
+
+
+def _configured(row: Runtime, present: FileState | None, wish: Wish) -> FileState | None:
+    """The file as it shall be; None when it is so already."""
+    content = present.content if present else None
+    if present is not None and satisfies(row.inspect(content), wish):
+        return None
+    after = row.configure(content, wish)
+    if after == content:
+        return None
+    if present is None:
+        return FileState(after)
+    return FileState(after, present.mode, present.uid, present.gid)
+
+
+def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
+    packages = known(facts.packages, {})
+    version = next((packages[name].version for name in row.packages if matches(packages.get(name), "")), "")
+    numbers = _NUMBERS.match(DpkgVersion(version).without_epoch)
+    return Wish(
+        default=recipe.runtime.default,
+        systemd_cgroup=recipe.runtime.cgroup == "systemd",
+        cdi=recipe.runtime.cdi,
+        version=tuple(int(number) for number in numbers[0].split(".")) if numbers else None,
+    )
+
+
+def _deferred(row: Runtime, fact: Unknown) -> Planned:
+    """The package that is about to be installed brings the file, so what it will hold is known after that."""
+    promise = Deferred("NVIDIA's runtime added to the file that the package brings", f"{row.packages[0]} is installed")
+    reason = f"{row.packages[0]} brings a configuration of its own; NVIDIA's runtime is added to it"
+    if holds(fact, promise):
+        return Planned((), reason)
+    return Planned((FileChange(row.config, None, promise, frozenset({Trigger("restart", row.unit)})),), reason)
+
+
+def _trigger(row: Runtime, recipe: Recipe) -> Trigger:
+    """containerd reads its file at start alone; dockerd reads runtimes and default-runtime again on SIGHUP.
+
+    Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
+    """
+    if row.id == "docker" and not recipe.runtime.cdi:
+        return Trigger("reload", row.unit)
+    return Trigger("restart", row.unit)
+
+
+def _service(row: Runtime, facts: Facts) -> tuple[Change, ...]:
+    """Starts and enables a runtime that does not run; nothing where systemd does not say."""
+    fact = facts.units.get(row.unit)
+    if not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
+        return ()
+    wanted = ServiceState(enabled=True, active=True)
+    return () if fact.value.state == wanted else (ServiceChange(row.unit, fact.value.state, wanted),)
+
+
+def _default(wish: Wish) -> str:
+    return f"; {wish.handler} is the default runtime" if wish.default else ""
+
+
+RUNTIME_CONFIG = Step("runtime-config", "runtime configuration", "runtime", plan)

@@ -1,0 +1,147 @@
+"""Decisions that several steps share: which devices are GPUs, and which driver they get."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from gpunode.catalog import branches
+from gpunode.catalog.conflicts import driver_packages
+from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.gpus import GpuModel, lookup
+from gpunode.catalog.gpus import is_nvswitch as _is_nvswitch
+from gpunode.change import PackageState
+from gpunode.distros import Family, family
+from gpunode.distros.dpkg_version import DpkgVersion
+from gpunode.facts.model import Facts, PciDevice, known, need
+from gpunode.recipe import Recipe
+from gpunode.steps.outcome import Refusal
+
+_DRIVER_VERSION = re.compile(r"(\d{3})\.\d+")
+NVIDIA = "10de"
+# Display controllers: VGA compatible and 3D. The NVIDIA kernel module binds these and bridges of class 0680 alone
+# (nv-pci-table.c, open-gpu-kernel-modules).
+GPU_CLASSES = frozenset({"0300", "0302"})
+BRIDGE_CLASS = "0680"
+PASSED_THROUGH = "vfio-pci"
+
+
+def gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
+    """NVIDIA's GPUs among ``devices``, those given to virtual machines included."""
+    return tuple(d for d in devices if d.vendor == NVIDIA and d.class_code in GPU_CLASSES)
+
+
+def own_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
+    """The GPUs that this system itself may use: not those bound to vfio-pci for a virtual machine."""
+    return tuple(d for d in gpus(devices) if d.driver != PASSED_THROUGH)
+
+
+def other_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
+    """Display controllers of other makers that compute, such as AMD's and Intel's."""
+    return tuple(d for d in devices if d.vendor in {"1002", "8086"} and d.class_code in {*GPU_CLASSES, "0380"})
+
+
+def nvswitches(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
+    """The NVSwitches among ``devices``: they need the fabric manager."""
+    return tuple(
+        d for d in devices if d.vendor == NVIDIA and d.class_code == BRIDGE_CLASS and _is_nvswitch(d.device)
+    )
+
+
+def models(devices: tuple[PciDevice, ...]) -> tuple[GpuModel, ...]:
+    """What the catalog knows of each of this system's GPUs."""
+    return tuple(lookup(d.device) for d in own_gpus(devices))
+
+
+def wants_driver(recipe: Recipe, facts: Facts) -> bool:
+    """Whether the driver is gpunode's to install here: the recipe asks for it and the machine has a kernel of its own."""
+    return recipe.driver.version != "none" and need(facts.platform, "what kind of machine this is").owns_kernel
+
+
+def family_of(facts: Facts) -> Family | Refusal:
+    """The distribution's family, or why gpunode does not work on it."""
+    distro = need(facts.distro, "which distribution this is")
+    found = family(distro)
+    if found is None:
+        return Refusal(
+            what=f"{distro.name} is not supported",
+            why="NVIDIA's repositories and package names are known for Debian 12 and 13 and Ubuntu 22.04, 24.04 and "
+            f"26.04; /etc/os-release says ID={distro.id} VERSION_ID={distro.version_id}",
+            hint="use one of these, or install the driver by hand and run gpunode with driver.version = \"none\"",
+        )
+    return found
+
+
+def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
+    """The driver for this node's GPUs; one that is installed, still maintained and fits is kept."""
+    present = models(need(facts.devices, "which PCI devices there are"))
+    if not recipe.upgrade and (kept := _kept(recipe, facts, present)) is not None:
+        return kept
+    return _as_refusal(choose(present, recipe.driver))
+
+
+def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
+    """The choice that the installed driver already is, when the recipe leaves the branch to gpunode."""
+    if recipe.driver.version != "auto":
+        return None
+    for branch in installed_branches(facts):
+        chosen = choose(present, replace(recipe.driver, version=str(branch)))
+        if isinstance(chosen, Choice) and _is_active(branch) and is_installed(facts, chosen, recipe):
+            return replace(chosen, reason=f"branch {branch} is installed, maintained and fits: kept; {chosen.reason}")
+    return None
+
+
+def _is_active(number: int) -> bool:
+    row = branches.find(number)
+    return row is not None and row.active
+
+
+def _as_refusal(chosen: Choice | Impossible) -> Choice | Refusal:
+    if isinstance(chosen, Impossible):
+        return Refusal(chosen.what, chosen.why, chosen.hint)
+    return chosen
+
+
+def installed_driver_packages(facts: Facts) -> dict[str, PackageState]:
+    """Every package of any driver that is on the node, the residue of removed ones included."""
+    packages = need(facts.packages, "which packages are installed")
+    return {name: packages[name] for name in sorted(driver_packages(packages))}
+
+
+def installed_branches(facts: Facts) -> tuple[int, ...]:
+    """The branches that installed driver packages are of, newest first."""
+    states = installed_driver_packages(facts).values()
+    found = {branch_of(state.version) for state in states if not state.config_files_only} - {0}
+    return tuple(sorted(found, reverse=True))
+
+
+def branch_of(version: str) -> int:
+    """The driver branch that a package version is of; 0 when the package has versions of its own."""
+    match = _DRIVER_VERSION.match(DpkgVersion(version).without_epoch)
+    return int(match[1]) if match else 0
+
+
+def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
+    """Whether every package of the chosen driver is installed, in the chosen version."""
+    found = family_of(facts)
+    if isinstance(found, Refusal):
+        return False
+    packages = known(facts.packages, {})
+    return all(
+        matches(packages.get(name), prefix(chosen)) for name in found.driver_packages(chosen, recipe.driver.scope)
+    )
+
+
+def prefix(chosen: Choice) -> str:
+    """What the version of each driver package starts with, epoch left out."""
+    return f"{chosen.exact}-" if chosen.exact else f"{chosen.branch}."
+
+
+def matches(state: PackageState | None, wanted: str) -> bool:
+    """Whether a package is installed in a version that starts with ``wanted``."""
+    return state is not None and not state.config_files_only and version_matches(state.version, wanted)
+
+
+def version_matches(version: str, wanted: str) -> bool:
+    """Whether a package version starts with ``wanted``, its epoch left out."""
+    return DpkgVersion(version).without_epoch.startswith(wanted)

@@ -1,0 +1,52 @@
+"""The NVIDIA container toolkit: its four packages, always at one version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpunode.catalog.repositories import TOOLKIT_PACKAGES
+from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.facts.model import Facts, need
+from gpunode.recipe import Recipe
+from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
+from gpunode.steps.repositories import wants_toolkit
+from gpunode.steps.selection import matches
+
+
+def plan(recipe: Recipe, facts: Facts) -> Outcome:
+    """The four packages are installed at one version: the recipe's, else the installed one, else the newest."""
+    if not wants_toolkit(recipe):
+        return Planned((), "no container runtime is asked for")
+    packages = need(facts.packages, "which packages are installed")
+    wanted = _prefix(recipe, packages)
+    names = TOOLKIT_PACKAGES if recipe.upgrade else tuple(n for n in TOOLKIT_PACKAGES if not _right(packages, n, wanted))
+    if held := [name for name in names if name in packages and packages[name].held]:
+        return Refusal(
+            what=f"{', '.join(held)} is held",
+            why=f"the toolkit's packages must all be {wanted or 'of one version'}; somebody ran apt-mark hold on it",
+            hint=f"apt-mark unhold {' '.join(held)}, then run the command again",
+        )
+    if not names:
+        return Planned((), f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages")
+    changes = tuple(PackageChange(name, packages.get(name), KnownAfter(wanted, "toolkit")) for name in names)
+    return Planned(changes, "containers get the GPU through it" + (f"; {wanted}* as the others" if wanted else ""))
+
+
+def _prefix(recipe: Recipe, packages: Mapping[str, PackageState]) -> str:
+    """What all four versions start with; empty when any version will do as long as it is one."""
+    if recipe.toolkit.version != "auto":
+        return f"{recipe.toolkit.version}-"
+    if recipe.upgrade:
+        return ""
+    present = {packages[name].version for name in TOOLKIT_PACKAGES if matches(packages.get(name), "")}
+    return present.pop() if len(present) == 1 else ""
+
+
+def _right(packages: Mapping[str, PackageState], name: str, wanted: str) -> bool:
+    if not matches(packages.get(name), wanted):
+        return False
+    versions = {packages[other].version for other in TOOLKIT_PACKAGES if matches(packages.get(other), "")}
+    return len(versions) == 1
+
+
+TOOLKIT = Step("toolkit", "container toolkit", "packages", plan)

@@ -1,0 +1,145 @@
+"""Changes made through the journal: backed up, intended, made, done; then what they owe is settled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from gpunode.change import Change, FileChange, FileState, PackageChange, Trigger, inverse, triggers
+from gpunode.errors import ChangeFailed, GpunodeError
+from gpunode.host.port import Host, Settled
+from gpunode.journal.record import Intent
+from gpunode.journal.store import Run
+from gpunode.workflow.converge import StagePlan
+from gpunode.workflow.events import Applied, Applying, Observer, Told, Triggered, Triggering
+
+Pause = Callable[[], None]
+
+
+@dataclass(slots=True)
+class Applier:
+    """Applies changes to one node in one journaled run.
+
+    Attributes:
+        pause: called between changes; raises Interrupted when a signal has asked for the end.
+    """
+
+    host: Host
+    run: Run
+    tell: Observer
+    pause: Pause
+
+    def stage(self, plan: StagePlan) -> None:
+        """Makes the changes of a stage and settles those triggers that later stages need.
+
+        Raises:
+            GpunodeError: a change could not be made; the ones before it stay made, and journaled.
+        """
+        for batch in _batches(plan.changes):
+            self.pause()
+            self._batch(plan, batch)
+        self.settle([trigger for trigger in plan.triggers if trigger.ends_stage])
+
+    def settle(self, owed: Sequence[Trigger]) -> tuple[Settled, ...]:
+        """Carries out ``owed``; a daemon that does not come back gets its former configuration back first.
+
+        Raises:
+            ChangeFailed: one of them failed.
+        """
+        done: list[Settled] = []
+        for _, same in groupby(owed, key=lambda trigger: trigger.kind):
+            batch = tuple(same)
+            self.tell(Triggering(batch))
+            done += self._settled(batch)
+        return tuple(done)
+
+    def _settled(self, batch: tuple[Trigger, ...]) -> Iterator[Settled]:
+        try:
+            settled = self.host.trigger(batch)
+        except ChangeFailed as failure:
+            if batch[0].kind not in {"reload", "restart"}:
+                raise
+            self._put_back(batch, failure)
+            raise
+        for one in settled:
+            self.run.settle(one.trigger, one.skipped)
+            self.tell(Triggered(one))
+            yield one
+
+    def _put_back(self, failed: tuple[Trigger, ...], failure: ChangeFailed) -> None:
+        """Restores what the failed daemons read and has them start with it; ``failure`` then says so.
+
+        Raises:
+            ChangeFailed: that failed as well; every backup is kept.
+        """
+        guilty = [
+            entry.change
+            for entry in reversed(self.run.entries())
+            if isinstance(entry, Intent) and isinstance(entry.change, FileChange) and entry.change.triggers & set(failed)
+        ]
+        for change in guilty:
+            self._keep_rejected(change)
+            if (back := inverse(change)) is not None:
+                self.one("recovery", "put-back", back, str(failure))
+        for one in self.host.trigger(failed):
+            self.run.settle(one.trigger, "with the former configuration")
+            self.tell(Triggered(one))
+        restored = ", ".join(change.path for change in guilty)
+        failure.why = f"{failure.why}\nput back: {restored}; {', '.join(t.target for t in failed)} runs with it again"
+
+    def _keep_rejected(self, change: FileChange) -> None:
+        if isinstance(change.after, FileState):
+            kept = self.run.keep(change.path, change.after.content)
+            self.tell(Told(f"the rejected {change.path} is kept as {kept}"))
+
+    def _batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
+        if isinstance(batch[0], PackageChange):
+            self._transaction(plan, batch)
+            return
+        for change in batch:
+            step = plan.step_of(change)
+            assert step is not None, "only packages come along as dependencies"
+            expectation = getattr(step.outcome, "expectation", None)
+            note = ""
+            if expectation is not None and isinstance(change, FileChange):
+                note = self.host.check(expectation, change)
+            self.one(plan.stage, step.step.id, change, step.outcome.reason if hasattr(step.outcome, "reason") else "", note)
+
+    def one(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
+        """Makes one change: realized, journaled with its backup, made, done."""
+        self.tell(Applying(stage, step, (change,)))
+        started = time.monotonic()
+        concrete = self.host.realize(change)
+        (seq,) = self.run.intend_all(stage, step, (concrete,), reason)
+        self._make((concrete,), (seq,))
+        self.tell(Applied(stage, step, (concrete,), time.monotonic() - started, note))
+
+    def _transaction(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
+        self.tell(Applying(plan.stage, "packages", batch))
+        started = time.monotonic()
+        seqs: list[int] = []
+        for step, same in groupby(batch, key=plan.step_of):
+            seqs += self.run.intend_all(plan.stage, step.step.id if step else "dependencies", tuple(same))
+        self._make(batch, tuple(seqs))
+        self.tell(Applied(plan.stage, "packages", batch, time.monotonic() - started))
+
+    def _make(self, changes: tuple[Change, ...], seqs: tuple[int, ...]) -> None:
+        try:
+            self.host.apply(changes)
+        except GpunodeError as failure:
+            for seq in seqs:
+                self.run.failed(seq, failure.what)
+            raise
+        self.run.done(*seqs)
+
+
+def _batches(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
+    for _, same in groupby(changes, key=type):
+        yield tuple(same)
+
+
+def at_the_end(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:
+    """What is settled only once every stage is through."""
+    return tuple(t for t in triggers(change for plan in plans for change in plan.changes) if not t.ends_stage)

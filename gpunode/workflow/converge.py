@@ -1,0 +1,169 @@
+"""The one walk that plan, setup, verify and rehearse share: steps in their stages, and an advance between stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from gpunode.change import Change, PackageChange, PackageState, Trigger, ordered, triggers
+from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Evidence, Probe
+from gpunode.facts.model import Facts, Known, PciDevice, Unknown
+from gpunode.facts.probes import PROBES
+from gpunode.facts.project import PLAN, project
+from gpunode.host.port import HostView
+from gpunode.recipe import Recipe
+from gpunode.runtimes import RUNTIMES
+from gpunode.steps import STAGES, STEPS
+from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step's answer.
+
+    Attributes:
+        changes: as they will be made; for packages with the versions that the index gives, once there is one.
+    """
+
+    step: Step
+    outcome: Outcome
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """A stage's answers.
+
+    Attributes:
+        dependencies: packages that the package manager brings or takes along with those that steps name.
+        unresolved: why the package manager would not make the package changes, in its own words; empty when it would.
+    """
+
+    stage: Stage
+    steps: tuple[StepPlan, ...]
+    dependencies: tuple[PackageChange, ...] = ()
+    unresolved: str = ""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Every change of the stage, in the order in which they are made."""
+        return ordered((*(change for plan in self.steps for change in plan.changes), *self.dependencies))
+
+    @property
+    def packages(self) -> tuple[PackageChange, ...]:
+        """The package changes: one transaction."""
+        return tuple(change for change in self.changes if isinstance(change, PackageChange))
+
+    @property
+    def triggers(self) -> tuple[Trigger, ...]:
+        """What the changes owe."""
+        return triggers(self.changes)
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """The first refusal among the steps."""
+        return next((plan.outcome for plan in self.steps if isinstance(plan.outcome, Refusal)), None)
+
+    @property
+    def waits(self) -> tuple[Waits, ...]:
+        """What steps of this stage wait for."""
+        return tuple(plan.outcome for plan in self.steps if isinstance(plan.outcome, Waits))
+
+    def step_of(self, change: Change) -> StepPlan | None:
+        """The step that asked for ``change``; None for a dependency."""
+        return next((plan for plan in self.steps if change in plan.changes), None)
+
+
+Exact: TypeAlias = Callable[[Facts, StagePlan], StagePlan]
+Advance: TypeAlias = Callable[[Facts, StagePlan], Facts]
+
+
+def look(host: HostView, probes: Sequence[Probe]) -> Evidence:
+    """What ``probes`` return, looked at side by side: the slowest one sets the time."""
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return dict(zip((probe.key for probe in probes), pool.map(host.look, probes), strict=True))
+
+
+def survey(host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = ()) -> Facts:
+    """The facts of the node as it is now.
+
+    Args:
+        host: what is looked at.
+        image: whether it is a root folder that no kernel of its own runs on.
+        gpus: the GPUs of the machine that an image is built for; they stand in for the present machine's devices.
+    """
+    facts = derive(look(host, PROBES), image=image)
+    return replace(facts, devices=Known(tuple(gpus), "--gpu")) if gpus else facts
+
+
+def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str] = ()) -> StagePlan:
+    """The answers of a stage's steps, each seeing what the steps before it will have changed."""
+    plans: list[StepPlan] = []
+    for step in _steps(recipe, stage, only):
+        outcome = step.plan(recipe, facts)
+        changes = outcome.changes if isinstance(outcome, Planned) else ()
+        plans.append(StepPlan(step, outcome, changes))
+        if isinstance(outcome, Refusal):
+            break
+        facts = project(facts, changes)
+    return StagePlan(stage, tuple(plans))
+
+
+def _steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step]:
+    """The steps of ``stage`` to take; detection always is, since every other step rests on it."""
+    for step in STEPS:
+        asked = step.id not in recipe.skip and (not only or step.id in only)
+        if step.stage == stage and (asked or step.id == "detect"):
+            yield step
+
+
+def walk(
+    recipe: Recipe, facts: Facts, exact: Exact, advance: Advance, only: Collection[str] = ()
+) -> Iterator[StagePlan]:
+    """Every stage's plan, in order; a refusal ends it.
+
+    Args:
+        recipe: the wanted state.
+        facts: of the node before the first stage.
+        exact: gives a stage's package changes the versions that the package index has, as far as it can.
+        advance: gives the facts that the next stage sees: projected by plan, applied and looked up by setup.
+        only: ids of the steps to take; empty takes all.
+    """
+    for stage in STAGES:
+        plan = exact(facts, plan_stage(recipe, facts, stage, only))
+        yield plan
+        if plan.refusal:
+            return
+        facts = advance(facts, plan)
+
+
+def projected(facts: Facts, plan: StagePlan) -> Facts:
+    """The advance of plan and rehearse: what the facts will be, nothing being done."""
+    after = project(facts, plan.changes)
+    unseen = {path: Unknown(f"known after {name} is installed", PLAN) for path, name in _files_to_come(after, plan)}
+    return replace(after, files={**after.files, **unseen}) if unseen else after
+
+
+def _files_to_come(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
+    """Configuration files that a runtime's package will bring, each with the package."""
+    new = {change.name for change in plan.packages if change.after and not _is_present(change.before)}
+    for row in RUNTIMES:
+        for name in sorted(row.config_from & new):
+            if isinstance(fact := facts.file(row.config), Known) and fact.value is None:
+                yield row.config, name
+
+
+def _is_present(state: PackageState | None) -> bool:
+    return state is not None and not state.config_files_only
+
+
+def raise_refusal(plans: Sequence[StagePlan]) -> None:
+    """Raises what the first refusal among ``plans`` says, under its exit code; nothing when there is none."""
+    kinds: dict[int, type[GpunodeError]] = {3: Refused, 11: DrainRequired, 13: Undetermined}
+    for plan in plans:
+        if refusal := plan.refusal:
+            raise kinds[refusal.exit_code](refusal.what, why=refusal.why, hint=refusal.hint)

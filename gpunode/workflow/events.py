@@ -1,0 +1,86 @@
+"""What a workflow tells while it goes on; the screen and the JSON envelope are two listeners of many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gpunode.change import Change, Trigger
+from gpunode.facts.model import Facts
+from gpunode.host.port import Settled
+from gpunode.recipe import Recipe
+from gpunode.steps.outcome import Stage
+from gpunode.workflow.converge import StagePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """The node has been looked at."""
+
+    recipe: Recipe
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Previewed:
+    """The whole plan is known, nothing has been done; an empty one means a converged node."""
+
+    stages: tuple[StagePlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageBegun:
+    """A stage that changes something begins."""
+
+    plan: StagePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Applying:
+    """Changes of one kind are being made; packages come as one transaction."""
+
+    stage: Stage
+    step: str
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """They have been made and journaled; ``note`` says what was checked on the way."""
+
+    stage: Stage
+    step: str
+    changes: tuple[Change, ...]
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Triggering:
+    """Triggers of one kind are being carried out."""
+
+    triggers: tuple[Trigger, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    """A trigger has been carried out."""
+
+    settled: Settled
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A sentence for the user: what an earlier run left owed, what was put back."""
+
+    text: str
+
+
+Event: TypeAlias = Surveyed | Previewed | StageBegun | Applying | Applied | Triggering | Triggered | Told
+Observer: TypeAlias = Callable[[Event], None]
+
+
+def silent(event: Event) -> None:
+    """An observer that tells nobody."""
+    del event

@@ -1,0 +1,98 @@
+"""recipe from-node: the recipe that a hand-built node already fulfils."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.distros import Family
+from gpunode.errors import Refused
+from gpunode.facts.model import Facts, Known, known
+from gpunode.host.port import HostView
+from gpunode.recipe import Driver, Recipe, Runtime, Scope, Toolkit
+from gpunode.runtimes import RUNTIMES
+from gpunode.runtimes import Runtime as RuntimeRow
+from gpunode.steps.selection import family_of, installed_branches, is_installed, models
+from gpunode.workflow.plan import plan
+
+_SCOPES: tuple[Scope, ...] = ("full", "media", "compute")
+
+
+def recipe_of(facts: Facts, host: HostView) -> Recipe:
+    """A recipe whose first plan on this node is empty.
+
+    Where the node's owner did by other means, or not at all, what a step does, the recipe skips that step and so says it.
+    """
+    recipe = Recipe(
+        name="from-node",
+        description="written from a node as it was found",
+        driver=_driver(facts),
+        toolkit=_toolkit(facts),
+        runtime=_runtime(facts),
+    )
+    left = [s.step.id for stage in plan(recipe, facts, host) for s in stage.steps if s.changes or _is_refused(s.outcome)]
+    return replace(recipe, skip=tuple(left))
+
+
+def _is_refused(outcome: object) -> bool:
+    return hasattr(outcome, "exit_code")
+
+
+def _driver(facts: Facts) -> Driver:
+    """The installed branch, flavour and scope; ``none`` when no set of driver packages that gpunode knows is whole."""
+    present = models(known(facts.devices, ()))
+    found = family_of(facts)
+    if not isinstance(found, Family) or not present:
+        return Driver(version="none")
+    for branch in installed_branches(facts):
+        for flavour in ("open", "proprietary"):
+            for scope in _SCOPES:
+                wish = Driver(version=str(branch), flavour=flavour, scope=scope)
+                chosen = choose(present, wish)
+                if isinstance(chosen, Choice) and is_installed(facts, chosen, Recipe("probe", driver=wish)):
+                    return replace(wish, flavour=_spoken(present, wish, chosen), persistence=_persistence(facts))
+    return Driver(version="none")
+
+
+def _spoken(present: object, wish: Driver, chosen: Choice) -> str:
+    """``auto`` where that gives the same flavour, so that the recipe says no more than it must."""
+    auto = choose(present, replace(wish, flavour="auto"))
+    same = not isinstance(auto, Impossible) and auto.flavour == chosen.flavour
+    return "auto" if same else chosen.flavour
+
+
+def _persistence(facts: Facts) -> bool:
+    unit = facts.units.get("nvidia-persistenced.service")
+    return not isinstance(unit, Known) or (unit.value.exists and unit.value.state.enabled)
+
+
+def _toolkit(facts: Facts) -> Toolkit:
+    state = known(facts.packages, {}).get("nvidia-container-toolkit")
+    return Toolkit() if state and not state.config_files_only else Toolkit(version="none")
+
+
+def _runtime(facts: Facts) -> Runtime:
+    """The first runtime whose configuration registers NVIDIA's handler."""
+    for row in RUNTIMES:
+        fact = facts.file(row.config)
+        content = fact.value.content if isinstance(fact, Known) and fact.value else None
+        if content is not None and (found := _configured(row, content)) is not None:
+            return found
+    return Runtime()
+
+
+def _configured(row: RuntimeRow, content: bytes) -> Runtime | None:
+    try:
+        found = row.inspect(content)
+    except Refused:
+        return None
+    if "nvidia" not in found.handlers:
+        return None
+    systemd = found.systemd_cgroup.get("nvidia", False)
+    return Runtime(
+        name=row.id,
+        install="never",
+        default=found.default == "nvidia",
+        cgroup="systemd" if systemd else "auto",
+        cdi=bool(found.cdi),
+    )

@@ -1,0 +1,33 @@
+"""plan: what setup would do, and why; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from gpunode.facts.model import Facts, known
+from gpunode.host.port import HostView
+from gpunode.recipe import Recipe
+from gpunode.workflow.converge import StagePlan, projected, walk
+from gpunode.workflow.transaction import resolved
+
+
+def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = ()) -> tuple[StagePlan, ...]:
+    """Every stage's plan; exact package versions stand in it when sources and pins already are as they will be.
+
+    Raises:
+        Refused: the simulated transaction is not what was planned.
+        Undetermined: evidence that a step needs is missing.
+    """
+    earlier: list[StagePlan] = []
+
+    def exact(now: Facts, stage: StagePlan) -> StagePlan:
+        is_current = not any(plan.changes for plan in earlier)
+        earlier.append(stage)
+        return resolved(stage, known(now.packages, {}), host.simulate) if is_current else stage
+
+    return tuple(walk(recipe, facts, exact, projected, only))
+
+
+def pending(plans: Sequence[StagePlan]) -> bool:
+    """Whether anything is to be done, or waits to be."""
+    return any(plan.changes or plan.waits for plan in plans)

@@ -1,0 +1,58 @@
+"""A reboot, once, and the unit that has gpunode go on after it and then removes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpunode.change import CommandChange, FileChange, FileState, Trigger
+from gpunode.errors import UsageError
+from gpunode.workflow.apply import Applier
+
+UNIT = "/etc/systemd/system/gpunode-resume.service"
+_NAME = UNIT.rpartition("/")[2]
+
+
+def resume_unit(argv: Sequence[str]) -> bytes:
+    """A unit that runs ``argv`` once, at the next boot; it goes even when gpunode fails, so nothing loops.
+
+    ``argv`` carries no --reboot: one run reboots at most once. What is still to be done then is told by the facts of
+    the new boot.
+    """
+    return f"""# Written by gpunode: it goes on with a setup that needed a reboot, then removes this unit.
+[Unit]
+Description=gpunode goes on after its reboot
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+Type=oneshot
+ExecStart={" ".join(map(_quoted, argv))}
+ExecStopPost=/bin/systemctl disable {_NAME}
+ExecStopPost=/bin/rm -f {UNIT}
+TimeoutStartSec=infinity
+
+[Install]
+WantedBy=multi-user.target
+""".encode()
+
+
+def _quoted(word: str) -> str:
+    """``word`` as systemd.syntax(7) and systemd.service(5) want it: quoted, ``%`` and ``$`` not expanded."""
+    if any(ord(char) < 32 for char in word):
+        raise UsageError(f"{word!r} cannot stand in a systemd unit", hint="run setup without --reboot and reboot by hand")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
+def arrange(applier: Applier, argv: Sequence[str]) -> None:
+    """The next boot goes on with ``argv``; journaled as every change is.
+
+    Raises:
+        ChangeFailed: the unit could not be written or enabled.
+    """
+    reload = frozenset({Trigger("daemon-reload")})
+    present = applier.host.look_file(UNIT)
+    applier.one("kernel", "reboot", FileChange(UNIT, present, FileState(resume_unit(argv)), reload), "goes on after the reboot")
+    applier.settle([Trigger("daemon-reload")])
+    enable = CommandChange(("systemctl", "enable", _NAME), "goes on after the reboot", ("systemctl", "disable", _NAME))
+    applier.one("kernel", "reboot", enable, "goes on after the reboot")

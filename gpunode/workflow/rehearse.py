@@ -1,0 +1,80 @@
+"""rehearse: the whole of setup, verify and rollback on a node in memory; nothing of this machine is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpunode.change import FileState
+from gpunode.facts.evidence import Evidence
+from gpunode.facts.model import Facts, Known
+from gpunode.host.rehearsal import RehearsalHost
+from gpunode.journal.store import Store
+from gpunode.recipe import Recipe
+from gpunode.workflow.converge import projected
+from gpunode.workflow.events import Observer
+from gpunode.workflow.plan import pending, plan
+from gpunode.workflow.rollback import RollbackResult, rollback, undoing
+from gpunode.workflow.setup import Asked, SetupResult, setup
+from gpunode.workflow.verify import Check
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What the rehearsal did.
+
+    Attributes:
+        checks: what verify could look at without a node, and what it could not.
+        restored: for every configuration file that rollback is for, whether its bytes, mode and owner are as before.
+    """
+
+    setup: SetupResult
+    checks: tuple[Check, ...]
+    rollback: RollbackResult | None = None
+    restored: Mapping[str, bool] = field(default_factory=dict)
+
+
+def rehearse(recipe: Recipe, facts: Facts, evidence: Evidence, store: Store, *, asked: Asked, tell: Observer) -> Rehearsal:
+    """Setup, verify and rollback, rehearsed on the node that ``evidence`` was captured from.
+
+    Args:
+        recipe: the wanted state.
+        facts: of the node.
+        evidence: what was captured.
+        store: a journal in a temporary folder.
+        asked: how setup was asked for.
+        tell: hears what would happen.
+
+    Raises:
+        GpunodeError: as setup raises it.
+    """
+    files = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known)}
+    host = RehearsalHost(evidence, files)
+    done = setup(recipe, host, store, facts, advance=projected, asked=asked, tell=tell)
+    checks = _checks(recipe, done.facts, host)
+    if not done.run:
+        return Rehearsal(done, checks)
+    back = undoing(store, host, done.run)
+    undone = rollback(back, host, store, version=asked.version, argv=asked.argv, tell=tell)
+    restored = {change.path: host.files.get(change.path) == _before(files, change.path) for change in undone.changes}
+    return Rehearsal(done, checks, undone, restored)
+
+
+def _before(files: Mapping[str, FileState | None], path: str) -> FileState | None:
+    return files.get(path)
+
+
+def _checks(recipe: Recipe, facts: Facts, host: RehearsalHost) -> tuple[Check, ...]:
+    left = pending(plan(recipe, facts, host))
+    title = f"as recipe {recipe.name} wants it"
+    converged = Check(
+        "configuration",
+        title,
+        "failed" if left else "passed",
+        "the projected node still has something to do" if left else "planned again, every step finds nothing to do",
+    )
+    driver = Check("nvml", "the driver answers (NVML)", "not run", "a rehearsal has no driver to ask")
+    if recipe.runtime.name == "none":
+        return (converged, driver)
+    daemon = Check("runtime", f"{recipe.runtime.name} reads its configuration", "not run", "a rehearsal has no daemon to ask")
+    return (converged, driver, daemon)

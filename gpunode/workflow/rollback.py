@@ -1,0 +1,140 @@
+"""rollback: the runtime and toolkit configuration of a run is put back, byte for byte, through the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpunode.change import Change, FileChange, FileState, diff, subject, triggers
+from gpunode.errors import Conflict, GpunodeError, UsageError
+from gpunode.facts.evidence import Capture, Probe
+from gpunode.host.port import Host, Settled
+from gpunode.journal.record import RunSummary, undo
+from gpunode.journal.store import Store
+from gpunode.workflow.apply import Applier
+from gpunode.workflow.events import Observer
+
+
+@dataclass(frozen=True, slots=True)
+class Undoing:
+    """What a rollback will do, shown before it is done.
+
+    Attributes:
+        of: the run that is undone.
+        changes: newest first; those already as they were left out.
+    """
+
+    of: str
+    changes: tuple[FileChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackResult:
+    """What a rollback did; ``run`` is itself a run that can be rolled back."""
+
+    of: str
+    run: str
+    changes: tuple[FileChange, ...]
+    settled: tuple[Settled, ...]
+
+
+def choose(store: Store, run: str = "") -> RunSummary:
+    """The run to undo: the one named, by its id or number, else the newest that is not undone.
+
+    Raises:
+        UsageError: there is none.
+    """
+    runs = store.runs()
+    if not run:
+        if (newest := store.newest()) is not None:
+            return newest
+        raise UsageError("there is nothing to roll back", why="no run of gpunode is recorded on this node")
+    for candidate in runs:
+        if run in (candidate.run, candidate.run.partition("-")[0].lstrip("0")):
+            return candidate
+    raise UsageError(
+        f"there is no run {run}", why=f"recorded: {', '.join(r.run for r in runs) or 'none'}", hint="gpunode rollback --list"
+    )
+
+
+def undoing(store: Store, host: Host, of: str, *, force: bool = False) -> Undoing:
+    """What undoes ``of``, compared with the node as it is.
+
+    Raises:
+        Conflict: a later run touched a file of it, or somebody edited one since; ``force`` overrules the latter, the
+            present version being backed up as any other.
+    """
+    back = tuple(change for change in undo(store.read(of)) if isinstance(change, FileChange))
+    _refuse_later(store, of, back)
+    changes: list[FileChange] = []
+    for change in back:
+        now = _present(host, change.path)
+        if now == change.after:
+            continue
+        if now != change.before and not force:
+            raise _edited(change, now)
+        changes.append(FileChange(change.path, now, change.after, change.triggers))
+    return Undoing(of, tuple(changes))
+
+
+def _present(host: Host, path: str) -> FileState | None:
+    capture: Capture = host.look(Probe(path, path=path, limit_bytes=64 << 20))
+    if capture.outcome == "absent":
+        return None
+    if capture.outcome != "ok" or capture.ownership is None:
+        raise UsageError(f"{path} cannot be read: {capture.error or capture.outcome}", hint="run as root")
+    owner = capture.ownership
+    return FileState(capture.data, owner.mode, owner.uid, owner.gid)
+
+
+def _refuse_later(store: Store, of: str, back: Sequence[Change]) -> None:
+    paths = {subject(change) for change in back}
+    runs = store.runs()
+    later = [r for r in runs[[r.run for r in runs].index(of) + 1 :] if not r.undone and paths & set(r.subjects)]
+    later = [r for r in later if r.begin.of != of]
+    if later:
+        touched = ", ".join(sorted(paths & {s for r in later for s in r.subjects}))
+        raise Conflict(
+            f"later runs changed the same files: {', '.join(r.run for r in later)}",
+            why=f"undoing {of} alone would mix their versions of {touched}",
+            hint="\n".join(f"gpunode rollback {r.run}" for r in reversed(later)),
+        )
+
+
+def _edited(change: FileChange, now: FileState | None) -> Conflict:
+    shown = "\n".join(diff(FileChange(change.path, change.before, now)))
+    return Conflict(
+        f"{change.path} was edited since gpunode wrote it",
+        why=f"the edit:\n{shown}",
+        hint="keep the edit and leave the file as it is, or run rollback with --force: the present version is backed up "
+        "first and comes back by rolling back the rollback",
+    )
+
+
+def rollback(
+    undone: Undoing,
+    host: Host,
+    store: Store,
+    *,
+    version: str,
+    argv: tuple[str, ...],
+    tell: Observer,
+    pause: Callable[[], None] = lambda: None,
+) -> RollbackResult:
+    """The files are as they were before the run, and the daemons that read them have read them again.
+
+    Raises:
+        ChangeFailed: one could not be restored; every backup is kept.
+    """
+    run = store.begin("rollback", version=version, argv=argv, of=undone.of)
+    applier = Applier(host, run, tell, pause)
+    try:
+        for change in undone.changes:
+            applier.pause()
+            applier.one("runtime", "rollback", change, f"as it was before {undone.of}")
+        settled = applier.settle(triggers(undone.changes))
+    except GpunodeError as error:
+        run.commit("failed", error.what)
+        raise
+    run.commit("done")
+    return RollbackResult(undone.of, run.id, undone.changes, settled)

@@ -1,0 +1,108 @@
+"""status: the node in one screen, from facts and what NVML tells; no judgement, that is doctor's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpunode.catalog.gpus import lookup
+from gpunode.change import PackageState
+from gpunode.errors import Refused
+from gpunode.facts import nvml as nvml_facts
+from gpunode.facts.model import Facts, Kernels, Known, known
+from gpunode.facts.nvml import NvmlAnswer
+from gpunode.host import nvml
+from gpunode.host.port import HostView
+from gpunode.runtimes import RUNTIMES, Configured, Runtime
+from gpunode.steps.selection import installed_driver_packages, own_gpus
+from gpunode.steps.toolkit import TOOLKIT_PACKAGES
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeStatus:
+    """A container runtime of the node: its package's version, whether it runs, and what its file says."""
+
+    id: str
+    version: str
+    active: bool | None
+    configured: Configured | None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The layers of the node, from PCI to runtime.
+
+    Attributes:
+        gpus: address and name of each GPU of this system.
+        driver: version of the installed driver packages; empty when there is none.
+        loaded: version of the loaded kernel module; empty when there is none.
+        without_module: kernels that must have a driver module and lack one.
+        held: driver packages that upgrades leave alone.
+    """
+
+    gpus: tuple[tuple[str, str], ...]
+    driver: str
+    loaded: str
+    kernels: Kernels | None
+    without_module: tuple[str, ...]
+    held: tuple[str, ...]
+    toolkit: str
+    runtimes: tuple[RuntimeStatus, ...]
+    nvml: NvmlAnswer
+
+
+def status(facts: Facts, host: HostView) -> Status:
+    """The node as it is; what is unknown shows as absent or None."""
+    packages = known(facts.packages, {})
+    drivers = {n: s for n, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
+    kernels = facts.kernels.value if isinstance(facts.kernels, Known) else None
+    loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
+    toolkit = packages.get(TOOLKIT_PACKAGES[0])
+    return Status(
+        gpus=tuple((d.address, lookup(d.device).name or d.name) for d in own_gpus(known(facts.devices, ()))),
+        driver=_driver_version(drivers),
+        loaded=loaded.version if loaded else "",
+        kernels=kernels,
+        without_module=_without_module(kernels, facts) if drivers else (),
+        held=tuple(name for name, state in drivers.items() if state.held),
+        toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
+        runtimes=tuple(_runtimes(facts)),
+        nvml=nvml_facts.answer_of(host.look(nvml.probe())),
+    )
+
+
+def _driver_version(drivers: Mapping[str, PackageState]) -> str:
+    """The version that most driver packages have."""
+    versions = [nvml_facts.driver_version(state.version) for state in drivers.values()]
+    found = [version for version in versions if version]
+    return max(found, key=found.count) if found else ""
+
+
+def _without_module(kernels: Kernels | None, facts: Facts) -> tuple[str, ...]:
+    if kernels is None or not isinstance(facts.module_files, Known):
+        return ()
+    built = {file.kernel for file in facts.module_files.value}
+    return tuple(kernel for kernel in kernels.wanted if kernel not in built)
+
+
+def _runtimes(facts: Facts) -> list[RuntimeStatus]:
+    packages = known(facts.packages, {})
+    found = []
+    for row in RUNTIMES:
+        name = next((n for n in row.packages if n in packages and not packages[n].config_files_only), "")
+        if not name:
+            continue
+        unit = facts.units.get(row.unit)
+        active = unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
+        found.append(RuntimeStatus(row.id, packages[name].version, active, _inspected(row, facts)))
+    return found
+
+
+def _inspected(row: Runtime, facts: Facts) -> Configured | None:
+    file = facts.file(row.config)
+    if not isinstance(file, Known):
+        return None
+    try:
+        return row.inspect(file.value.content if file.value else None)
+    except Refused:
+        return None

@@ -1,0 +1,114 @@
+"""The package changes of a stage as one transaction: simulated, compared with what was meant, made exact. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpunode.change import Change, KnownAfter, PackageChange, PackageState
+from gpunode.errors import Refused
+from gpunode.catalog.conflicts import driver_packages
+from gpunode.host.apt_plan import unplanned
+from gpunode.host.port import Simulation
+from gpunode.workflow.converge import StagePlan, StepPlan
+
+Simulate = Callable[[Sequence[PackageChange]], Simulation | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Package changes with exact versions.
+
+    Attributes:
+        asked: the changes that steps asked for, without those that turned out to be nothing.
+        dependencies: what else the package manager installs or removes.
+        problem: why the package manager would not make them, in its own words.
+    """
+
+    asked: tuple[PackageChange, ...]
+    dependencies: tuple[PackageChange, ...] = ()
+    problem: str = ""
+
+
+def resolve(
+    changes: Sequence[PackageChange], installed: Mapping[str, PackageState], simulate: Simulate
+) -> Transaction:
+    """The transaction that ``changes`` amount to; as they are where there is no package manager to ask.
+
+    Packages to purge that the new driver itself brings in another version are replaced, not purged: which they are
+    only the package manager's own solver knows, so it is asked first without the purges.
+
+    Raises:
+        Refused: the solver would remove or install something that no step planned, or takes another version.
+    """
+    brings = [change for change in changes if change.after is not None]
+    purges = [change for change in changes if change.after is None]
+    first = simulate(brings) if brings else Simulation(())
+    if first is None:
+        return Transaction(tuple(changes))
+    if first.problem and not purges:
+        return Transaction(tuple(changes), problem=first.problem)
+    brought = {action.name for action in first.actions if action.verb == "install"}
+    meant = [*brings, *(change for change in purges if change.name not in brought)]
+    final = simulate(meant) if purges else first
+    if final is None or final.problem:
+        return Transaction(tuple(changes), problem=final.problem if final else "")
+    replaced = frozenset(change.name for change in purges) & brought
+    if wrong := unplanned([*meant, *_replacements(purges, replaced), *_parts_of_old(final, installed, meant)], final):
+        raise Refused(
+            "apt would do something else than what was planned; nothing was changed",
+            why="\n".join(wrong),
+            hint="look at it with `gpunode plan -v`; a hold, a pin or a third-party package usually asks for this",
+        )
+    return _exact(meant, installed, final)
+
+
+def _replacements(purges: Sequence[PackageChange], names: frozenset[str]) -> list[PackageChange]:
+    return [replace(change, after=KnownAfter(why="replaced")) for change in purges if change.name in names]
+
+
+def _parts_of_old(
+    simulation: Simulation, installed: Mapping[str, PackageState], meant: Sequence[PackageChange]
+) -> list[PackageChange]:
+    """Removals of the old driver's helpers that have versions of their own: they may leave with it, none is named."""
+    leaving = {action.name for action in simulation.actions if action.verb != "install"}
+    named = {change.name for change in meant}
+    return [PackageChange(name, installed.get(name), None) for name in sorted(driver_packages(leaving) - named)]
+
+
+def _exact(
+    meant: Sequence[PackageChange], installed: Mapping[str, PackageState], simulation: Simulation
+) -> Transaction:
+    explicit = {change.name: change for change in meant}
+    asked: list[PackageChange] = []
+    dependencies: list[PackageChange] = []
+    seen: set[str] = set()
+    for action in simulation.actions:
+        seen.add(action.name)
+        before = installed.get(action.name)
+        named = action.name in explicit
+        auto = not named and (before is None or before.config_files_only or before.auto)
+        after = PackageState(action.version, auto=auto) if action.verb == "install" else None
+        (asked if named else dependencies).append(PackageChange(action.name, before, after))
+    residue = (c for c in meant if c.after is None and c.name not in seen and c.before and c.before.config_files_only)
+    return Transaction((*asked, *residue), tuple(dependencies))
+
+
+def resolved(plan: StagePlan, installed: Mapping[str, PackageState], simulate: Simulate) -> StagePlan:
+    """``plan`` with exact package versions and the dependencies that come along, as far as the index tells them."""
+    if not plan.packages:
+        return plan
+    transaction = resolve(plan.packages, installed, simulate)
+    if transaction.problem:
+        return replace(plan, unresolved=transaction.problem)
+    exact = {change.name: change for change in transaction.asked}
+    steps = tuple(replace(step, changes=_with_versions(step, exact)) for step in plan.steps)
+    return replace(plan, steps=steps, dependencies=transaction.dependencies)
+
+
+def _with_versions(step: StepPlan, exact: Mapping[str, PackageChange]) -> tuple[Change, ...]:
+    return tuple(
+        exact[change.name] if isinstance(change, PackageChange) else change
+        for change in step.changes
+        if not isinstance(change, PackageChange) or change.name in exact
+    )

@@ -1,0 +1,264 @@
+"""verify: whether the node works, each check by what the node itself answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gpunode.errors import GpunodeError
+from gpunode.facts import cuda as cuda_facts
+from gpunode.facts import nvml as nvml_facts
+from gpunode.facts.cuda import CudaAnswer, CudaRun
+from gpunode.facts.model import Facts, Known, Unknown, known
+from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread
+from gpunode.host import cuda, nvml
+from gpunode.host.port import HostView
+from gpunode.recipe import Expect, Recipe
+from gpunode.runtimes import Configured, Runtime, runtime
+from gpunode.steps.selection import choice, family_of, wants_driver
+from gpunode.steps.outcome import Refusal
+from gpunode.workflow.plan import pending, plan
+
+Status: TypeAlias = Literal["passed", "failed", "not run"]
+Effective: TypeAlias = Callable[[str], Configured | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        detail: what was seen.
+        hint: what to do about it, when it failed.
+    """
+
+    id: str
+    title: str
+    status: Status
+    detail: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What verify found; ``inventory`` is what NVML told, when it did."""
+
+    checks: tuple[Check, ...]
+    inventory: Inventory | None = None
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that say that the node does not work."""
+        return tuple(check for check in self.checks if check.status == "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """Checks that start something on the node, so they are made only when asked for.
+
+    Attributes:
+        cuda: whether a vector addition runs on every GPU.
+        container: runs a container and compares its GPUs with NVML's; None leaves it out.
+    """
+
+    cuda: bool = False
+    container: Callable[[Inventory, Runtime], Check] | None = None
+
+
+def verify(recipe: Recipe, facts: Facts, host: HostView, effective: Effective, extra: Extra | None = None) -> Report:
+    """What the node answers, check by check; a check that cannot be made says so and is never passed.
+
+    Args:
+        recipe: the wanted state.
+        facts: of the node now.
+        host: the node.
+        effective: what a runtime, by its id, has read; None where it is not there.
+        extra: checks that start something.
+    """
+    extra = extra or Extra()
+    answer = nvml_facts.answer_of(host.look(nvml.probe()))
+    inventory = answer if isinstance(answer, Inventory) else None
+    checks = [
+        _configuration(recipe, facts, host),
+        *_driver(answer),
+        *_versions(recipe, facts, answer),
+        *_device_nodes(facts, inventory),
+        *_runtime(recipe, effective),
+        *_expected(recipe.expect, inventory),
+    ]
+    if extra.cuda:
+        checks.append(_vector_addition(cuda_facts.answer_of(host.look(cuda.probe()))))
+    if extra.container is not None:
+        checks.append(_container(recipe, inventory, extra.container))
+    return Report(tuple(checks), inventory)
+
+
+def _configuration(recipe: Recipe, facts: Facts, host: HostView) -> Check:
+    title = f"as recipe {recipe.name} wants it"
+    try:
+        plans = plan(recipe, facts, host)
+    except GpunodeError as error:
+        return Check("configuration", title, "failed", error.what, error.hint)
+    for stage in plans:
+        if stage.refusal:
+            return Check("configuration", title, "failed", stage.refusal.what, stage.refusal.hint)
+    if not pending(plans):
+        return Check("configuration", title, "passed", "every step finds nothing to do")
+    left = [step.step.title for stage in plans for step in stage.steps if step.changes or stage.waits]
+    return Check("configuration", title, "failed", f"still to do: {', '.join(left)}", "gpunode plan shows what, setup does it")
+
+
+def _driver(answer: NvmlAnswer) -> Iterator[Check]:
+    title = "the driver answers (NVML)"
+    if isinstance(answer, NoAnswer):
+        status: Status = "not run" if answer.kind == "not asked" else "failed"
+        yield Check("nvml", title, status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
+        return
+    if isinstance(answer, NvmlFailure):
+        yield Check("nvml", title, "failed", f"{answer.name} ({answer.code}): {answer.meaning}", answer.remedy)
+        return
+    if not answer.gpus:
+        yield Check("nvml", title, "failed", f"driver {answer.driver} sees no GPU", "read `dmesg | grep -i nvrm`")
+        return
+    yield Check("nvml", title, "passed", f"driver {answer.driver}, CUDA {answer.cuda}, {len(answer.gpus)} GPUs")
+    for gpu in answer.gpus:
+        yield _gpu(gpu)
+
+
+def _gpu(gpu: Gpu) -> Check:
+    id, title = f"gpu-{gpu.index}", f"GPU {gpu.index}"  # noqa: A001 - the check's own word
+    if gpu.faults:
+        name, fault = gpu.faults[0]
+        return Check(id, title, "failed", f"{name}: {fault.meaning}", fault.remedy)
+    traits = [
+        str(gpu.name),
+        f"{gpu.memory_mib} MiB" if isinstance(gpu.memory_mib, int) else "",
+        str(gpu.uuid),
+        _switch("persistence", gpu.persistence),
+        _switch("ECC", gpu.ecc),
+    ]
+    return Check(id, title, "passed", ", ".join(trait for trait in traits if trait))
+
+
+def _switch(name: str, value: bool | Unread) -> str:
+    if isinstance(value, Unread):
+        return ""
+    return f"{name} {'on' if value else 'off'}"
+
+
+def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
+    """The loaded module, the library in use and the installed package are one driver."""
+    title = "module, library and package are one version"
+    loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
+    module = loaded.version if loaded else None
+    library = None if isinstance(answer, NoAnswer) else str(answer.nvml or "")
+    package = _package_version(recipe, facts)
+    problems = nvml_facts.compare(module, library, package)
+    for problem in problems:
+        yield Check("versions", title, "failed", problem.what, problem.hint)
+    if not problems and module:
+        seen = nvml_facts.driver_version(library or "") or "not told by NVML"
+        yield Check("versions", title, "passed", f"module {module}, library {seen}, package {package or 'none'}")
+
+
+def _package_version(recipe: Recipe, facts: Facts) -> str | None:
+    if not wants_driver(recipe, facts):
+        return None
+    found, chosen = family_of(facts), choice(recipe, facts)
+    if isinstance(found, Refusal) or isinstance(chosen, Refusal):
+        return None
+    packages = known(facts.packages, {})
+    names = found.driver_packages(chosen, recipe.driver.scope)
+    return next((packages[name].version for name in names if name in packages), None)
+
+
+def _device_nodes(facts: Facts, inventory: Inventory | None) -> Iterator[Check]:
+    """/dev/nvidiactl and one /dev/nvidiaN for every GPU, without which no process reaches the driver."""
+    if inventory is None or isinstance(facts.device_nodes, Unknown):
+        return
+    wanted = {"/dev/nvidiactl", *(f"/dev/nvidia{gpu.index}" for gpu in inventory.gpus)}
+    if missing := sorted(wanted - facts.device_nodes.value):
+        yield Check("device-nodes", "device nodes", "failed", f"missing: {', '.join(missing)}", "nvidia-modprobe -c 0 -u")
+        return
+    yield Check("device-nodes", "device nodes", "passed", f"{len(wanted)} under /dev")
+
+
+def _runtime(recipe: Recipe, effective: Effective) -> Iterator[Check]:
+    """The runtime itself reads NVIDIA's handler, whatever gpunode wrote."""
+    if recipe.runtime.name == "none":
+        return
+    row = runtime(recipe.runtime.name)
+    title = f"{row.id} reads the runtime nvidia"
+    try:
+        found = effective(row.id)
+    except GpunodeError as error:
+        yield Check("runtime", title, "failed", f"{error.what} {error.why}".strip(), f"systemctl status {row.unit}")
+        return
+    if found is None:
+        yield Check("runtime", title, "not run", f"there is no {row.id} to ask here", f"gpunode setup --runtime {row.id}")
+        return
+    yield _handler(row, recipe, found, title)
+
+
+def _handler(row: Runtime, recipe: Recipe, found: Configured, title: str) -> Check:
+    binary = found.handlers.get("nvidia")
+    if binary is None:
+        hint = f"gpunode setup --runtime {row.id}, then systemctl restart {row.unit}"
+        return Check("runtime", title, "failed", f"it knows: {', '.join(sorted(found.handlers)) or 'none'}", hint)
+    if recipe.runtime.default and found.default != "nvidia":
+        hint = f"systemctl restart {row.unit}; `gpunode plan` shows whether the file says so"
+        return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)
+    return Check("runtime", title, "passed", f"nvidia runs {binary or 'its default'}; default runtime {found.default or 'runc'}")
+
+
+def _expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
+    """What ``[expect]`` states, compared with what NVML tells."""
+    for name, wanted, seen, agrees in _comparisons(expect, inventory):
+        status: Status = "not run" if inventory is None else "passed" if agrees else "failed"
+        detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
+        yield Check(f"expect-{name}", f"expected {name}", status, detail, "replace or reseat the hardware, or correct [expect]")
+
+
+def _comparisons(expect: Expect, inventory: Inventory | None) -> Iterator[tuple[str, object, object, bool]]:
+    gpus = inventory.gpus if inventory else ()
+    if expect.gpus is not None:
+        yield "gpus", expect.gpus, len(gpus), len(gpus) == expect.gpus
+    if expect.model:
+        names = sorted({str(gpu.name) for gpu in gpus})
+        yield "model", expect.model, ", ".join(names), bool(names) and all(expect.model in name for name in names)
+    if expect.driver:
+        seen = str(inventory.driver) if inventory else ""
+        yield "driver", expect.driver, seen, f"{seen}.".startswith(f"{expect.driver}.")
+    if expect.memory_mib is not None:
+        sizes = [gpu.memory_mib if isinstance(gpu.memory_mib, int) else 0 for gpu in gpus]
+        yield "memory_mib", f"at least {expect.memory_mib}", sizes, bool(sizes) and min(sizes) >= expect.memory_mib
+    if expect.ecc is not None:
+        modes = [gpu.ecc for gpu in gpus]
+        yield "ecc", expect.ecc, modes, bool(modes) and all(mode is expect.ecc for mode in modes)
+
+
+def _vector_addition(answer: CudaAnswer) -> Check:
+    title = "vector addition on every GPU (CUDA)"
+    if isinstance(answer, NoAnswer):
+        return Check("cuda", title, "failed", answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
+    if not isinstance(answer, CudaRun):
+        return Check("cuda", title, "failed", str(answer), "run `gpunode verify` without --cuda first")
+    if answer.passed:
+        elements = sum(gpu.elements for gpu in answer.gpus)
+        return Check("cuda", title, "passed", f"Test PASSED: {elements} sums right on {len(answer.gpus)} GPUs")
+    wrong = "; ".join(
+        f"GPU {gpu.index} {gpu.name}: {gpu.error or f'{gpu.mismatches} of {gpu.elements} sums wrong'}"
+        for gpu in answer.gpus
+        if not gpu.passed
+    )
+    return Check("cuda", title, "failed", wrong or "CUDA sees no GPU", "take the GPU out of service and read `dmesg`")
+
+
+def _container(recipe: Recipe, inventory: Inventory | None, run: Callable[[Inventory, Runtime], Check]) -> Check:
+    title = "a container sees the same GPUs"
+    if recipe.runtime.name == "none":
+        return Check("container", title, "not run", "the recipe has no container runtime", "name one with --runtime")
+    if inventory is None:
+        return Check("container", title, "not run", "NVML does not answer on the host", "first make the driver answer")
+    return run(inventory, runtime(recipe.runtime.name))

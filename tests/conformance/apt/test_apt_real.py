@@ -1,0 +1,230 @@
+"""The real apt of this machine, in a world of its own: no package of the machine is looked at or touched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.errors import Busy, ChangeFailed
+from gpunode.host.apt_plan import unplanned
+from gpunode.host.port import Action
+from tests.conformance.apt.conftest import Archive, Keys, World
+
+CUDA, TOOLKIT = "debian12/x86_64", "toolkit"
+
+
+@pytest.fixture
+def ready(world: World, archive: Archive) -> World:
+    """A world with the CUDA repository's index."""
+    world.apt().refresh([world.source("cuda.list", archive.lists(CUDA))])
+    archive.asked.clear()
+    return world
+
+
+def test_refresh_takes_the_named_lists_and_leaves_the_others_index(world: World, archive: Archive) -> None:
+    cuda = world.source("cuda.list", archive.lists(CUDA))
+    toolkit = world.source("toolkit.list", archive.lists(TOOLKIT))
+    world.apt().refresh([cuda, toolkit])
+    before = world.indexes()
+    archive.asked.clear()
+    world.apt().refresh([toolkit])
+    assert {path.split("/")[1] for path in archive.asked} == {TOOLKIT}
+    assert world.indexes() == before
+    assert any(name.endswith("x86%5f64_Packages") for name in before)
+
+
+def test_refresh_without_names_takes_all(world: World, archive: Archive) -> None:
+    world.source("cuda.list", archive.lists(CUDA))
+    world.source("toolkit.list", archive.lists(TOOLKIT))
+    world.apt().refresh(())
+    assert len([name for name in world.indexes() if name.endswith("Packages")]) == 2
+
+
+def test_a_list_that_is_gone_has_nothing_to_refresh(world: World) -> None:
+    world.apt().refresh([str(world.folder / "etc/apt/sources.list.d/gone.list")])
+    assert world.runner.commands == []
+
+
+def test_a_broken_list_beside_does_not_matter(world: World, archive: Archive) -> None:
+    world.source("broken.list", "deb this is not a source\n")
+    world.apt().refresh([world.source("cuda.list", archive.lists(CUDA))])
+    assert world.indexes()
+
+
+def test_a_server_that_recovers_is_tried_again(world: World, archive: Archive) -> None:
+    archive.falsified[f"/{CUDA}/InRelease"] = [503] * 5
+    world.apt().refresh([world.source("cuda.list", archive.lists(CUDA))])
+    assert world.indexes()
+    assert len(world.waited) >= 1
+
+
+def test_an_unreachable_server_is_named(ready: World) -> None:
+    before = ready.indexes()
+    path = ready.source("cuda.list", "deb [trusted=no] http://127.0.0.1:9/debian12 /\n")
+    with pytest.raises(ChangeFailed, match="server cannot be reached") as caught:
+        ready.apt().refresh([path])
+    assert "127.0.0.1:9" in caught.value.why
+    assert "proxy" in caught.value.hint
+    assert len(ready.waited) == 3
+    assert ready.indexes() == before
+
+
+def test_a_mid_sync_that_ends_is_survived(world: World, archive: Archive) -> None:
+    wrong = b"Package: x\n" * 100
+    archive.falsified[f"/{CUDA}/Packages.gz"] = [wrong]
+    archive.falsified[f"/{CUDA}/Packages"] = [wrong]
+    world.apt().refresh([world.source("cuda.list", archive.lists(CUDA))])
+    assert any(name.endswith("Packages") for name in world.indexes())
+
+
+def test_a_mid_sync_that_stays_is_called_so_and_the_old_index_is_kept(ready: World, archive: Archive) -> None:
+    before = ready.indexes()
+    # The server has another package list than its InRelease says: what a push half way looks like.
+    archive.falsified = {f"/{CUDA}/{name}": [b"Package: x\n" * 100] * 50 for name in ("Packages", "Packages.gz")}
+    (ready.folder / "var/lib/apt/lists" / next(name for name in before if name.endswith("Packages"))).unlink()
+    before = ready.indexes()
+    with pytest.raises(ChangeFailed, match=f"mid-sync.*{CUDA}") as caught:
+        ready.apt().refresh([ready.source("cuda.list", archive.lists(CUDA))])
+    assert ready.indexes() == before
+    assert "[weak]" not in caught.value.why
+    assert not list((ready.folder / "var/lib/apt").glob("gpunode-*"))
+
+
+def test_a_wrong_key_fails_although_an_index_is_there(ready: World, archive: Archive, keys: Keys) -> None:
+    before = ready.indexes()
+    other = keys.make("other@localhost")
+    with pytest.raises(ChangeFailed, match="signature cannot be verified"):
+        ready.apt().refresh([ready.source("cuda.list", archive.lists(CUDA, other))])
+    assert ready.waited == []
+    assert ready.indexes() == before
+
+
+def test_simulation_says_what_the_plan_says(ready: World) -> None:
+    ready.installed("old-driver 470.1-1", "old-lib 470.1-1 rc")
+    changes = (
+        PackageChange("driver", None, PackageState("580.1-1")),
+        PackageChange("driver-lib", None, KnownAfter("")),
+        PackageChange("old-driver", PackageState("470.1-1"), None),
+        PackageChange("old-lib", PackageState("470.1-1", config_files_only=True), None),
+        PackageChange("gone-already", PackageState("1"), None),
+    )
+    exact = (*changes[:1], PackageChange("driver-lib", None, PackageState("580.1-1")), *changes[2:4])
+    simulation = ready.apt().simulate(exact)
+    assert simulation is not None
+    assert simulation.problem == ""
+    assert set(simulation.actions) == {
+        Action("purge", "old-driver", former="470.1-1"),
+        Action("purge", "old-lib"),
+        Action("install", "driver-lib", "580.1-1", origin="Lab CUDA:127.0.0.1"),
+        Action("install", "driver", "580.1-1", origin="Lab CUDA:127.0.0.1"),
+    }
+    assert unplanned(exact, simulation) == ()
+    # driver alone at 580 is impossible: apt would take the newest library.
+    refused = ready.apt().simulate(changes)
+    assert refused is not None
+    assert "driver : Depends: driver-lib (= 580.1-1)" in refused.problem
+    assert "Reading package lists" not in refused.problem
+
+
+def test_what_dpkg_no_longer_knows_is_not_asked_of_apt(ready: World) -> None:
+    simulation = ready.apt().simulate((PackageChange("gone-already", PackageState("1"), None),))
+    assert simulation is not None
+    assert simulation.actions == ()
+    assert simulation.problem == ""
+
+
+def test_a_dependent_that_would_go_too_is_unplanned(ready: World) -> None:
+    ready.installed("old-driver 470.1-1")
+    status = ready.folder / "var/lib/dpkg/status"
+    status.write_text(
+        status.read_text()
+        + "Package: user-of-old\nStatus: install ok installed\nMaintainer: L <l@localhost>\nArchitecture: all\n"
+        "Version: 1\nDepends: old-driver\nDescription: lab\n\n"
+    )
+    changes = (
+        PackageChange("driver", None, KnownAfter("590.")),
+        PackageChange("old-driver", PackageState("470.1-1"), None),
+    )
+    simulation = ready.apt().simulate(changes)
+    assert simulation is not None
+    assert unplanned(changes, simulation) == ("apt would purge user-of-old 1, which the plan keeps",)
+
+
+def test_a_simulation_waits_for_no_lock(ready: World) -> None:
+    with locked(ready.folder / "var/lib/dpkg/lock-frontend"):
+        simulation = ready.apt().simulate((PackageChange("driver", None, KnownAfter("590.")),))
+    assert simulation is not None
+    assert {action.name for action in simulation.actions} == {"driver", "driver-lib"}
+
+
+def test_fetch_returns_the_bytes(world: World, archive: Archive) -> None:
+    content = (archive.folder / CUDA / "InRelease").read_bytes()
+    assert world.apt().fetch(f"{archive.url}/{CUDA}/InRelease", 1 << 20) == content
+    assert world.apt().fetch(f"file:{archive.folder}/{CUDA}/InRelease", len(content)) == content
+    assert {progress.phase for progress in world.progress} <= {"download"}
+
+
+def test_fetch_takes_no_more_than_its_limit(world: World, archive: Archive) -> None:
+    (archive.folder / "large").write_bytes(b"x" * 300_000)
+    for url in (f"{archive.url}/large", f"file:{archive.folder}/large"):
+        with pytest.raises(ChangeFailed, match="larger than 1000 bytes"):
+            world.apt().fetch(url, 1000)
+
+
+def test_fetch_names_what_is_not_there(world: World, archive: Archive) -> None:
+    with pytest.raises(ChangeFailed, match="nothing at that address") as caught:
+        world.apt().fetch(f"{archive.url}/none.pub", 1000)
+    assert "404" in caught.value.why
+    assert world.waited == []
+
+
+class locked:  # noqa: N801
+    """Another process holds the lock until this ends."""
+
+    def __init__(self, path: Path) -> None:
+        code = f"import fcntl,sys; f=open({str(path)!r},'a'); fcntl.lockf(f,2); print(1,flush=True); sys.stdin.read()"
+        self._argv = [sys.executable, "-c", code, "unattended-upgrade"]
+
+    def __enter__(self) -> locked:  # noqa: PYI034
+        self._child = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._child.stdout is not None
+        self._child.stdout.readline()
+        self.pid = self._child.pid
+        return self
+
+    def release(self) -> None:
+        self._child.communicate()
+
+    def __exit__(self, *_: object) -> None:
+        if self._child.returncode is None:
+            self.release()
+
+
+def test_the_holder_of_the_lists_lock_is_named(world: World, archive: Archive) -> None:
+    path = world.source("cuda.list", archive.lists(CUDA))
+    with locked(world.folder / "var/lib/apt/lists/lock") as other, pytest.raises(Busy) as caught:
+        world.apt().refresh([path])
+    assert f"process {other.pid}" in caught.value.what
+    assert "unattended-upgrade" in caught.value.what
+    assert archive.asked == []
+
+
+def test_a_lock_that_is_released_is_waited_for(world: World, archive: Archive) -> None:
+    path = world.source("cuda.list", archive.lists(CUDA))
+    with locked(world.folder / "var/lib/apt/lists/lock") as other:
+        world.on_wait = other.release
+        world.apt(lock_timeout_s=600).refresh([path])
+    assert world.indexes()
+    assert f"process {other.pid}" in world.progress[0].detail
+
+
+@pytest.mark.parametrize("lock", ["var/lib/dpkg/lock-frontend", "var/lib/dpkg/lock", "var/cache/apt/archives/lock"])
+def test_a_transaction_does_not_start_while_a_lock_is_held(ready: World, lock: str) -> None:
+    change = PackageChange("driver", None, KnownAfter("590."))
+    with locked(ready.folder / lock) as other, pytest.raises(Busy, match=f"process {other.pid}"):
+        ready.apt().transact((change,))
+    assert not any("install" in command for command in ready.runner.commands)

@@ -1,0 +1,64 @@
+"""Commands of the machine that runs the tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+Result = subprocess.CompletedProcess[str]
+
+
+class LabError(Exception):
+    """The lab itself did not do what was asked; says nothing about gpunode."""
+
+
+def finish(
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 120
+) -> Result:
+    """What ``argv`` said and how it ended.
+
+    Its output goes to files, not pipes: a daemon that it leaves behind then keeps nobody waiting.
+
+    Raises:
+        LabError: it did not end within ``timeout`` seconds.
+    """
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        source.write(stdin.encode())
+        source.seek(0)
+        child = subprocess.Popen(argv, stdin=source, stdout=out, stderr=err, env=env)
+        try:
+            status = child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            raise LabError(f"no end after {timeout} s: {argv}\n{_text(out)}\n{_text(err)}") from None
+        return subprocess.CompletedProcess(list(argv), status, _text(out), _text(err))
+
+
+def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 120) -> Result:
+    """As `finish`, for a command that has to succeed.
+
+    Raises:
+        LabError: it did not.
+    """
+    result = finish(argv, env=env, stdin=stdin, timeout=timeout)
+    if result.returncode:
+        raise LabError(f"status {result.returncode}: {list(argv)}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}")
+    return result
+
+
+def compile_library(source: Path, target: Path, *defines: str) -> Path:
+    """The C file ``source`` as a shared library at ``target``."""
+    options = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{target.name}"]
+    run(["gcc", *options, *(f"-D{define}" for define in defines), "-o", os.fspath(target), os.fspath(source)])
+    return target
+
+
+def _text(file: tempfile._TemporaryFileWrapper[bytes] | object) -> str:
+    assert hasattr(file, "seek")
+    assert hasattr(file, "read")
+    file.seek(0)
+    return bytes(file.read()).decode(errors="replace")

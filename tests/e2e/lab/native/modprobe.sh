@@ -1,0 +1,58 @@
+#!/bin/sh
+# Loads and unloads the nvidia module as far as a kernel that is not ours allows: it says what modprobe says, and leaves
+# the traces that a loaded module leaves. Every other module is kmod's own business.
+release=$(uname -r)
+remove=
+module=
+for word; do
+	case $word in
+	-r | --remove) remove=yes ;;
+	nvidia | nvidia-current) module=nvidia ;;
+	nvidia[-_]uvm | nvidia[-_]modeset | nvidia[-_]drm) module=nvidia ;;
+	nouveau) module=nouveau ;;
+	esac
+done
+[ -n "$module" ] || exec /usr/lib/lab/modprobe "$@"
+
+drop() { # the module's traces
+	rm -rf "/sys/module/$1" "/proc/driver/$1" /run/lab-gpus
+	rm -f /dev/nvidia* /sys/bus/pci/drivers/"$1"/0* /lab/loaded
+	for device in /sys/bus/pci/devices/*; do
+		case $(readlink "$device/driver") in */"$1") rm "$device/driver" ;; esac
+	done
+}
+if [ -n "$remove" ]; then
+	[ -e "/sys/module/$module" ] || { echo "modprobe: FATAL: Module $module is not currently loaded." >&2; exit 1; }
+	drop $module
+	exit 0
+fi
+[ "$module" = nvidia ] || exec /usr/lib/lab/modprobe "$@"
+[ -e /sys/module/nvidia ] && exit 0
+if ! version=$(modinfo -k "$release" -F version nvidia 2>/dev/null); then
+	echo "modprobe: FATAL: Module nvidia not found in directory /lib/modules/$release" >&2
+	exit 1
+fi
+gpus=0
+mkdir -p /sys/bus/pci/drivers/nvidia
+for device in /sys/bus/pci/devices/*; do
+	case $(cat "$device/vendor" "$device/class" 2>/dev/null | tr '\n' ' ') in
+	"0x10de 0x0300"* | "0x10de 0x0302"*) ;;
+	*) continue ;;
+	esac
+	[ -e "$device/driver" ] && continue
+	ln -s ../../drivers/nvidia "$device/driver"
+	ln -s "../../devices/${device##*/}" "/sys/bus/pci/drivers/nvidia/${device##*/}"
+	mknod -m 666 /dev/nvidia$gpus c 195 $gpus
+	gpus=$((gpus + 1))
+done
+if [ $gpus = 0 ]; then
+	echo "modprobe: ERROR: could not insert 'nvidia': No such device" >&2
+	exit 1
+fi
+mknod -m 666 /dev/nvidiactl c 195 255
+mkdir -p /sys/module/nvidia/holders /proc/driver/nvidia
+echo "$version" > /sys/module/nvidia/version
+echo 0 > /sys/module/nvidia/refcnt
+echo live > /sys/module/nvidia/initstate
+echo "NVRM version: NVIDIA UNIX x86_64 Kernel Module  $version  Tue Jun  9 20:03:14 UTC 2026" > /proc/driver/nvidia/version
+echo $gpus > /run/lab-gpus

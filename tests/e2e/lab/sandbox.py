@@ -1,0 +1,159 @@
+"""Private namespaces: what happens in them ends with them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from tests.e2e.lab.commands import LabError, Result, finish, run
+
+CLONE_NEWNET: Final = 0x40000000
+
+# A cgroup of its own, which the cgroup namespace then shows as the root: dockerd and systemd make their groups below it.
+_HOLD: Final = """
+set -e
+mount -t cgroup2 none "$1"
+mkdir "$1/$2"
+echo 0 > "$1/$2/cgroup.procs"
+umount "$1"
+exec unshare --cgroup --pid --net --uts --ipc --fork --kill-child sh -c "$3"
+"""
+# The first process reaps orphans, as an init does. It sits in a leaf of its own, for a cgroup that holds processes
+# cannot hand controllers down.
+_INIT: Final = """
+set -e
+mount -t proc proc /proc
+umount --recursive /sys/fs/cgroup
+mount -t cgroup2 none /sys/fs/cgroup
+mkdir /sys/fs/cgroup/init
+echo 0 > /sys/fs/cgroup/init/cgroup.procs
+ip link set lo up
+hostname lab
+echo ready
+exec >/dev/null
+while :; do sleep 86400 & wait; done
+"""
+_JOIN: Final = 'echo 0 > /sys/fs/cgroup/init/cgroup.procs && exec "$@"'
+_REMOVE_CGROUP: Final = """
+mount -t cgroup2 none "$1"
+for attempt in 1 2 3 4 5 6 7 8 9 10; do
+  [ -d "$1/$2" ] || exit 0
+  find "$1/$2" -depth -type d -exec rmdir {} + 2>/dev/null && exit 0
+  sleep 0.1
+done
+exit 1
+"""
+
+
+class Sandbox:
+    """Mount, pid, net, uts, ipc and cgroup namespaces, held open by one process; its death ends all that is in them.
+
+    Args:
+        scratch: an empty folder of this sandbox, whose name is unique on the machine.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self._cgroup = f"gpunode-{scratch.name}-{os.getpid()}"
+        self._holder: subprocess.Popen[str] | None = None
+        self.pid = 0
+
+    def __enter__(self) -> Sandbox:
+        mountpoint = self.scratch / "cgroup"
+        mountpoint.mkdir(parents=True)
+        shell = ["sh", "-c", _HOLD, "sh", os.fspath(mountpoint), self._cgroup, _INIT]
+        argv = ["setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--propagation=private", *shell]
+        self._holder = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            self.pid = self._await_init(self._holder)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """All processes of the namespaces are dead, their mounts and their cgroup are gone."""
+        if self._holder is None:
+            return
+        self._holder.kill()
+        self._holder.communicate()
+        self._holder = None
+        _await_end(self.pid)
+        removal = ["unshare", "--mount", "sh", "-c", _REMOVE_CGROUP, "sh"]
+        run([*removal, os.fspath(self.scratch / "cgroup"), self._cgroup])
+
+    def argv(self, *command: str) -> list[str]:
+        """The command line that runs ``command`` inside."""
+        enter = ["nsenter", "--target", str(self.pid), *(f"--{kind}" for kind in ("mount", "pid", "net", "uts", "ipc"))]
+        return [*enter, "--cgroup", "--", "sh", "-c", _JOIN, "sh", *command]
+
+    def finish(
+        self, *command: str, env: Mapping[str, str] | None = None, stdin: str = "", timeout: float = 120
+    ) -> Result:
+        """What ``command`` said inside and how it ended."""
+        return finish(self.argv(*command), env=env, stdin=stdin, timeout=timeout)
+
+    def run(self, *command: str, timeout: float = 120) -> Result:
+        """As `finish`, for a command that has to succeed."""
+        return run(self.argv(*command), timeout=timeout)
+
+    def mount(self, *arguments: str | os.PathLike[str]) -> None:
+        """``mount`` has been called with ``arguments`` in the mount namespace."""
+        self.run("mount", *(os.fspath(argument) for argument in arguments))
+
+    def bind(self, source: Path, target: Path, *, read_only: bool = False) -> None:
+        """``source`` is seen at ``target`` inside."""
+        self.mount("--bind", source, target)
+        if read_only:
+            self.mount("-o", "remount,bind,ro", target)
+
+    def inside(self, path: Path) -> Path:
+        """Where this process finds what the sandbox sees at ``path``."""
+        return Path(f"/proc/{self.pid}/root{path}")
+
+    def listen(self, port: int) -> socket.socket:
+        """A socket that listens on the sandbox's own loopback address."""
+        with ThreadPoolExecutor(1) as executor:
+            return executor.submit(_listen, self.pid, port).result()
+
+    @staticmethod
+    def _await_init(holder: subprocess.Popen[str]) -> int:
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        if holder.stdout.readline() != "ready\n":
+            raise LabError(f"no private namespaces on this machine: {holder.stderr.read().strip()}")
+        children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+        return int(children[0])
+
+
+def _listen(pid: int, port: int) -> socket.socket:
+    # setns moves the calling thread alone, and a socket belongs for good to the namespace that it was made in.
+    with Path(f"/proc/{pid}/ns/net").open() as namespace:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+        return socket.create_server(("127.0.0.1", port))
+
+
+def _await_end(pid: int) -> None:
+    """The first process of a pid namespace is gone, and with it every other one in it."""
+    deadline = time.monotonic() + 30
+    while pid and Path(f"/proc/{pid}").exists():
+        if time.monotonic() > deadline:
+            raise LabError(f"process {pid} does not end")
+        time.sleep(0.01)

@@ -1,0 +1,110 @@
+"""Repositories over HTTP on a loopback address, with ways to break them."""
+
+from __future__ import annotations
+
+import socket
+from http import HTTPStatus
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+
+class Server:
+    """Serves the files under ``root`` on a socket that already listens, until closed.
+
+    Attributes:
+        requests: the paths asked for, in order.
+    """
+
+    def __init__(self, root: Path, listening: socket.socket) -> None:
+        self.requests: list[str] = []
+        self._replaced: dict[str, bytes] = {}
+        self._gone: tuple[str, ...] = ()
+        self._left: dict[str, int] = {}
+        self._server = _Http(self, root, listening)
+        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The port is free and nothing is being served."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def gone(self, *prefixes: str) -> None:
+        """From now on everything below ``prefixes`` (everything, if none is given) is a 404."""
+        self._gone = prefixes or ("/",)
+
+    def gone_after(self, count: int, prefix: str) -> None:
+        """What lies below ``prefix`` is a 404 after ``count`` more requests for it."""
+        self._left[prefix] = count
+
+    def replace(self, path: str, content: bytes) -> None:
+        """From now on ``path`` is ``content``, whatever the folder holds."""
+        self._replaced[path] = content
+
+    def restore(self) -> None:
+        """Everything is served as it lies in the folder again."""
+        self._gone = ()
+        self._left.clear()
+        self._replaced.clear()
+
+    def answer(self, path: str) -> bytes | HTTPStatus | None:
+        """What to send instead of the file: other bytes, an error, or None."""
+        self.requests.append(path)
+        for prefix, count in self._left.items():
+            if path.startswith(prefix):
+                self._left[prefix] = count - 1
+                if count <= 0:
+                    return HTTPStatus.NOT_FOUND
+        if path.startswith(self._gone):
+            return HTTPStatus.NOT_FOUND
+        return self._replaced.get(path)
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    # Waiting for the threads of kept-alive connections would wait for the client.
+    block_on_close = False
+
+    def __init__(self, owner: Server, root: Path, listening: socket.socket) -> None:
+        self.owner = owner
+        self.root = root
+        super().__init__(("127.0.0.1", 0), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        _Handler(request, client_address, self, directory=str(self.root))
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a client that goes away in the middle is apt's way to end a transfer."""
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Http
+
+    def send_head(self) -> Any:
+        answer = self.server.owner.answer(self.path)
+        if isinstance(answer, HTTPStatus):
+            self.send_error(answer)
+            return None
+        if answer is None:
+            return super().send_head()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(answer)
+        return None
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Nothing: the requests are recorded instead."""

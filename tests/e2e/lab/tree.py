@@ -1,0 +1,157 @@
+"""The files of a test node: an overlay over a base, and what every node has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.lab.commands import compile_library
+from tests.e2e.lab.pci import HOST_BRIDGE, Device, write_bus
+from tests.e2e.lab.sandbox import Sandbox
+
+NATIVE = Path(__file__).parent / "native"
+PORT = 8099
+ADDRESS = f"http://127.0.0.1:{PORT}"
+# Where gpunode and what it imports lie inside; read-only.
+PROJECT = "/opt/lab/project"
+SITE = "/opt/lab/site"
+
+_APT_CONF = """\
+Acquire::Languages "none";
+Acquire::Retries "0";
+"""
+_DPKG_CFG = """\
+force-unsafe-io
+path-exclude=/usr/share/doc/*
+path-exclude=/usr/share/man/*
+path-exclude=/usr/share/locale/*
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What test nodes are made from.
+
+    Attributes:
+        codename: of the Debian suite.
+        version: the suite's number, as in VERSION_ID.
+        layers: the folders of the file tree, the uppermost first.
+        debs: packages that a node can install.
+        kernel: the release of the suite's kernel, for which headers are among ``debs``.
+    """
+
+    codename: str
+    version: str
+    layers: tuple[Path, ...]
+    debs: Path
+    kernel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What stands for the machine's kernel and devices: folders that are mounted over the real ones."""
+
+    folder: Path
+
+    @property
+    def bus(self) -> Path:
+        """Seen at /sys/bus/pci."""
+        return self.folder / "pci"
+
+    @property
+    def modules(self) -> Path:
+        """Seen at /sys/module."""
+        return self.folder / "module"
+
+    @property
+    def driver(self) -> Path:
+        """Seen at /proc/driver."""
+        return self.folder / "driver"
+
+    @property
+    def release(self) -> Path:
+        """Seen at /proc/sys/kernel/osrelease."""
+        return self.folder / "osrelease"
+
+    @property
+    def library(self) -> Path:
+        """Loaded by every program, so that uname answers the release."""
+        return self.folder / "librelease.so"
+
+    def mounts(self) -> dict[str, Path]:
+        """What is mounted where."""
+        return {
+            "/sys/bus/pci": self.bus,
+            "/sys/module": self.modules,
+            "/proc/driver": self.driver,
+            "/proc/sys/kernel/osrelease": self.release,
+        }
+
+
+def make_hardware(folder: Path, kernel: str, devices: Iterable[Device]) -> Hardware:
+    """A machine with ``devices`` whose running kernel is ``kernel``."""
+    hardware = Hardware(folder)
+    for path in (hardware.modules, hardware.driver):
+        path.mkdir(parents=True)
+    devices = tuple(devices)
+    write_bus(hardware.bus, [HOST_BRIDGE, *devices])
+    for device in devices:
+        if device.driver:
+            (hardware.modules / device.driver).mkdir(exist_ok=True)
+    hardware.release.write_text(f"{kernel}\n")
+    compile_library(NATIVE / "uname.c", hardware.library, f'RELEASE="{kernel}"')
+    return hardware
+
+
+def mount_overlay(sandbox: Sandbox, base: Base) -> Path:
+    """The folder inside ``sandbox`` where the base's tree can be written to without changing the base."""
+    upper, work, merged = (sandbox.scratch / name for name in ("upper", "work", "merged"))
+    for folder in (upper, work, merged):
+        folder.mkdir()
+    lower = ":".join(os.fspath(layer) for layer in base.layers)
+    # Layers are copied and stacked by name, so no directory may refer to another one by index. Volatile: no sync at the end.
+    options = f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=off,metacopy=off,index=off,volatile"
+    sandbox.mount("-t", "overlay", "-o", options, "overlay", merged)
+    return merged
+
+
+def furnish(root: Path, base: Base, hardware: Hardware) -> None:
+    """The node below ``root`` has a name, its kernel's release and apt's settings."""
+    _write(root / "etc/hostname", "lab\n")
+    _write(root / "etc/hosts", "127.0.0.1 localhost lab\n")
+    _write(root / "etc/apt/apt.conf.d/90lab", _APT_CONF)
+    _write(root / "etc/dpkg/dpkg.cfg.d/lab", _DPKG_CFG)
+    _write(root / "etc/ld.so.preload", "/usr/lib/lab/librelease.so\n")
+    _replace_modprobe(root)
+    library = root / "usr/lib/lab/librelease.so"
+    library.write_bytes(hardware.library.read_bytes())
+    for folder in (PROJECT, SITE, "/lab"):
+        (root / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
+
+
+def use_archive(root: Path, base: Base, keyring: bytes) -> None:
+    """apt of the node below ``root`` knows the lab's Debian archive and nothing else."""
+    (root / "etc/apt/sources.list").unlink(missing_ok=True)
+    (root / "usr/share/keyrings/lab.gpg").write_bytes(keyring)
+    line = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/debian/{base.codename}/ /\n"
+    _write(root / "etc/apt/sources.list.d/lab.list", line)
+
+
+def _replace_modprobe(root: Path) -> None:
+    modprobe = root / "usr/sbin/modprobe"
+    own = root / "usr/lib/lab"
+    own.mkdir(parents=True, exist_ok=True)
+    if not modprobe.is_symlink():
+        return
+    (own / "modprobe").symlink_to("/bin/kmod")
+    modprobe.unlink()
+    modprobe.write_bytes((NATIVE / "modprobe.sh").read_bytes())
+    modprobe.chmod(0o755)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_text(text)

@@ -1,0 +1,43 @@
+"""Runners for tests: one that sets an environment, one that answers from a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpunode.host.process import Finished, Runner
+
+
+class EnvRunner(Runner):
+    """The real runner, with an environment of its own for every command."""
+
+    def __init__(self, **environment: str) -> None:
+        super().__init__()
+        self._extra = environment
+
+    def run(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **given: Any) -> Finished:
+        """As ``Runner.run``."""
+        return super().run(argv, env={**self._extra, **(env or {})}, **given)
+
+
+class ScriptedRunner(Runner):
+    """Runs nothing: ``answer`` says how each command ended; ``calls`` holds them with what they were given."""
+
+    def __init__(self, answer: Callable[[tuple[str, ...]], Finished]) -> None:
+        super().__init__()
+        self._answer = answer
+        self.calls: list[tuple[str, ...]] = []
+        self.stdin: list[bytes] = []
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", **given: Any) -> Finished:
+        """The scripted end of ``argv``."""
+        self.calls.append(tuple(argv))
+        self.stdin.append(stdin)
+        return self._answer(tuple(argv))
+
+
+def ended(
+    argv: Sequence[str] = (), status: int = 0, out: bytes = b"", err: bytes = b"", *, late: bool = False
+) -> Finished:
+    """A command that has ended so."""
+    return Finished(tuple(argv), 124 if late else status, out, err, 0.1, late)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.change import FileState, PackageState, ServiceState
+from gpunode.errors import Undetermined
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture, Evidence, Found, Outcome, Ownership, encode_found
+from gpunode.facts.model import Facts, Kernels, Known, Unit, Unknown, need
+from gpunode.facts.probes import PROBES, probes
+
+STATUS = (
+    "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1.21.22\n\n"
+    "Package: nvidia-driver\nStatus: install ok installed\nArchitecture: amd64\nVersion: 470.256.02-1\n"
+)
+LISTED = "/etc/apt/sources.list.d/x.list"
+
+
+def ok(source: str, text: str) -> Capture:
+    return Capture(source, "ok", text.encode(), ownership=Ownership(0o640, 0, 4))
+
+
+def listing(source: str, *found: Found) -> Capture:
+    return Capture(source, "ok", encode_found(iter(found)))
+
+
+def node(**changed: Capture | None) -> Evidence:
+    """A converged-looking node; keys with ``_`` for ``-``; None takes the capture away."""
+    usual = {probe.key: Capture(probe.source, "absent") for probe in PROBES}
+    usual |= {
+        "os-release": ok("/etc/os-release", 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nNAME="Debian"\n'),
+        "kernel-release": ok("uname -r", "6.1.0-25-amd64\n"),
+        "boot-id": ok("/proc/sys/kernel/random/boot_id", "e2ee6a7f\n"),
+        "boot-images": listing("/boot/vmlinuz-*", Found("/boot/vmlinuz-6.1.0-25-amd64")),
+        "dpkg-status": ok("/var/lib/dpkg/status", STATUS),
+        "virt": Capture("systemd-detect-virt", "failed", b"none\n", exit_status=1),
+        "file:/etc/containerd/config.toml": ok("/etc/containerd/config.toml", "version = 2\n"),
+        "apt-sources-d": listing("/etc/apt/sources.list.d/*", Found(LISTED, data=b"deb https://r/ /\n")),
+        "modprobe-d": listing("/etc/modprobe.d/*"),
+    }
+    usual |= {key.replace("_", "-"): capture for key, capture in changed.items() if capture}
+    return {key: capture for key, capture in usual.items() if changed.get(key.replace("-", "_"), capture) is not None}
+
+
+def test_an_ordinary_node() -> None:
+    facts = derive(node())
+    assert need(facts.distro, "the distribution").codename == "bookworm"
+    assert need(facts.architecture, "the architecture") == "amd64"
+    assert need(facts.platform, "the platform").kind == "bare-metal"
+    assert need(facts.kernels, "the kernels") == Kernels("6.1.0-25-amd64", ("6.1.0-25-amd64",))
+    assert need(facts.packages, "the packages")["nvidia-driver"] == PackageState("470.256.02-1")
+    assert need(facts.loaded_driver, "the driver") is None
+    assert [one.uri for one in need(facts.sources, "the sources")] == ["https://r/"]
+    assert facts.file("/etc/containerd/config.toml") == Known(
+        FileState(b"version = 2\n", 0o640, 0, 4), "file:/etc/containerd/config.toml"
+    )
+
+
+def test_a_file_is_missing_only_where_somebody_looked() -> None:
+    facts = derive(node(apt_preferences_d=Capture("/etc/apt/preferences.d/*", "denied", error="Permission denied")))
+    assert facts.file("/etc/docker/daemon.json") == Known(None, "file:/etc/docker/daemon.json")
+    assert facts.file("/etc/modprobe.d/nouveau.conf") == Known(None, "modprobe-d")
+    assert isinstance(facts.file("/etc/apt/preferences.d/gpunode-nvidia"), Unknown)
+    assert isinstance(facts.file("/etc/crio/crio.conf"), Unknown)
+
+
+def unknown_facts(facts: Facts) -> set[str]:
+    return {one.name for one in dataclasses.fields(facts) if isinstance(getattr(facts, one.name), Unknown)}
+
+
+def test_no_evidence_is_no_facts() -> None:
+    facts = derive({})
+    assert unknown_facts(facts) >= {"distro", "platform", "devices", "packages", "modules", "loaded_driver", "sources"}
+    assert all(isinstance(unit, Unknown) for unit in facts.units.values())
+    with pytest.raises(Undetermined, match="the packages"):
+        need(facts.packages, "the packages")
+
+
+@pytest.mark.parametrize(
+    ("key", "fact"),
+    [
+        ("dpkg_status", "packages"),
+        ("apt_extended_states", "packages"),
+        ("dpkg_updates", "dpkg_interrupted"),
+        ("modules", "modules"),
+        ("nvidia_version", "loaded_driver"),
+        ("apt_sources_d", "sources"),
+        ("dkms_installed", "module_files"),
+        ("kernel_builds", "headers"),
+        ("boot_images", "kernels"),
+    ],
+)
+@pytest.mark.parametrize("outcome", ["denied", "failed", "timeout"])
+def test_what_would_not_answer_is_not_taken_for_missing(key: str, fact: str, outcome: Outcome) -> None:
+    facts = derive(node(**{key: Capture("the source", outcome, error="the system's word")}))
+    unknown = getattr(facts, fact)
+    assert isinstance(unknown, Unknown)
+    assert "the system's word" in unknown.reason
+    assert unknown.probe == key.replace("_", "-")
+
+
+def test_sysfs_serves_where_lspci_is_missing() -> None:
+    alias = Found(
+        "/sys/bus/pci/devices/0000:01:00.0/modalias", data=b"pci:v000010DEd00001B80sv00001043sd000085AAbc03sc00i00\n"
+    )
+    facts = derive(node(pci_modalias=listing("/sys/bus/pci/devices/*/modalias", alias)))
+    assert [one.device for one in need(facts.devices, "the devices")] == ["1b80"]
+    assert isinstance(derive(node()).devices, Unknown)
+
+
+def test_an_image_does_not_borrow_the_kernel_that_runs_beside_it() -> None:
+    loaded = ok("/proc/modules", "nouveau 1 0 - Live 0x0\n")
+    facts = derive(node(modules=loaded, units=ok("systemctl show x.service", "Id=x.service\n")), image=True)
+    assert need(facts.platform, "the platform").kind == "image"
+    assert need(facts.kernels, "the kernels").running is None
+    assert need(facts.modules, "the modules") == frozenset()
+    assert isinstance(facts.boot_id, Unknown)
+    assert isinstance(facts.devices, Unknown)
+    assert facts.units["x.service"] == Known(Unit(ServiceState(False, False), exists=False), "unit-wants")
+
+
+def test_a_node_without_systemd_still_knows_its_units() -> None:
+    error = "System has not been booted with systemd as init system (PID 1). Can't operate.\n"
+    units = Capture("systemctl show containerd.service", "failed", error=error, exit_status=1)
+    wants = listing("", Found("/etc/systemd/system/multi-user.target.wants/containerd.service"))
+    files = listing("", Found("/lib/systemd/system/containerd.service"))
+    facts = derive(node(units=units, unit_wants=wants, unit_files_lib=files))
+    assert facts.units["containerd.service"] == Known(Unit(ServiceState(True, False)), "unit-wants")
+
+
+def test_a_systemd_that_does_not_answer_leaves_units_unknown() -> None:
+    facts = derive(node(units=Capture("systemctl show docker.service", "timeout")))
+    assert isinstance(facts.units["docker.service"], Unknown)
+
+
+def test_a_kernel_without_modules_has_none_loaded() -> None:
+    assert derive(node()).modules == Known(frozenset(), "modules")
+    assert isinstance(derive(node(boot_id=Capture("/proc", "absent"))).modules, Unknown)
+
+
+def test_more_files_and_units_can_be_asked_for() -> None:
+    asked = {probe.key: probe for probe in probes(["crio.service"], ["/etc/crio/crio.conf"])}
+    assert asked["file:/etc/crio/crio.conf"].path == "/etc/crio/crio.conf"
+    assert "crio.service" in asked["units"].argv
+    assert len(asked) == len(probes(["crio.service"], ["/etc/crio/crio.conf"]))
+
+
+KEYS = st.sampled_from([probe.key for probe in PROBES])
+CAPTURES = st.builds(
+    Capture,
+    source=st.just("x"),
+    outcome=st.sampled_from(["ok", "ok", "absent", "denied", "failed", "timeout"]),
+    data=st.one_of(
+        st.binary(max_size=80),
+        st.lists(st.builds(Found, path=st.text(max_size=20), link=st.text(max_size=9), data=st.binary(max_size=9))).map(
+            lambda found: encode_found(iter(found))
+        ),
+    ),
+)
+
+
+@given(st.dictionaries(KEYS, CAPTURES), st.booleans())
+def test_no_evidence_whatever_makes_derive_fail(evidence: Mapping[str, Capture], image: bool) -> None:
+    packages = derive({**node(), **evidence}, image=image).packages
+    assert isinstance(packages, Known | Unknown)

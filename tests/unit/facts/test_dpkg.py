@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.change import PackageState
+from gpunode.facts import dpkg
+
+
+def paragraph(name: str, status: str = "install ok installed", arch: str = "amd64", version: str = "1.0-1") -> str:
+    return (
+        f"Package: {name}\nStatus: {status}\nPriority: optional\nArchitecture: {arch}\nVersion: {version}\n"
+        f"Conffiles:\n /etc/{name} 00\nDescription: about {name}\n Package: not a field\n Version: 9\n\n"
+    )
+
+
+DPKG = paragraph("dpkg")
+
+
+def packages(text: str, auto: str = "") -> dict[str, PackageState]:
+    return dict(dpkg.packages(dpkg.entries(DPKG + text), auto))
+
+
+def test_states_are_told_apart() -> None:
+    found = packages(
+        paragraph("kept", "hold ok installed")
+        + paragraph("residue", "deinstall ok config-files")
+        + paragraph("gone", "purge ok not-installed")
+        + paragraph("half", "install ok half-configured")
+    )
+    assert found["kept"].held
+    assert found["residue"].config_files_only
+    assert "gone" not in found
+    assert found["half"] == PackageState("1.0-1")
+
+
+def test_foreign_architectures_carry_their_name() -> None:
+    found = packages(paragraph("libc6") + paragraph("libc6", arch="i386") + paragraph("tzdata", arch="all"))
+    assert set(found) == {"dpkg", "libc6", "libc6:i386", "tzdata"}
+
+
+def test_auto_marks_are_those_of_the_same_architecture() -> None:
+    auto = (
+        "Package: libc6\nArchitecture: i386\nAuto-Installed: 1\n\n"
+        "Package: tzdata\nArchitecture: amd64\nAuto-Installed: 1\n\n"
+        "Package: kept\nArchitecture: amd64\nAuto-Installed: 0\n"
+    )
+    found = packages(
+        paragraph("libc6") + paragraph("libc6", arch="i386") + paragraph("tzdata", arch="all") + paragraph("kept"), auto
+    )
+    assert {name for name, state in found.items() if state.auto} == {"libc6:i386", "tzdata"}
+
+
+@pytest.mark.parametrize("status", ["half-configured", "unpacked", "triggers-pending", "triggers-awaited"])
+def test_an_unfinished_package_means_that_dpkg_was_interrupted(status: str) -> None:
+    assert dpkg.interrupted(dpkg.entries(paragraph("nvidia-dkms-580", f"install ok {status}")), [])
+
+
+def test_only_numbered_files_in_its_journal_mean_that_dpkg_was_interrupted() -> None:
+    assert dpkg.interrupted((), ["/var/lib/dpkg/updates/0001"])
+    assert not dpkg.interrupted((), ["/var/lib/dpkg/updates/tmp.i"])
+
+
+@pytest.mark.parametrize("text", ["Package: x\n", "Status: install ok installed\n", "Package: x\nStatus: installed\n"])
+def test_a_damaged_paragraph_is_not_passed_over(text: str) -> None:
+    with pytest.raises(ValueError, match="without name or status"):
+        dpkg.entries(text)
+
+
+def test_without_dpkg_itself_nobody_knows_which_architecture_is_foreign() -> None:
+    with pytest.raises(ValueError, match="native architecture"):
+        dpkg.packages(dpkg.entries(paragraph("libc6")))
+
+
+@given(st.text(alphabet="Package: Status\n okVersion"))
+def test_hostile_text_is_a_value_error_at_most(text: str) -> None:
+    try:
+        dpkg.entries(text)
+    except ValueError:
+        return

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.facts import dkms, kernels, kmod
+from gpunode.facts.evidence import Found
+from gpunode.facts.model import LoadedDriver, ModuleFile
+
+PROPRIETARY = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"
+    "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
+)
+OPEN = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22-I3)  "
+    "Tue Sep 23 09:55:41 UTC 2025\nGCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "driver"), [(PROPRIETARY, LoadedDriver("535.183.01", False)), (OPEN, LoadedDriver("580.95.05", True))]
+)
+def test_both_flavours_of_the_driver_are_read(text: str, driver: LoadedDriver) -> None:
+    assert kmod.nvidia_version(text) == driver
+
+
+def test_a_driver_without_a_version_is_not_understood() -> None:
+    with pytest.raises(ValueError, match="NVRM"):
+        kmod.nvidia_version("GCC version: 12\n")
+
+
+def test_loaded_modules() -> None:
+    text = "nvidia_uvm 4931584 0 - Live 0x0000000000000000 (O)\nnvidia 54079488 2 nvidia_uvm, Live 0x0 (O)\n"
+    assert kmod.loaded(text) == {"nvidia", "nvidia_uvm"}
+    with pytest.raises(ValueError, match="proc/modules"):
+        kmod.loaded("Module Size Used by\n")
+
+
+def found(*paths: str) -> list[Found]:
+    return [Found(path) for path in paths]
+
+
+def test_the_next_kernel_to_boot_is_the_newest_by_version_not_by_name() -> None:
+    images = found(*(f"/boot/vmlinuz-6.1.0-{n}-amd64" for n in (9, 25, 18)), "/boot/vmlinuz-6.1.0-30-amd64.dpkg-new")
+    assert kernels.installed(images) == ("6.1.0-9-amd64", "6.1.0-18-amd64", "6.1.0-25-amd64")
+
+
+@pytest.mark.parametrize(
+    "pair", [("6.8.0-9", "6.8.0-45"), ("6.12~rc1", "6.12"), ("6.1.0", "6.1.0+b"), ("6.1a", "6.1+")]
+)
+def test_versions_sort_as_dpkg_sorts_them(pair: tuple[str, str]) -> None:
+    assert kernels.version_key(pair[0]) < kernels.version_key(pair[1])
+
+
+def test_a_link_to_removed_headers_is_no_headers() -> None:
+    builds = [
+        Found("/lib/modules/6.1.0-18-amd64/build", link="/usr/src/linux-headers-6.1.0-18-amd64"),
+        Found("/lib/modules/6.1.0-25-amd64/build", link="/usr/src/linux-headers-6.1.0-25-amd64"),
+        Found("/lib/modules/6.9-own/build", link="/home/me/linux"),
+    ]
+    sources = found("/usr/src/linux-headers-6.1.0-25-amd64")
+    assert kernels.with_headers(builds, sources) == {"6.1.0-25-amd64", "6.9-own"}
+
+
+def test_module_files_know_their_builder_and_version() -> None:
+    files = found(
+        "/lib/modules/6.1.0-25-amd64/updates/dkms/nvidia-current.ko.xz",
+        "/lib/modules/6.1.0-25-amd64/updates/dkms/nvidia-current-uvm.ko.xz",
+        "/lib/modules/6.8.0-45-generic/kernel/nvidia-580srv-open/nvidia.ko",
+        "/lib/modules/6.8.0-45-generic/kernel/nvidia-580srv-open/nvidia-drm.ko",
+        "/lib/modules/5.15.0-1-generic/kernel/drivers/video/nvidia.ko",
+        "/lib/modules/5.15.0-1-generic/updates/dkms/nvidia-fs.ko",
+    )
+    links = [
+        Found("/var/lib/dkms/nvidia-current/kernel-6.1.0-25-amd64-x86_64", "550.163.01/6.1.0-25-amd64/x86_64"),
+        Found("/var/lib/dkms/nvidia-fs/kernel-6.1.0-25-amd64-x86_64", "2.24/6.1.0-25-amd64/x86_64"),
+        Found("/var/lib/dkms/nvidia/kernel-6.9-x86_64", "../elsewhere"),
+    ]
+    assert dkms.module_files(files, links) == (
+        ModuleFile("5.15.0-1-generic", files[4].path),
+        ModuleFile("6.1.0-25-amd64", files[0].path, "550.163.01", dkms=True),
+        ModuleFile("6.8.0-45-generic", files[2].path, "580"),
+    )
+
+
+@given(st.text())
+def test_hostile_text_is_a_value_error_at_most(text: str) -> None:
+    for read in (kmod.loaded, kmod.nvidia_version, kernels.version_key):
+        try:
+            read(text)
+        except ValueError:
+            continue

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from gpunode.change import ServiceState
+from gpunode.facts import systemd
+from gpunode.facts.evidence import Found
+from gpunode.facts.model import Platform, Unit
+from gpunode.facts.platform import platform
+
+
+def block(**values: str) -> str:
+    usual = {"Id": "docker.service", "LoadState": "loaded", "ActiveState": "active", "UnitFileState": "enabled"}
+    return "\n".join(f"{key}={value}" for key, value in {**usual, **values}.items())
+
+
+def test_a_running_unit_tells_when_its_process_started() -> None:
+    text = block(MainPID="77", ExecMainStartTimestamp="Sat 2026-11-21 07:46:37.250000 UTC")
+    assert systemd.units(text) == {"docker.service": Unit(ServiceState(True, True), True, 1795247197.25)}
+
+
+def test_a_stopped_unit_has_no_start() -> None:
+    text = block(ActiveState="failed", MainPID="0", ExecMainStartTimestamp="Sat 2026-11-21 07:46:37.250000 UTC")
+    assert systemd.units(text)["docker.service"] == Unit(ServiceState(True, False))
+
+
+def test_an_alias_is_found_under_both_names() -> None:
+    found = systemd.units(block(Id="dbus-broker.service", Names="dbus.service dbus-broker.service"))
+    assert set(found) == {"dbus.service", "dbus-broker.service"}
+
+
+@pytest.mark.parametrize(
+    "text", ["LoadState=loaded", block(MainPID="7", ExecMainStartTimestamp="Sat 2026-11-21 08:46:37 CET")]
+)
+def test_what_systemd_does_not_write_is_not_understood(text: str) -> None:
+    with pytest.raises(ValueError, match=r"name|UTC"):
+        systemd.units(text)
+
+
+def test_without_systemd_the_links_tell_what_is_enabled() -> None:
+    found = systemd.offline(
+        ("containerd.service", "docker.service", "nvidia-persistenced.service"),
+        [Found("/etc/systemd/system/multi-user.target.wants/containerd.service")],
+        [Found("/etc/systemd/system/docker.service", link="/dev/null")],
+        [Found("/lib/systemd/system/containerd.service"), Found("/lib/systemd/system/docker.service")],
+    )
+    assert found["containerd.service"] == Unit(ServiceState(True, False))
+    assert found["docker.service"].masked
+    assert not found["nvidia-persistenced.service"].exists
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (platform("none"), Platform("bare-metal")),
+        (platform("kvm"), Platform("vm", "kvm")),
+        (platform("systemd-nspawn"), Platform("container", "systemd-nspawn")),
+        (platform("", manager="lxc"), Platform("container", "lxc")),
+        (platform("wsl"), Platform("wsl2", "wsl")),
+        (platform("", kernel="5.15.153.1-microsoft-standard-WSL2").kind, "wsl2"),
+        (platform("microsoft", dxg=True), Platform("wsl2", "/dev/dxg")),
+        (platform("none", tegra="# R36 (release)"), Platform("jetson", "/etc/nv_tegra_release")),
+        (platform("none", compatible="nvidia,p3768\0nvidia,tegra234\0"), Platform("jetson", "nvidia,tegra234")),
+    ],
+)
+def test_platforms(given: object, kind: object) -> None:
+    assert given == kind
+
+
+def test_a_platform_that_nothing_tells_is_not_guessed() -> None:
+    with pytest.raises(ValueError, match="systemd-detect-virt"):
+        platform("")

@@ -1,0 +1,270 @@
+"""Files: what a crash, a full disk, a hostile link or a pipe in the wrong place would cost the user."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpunode.change import FileState
+from gpunode.errors import ChangeFailed, Refused
+from gpunode.facts.evidence import decode_found
+from gpunode.host import files
+
+UID, GID = os.getuid(), os.getgid()
+
+
+def owned(content: bytes, mode: int = 0o644) -> FileState:
+    return FileState(content, mode, UID, GID)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(content=st.binary(max_size=3000), mode=st.integers(0, 0o7777))
+def test_what_is_written_is_what_is_there(tmp_path: Path, content: bytes, mode: int) -> None:
+    wanted = owned(content, mode)
+    files.replace("/a/b/file", wanted, root=str(tmp_path))
+    if UID != 0:
+        (tmp_path / "a/b/file").chmod(mode | 0o400)
+        wanted = owned(content, mode | 0o400)
+    assert files.state("/a/b/file", root=str(tmp_path)) == wanted
+    assert names(tmp_path / "a/b") == ["file"]
+
+
+def test_folders_made_for_a_file_are_0755_whatever_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        files.replace("/etc/x/y/z.conf", owned(b"1"), root=str(tmp_path))
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "etc/x/y").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "etc/x/y/z.conf").stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("target", ["../real/target", "/real/target", "../../../../../../real/target"])
+def test_a_link_stays_and_its_target_inside_the_root_is_replaced(tmp_path: Path, target: str) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/target").write_bytes(b"old")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/link").symlink_to(target)
+    files.replace("/etc/link", owned(b"new"), root=str(tmp_path))
+    assert os.readlink(tmp_path / "etc/link") == target
+    assert (tmp_path / "real/target").read_bytes() == b"new"
+    assert files.resolve("/etc/link", root=str(tmp_path)) == "/real/target"
+
+
+def test_a_link_out_of_the_root_leads_to_nothing_outside(tmp_path: Path) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    (root / "etc").mkdir(parents=True)
+    (root / "etc/direct").symlink_to(outside / "secret")
+    (root / "etc/folder").symlink_to("../../outside")
+    for path in ("/etc/direct", "/etc/folder/secret", "/../outside/secret", "/etc/../../outside/secret"):
+        assert files.read(path, root=str(root)).outcome == "absent"
+    assert files.find("/etc/folder/*", 100, contents=True, root=str(root)).data == b""
+    files.replace("/etc/folder/secret", owned(b"mine"), root=str(root))
+    files.remove("/etc/direct", root=str(root))
+    assert (outside / "secret").read_bytes() == b"secret"
+    assert (root / "outside/secret").read_bytes() == b"mine"
+
+
+def test_links_in_a_circle_are_an_error_and_not_a_hang(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("/a")
+    (tmp_path / "self").symlink_to("self/self")
+    for path in ("/a", "/self", "/a/file"):
+        assert files.read(path, root=str(tmp_path)).outcome == "failed"
+        with pytest.raises(ChangeFailed, match="could not be written") as caught:
+            files.replace(path, owned(b""), root=str(tmp_path))
+        assert "circle" in caught.value.hint
+    assert names(tmp_path) == ["a", "b", "self"]
+
+
+@pytest.fixture
+def odd_files(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        (tmp_path / "to-pipe").symlink_to("pipe")
+        yield tmp_path
+
+
+@pytest.mark.parametrize("name", ["folder", "pipe", "socket", "to-pipe"])
+def test_what_is_no_file_is_neither_read_nor_replaced_nor_removed(odd_files: Path, name: str) -> None:
+    before = names(odd_files)
+    capture = files.read(f"/{name}", root=str(odd_files))
+    assert capture.outcome == "failed"
+    assert capture.error.startswith("it is a")
+    with pytest.raises(Refused, match="where a file belongs"):
+        files.replace(f"/{name}", owned(b"x"), root=str(odd_files))
+    with pytest.raises(Refused, match="where a file belongs"):
+        files.remove(f"/{name}", root=str(odd_files))
+    with pytest.raises(Refused, match="cannot be read"):
+        files.state(f"/{name}", root=str(odd_files))
+    assert names(odd_files) == before
+
+
+def test_the_root_itself_is_no_file(tmp_path: Path) -> None:
+    assert files.read("/", root=str(tmp_path)).outcome == "failed"
+    with pytest.raises(Refused, match="a folder"):
+        files.replace("/x/..", owned(b""), root=str(tmp_path / "."))
+
+
+def test_absent_denied_and_too_long_differ(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert files.read("/nothing/here", root=str(tmp_path)).outcome == "absent"
+    assert files.read("/file/below", root=str(tmp_path)).outcome == "absent"
+    assert files.state("/nothing", root=str(tmp_path)) is None
+    exact, short = (files.read("/file", limit, root=str(tmp_path)) for limit in (5, 4))
+    assert (exact.outcome, exact.data) == ("ok", b"12345")
+    assert (short.outcome, short.data, short.error) == ("failed", b"1234", "longer than 4 bytes")
+
+
+@pytest.mark.skipif(UID != 0, reason="needs root: becomes another user to be denied")
+def test_a_file_of_somebody_else_is_denied_and_not_absent(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"x")
+    (tmp_path / "secret").chmod(0o600)
+    for folder in (tmp_path, *tmp_path.parents):
+        if str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        assert files.read("/secret", root=str(tmp_path)).outcome == "denied"
+    finally:
+        os.seteuid(0)
+
+
+def test_a_file_without_an_end_and_a_pseudo_file_are_read_right() -> None:
+    assert files.read("/proc/self/status", 1 << 16).text.startswith("Name:")
+    assert files.read("/dev/zero", 1 << 16).outcome == "failed"
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    versions = {bytes([letter]) * 200_000 for letter in b"ab"}
+    files.replace("/file", owned(b"a" * 200_000), root=str(tmp_path))
+    seen: set[bytes] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.add(files.read("/file", root=str(tmp_path)).data)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(10):
+        for content in versions:
+            files.replace("/file", owned(content), root=str(tmp_path))
+    done.set()
+    watcher.join()
+    assert seen <= versions
+
+
+def test_extended_attributes_stay(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    try:
+        os.setxattr(file, "user.note", b"kept")
+    except OSError as error:
+        pytest.skip(f"no extended attributes on {tmp_path}: {error.strerror}")
+    files.replace("/file", owned(b"new"), root=str(tmp_path))
+    assert os.getxattr(file, "user.note") == b"kept"
+
+
+def test_a_leftover_of_a_killed_run_goes_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".gpunode-0123abcd", ".gpunode-notes", "mine"):
+        (tmp_path / name).write_bytes(b"")
+    files.replace("/file", owned(b""), root=str(tmp_path))
+    assert names(tmp_path) == [".gpunode-notes", "file", "mine"]
+
+
+def test_removing_is_final_and_removing_nothing_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("file")
+    files.remove("/link", root=str(tmp_path))
+    assert names(tmp_path) == ["link"]
+    files.remove("/link", root=str(tmp_path))
+    files.remove("/no/such/folder/file", root=str(tmp_path))
+
+
+def test_a_failed_write_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", _no_space)
+    with pytest.raises(ChangeFailed, match="/file could not be written") as caught:
+        files.replace("/file", owned(b"new"), root=str(tmp_path))
+    assert "No space left" in caught.value.why
+    assert "df -h" in caught.value.hint
+    assert names(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def _no_space(_fd: int) -> None:
+    raise OSError(28, os.strerror(28))
+
+
+def test_folders_made_for_a_failed_write_are_gone_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "rename", _refuse_rename)
+    with pytest.raises(ChangeFailed):
+        files.replace("/a/b/c", owned(b"new"), root=str(tmp_path))
+    assert names(tmp_path) == []
+
+
+def _refuse_rename(*_args: object, **_named: object) -> None:
+    raise OSError(16, os.strerror(16))
+
+
+def test_a_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
+    (tmp_path / "etc/d").mkdir(parents=True)
+    (tmp_path / "etc/d/a.list").write_bytes(b"deb a")
+    (tmp_path / "etc/d/b.list").symlink_to("/etc/d/a.list")
+    (tmp_path / "etc/d/broken.list").symlink_to("gone")
+    (tmp_path / "etc/d/.hidden.list").write_bytes(b"")
+    os.mkfifo(tmp_path / "etc/d/pipe.list")
+    capture = files.find("/etc/*/*.list", 100, contents=True, root=str(tmp_path))
+    found = {one.path: (one.link, one.data) for one in decode_found(capture.data)}
+    assert capture.outcome == "ok"
+    assert found == {
+        "/etc/d/a.list": (None, b"deb a"),
+        "/etc/d/b.list": ("/etc/d/a.list", b"deb a"),
+        "/etc/d/broken.list": ("gone", None),
+        "/etc/d/pipe.list": (None, None),
+    }
+    listed = decode_found(files.find("/etc/d/a.*", 100, contents=False, root=str(tmp_path)).data)
+    assert [one.path for one in listed] == ["/etc/d/a.list"]
+    assert listed[0].data is None
+    assert listed[0].ownership is not None
+
+
+def test_a_glob_that_matches_nothing_says_so_and_not_that_it_failed(tmp_path: Path) -> None:
+    for pattern in ("/etc/*.list", "/nothing/*/here", "/exact"):
+        capture = files.find(pattern, 100, contents=True, root=str(tmp_path))
+        assert (capture.outcome, capture.data) == ("ok", b"")
+
+
+def test_a_glob_goes_through_links_to_folders(tmp_path: Path) -> None:
+    (tmp_path / "sys/devices/0000:01:00.0").mkdir(parents=True)
+    (tmp_path / "sys/devices/0000:01:00.0/modalias").write_bytes(b"pci:v000010DE")
+    (tmp_path / "sys/bus").mkdir()
+    (tmp_path / "sys/bus/0000:01:00.0").symlink_to("../devices/0000:01:00.0")
+    (found,) = decode_found(files.find("/sys/bus/*/modalias", 100, contents=True, root=str(tmp_path)).data)
+    assert (found.path, found.data) == ("/sys/bus/0000:01:00.0/modalias", b"pci:v000010DE")
+
+
+def test_a_candidate_stands_beside_the_file_for_root_alone_and_goes(tmp_path: Path) -> None:
+    with files.candidate("/etc/containerd/config.toml", b"version = 3", root=str(tmp_path)) as path:
+        there = tmp_path / path.lstrip("/")
+        assert there.parent == tmp_path / "etc/containerd"
+        assert there.read_bytes() == b"version = 3"
+        assert stat.S_IMODE(there.stat().st_mode) == 0o600
+    assert names(tmp_path) == []

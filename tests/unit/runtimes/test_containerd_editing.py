@@ -1,0 +1,386 @@
+"""containerd's configuration: nothing is lost, nothing is done twice, and what cannot be read is refused."""
+
+from __future__ import annotations
+
+import sys
+from difflib import SequenceMatcher
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.errors import Refused
+from gpunode.runtimes import Configured, Wish, containerd_dump, runtime, satisfies
+from gpunode.runtimes.containerd import configure, inspect
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CRI = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+BINARY = "/usr/bin/nvidia-container-runtime"
+
+wishes = st.builds(
+    Wish,
+    default=st.booleans(),
+    systemd_cgroup=st.booleans(),
+    cdi=st.booleans(),
+    version=st.sampled_from([None, (1, 6, 20), (1, 7), (2, 1, 9)]),
+)
+
+
+# Documents, in every layout that TOML has for a table.
+
+keys = st.sampled_from(["a", "b-c", "with.dot", "io.x/y", "ünï", "sp ace", "'q'", '"qq"'])
+scalars = st.one_of(
+    st.text(alphabet="aä \\\"'#[]={}\t🚀", max_size=6),
+    st.integers(-(2**63), 2**63 - 1),
+    st.booleans(),
+    st.sampled_from(["§1979-05-27", "§1979-05-27T07:32:00Z", "§07:32:00", "§1e3", "§nan", "§'''raw # [x]\nline'''"]),
+)
+values = st.one_of(scalars, st.lists(scalars, max_size=3))
+options = st.dictionaries(st.sampled_from(["Root", "ShimCgroup", "CriuPath"]), st.text("ab/", max_size=3), max_size=2)
+
+
+@st.composite
+def handlers(draw: st.DrawFn) -> dict[str, Any]:
+    table: dict[str, Any] = {"runtime_type": draw(st.sampled_from(["io.containerd.runc.v2", "io.containerd.kata.v2"]))}
+    table |= draw(st.dictionaries(keys, values, max_size=2))
+    if draw(st.booleans()):
+        table["options"] = draw(options)
+        if draw(st.booleans()):
+            table["options"]["SystemdCgroup"] = draw(st.booleans())
+        if draw(st.booleans()):
+            table["options"]["BinaryName"] = draw(st.sampled_from([BINARY, "/opt/old", ""]))
+    return table
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    schema = draw(st.sampled_from([2, 3]))
+    names = st.sampled_from(["runc", "crun", "kata", "nvidia", "nvidia-cdi", "x.y"])
+    document: dict[str, Any] = {"version": schema, **draw(st.dictionaries(keys, values, max_size=2))}
+    if not draw(st.booleans()):
+        return document
+    plugins: dict[str, Any] = draw(st.dictionaries(keys, st.dictionaries(keys, values, max_size=2), max_size=2))
+    cri: dict[str, Any] = draw(st.dictionaries(keys, values, max_size=2))
+    if draw(st.booleans()):
+        cri["enable_cdi"] = draw(st.booleans())
+    if draw(st.booleans()):
+        cri["containerd"] = draw(st.dictionaries(keys, values, max_size=1))
+        if draw(st.booleans()):
+            cri["containerd"]["default_runtime_name"] = draw(st.sampled_from(["", "runc", "crun", "nvidia", "gone"]))
+        if draw(st.booleans()):
+            cri["containerd"]["runtimes"] = draw(st.dictionaries(names, handlers(), max_size=4))
+    plugins[CRI[schema]] = cri
+    return {**document, "plugins": plugins}
+
+
+class Writer:
+    """Writes a document with a layout drawn for each table, and a numbered comment wherever one may stand."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw, self.comments = draw, 0
+        self.indent = draw(st.sampled_from(["", "  ", "\t"]))
+        self.layouts = draw(st.sampled_from([("header",), ("header", "dotted"), ("header", "inline", "dotted")]))
+
+    def comment(self) -> str:
+        self.comments += 1
+        return f"# [comment {self.comments}] = \"it's"
+
+    def value(self, value: Any) -> str:
+        if isinstance(value, str) and value.startswith("§"):
+            return value[1:]
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, list):
+            return f"[{', '.join(map(self.value, value))}]"
+        if isinstance(value, dict):
+            inside = ", ".join(f"{self.key(key)} = {self.value(inner)}" for key, inner in value.items())
+            return f"{{ {inside} }}"
+        return self.key(value, bare=False) if isinstance(value, str) else str(value)
+
+    def key(self, key: str, *, bare: bool = True) -> str:
+        if bare and key.replace("-", "").isascii() and key.replace("-", "").isalnum():
+            return key
+        escaped = key.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t")
+        return f'"{escaped}"'
+
+    def statements(self, prefix: str, table: dict[str, Any], depth: int) -> tuple[list[str], list[str]]:
+        """The table's own lines, and those of the headers below it."""
+        own: list[str] = []
+        below: list[str] = []
+        pad = self.indent * depth
+        for key, value in table.items():
+            layout = self.draw(st.sampled_from(self.layouts)) if isinstance(value, dict) else "plain"
+            if layout == "header":
+                below += self.header(f"{prefix}.{self.key(key)}" if prefix else self.key(key), value, depth)
+            elif layout == "dotted" and value:
+                own += [pad + line for line in self.dotted(self.key(key), value)]
+            else:
+                if self.draw(st.booleans()):
+                    own.append(pad + self.comment())
+                tail = f"  {self.comment()}" if self.draw(st.booleans()) else self.draw(st.sampled_from(["", "  "]))
+                own.append(f"{pad}{self.key(key)} = {self.value(value)}{tail}")
+        return own, below
+
+    def dotted(self, prefix: str, table: dict[str, Any]) -> list[str]:
+        lines: list[str] = []
+        for key, value in table.items():
+            name = f"{prefix}.{self.key(key)}"
+            lines += (
+                self.dotted(name, value) if isinstance(value, dict) and value else [f"{name} = {self.value(value)}"]
+            )
+        return lines
+
+    def header(self, name: str, table: dict[str, Any], depth: int) -> list[str]:
+        own, below = self.statements(name, table, depth + 1)
+        if not own and below and self.draw(st.booleans()):
+            return below
+        gap = self.draw(st.sampled_from([[], [""], [self.comment()], ["", self.comment()]]))
+        return [*gap, f"{self.indent * depth}[{name}]", *own, *below]
+
+
+@st.composite
+def files(draw: st.DrawFn) -> bytes:
+    writer = Writer(draw)
+    own, below = writer.statements("", draw(documents()), 0)
+    newline = draw(st.sampled_from(["\n", "\r\n"]))
+    text = newline.join([*own, *below, *draw(st.sampled_from([[], [""], [writer.comment(), ""]]))])
+    return draw(st.sampled_from([b"", "\ufeff".encode()])) + text.replace("\r\n", "\n").replace("\n", newline).encode()
+
+
+def read(data: bytes) -> dict[str, Any]:
+    document: dict[str, Any] = tomllib.loads(data.decode().removeprefix("\ufeff"), parse_float=str)
+    return document
+
+
+def without_ours(document: dict[str, Any], wish: Wish) -> dict[str, Any]:
+    """The document without what a wish may change; made apart from the code under test."""
+    cri = dict(document.get("plugins", {}).get(CRI[document["version"]], {}))
+    containerd = dict(cri.pop("containerd", {}))
+    runtimes = {name: dict(table) for name, table in containerd.pop("runtimes", {}).items()}
+    containerd.pop("default_runtime_name", None) if wish.default else None
+    cri.pop("enable_cdi", None) if wish.cdi else None
+    runtimes.pop("nvidia", None)
+    for name in ("runc", "crun"):
+        if wish.systemd_cgroup and name in runtimes:
+            kept = {key: value for key, value in runtimes[name].get("options", {}).items() if key != "SystemdCgroup"}
+            runtimes[name]["options"] = kept
+    other = {name: table for name, table in document.get("plugins", {}).items() if name != CRI[document["version"]]}
+    rest = {key: value for key, value in document.items() if key != "plugins"}
+    return {"rest": rest, "other": other, "cri": cri, "containerd": containerd, "runtimes": runtimes}
+
+
+def added_runc(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    return "runc" in after["runtimes"] and "runc" not in before["runtimes"]
+
+
+@given(files(), wishes)
+def test_what_is_wished_is_there_and_all_else_as_it_was(data: bytes, wish: Wish) -> None:
+    out = configure(data, wish)
+    assert satisfies(inspect(out), wish)
+    before, after = without_ours(read(data), wish), without_ours(read(out), wish)
+    if added_runc(before, after):
+        del after["runtimes"]["runc"]
+    assert after == before
+
+
+@given(files(), wishes)
+def test_twice_is_once(data: bytes, wish: Wish) -> None:
+    out = configure(data, wish)
+    assert configure(out, wish) == out
+
+
+@given(files(), wishes)
+def test_what_is_satisfied_stays_byte_for_byte_and_what_is_not_changes(data: bytes, wish: Wish) -> None:
+    assert satisfies(inspect(data), wish) == (configure(data, wish) == data)
+
+
+@given(files(), wishes)
+def test_every_comment_on_a_line_of_its_own_survives_in_order(data: bytes, wish: Wish) -> None:
+    def comments(text: bytes) -> list[bytes]:
+        return [line.strip() for line in text.splitlines() if line.strip().startswith(b"# [comment")]
+
+    assert comments(configure(data, wish)) == comments(data)
+
+
+@given(files(), wishes)
+def test_lines_that_say_nothing_of_ours_stay_byte_for_byte(data: bytes, wish: Wish) -> None:
+    former, new = data.splitlines(keepends=True), configure(data, wish).splitlines(keepends=True)
+    if former and not former[-1].endswith(b"\n"):
+        former[-1] += b"\r\n" if b"\r\n" in data else b"\n"
+    edits = SequenceMatcher(None, former, new, autojunk=False).get_opcodes()
+    lost = [line for kind, start, end, _, _ in edits if kind in {"replace", "delete"} for line in former[start:end]]
+    stale = read(data).get("plugins", {}).get(CRI[read(data)["version"]], {}).get("containerd", {})
+    words = [b"default_runtime_name", b"enable_cdi", b"SystemdCgroup", b"BinaryName", b"nvidia", b"= {"]
+    if "nvidia" not in stale.get("runtimes", {}):
+        assert all(any(word in line for word in words) for line in lost), lost
+
+
+@given(files(), wishes)
+def test_line_ends_and_the_byte_order_mark_stay_as_they_are(data: bytes, wish: Wish) -> None:
+    out = configure(data, wish)
+    assert out.startswith("\ufeff".encode()) == data.startswith("\ufeff".encode())
+    if b"\n" in data and b"\r\n" not in data:
+        assert b"\r" not in out
+    if b"\r\n" in data:
+        assert out.count(b"\n") == out.count(b"\r\n")
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode), wishes)
+def test_any_input_is_configured_or_refused(data: bytes, wish: Wish) -> None:
+    try:
+        out = configure(data, wish)
+    except Refused as error:
+        refused = error
+    else:
+        assert satisfies(inspect(out), wish)
+        return
+    assert refused.hint
+    assert "/etc/containerd/config.toml" in refused.what
+
+
+# Cases.
+
+V2 = b"version = 2\n"
+
+
+@pytest.mark.parametrize("data", [None, b"", b"\n", b"# only a comment\n"])
+def test_a_file_that_says_nothing_becomes_schema_2(data: bytes | None) -> None:
+    out = configure(data, Wish(version=(2, 1)))
+    assert out.startswith(data or b"")
+    assert tomllib.loads(out.decode()) == {
+        "version": 2,
+        "plugins": {
+            CRI[2]: {
+                "containerd": {
+                    "runtimes": {
+                        "nvidia": {
+                            "runtime_type": "io.containerd.runc.v2",
+                            "runtime_root": "",
+                            "runtime_engine": "",
+                            "privileged_without_host_devices": False,
+                            "options": {"BinaryName": BINARY},
+                        }
+                    }
+                }
+            }
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "default", "there"),
+    [((1, 7, 24), False, True), (None, False, True), ((2, 0), False, False), ((1, 7, 24), True, False)],
+)
+def test_runc_is_added_where_the_cri_plugin_would_lose_its_default(
+    version: tuple[int, ...] | None, default: bool, there: bool
+) -> None:
+    out = configure(V2, Wish(version=version, default=default))
+    assert ("runc" in inspect(out).handlers) is there
+
+
+def test_a_host_that_nvidia_ctk_left_without_runc_is_repaired() -> None:
+    broken = configure(V2, Wish(version=(2, 1)))
+    assert not satisfies(inspect(broken), Wish(version=(1, 7)))
+    assert "runc" in inspect(configure(broken, Wish(version=(1, 7)))).handlers
+
+
+def test_an_entry_with_the_right_binary_keeps_what_else_it_says() -> None:
+    data = (
+        V2
+        + f"""
+[plugins."{CRI[2]}".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+options = {{ SystemdCgroup = true }} # as kubelet
+[plugins."{CRI[2]}".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+container_annotations = ["cdi.k8s.io/*"]
+options = {{ BinaryName = "{BINARY}" }} # ours
+""".encode()
+    )
+    out = configure(data, Wish())
+    ours = f'options = {{ BinaryName = "{BINARY}"'
+    assert out == data.replace(f"{ours} }}".encode(), f"{ours} , SystemdCgroup = true}}".encode()) or (
+        read(out)["plugins"][CRI[2]]["containerd"]["runtimes"]["nvidia"]
+        == {
+            "runtime_type": "io.containerd.runc.v2",
+            "container_annotations": ["cdi.k8s.io/*"],
+            "options": {"BinaryName": BINARY, "SystemdCgroup": True},
+        }
+    )
+    assert b"# ours" in out
+
+
+def test_a_handler_without_a_type_is_not_taken_for_configured() -> None:
+    data = V2 + f'[plugins."{CRI[2]}".containerd.runtimes.nvidia.options]\nBinaryName = "{BINARY}"\n'.encode()
+    assert not satisfies(inspect(data), Wish(version=(2, 1)))
+    nvidia = read(configure(data, Wish(version=(2, 1))))["plugins"][CRI[2]]["containerd"]["runtimes"]["nvidia"]
+    assert nvidia == {"runtime_type": "io.containerd.runc.v2", "options": {"BinaryName": BINARY}}
+
+
+@pytest.mark.parametrize("name", ["cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"])
+def test_a_disabled_cri_plugin_is_reported_and_left(name: str) -> None:
+    data = f'version = 2\ndisabled_plugins = ["aufs", "{name}"]\n'.encode()
+    assert inspect(data).cri_disabled
+    assert configure(data, Wish()).startswith(data)
+
+
+def test_an_empty_file_says_nothing() -> None:
+    assert inspect(None) == inspect(b"") == Configured(schema=2)
+
+
+@pytest.mark.parametrize(
+    ("data", "place", "why"),
+    [
+        (b"version = 2\nx = \n", ":2: not valid TOML", "line 2"),
+        (b"version = 2\nx = '\xff'\n", ":2:6: not UTF-8", "0xff"),
+        (b"version = '2'\n", ":1: version is not a whole number", "'2'"),
+        (b"version = true\n", ":1: version is not a whole number", "True"),
+        (b"version = 2\nplugins = 3\n", ":2: plugins is not a table", "3"),
+        (b"version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\nruntimes = []\n", ":3: ", "[]"),
+        (b"version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = 1\n", ":3: ", "1"),
+        (b"disabled_plugins = ['cri']\n", "schema 1", "cri"),
+        (b"[plugins.cri]\nversion = 2\n", "schema 1", "line 2"),
+        (b"version = 4\n", "version = 4", "schema 3"),
+    ],
+)
+def test_refusals_say_where_and_why(data: bytes, place: str, why: str) -> None:
+    with pytest.raises(Refused) as refused:
+        configure(data, Wish())
+    assert place in refused.value.what
+    assert why in refused.value.why
+    assert refused.value.hint
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(Refused, match="not valid TOML"):
+        configure(b"version = 2\nx = " + b"[" * 100_000, Wish())
+
+
+def test_the_runtime_binary_is_an_absolute_path() -> None:
+    assert inspect(configure(None, Wish(binary="nvidia-container-runtime"))).handlers["nvidia"] == BINARY
+    with pytest.raises(Refused, match="not an absolute path"):
+        configure(None, Wish(binary="bin/nvidia-container-runtime"))
+
+
+def test_a_dump_is_read_as_a_configuration_is() -> None:
+    found = containerd_dump(configure(None, Wish(default=True, cdi=True, systemd_cgroup=True)))
+    assert found.default == "nvidia"
+    assert found.cdi is True
+    assert found.systemd_cgroup == {"nvidia": True}
+
+
+def test_a_file_as_wished_is_recognised_without_tomlkit(monkeypatch: pytest.MonkeyPatch) -> None:
+    wish = Wish(default=True, cdi=True, systemd_cgroup=True)
+    out = configure(None, wish)
+    monkeypatch.setitem(sys.modules, "tomlkit", None)
+    assert configure(out, wish) == out
+
+
+def test_an_unknown_runtime_is_no_row() -> None:
+    with pytest.raises(KeyError):
+        runtime("rkt")
