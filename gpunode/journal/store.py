@@ -287,6 +287,18 @@ class Run:
         """``trigger`` is owed no more, whichever run owed it. Raises ChangeFailed when that cannot be written."""
         self._note(Settle(trigger, note, self._clock()))
 
+    def keep(self, path: str, content: bytes) -> str:
+        """Where ``content`` is kept, which a daemon rejected as its ``path``: beside the journal, for a person to read.
+
+        Raises:
+            ChangeFailed: it could not be written.
+        """
+        kept = self.path.with_name(f"rejected-{path.strip('/').replace('/', '-')}")
+        with _unwritable(f"the rejected {path} could not be kept", kept):
+            _write_file(kept, content)
+            _sync_folder(kept.parent)
+        return str(kept)
+
     def commit(self, result: Result, why: str = "") -> None:
         """The run is over; nothing more is written. Raises ChangeFailed when that cannot be written."""
         self._note(Commit(result, why, self._clock()))
