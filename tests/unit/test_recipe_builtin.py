@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -110,5 +111,11 @@ def test_the_shipped_recipes_are_found_in_a_zipapp_laid_out_as_the_wheel(tmp_pat
             archive.write(path, f"gpunode/_recipes/{path.name}")
     code = "from gpunode import builtin; print(builtin.__file__, *builtin.names(), builtin.read('docker').runtime.name)"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env={"PYTHONPATH": str(packed)}, cwd=tmp_path, capture_output=True, check=True)
+    done = subprocess.run(
+        command,
+        env={"PYTHONPATH": os.pathsep.join([str(packed), *sys.path])},
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+    )
     assert done.stdout.decode().split() == [f"{packed}/gpunode/builtin.py", *SHIPPED, "docker"]
