@@ -26,13 +26,17 @@ RuntimeOption = Annotated[str, typer.Option("--runtime", metavar="NAME", help="c
 DriverOption = Annotated[
     str, typer.Option("--driver", metavar="WHICH", help="auto, production, lts, a branch (580), a version, or none")
 ]
-UpgradeOption = Annotated[bool, typer.Option("--upgrade", help="bring driver and toolkit to the newest of their branch")]
+UpgradeOption = Annotated[
+    bool, typer.Option("--upgrade", help="bring driver and toolkit to the newest of their branch")
+]
 OnlyOption = Annotated[list[str], typer.Option("--only", metavar="STEP", help="take this step alone; may be repeated")]
 RootOption = Annotated[str, typer.Option("--root", metavar="DIR", help="a mounted root instead of this machine")]
 GpuOption = Annotated[str, typer.Option("--gpu", metavar="IDS", help="GPUs of the image's machine: 10de:1b80[,…]")]
 NodeOption = Annotated[str, typer.Option("--node", metavar="CAPTURE", help="a captured node instead of this machine")]
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON object on standard output and nothing else")]
-VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show steps that have nothing to do, and packages")]
+VerboseOption = Annotated[
+    bool, typer.Option("-v", "--verbose", help="show steps that have nothing to do, and packages")
+]
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before changing the node")]
 
 
@@ -50,7 +54,9 @@ def setup(
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
     yes: YesOption = False,
-    reboot: Annotated[bool, typer.Option("--reboot", help="reboot once if that is needed, and go on afterwards")] = False,
+    reboot: Annotated[
+        bool, typer.Option("--reboot", help="reboot once if that is needed, and go on afterwards")
+    ] = False,
     allow_disruption: Annotated[bool, typer.Option("--allow-disruption", help="go on though containers stop")] = False,
     upgrade: UpgradeOption = False,
     only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option
@@ -60,12 +66,13 @@ def setup(
     verbose: VerboseOption = False,
 ) -> None:
     """Make this node work: driver, container toolkit, runtime; then prove that it does."""
-    from gpunode.cli import commands
+    from gpunode.cli import changing
+    from gpunode.cli.commands import How
     from gpunode.cli.compose import Wanted
 
+    leave = changing.Leave(yes=yes, reboot=reboot, allow_disruption=allow_disruption)
     wanted = Wanted(recipe, runtime, driver, upgrade)
-    how = commands.How(json=json, verbose=verbose)
-    commands.setup(wanted, how, tuple(only), root, gpu, yes=yes, reboot=reboot, allow_disruption=allow_disruption)
+    changing.setup(wanted, How(json=json, verbose=verbose), tuple(only), root, gpu, leave)
 
 
 @app.command()
@@ -137,7 +144,9 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
 def rollback(
     run: Annotated[str, typer.Argument(metavar="RUN", help="the run to undo (default: the newest)")] = "",
     list_: Annotated[bool, typer.Option("--list", help="list the recorded runs")] = False,
-    force: Annotated[bool, typer.Option("--force", help="also put back files edited since; the edit is backed up")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="also put back files edited since; the edit is backed up")
+    ] = False,
     yes: YesOption = False,
     root: RootOption = "/",
     json: JsonOption = False,
@@ -149,8 +158,10 @@ def rollback(
     how = commands.How(json=json, verbose=verbose)
     if list_:
         commands.runs(how, root)
-    else:
-        commands.rollback(run, how, root, yes=yes, force=force)
+        return
+    from gpunode.cli import changing
+
+    changing.rollback(run, how, root, yes=yes, force=force)
 
 
 @app.command()
@@ -191,7 +202,9 @@ def recipe_check(file: Annotated[str, typer.Argument(metavar="FILE")], json: Jso
 @recipe_app.command("from-node")
 def recipe_from_node(
     node: NodeOption = "",
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="write it there, not to the screen")] = "",
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="FILE", help="write it there, not to the screen")
+    ] = "",
     json: JsonOption = False,
 ) -> None:
     """Write the recipe that this hand-built node already fulfils; the first plan with it is empty."""

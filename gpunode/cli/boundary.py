@@ -16,7 +16,7 @@ from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 _LOG_FOLDER = Path("/var/log/gpunode")
 
 
-class Answered(Exception):  # noqa: N818 - an answer with an exit code of its own, not an error
+class Answered(Exception):
     """A command has told all there is to tell; only its exit code is left."""
 
     def __init__(self, exit_code: int) -> None:
@@ -83,7 +83,9 @@ def _keep(text: str) -> str:
     try:
         if os.geteuid() == 0:
             _LOG_FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return _written(os.open(_LOG_FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), _LOG_FOLDER / name, text)
+            return _written(
+                os.open(_LOG_FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), _LOG_FOLDER / name, text
+            )
         descriptor, path = tempfile.mkstemp(prefix="gpunode-", suffix=f"-{name}")
         return _written(descriptor, Path(path), text)
     except OSError:

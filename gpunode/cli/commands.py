@@ -1,32 +1,29 @@
-"""What each command does: compose the node, run the workflow, show the answer."""
+"""What the commands do that change no node: compose it, run the workflow, show the answer."""
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode import __version__, builtin
 from gpunode import recipe as recipes
 from gpunode.cli.boundary import Answered
-from gpunode.cli.compose import Seen, Stop, Wanted, checked_root, digest, is_image, need_root, see
+from gpunode.cli.compose import Wanted, checked_root, digest, see
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.human import Screen
 from gpunode.errors import (
     ChangesPending,
     GpunodeError,
-    RebootRequired,
     UsageError,
     VerifyFailed,
 )
-from gpunode.facts.model import Facts, Known, Unknown
-from gpunode.recipe import Recipe
+from gpunode.facts.model import Facts, Unknown
 from gpunode.steps import STEPS
 from gpunode.workflow.converge import StagePlan, raise_refusal
+from gpunode.workflow.verify import Report
 
 SAMPLE = "debian12-gtx1080"
 
@@ -55,7 +52,7 @@ def plan(wanted: Wanted, how: How, only: Sequence[str], node: str, root: str, gp
     from gpunode.workflow.plan import pending
     from gpunode.workflow.plan import plan as make_plan
 
-    _check_steps(only)
+    check_steps(only)
     recipe = wanted.read()
     seen = see(node, root, gpu)
     plans = make_plan(recipe, seen.facts, seen.host, only)
@@ -94,97 +91,6 @@ def unknown(facts: Facts) -> list[dict[str, object]]:
     return [{"fact": name, "reason": fact.reason, "probe": fact.probe} for name, fact in (*single, *keyed)]
 
 
-def setup(
-    wanted: Wanted,
-    how: How,
-    only: Sequence[str],
-    root: str,
-    gpu: str,
-    *,
-    yes: bool,
-    reboot: bool,
-    allow_disruption: bool,
-) -> None:
-    """Makes the node as the recipe wants it, and proves it."""
-    from gpunode.host.local import LocalHost
-    from gpunode.host.process import CommandLog
-    from gpunode.journal.store import Store
-    from gpunode.workflow.converge import survey
-    from gpunode.workflow.setup import Asked
-    from gpunode.workflow.setup import setup as make
-
-    _check_steps(only)
-    need_root("setup")
-    recipe, place = wanted.read(), checked_root(root)
-    named = _named_gpus(gpu)
-    store, image, screen = Store(place), is_image(root), how.screen()
-    log = CommandLog("setup", root=place)
-    host = LocalHost(place, on_progress=screen.progress, log=log)
-    with store.lock(), Stop() as stop, screen:
-        facts = survey(host, image=image, gpus=named)
-        asked = Asked(
-            version=__version__,
-            argv=tuple(sys.argv[1:]),
-            recipe_sha256=digest(recipe),
-            only=only,
-            allow_disruption=allow_disruption,
-            confirm=lambda plans: screen.confirm(plans, yes=yes),
-            pause=stop.pause,
-        )
-        done = make(
-            recipe,
-            host,
-            store,
-            facts,
-            advance=lambda _, __: survey(host, image=image, gpus=named),
-            asked=asked,
-            tell=screen.tell,
-        )
-        _finish_setup(recipe, how, screen, host, done, image=image, reboot=reboot, log=log.path)
-
-
-def _named_gpus(gpu: str) -> tuple[object, ...] | object:
-    from gpunode.cli.compose import gpus
-
-    return gpus(gpu)
-
-
-def _finish_setup(recipe, how, screen, host, done, *, image, reboot, log):  # type: ignore[no-untyped-def]
-    from gpunode.workflow.verify import Report, verify
-
-    reboots = [wait for wait in done.waits if wait.for_ == "reboot"]
-    report = Report(()) if image or reboots else verify(recipe, done.facts, host)
-    failure: GpunodeError | None = None
-    if reboots:
-        failure = RebootRequired(
-            "a reboot is needed",
-            why="\n".join(wait.reason for wait in reboots),
-            hint="reboot, then run the same command again: it goes on where it stopped",
-        )
-    elif report.failed:
-        first = report.failed[0]
-        failure = VerifyFailed(f"applied, but {first.title}: {first.detail}", hint=first.hint)
-    screen.setup(recipe, done, report, failure, log=log)
-    how.answer(
-        Envelope(
-            "setup",
-            status=failure.status if failure else "ok",
-            exit_code=failure.exit_code if failure else 0,
-            changed=done.changed,
-            changes=[change for stage in done.applied for change in stage.changes],
-            unknown=unknown(done.facts),
-            errors=(failure,) if failure else (),
-            result={
-                "run": done.run,
-                "seconds": round(done.seconds, 3),
-                "triggers": done.settled,
-                "checks": report.checks,
-                "gpus": report.inventory.gpus if report.inventory else (),
-            },
-        )
-    )
-
-
 def rehearse(wanted: Wanted, how: How, node: str, gpu: str) -> None:
     """Rehearses setup, verify and rollback on a captured node."""
     from gpunode.journal.store import Store
@@ -216,27 +122,37 @@ def sample() -> Path:
 
 def verify(wanted: Wanted, how: How, *, cuda: bool, container: bool) -> None:
     """Proves that the node works."""
+    from gpunode.host.local import LocalHost
+    from gpunode.workflow.container import container_check
+    from gpunode.workflow.converge import survey
     from gpunode.workflow.verify import Extra
     from gpunode.workflow.verify import verify as look
 
-    recipe, seen, screen = wanted.read(), see("", "/", ""), how.screen()
+    recipe, screen, host = wanted.read(), how.screen(), LocalHost("/")
     with screen:
-        report = look(recipe, seen.facts, seen.host, Extra(cuda, _container_check() if container else None))
+        facts = survey(host)
+        check = container_check(host.runner, host.effective) if container else None
+        report = look(recipe, facts, host, host.effective, Extra(cuda, check))
         screen.report(recipe, report)
-    failure = None
-    if report.failed:
-        first = report.failed[0]
-        failure = VerifyFailed(f"{first.title}: {first.detail}", hint=first.hint)
+    failure = failed_check(report, "")
     how.answer(
         Envelope(
             "verify",
             status=failure.status if failure else "ok",
             exit_code=failure.exit_code if failure else 0,
-            unknown=unknown(seen.facts),
+            unknown=unknown(facts),
             errors=(failure,) if failure else (),
             result={"checks": report.checks, "gpus": report.inventory.gpus if report.inventory else ()},
         )
     )
+
+
+def failed_check(report: Report, prefix: str) -> VerifyFailed | None:
+    """The error that a report amounts to: that of its first failed check."""
+    if not report.failed:
+        return None
+    first = report.failed[0]
+    return VerifyFailed(f"{prefix}{first.title}: {first.detail}", hint=first.hint)
 
 
 def status(how: How, node: str) -> None:
@@ -256,34 +172,6 @@ def runs(how: How, root: str) -> None:
     found = Store(checked_root(root)).runs()
     how.screen().runs(found)
     how.answer(Envelope("rollback", result={"runs": found}))
-
-
-def rollback(run: str, how: How, root: str, *, yes: bool, force: bool) -> None:
-    """Puts a run's configuration back."""
-    from gpunode.host.local import LocalHost
-    from gpunode.host.process import CommandLog
-    from gpunode.journal.store import Store
-    from gpunode.workflow.rollback import choose, undoing
-    from gpunode.workflow.rollback import rollback as undo
-
-    need_root("rollback")
-    place, screen = checked_root(root), how.screen()
-    store = Store(place)
-    host = LocalHost(place, on_progress=screen.progress, log=CommandLog("rollback", root=place))
-    with store.lock(), Stop() as stop, screen:
-        back = undoing(store, host, choose(store, run).run, force=force)
-        screen.undoing(back)
-        if not back.changes:
-            how.answer(Envelope("rollback", result={"of": back.of}))
-            return
-        screen.confirm_rollback(back, yes=yes)
-        done = undo(
-            back, host, store, version=__version__, argv=tuple(sys.argv[1:]), tell=screen.tell, pause=stop.pause
-        )
-        screen.rollback(done)
-    how.answer(
-        Envelope("rollback", changed=True, changes=done.changes, result={"of": done.of, "run": done.run, "triggers": done.settled})
-    )
 
 
 def capture(file: str, how: How) -> None:
@@ -341,11 +229,16 @@ def _write_new(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be written", why=error.strerror or str(error), hint="name a file that does not exist yet with -o"
+            f"{path} cannot be written",
+            why=error.strerror or str(error),
+            hint="name a file that does not exist yet with -o",
         ) from error
 
 
-def _check_steps(only: Sequence[str]) -> None:
+def check_steps(only: Sequence[str]) -> None:
+    """Raises UsageError when there is no such step."""
     ids = [step.id for step in STEPS]
     if wrong := [step for step in only if step not in ids]:
-        raise UsageError(f"there is no step {', '.join(wrong)}", why=f"steps: {', '.join(ids)}", hint="gpunode plan -v shows them")
+        raise UsageError(
+            f"there is no step {', '.join(wrong)}", why=f"steps: {', '.join(ids)}", hint="gpunode plan -v shows them"
+        )

@@ -18,6 +18,7 @@ from gpunode.host.child import capture, command, tell
 
 if TYPE_CHECKING:
     from gpunode.facts.cuda import CudaAnswer
+    from gpunode.facts.evidence import Probe
     from gpunode.host.process import Runner
 
 # Without persistence each GPU is woken first, which takes seconds; sixteen of them fit.
@@ -72,6 +73,13 @@ DONE:
 def argv() -> tuple[str, ...]:
     """The command that adds on every GPU."""
     return command("gpunode.host.cuda")
+
+
+def probe(timeout_s: float = TIMEOUT_S) -> Probe:
+    """The same command as a probe."""
+    from gpunode.facts.evidence import Probe
+
+    return Probe("cuda", argv=argv(), timeout_s=timeout_s)
 
 
 def vector_addition(runner: Runner, timeout_s: float = TIMEOUT_S) -> CudaAnswer:

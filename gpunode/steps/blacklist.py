@@ -19,7 +19,7 @@ options nouveau modeset=0
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """nouveau and nova are blacklisted, in the initramfs too."""
+    """Keeps nouveau and nova off the card, in the initramfs too."""
     if not wants_driver(recipe, facts):
         return Planned((), "the driver is not gpunode's here")
     present = need(facts.file(BLACKLIST), f"what {BLACKLIST} holds")

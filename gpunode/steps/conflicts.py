@@ -54,13 +54,17 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 def _display(facts: Facts) -> tuple[str, ...]:
     """A warning when a display may hang on the card: compute-only driver packages show no desktop."""
     driven = [d.address for d in own_gpus(known(facts.devices, ())) if d.class_code == "0300" and d.driver == "nvidia"]
-    desktop = need(facts.packages, "which packages are installed").keys() & {"xserver-xorg-core", "gdm3", "sddm", "xwayland"}
+    desktop = need(facts.packages, "which packages are installed").keys() & {
+        "xserver-xorg-core",
+        "gdm3",
+        "sddm",
+        "xwayland",
+    }
     if not driven or not desktop:
         return ()
-    return (
-        f"a display may hang on {', '.join(driven)} ({', '.join(sorted(desktop))} is installed): the compute-only driver "
-        'shows no desktop; set driver.scope = "full" in the recipe to keep it',
-    )
+    where, what = ", ".join(driven), ", ".join(sorted(desktop))
+    warning = f"a display may hang on {where} ({what} is installed), and the compute-only driver shows none"
+    return (f'{warning}; driver.scope = "full" in the recipe keeps it',)
 
 
 CONFLICTS = Step("conflicts", "old drivers", "packages", plan)

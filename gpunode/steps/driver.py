@@ -11,7 +11,7 @@ from gpunode.steps.selection import choice, family_of, matches, prefix, wants_dr
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """Every driver package of the scope is installed in the chosen branch; a satisfied driver is never upgraded unasked."""
+    """Every driver package of the scope is installed in the chosen branch; a satisfied one is not upgraded unasked."""
     if not wants_driver(recipe, facts):
         return Planned((), "the driver is not gpunode's here")
     found, chosen = family_of(facts), choice(recipe, facts)
@@ -37,7 +37,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _reason(chosen: Choice, recipe: Recipe) -> str:
-    display = {"compute": "without display libraries", "media": "with video, without a display", "full": "with a display"}
+    display = {
+        "compute": "without display libraries",
+        "media": "with video, without a display",
+        "full": "with a display",
+    }
     version = chosen.exact or f"branch {chosen.branch}"
     return f"{version}, {chosen.flavour} modules, {display[recipe.driver.scope]}"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpunode.change import FileChange, FileState, PackageState
+from gpunode.distros.family import PIN_FILE
 from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import choice, family_of, wants_driver
-
-PIN = "/etc/apt/preferences.d/gpunode-nvidia"
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -32,24 +33,22 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             hint=f"apt-get purge {rival}, then run the command again",
         )
     wanted = FileState(found.pin(chosen))
-    present = need(facts.file(PIN), f"what {PIN} holds")
+    present = need(facts.file(PIN_FILE), f"what {PIN_FILE} holds")
     if present == wanted:
         return Planned((), f"held at {_held(chosen.branch, chosen.exact)}", chosen.warnings)
     reason = f"driver {_held(chosen.branch, chosen.exact)}, {chosen.flavour} kernel modules: {chosen.reason}"
-    return Planned((FileChange(PIN, present, wanted),), reason, chosen.warnings)
+    return Planned((FileChange(PIN_FILE, present, wanted),), reason, chosen.warnings)
 
 
 def _held(branch: int, exact: str) -> str:
     return exact or f"branch {branch}"
 
 
-def _other_pinning_package(packages: dict[str, PackageState] | object, branch: int) -> str:
-    if not isinstance(packages, dict):
-        return ""
+def _other_pinning_package(packages: Mapping[str, PackageState], branch: int) -> str:
     for name, state in packages.items():
         pinned = name.removeprefix("nvidia-driver-pinning-")
         if pinned != name and not state.config_files_only and pinned.partition(".")[0] != str(branch):
-            return str(name)
+            return name
     return ""
 
 

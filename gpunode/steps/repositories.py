@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpunode.catalog.openpgp import fingerprints
 from gpunode.catalog.repositories import cuda_repository, is_old_toolkit_source, toolkit_repository
 from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
-from gpunode.distros import repository_list
+from gpunode.distros.family import repository_list
 from gpunode.facts.model import AptSource, Facts, holds, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
@@ -47,7 +47,7 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
             hint='use a release that has one, or set driver.version = "none" and install the driver by hand',
         )
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
-    return _enabled(_Repository(row.base_url, row.list_file, row.keyring, key, lambda uri: False), facts)
+    return _enabled(_Repository(row.base_url, row.list_file, row.keyring, key, _has_no_former), facts)
 
 
 def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
@@ -57,6 +57,11 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     row = toolkit_repository(recipe.repositories.toolkit, recipe.repositories.toolkit_key)
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
     return _enabled(_Repository(row.url, row.list_file, row.keyring, key, is_old_toolkit_source), facts)
+
+
+def _has_no_former(uri: str) -> bool:
+    del uri
+    return False
 
 
 def wants_toolkit(recipe: Recipe) -> bool:
@@ -121,7 +126,7 @@ def _names(source: AptSource, repository: _Repository) -> bool:
 
 
 def _is_rival(source: AptSource, repository: _Repository) -> bool:
-    """Whether an entry names the archive with another key, or names a former address of it: apt refuses them together."""
+    """Whether an entry names the archive with another key, or a former address of it: apt refuses them together."""
     if not source.enabled or source.file == repository.list_file:
         return False
     other_key = _names(source, repository) and source.signed_by != repository.keyring

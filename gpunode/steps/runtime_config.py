@@ -87,7 +87,7 @@ def _deferred(row: Runtime, fact: Unknown) -> Planned:
 
 
 def _trigger(row: Runtime, recipe: Recipe) -> Trigger:
-    """containerd reads its file at start alone; dockerd reads runtimes and default-runtime again on SIGHUP.
+    """A restart for containerd, which reads its file at start alone; dockerd reads runtimes again on SIGHUP.
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
     """

@@ -11,8 +11,9 @@ from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel, lookup
 from gpunode.catalog.gpus import is_nvswitch as _is_nvswitch
 from gpunode.change import PackageState
-from gpunode.distros import Family, family
+from gpunode.distros import family
 from gpunode.distros.dpkg_version import DpkgVersion
+from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, PciDevice, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Refusal
@@ -43,9 +44,7 @@ def other_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
 
 def nvswitches(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
     """The NVSwitches among ``devices``: they need the fabric manager."""
-    return tuple(
-        d for d in devices if d.vendor == NVIDIA and d.class_code == BRIDGE_CLASS and _is_nvswitch(d.device)
-    )
+    return tuple(d for d in devices if d.vendor == NVIDIA and d.class_code == BRIDGE_CLASS and _is_nvswitch(d.device))
 
 
 def models(devices: tuple[PciDevice, ...]) -> tuple[GpuModel, ...]:
@@ -54,7 +53,7 @@ def models(devices: tuple[PciDevice, ...]) -> tuple[GpuModel, ...]:
 
 
 def wants_driver(recipe: Recipe, facts: Facts) -> bool:
-    """Whether the driver is gpunode's to install here: the recipe asks for it and the machine has a kernel of its own."""
+    """Whether the driver is gpunode's to install here: the recipe asks for it, and the kernel is this machine's own."""
     return recipe.driver.version != "none" and need(facts.platform, "what kind of machine this is").owns_kernel
 
 
@@ -62,12 +61,12 @@ def family_of(facts: Facts) -> Family | Refusal:
     """The distribution's family, or why gpunode does not work on it."""
     distro = need(facts.distro, "which distribution this is")
     found = family(distro)
-    if found is None:
+    if found is None or not found.supported(distro):
         return Refusal(
             what=f"{distro.name} is not supported",
             why="NVIDIA's repositories and package names are known for Debian 12 and 13 and Ubuntu 22.04, 24.04 and "
             f"26.04; /etc/os-release says ID={distro.id} VERSION_ID={distro.version_id}",
-            hint="use one of these, or install the driver by hand and run gpunode with driver.version = \"none\"",
+            hint='use one of these, or install the driver by hand and run gpunode with driver.version = "none"',
         )
     return found
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.catalog.repositories import TOOLKIT_PACKAGES
 from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
@@ -19,7 +19,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "no container runtime is asked for")
     packages = need(facts.packages, "which packages are installed")
     wanted = _prefix(recipe, packages)
-    names = TOOLKIT_PACKAGES if recipe.upgrade else tuple(n for n in TOOLKIT_PACKAGES if not _right(packages, n, wanted))
+    names = (
+        TOOLKIT_PACKAGES if recipe.upgrade else tuple(n for n in TOOLKIT_PACKAGES if not _right(packages, n, wanted))
+    )
     if held := [name for name in names if name in packages and packages[name].held]:
         return Refusal(
             what=f"{', '.join(held)} is held",

@@ -77,7 +77,9 @@ class Applier:
         guilty = [
             entry.change
             for entry in reversed(self.run.entries())
-            if isinstance(entry, Intent) and isinstance(entry.change, FileChange) and entry.change.triggers & set(failed)
+            if isinstance(entry, Intent)
+            and isinstance(entry.change, FileChange)
+            and entry.change.triggers & set(failed)
         ]
         for change in guilty:
             self._keep_rejected(change)
@@ -105,7 +107,9 @@ class Applier:
             note = ""
             if expectation is not None and isinstance(change, FileChange):
                 note = self.host.check(expectation, change)
-            self.one(plan.stage, step.step.id, change, step.outcome.reason if hasattr(step.outcome, "reason") else "", note)
+            self.one(
+                plan.stage, step.step.id, change, step.outcome.reason if hasattr(step.outcome, "reason") else "", note
+            )
 
     def one(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
         """Makes one change: realized, journaled with its backup, made, done."""

@@ -83,9 +83,11 @@ Advance: TypeAlias = Callable[[Facts, StagePlan], Facts]
 
 
 def look(host: HostView, probes: Sequence[Probe]) -> Evidence:
-    """What ``probes`` return, looked at side by side: the slowest one sets the time."""
+    """What ``probes`` return; commands run side by side, so the slowest one sets the time."""
     with ThreadPoolExecutor(max_workers=8) as pool:
-        return dict(zip((probe.key for probe in probes), pool.map(host.look, probes), strict=True))
+        running = {probe.key: pool.submit(host.look, probe) for probe in probes if probe.argv}
+        read = {probe.key: host.look(probe) for probe in probes if not probe.argv}
+        return {p.key: running[p.key].result() if p.argv else read[p.key] for p in probes}
 
 
 def survey(host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = ()) -> Facts:

@@ -10,7 +10,6 @@ from gpunode.change import Change, Trigger
 from gpunode.facts.model import Facts
 from gpunode.host.port import Settled
 from gpunode.recipe import Recipe
-from gpunode.steps.outcome import Stage
 from gpunode.workflow.converge import StagePlan
 
 
@@ -40,7 +39,7 @@ class StageBegun:
 class Applying:
     """Changes of one kind are being made; packages come as one transaction."""
 
-    stage: Stage
+    stage: str
     step: str
     changes: tuple[Change, ...]
 
@@ -49,7 +48,7 @@ class Applying:
 class Applied:
     """They have been made and journaled; ``note`` says what was checked on the way."""
 
-    stage: Stage
+    stage: str
     step: str
     changes: tuple[Change, ...]
     seconds: float

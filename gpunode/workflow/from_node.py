@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from gpunode.catalog.driver import Choice, Impossible, choose
-from gpunode.distros import Family
+from gpunode.catalog.gpus import GpuModel
+from gpunode.distros.family import Family
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
-from gpunode.recipe import Driver, Recipe, Runtime, Scope, Toolkit
+from gpunode.recipe import Driver, Flavour, Recipe, Runtime, RuntimeName, Scope, Toolkit
 from gpunode.runtimes import RUNTIMES
 from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.steps.selection import family_of, installed_branches, is_installed, models
 from gpunode.workflow.plan import plan
 
+_FLAVOURS: tuple[Flavour, ...] = ("open", "proprietary")
 _SCOPES: tuple[Scope, ...] = ("full", "media", "compute")
 
 
 def recipe_of(facts: Facts, host: HostView) -> Recipe:
     """A recipe whose first plan on this node is empty.
 
-    Where the node's owner did by other means, or not at all, what a step does, the recipe skips that step and so says it.
+    Where the node's owner did by other means, or not at all, what a step does, the recipe skips that step.
     """
     recipe = Recipe(
         name="from-node",
@@ -30,7 +34,9 @@ def recipe_of(facts: Facts, host: HostView) -> Recipe:
         toolkit=_toolkit(facts),
         runtime=_runtime(facts),
     )
-    left = [s.step.id for stage in plan(recipe, facts, host) for s in stage.steps if s.changes or _is_refused(s.outcome)]
+    left = [
+        s.step.id for stage in plan(recipe, facts, host) for s in stage.steps if s.changes or _is_refused(s.outcome)
+    ]
     return replace(recipe, skip=tuple(left))
 
 
@@ -45,7 +51,7 @@ def _driver(facts: Facts) -> Driver:
     if not isinstance(found, Family) or not present:
         return Driver(version="none")
     for branch in installed_branches(facts):
-        for flavour in ("open", "proprietary"):
+        for flavour in _FLAVOURS:
             for scope in _SCOPES:
                 wish = Driver(version=str(branch), flavour=flavour, scope=scope)
                 chosen = choose(present, wish)
@@ -54,11 +60,11 @@ def _driver(facts: Facts) -> Driver:
     return Driver(version="none")
 
 
-def _spoken(present: object, wish: Driver, chosen: Choice) -> str:
+def _spoken(present: Sequence[GpuModel], wish: Driver, chosen: Choice) -> Flavour:
     """``auto`` where that gives the same flavour, so that the recipe says no more than it must."""
     auto = choose(present, replace(wish, flavour="auto"))
     same = not isinstance(auto, Impossible) and auto.flavour == chosen.flavour
-    return "auto" if same else chosen.flavour
+    return "auto" if same else wish.flavour
 
 
 def _persistence(facts: Facts) -> bool:
@@ -90,7 +96,7 @@ def _configured(row: RuntimeRow, content: bytes) -> Runtime | None:
         return None
     systemd = found.systemd_cgroup.get("nvidia", False)
     return Runtime(
-        name=row.id,
+        name=cast("RuntimeName", row.id),  # a recipe names the rows of RUNTIMES
         install="never",
         default=found.default == "nvidia",
         cgroup="systemd" if systemd else "auto",

@@ -39,20 +39,27 @@ WantedBy=multi-user.target
 def _quoted(word: str) -> str:
     """``word`` as systemd.syntax(7) and systemd.service(5) want it: quoted, ``%`` and ``$`` not expanded."""
     if any(ord(char) < 32 for char in word):
-        raise UsageError(f"{word!r} cannot stand in a systemd unit", hint="run setup without --reboot and reboot by hand")
+        raise UsageError(
+            f"{word!r} cannot stand in a systemd unit", hint="run setup without --reboot and reboot by hand"
+        )
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
 
 
-def arrange(applier: Applier, argv: Sequence[str]) -> None:
+def arrange(applier: Applier, argv: Sequence[str], present: FileState | None) -> None:
     """The next boot goes on with ``argv``; journaled as every change is.
+
+    Args:
+        applier: of the run.
+        argv: the command.
+        present: the unit of an earlier run, when it is still there.
 
     Raises:
         ChangeFailed: the unit could not be written or enabled.
     """
+    why = "setup goes on after the reboot"
     reload = frozenset({Trigger("daemon-reload")})
-    present = applier.host.look_file(UNIT)
-    applier.one("kernel", "reboot", FileChange(UNIT, present, FileState(resume_unit(argv)), reload), "goes on after the reboot")
+    applier.one("kernel", "reboot", FileChange(UNIT, present, FileState(resume_unit(argv)), reload), why)
     applier.settle([Trigger("daemon-reload")])
-    enable = CommandChange(("systemctl", "enable", _NAME), "goes on after the reboot", ("systemctl", "disable", _NAME))
-    applier.one("kernel", "reboot", enable, "goes on after the reboot")
+    enable = CommandChange(("systemctl", "enable", _NAME), why, ("systemctl", "disable", _NAME))
+    applier.one("kernel", "reboot", enable, why)

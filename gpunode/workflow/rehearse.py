@@ -34,7 +34,9 @@ class Rehearsal:
     restored: Mapping[str, bool] = field(default_factory=dict)
 
 
-def rehearse(recipe: Recipe, facts: Facts, evidence: Evidence, store: Store, *, asked: Asked, tell: Observer) -> Rehearsal:
+def rehearse(
+    recipe: Recipe, facts: Facts, evidence: Evidence, store: Store, *, asked: Asked, tell: Observer
+) -> Rehearsal:
     """Setup, verify and rollback, rehearsed on the node that ``evidence`` was captured from.
 
     Args:
@@ -76,5 +78,7 @@ def _checks(recipe: Recipe, facts: Facts, host: RehearsalHost) -> tuple[Check, .
     driver = Check("nvml", "the driver answers (NVML)", "not run", "a rehearsal has no driver to ask")
     if recipe.runtime.name == "none":
         return (converged, driver)
-    daemon = Check("runtime", f"{recipe.runtime.name} reads its configuration", "not run", "a rehearsal has no daemon to ask")
+    daemon = Check(
+        "runtime", f"{recipe.runtime.name} reads its configuration", "not run", "a rehearsal has no daemon to ask"
+    )
     return (converged, driver, daemon)

@@ -53,7 +53,9 @@ def choose(store: Store, run: str = "") -> RunSummary:
         if run in (candidate.run, candidate.run.partition("-")[0].lstrip("0")):
             return candidate
     raise UsageError(
-        f"there is no run {run}", why=f"recorded: {', '.join(r.run for r in runs) or 'none'}", hint="gpunode rollback --list"
+        f"there is no run {run}",
+        why=f"recorded: {', '.join(r.run for r in runs) or 'none'}",
+        hint="gpunode rollback --list",
     )
 
 
@@ -90,7 +92,7 @@ def _present(host: Host, path: str) -> FileState | None:
 def _refuse_later(store: Store, of: str, back: Sequence[Change]) -> None:
     paths = {subject(change) for change in back}
     runs = store.runs()
-    later = [r for r in runs[[r.run for r in runs].index(of) + 1 :] if not r.undone and paths & set(r.subjects)]
+    later = [r for r in runs[[r.run for r in runs].index(of) + 1 :] if not r.undone_by and paths & set(r.subjects)]
     later = [r for r in later if r.begin.of != of]
     if later:
         touched = ", ".join(sorted(paths & {s for r in later for s in r.subjects}))
@@ -106,8 +108,8 @@ def _edited(change: FileChange, now: FileState | None) -> Conflict:
     return Conflict(
         f"{change.path} was edited since gpunode wrote it",
         why=f"the edit:\n{shown}",
-        hint="keep the edit and leave the file as it is, or run rollback with --force: the present version is backed up "
-        "first and comes back by rolling back the rollback",
+        hint="keep the edit and leave the file as it is, or add --force: the present version is backed up first and "
+        "comes back by rolling back the rollback",
     )
 
 

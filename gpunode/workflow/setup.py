@@ -19,9 +19,18 @@ from gpunode.workflow.apply import Applier, at_the_end
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
 from gpunode.workflow.plan import plan
+from gpunode.workflow.reboot import UNIT, arrange
 from gpunode.workflow.transaction import resolved
 
 RUNNING_CONTAINERS = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
+
+
+def _agree(plans: Sequence[StagePlan]) -> None:
+    del plans
+
+
+def _go_on() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,7 @@ class Asked:
         version: of gpunode; likewise ``argv`` and ``recipe_sha256`` for the journal alone.
         confirm: asked once, after the plan is told and before anything is done.
         pause: called between changes; raises Interrupted when the end was asked for.
+        resume: the command with which the next boot goes on when a reboot is needed; empty reboots nothing.
     """
 
     version: str
@@ -39,8 +49,9 @@ class Asked:
     recipe_sha256: str = ""
     only: Collection[str] = ()
     allow_disruption: bool = False
-    confirm: Callable[[Sequence[StagePlan]], None] = lambda plans: None
-    pause: Callable[[], None] = lambda: None
+    confirm: Callable[[Sequence[StagePlan]], None] = _agree
+    pause: Callable[[], None] = _go_on
+    resume: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +101,8 @@ def setup(
     raise_refusal(preview)
     owed = tuple(store.owed())
     tell(Previewed(preview))
-    if not owed and not any(stage.changes for stage in preview):
-        waits = tuple(wait for stage in preview for wait in stage.waits)
+    waits = tuple(wait for stage in preview for wait in stage.waits)
+    if not owed and not any(stage.changes for stage in preview) and not (waits and asked.resume):
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not asked.allow_disruption:
         _refuse_disruption(preview, host)
@@ -149,6 +160,8 @@ class _Course:
             self.applied.append(stage)
         late = {trigger for trigger in self.owed if not trigger.ends_stage}
         self.settled += self.applier.settle(settle_order({*late, *at_the_end(self.applied)}))
+        if self.asked.resume and any(wait.for_ == "reboot" for stage in self.applied for wait in stage.waits):
+            arrange(self.applier, self.asked.resume, known(self.facts.file(UNIT), None))
 
     def _exact(self, facts: Facts, stage: StagePlan) -> StagePlan:
         exact = resolved(stage, known(facts.packages, {}), self.host.simulate)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpunode.catalog.gpus import lookup
 from gpunode.change import PackageState
+from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Kernels, Known, known
@@ -15,7 +16,6 @@ from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.runtimes import RUNTIMES, Configured, Runtime
 from gpunode.steps.selection import installed_driver_packages, own_gpus
-from gpunode.steps.toolkit import TOOLKIT_PACKAGES
 
 
 @dataclass(frozen=True, slots=True)

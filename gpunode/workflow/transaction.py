@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
-from gpunode.catalog.conflicts import driver_packages
 from gpunode.host.apt_plan import unplanned
 from gpunode.host.port import Simulation
 from gpunode.workflow.converge import StagePlan, StepPlan
@@ -30,9 +30,7 @@ class Transaction:
     problem: str = ""
 
 
-def resolve(
-    changes: Sequence[PackageChange], installed: Mapping[str, PackageState], simulate: Simulate
-) -> Transaction:
+def resolve(changes: Sequence[PackageChange], installed: Mapping[str, PackageState], simulate: Simulate) -> Transaction:
     """The transaction that ``changes`` amount to; as they are where there is no package manager to ask.
 
     Packages to purge that the new driver itself brings in another version are replaced, not purged: which they are

@@ -16,8 +16,8 @@ from gpunode.host import cuda, nvml
 from gpunode.host.port import HostView
 from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import Configured, Runtime, runtime
-from gpunode.steps.selection import choice, family_of, wants_driver
 from gpunode.steps.outcome import Refusal
+from gpunode.steps.selection import choice, family_of, wants_driver
 from gpunode.workflow.plan import pending, plan
 
 Status: TypeAlias = Literal["passed", "failed", "not run"]
@@ -106,7 +106,9 @@ def _configuration(recipe: Recipe, facts: Facts, host: HostView) -> Check:
     if not pending(plans):
         return Check("configuration", title, "passed", "every step finds nothing to do")
     left = [step.step.title for stage in plans for step in stage.steps if step.changes or stage.waits]
-    return Check("configuration", title, "failed", f"still to do: {', '.join(left)}", "gpunode plan shows what, setup does it")
+    return Check(
+        "configuration", title, "failed", f"still to do: {', '.join(left)}", "gpunode plan shows what, setup does it"
+    )
 
 
 def _driver(answer: NvmlAnswer) -> Iterator[Check]:
@@ -179,7 +181,9 @@ def _device_nodes(facts: Facts, inventory: Inventory | None) -> Iterator[Check]:
         return
     wanted = {"/dev/nvidiactl", *(f"/dev/nvidia{gpu.index}" for gpu in inventory.gpus)}
     if missing := sorted(wanted - facts.device_nodes.value):
-        yield Check("device-nodes", "device nodes", "failed", f"missing: {', '.join(missing)}", "nvidia-modprobe -c 0 -u")
+        yield Check(
+            "device-nodes", "device nodes", "failed", f"missing: {', '.join(missing)}", "nvidia-modprobe -c 0 -u"
+        )
         return
     yield Check("device-nodes", "device nodes", "passed", f"{len(wanted)} under /dev")
 
@@ -196,7 +200,9 @@ def _runtime(recipe: Recipe, effective: Effective) -> Iterator[Check]:
         yield Check("runtime", title, "failed", f"{error.what} {error.why}".strip(), f"systemctl status {row.unit}")
         return
     if found is None:
-        yield Check("runtime", title, "not run", f"there is no {row.id} to ask here", f"gpunode setup --runtime {row.id}")
+        yield Check(
+            "runtime", title, "not run", f"there is no {row.id} to ask here", f"gpunode setup --runtime {row.id}"
+        )
         return
     yield _handler(row, recipe, found, title)
 
@@ -209,7 +215,9 @@ def _handler(row: Runtime, recipe: Recipe, found: Configured, title: str) -> Che
     if recipe.runtime.default and found.default != "nvidia":
         hint = f"systemctl restart {row.unit}; `gpunode plan` shows whether the file says so"
         return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)
-    return Check("runtime", title, "passed", f"nvidia runs {binary or 'its default'}; default runtime {found.default or 'runc'}")
+    return Check(
+        "runtime", title, "passed", f"nvidia runs {binary or 'its default'}; default runtime {found.default or 'runc'}"
+    )
 
 
 def _expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
@@ -217,7 +225,9 @@ def _expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
         status: Status = "not run" if inventory is None else "passed" if agrees else "failed"
         detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
-        yield Check(f"expect-{name}", f"expected {name}", status, detail, "replace or reseat the hardware, or correct [expect]")
+        yield Check(
+            f"expect-{name}", f"expected {name}", status, detail, "replace or reseat the hardware, or correct [expect]"
+        )
 
 
 def _comparisons(expect: Expect, inventory: Inventory | None) -> Iterator[tuple[str, object, object, bool]]:

@@ -73,7 +73,7 @@ class Archive:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
-    def __enter__(self) -> Archive:  # noqa: PYI034
+    def __enter__(self) -> Archive:
         self._thread.start()
         return self
 

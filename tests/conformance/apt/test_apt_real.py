@@ -189,7 +189,7 @@ class locked:  # noqa: N801
         code = f"import fcntl,sys; f=open({str(path)!r},'a'); fcntl.lockf(f,2); print(1,flush=True); sys.stdin.read()"
         self._argv = [sys.executable, "-c", code, "unattended-upgrade"]
 
-    def __enter__(self) -> locked:  # noqa: PYI034
+    def __enter__(self) -> locked:
         self._child = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._child.stdout is not None
         self._child.stdout.readline()

@@ -1,0 +1,131 @@
+"""The two commands that change a node: setup and rollback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpunode import __version__
+from gpunode.change import CommandChange
+from gpunode.cli.commands import How, check_steps, failed_check, unknown
+from gpunode.cli.compose import Stop, Wanted, checked_root, digest, gpus, is_image, need_root
+from gpunode.cli.envelope import Envelope
+from gpunode.errors import GpunodeError, RebootRequired
+from gpunode.host.local import LocalHost
+from gpunode.host.process import CommandLog
+from gpunode.journal.store import Store
+from gpunode.recipe import Recipe
+from gpunode.workflow import rollback as undo
+from gpunode.workflow.converge import survey
+from gpunode.workflow.setup import Asked, SetupResult
+from gpunode.workflow.setup import setup as make
+from gpunode.workflow.verify import Report, verify
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """What setup may do beyond changing files and packages."""
+
+    yes: bool = False
+    reboot: bool = False
+    allow_disruption: bool = False
+
+
+def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, leave: Leave) -> None:
+    """Makes the node as the recipe wants it, and proves it."""
+    check_steps(only)
+    need_root("setup")
+    recipe, place, named = wanted.read(), checked_root(root), gpus(gpu)
+    image, screen = is_image(root), how.screen()
+    store = Store(place)
+    log = CommandLog("setup", root=place)
+    host = LocalHost(place, on_progress=screen.progress, log=log)
+    with store.lock(), Stop() as stop, screen:
+        facts = survey(host, image=image, gpus=named)
+        asked = Asked(
+            version=__version__,
+            argv=tuple(sys.argv[1:]),
+            recipe_sha256=digest(recipe),
+            only=only,
+            allow_disruption=leave.allow_disruption,
+            confirm=lambda plans: screen.confirm(plans, yes=leave.yes),
+            pause=stop.pause,
+            resume=resume_command() if leave.reboot and not image else (),
+        )
+        done = make(
+            recipe,
+            host,
+            store,
+            facts,
+            advance=lambda _, __: survey(host, image=image, gpus=named),
+            asked=asked,
+            tell=screen.tell,
+        )
+        reboots = tuple(wait.reason for wait in done.waits if wait.for_ == "reboot")
+        report = Report(()) if image or reboots else verify(recipe, done.facts, host, host.effective)
+        failure = _reboot(reboots, done, leave) if reboots else failed_check(report, "applied, but ")
+        screen.setup(recipe, done, report, failure, log=log.path)
+        if reboots and asked.resume:
+            host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
+    how.answer(_setup_envelope(recipe, done, report, failure))
+
+
+def resume_command() -> tuple[str, ...]:
+    """This very command for after the reboot: without --reboot, so that one run reboots at most once."""
+    typed = [word for word in sys.argv[1:] if word not in {"--reboot", "--yes", "-y"}]
+    return (sys.executable, *_how_python_finds_gpunode(), *typed, "--yes")
+
+
+def _how_python_finds_gpunode() -> tuple[str, ...]:
+    program = sys.argv[0]
+    return ("-m", "gpunode") if program.endswith("__main__.py") else (program,)
+
+
+def _reboot(reasons: Sequence[str], done: SetupResult, leave: Leave) -> RebootRequired:
+    again = (
+        "it goes on by itself after the reboot" if leave.reboot else "systemctl reboot, then run the same command again"
+    )
+    what = "a reboot is needed; everything before it is done" if done.changed else "a reboot is needed"
+    return RebootRequired(what, why="\n".join(reasons), hint=again)
+
+
+def _setup_envelope(recipe: Recipe, done: SetupResult, report: Report, failure: GpunodeError | None) -> Envelope:
+    return Envelope(
+        "setup",
+        status=failure.status if failure else "ok",
+        exit_code=failure.exit_code if failure else 0,
+        changed=done.changed,
+        changes=[change for stage in done.applied for change in stage.changes],
+        unknown=unknown(done.facts),
+        errors=(failure,) if failure else (),
+        result={
+            "recipe": recipe.name,
+            "run": done.run,
+            "seconds": round(done.seconds, 3),
+            "triggers": done.settled,
+            "checks": report.checks,
+            "gpus": report.inventory.gpus if report.inventory else (),
+        },
+    )
+
+
+def rollback(run: str, how: How, root: str, *, yes: bool, force: bool) -> None:
+    """Puts a run's configuration back."""
+    need_root("rollback")
+    place, screen = checked_root(root), how.screen()
+    store = Store(place)
+    host = LocalHost(place, on_progress=screen.progress, log=CommandLog("rollback", root=place))
+    with store.lock(), Stop() as stop, screen:
+        back = undo.undoing(store, host, undo.choose(store, run).run, force=force)
+        screen.undoing(back)
+        if not back.changes:
+            how.answer(Envelope("rollback", result={"of": back.of}))
+            return
+        screen.confirm_rollback(back, yes=yes)
+        done = undo.rollback(
+            back, host, store, version=__version__, argv=tuple(sys.argv[1:]), tell=screen.tell, pause=stop.pause
+        )
+        screen.rollback(done)
+    result = {"of": done.of, "run": done.run, "triggers": done.settled}
+    how.answer(Envelope("rollback", changed=True, changes=done.changes, result=result))
