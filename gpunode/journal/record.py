@@ -362,11 +362,6 @@ class RunSummary:
         """What the run was asked to do."""
         return self.begin.verb
 
-    @property
-    def undone(self) -> bool:
-        """Whether its files are as they were before it."""
-        return bool(self.undone_by)
-
 
 def unloaded(data: bytes, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
     """The entries of a journal without the bytes of files: each ``content`` is the name of its backup object.
