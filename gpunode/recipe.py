@@ -213,10 +213,14 @@ _TOP = (
 
 
 @cache
-def keys() -> tuple[Key, ...]:
+def known_keys() -> tuple[Key, ...]:
     """Every key that a recipe may hold, in the order of the reference page."""
     tables = (("", Recipe), *_SECTIONS.items())
     return (*_TOP, *(key for section, kind in tables for key in _keys_of(section, kind)))
+
+
+def _keys_in(section: str) -> tuple[Key, ...]:
+    return tuple(key for key in known_keys() if key.section == section)
 
 
 def _keys_of(section: str, kind: type[Any]) -> Iterator[Key]:
@@ -246,9 +250,9 @@ class _Layer:
     text: str
     values: Mapping[str, Any]
 
-    def error(self, what: str, key: str, allowed: tuple[str, ...] = ()) -> RecipeError:
-        line = line_of(self.text, tuple(key.split("."))) if key else 0
-        return RecipeError(what, file=self.file, line=line, key=key, allowed=allowed)
+    def error(self, what: str, path: tuple[str, ...], allowed: tuple[str, ...] = ()) -> RecipeError:
+        line = line_of(self.text, path)
+        return RecipeError(what, file=self.file, line=line, key=_brief(".".join(path)), allowed=allowed)
 
 
 def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
@@ -267,10 +271,10 @@ def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
         values.pop("description", None)
         values.update(layer.values)
     sections = {
-        section: kind(**{key.name: values[key.path] for key in keys() if key.section == section and key.path in values})
+        section: kind(**{key.name: values[key.path] for key in _keys_in(section) if key.path in values})
         for section, kind in _SECTIONS.items()
     }
-    top = {key.name: values[key.name] for key in keys() if not key.section and key not in _TOP and key.name in values}
+    top = {key.name: values[key.name] for key in _keys_in("") if key not in _TOP and key.name in values}
     return Recipe(PurePosixPath(file).stem, **top, **sections)
 
 
@@ -280,16 +284,18 @@ def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
     while base := layers[-1].values.get("extends"):
         place = base_of(base, layers[-1].file)
         if place in (chain := [layer.file for layer in layers]):
-            raise layers[-1].error(f"recipes extend each other in a circle: {' → '.join([*chain, place])}", "extends")
+            raise layers[-1].error(
+                f"recipes extend each other in a circle: {' → '.join([*chain, place])}", ("extends",)
+            )
         try:
             layers.append(_layer(load(place), place))
         except RecipeError:
             raise
         except UsageError as error:
-            raise layers[-1].error(f"{error.what} ({error.why})", "extends") from error
-        except OSError as error:
-            reason = error.strerror or error
-            raise layers[-1].error(f"cannot read {place}, which this recipe extends: {reason}", "extends") from error
+            raise layers[-1].error(f"{error.what} ({error.why})", ("extends",)) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise layers[-1].error(f"cannot read {place}, which this recipe extends: {reason}", ("extends",)) from error
     return layers
 
 
@@ -308,27 +314,28 @@ def base_of(extends: str, file: str) -> str:
 
 
 def _layer(text: str, file: str) -> _Layer:
-    text = text.removeprefix("\ufeff")
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if len(text) > LIMIT_BYTES:
         raise RecipeError(f"longer than the {LIMIT_BYTES >> 20} MiB that a recipe may have", file=file)
     raw = _Layer(file, text, _toml(text, file))
     if not _is(raw.values.get("schema", SCHEMA), (int,)) or raw.values.get("schema", SCHEMA) != SCHEMA:
-        raise raw.error(f"schema is {_shown(raw.values['schema'])}: not a format that I know", "schema", (str(SCHEMA),))
+        raise raw.error(
+            f"schema is {_shown(raw.values['schema'])}: not a format that I know", ("schema",), (str(SCHEMA),)
+        )
     return _Layer(file, text, dict(_flat(raw)))
 
 
 def _toml(text: str, file: str) -> Mapping[str, Any]:
-    toml = _reader()
     # The reader takes time by the square of a dotted key's parts; no recipe needs a line with so many dots.
     if line := next((n for n, one in enumerate(text.split("\n"), 1) if one.count(".") > _DOTS), 0):
         raise RecipeError(f"more than {_DOTS} dots in a line", file=file, line=line)
     try:
-        values: Mapping[str, Any] = toml.loads(text)
-    except toml.TOMLDecodeError as error:
+        values: Mapping[str, Any] = _reader().loads(text)
+    except ValueError as error:
         place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
         reason = str(error)[: place.start()] if place else str(error)
         line = int(place[1]) if place and place[1] else text.count("\n") + 1
-        raise RecipeError(f"not TOML: {reason}", file=file, line=line) from error
+        raise RecipeError(f"not TOML: {_brief(reason)}", file=file, line=line) from error
     except RecursionError as error:
         raise RecipeError("nested too deeply for a recipe", file=file) from error
     return values
@@ -343,36 +350,37 @@ def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
     """Every value of a file by its key path, checked."""
     for name, value in raw.values.items():
         if name not in _SECTIONS:
-            yield name, _checked(raw, name, value)
+            yield name, _checked(raw, (name,), value)
         elif not isinstance(value, dict):
-            raise raw.error(f"{name} is {_kind(value)}, where a table is meant", name, (f"[{name}]",))
+            raise raw.error(f"{name} is {_kind(value)}, where a table is meant", (name,), (f"[{name}]",))
         else:
             for inner, held in value.items():
-                yield f"{name}.{inner}", _checked(raw, f"{name}.{inner}", held)
+                yield f"{name}.{inner}", _checked(raw, (name, inner), held)
 
 
-def _checked(raw: _Layer, path: str, value: Any) -> Any:
-    key = next((key for key in keys() if key.path == path), None)
+def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
+    path, section = ".".join(place), place[0] if len(place) > 1 else ""
+    key = next((key for key in _keys_in(section) if key.name == place[-1]), None)
     if key is None:
-        raise _unknown(raw, path)
+        raise _unknown(raw, section, place)
     if not _is(value, key.types):
         quote = f'; write it in quotes: "{value}"' if key.types == (str,) and _is(value, (int,)) else ""
-        raise raw.error(f"{path} is {_shown(value)}, which is {_kind(value)}{quote}", path, key.allowed)
+        raise raw.error(f"{path} is {_shown(value)}, which is {_kind(value)}{quote}", place, key.allowed)
     if isinstance(value, list):
-        return _checked_list(raw, key, value)
+        return _checked_list(raw, key, place, value)
     if isinstance(value, str) and not _fits(key, value):
         guess = difflib.get_close_matches(value, [word for word in key.allowed if " " not in word], 1)
         hint = f'; did you mean "{guess[0]}"?' if guess else ""
-        raise raw.error(f"{path} is {_shown(value)}, which it cannot be{hint}", path, key.allowed)
+        raise raw.error(f"{path} is {_shown(value)}, which it cannot be{hint}", place, key.allowed)
     if key.types == (int,) and value < key.says.least:
-        raise raw.error(f"{path} is {value}, which is too small", path, key.allowed)
+        raise raw.error(f"{path} is {value}, which is too small", place, key.allowed)
     return value
 
 
-def _checked_list(raw: _Layer, key: Key, value: list[Any]) -> tuple[str, ...]:
+def _checked_list(raw: _Layer, key: Key, place: tuple[str, ...], value: list[Any]) -> tuple[str, ...]:
     for item in value:
         if not isinstance(item, str) or not _fits(key, item):
-            raise raw.error(f"{key.path} holds {_shown(item)}, which it cannot", key.path, key.allowed)
+            raise raw.error(f"{key.path} holds {_shown(item)}, which it cannot", place, key.allowed)
     return tuple(value)
 
 
@@ -387,14 +395,14 @@ def _fits(key: Key, value: str) -> bool:
     return not key.says.pattern or re.fullmatch(key.says.pattern, value) is not None
 
 
-def _unknown(raw: _Layer, path: str) -> RecipeError:
-    section = path.rpartition(".")[0]
-    known = [key.path for key in keys() if key.section == section]
+def _unknown(raw: _Layer, section: str, place: tuple[str, ...]) -> RecipeError:
+    path = ".".join(place)
+    known = [key.path for key in _keys_in(section)]
     known += [] if section else list(_SECTIONS)
-    elsewhere = [key.path for key in keys() if key.name == path]
+    elsewhere = [key.path for key in known_keys() if key.name == path]
     guess = difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
     hint = f"; did you mean {guess[0]}?" if guess else ""
-    return raw.error(f"there is no key {_brief(path)}{hint}", path, tuple(known))
+    return raw.error(f"there is no key {_brief(path)}{hint}", place, tuple(known))
 
 
 def _shown(value: object) -> str:
@@ -434,10 +442,9 @@ def _settings(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 def _path(toml: str) -> tuple[str, ...]:
     """The one path that a line of TOML sets; empty when it sets none."""
-    reader = _reader()
     try:
-        value: Any = reader.loads(toml)
-    except (reader.TOMLDecodeError, RecursionError):
+        value: Any = _reader().loads(toml)
+    except (ValueError, RecursionError):
         return ()
     path: list[str] = []
     while value and isinstance(value, list | dict):
@@ -451,19 +458,18 @@ def _path(toml: str) -> tuple[str, ...]:
 
 def _outside_strings(text: str, line: int) -> bool:
     """Whether ``line`` starts outside of a text or list that spans lines: all before it is TOML by itself."""
-    reader = _reader()
     try:
-        reader.loads("\n".join(text.split("\n")[: line - 1]))
-    except (reader.TOMLDecodeError, RecursionError):
+        _reader().loads("\n".join(text.split("\n")[: line - 1]))
+    except (ValueError, RecursionError):
         return False
     return True
 
 
 def schema() -> dict[str, object]:
     """The JSON Schema of recipes, for editors."""
-    properties: dict[str, object] = {key.name: _property(key) for key in keys() if not key.section}
+    properties: dict[str, object] = {key.name: _property(key) for key in _keys_in("")}
     for section, kind in _SECTIONS.items():
-        inner = {key.name: _property(key) for key in keys() if key.section == section}
+        inner = {key.name: _property(key) for key in _keys_in(section)}
         properties[section] = _table(kind.__doc__ or "", inner)
     return {"$schema": SCHEMA_URL, "title": "gpunode recipe", **_table(Recipe.__doc__ or "", properties)}
 
@@ -495,10 +501,10 @@ def render(recipe: Recipe) -> str:
     if recipe.description:
         lines.append(f"description = {_literal(recipe.description)}")
     if recipe.skip:
-        skip = next(key for key in keys() if key.path == "skip")
+        skip = next(key for key in _keys_in("") if key.name == "skip")
         lines += [f"# {skip.says.doc}", f"skip = {_literal(recipe.skip)}"]
     for section in _SECTIONS:
-        changed = [(key, getattr(getattr(recipe, section), key.name)) for key in keys() if key.section == section]
+        changed = [(key, getattr(getattr(recipe, section), key.name)) for key in _keys_in(section)]
         changed = [(key, value) for key, value in changed if value != key.default]
         if changed:
             lines += ["", f"[{section}]"]

@@ -288,16 +288,16 @@ class Run:
         self._note(Settle(trigger, note, self._clock()))
 
     def keep(self, path: str, content: bytes) -> str:
-        """Where a file that was rejected is now kept, beside the journal, for a person to look at.
+        """Where ``content`` is kept, which a daemon rejected as its ``path``: beside the journal, for a person to read.
 
         Raises:
             ChangeFailed: it could not be written.
         """
-        place = self.path.parent / "rejected" / Path(path).name
-        with _unwritable("the rejected file could not be kept", place):
-            place.parent.mkdir(mode=0o700, exist_ok=True)
-            _write_file(place, content)
-        return str(place)
+        kept = self.path.with_name(f"rejected-{path.strip('/').replace('/', '-')}")
+        with _unwritable(f"the rejected {path} could not be kept", kept):
+            _write_file(kept, content)
+            _sync_folder(kept.parent)
+        return str(kept)
 
     def commit(self, result: Result, why: str = "") -> None:
         """The run is over; nothing more is written. Raises ChangeFailed when that cannot be written."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.change import FileChange, Trigger, inverse
+from gpunode.change import Deferred, FileChange, FileState, SigningKey, Trigger, inverse
 from gpunode.change import triggers as owed_by
 from gpunode.errors import JournalDamaged
 from gpunode.journal.record import (
@@ -25,7 +25,7 @@ from gpunode.journal.record import (
     undo,
     unloaded,
 )
-from tests.laws.strategies import argvs, changes, settled_changes, settled_files, triggers, words
+from tests.laws.strategies import argvs, changes, file_states, settled_changes, settled_files, triggers, words
 
 times = st.floats(0, 2**33)
 seqs = st.integers(1, 9)
@@ -133,3 +133,24 @@ def test_a_later_run_settles_what_an_earlier_one_owed(runs: list[list[Entry]]) -
     begin = Begin("1", 0.0, "setup", "", "", "", "", "", ())
     before = [entry for run in runs for entry in (begin, *run)]
     assert owed([*before, begin, *(Settle(trigger) for trigger in owed(before))]) == ()
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.none() | file_states), max_size=6), st.data())
+def test_undoing_a_run_that_a_crash_cut_anywhere_finds_every_file_at_one_end_of_its_change(
+    writes: list[tuple[str, FileState | None]], data: st.DataObject
+) -> None:
+    """The node is a dictionary of files; the crash comes before or after the effect of any intent."""
+    start: dict[str, FileState | None] = {"a": FileState(b"a"), "b": None}
+    node, journal = dict(start), list[Entry]()
+    crash = data.draw(st.integers(0, 2 * len(writes)))
+    for number, (path, content) in enumerate(writes[: (crash + 1) // 2]):
+        journal.append(Intent(number, "runtime", "configure", FileChange(path, node[path], content)))
+        if 2 * number + 1 < crash:
+            node[path] = content
+    for back in undo(journal):
+        assert isinstance(back, FileChange)
+        if node[back.path] != back.after:
+            assert node[back.path] == back.before
+            assert not isinstance(back.after, Deferred | SigningKey)
+            node[back.path] = back.after
+    assert node == start

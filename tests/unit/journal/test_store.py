@@ -317,6 +317,14 @@ def test_the_packages_of_one_transaction_are_written_at_once(store: Store, monke
     assert sum(isinstance(entry, Done) for entry in run.entries()) == 2
 
 
+def test_a_file_that_a_daemon_rejected_is_kept_for_reading(store: Store) -> None:
+    run = store.begin("setup", version="0.1.0")
+    kept = [Path(run.keep(path, path.encode())) for path in ("/etc/containerd/config.toml", "/etc/x/config.toml")]
+    assert [path.read_bytes() for path in kept] == [b"/etc/containerd/config.toml", b"/etc/x/config.toml"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
+    assert {path.parent for path in kept} == {run.path.parent}
+
+
 def test_a_journal_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
     image, host = tmp_path / "image", tmp_path / "host"
     (image / "var").mkdir(parents=True)

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode import builtin, recipe
+from gpunode.errors import RecipeError
+from gpunode.recipe import Driver, Expect, Recipe, Repositories, Runtime, Toolkit, parse, render
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def no_load(place: str) -> str:
+    raise AssertionError(f"asked for {place}")
+
+
+def refusal(text: str, file: str = "node.toml", load: Mapping[str, str] | None = None) -> RecipeError:
+    with pytest.raises(RecipeError) as stopped:
+        parse(text, file, (load or {}).__getitem__)
+    return stopped.value
+
+
+def toml(text: str) -> dict[str, Any]:
+    """``text`` as another reader of TOML than the parser's understands it."""
+    import tomlkit
+
+    return tomlkit.parse(text).unwrap()
+
+
+def test_an_empty_recipe_is_the_defaults_under_the_file_s_name() -> None:
+    assert parse("", "/etc/gpunode/rack-7.toml", no_load) == Recipe("rack-7")
+
+
+def test_every_key_is_read() -> None:
+    text = """
+        schema = 1
+        description = "rack 7"
+        skip = ["kernel-headers"]
+        driver = { version = "580.178.04", flavour = "open", scope = "media", persistence = false }
+        toolkit.version = "1.18.1-1"
+        [repositories]
+        cuda = "https://mirror.example/cuda"
+        toolkit = "file:/srv/toolkit"
+        cuda_key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+        toolkit_key = "0123456789ABCDEF0123456789ABCDEF01234567"
+        [runtime]
+        name = "docker"
+        install = "never"
+        default = true
+        cgroup = "systemd"
+        cdi = true
+        [expect]
+        gpus = 8
+        model = "H100"
+        driver = "580"
+        memory_mib = 81559
+        ecc = true
+    """
+    assert parse(text, "x.toml", no_load) == Recipe(
+        "x",
+        "rack 7",
+        ("kernel-headers",),
+        Driver("580.178.04", "open", "media", persistence=False),
+        Repositories("https://mirror.example/cuda", "file:/srv/toolkit", "A" * 40, "0123456789ABCDEF" * 2 + "01234567"),
+        Toolkit("1.18.1-1"),
+        Runtime("docker", "never", default=True, cgroup="systemd", cdi=True),
+        Expect(8, "H100", "580", 81559, ecc=True),
+    )
+
+
+def test_windows_line_ends_and_a_byte_order_mark_are_read() -> None:
+    text = '\ufeff# made elsewhere\r\n[runtime]\r\nname = "docker"\r\n'
+    assert parse(text, "x.toml", no_load) == Recipe("x", runtime=Runtime("docker"))
+    assert refusal(text + "nam = 1\r\n").line == 4
+
+
+class TestExtends:
+    BASE = 'description = "base"\n[driver]\nversion = "lts"\nscope = "full"\n[runtime]\nname = "docker"\n'
+
+    def test_what_the_child_says_wins_key_by_key_and_a_description_is_its_own(self) -> None:
+        child = 'extends = "base"\n[driver]\nversion = "580"\n'
+        got = parse(child, "x.toml", {"base": self.BASE}.__getitem__)
+        assert got == Recipe("x", driver=Driver("580", scope="full"), runtime=Runtime("docker"))
+
+    def test_a_path_is_meant_from_where_the_file_stands(self) -> None:
+        files = {"/etc/gpunode/base.toml": 'extends = "../common/all.toml"', "/etc/common/all.toml": self.BASE}
+        got = parse('extends = "./base.toml"', "/etc/gpunode/x.toml", files.__getitem__)
+        assert got.driver.version == "lts"
+
+    @pytest.mark.parametrize("extends", ["a.toml", "./a.toml", "../r/a.toml", "b.toml"])
+    def test_a_circle_is_named_in_its_order(self, extends: str) -> None:
+        files = {"r/a.toml": f'extends = "{extends}"', "r/b.toml": '\nextends = "a.toml"'}
+        error = refusal(files["r/a.toml"], "r/a.toml", files)
+        assert "circle" in error.what
+        assert error.what.endswith("r/a.toml → r/b.toml → r/a.toml" if "b" in extends else "r/a.toml → r/a.toml")
+        assert (error.file, error.line) == (("r/b.toml", 2) if "b" in extends else ("r/a.toml", 1))
+
+    def test_a_fault_in_the_base_is_reported_there(self) -> None:
+        error = refusal('extends = "base"', load={"base": self.BASE + "x = 1"})
+        assert (error.file, error.line, error.key) == ("base", 7, "runtime.x")
+
+    def test_a_shipped_recipe_that_is_none_is_guessed(self) -> None:
+        with pytest.raises(RecipeError, match="did you mean containerd") as stopped:
+            parse('\nextends = "conainerd"', "x.toml", builtin.load)
+        assert stopped.value.line == 2
+
+    def test_a_file_that_is_missing_is_said_at_the_line_that_wants_it(self, tmp_path: Path) -> None:
+        with pytest.raises(RecipeError, match=r"x\.toml:1: cannot read .*gone\.toml.*: No such file") as stopped:
+            parse('extends = "gone.toml"', str(tmp_path / "x.toml"), builtin.load)
+        assert stopped.value.key == "extends"
+
+    def test_a_path_that_no_file_can_have_is_said_too(self) -> None:
+        with pytest.raises(RecipeError, match="cannot read"):
+            parse('extends = "a\\u0000.toml"', "x.toml", builtin.load)
+
+
+FAULTS = [
+    ('[driver]\nverion = "580"', 2, "driver.verion", "did you mean driver.version?"),
+    ('[driver]\n\n  "version" = 580', 3, "driver.version", 'write it in quotes: "580"'),
+    ("[driver]\nversion = 580.178", 2, "driver.version", "which is a number"),
+    ('driver.version = "58"', 1, "driver.version", "which it cannot be"),
+    ('[driver]\nversion = "580\\n"', 2, "driver.version", "which it cannot be"),
+    ('[driver]\nversion = "latest"', 2, "driver.version", "which it cannot be"),
+    ('[driver]\nversion = "prodution"', 2, "driver.version", 'did you mean "production"?'),
+    ('driver = { flavour = "opne" }', 1, "driver.flavour", 'did you mean "open"?'),
+    ('# runtime.name\n[ runtime ]\n# name\nname = "dokcer"', 4, "runtime.name", 'did you mean "docker"?'),
+    ('[runtime]\ndefault = "yes"', 2, "runtime.default", "which is text"),
+    ("[runtime]\ndefault = 1", 2, "runtime.default", "which is a number"),
+    ("[expect]\ngpus = true", 2, "expect.gpus", "which is a truth value"),
+    ("[expect]\ngpus = 0", 2, "expect.gpus", "too small"),
+    ("[expect]\ngpus = -8", 2, "expect.gpus", "too small"),
+    ("[expect]\nmodel = []", 2, "expect.model", "which is a list"),
+    ('[toolkit]\nversion = "1.18"', 2, "toolkit.version", "which it cannot be"),
+    ('[repositories]\ncuda = "https://x/ [trusted=yes]"', 2, "repositories.cuda", "which it cannot be"),
+    ('[repositories]\ncuda = "http://x\\ndeb http://evil ./"', 2, "repositories.cuda", "which it cannot be"),
+    ('[repositories]\ncuda_key = "abc"', 2, "repositories.cuda_key", "which it cannot be"),
+    ("schema = 2", 1, "schema", "not a format that I know"),
+    ("schema = true", 1, "schema", "not a format that I know"),
+    ('version = "580"', 1, "version", "did you mean driver.version?"),
+    ("[runtme]\n", 1, "runtme", "did you mean runtime?"),
+    ("\n[[driver]]\n", 2, "driver", "a list, where a table is meant"),
+    ("driver = 580", 1, "driver", "a number, where a table is meant"),
+    ("description = 2020-01-01", 1, "description", "a date or time"),
+    ('"driver.version" = "580"', 1, "driver.version", "there is no key"),
+    ('[driver]\n"a.b" = 1', 2, "driver.a.b", "there is no key"),
+    ('skip = "all"', 1, "skip", "which is text"),
+    ('\nskip = ["x", 1]', 2, "skip", "holds 1"),
+    ('skip = ["../x"]', 1, "skip", 'holds "../x"'),
+    ("upgrade = true", 1, "upgrade", "there is no key"),
+    ('name = "x"', 1, "name", "there is no key"),
+    ("[driver.version]\nx = 1", 1, "driver.version", "which is a table"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "key", "says"), FAULTS)
+def test_a_fault_names_its_line_its_key_and_what_is_allowed(text: str, line: int, key: str, says: str) -> None:
+    error = refusal(text)
+    assert (error.file, error.line, error.key) == ("node.toml", line, key)
+    assert says in error.what
+    assert error.allowed
+    assert error.exit_code == 2
+
+
+def test_a_key_inside_of_a_text_is_not_the_one_that_is_meant() -> None:
+    text = 'description = """\n[driver]\nversion = 580\n"""\n[driver]\nversion = 580\n'
+    assert refusal(text).line == 6
+
+
+class TestHostile:
+    @pytest.mark.parametrize(
+        ("text", "line"),
+        [("[driver", 1), ("a = [", 1), ("\n\nx", 3), ('x = "\0"', 1), ("[driver]\n[driver]", 2), ("a = 1\na = 2", 2)],
+    )
+    def test_what_is_no_toml_is_said_with_its_line(self, text: str, line: int) -> None:
+        error = refusal(text)
+        assert error.line == line
+        assert "not TOML" in error.what
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "x = " + "[" * 100_000,
+            "a" + ".a" * 300_000 + " = 1",
+            "[" + "a." * 300_000 + "a]",
+            "x" * (1 << 21),
+            "x = 1" + "0" * 9999,
+        ],
+    )
+    def test_a_bomb_is_refused(self, text: str) -> None:
+        assert len(str(refusal(text))) < 200
+
+    def test_a_long_key_or_value_is_shortened_in_the_message(self) -> None:
+        assert len(refusal(f"{'k' * 10_000} = 1").what) < 200
+        assert len(refusal(f'driver.version = "{"v" * 10_000}"').what) < 200
+
+    def test_a_hundred_thousand_lookalikes_in_a_text_do_not_take_for_ever(self) -> None:
+        text = 'description = """\n' + "driver.version = 1\n" * 50_000 + '"""\n[driver]\nversion = 1'
+        assert refusal(text).key == "driver.version"
+
+    @given(st.text(max_size=200))
+    def test_any_text_is_a_recipe_or_a_recipe_error(self, text: str) -> None:
+        try:
+            parse(text, "node.toml", no_load)
+        except RecipeError as error:
+            assert error.file == "node.toml"  # noqa: PT017 -- either outcome is right
+        except AssertionError as asked:
+            assert "asked for" in str(asked)  # noqa: PT017 -- it extends something
+
+
+numbers = st.from_regex(r"[0-9]{3}(\.[0-9]{2,3}){0,2}", fullmatch=True)
+prose = st.text(st.characters(codec="utf-8"), max_size=30)
+recipes = st.builds(
+    Recipe,
+    st.just("x"),
+    prose,
+    st.lists(st.sampled_from(["driver", "kernel-headers"]), max_size=2).map(tuple),
+    st.builds(
+        Driver,
+        st.sampled_from(["auto", "production", "lts", "none"]) | numbers,
+        st.sampled_from(["auto", "open", "proprietary"]),
+        st.sampled_from(["compute", "media", "full"]),
+        st.booleans(),
+    ),
+    st.builds(
+        Repositories,
+        st.sampled_from(["", "https://m.example/~a/ü?x=%20"]),
+        st.sampled_from(["", "file:/srv"]),
+        st.sampled_from(["", "F" * 40]),
+        st.sampled_from(["", "0" * 40]),
+    ),
+    st.builds(Toolkit, st.sampled_from(["auto", "none", "1.18.1-1", "1.19.0~rc.1-1"])),
+    st.builds(
+        Runtime,
+        st.sampled_from(["containerd", "docker", "none"]),
+        st.sampled_from(["if-missing", "never"]),
+        st.booleans(),
+        st.sampled_from(["auto", "systemd"]),
+        st.booleans(),
+    ),
+    st.builds(
+        Expect,
+        st.none() | st.integers(1, 16),
+        prose,
+        st.just("") | numbers,
+        st.none() | st.integers(1, 2**40),
+        st.none() | st.booleans(),
+    ),
+)
+
+
+@given(recipes)
+def test_a_rendered_recipe_is_read_back_as_it_was(wanted: Recipe) -> None:
+    assert parse(render(wanted), "x.toml", no_load) == wanted
+
+
+@given(recipes)
+def test_a_rendered_recipe_says_only_what_differs_and_what_each_key_means(wanted: Recipe) -> None:
+    text = render(wanted)
+    said = toml(text)
+    assert said.pop("schema") == 1
+    for section, held in said.items():
+        for name, value in held.items() if isinstance(held, dict) else ():
+            (key,) = [key for key in recipe.known_keys() if key.path == f"{section}.{name}"]
+            assert value != key.default
+            assert f"# {key.says.doc}\n{name} = " in text
+
+
+def test_every_key_has_its_meaning_and_words_for_what_it_may_hold() -> None:
+    paths = [key.path for key in recipe.known_keys()]
+    assert len(set(paths)) == len(paths)
+    for key in recipe.known_keys():
+        assert key.says.doc, key.path
+        assert key.allowed, key.path
+        assert "\n" not in key.says.doc, key.path
+
+
+def test_a_default_is_a_value_that_the_key_may_have() -> None:
+    for key in recipe.known_keys():
+        if key.default is not None and key.section:
+            parse(f"{key.path} = {json.dumps(key.default)}", "x.toml", no_load)
+
+
+def test_the_schema_for_editors_is_current() -> None:
+    shipped = (RECIPES / "gpunode.schema.json").read_text()
+    assert json.loads(shipped) == recipe.schema(), "write json.dumps(recipe.schema(), indent=2) to it"
+
+
+def test_the_schema_is_one_and_takes_what_the_parser_takes() -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    jsonschema.Draft202012Validator.check_schema(recipe.schema())
+    checker = jsonschema.Draft202012Validator(recipe.schema())
+    for name in builtin.names():
+        assert list(checker.iter_errors(toml(builtin.text(name)))) == []
+    for text, _, _, _ in FAULTS:
+        if "\\n" in text:
+            continue  # Python's $, unlike the schema's, also matches before a last line end
+        assert list(checker.iter_errors(toml(text))), text

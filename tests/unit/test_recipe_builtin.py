@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gpunode import builtin
+from gpunode.errors import RecipeError, UsageError
+from gpunode.recipe import Recipe, Runtime, Toolkit, known_keys
+
+TOP = Path(__file__).parents[2]
+SHIPPED = ("bare-metal", "containerd", "docker", "k8s-containerd")
+
+
+def test_the_shipped_recipes_are_found_from_a_source_tree() -> None:
+    assert builtin.names() == SHIPPED
+
+
+@pytest.mark.parametrize(
+    ("name", "toolkit", "runtime"),
+    [
+        ("bare-metal", Toolkit("none"), Runtime("none")),
+        ("docker", Toolkit("auto"), Runtime("docker")),
+        ("containerd", Toolkit("auto"), Runtime("containerd")),
+        ("k8s-containerd", Toolkit("auto"), Runtime("containerd", cgroup="systemd")),
+    ],
+)
+def test_what_the_shipped_recipes_want(name: str, toolkit: Toolkit, runtime: Runtime) -> None:
+    got = builtin.read(name)
+    assert got == Recipe(name, got.description, toolkit=toolkit, runtime=runtime)
+    assert got.description
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_recipe_tells_editors_its_schema_and_a_reader_what_it_does(name: str) -> None:
+    text = builtin.text(name)
+    assert text.startswith("#:schema ./gpunode.schema.json\nschema = 1\n")
+    assert text.count("\n# ") >= 2
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_nothing_is_taken_by_default_that_a_recipe_did_not_ask_for() -> None:
+    for name in SHIPPED:
+        assert builtin.read(name).runtime.default is False
+        assert builtin.read(name).expect == Recipe("x").expect
+
+
+def test_a_recipe_of_one_s_own_extends_a_shipped_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "k8s-containerd"\n[driver]\nversion = "580"\n')
+    got = builtin.read(str(path))
+    assert (got.name, got.driver.version, got.runtime.cgroup) == ("mine", "580", "systemd")
+
+
+def test_an_unknown_name_is_guessed_and_the_known_are_listed() -> None:
+    with pytest.raises(UsageError, match="did you mean k8s-containerd") as stopped:
+        builtin.read("k8s-containrd")
+    assert ", ".join(SHIPPED) in stopped.value.why
+
+
+@pytest.mark.parametrize("name", ["", "..", "containerd.", "CONTAINERD"])
+def test_a_name_is_no_path(name: str) -> None:
+    with pytest.raises(UsageError, match="there is no recipe"):
+        builtin.read(name)
+
+
+def test_a_file_that_cannot_be_read_is_a_usage_error_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read the recipe") as stopped:
+        builtin.read(f"{tmp_path}/gone.toml")
+    assert stopped.value.why == "No such file or directory"
+    with pytest.raises(UsageError) as stopped:
+        builtin.read(f"{tmp_path}/")
+    assert stopped.value.why == "Is a directory"
+
+
+@pytest.mark.parametrize(
+    ("data", "line", "says"),
+    [
+        (b"# fine\n\xff\xfe\0binary", 2, "not text in UTF-8"),
+        (b"\x1f\x8b\x08" + bytes(100), 1, "not text in UTF-8"),
+        (b"\0" * 100, 1, "not TOML"),
+        (b"#" * (10 << 20), 0, "longer than the 1 MiB"),
+        ("driver = 'utf-16'".encode("utf-16"), 1, "not text in UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, data: bytes, line: int, says: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(data)
+    with pytest.raises(RecipeError, match=says) as stopped:
+        builtin.read(str(path))
+    assert (stopped.value.file, stopped.value.line) == (str(path), line)
+
+
+def test_the_keys_that_the_comments_name_exist() -> None:
+    names = {key.name for key in known_keys()} | {"expect", "driver"}
+    for line in builtin.text("bare-metal").splitlines():
+        if line.startswith("#   ") and "=" in line:
+            assert line.removeprefix("#   ").split(" ")[0] in names
+
+
+def test_the_shipped_recipes_are_found_in_a_zipapp_laid_out_as_the_wheel(tmp_path: Path) -> None:
+    packed = tmp_path / "gpunode.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path in sorted((TOP / "gpunode").rglob("*.py")):
+            archive.write(path, path.relative_to(TOP))
+        for path in sorted((TOP / "recipes").iterdir()):
+            archive.write(path, f"gpunode/_recipes/{path.name}")
+    code = "from gpunode import builtin; print(builtin.__file__, *builtin.names(), builtin.read('docker').runtime.name)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command,
+        env={"PYTHONPATH": os.pathsep.join([str(packed), *sys.path])},
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode().split() == [f"{packed}/gpunode/builtin.py", *SHIPPED, "docker"]
