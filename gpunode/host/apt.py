@@ -28,7 +28,7 @@ from gpunode.host.apt_output import (
 from gpunode.host.apt_plan import arguments, is_install, is_removal, purged_by_dpkg, unplanned
 from gpunode.host.locks import busy, first_holder, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Simulation
-from gpunode.host.process import Finished, Runner
+from gpunode.host.process import Finished, Runner, redact
 
 _QUERY_LIMIT_S = 120.0
 _REFRESH_LIMIT_S = 1800.0
@@ -309,9 +309,8 @@ class Apt:
             )
         if kind == "lock" and (found := first_holder(locks)):
             return busy(found, self._lock_timeout_s)
-        return explain(
-            doing, _text(finished.stdout), _text(finished.stderr), make_log=self._make_log(_output(finished))
-        )
+        said, complained = redact(_text(finished.stdout)), redact(_text(finished.stderr))
+        return explain(redact(doing), said, complained, make_log=self._make_log(_output(finished)))
 
     def _make_log(self, output: str) -> str:
         path = build_log(output)
@@ -433,7 +432,7 @@ def _output(finished: Finished) -> str:
 
 def _larger(url: str, limit_bytes: int) -> ChangeFailed:
     return ChangeFailed(
-        f"could not fetch {url}: it is larger than {limit_bytes} bytes",
+        f"could not fetch {redact(url)}: it is larger than {limit_bytes} bytes",
         why="no file of this kind is that large, so this is not the file that was meant",
         hint="open the address in a browser: a proxy or a login page may answer in its place",
     )

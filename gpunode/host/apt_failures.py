@@ -116,12 +116,17 @@ def first_build_error(log: str) -> str:
     return next((line.strip() for line in log.splitlines() if pattern.search(line)), "")
 
 
+_BEGINS = ("Setting up ", "Unpacking ", "Preparing to unpack ", "Removing ", "Purging configuration files ")
+
+
 def last_words(output: str, count: int = 12) -> str:
-    """The last lines before dpkg gave up on its first package, a maintainer script's own, and dpkg's verdict."""
-    lines = [line for line in output.splitlines() if line.strip()]
-    verdicts = (number for number, line in enumerate(lines) if line.startswith("dpkg: error processing "))
-    end = next(verdicts, len(lines) - 2) + 2
-    return "\n".join(line.strip() for line in lines[max(0, end - count) : end])
+    """What dpkg and a maintainer script said of the first package on which dpkg gave up; at most ``count`` lines."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    end = next((number for number, line in enumerate(lines) if line.startswith("dpkg: error processing ")), -1) + 2
+    if end == 1:
+        return "\n".join(lines[-count:])
+    begin = next((number for number in reversed(range(end)) if lines[number].startswith(_BEGINS)), 0)
+    return "\n".join(lines[max(begin, end - count) : end])
 
 
 def explain(doing: str, stdout: str, stderr: str, *, make_log: str = "") -> GpunodeError:
@@ -153,8 +158,9 @@ def explain(doing: str, stdout: str, stderr: str, *, make_log: str = "") -> Gpun
 def _evidence(output: str) -> str:
     """What apt itself says, without the hashes that it lists beneath them."""
     said = messages(output, "E") + [said for said in messages(output, "W") if re.search(r"rror|ailed", said)]
-    lines = [message.splitlines()[0] for message in dict.fromkeys(said)] or output.strip().splitlines()[-5:]
-    return "\n".join(lines[:8])
+    said += [line.strip() for line in output.splitlines() if line.startswith(" ") and _DISK.search(line)]
+    lines = [message.splitlines()[0] for message in said] or output.strip().splitlines()[-5:]
+    return "\n".join(list(dict.fromkeys(lines))[:8])
 
 
 def _of_package(doing: str, output: str, make_log: str) -> ChangeFailed:

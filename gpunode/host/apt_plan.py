@@ -42,6 +42,9 @@ def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[str, ...]:
 def arguments(changes: Sequence[PackageChange], known: frozenset[str]) -> tuple[str, ...]:
     """What follows ``apt-get install``: the leave that the plan gives, then the packages; empty for nothing to do.
 
+    Nothing can bring back the configuration files that a purge took: such a change asks for nothing, and the files
+    come back by file changes of their own.
+
     Args:
         changes: one transaction.
         known: the packages of which dpkg has something; apt refuses ``name-`` for a name that nothing knows any more.

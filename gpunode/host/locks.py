@@ -12,10 +12,12 @@ from pathlib import Path
 
 from gpunode.errors import Busy
 from gpunode.host.port import OnProgress, Progress
+from gpunode.host.process import redact
 
 # struct flock, native: type, whence, start, length, pid (fcntl(2)).
 _FLOCK = "hhqqi0q"
 _POLL_S = 1.0
+_LONGEST_COMMAND = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Holder:
 
     Attributes:
         pid: 0 when it runs outside this PID namespace, so the kernel does not say.
-        command: its command line; empty when it ended meanwhile.
+        command: its command line on one line, cut, secrets redacted; empty when it ended meanwhile.
     """
 
     path: str
@@ -85,7 +87,7 @@ def _command(pid: int, proc: Path) -> str:
         raw = (proc / str(pid) / "cmdline").read_bytes() if pid > 0 else b""
     except OSError:
         return ""
-    return " ".join(raw.decode("utf-8", "replace").split("\0")).strip()
+    return redact(" ".join(raw.decode("utf-8", "replace").replace("\0", " ").split()))[:_LONGEST_COMMAND]
 
 
 def first_holder(paths: Sequence[Path]) -> Holder | None:

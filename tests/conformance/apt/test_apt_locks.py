@@ -1,0 +1,85 @@
+"""Locks that another process really holds, as this kernel tells of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import Busy
+from gpunode.host.locks import first_holder, holder, locked_by, wait_until_free
+from gpunode.host.port import Progress
+
+HOLD = "import fcntl,sys; f=open(sys.argv[1],'a'); fcntl.lockf(f,fcntl.LOCK_EX); print(1,flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    path = tmp_path / "lock"
+    argv = [sys.executable, "-c", f"{HOLD}\n\n", str(path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield path, child
+        child.kill()
+
+
+def test_a_free_or_missing_lock_has_no_holder(tmp_path: Path) -> None:
+    (tmp_path / "free").touch()
+    assert holder(tmp_path / "free") is None
+    assert holder(tmp_path / "missing") is None
+
+
+def test_the_holder_is_named_with_its_command(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    path, child = held
+    found = holder(path)
+    assert found is not None
+    assert found.pid == child.pid
+    assert found.command.startswith(sys.executable)
+    assert "\n" not in found.command
+    assert first_holder([path.parent / "missing", path]) == found
+
+
+def test_asking_takes_no_lock_and_gives_none_up(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    path, _ = held
+    assert holder(path) == holder(path)
+
+
+def test_the_kernels_table_says_the_same(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    path, child = held
+    status = path.stat()
+    table = Path("/proc/locks").read_text()
+    assert locked_by(table, os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) in (child.pid, None)
+
+
+def test_waiting_ends_when_the_lock_is_free(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    path, child = held
+    heard: list[Progress] = []
+
+    def end(progress: Progress) -> None:
+        heard.append(progress)
+        child.communicate()
+
+    wait_until_free([path], 100.0, end, clock=lambda: 0.0, sleep=lambda _: None)
+    assert [progress.phase for progress in heard] == ["wait"]
+    assert str(child.pid) in heard[0].detail
+
+
+def test_a_lock_that_stays_is_busy_and_says_who(held: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    path, child = held
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    heard: list[Progress] = []
+    with pytest.raises(Busy) as caught:
+        wait_until_free([path], 3.0, heard.append, clock=lambda: now[0], sleep=sleep)
+    assert f"process {child.pid} ({sys.executable}" in caught.value.what
+    assert f"ps -fp {child.pid}" in caught.value.hint
+    assert [progress.percent for progress in heard] == sorted(progress.percent for progress in heard)
+    assert all(0 <= progress.percent <= 100 for progress in heard)

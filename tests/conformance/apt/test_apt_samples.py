@@ -1,0 +1,219 @@
+"""What apt 2.6 (Debian 12) and 3.0 (Debian 13) printed, kept as they printed it: how it is read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import Busy, ChangeFailed
+from gpunode.host.apt_failures import FailureKind, build_log, classify, explain, failed_packages
+from gpunode.host.apt_output import failed_fetches, incomplete_update, list_prefix, parse_simulation, parse_status
+from gpunode.host.port import Action
+
+FOLDER = Path(__file__).parent / "samples"
+VERSIONS = ("apt-2.6.2", "apt-3.0.4")
+
+KINDS: dict[str, FailureKind] = {
+    "disk-full-archives": "disk",
+    "disk-full-lists": "disk",
+    "disk-full-unpack": "disk",
+    "dkms-fails": "dkms",
+    "dpkg-interrupted": "interrupted",
+    "install-404": "stale-index",
+    "install-hash-mismatch": "mid-sync",
+    "lock-archives": "lock",
+    "lock-dpkg": "lock",
+    "lock-frontend": "lock",
+    "lock-lists": "lock",
+    "script-fails": "script",
+    "simulate-downgrade-refused": "unmet",
+    "simulate-essential": "unmet",
+    "simulate-held-named": "held",
+    "simulate-held-needed": "unmet",
+    "simulate-held-needed-leave": "unmet",
+    "simulate-nothing": "held",
+    "simulate-unknown": "unmet",
+    "simulate-unknown-version": "unmet",
+    "simulate-unmet-exact": "unmet",
+    "simulate-unmet-missing": "unmet",
+    "update-503": "network",
+    "update-503-warns": "network",
+    "update-hash-mismatch": "mid-sync",
+    "update-keyring-missing": "signature",
+    "update-label-changed": "release-changed",
+    "update-login-page": "network",
+    "update-no-packages-file": "mid-sync",
+    "update-no-pubkey": "signature",
+    "update-no-pubkey-cached-warns": "signature",
+    "update-no-release": "missing",
+    "update-refused": "network",
+    "update-tls-handshake": "network",
+    "update-unexpected-size": "mid-sync",
+    "update-unresolved": "network",
+    "update-unsigned": "signature",
+    "update-valid-until": "release-date",
+}
+# The one that fails in that version only: apt 2.6 asks gpgv, apt 3.0 asks sqv, and they differ about these.
+ONLY: dict[tuple[str, str], FailureKind] = {
+    ("apt-2.6.2", "update-expired-key"): "signature",
+    ("apt-3.0.4", "update-sha1-key"): "signature",
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    stdout: str
+    stderr: str
+    exit_status: int
+
+
+def sample(version: str, name: str) -> Sample:
+    text = (FOLDER / version / f"{name}.txt").read_text()
+    found = re.fullmatch(r"\$ .*?\n--- stdout\n(.*)--- stderr\n(.*)--- exit (\d+)\n", text, re.DOTALL)
+    assert found
+    return Sample(found[1], found[2], int(found[3]))
+
+
+FAILURES = [(version, name, kind) for version in VERSIONS for name, kind in KINDS.items()]
+FAILURES += [(version, name, kind) for (version, name), kind in ONLY.items()]
+
+
+def test_every_sample_is_read_by_a_test() -> None:
+    fine = {"update-good", "update-expired-key", "update-sha1-key", "simulate-install-purge", "install-purge-status"}
+    fine |= {"simulate-dependent-removed", "simulate-downgrade", "simulate-held-leave"}
+    assert {path.stem for path in FOLDER.rglob("*.txt")} == KINDS.keys() | fine
+
+
+@pytest.mark.parametrize(("version", "name", "kind"), FAILURES)
+def test_a_failure_is_told_by_its_cause(version: str, name: str, kind: FailureKind) -> None:
+    said = sample(version, name)
+    assert classify(said.stdout, said.stderr) == kind
+
+
+@pytest.mark.parametrize(("version", "name", "kind"), FAILURES)
+def test_a_failure_is_said_in_three_parts(version: str, name: str, kind: FailureKind) -> None:
+    said = sample(version, name)
+    error = explain("do it", said.stdout, said.stderr)
+    assert isinstance(error, Busy if kind == "lock" else ChangeFailed)
+    assert error.what.startswith("could not do it: ")
+    assert error.why.strip()
+    assert error.hint
+    assert len(error.why.splitlines()) <= 25
+    for noise in ("[weak]", "Reading package lists", "Reading database"):
+        assert noise not in error.why
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", ["update-503-warns", "update-no-pubkey-cached-warns", "disk-full-lists"])
+def test_an_update_that_only_warns_is_not_taken_for_a_success(version: str, name: str) -> None:
+    said = sample(version, name)
+    assert said.exit_status == 0
+    assert incomplete_update(f"{said.stdout}\n{said.stderr}")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_good_update_is_complete(version: str) -> None:
+    said = sample(version, "update-good")
+    assert not incomplete_update(f"{said.stdout}\n{said.stderr}")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_simulation_is_read(version: str) -> None:
+    said = sample(version, "simulate-install-purge")
+    simulation = parse_simulation(said.stdout, said.stderr, ok=True)
+    assert simulation.problem == ""
+    assert simulation.actions == (
+        Action("purge", "user-of-old", former="1"),
+        Action("purge", "old-driver", former="470.1-1"),
+        Action("purge", "old-lib"),
+        Action("install", "driver-lib", "580.1-1", origin="Lab CUDA:127.0.0.1"),
+        Action("install", "driver", "580.1-1", origin="Lab CUDA:127.0.0.1"),
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_downgrade_has_both_versions(version: str) -> None:
+    said = sample(version, "simulate-downgrade")
+    first, _ = parse_simulation(said.stdout, said.stderr, ok=True).actions
+    assert (first.name, first.former, first.version) == ("driver", "2:590.1-1", "580.1-1")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_refusal_is_quoted(version: str) -> None:
+    said = sample(version, "simulate-unmet-missing")
+    problem = parse_simulation(said.stdout, said.stderr, ok=False).problem
+    assert problem.startswith("The following packages have unmet dependencies:\n needs-missing : Depends: nosuch")
+    assert problem.count("E: Unable to correct problems") == 1
+
+
+def test_the_reason_of_the_newer_solver_is_kept() -> None:
+    said = sample("apt-3.0.4", "simulate-unmet-missing")
+    assert "none of the choices are installable" in parse_simulation(said.stdout, said.stderr, ok=False).problem
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_progress_of_a_whole_transaction(version: str) -> None:
+    lines = sample(version, "install-purge-status").stdout.splitlines()
+    progress = [found for line in lines if (found := parse_status(line))]
+    phases = [found.phase for found in progress]
+    assert phases == sorted(phases)
+    assert set(phases) == {"download", "install"}
+    percents = [found.percent for found in progress if found.phase == "install"]
+    assert percents == sorted(percents)
+    assert any(found.detail == "Unpacking driver (amd64)" for found in progress)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_package_that_failed_is_named_with_its_last_words(version: str) -> None:
+    said = sample(version, "script-fails")
+    error = explain("do it", said.stdout, said.stderr)
+    assert "badscript" in error.what
+    assert "something is wrong: disk on fire" in error.why
+    assert "exit status 3" in error.why
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_module_that_does_not_build_points_at_its_log(version: str) -> None:
+    said = sample(version, "dkms-fails")
+    assert build_log(said.stderr) == "/var/lib/dkms/nv/1/make.log"
+    log = "  CC [M]  nv.o\nnv.c:12:5: error: implicit declaration of 'f'\nmake[1]: *** [nv.o] Error 1\n"
+    error = explain("do it", said.stdout, said.stderr, make_log=log)
+    assert error.why == "nv.c:12:5: error: implicit declaration of 'f'"
+    assert "/var/lib/dkms/nv/1/make.log" in error.hint
+    assert "baddkms" in error.what
+
+
+def test_an_archive_that_does_not_unpack_is_named() -> None:
+    said = sample("apt-2.6.2", "disk-full-unpack")
+    assert failed_packages(said.stderr) == ("bigopt",)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_repository_in_mid_sync_is_named(version: str) -> None:
+    said = sample(version, "update-hash-mismatch")
+    assert failed_fetches(said.stderr) == ("http://127.0.0.1:8099/nohash/./Packages",)
+    assert "http://127.0.0.1:8099/nohash" in explain("do it", said.stdout, said.stderr).what
+
+
+@pytest.mark.parametrize(
+    ("uri", "prefix"),
+    [
+        ("http://127.0.0.1:8099/nohash/./Packages", "127.0.0.1:8099_nohash_._"),
+        ("https://h.example/cuda/debian12/x86_64/Packages.gz", "h.example_cuda_debian12_x86%5f64_"),
+        ("https://me:secret@h.example/a/InRelease", "h.example_a_"),
+        (
+            "http://deb.debian.org/debian/dists/bookworm/main/binary-amd64/Packages.xz",
+            "deb.debian.org_debian_dists_bookworm_",
+        ),
+        (
+            "http://deb.debian.org/debian-security/dists/bookworm-security/InRelease",
+            "deb.debian.org_debian-security_dists_bookworm-security_",
+        ),
+        ("http://h.example/x/dists/stable/updates/main/i18n/Translation-en.xz", "h.example_x_dists_stable_updates_"),
+    ],
+)
+def test_the_index_files_of_a_repository(uri: str, prefix: str) -> None:
+    assert list_prefix(uri) == prefix

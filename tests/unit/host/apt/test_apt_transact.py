@@ -1,0 +1,198 @@
+"""Which commands a transaction is made of, and what follows each failure; the commands themselves are scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.errors import ChangeFailed
+from gpunode.host.apt import Apt, marks
+from gpunode.host.port import Progress
+from gpunode.host.process import Finished, OnLine, Runner
+
+NETWORK = "E: Failed to fetch http://h.example/x.deb  Could not connect to h.example:80 (192.0.2.1), refused\n"
+GONE = "E: Failed to fetch http://h.example/x.deb  404  Not Found\n"
+DRIVER = PackageChange("driver", None, KnownAfter("580."))
+INST = "Inst driver (580.1-1 Lab:1 [all])\n"
+
+
+class Scripted(Runner):
+    """Answers by the command's verb, one answer after the other; without one left, the command went well."""
+
+    def __init__(self, root: Path, **answers: list[tuple[int, str, str]]) -> None:
+        super().__init__(str(root))
+        self.answers = answers
+        self.commands: list[tuple[str, ...]] = []
+        self.environment: Mapping[str, str] = {}
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] = {},
+        limit_bytes: int = 1 << 20,
+        on_line: OnLine | None = None,
+        status: OnLine | None = None,
+    ) -> Finished:
+        self.commands.append(tuple(argv))
+        verb = self._verb(argv)
+        code, out, err = 0, "", ""
+        if verb == "config":
+            out = "L='/lists/'\nA='/archives/'\nS='/dpkg/status'\nU='_apt'\n"
+        elif answers := self.answers.get(verb):
+            code, out, err = answers.pop(0)
+        if verb == "install":
+            self.environment = env
+            assert status is not None
+            status("pmstatus:driver:50.0:Unpacking driver (amd64)")
+        return Finished(tuple(argv), code, out.encode(), err.encode(), 1.0, code == 124)
+
+    def _verb(self, argv: Sequence[str]) -> str:
+        if argv[0] != "apt-get":
+            return argv[0].removeprefix("apt-").replace("-", "_")
+        return "simulate" if "--simulate" in argv else "update" if argv[-1] == "update" else "install"
+
+    def made(self, verb: str) -> list[tuple[str, ...]]:
+        return [argv for argv in self.commands if self._verb(argv) == verb]
+
+
+class Bench:
+    def __init__(self, root: Path, **answers: list[tuple[int, str, str]]) -> None:
+        (root / "lists").mkdir(parents=True)
+        self.waited: list[float] = []
+        self.progress: list[Progress] = []
+        self.runner = Scripted(root, **answers)
+        self.apt = Apt(self.runner, self.progress.append, 30, sleep=self.waited.append)
+
+
+def test_one_transaction_that_lowers_no_guard(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, dpkg_query=[(0, "old old installed\n", "")])
+    bench.apt.transact((DRIVER, PackageChange("old", PackageState("1"), None)))
+    (argv,) = bench.runner.made("install")
+    assert argv[-3:] == ("--purge", "driver", "old-")
+    assert {"-y", "--no-install-recommends", "APT::Get::AutomaticRemove=false", "DPkg::Lock::Timeout=30"} <= set(argv)
+    assert "APT::Get::AllowUnauthenticated=false" in argv
+    assert not {"--allow-unauthenticated", "--allow-remove-essential", "--force-yes", "--autoremove"} & set(argv)
+    assert bench.runner.environment["DEBIAN_FRONTEND"] == "noninteractive"
+    assert bench.runner.environment["NEEDRESTART_SUSPEND"] == "1"
+    assert Progress("install", 50.0, "Unpacking driver (amd64)") in bench.progress
+
+
+def test_nothing_is_started_for_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.apt.transact(())
+    assert bench.runner.commands == []
+
+
+def test_the_network_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, install=[(100, "", NETWORK)] * 9)
+    with pytest.raises(ChangeFailed, match="cannot be reached") as caught:
+        bench.apt.transact((DRIVER,))
+    assert len(bench.runner.made("install")) == 4
+    assert bench.waited == sorted(bench.waited)
+    assert "h.example" in caught.value.why
+    assert any(progress.phase == "wait" for progress in bench.progress)
+
+
+def test_a_stale_index_is_refreshed_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, install=[(100, "", GONE)], simulate=[(0, INST, "")])
+    bench.apt.transact((DRIVER,))
+    assert [bench.runner._verb(argv) for argv in bench.runner.commands if argv[0] == "apt-get"] == [
+        "install",
+        "update",
+        "simulate",
+        "install",
+    ]
+
+
+def test_a_stale_index_that_stays_is_given_up(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, install=[(100, "", GONE)] * 9, simulate=[(0, INST, "")])
+    with pytest.raises(ChangeFailed, match="are gone"):
+        bench.apt.transact((DRIVER,))
+    assert len(bench.runner.made("update")) == 1
+
+
+def test_a_refreshed_index_may_not_change_the_plan(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, install=[(100, "", GONE)], simulate=[(0, INST + "Remv docker-ce [5:28]\n", "")])
+    with pytest.raises(ChangeFailed, match="something else than was planned") as caught:
+        bench.apt.transact((DRIVER,))
+    assert "docker-ce" in caught.value.why
+    assert len(bench.runner.made("install")) == 1
+
+
+def test_a_hold_outlives_a_failed_transaction(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, install=[(100, "", "E: something\n")])
+    with pytest.raises(ChangeFailed):
+        bench.apt.transact((PackageChange("driver", PackageState("1", held=True), PackageState("2", held=True)),))
+    assert bench.runner.made("mark")[-1][-2:] == ("hold", "driver")
+
+
+def test_an_apt_that_hangs_is_said_to_hang_and_not_tried_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, install=[(124, "", NETWORK)])
+    with pytest.raises(ChangeFailed, match="did not end within") as caught:
+        bench.apt.transact((DRIVER,))
+    assert "dpkg --configure -a" in caught.value.hint
+    assert bench.waited == []
+
+
+def test_an_older_apts_warning_fails_the_refresh(tmp_path: Path) -> None:
+    warning = "W: Failed to fetch http://h.example/InRelease  503  Service Unavailable\n"
+    bench = Bench(tmp_path, update=[(0, "", warning)] * 9)
+    with pytest.raises(ChangeFailed, match="cannot be reached"):
+        bench.apt.refresh(())
+
+
+def test_a_password_in_an_address_is_not_shown(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, update=[(100, "", "E: Failed to fetch http://me:geheim@h.example/  404  Not Found\n")])
+    with pytest.raises(ChangeFailed) as caught:
+        bench.apt.refresh(())
+    assert "geheim" not in f"{caught.value.what} {caught.value.why} {caught.value.hint}"
+
+
+def test_the_build_log_is_read_inside_the_root(tmp_path: Path) -> None:
+    log = tmp_path / "var/lib/dkms/nvidia/580/build/make.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("make\nnv.c:1:1: error: no such thing\n")
+    said = (
+        "Error! Bad return status for module build on kernel: 6.1.0 (x86_64)\n"
+        "Consult /var/lib/dkms/nvidia/580/build/make.log for more information.\n"
+        "dpkg: error processing package nvidia-kernel-dkms (--configure):\n installed … exit status 10\n"
+        "E: Sub-process /usr/bin/dpkg returned an error code (1)\n"
+    )
+    bench = Bench(tmp_path, install=[(100, "", said)])
+    with pytest.raises(ChangeFailed, match="nvidia-kernel-dkms does not build") as caught:
+        bench.apt.transact((DRIVER,))
+    assert caught.value.why == "nv.c:1:1: error: no such thing"
+
+
+def test_what_a_script_says_of_its_network_is_not_tried_again(tmp_path: Path) -> None:
+    said = (
+        "curl: (7) Failed to connect: Connection refused\n"
+        "dpkg: error processing package x (--configure):\n installed x package post-installation script … 7\n"
+        "E: Sub-process /usr/bin/dpkg returned an error code (1)\n"
+    )
+    bench = Bench(tmp_path, install=[(100, "", said)])
+    with pytest.raises(ChangeFailed, match="package x could not be set up"):
+        bench.apt.transact((DRIVER,))
+    assert bench.waited == []
+
+
+def test_no_apt_is_nothing_to_simulate(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, simulate=[(127, "", "apt-get: command not found")])
+    assert bench.apt.simulate((DRIVER,)) is None
+
+
+def test_marks_are_as_the_states_say() -> None:
+    plan = (
+        PackageChange("auto", None, PackageState("1", auto=True)),
+        PackageChange("held", PackageState("1"), PackageState("2", held=True)),
+        PackageChange("released", PackageState("1", held=True), PackageState("2")),
+        PackageChange("kept", PackageState("1", held=True), KnownAfter("2")),
+        PackageChange("purged", PackageState("1", held=True), None),
+    )
+    assert marks(plan) == {"auto": ("auto",), "hold": ("held", "kept"), "unhold": ("released",)}
