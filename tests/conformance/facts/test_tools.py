@@ -116,7 +116,7 @@ def fetched(path: Path) -> tuple[set[str], set[str]]:
     options = ("-o", "Dir::Etc::SourceList=/dev/null", "-o", f"Dir::Etc::SourceParts={parts}", "--print-uris")
     state = ("-o", f"Dir::State={parts.parent}", "-o", f"Dir::Cache={parts.parent}")
     uris = re.findall(r"^'([^']+)'", run("apt-get", "update", *options, *state), re.MULTILINE)
-    components = {found[1] for uri in uris if (found := re.search(r"/([^/]+)/binary-[^/]+/Packages", uri))}
+    components = {found[1] for uri in uris if (found := re.match(r"http.*/([^/]+)/binary-[^/]+/Packages", uri))}
     return {uri.removesuffix("/InRelease") for uri in uris if re.fullmatch(r"http.*/InRelease", uri)}, components
 
 
