@@ -66,7 +66,7 @@ def offline(
     wanted = {_name(found) for found in wants}
     own = {_name(found): found for found in etc}
     shipped = {_name(found) for found in lib}
-    return {name: _offline(name, wanted, own, shipped) for name in {*names, *own, *shipped}}
+    return {name: _offline(name, wanted, own, shipped) for name in dict.fromkeys((*names, *own, *shipped))}
 
 
 def _offline(name: str, wanted: Collection[str], own: Mapping[str, Found], shipped: Collection[str]) -> Unit:
