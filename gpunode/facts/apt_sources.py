@@ -10,6 +10,8 @@ from gpunode.facts.model import AptSource
 EMBEDDED = "(embedded key)"
 _TYPES = ("deb", "deb-src")
 _WORD = re.compile(r"(?:\[[^\]]*\]|\"[^\"]*\"|[^\s\[\"])+")
+# A number sign inside brackets is part of a word: apt, pkgSourceList::ReadFileListDist.
+_BEFORE_COMMENT = re.compile(r"(?:\[[^\]]*\]|[^#\[])*")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S")
 _FALSE = frozenset({"no", "false", "without", "off", "disable", "0"})
 _FILE_NAME = re.compile(r"[A-Za-z0-9_.-]+\.(?:list|sources)")
@@ -42,9 +44,10 @@ def _one_line(path: str, text: str) -> Iterator[AptSource]:
 
 
 def _words(line: str) -> list[str]:
-    # A number sign inside brackets is part of a word: apt, pkgSourceList::ReadFileListDist.
-    bare = re.match(r"(?:\[[^\]]*\]|[^#])*", line)
-    return _WORD.findall(bare[0] if bare else line)
+    # A bracket that nothing closes ends what can be read; so every other is closed, and the search is linear.
+    closed, bracket, rest = line.rpartition("]")
+    bare = _BEFORE_COMMENT.match(closed + bracket + rest.partition("[")[0])
+    return [word.replace('"', "") for word in _WORD.findall(bare[0] if bare else "")]
 
 
 def _commented(path: str, number: int, line: str) -> Iterator[AptSource]:
@@ -70,7 +73,7 @@ def _entry(path: str, number: int, words: list[str], *, enabled: bool) -> AptSou
 
 def _options(word: str) -> Mapping[str, str]:
     pairs = (option.partition("=") for option in word.strip("[]").split())
-    return {key.rstrip("+-").lower(): value.strip('"') for key, _, value in pairs}
+    return {key.rstrip("+-").lower(): value for key, _, value in pairs}
 
 
 def _deb822(path: str, text: str) -> Iterator[AptSource]:

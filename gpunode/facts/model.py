@@ -238,3 +238,7 @@ class Facts:
         if folder in self.folders:
             return Known(None, self.folders[folder])
         return Unknown("not captured", f"file:{path}")
+
+    def unit(self, name: str) -> Known[Unit] | Unknown:
+        """The state of the unit ``name``; unknown where nobody asked."""
+        return self.units.get(name, Unknown("not captured", "units"))

@@ -44,6 +44,7 @@ UNIT_PROPERTIES: Final = (
     "MainPID",
     "ExecMainStartTimestamp",
 )
+_STORED: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 _MIB: Final = 1 << 20
 
 
@@ -85,11 +86,18 @@ _STATIC: Final = (
 )
 
 
-def probes(units: Iterable[str] = (), files: Iterable[str] = ()) -> tuple[Probe, ...]:
-    """The probes for everything in ``Facts``, with ``units`` and ``files`` beside the usual ones."""
+def probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: bool = False) -> tuple[Probe, ...]:
+    """The probes for everything in ``Facts``, with ``units`` and ``files`` beside the usual ones.
+
+    Args:
+        units: of systemd, with their suffix.
+        files: absolute paths.
+        image: whether the node is a mounted root: then only what is stored in it is looked at, and nothing is run.
+    """
     names = tuple(dict.fromkeys((*UNITS, *units)))
     paths = dict.fromkeys((*FILES, *files))
-    return (*_STATIC, _units(names), *(Probe(f"file:{path}", path=path) for path in paths))
+    every = (*_STATIC, _units(names), *(Probe(f"file:{path}", path=path) for path in paths))
+    return tuple(probe for probe in every if not image or probe.source.startswith(_STORED))
 
 
 def _units(names: tuple[str, ...]) -> Probe:

@@ -62,11 +62,11 @@ def _epoch(stamp: str) -> float | None:
 def offline(
     names: Iterable[str], wants: Iterable[Found], etc: Iterable[Found], lib: Iterable[Found]
 ) -> dict[str, Unit]:
-    """The units where no systemd runs: what their files and links say; none of them is active."""
+    """The units where no systemd runs, ``names`` and all that have a file; none of them is active."""
     wanted = {_name(found) for found in wants}
     own = {_name(found): found for found in etc}
     shipped = {_name(found) for found in lib}
-    return {name: _offline(name, wanted, own, shipped) for name in names}
+    return {name: _offline(name, wanted, own, shipped) for name in dict.fromkeys((*names, *own, *shipped))}
 
 
 def _offline(name: str, wanted: Collection[str], own: Mapping[str, Found], shipped: Collection[str]) -> Unit:

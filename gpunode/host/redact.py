@@ -19,10 +19,10 @@ _SENSITIVE: Final = (
     r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key)[\w.-]{0,40}"
     r"|auth|_auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}"
 )
-_KEY: Final = rf"(?<![\w.-])(?:[\"']?)(?:{_SENSITIVE})(?:[\"']?)[ \t]*[=:][ \t]*"
+_KEY: Final = rf"(?<![\w.?&-])(?:[\"']?)(?:{_SENSITIVE})(?:[\"']?)[ \t]*[=:][ \t]*"
 _ARRAY: Final = rf"\[(?:[\s,]|{_STRING}|\#[^\n]*)*"
 _ASSIGNED: Final = re.compile(
-    rf"(?P<key>{_KEY})(?:(?P<array>{_ARRAY})|(?P<string>{_STRING})|(?P<bare>[^\s\[\]{{}}\"',#][^\n,}}]*))",
+    rf"(?P<key>{_KEY})(?:(?P<array>{_ARRAY})|(?P<string>{_STRING})|(?P<bare>[^\s\[\]{{}}\"',#][^\n,}}\"']*))",
     re.IGNORECASE | re.DOTALL,
 )
 _STRINGS: Final = re.compile(_STRING, re.DOTALL)

@@ -124,6 +124,16 @@ def test_an_image_does_not_borrow_the_kernel_that_runs_beside_it() -> None:
     assert facts.units["x.service"] == Known(Unit(ServiceState(False, False), exists=False), "unit-wants")
 
 
+def test_an_image_needs_no_more_than_what_is_stored_in_it() -> None:
+    asked = probes(image=True)
+    assert not any(probe.argv or probe.source.startswith(("/proc", "/sys", "/dev")) for probe in asked)
+    evidence = node(unit_files_lib=listing("", Found("/lib/systemd/system/crio.service")))
+    facts = derive({probe.key: evidence[probe.key] for probe in asked}, image=True)
+    assert unknown_facts(facts) == {"boot_id", "devices"}
+    assert facts.unit("crio.service") == Known(Unit(ServiceState(False, False)), "unit-wants")
+    assert isinstance(facts.unit("nobody-asked.service"), Unknown)
+
+
 def test_a_node_without_systemd_still_knows_its_units() -> None:
     error = "System has not been booted with systemd as init system (PID 1). Can't operate.\n"
     units = Capture("systemctl show containerd.service", "failed", error=error, exit_status=1)

@@ -1,0 +1,57 @@
+"""The parsers against what the real tools printed; the tool's version is in each sample's name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import ServiceState
+from gpunode.facts import dpkg, lspci, systemd
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+def sample(name: str) -> str:
+    return (SAMPLES / name).read_text()
+
+
+def test_dpkg_status_says_what_dpkg_query_says() -> None:
+    entries = dpkg.entries(sample("dpkg-status-1.21.23.txt"))
+    rows = [line.split("\t") for line in sample("dpkg-query-1.21.23.txt").splitlines()]
+    said = {(name.split(":")[0], *state.split(), version, arch) for name, state, version, arch in rows}
+    assert {(one.name, one.want, one.status, one.version, one.architecture) for one in entries} == said
+
+
+def test_auto_marks_are_those_of_apt_mark() -> None:
+    entries = dpkg.entries(sample("dpkg-status-1.21.23.txt"))
+    found = dpkg.packages(entries, sample("apt-extended-states-2.6.2.txt"))
+    said = set(sample("apt-mark-showauto-2.6.2.txt").split())
+    assert {name for name, state in found.items() if state.auto} == said
+    assert found["gpn-foreign:i386"].held
+    assert found["gpn-conf"].config_files_only
+    assert not dpkg.interrupted(entries, [])
+
+
+@pytest.mark.parametrize("version", ["252", "257"])
+def test_systemctl_show(version: str) -> None:
+    found = systemd.units(sample(f"systemctl-show-{version}.txt"))
+    assert found["containerd.service"].state == ServiceState(True, True)
+    assert found["containerd.service"].started_at == pytest.approx(1795248280, abs=30)
+    assert not found["docker.service"].exists
+    assert found["nvidia-fabricmanager.service"].masked
+    assert found["dbus.service"].state.enabled
+
+
+@pytest.mark.parametrize("name", ["lspci-3.9.0-h100.txt", "lspci-3.9.0-virtio.txt"])
+def test_lspci_loses_no_device(name: str) -> None:
+    text = sample(name)
+    assert [one.address for one in lspci.parse(text)] == re.findall(r"(?m)^Slot:\t(.*)", text)
+
+
+def test_lspci_on_an_h100() -> None:
+    bridge, gpu = lspci.parse(sample("lspci-3.9.0-h100.txt"))
+    assert (gpu.vendor, gpu.device, gpu.class_code, gpu.subsystem) == ("10de", "2330", "0302", ("10de", "16c1"))
+    assert "H100" in gpu.name
+    assert bridge.subsystem is None

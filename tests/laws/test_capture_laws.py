@@ -1,0 +1,62 @@
+"""The laws of captures: what is saved is what was seen, less the secrets."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, encode_found
+from gpunode.facts.probes import PROBES
+from gpunode.host.capture import load, save
+from gpunode.host.redact import redact, text
+
+PIECES = st.sampled_from(
+    (
+        *("password", "token", "auth", "headers", "X-Key", "https://", "u:p@h", "abc", "true", "é"),
+        *("-----BEGIN PRIVATE KEY-----", "-----END", "\n", '"""', "'''", *"=: \"'[]{},#\\@/?&"),
+    )
+)
+TEXTS = st.lists(PIECES, max_size=40).map("".join)
+DATA = TEXTS.map(str.encode) | st.binary(max_size=60)
+OWNERS = st.builds(Ownership, st.integers(0, 0o7777), st.integers(0, 9), st.integers(0, 9))
+FOUND = st.lists(
+    st.builds(Found, st.text(max_size=9), st.none() | st.text(max_size=9), st.none() | DATA, st.none() | OWNERS)
+).map(lambda found: encode_found(iter(found)))
+CAPTURES = st.builds(
+    Capture,
+    source=st.sampled_from([probe.source for probe in PROBES]),
+    outcome=st.sampled_from(["ok", "ok", "absent", "denied", "failed", "timeout"]),
+    data=DATA | FOUND,
+    error=TEXTS,
+    exit_status=st.none() | st.integers(0, 255),
+    ownership=st.none() | OWNERS,
+)
+EVIDENCE = st.dictionaries(st.sampled_from([probe.key for probe in PROBES]) | st.text(min_size=1, max_size=9), CAPTURES)
+
+
+@given(EVIDENCE, st.sampled_from(["x.tar.gz", "x"]))
+@settings(max_examples=60, deadline=None)
+def test_what_is_loaded_is_what_was_saved_redacted(evidence: Evidence, name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        save(evidence, path)
+        assert load(path) == redact(evidence)
+        assert derive(load(path)) == derive(redact(evidence))
+
+
+@given(EVIDENCE)
+@settings(deadline=None)
+def test_redacting_twice_is_redacting_once(evidence: Evidence) -> None:
+    once = redact(evidence)
+    assert redact(once) == once
+
+
+@given(TEXTS)
+@settings(max_examples=500, deadline=None)
+def test_redacting_a_text_twice_is_redacting_it_once(value: str) -> None:
+    once = text(value)
+    assert text(once) == once

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import GpunodeError, Refused, UsageError
+from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, encode_found
+from gpunode.host import capture
+from gpunode.host.capture import CaptureHost, load, save
+from gpunode.host.redact import redact
+
+EVIDENCE: Evidence = {
+    "os-release": Capture("/etc/os-release", "ok", b"ID=debian\n", ownership=Ownership(0o644, 0, 0)),
+    "virt": Capture("systemd-detect-virt", "failed", b"none\n", exit_status=1),
+    "file:/etc/docker/daemon.json": Capture("/etc/docker/daemon.json", "absent"),
+    "FILE:/etc/docker/daemon_json": Capture("/x", "ok", b"\xff\x00\n"),
+    "apt-sources-d": Capture(
+        "/etc/apt/sources.list.d/*", "ok", encode_found(iter([Found("/a", data=b"x\n"), Found("/b", link="/c")]))
+    ),
+    "modules": Capture("/proc/modules", "denied", error="Permission denied"),
+}
+INDEX = {"schema": 1, "captures": {"x": {"source": "/x", "outcome": "ok", "file": "data/x"}}}
+
+
+@pytest.mark.parametrize("name", ["node.tar.gz", "node.tgz", "node"])
+def test_what_was_saved_is_read_again(tmp_path: Path, name: str) -> None:
+    save(EVIDENCE, tmp_path / name)
+    assert load(tmp_path / name) == EVIDENCE
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+def test_a_capture_is_for_its_owner_alone(tmp_path: Path) -> None:
+    save(EVIDENCE, tmp_path / "node.tgz")
+    save(EVIDENCE, tmp_path / "node")
+    for path in (tmp_path / "node.tgz", *(one for one in tmp_path.rglob("*") if one.is_file())):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
+
+
+def test_two_captures_of_the_same_state_are_the_same_bytes(tmp_path: Path) -> None:
+    save(EVIDENCE, tmp_path / "one.tgz")
+    save(dict(sorted(EVIDENCE.items(), reverse=True)), tmp_path / "two.tgz")
+    assert (tmp_path / "one.tgz").read_bytes() == (tmp_path / "two.tgz").read_bytes()
+
+
+def test_a_folder_that_holds_something_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/thesis").write_text("x")
+    with pytest.raises(UsageError, match="cannot be written"):
+        save(EVIDENCE, tmp_path / "home")
+    assert [one.name for one in (tmp_path / "home").iterdir()] == ["thesis"]
+
+
+def test_a_failed_save_leaves_the_former_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "node.tgz"
+    save(EVIDENCE, path)
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(UsageError, match="cannot be written") as caught:
+        save({}, path)
+    assert "No space left" in caught.value.why
+    assert load(path) == EVIDENCE
+    assert [one.name for one in tmp_path.iterdir()] == ["node.tgz"]
+
+
+def test_a_captured_node_is_looked_at_like_a_node() -> None:
+    host = CaptureHost(EVIDENCE)
+    assert host.look(Probe("virt", argv=("systemd-detect-virt",))) == EVIDENCE["virt"]
+    missing = host.look(Probe("lspci", argv=("lspci",)))
+    assert (missing.outcome, missing.error) == ("failed", "not captured")
+    assert host.simulate([]) is None
+
+
+def archive(path: Path, members: Mapping[str, bytes], *more: tarfile.TarInfo) -> Path:
+    with tarfile.open(path, "w:gz") as file:
+        for member in more:
+            file.addfile(member)
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            file.addfile(member, io.BytesIO(data))
+    return path
+
+
+def index(**row: object) -> bytes:
+    return json.dumps({"schema": 1, "captures": {"x": {"source": "/x", "outcome": "ok", **row}}}).encode()
+
+
+@pytest.mark.parametrize("top", ["", "./", "node-17/", "./a/b/"])
+def test_a_folder_that_was_packed_by_hand_is_read(tmp_path: Path, top: str) -> None:
+    members = {f"{top}capture.json": json.dumps(INDEX).encode(), f"{top}data/x": b"content"}
+    assert load(archive(tmp_path / "x.tgz", members))["x"].data == b"content"
+
+
+def odd(kind: bytes, name: str = "data/x", link: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, link
+    return member
+
+
+@pytest.mark.parametrize(
+    ("member", "named"),
+    [
+        (odd(tarfile.SYMTYPE, link="/etc/shadow"), "data/x"),
+        (odd(tarfile.LNKTYPE, link="capture.json"), "data/x"),
+        (odd(tarfile.CHRTYPE), "data/x"),
+        (odd(tarfile.FIFOTYPE), "data/x"),
+        (odd(tarfile.REGTYPE, "/etc/cron.d/x"), "/etc/cron.d/x"),
+        (odd(tarfile.REGTYPE, "data/../../x"), "data/../../x"),
+        (odd(tarfile.DIRTYPE, "../x"), "../x"),
+        (odd(tarfile.REGTYPE, "capture.json"), "capture.json"),
+    ],
+)
+def test_a_harmful_member_is_named(tmp_path: Path, member: tarfile.TarInfo, named: str) -> None:
+    path = archive(tmp_path / "x.tgz", {"capture.json": index(file="data/x")}, member)
+    with pytest.raises(Refused) as caught:
+        load(path)
+    assert caught.value.why.startswith(f"{named}: ")
+
+
+def test_too_many_members_are_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tgz", {f"data/{number}": b"" for number in range(capture.MAX_MEMBERS + 1)})
+    with pytest.raises(Refused, match="not what a capture has"):
+        load(path)
+
+
+def test_a_decompression_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "MAX_BYTES", 1 << 16)
+    monkeypatch.setattr(capture, "MAX_MEMBERS", 4)
+    path = archive(tmp_path / "x.tgz", {f"data/{number}": bytes(1 << 16) for number in range(3)})
+    with pytest.raises(Refused) as caught:
+        load(path)
+    assert "unpacks to more" in caught.value.why
+
+
+def test_a_header_that_promises_too_much_is_stopped(tmp_path: Path) -> None:
+    huge = tarfile.TarInfo("data/x")
+    huge.size = capture.MAX_BYTES + 1
+    path = tmp_path / "x.tgz"
+    path.write_bytes(gzip.compress(huge.tobuf() + bytes(4096)))
+    with pytest.raises(Refused) as caught:
+        load(path)
+    assert "data/x: is larger" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"schema": 1}',
+        b'{"schema": true, "captures": []}',
+        b'{"schema": 1, "captures": {"x": 3}}',
+        index(outcome="perhaps"),
+        index(file="data/missing"),
+        index(exit_status="no"),
+        index(mode="9", uid=0, gid=0),
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_index_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(Refused, match="is damaged"):
+        load(archive(tmp_path / "x.tgz", {"capture.json": content}))
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "data/../../x", "data/.hidden", "data/a/b", 7])
+def test_an_index_cannot_point_outside(tmp_path: Path, name: object) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    (folder / "capture.json").write_bytes(index(file=name))
+    with pytest.raises(Refused, match="not what a capture has"):
+        load(folder)
+
+
+def test_a_folder_cannot_lead_outside_by_links(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s")
+    for name, link in (("one/data/x", tmp_path / "secret"), ("two/data", tmp_path)):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.symlink_to(link)
+    for folder, file in (("one", "data/x"), ("two", "data/secret")):
+        (tmp_path / folder / "capture.json").write_bytes(index(file=file))
+        with pytest.raises(Refused, match="not what a capture has"):
+            load(tmp_path / folder)
+
+
+def test_a_pipe_in_a_folder_does_not_hang(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "capture.json").write_bytes(index(file="data/x"))
+    os.mkfifo(tmp_path / "data/x")
+    with pytest.raises(Refused, match="not what a capture has"):
+        load(tmp_path)
+
+
+def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.tgz", {"capture.json": b'{"schema": 2, "captures": "anything"}'})
+    with pytest.raises(Refused, match="newer gpunode") as caught:
+        load(path)
+    assert "upgrade" in caught.value.hint
+
+
+@pytest.mark.parametrize("cut", [1, 30, 200, -9])
+def test_a_truncated_archive_is_damaged(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "x.tgz"
+    save(EVIDENCE, path)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(GpunodeError, match=r"damaged|not a capture"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'[{"source": "dmesg", "text": "x"}]', "JSON list"),
+        (
+            gzip.compress(b"____________________________________________\n\nStart of NVIDIA bug report log file."),
+            "bug-rep",
+        ),
+        (b"PK\x03\x04", "neither"),
+        (gzip.compress(b"just text"), "neither"),
+        (b"", "neither"),
+    ],
+)
+def test_what_is_no_capture_is_told_apart(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="not a capture") as caught:
+        load(path)
+    assert said in caught.value.why
+
+
+def test_no_file_and_an_empty_folder_are_no_capture(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        load(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="not a capture"):
+        load(tmp_path)
+
+
+def test_what_is_saved_is_redacted(tmp_path: Path) -> None:
+    secret = {"file:/etc/docker/daemon.json": Capture("/etc/docker/daemon.json", "ok", b'{"token": "hunter2hunter2"}')}
+    for name in ("x.tgz", "x"):
+        save(secret, tmp_path / name)
+        assert load(tmp_path / name) == redact(secret) != secret
+    assert not any(b"hunter2" in one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())
+    assert b"hunter2" not in gzip.decompress((tmp_path / "x.tgz").read_bytes())

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpunode.facts import apt_sources
+from gpunode.facts.evidence import Capture, Found, decode_found, encode_found
+from gpunode.host.redact import redact, text
+
+CONTAINERD = '''version = 2
+[plugins."io.containerd.grpc.v1.cri".registry.configs."reg.example:5000".auth]
+  username = "robot" # who
+  password = "hunter2\\"x"
+  auth = 'aHVudGVyMg=='
+  identitytoken = """
+hunter2
+"""
+[plugins."io.containerd.grpc.v1.cri".registry.headers]
+  User-Agent = ["hunter2"]
+  "X-Meta" = [
+    "hunter2]",  # don't
+    'hunter2',
+  ]
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  default_runtime_name = "runc"
+# [proxy] http://user:hunter2@proxy.example:3128
+[proxy_plugins.x]
+  address = "https://user:hunt@er2@proxy.example/a?token=hunter2&b=1"
+  headers = { "X-Other" = ["hunter2"], Accept = "hunter2" }
+  use_token = true
+'''
+DOCKER = {
+    "proxies": {"http-proxy": "http://user:hunter2@proxy:3128", "no-proxy": "localhost"},
+    "log-opts": {"splunk-token": "hunter2", "tag": "{{.Name}}", "splunk-url": "https://splunk"},
+    "registry-mirrors": ["https://hunter2@mirror/"],
+    "authorization-plugins": ["img-authz"],
+    "runtimes": {"nvidia": {"path": "nvidia-container-runtime", "args": []}},
+    "HttpHeaders": {"X-Meta": "hunter2"},
+    "auth": "",
+}
+
+
+def leaks(value: str) -> bool:
+    return "hunt" in value or "aHVudGVyMg" in value
+
+
+def parsed(value: str) -> dict[str, Any]:
+    import tomlkit
+
+    return tomlkit.parse(value).unwrap()
+
+
+def shape(value: object) -> object:
+    """``value`` with every string reduced to its type."""
+    if isinstance(value, dict):
+        return {key: shape(one) for key, one in value.items()}
+    return [shape(one) for one in value] if isinstance(value, list) else type(value)
+
+
+def test_a_runtime_configuration_keeps_its_structure() -> None:
+    after = text(CONTAINERD)
+    assert not leaks(after)
+    assert shape(parsed(after)) == shape(parsed(CONTAINERD))
+    assert parsed(after)["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["default_runtime_name"] == "runc"
+    assert "# who" in after
+
+
+def test_a_docker_configuration_keeps_what_is_no_secret() -> None:
+    after = text(json.dumps(DOCKER, indent=2))
+    assert not leaks(after)
+    found = json.loads(after)
+    assert shape(found) == shape(DOCKER)
+    for key in ("authorization-plugins", "runtimes", "auth"):
+        assert found[key] == DOCKER[key]
+    assert found["proxies"]["no-proxy"] == "localhost"
+    assert found["log-opts"]["tag"] == "{{.Name}}"
+
+
+def test_compact_json_is_redacted_too() -> None:
+    after = text(json.dumps(DOCKER, separators=(",", ":")))
+    assert not leaks(after)
+    assert shape(json.loads(after)) == shape(DOCKER)
+
+
+def test_sources_keep_their_archives_and_keys() -> None:
+    key = "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQ==\n"
+    block = f"Types: deb\nURIs: https://me:hunter2@r/x\nSuites: /\n{key}"
+    after = text(block)
+    assert not leaks(after)
+    assert after.partition("Suites")[2] == block.partition("Suites")[2]
+    assert [one.suite for one in apt_sources.parse("/x.sources", after)] == ["/"]
+
+
+def test_a_private_key_is_no_evidence() -> None:
+    after = text("-----BEGIN RSA PRIVATE KEY-----\nhunter2\n-----END RSA PRIVATE KEY-----\n")
+    assert not leaks(after)
+    assert after.endswith("-----END RSA PRIVATE KEY-----\n")
+
+
+@pytest.mark.parametrize("secret", ["q", "q" * 8, "q" * 9, "q" * 40, "q" * 200, "q" * 5000, "ä\\\\"])
+def test_redacting_twice_is_redacting_once(secret: str) -> None:
+    once = text(f'password = "{secret}"\nuri = "https://{secret}:{secret}@h/"\n')
+    assert secret not in once.replace("redacted", "")
+    assert text(once) == once
+
+
+def test_every_file_of_a_folder_is_redacted_and_no_other_field() -> None:
+    rows = encode_found(iter([Found("/etc/x/token=abc", data=b"token=abc\n"), Found("/etc/x/y", data=b"\xff\xfe")]))
+    after = redact({"d": Capture("/etc/x/*", "ok", rows)})["d"]
+    assert [(one.path, one.data) for one in decode_found(after.data)] == [
+        ("/etc/x/token=abc", b"token=redacted\n"),
+        ("/etc/x/y", b"\xff\xfe"),
+    ]
+
+
+def test_dpkg_keeps_its_words() -> None:
+    evidence = {"dpkg-status": Capture("/var/lib/dpkg/status", "ok", b"Description: password: a manager\n")}
+    assert redact(evidence) == evidence
