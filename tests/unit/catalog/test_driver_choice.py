@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,6 +165,18 @@ def test_below_560_the_default_is_proprietary_where_a_gpu_allows_it() -> None:
     assert chosen(T4, version="550").flavour == "proprietary"
     assert chosen(T4, GH200, version="550").flavour == "open"
     assert chosen(T4, version="550", flavour="open").flavour == "open"
+
+
+def test_a_last_branch_outweighs_a_claim_of_open_modules() -> None:
+    """NVIDIA's list of 590.48.01 marks Pascal ``kernelopen``; who believes it installs modules that do not drive it."""
+    claimed = replace(gpus.lookup(GTX_1080), open_modules="yes")
+    required = replace(gpus.lookup(V100), open_modules="required")
+
+    answer = choose([claimed, required], Driver())
+
+    assert isinstance(answer, Choice)
+    assert (answer.branch, answer.flavour) == (580, "proprietary")
+    assert isinstance(choose([claimed], Driver(flavour="open")), Impossible)
 
 
 def test_no_driver_wanted_is_not_a_question_for_the_catalog() -> None:
