@@ -19,7 +19,7 @@ from gpunode.recipe import Driver
 _LAST_NOT_OFFERED = 470
 # From here on NVIDIA's own installer takes the open modules unless told otherwise.
 _OPEN_BY_DEFAULT_FROM = 560
-_VERSION = re.compile(r"(\d{3,4})(\.\d+){1,2}")
+_VERSION = re.compile(r"([0-9]{2,4})(\.[0-9]+){0,2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +142,15 @@ def _best(gpus: Sequence[GpuModel]) -> _Pick:
 
 
 def _asked(version: str) -> _Pick | Impossible:
-    if not version.isdigit() and not _VERSION.fullmatch(version):
+    if not _VERSION.fullmatch(version):
         why = f"`{version}` is neither a branch (580) nor a full version (580.178.04)"
         return Impossible("the driver version cannot be understood", why, _HINT_BRANCHES)
-    number = int(version.partition(".")[0])
+    number, exact = int(version.partition(".")[0]), version if "." in version else ""
     branch = branches.find(number)
     if branch is None or number <= _LAST_NOT_OFFERED:
         why = "it is older than they go" if number <= _LAST_NOT_OFFERED else "NVIDIA never released such a branch"
         return Impossible(f"branch {number} is not in NVIDIA's current repositories", why, _HINT_BRANCHES)
-    return _Pick(branch, "" if version.isdigit() else version, f"{version} was asked for")
+    return _Pick(branch, exact, f"{version} was asked for")
 
 
 _HINT_BRANCHES = "use auto, production, lts, a branch such as 580, or a full version such as 580.178.04"

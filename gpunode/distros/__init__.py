@@ -7,6 +7,8 @@ from gpunode.distros.family import Family
 from gpunode.distros.ubuntu import UBUNTU
 from gpunode.facts.model import Distro
 
+__all__ = ["DEBIAN", "DISTROS", "UBUNTU", "Family", "family"]
+
 DISTROS: tuple[Family, ...] = (DEBIAN, UBUNTU)
 
 

@@ -2,7 +2,8 @@
 
 Sources: NVIDIA's driver installation guide, Debian page (compute-only and full installation); the packages of a full
 580.105.08 and 570.158.01 installation from NVIDIA's Debian repositories in public files. NVIDIA's Debian packages never
-carry a branch in their names. nvidia-smi is in nvidia-driver-cuda; the package nvidia-smi is Debian's.
+carry a branch in their names. nvidia-smi is in nvidia-driver-cuda; the package nvidia-smi is Debian's. That branches
+before 560 have nvidia-driver-cuda was not seen; where one lacks it, apt finds no candidate and nothing is installed.
 """
 
 from __future__ import annotations

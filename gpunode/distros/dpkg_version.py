@@ -55,11 +55,10 @@ class DpkgVersion:
 
 
 def _key(part: str) -> _Key:
-    """Text and numbers in turn, and an end that equals an absent number: ``1.0-0`` is ``1.0``."""
-    end = ((_END,), 0)
-    pieces = [(text, number) for text, number in _PART.findall(part) if text or number]
+    """Text and numbers in turn, then an end; no number is 0, so ``1.0-0`` is ``1.0``."""
+    pieces = [(text, number) for text, number in _PART.findall(part) if text or number] or [("", "0")]
     key = [((*(_weight(char) for char in text), _END), int(number or 0)) for text, number in pieces]
-    return (*(piece for piece in key if piece != end), end)
+    return (*key, ((_END,), 0))
 
 
 def _weight(char: str) -> int:

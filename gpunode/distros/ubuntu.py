@@ -60,13 +60,17 @@ def headers_meta(kernel: str, installed: Mapping[str, PackageState]) -> str | No
     Kernels of several meta packages share a name (``-generic``), so the one whose version is that of the kernel is
     taken; where none is, as after an upgrade that waits for its reboot, the newest.
     """
-    release, flavour = kernel.partition("-")[0], _flavour(kernel)
-    metas = [
-        (state.version.startswith(f"{release}."), DpkgVersion(state.version), name.removeprefix(_IMAGE))
+    flavour, release = _flavour(kernel), kernel.partition("-")[0]
+    metas = {
+        name.removeprefix(_IMAGE): state.version
         for name, state in installed.items()
-        if not state.config_files_only and name.startswith(_IMAGE) and _follows(name.removeprefix(_IMAGE), flavour)
+        if name.startswith(_IMAGE) and not state.config_files_only and _follows(name.removeprefix(_IMAGE), flavour)
+    }
+    ranked = [
+        (version.startswith((f"{release}.", f"{release}-")), DpkgVersion(version), meta)
+        for meta, version in metas.items()
     ]
-    return f"linux-headers-{max(metas)[2]}" if metas else None
+    return f"linux-headers-{max(ranked)[2]}" if ranked else None
 
 
 def _flavour(kernel: str) -> str:

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from gpunode.catalog import branches
+
+OPEN: frozenset[branches.ModuleFlavour] = frozenset({"open"})
+
+
+def test_the_branches_people_ask_for_by_name() -> None:
+    assert branches.production().number == 595
+    assert branches.lts().number == 580
+    assert branches.newest().number == 615
+
+
+def test_branches_are_in_order_and_unique() -> None:
+    numbers = [branch.number for branch in branches.known()]
+
+    assert numbers == sorted(set(numbers))
+
+
+def test_580_and_615_differ_in_names_and_flavours() -> None:
+    lts, newest = branches.lts(), branches.newest()
+
+    assert (lts.suffixed_names, lts.flavours) == (True, frozenset({"open", "proprietary"}))
+    assert (newest.suffixed_names, newest.flavours) == (False, OPEN)
+    assert (lts.eol, lts.newest_seen, lts.oldest_architecture) == ("2028-06", "580.178.04", "Maxwell")
+
+
+def test_no_branch_from_615_on_has_proprietary_modules() -> None:
+    known = [branch for branch in branches.known() if branch.number >= branches.OPEN_ONLY_FROM]
+
+    assert known
+    assert all(branch.flavours == OPEN for branch in known)
+
+
+def test_a_branch_newer_than_the_table_is_like_its_newest() -> None:
+    future = branches.find(640)
+
+    assert future is not None
+    assert (future.number, future.newest_seen, future.suffixed_names, future.flavours) == (640, "", False, OPEN)
+
+
+@pytest.mark.parametrize("number", [0, 1, 471, 581, 599])
+def test_a_gap_in_the_table_is_no_branch(number: int) -> None:
+    assert branches.find(number) is None
+
+
+def test_an_old_branch_is_over() -> None:
+    branch = branches.find(535)
+
+    assert branch is not None
+    assert (branch.kind, branch.active, branch.eol) == ("lts", False, "2026-06")

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from gpunode.catalog import tables
+from gpunode.catalog.conflicts import driver_packages, pinned_globs
+
+
+def judged() -> Iterator[tuple[str, str]]:
+    for line in (Path(__file__).parent / "package_names.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            verdict, name = line.split()
+            yield verdict, name
+
+
+NAMES = {name: verdict for verdict, name in judged()}
+
+
+def test_real_names_are_judged_as_a_person_judged_them() -> None:
+    assert len(NAMES) > 300
+    assert driver_packages(NAMES) == {name for name, verdict in NAMES.items() if verdict == "purge"}
+
+
+@pytest.mark.parametrize("row", list(tables.rows("driver_packages.csv")), ids=lambda row: row["pattern"])
+def test_every_pattern_does_what_its_row_says(row: Mapping[str, str]) -> None:
+    name = row["pattern"].replace("*", "")
+
+    assert (name in driver_packages([name])) == (row["action"] == "purge")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvidia-container-toolkit",
+        "nvidia-container-toolkit-base",
+        "libnvidia-container1",
+        "libnvidia-container-tools",
+        "cuda-toolkit-13-0",
+        "cuda-keyring",
+        "nvidia-cuda-toolkit",
+        "firmware-nvidia-graphics",
+        "linux-firmware",
+        "xserver-xorg-video-nouveau",
+        "datacenter-gpu-manager-4-cuda13",
+        "nvidia-driver-pinning-580",
+        "nvidia-openjdk-8-jre",
+        "dkms",
+        "linux-image-nvidia",
+        "linux-headers-amd64",
+        "my-nvidia-driver-tool",
+    ],
+)
+def test_never_purged(name: str) -> None:
+    assert not driver_packages([name])
+
+
+def test_foreign_architectures_are_judged_by_name_and_returned_whole() -> None:
+    names = ["libcuda1:i386", "libnvidia-compute-580:i386", "libgl1:i386", "nvidia-container-toolkit:arm64"]
+
+    assert driver_packages(names) == {"libcuda1:i386", "libnvidia-compute-580:i386"}
+
+
+def test_only_names_that_were_given_come_back() -> None:
+    assert driver_packages([]) == frozenset()
+    assert driver_packages(iter(["nvidia-smi", "bash"])) == {"nvidia-smi"}
+
+
+def pinned(name: str) -> bool:
+    return any(fnmatchcase(name, glob) for glob in pinned_globs())
+
+
+def test_nothing_that_is_no_driver_is_pinned() -> None:
+    assert [name for name, verdict in NAMES.items() if verdict == "keep" and pinned(name)] == []
+
+
+def test_every_driver_package_is_pinned_but_those_of_another_version() -> None:
+    unpinned = {name for name, verdict in NAMES.items() if verdict == "purge" and not pinned(name)}
+
+    assert unpinned == {
+        "cuda-compat-12-8",
+        "glx-alternative-nvidia",
+        "nvidia-detect",
+        "nvidia-installer-cleanup",
+        "nvidia-legacy-check",
+        "nvidia-support",
+        "nvlsm",
+    }

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.catalog import branches, gpus, tables
+
+ids = st.integers(0, 0xFFFF).map(lambda number: f"{number:04x}")
+
+
+def test_a_gtx_1080_is_a_pascal_that_580_is_the_last_to_drive() -> None:
+    model = gpus.lookup("1b80")
+
+    assert (model.name, model.architecture, model.compute_capability) == ("NVIDIA GeForce GTX 1080", "Pascal", "6.1")
+    assert (model.last_branch, model.open_modules, model.datacenter, model.listed) == (580, "no", False, True)
+    assert model.label == "GeForce GTX 1080 (Pascal)"
+
+
+@pytest.mark.parametrize(
+    ("device_id", "modules", "datacenter", "board"),
+    [
+        ("1eb8", "yes", True, "no"),  # T4
+        ("20b0", "yes", True, "possible"),  # A100 SXM
+        ("2342", "required", True, "external"),  # GH200
+        ("2901", "required", True, "possible"),  # B200
+        ("2b85", "required", False, ""),  # RTX 5090
+    ],
+)
+def test_current_gpus(device_id: str, modules: str, datacenter: bool, board: str) -> None:
+    model = gpus.lookup(device_id)
+
+    assert model.last_branch is None
+    assert (model.open_modules, model.datacenter, model.nvswitch_board) == (modules, datacenter, board)
+
+
+def test_upper_case_ids_are_the_same_gpu() -> None:
+    assert gpus.lookup("1EB8") == gpus.lookup("1eb8")
+
+
+@pytest.mark.parametrize("text", ["", "1b8", "01b80", "0x1b", "1b8g", "1b8\n", "1b,8", "²b80"])
+def test_what_is_no_device_id_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a PCI device id"):
+        gpus.lookup(text)
+    with pytest.raises(ValueError, match="not a PCI device id"):
+        gpus.is_nvswitch(text)
+
+
+def test_an_id_newer_than_all_lists_is_taken_for_the_newest() -> None:
+    model = gpus.lookup("3ffe")
+
+    assert (model.last_branch, model.open_modules, model.listed) == (None, "required", False)
+    assert model.first_branch == branches.newest().number
+    assert "10de:3ffe" in model.name
+
+
+@pytest.mark.parametrize(
+    ("device_id", "last"), [("1341", 580), ("1dff", 580), ("1de0", 580), ("1001", 470), ("0001", 470)]
+)
+def test_an_id_that_no_list_has_among_those_of_old_gpus_is_old(device_id: str, last: int) -> None:
+    model = gpus.lookup(device_id)
+
+    assert (model.last_branch, model.open_modules) == (last, "no")
+
+
+@given(ids)
+def test_every_id_has_an_answer_and_its_range_tells_the_last_branch(device_id: str) -> None:
+    model = gpus.lookup(device_id)
+
+    assert model.device_id == device_id
+    if device_id >= "1e00":
+        assert model.last_branch is None
+        assert model.takes_open_modules
+    elif device_id >= "1340":
+        assert model.last_branch == 580
+    else:
+        assert model.last_branch is not None
+        assert model.last_branch <= 470
+    assert not (model.needs_open_modules and not model.takes_open_modules)
+
+
+def test_every_row_of_the_table_can_be_looked_up() -> None:
+    rows = list(tables.rows("gpus.csv"))
+
+    assert len(rows) == 1445
+    for row in rows:
+        model = gpus.lookup(row["device_id"])
+        assert (model.device_id, model.name) == (row["device_id"], row["name"])
+
+
+def test_no_gpu_with_a_last_branch_takes_open_modules() -> None:
+    """NVIDIA's list says otherwise of all Maxwell, Pascal and Volta parts, by mistake."""
+    models = [gpus.lookup(row["device_id"]) for row in tables.rows("gpus.csv")]
+
+    assert not [model for model in models if model.last_branch is not None and model.takes_open_modules]
+
+
+def test_every_branch_that_gpus_name_is_in_the_table_of_branches() -> None:
+    named = {int(row[key]) for row in tables.rows("gpus.csv") for key in ("last_branch", "first_branch") if row[key]}
+
+    assert {number for number in named if number and branches.find(number) is None} == set()
+
+
+@pytest.mark.parametrize("device_id", ["1af1", "1ae8", "1aff", "22a0", "22a3", "22a7", "1ac2", "22A3"])
+def test_nvswitches(device_id: str) -> None:
+    assert gpus.is_nvswitch(device_id)
+
+
+@pytest.mark.parametrize("device_id", ["1b00", "1aef", "22a8", "229f", "2330", "1ac3"])
+def test_bridges_and_gpus_are_no_nvswitches(device_id: str) -> None:
+    assert not gpus.is_nvswitch(device_id)
+
+
+def test_a_vgpu_guest_is_recognised_by_its_subsystem() -> None:
+    assert gpus.vgpu_profile("13bd", ("10de", "11cc")) == "GRID M10-0B"
+    assert gpus.vgpu_profile("13BD", ("10DE", "11CC")) == "GRID M10-0B"
+
+
+@pytest.mark.parametrize("subsystem", [None, ("1458", "11cc"), ("10de", "ffff"), ("10de", ""), ("10de", "11cc,GRID")])
+def test_a_whole_gpu_has_no_vgpu_profile(subsystem: tuple[str, str] | None) -> None:
+    assert gpus.vgpu_profile("13bd", subsystem) is None
+
+
+def test_nothing_looked_up_can_reach_into_the_table() -> None:
+    assert tables.find("gpus.csv", "1b80,NVIDIA GeForce GTX 1080") is None
+    assert tables.find("gpus.csv", "\n1b80") is None
+    assert tables.find("gpus.csv", "") is None

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpunode.catalog import tables
+from gpunode.catalog.repositories import (
+    RETIRED_KEYS,
+    TOOLKIT,
+    cuda_repository,
+    is_old_toolkit_source,
+    toolkit_repository,
+)
+from gpunode.facts.model import Distro
+
+
+def distro(id_: str, version: str) -> Distro:
+    return Distro(id_, version, "", f"{id_} {version}")
+
+
+def test_debian_12_as_nvidias_keyring_package_sets_it_up() -> None:
+    repository = cuda_repository(distro("debian", "12"), "amd64")
+
+    assert repository is not None
+    base = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
+    assert (repository.dir, repository.arch, repository.base_url) == ("debian12", "x86_64", base)
+    assert repository.list_file == "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
+    assert repository.keyring == "/usr/share/keyrings/cuda-archive-keyring.gpg"
+    assert repository.key_url == f"{base}3bf863cc.pub"
+    assert repository.fingerprint == "EB693B3035CD5710E231E123A4B469963BF863CC"
+
+
+@pytest.mark.parametrize(
+    ("version", "arch", "key"),
+    [("22.04", "amd64", "3bf863cc.pub"), ("24.04", "arm64", "3bf863cc.pub"), ("26.04", "amd64", "60DF8A40.pub")],
+)
+def test_ubuntu(version: str, arch: str, key: str) -> None:
+    repository = cuda_repository(distro("ubuntu", version), arch)
+
+    assert repository is not None
+    assert repository.arch == {"amd64": "x86_64", "arm64": "sbsa"}[arch]
+    assert repository.dir == f"ubuntu{version.replace('.', '')}"
+    assert repository.key_url.endswith(f"/{key}")
+    assert repository.key_url.startswith(repository.base_url)
+
+
+@pytest.mark.parametrize(
+    ("id_", "version", "arch"),
+    [
+        ("ubuntu", "25.04", "amd64"),
+        ("ubuntu", "25.10", "amd64"),
+        ("ubuntu", "20.04", "amd64"),
+        ("debian", "13", "arm64"),
+        ("debian", "11", "amd64"),
+        ("debian", "", "amd64"),
+        ("linuxmint", "22", "amd64"),
+        ("ubuntu", "24.04", "riscv64"),
+        ("fedora", "44", "amd64"),
+    ],
+)
+def test_where_nvidia_has_no_repository_there_is_none(id_: str, version: str, arch: str) -> None:
+    assert cuda_repository(distro(id_, version), arch) is None
+
+
+def test_a_mirror_changes_addresses_and_its_own_key_if_it_has_one() -> None:
+    mirror = cuda_repository(distro("debian", "13"), "amd64", base="http://mirror.example/cuda/")
+    signed = cuda_repository(distro("debian", "13"), "amd64", "http://mirror.example", "aaaa bbbb cccc dddd eeee " * 2)
+
+    assert mirror is not None
+    assert mirror.base_url == "http://mirror.example/cuda/debian13/x86_64/"
+    assert mirror.key_url == "http://mirror.example/cuda/debian13/x86_64/8793F200.pub"
+    assert mirror.fingerprint == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
+    assert signed is not None
+    assert signed.fingerprint == "AAAABBBBCCCCDDDDEEEE" * 2
+    assert mirror.list_file == signed.list_file == "/etc/apt/sources.list.d/cuda-debian13-x86_64.list"
+
+
+def test_the_toolkits_repository_and_its_mirror() -> None:
+    mirror = toolkit_repository("http://mirror.example/ctk/")
+
+    assert TOOLKIT.url == "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)"
+    assert TOOLKIT.key_url == "https://nvidia.github.io/libnvidia-container/gpgkey"
+    assert mirror.url == "http://mirror.example/ctk/stable/deb/$(ARCH)"
+    assert mirror.key_url == "http://mirror.example/ctk/gpgkey"
+    assert mirror.fingerprint == TOOLKIT.fingerprint == "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
+
+
+def test_every_pinned_key_is_a_whole_fingerprint_and_none_is_retired() -> None:
+    pinned = {row["fingerprint"] for row in tables.rows("cuda_repositories.csv")} | {TOOLKIT.fingerprint}
+
+    assert all(re.fullmatch(r"[0-9A-F]{40}", fingerprint) for fingerprint in pinned | RETIRED_KEYS)
+    assert not pinned & RETIRED_KEYS
+
+
+def test_every_key_file_is_named_after_its_key() -> None:
+    for row in tables.rows("cuda_repositories.csv"):
+        assert row["fingerprint"].endswith(row["key_file"].removesuffix(".pub").upper())
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://nvidia.github.io/nvidia-docker/ubuntu18.04/amd64",
+        "https://nvidia.github.io/nvidia-docker",
+        "https://nvidia.github.io/nvidia-container-runtime/stable/debian10/amd64",
+        "https://nvidia.github.io/libnvidia-container/stable/ubuntu18.04/amd64",
+        "https://nvidia.github.io/libnvidia-container/debian10/amd64",
+    ],
+)
+def test_former_toolkit_repositories_are_recognised(uri: str) -> None:
+    assert is_old_toolkit_source(uri)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://nvidia.github.io/libnvidia-container/stable/deb/amd64",
+        "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
+        "https://nvidia.github.io/libnvidia-container/experimental/deb/amd64",
+        "https://nvidia.github.io/nvidia-dockers/",
+        "http://deb.debian.org/debian",
+    ],
+)
+def test_other_sources_are_not(uri: str) -> None:
+    assert not is_old_toolkit_source(uri)

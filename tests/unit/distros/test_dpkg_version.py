@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.distros.dpkg_version import DpkgVersion
+
+# Older first; from deb-version(7), Debian Policy 5.6.12 and real package indexes.
+ORDERED = [
+    "1.0~~",
+    "1.0~~a",
+    "1.0~",
+    "1.0",
+    "1.0-1~bpo12+1",
+    "1.0-1",
+    "1.0a",
+    "1.0+b1",
+    "1.9",
+    "1.10",
+    "535.261.03-1~deb12u1",
+    "580.95.05-1",
+    "580.178.04-0ubuntu0.24.04.1",
+    "580.178.04-0ubuntu1",
+    "580.178.04-1",
+    "580.178.04-1ubuntu1",
+    "595.91.07-1",
+    "1:0.1",
+    "2:0",
+]
+KERNELS = ["5.15.0-119-generic", "6.1.0-9-amd64", "6.1.0-37-amd64", "6.12.9+bpo-amd64", "6.12.48+deb13-amd64"]
+
+
+@pytest.mark.parametrize("ordered", [ORDERED, KERNELS])
+def test_the_order(ordered: list[str]) -> None:
+    shuffled = ordered.copy()
+    random.Random(1).shuffle(shuffled)
+
+    assert [str(version) for version in sorted(map(DpkgVersion, shuffled))] == ordered
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("1.0", "1.00"), ("0:1.0", "1.0"), ("1.0-0", "1.0"), ("1.", "1.0"), ("", "0")]
+)
+def test_equal_versions_are_equal_and_hash_alike(one: str, other: str) -> None:
+    assert DpkgVersion(one) == DpkgVersion(other)
+    assert hash(DpkgVersion(one)) == hash(DpkgVersion(other))
+
+
+def test_a_version_equals_no_text() -> None:
+    assert DpkgVersion("1.0") != "1.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "epoch", "rest"), [("1:2.3-4", 1, "2.3-4"), ("2.3", 0, "2.3"), ("a:b", 0, "a:b"), (":1", 0, ":1")]
+)
+def test_epochs(text: str, epoch: int, rest: str) -> None:
+    assert (DpkgVersion(text).epoch, DpkgVersion(text).without_epoch) == (epoch, rest)
+
+
+texts = st.text("0123456789abz.+~-:", max_size=8)
+
+
+@given(texts, texts, texts)
+def test_the_order_is_total_whatever_the_text(a: str, b: str, c: str) -> None:
+    one, two, three = sorted(map(DpkgVersion, (a, b, c)))
+
+    assert one <= two <= three
+    assert one <= three
+    assert (one < two) + (one == two) + (one > two) == 1
+
+
+@given(st.text(max_size=12))
+def test_no_text_is_refused(text: str) -> None:
+    assert DpkgVersion(text) == DpkgVersion(text)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+
+from gpunode.catalog import branches
+from gpunode.catalog.driver import Choice
+from gpunode.catalog.repositories import TOOLKIT, cuda_repository
+from gpunode.distros import DISTROS, Family, family
+from gpunode.distros.family import repository_list
+from gpunode.facts.model import Distro
+from gpunode.recipe import Scope
+
+SCOPES: tuple[Scope, ...] = ("compute", "media", "full")
+
+
+def distro(id_: str, version: str) -> Distro:
+    return Distro(id_, version, "", "")
+
+
+@pytest.mark.parametrize(
+    ("id_", "version", "supported"),
+    [
+        ("debian", "12", True),
+        ("debian", "13", True),
+        ("debian", "11", False),
+        ("debian", "", False),
+        ("ubuntu", "22.04", True),
+        ("ubuntu", "24.04", True),
+        ("ubuntu", "26.04", True),
+        ("ubuntu", "25.10", False),
+    ],
+)
+def test_supported_releases(id_: str, version: str, supported: bool) -> None:
+    found = family(distro(id_, version))
+
+    assert found is not None
+    assert found.supported(distro(id_, version)) is supported
+
+
+def test_a_distribution_that_is_only_like_ubuntu_has_no_family() -> None:
+    assert family(Distro("linuxmint", "22", "", "", like=("ubuntu", "debian"))) is None
+
+
+@pytest.mark.parametrize("known", DISTROS, ids=lambda known: known.id)
+def test_nvidia_has_a_repository_for_every_supported_release(known: Family) -> None:
+    for version in known.versions:
+        release = distro(known.id, version)
+        repository = cuda_repository(release, "amd64")
+        assert repository is not None
+        assert repository.dir == known.repository_dir(release)
+        assert family(release) is known
+
+
+@pytest.mark.parametrize("known", DISTROS, ids=lambda known: known.id)
+@pytest.mark.parametrize("scope", SCOPES)
+def test_every_choice_names_its_modules_and_never_an_empty_meta_package(known: Family, scope: Scope) -> None:
+    for branch in branches.known():
+        for flavour in branch.flavours:
+            choice = Choice(branch.number, "", flavour, "")
+            packages = known.driver_packages(choice, scope)
+            assert known.dkms_package(choice) in packages
+            assert len(set(packages)) == len(packages)
+            assert branch.number < branches.OPEN_ONLY_FROM or "cuda-drivers" not in packages
+
+
+def test_the_toolkit_is_four_packages() -> None:
+    for known in DISTROS:
+        assert set(known.toolkit_packages) == {
+            "nvidia-container-toolkit",
+            "nvidia-container-toolkit-base",
+            "libnvidia-container-tools",
+            "libnvidia-container1",
+        }
+
+
+def test_a_list_file_is_byte_for_byte_nvidias_own() -> None:
+    repository = cuda_repository(distro("debian", "12"), "amd64")
+    assert repository is not None
+
+    assert repository_list(repository.base_url, "/", repository.keyring) == (
+        b"deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] "
+        b"https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/ /\n"
+    )
+    assert repository_list(TOOLKIT.url, "/", TOOLKIT.keyring) == (
+        b"deb [signed-by=/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg] "
+        b"https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH) /\n"
+    )
+
+
+def test_a_list_file_may_name_one_architecture() -> None:
+    assert repository_list("http://m/", "/", "/k.gpg", "amd64") == b"deb [arch=amd64 signed-by=/k.gpg] http://m/ /\n"
+
+
+def test_the_pin_says_what_it_is_for_and_which_version_it_holds() -> None:
+    for known in DISTROS:
+        branch = known.pin(Choice(580, "", "proprietary", "")).decode()
+        exact = known.pin(Choice(580, "580.178.04", "proprietary", "")).decode()
+        assert branch.startswith("# Written by gpunode")
+        assert "Pin: version 580.*\nPin-Priority: 1001\n" in branch
+        assert "Pin: version 580.178.04-*\nPin-Priority: 1001\n" in exact
+        assert branch.endswith("\n")
+        assert not any(len(line) > 120 for line in branch.splitlines())
