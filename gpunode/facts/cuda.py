@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from gpunode.facts.evidence import Capture
-from gpunode.facts.nvml import NoAnswer
+from gpunode.facts.nvml import NoAnswer, hangs
 
 SCHEMA = 1
 
@@ -69,11 +69,6 @@ class CudaRun:
 
 CudaAnswer: TypeAlias = CudaRun | CudaError | NoAnswer
 
-HANGS = (
-    "a CUDA call did not return within {seconds:g} s: a GPU or the driver hangs; "
-    "read `dmesg` for NVRM and Xid lines, a reboot is usually needed"
-)
-
 
 def parse(data: bytes) -> CudaRun | CudaError:
     """The typed meaning of what the CUDA child printed.
@@ -126,10 +121,10 @@ def _exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
     return value
 
 
-def answer_of(capture: Capture) -> CudaAnswer:
+def answer_of(capture: Capture, timeout_s: float | None = None) -> CudaAnswer:
     """What the CUDA child said; never raises, since a bad answer is an answer too."""
     if capture.outcome == "timeout":
-        return NoAnswer("hangs", capture.error)
+        return NoAnswer("hangs", hangs("a CUDA call", capture.error, timeout_s))
     if capture.outcome == "absent":
         return NoAnswer("not asked", capture.error)
     if not capture.data.strip():
