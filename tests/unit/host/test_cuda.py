@@ -75,6 +75,12 @@ def test_a_spoiled_gpu_is_refused_or_does_not_pass_by_it(key: str, value: object
     assert isinstance(run.gpus[0].passed, bool)
 
 
+def test_what_to_do_fits_the_error() -> None:
+    assert "ldconfig" in CudaError("dlopen", 0, "LibraryNotFound", "").remedy
+    assert "fabricmanager" in CudaError("cuInit", 802, "CUDA_ERROR_SYSTEM_NOT_READY", "").remedy
+    assert "dmesg" in CudaError("cuLaunchKernel", 719, "CUDA_ERROR_LAUNCH_FAILED", "").remedy
+
+
 def test_the_ends_of_the_child_are_told_apart() -> None:
     def end(**given: Any) -> object:
         return vector_addition(ScriptedRunner(lambda argv: ended(argv, **given)), timeout_s=7)
