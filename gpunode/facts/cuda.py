@@ -8,11 +8,25 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from gpunode.facts.evidence import Capture
-from gpunode.facts.nvml import NoAnswer
+from gpunode.facts.nvml import NoAnswer, hangs
 
 SCHEMA = 1
 
 T = TypeVar("T")
+
+
+_LOOK = "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`) and run `gpunode doctor`"
+# CUresult as cuda.h (CUDA 13) describes it; the sentences are gpunode's own.
+REMEDIES: Mapping[int, str] = {
+    2: "the GPU's memory is taken: `nvidia-smi` lists by which processes; stop them, then try again",
+    46: "another process has the GPU to itself, or its compute mode forbids CUDA: `nvidia-smi -q -d COMPUTE` tells",
+    100: "load the driver (`modprobe nvidia`) and compare `nvidia-smi -L` with `lspci -d 10de:`",
+    218: "report it with the output of `gpunode verify --cuda --json`: the driver does not take gpunode's PTX",
+    802: "an NVSwitch machine: start nvidia-fabricmanager, and wait until it has trained the links",
+    803: "libcuda.so.1 and the loaded nvidia module are of different versions: reboot, or reload the modules",
+    999: "load nvidia_uvm (`modprobe nvidia_uvm`) and see that /dev/nvidia-uvm exists; then " + _LOOK,
+}
+_NO_LIBRARY = "install the driver's CUDA library (`gpunode setup`), then run `ldconfig`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +43,11 @@ class CudaError:
     code: int
     name: str
     text: str
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return _NO_LIBRARY if self.call == "dlopen" else REMEDIES.get(self.code, _LOOK)
 
     def __str__(self) -> str:
         code = f" ({self.code})" if self.code else ""
@@ -68,11 +87,6 @@ class CudaRun:
 
 
 CudaAnswer: TypeAlias = CudaRun | CudaError | NoAnswer
-
-HANGS = (
-    "a CUDA call did not return within {seconds:g} s: a GPU or the driver hangs; "
-    "read `dmesg` for NVRM and Xid lines, a reboot is usually needed"
-)
 
 
 def parse(data: bytes) -> CudaRun | CudaError:
@@ -126,10 +140,10 @@ def _exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
     return value
 
 
-def answer_of(capture: Capture) -> CudaAnswer:
+def answer_of(capture: Capture, timeout_s: float | None = None) -> CudaAnswer:
     """What the CUDA child said; never raises, since a bad answer is an answer too."""
     if capture.outcome == "timeout":
-        return NoAnswer("hangs", capture.error)
+        return NoAnswer("hangs", hangs("a CUDA call", capture.error, timeout_s))
     if capture.outcome == "absent":
         return NoAnswer("not asked", capture.error)
     if not capture.data.strip():

@@ -47,7 +47,7 @@ def parse(data: bytes) -> Elf:
         machine = struct.unpack_from("<H", data, 18)[0]
         segments = tuple(_segments(data))
         dynamic = tuple(_dynamic(data, segments))
-    except struct.error as error:
+    except (struct.error, OverflowError) as error:
         raise ValueError(f"a damaged ELF file: {error}") from None
     if machine not in MACHINES:
         raise ValueError(f"an ELF file for machine {machine}; known are {sorted(MACHINES)}")

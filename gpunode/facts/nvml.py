@@ -323,16 +323,21 @@ def _unread(value: Mapping[str, object]) -> Unread:
     return Unread(code=_exactly(int, value, "code"), name=_exactly(str, value, "error"))
 
 
-HANGS = (
-    "a call into the NVIDIA driver did not return within {seconds:g} s: the driver or a GPU hangs; "
-    "read `dmesg` for NVRM and Xid lines, a reboot is usually needed"
-)
+def hangs(what: str, stderr: str, timeout_s: float | None) -> str:
+    """The sentence for a call that did not return; the child's last line names the call where it announces them."""
+    lines = stderr.strip().splitlines()
+    within = "" if timeout_s is None else f" within {timeout_s:g} s"
+    last = f" (last: {lines[-1]})" if lines else ""
+    return (
+        f"{what} did not return{within}{last}: the driver or a GPU hangs; "
+        "read `dmesg` for NVRM and Xid lines, a reboot is usually needed"
+    )
 
 
-def answer_of(capture: Capture) -> NvmlAnswer:
+def answer_of(capture: Capture, timeout_s: float | None = None) -> NvmlAnswer:
     """What NVML said, from the evidence; never raises, since a bad answer is an answer too."""
     if capture.outcome == "timeout":
-        return NoAnswer("hangs", capture.error or "a call into the NVIDIA driver did not return: it hangs")
+        return NoAnswer("hangs", hangs("a call into the NVIDIA driver", capture.error, timeout_s))
     if capture.outcome in {"absent", "denied"}:
         return NoAnswer("not asked", capture.error or f"{capture.source}: {capture.outcome}")
     if not capture.data.strip():

@@ -55,29 +55,18 @@ def tell(ask: Callable[[], Mapping[str, object]]) -> NoReturn:
     os._exit(0)
 
 
-def capture(runner: Runner, argv: Sequence[str], timeout_s: float, hangs: str) -> Capture:
-    """What a child answered, as evidence; ``hangs`` is the sentence for a call that did not return in ``{seconds}``."""
+def capture(runner: Runner, argv: Sequence[str], timeout_s: float) -> Capture:
+    """What a child answered, as evidence."""
     from gpunode.facts.evidence import Capture
 
     finished = runner.run(argv, timeout_s=timeout_s)
     error = finished.stderr.decode("utf-8", "replace")
-    if finished.timed_out:
-        error = hangs.format(seconds=timeout_s) + _last_line(error)
-    return Capture(
-        source=" ".join(argv),
-        outcome=_outcome(finished),
-        data=finished.stdout,
-        error=error,
-        exit_status=finished.exit_status,
-    )
+    return Capture(" ".join(argv), _outcome(finished), finished.stdout, error, finished.exit_status)
 
 
 def _outcome(finished: Finished) -> Outcome:
     if finished.timed_out:
         return "timeout"
+    if finished.missing:
+        return "absent"
     return "ok" if finished.exit_status == 0 else "failed"
-
-
-def _last_line(stderr: str) -> str:
-    lines = stderr.strip().splitlines()
-    return f" (last: {lines[-1]})" if lines else ""

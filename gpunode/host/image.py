@@ -133,39 +133,49 @@ def image(root: RootFs, reference: str, command: Iterable[str]) -> bytes:
     asks for.
     """
     layer = _tar((_member(entry), entry.data if entry.kind == "file" else b"") for entry in root.entries)
-    config = _json(
+    config = _config(root.architecture, layer, command)
+    manifest = _manifest(config, layer)
+    files = {
+        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": _index(root.architecture, manifest, reference),
+        "manifest.json": _json([{"Config": _blob(config), "RepoTags": [reference], "Layers": [_blob(layer)]}]),
+        **{_blob(data): data for data in (config, layer, manifest)},
+    }
+    return _tar((_member(Entry(f"/{name}", "file", data, 0o644)), data) for name, data in files.items())
+
+
+def _config(architecture: str, layer: bytes, command: Iterable[str]) -> bytes:
+    # Where toolkits of various ages and modes mount the libraries; not all of them refresh ld.so.cache.
+    folders = (*(f"/usr/lib/{triplet}" for triplet, _ in elf.MACHINES.values()), "/usr/lib64")
+    environment = ["PATH=/usr/bin:/bin:/usr/sbin:/sbin", f"LD_LIBRARY_PATH={':'.join(folders)}"]
+    return _json(
         {
-            "architecture": root.architecture,
+            "architecture": architecture,
             "os": "linux",
-            "config": {
-                "Cmd": list(command),
-                # Where toolkits of various ages and modes mount the libraries; not all of them refresh ld.so.cache.
-                "Env": [
-                    "PATH=/usr/bin:/bin:/usr/sbin:/sbin",
-                    "LD_LIBRARY_PATH=" + ":".join(f"/usr/lib/{t}" for t, _ in elf.MACHINES.values()) + ":/usr/lib64",
-                ],
-            },
+            "config": {"Cmd": list(command), "Env": environment},
             "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
             "history": [{"created_by": "gpunode verify --container"}],
         }
     )
-    layer_type, config_type = f"{_MEDIA}layer.v1.tar", f"{_MEDIA}config.v1+json"
-    manifest = _json(
+
+
+def _manifest(config: bytes, layer: bytes) -> bytes:
+    return _json(
         {
             "schemaVersion": 2,
             "mediaType": f"{_MEDIA}manifest.v1+json",
-            "config": _descriptor(config_type, config),
-            "layers": [_descriptor(layer_type, layer)],
+            "config": _descriptor(f"{_MEDIA}config.v1+json", config),
+            "layers": [_descriptor(f"{_MEDIA}layer.v1.tar", layer)],
         }
     )
+
+
+def _index(architecture: str, manifest: bytes, reference: str) -> bytes:
+    # The first is containerd's name for an image, the second the OCI layout's.
+    names = {"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference.rpartition(":")[2]}
     entry = _descriptor(f"{_MEDIA}manifest.v1+json", manifest)
-    named = {"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference.rpartition(":")[2]}
-    platform = {"architecture": root.architecture, "os": "linux"}
-    index = _json({"schemaVersion": 2, "manifests": [{**entry, "platform": platform, "annotations": named}]})
-    saved = _json([{"Config": _blob(config), "RepoTags": [reference], "Layers": [_blob(layer)]}])
-    files = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": index, "manifest.json": saved}
-    files |= {_blob(data): data for data in (config, layer, manifest)}
-    return _tar((_member(Entry(f"/{name}", "file", data, 0o644)), data) for name, data in files.items())
+    platform = {"architecture": architecture, "os": "linux"}
+    return _json({"schemaVersion": 2, "manifests": [{**entry, "platform": platform, "annotations": names}]})
 
 
 def _member(entry: Entry) -> tarfile.TarInfo:

@@ -1,0 +1,88 @@
+"""NVIDIA's real libraries without a GPU: their real failures, and that they have what gpunode calls."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpunode.facts.cuda import CudaError
+from gpunode.facts.nvml import NvmlFailure, driver_version
+from gpunode.host import cuda, nvml
+from gpunode.host.container import QUERY, HostFiles
+from gpunode.host.cuda import vector_addition
+from gpunode.host.image import image, rootfs
+from gpunode.host.nvml import inventory
+from tests.conformance.nvml import debian
+from tests.fakes.runners import EnvRunner
+
+
+def test_nvml_without_a_driver_says_that_the_driver_is_not_loaded(tmp_path: Path) -> None:
+    debian.without_gpu()
+    library = debian.only("libnvidia-ml.so.*.*")
+    (tmp_path / "libnvidia-ml.so.1").symlink_to(library)
+    found = inventory(EnvRunner(LD_LIBRARY_PATH=str(tmp_path)))
+    assert isinstance(found, NvmlFailure)
+    assert (found.code, found.name, found.text) == (9, "DriverNotLoaded", "Driver Not Loaded")
+    assert driver_version(found.nvml) == library.name.removeprefix("libnvidia-ml.so.")
+    assert found.library == str(library)
+
+
+def test_cuda_without_a_driver_names_the_call(tmp_path: Path) -> None:
+    debian.without_gpu()
+    (tmp_path / "libcuda.so.1").symlink_to(debian.only("libcuda.so.*.*"))
+    found = vector_addition(EnvRunner(LD_LIBRARY_PATH=str(tmp_path)))
+    assert isinstance(found, CudaError)
+    assert found.call == "cuInit"
+    assert found.name == "CUDA_ERROR_NO_DEVICE"
+
+
+@pytest.mark.parametrize(
+    ("module", "pattern", "library"),
+    [(cuda, r'"(cu[A-Z]\w+)"', "libcuda.so.*.*"), (nvml, r"nvml\.(nvml[A-Z]\w+)", "libnvidia-ml.so.*.*")],
+)
+def test_every_function_that_is_called_is_in_the_real_library(module: ModuleType, pattern: str, library: str) -> None:
+    import pynvml
+
+    called = set(re.findall(pattern, Path(str(module.__file__)).read_text()))
+    assert len(called) > 8
+    real = ctypes.CDLL(str(debian.only(library)))
+    bindings = Path(pynvml.__file__).read_text()
+    for name in called:
+        wrapper = re.search(rf"def {name}\(.*?(?=\ndef )", bindings, re.DOTALL)
+        inner = re.search(r'_nvmlGetFunctionPointer\("(\w+)"\)', wrapper.group(0)) if wrapper else None
+        assert hasattr(real, inner.group(1) if inner else name) or name in {"nvmlInit", "nvmlDeviceGetPciInfo"}, name
+
+
+def test_the_real_nvidia_smi_starts_in_the_image(tmp_path: Path) -> None:
+    debian.without_gpu()
+    if os.geteuid() != 0:
+        pytest.skip("chroot needs root")
+    program = debian.only("nvidia/current/nvidia-smi")
+    _unpack(image(rootfs(HostFiles(), str(program)), "localhost/check:1", QUERY), tmp_path)
+    shutil.copy(program, tmp_path / "usr/bin/nvidia-smi")
+
+    def smi() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["chroot", str(tmp_path), *QUERY], check=False, capture_output=True, text=True, cwd="/")
+
+    assert smi().returncode == 12, "the image has brought NVML along, which the container runtime must do"
+    shutil.copy(debian.only("libnvidia-ml.so.*.*"), tmp_path / "usr/lib/libnvidia-ml.so.1")
+    failed = smi()
+    assert failed.returncode == 9, failed.stderr
+    assert "couldn't communicate with the NVIDIA driver" in failed.stdout
+
+
+def _unpack(archive: bytes, folder: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as outer:
+        blobs = [outer.extractfile(m) for m in outer.getmembers() if m.name.startswith("blobs/")]
+        layer = max((blob.read() for blob in blobs if blob is not None), key=len)
+    with tarfile.open(fileobj=io.BytesIO(layer)) as inner:
+        inner.extractall(folder, filter="fully_trusted")

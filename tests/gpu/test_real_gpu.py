@@ -1,0 +1,71 @@
+"""NVML and CUDA on real GPUs; nvidia-smi is the oracle."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.facts.cuda import CudaRun
+from gpunode.facts.nvml import Inventory, compare
+from gpunode.host.cuda import ELEMENTS, vector_addition
+from gpunode.host.nvml import inventory
+from gpunode.host.process import Runner
+
+pytestmark = pytest.mark.gpu
+LOADED = Path("/proc/driver/nvidia/version")
+QUERY = "index,name,uuid,pci.bus_id,memory.total,persistence_mode,ecc.mode.current,compute_cap,driver_version"
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu() -> None:
+    if not LOADED.exists():
+        pytest.skip("no NVIDIA driver is loaded here (/proc/driver/nvidia/version is missing)")
+
+
+def _inventory() -> Inventory:
+    found = inventory(Runner())
+    assert isinstance(found, Inventory), found
+    assert found.gpus
+    return found
+
+
+def test_nvml_says_what_nvidia_smi_says() -> None:
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        pytest.skip("no nvidia-smi here to compare with")
+    argv = [smi, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()
+    switches = {"Enabled": True, "Disabled": False}
+    found = _inventory()
+    assert len(lines) == len(found.gpus)
+    for line, gpu in zip(lines, found.gpus, strict=True):
+        index, name, uuid, pci, memory, persistence, ecc, compute, driver = (part.strip() for part in line.split(","))
+        assert (str(gpu.index), gpu.name, gpu.uuid) == (index, name, uuid)
+        assert isinstance(gpu.pci, str)
+        assert int(gpu.pci.partition(":")[0], 16) == int(pci.partition(":")[0], 16)
+        assert gpu.pci.partition(":")[2] == pci.partition(":")[2].lower()
+        assert (str(gpu.memory_mib), gpu.compute_capability, found.driver) == (memory, compute, driver)
+        assert gpu.persistence == switches[persistence]
+        assert not isinstance(gpu.ecc, bool) or gpu.ecc == switches[ecc]
+
+
+def test_the_loaded_module_and_the_library_are_of_one_version() -> None:
+    version = LOADED.read_text().split("Module")[1].replace("for x86_64", "").replace("for aarch64", "").split()[0]
+    found = _inventory()
+    assert isinstance(found.nvml, str)
+    assert version == found.driver
+    assert compare(version, found.nvml, None) == ()
+
+
+def test_every_gpu_adds_right() -> None:
+    found = vector_addition(Runner())
+    assert isinstance(found, CudaRun), found
+    assert found.passed, found
+    assert all(gpu.elements == ELEMENTS for gpu in found.gpus)
+    gpus = _inventory().gpus
+    if not any(gpu.mig is True for gpu in gpus):
+        assert [gpu.uuid for gpu in found.gpus] == [gpu.uuid for gpu in gpus]
+        assert [gpu.name for gpu in found.gpus] == [gpu.name for gpu in gpus]

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.host import container
+from gpunode.host.container import Commands, ContainerCheck, check, containerd, docker, uuids
+from gpunode.host.image import RootFs
+from gpunode.host.process import Finished
+from tests.fakes.runners import ScriptedRunner, ended
+
+A, B = (f"GPU-0000000{n}-aaaa-bbbb-cccc-0123456789ab" for n in (1, 2))
+
+
+@pytest.fixture(autouse=True)
+def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host with nvidia-smi, whose files are not looked at here."""
+    smi = tmp_path / "nvidia-smi"
+    smi.touch()
+    monkeypatch.setattr(container, "_PROGRAMS", (str(smi),))
+    monkeypatch.setattr(container, "rootfs", lambda tree, program: RootFs((), "amd64"))
+
+
+def _answering(out: str = "", status: int = 0, *, late: bool = False, import_fails: bool = False) -> ScriptedRunner:
+    def answer(argv: tuple[str, ...]) -> Finished:
+        if "run" in argv:
+            return ended(argv, status, out.encode(), b"the runtime's own words", late=late)
+        if import_fails and ("import" in argv or "load" in argv):
+            return ended(argv, 1, err=b"no space left on device")
+        return ended(argv)
+
+    return ScriptedRunner(answer)
+
+
+BOTH = pytest.mark.parametrize("commands", [containerd("t"), docker("t")], ids=["containerd", "docker"])
+
+
+@BOTH
+def test_the_same_gpus_pass_and_nothing_is_left(commands: Commands) -> None:
+    runner = _answering(f"{A}\n{B}\n")
+    found = check(runner, commands, [B, A])
+    assert found.passed
+    assert found.problems == ()
+    assert runner.calls == [commands.load, commands.run, *commands.remove]
+    assert runner.stdin[0], "the image comes by standard input"
+
+
+@BOTH
+def test_a_gpu_that_is_missing_or_strange_is_named(commands: Commands) -> None:
+    missing = check(_answering(A), commands, [A, B])
+    strange = check(_answering(f"{A}\n{B}"), commands, [A])
+    assert not missing.passed
+    assert missing.problems == (f"the container does not see {B}",)
+    assert not strange.passed
+    assert strange.problems == (f"the container sees {B}, which NVML does not list",)
+
+
+@BOTH
+@pytest.mark.parametrize("late", [False, True])
+def test_a_container_that_fails_or_hangs_is_removed_all_the_same(commands: Commands, late: bool) -> None:
+    runner = _answering(status=1, late=late)
+    found = check(runner, commands, [A])
+    assert not found.passed
+    assert "the container did not run" in found.failure
+    assert ("no end within" in found.failure) == late
+    assert "the runtime's own words" in found.failure
+    assert runner.calls == [commands.load, commands.run, *commands.rescue, *commands.remove]
+
+
+@BOTH
+def test_an_image_that_is_not_taken_runs_nothing_and_is_removed(commands: Commands) -> None:
+    runner = _answering(import_fails=True)
+    found = check(runner, commands, [A])
+    assert "no space left on device" in found.failure
+    assert runner.calls == [commands.load, *commands.remove]
+
+
+@BOTH
+def test_an_interruption_removes_the_container_too(commands: Commands) -> None:
+    def answer(argv: tuple[str, ...]) -> Finished:
+        if argv == commands.run:
+            raise KeyboardInterrupt
+        return ended(argv)
+
+    runner = ScriptedRunner(answer)
+    with pytest.raises(KeyboardInterrupt):
+        check(runner, commands, [A])
+    assert runner.calls[-len(commands.remove) :] == list(commands.remove)
+    assert set(commands.rescue) <= set(runner.calls)
+
+
+def test_what_could_not_be_removed_is_said_with_the_command() -> None:
+    commands = docker("t")
+
+    def answer(argv: tuple[str, ...]) -> Finished:
+        if argv in commands.remove:
+            return ended(argv, 1, err=b"image is in use")
+        return ended(argv, out=A.encode())
+
+    found = check(ScriptedRunner(answer), commands, [A])
+    assert found.passed
+    assert found.leftovers == ("docker image rm --force localhost/gpunode-check:t: image is in use",)
+
+
+def test_without_nvidia_smi_nothing_is_run_and_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "_PROGRAMS", ("/nonexistent/nvidia-smi",))
+    runner = _answering()
+    found = check(runner, docker("t"), [A])
+    assert "nvidia-smi is not installed" in found.failure
+    assert runner.calls == []
+
+
+def test_no_gpu_on_the_host_is_never_a_pass() -> None:
+    found = check(_answering(), docker("t"), [])
+    assert not found.passed
+    assert found.problems
+
+
+def test_a_check_is_out_of_everybodys_way() -> None:
+    assert container.new_token() != container.new_token()
+    one = containerd("t")
+    ctr = [argv for argv in (one.load, one.run, *one.rescue, *one.remove) if argv[0] == "ctr"]
+    assert all(argv[3:5] == ("--namespace", "gpunode-t") for argv in ctr)
+    assert "none" in docker("t").run
+
+
+@given(st.binary())
+def test_any_output_is_read(output: bytes) -> None:
+    assert all(one.startswith("GPU-") for one in uuids(output))
+
+
+@given(st.frozensets(st.sampled_from([A, B])), st.frozensets(st.sampled_from([A, B])))
+def test_it_passes_exactly_when_there_is_no_problem(expected: frozenset[str], seen: frozenset[str]) -> None:
+    found = ContainerCheck("docker", expected, seen)
+    assert found.passed == (not found.problems) == (expected == seen and bool(expected))
+
+
+def test_nvidia_smis_own_lines_are_read() -> None:
+    listing = f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: {A})\n{B}\nUnable to determine the device handle\n"
+    assert uuids(listing.encode()) == {A, B}

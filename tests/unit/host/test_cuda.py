@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.facts.cuda import CudaError, CudaRun, parse
+from gpunode.facts.nvml import NoAnswer
+from gpunode.host.cuda import PTX, argv, vector_addition
+from tests.fakes.runners import ScriptedRunner, ended
+
+GPU: dict[str, Any] = {
+    "index": 0,
+    "name": "NVIDIA H100",
+    "uuid": "GPU-0",
+    "passed": True,
+    "elements": 1024,
+    "mismatches": 0,
+    "error": None,
+}
+ERROR = {"call": "cuInit", "code": 100, "name": "CUDA_ERROR_NO_DEVICE", "text": "no CUDA-capable device is detected"}
+
+
+def _answer(**given: Any) -> bytes:
+    return json.dumps({"schema": 1, **given}).encode()
+
+
+def test_it_passed_only_when_every_gpu_did() -> None:
+    run = parse(_answer(gpus=[GPU, {**GPU, "index": 1}]))
+    assert isinstance(run, CudaRun)
+    assert run.passed
+    assert not CudaRun(()).passed
+    for spoiled in ({"passed": False}, {"error": ERROR}, {"mismatches": 1}, {"elements": 0}):
+        run = parse(_answer(gpus=[GPU, {**GPU, **spoiled}]))
+        assert isinstance(run, CudaRun)
+        assert not run.passed, spoiled
+
+
+def test_the_failure_of_the_whole_is_the_call_with_cudas_words() -> None:
+    assert parse(_answer(error=ERROR)) == CudaError(**ERROR)  # type: ignore[arg-type]
+    assert str(parse(_answer(error=ERROR))) == "cuInit: CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        _answer(),
+        _answer(gpus=3),
+        _answer(gpus=[3]),
+        _answer(error=3),
+        b'{"schema": 2}',
+        b'{"schema": true, "gpus": []}',
+    ],
+)
+def test_what_is_no_answer_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse(data)
+
+
+@given(st.sampled_from([*GPU]), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.integers()))
+def test_a_spoiled_gpu_is_refused_or_does_not_pass_by_it(key: str, value: object) -> None:
+    try:
+        run = parse(_answer(gpus=[{**GPU, key: value}]))
+    except ValueError:
+        return
+    assert isinstance(run, CudaRun)
+    assert isinstance(run.gpus[0].passed, bool)
+
+
+def test_what_to_do_fits_the_error() -> None:
+    assert "ldconfig" in CudaError("dlopen", 0, "LibraryNotFound", "").remedy
+    assert "fabricmanager" in CudaError("cuInit", 802, "CUDA_ERROR_SYSTEM_NOT_READY", "").remedy
+    assert "dmesg" in CudaError("cuLaunchKernel", 719, "CUDA_ERROR_LAUNCH_FAILED", "").remedy
+
+
+def test_the_ends_of_the_child_are_told_apart() -> None:
+    def end(**given: Any) -> object:
+        return vector_addition(ScriptedRunner(lambda argv: ended(argv, **given)), timeout_s=7)
+
+    assert end(out=_answer(error=ERROR)) == CudaError(**ERROR)  # type: ignore[arg-type]
+    hung = end(late=True, err=b"CUDA: cuInit\nGPU 3: cuCtxSynchronize\n")
+    assert isinstance(hung, NoAnswer)
+    assert hung.kind == "hangs"
+    assert "within 7 s" in hung.reason
+    assert "GPU 3: cuCtxSynchronize" in hung.reason
+    died = end(status=139, err=b"Segmentation fault")
+    assert isinstance(died, NoAnswer)
+    assert died.kind == "crashed"
+    assert "139" in died.reason
+    garbled = end(out=b"hello")
+    assert isinstance(garbled, NoAnswer)
+    assert garbled.kind == "garbled"
+
+
+def test_the_kernels_text_ends_as_c_wants_it_and_the_child_is_isolated() -> None:
+    assert PTX.endswith(b"}\n\0")
+    assert argv()[1] == "-I"
