@@ -24,7 +24,9 @@ from gpunode.workflow.setup import Asked, SetupResult, setup
 from tests.laws.nodes import facts, recipes
 
 ASKED = Asked(version="law")
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+quick = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 
 
 class PowerCut(BaseException):
