@@ -87,9 +87,6 @@ def _reads_as(text: str, document: Document) -> bool:
 
 
 def _differences(old: Document, new: Document, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    for key in old:
-        if key not in new:
-            yield (*path, key), None
     for key, value in new.items():
         here = (*path, key)
         if key not in old:
@@ -101,6 +98,10 @@ def _differences(old: Document, new: Document, path: Path = ()) -> Iterator[tupl
             if isinstance(old[key], dict) or isinstance(value, dict):
                 yield here, None
             yield here, value
+    # Last, because a table of dotted keys is gone with its last key.
+    for key in old:
+        if key not in new:
+            yield (*path, key), None
 
 
 def _with(document: Document, path: Path, value: Any) -> Document:
@@ -225,7 +226,7 @@ def _candidates(text: str, path: Path, value: Any) -> Iterator[str]:
     if value is None:
         yield _without(text, sections, path, [span for _, span in holders])
     if holders:
-        yield _in_statement(text, *holders[-1], path, value, style)
+        yield from _in_statement(text, *holders[-1], path, value, style)
     elif value is not None:
         yield from _additions(text, sections, path, value, style)
 
@@ -237,7 +238,7 @@ def _additions(text: str, sections: list[_Section], path: Path, value: Any, styl
     if holders:
         section, span = holders[-1]
         yield _beside(text, span, _dotted(path[len(section.path) :], value, style), style)
-        yield _in_statement(text, section, span, path, value, style)
+        yield from _in_statement(text, section, span, path, value, style)
     table = value if isinstance(value, dict) else None
     home = next((section for section in sections if section.path == parent), None)
     if table is None and home:
@@ -248,20 +249,25 @@ def _additions(text: str, sections: list[_Section], path: Path, value: Any, styl
         yield _block(text, sections, path, table, style)
 
 
-def _in_statement(text: str, section: _Section, span: _Span, path: Path, value: Any, style: _Style) -> str:
+def _in_statement(text: str, section: _Section, span: _Span, path: Path, value: Any, style: _Style) -> Iterator[str]:
     """The statement changed by tomlkit, which keeps its comment, spacing and the rest of an inline table."""
     import tomlkit
+    from tomlkit.exceptions import TOMLKitError
 
-    statement = tomlkit.parse(text[span.start : span.end])
     *way, last = path[len(section.path) :]
-    table: Any = statement
-    for key in way:
-        table = table[key]
-    if value is None:
-        del table[last]
-    else:
-        table[last] = tomlkit.value(_value(value, style))
-    return text[: span.start] + statement.as_string() + text[span.end :]
+    try:
+        statement = tomlkit.parse(text[span.start : span.end])
+        table: Any = statement
+        for key in way:
+            table = table[key]
+        if value is None:
+            del table[last]
+        else:
+            table[last] = tomlkit.value(_value(value, style))
+        changed = statement.as_string()
+    except (TOMLKitError, ValueError):
+        return  # the next candidate has its turn
+    yield text[: span.start] + changed + text[span.end :]
 
 
 def _without(text: str, sections: list[_Section], path: Path, holders: Sequence[_Span]) -> str:
