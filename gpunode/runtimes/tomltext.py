@@ -244,9 +244,9 @@ def _additions(text: str, sections: list[_Section], path: Path, value: Any, styl
     if table is None and home:
         yield _into(text, home, f"{_key(path[-1], style)} = {_value(value, style)}", style)
     elif table is None:
-        yield _block(text, sections, parent, {path[-1]: value}, style)
+        yield from _block(text, sections, parent, {path[-1]: value}, style)
     else:
-        yield _block(text, sections, path, table, style)
+        yield from _block(text, sections, path, table, style)
 
 
 def _in_statement(text: str, section: _Section, span: _Span, path: Path, value: Any, style: _Style) -> Iterator[str]:
@@ -295,18 +295,21 @@ def _into(text: str, section: _Section, line: str, style: _Style) -> str:
     return _insert(text, section.header.end, [indent + line], style)
 
 
-def _block(text: str, sections: list[_Section], path: Path, table: Document, style: _Style) -> str:
+def _block(text: str, sections: list[_Section], path: Path, table: Document, style: _Style) -> Iterator[str]:
     """``table`` with headers of its own, in the company and the indentation of its nearest relatives."""
     base = _header_indent(text, sections, path, style)
     lines = list(_table_lines(path, table, base, style))
     children = [section for section in sections if section.header and section.path[: len(path)] == path]
     if children and children[0].header:
-        at = _above_comments(text, _line_start(text, children[0].header.start))
-        gap = [""] if style.blank else []
-        return text[:at] + "".join(line + style.newline for line in [*lines, *gap]) + text[at:]
+        block = "".join(line + style.newline for line in [*lines, *([""] if style.blank else [])])
+        at = _line_start(text, children[0].header.start)
+        # A line that looks like a comment may end a string of several lines.
+        for place in (_above_comments(text, at), at):
+            yield text[:place] + block + text[place:]
+        return
     at = _end_of_relatives(text, sections, path)
     gap = [""] if style.blank and text[:at].strip() else []
-    return _insert(text, at, [*gap, *lines], style)
+    yield _insert(text, at, [*gap, *lines], style)
 
 
 def _insert(text: str, at: int, lines: Sequence[str], style: _Style) -> str:
@@ -391,7 +394,7 @@ class _Style:
 
 
 def _below_blank(text: str, at: int) -> bool:
-    start = _line_start(text, at)
+    start = _above_comments(text, _line_start(text, at))
     return start > 0 and not text[_line_start(text, start - 1) : start].strip()
 
 
@@ -410,7 +413,7 @@ def _key_steps(text: str, sections: Sequence[_Section]) -> Iterator[str]:
 def _table_steps(text: str, sections: Sequence[_Section]) -> Iterator[str]:
     indents = {section.path: _indent(text, section.header) for section in sections if section.header}
     for path, indent in indents.items():
-        outer = indents.get(path[:-1])
+        outer = next((indents[path[:n]] for n in range(len(path) - 1, 0, -1) if path[:n] in indents), None)
         if outer is not None and indent.startswith(outer):
             yield indent[len(outer) :]
 

@@ -307,6 +307,39 @@ options = {{ BinaryName = "{BINARY}" }} # ours
     assert configure(data, Wish()) == changed
 
 
+def test_a_comment_look_alike_in_a_string_is_no_place_for_a_table() -> None:
+    text = b'version = 2\nx = """\n# no comment"""\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
+    out = configure(text, Wish(default=True))
+    assert read(out)["x"] == "# no comment"
+    assert inspect(out).default == "nvidia"
+
+
+def test_a_new_table_stands_where_its_neighbours_do() -> None:
+    data = b"""version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    sandbox_image = "pause" # ours
+    [plugins."io.containerd.grpc.v1.cri".containerd]
+      # the default
+      default_runtime_name = "runc" # of all pods
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+        runtime_type = "io.containerd.runc.v2"
+        # Root = "/run"
+
+# Something else.
+[proxy_plugins]
+"""
+    ours = b"""      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+        runtime_type = "io.containerd.runc.v2"
+        [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+          BinaryName = "/usr/bin/nvidia-container-runtime"
+"""
+    head, tail = data.split(b"\n# Something else.")
+    changed = head.replace(b'name = "runc"', b'name = "nvidia"') + ours + b"\n# Something else." + tail
+    assert configure(data, Wish(default=True)) == changed
+
+
 def test_a_handler_without_a_type_is_not_taken_for_configured() -> None:
     data = V2 + f'[plugins."{CRI[2]}".containerd.runtimes.nvidia.options]\nBinaryName = "{BINARY}"\n'.encode()
     assert not satisfies(inspect(data), Wish(version=(2, 1)))
