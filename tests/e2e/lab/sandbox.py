@@ -10,14 +10,16 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tests.e2e.lab.commands import LabError, Result, finish, run
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 CLONE_NEWNET: Final = 0x40000000
 
-# A cgroup of its own, which the cgroup namespace then shows as the root: dockerd and systemd make their groups below it.
+# A cgroup of its own, which the cgroup namespace shows as the root: dockerd and systemd make their groups below it.
 _HOLD: Final = """
 set -e
 mount -t cgroup2 none "$1"
@@ -66,7 +68,7 @@ class Sandbox:
         self._holder: subprocess.Popen[str] | None = None
         self.pid = 0
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> Self:
         mountpoint = self.scratch / "cgroup"
         mountpoint.mkdir(parents=True)
         shell = ["sh", "-c", _HOLD, "sh", os.fspath(mountpoint), self._cgroup, _INIT]
@@ -81,9 +83,7 @@ class Sandbox:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
