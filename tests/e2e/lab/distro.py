@@ -112,16 +112,16 @@ def _package(name: str, *depends: str) -> Package:
 
 
 def _old_smi(name: str, version: str, *depends: str) -> Package:
-    return Package(name, version, depends=depends, files={f"/usr/bin/{name}": NVIDIA_SMI.replace("VERSION", OLD)})
+    return Package(name, version, depends=depends, files={f"/usr/bin/{name}": NVIDIA_SMI.replace("@VERSION@", OLD)})
 
 
 def _old_module(name: str, module: str, version: str, *depends: str) -> Package:
     """A dkms package of Debian's kind: the module is called after its alternative (nvidia-current), not nvidia."""
-    conf = DKMS_CONF.replace("VERSION", OLD).replace('NAME="nvidia"', f'NAME="{module}"')
+    conf = DKMS_CONF.replace("@VERSION@", OLD).replace('NAME="nvidia"', f'NAME="{module}"')
     conf += f'DEST_MODULE_NAME[0]="{module}"\n'
     sources = {
         "dkms.conf": conf,
-        "Makefile": MAKEFILE.replace("VERSION", OLD).replace("LICENSE", "GPL"),
+        "Makefile": MAKEFILE.replace("@VERSION@", OLD).replace("@LICENSE@", "GPL"),
         "nvidia.c": (NATIVE / "nvidia.c").read_text(),
     }
     scripts = {"postinst": DKMS_POSTINST, "prerm": DKMS_PRERM}
@@ -134,7 +134,7 @@ def _old_module(name: str, module: str, version: str, *depends: str) -> Package:
         version,
         depends=("dkms", *depends),
         files={f"/usr/src/{module}-{OLD}/{path}": text for path, text in sources.items()},
-        scripts={script: text.replace("VERSION", OLD) for script, text in named.items()},
+        scripts={script: text.replace("@VERSION@", OLD) for script, text in named.items()},
     )
 
 

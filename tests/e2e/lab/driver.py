@@ -17,7 +17,7 @@ from tests.e2e.lab.tree import NATIVE
 LIBRARIES: Final = "/usr/lib/x86_64-linux-gnu"
 DKMS_CONF: Final = """\
 PACKAGE_NAME="nvidia"
-PACKAGE_VERSION="VERSION"
+PACKAGE_VERSION="@VERSION@"
 BUILT_MODULE_NAME[0]="nvidia"
 DEST_MODULE_LOCATION[0]="/updates/dkms"
 AUTOINSTALL="yes"
@@ -26,7 +26,7 @@ CLEAN="make clean KVER=$kernelver"
 """
 MAKEFILE: Final = """\
 obj-m := nvidia.o
-ccflags-y := -DLAB_VERSION='"VERSION"' -DLAB_LICENSE='"LICENSE"'
+ccflags-y := -DLAB_VERSION='"@VERSION@"' -DLAB_LICENSE='"@LICENSE@"'
 all:
 \t$(MAKE) -C /lib/modules/$(KVER)/build M=$(CURDIR) modules
 clean:
@@ -37,15 +37,15 @@ DKMS_POSTINST: Final = """\
 #!/bin/sh
 set -e
 if [ "$1" = configure ]; then
-  /usr/lib/dkms/common.postinst nvidia VERSION "" "" "$2"
+  /usr/lib/dkms/common.postinst nvidia @VERSION@ "" "" "$2"
 fi
 """
 DKMS_PRERM: Final = """\
 #!/bin/sh
 set -e
 if [ "$1" = remove ] || [ "$1" = upgrade ] || [ "$1" = deconfigure ]; then
-  if [ -n "$(dkms status -m nvidia -v VERSION)" ]; then
-    dkms remove -m nvidia -v VERSION --all
+  if [ -n "$(dkms status -m nvidia -v @VERSION@)" ]; then
+    dkms remove -m nvidia -v @VERSION@ --all
   fi
 fi
 """
@@ -62,7 +62,7 @@ case "$*" in
   for gpu in $(seq "$gpus"); do
     printf 'GPU %d: NVIDIA Lab GPU (UUID: GPU-00000000-0000-0000-0000-%012x)\\n' $((gpu - 1)) "$gpu"
   done ;;
-*) echo "NVIDIA-SMI VERSION  Driver Version: VERSION  $gpus GPU(s)" ;;
+*) echo "NVIDIA-SMI VERSION  Driver Version: @VERSION@  $gpus GPU(s)" ;;
 esac
 """
 PERSISTENCED: Final = """\
@@ -252,7 +252,7 @@ def _ubuntu_plain(driver: Driver) -> Iterator[Package]:
         wanted = ("libnvidia-compute", "libnvidia-gl", "nvidia-persistenced", f"nvidia-dkms{flavour}")
         yield _replacing(package(f"nvidia-driver{flavour}", *wanted), "nvidia-driver-flavour")
     library = _nvml(driver, "libnvidia-compute")
-    smi = {"/usr/bin/nvidia-smi": NVIDIA_SMI.replace("VERSION", driver.version)}
+    smi = {"/usr/bin/nvidia-smi": NVIDIA_SMI.replace("@VERSION@", driver.version)}
     yield _against(replace(library, files={**library.files, **smi}), "libnvidia-compute", "nvidia-utils")
     for name in ("libnvidia-gl", "libnvidia-decode", "libnvidia-encode", "libnvidia-cfg1"):
         yield _against(package(name), name)
@@ -265,8 +265,8 @@ def _ubuntu_plain(driver: Driver) -> Iterator[Package]:
 def _module(driver: Driver, name: str, *rivals: str, licence: str, needs: tuple[str, ...] = ()) -> Package:
     """A package whose module dkms builds for real."""
     sources = {
-        "dkms.conf": DKMS_CONF.replace("VERSION", driver.version),
-        "Makefile": MAKEFILE.replace("VERSION", driver.version).replace("LICENSE", licence),
+        "dkms.conf": DKMS_CONF.replace("@VERSION@", driver.version),
+        "Makefile": MAKEFILE.replace("@VERSION@", driver.version).replace("@LICENSE@", licence),
         "nvidia.c": (NATIVE / "nvidia.c").read_text(),
     }
     needed = needs or ("nvidia-kernel-support", "firmware-nvidia-gsp")
@@ -275,8 +275,8 @@ def _module(driver: Driver, name: str, *rivals: str, licence: str, needs: tuple[
         conflicts=rivals,
         files={f"/usr/src/nvidia-{driver.version}/{path}": text for path, text in sources.items()},
         scripts={
-            "postinst": DKMS_POSTINST.replace("VERSION", driver.version),
-            "prerm": DKMS_PRERM.replace("VERSION", driver.version),
+            "postinst": DKMS_POSTINST.replace("@VERSION@", driver.version),
+            "prerm": DKMS_PRERM.replace("@VERSION@", driver.version),
         },
     )
 
@@ -297,7 +297,7 @@ def _nvml(driver: Driver, name: str) -> Package:
 
 
 def _smi(driver: Driver, name: str, *depends: str) -> Package:
-    text = NVIDIA_SMI.replace("VERSION", driver.version)
+    text = NVIDIA_SMI.replace("@VERSION@", driver.version)
     return replace(driver.package(name, *depends), files={"/usr/bin/nvidia-smi": text})
 
 

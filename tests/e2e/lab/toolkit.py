@@ -18,7 +18,7 @@ CTK: Final = """\
 #!/bin/sh
 echo "$*" >> /var/log/nvidia-ctk.calls
 case "$1" in
---version) echo "NVIDIA Container Toolkit CLI version VERSION" ;;
+--version) echo "NVIDIA Container Toolkit CLI version @VERSION@" ;;
 esac
 """
 CONFIG: Final = """\
@@ -86,8 +86,8 @@ def packages(version: str) -> Iterator[Package]:
         package("nvidia-container-toolkit-base"),
         files={
             "/usr/bin/nvidia-container-runtime": RUNTIME,
-            "/usr/bin/nvidia-ctk": CTK.replace("VERSION", version),
-            "/usr/bin/nvidia-cdi-hook": CTK.replace("VERSION", version),
+            "/usr/bin/nvidia-ctk": CTK.replace("@VERSION@", version),
+            "/usr/bin/nvidia-cdi-hook": CTK.replace("@VERSION@", version),
             "/etc/nvidia-container-runtime/config.toml": CONFIG,
             "/lib/systemd/system/nvidia-cdi-refresh.service": REFRESH_UNIT,
             "/lib/systemd/system/nvidia-cdi-refresh.path": REFRESH_PATH,
