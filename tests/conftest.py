@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from gpunode.host import process
+
 _HERE = Path(__file__).parent
 _PURE = (_HERE / "unit", _HERE / "laws")
 _PROCESS_EVENTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"})
@@ -106,3 +108,31 @@ def nothing_outside(
         yield
     finally:
         _guard.folder = None
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Programs first on gpunode's own PATH; each writes down how it was called."""
+
+    folder: Path
+
+    def add(self, name: str, script: str) -> None:
+        """There is a program ``name`` that runs ``script`` under sh, where ``$T`` is ``folder``."""
+        program = self.folder / "bin" / name
+        program.write_text(f'#!/bin/sh\nT={self.folder}\necho "{name} $*" >> $T/calls\n{script}\n')
+        program.chmod(0o755)
+
+    @property
+    def calls(self) -> list[str]:
+        """Every call so far, with its arguments."""
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_subprocess: None) -> Tools:
+    """Stand-in programs, for tests of what is done with their answers."""
+    folder = tmp_path / "tools"
+    (folder / "bin").mkdir(parents=True)
+    monkeypatch.setattr(process, "PATH", f"{folder}/bin:/usr/bin:/bin")
+    return Tools(folder)
