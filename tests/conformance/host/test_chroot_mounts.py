@@ -127,3 +127,47 @@ def test_a_folder_without_a_system_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="not the root of a system"), mounted(str(tmp_path)):
         pass
+
+
+WHOLE = """
+import json, os, sys
+from gpunode.change import CommandChange, FileChange, FileState
+from gpunode.errors import ChangeFailed
+from gpunode.facts.evidence import Probe
+from gpunode.host.local import LocalHost
+
+host = LocalHost(sys.argv[1])
+checks = "/usr/sbin/policy-rc.d x start; test $? = 101 && test -e /proc/self/stat && test -c /dev/null && echo fine"
+host.apply([
+    FileChange("/etc/gpunode-test", None, FileState(b"inside")),
+    CommandChange(("sh", "-c", checks + " > /etc/gpunode-said"), "to see"),
+])
+try:
+    host.apply([CommandChange(("sh", "-c", "echo broken >&2; exit 7"), "to fail")])
+except ChangeFailed as error:
+    why = error.why
+said = host.look(Probe("said", path="/etc/gpunode-said")).text
+run = host.look(Probe("cat", argv=("cat", "/etc/gpunode-test")))
+print(json.dumps({"said": said, "cat": run.text, "why": why, "left": os.path.ismount(sys.argv[1] + "/proc")}))
+"""
+
+
+def test_a_whole_system_as_a_root(tmp_path: Path) -> None:
+    """This machine's own system, beneath an overlay that takes all writes."""
+    for folder in ("disk", "root"):
+        (tmp_path / folder).mkdir()
+    layers = f"lowerdir=/,upperdir={tmp_path}/disk/upper,workdir={tmp_path}/disk/work"
+    shell = (
+        f"mount -t tmpfs x {tmp_path}/disk && mkdir {tmp_path}/disk/upper {tmp_path}/disk/work && "
+        f'mount -t overlay -o {layers} x {tmp_path}/root && exec "$0" -c "$1" {tmp_path}/root'
+    )
+    argv = ["unshare", "-m", "--propagation", "private", "sh", "-c", shell, sys.executable, WHOLE]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    if "overlay" in done.stderr and "mount" in done.stderr:
+        pytest.skip(f"no overlay here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["said"], result["cat"], result["left"]) == ("fine\n", "inside", False)
+    assert "exit status 7" in result["why"]
+    assert "broken" in result["why"]
+    assert not Path("/etc/gpunode-test").exists()

@@ -255,6 +255,16 @@ def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert log.problem
 
 
+def test_the_log_of_an_image_stays_in_it(tmp_path: Path) -> None:
+    (tmp_path / "image/var").mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "image/var/log").symlink_to(tmp_path / "logs")
+    log = CommandLog("x", root=f"{tmp_path}/image")
+    assert Runner(log=log).run(("true",), timeout_s=20).ok
+    assert log.problem == ""
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("text", "secret"),
     [
