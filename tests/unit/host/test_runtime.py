@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from gpunode import runtimes
 from gpunode.change import FileChange, FileState, RuntimeExpectation
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.host import runtime
@@ -134,21 +136,36 @@ def test_what_docker_has_is_what_its_daemon_says(tools: Tools) -> None:
 
 @pytest.mark.parametrize("said", ["exit 1", 'echo \'{"runtimes":null,"default":""}\'', "echo 'no JSON'"])
 def test_a_docker_daemon_that_does_not_answer_is_told(tools: Tools, said: str) -> None:
-    tools.add("docker", f"echo 'Cannot connect to the Docker daemon' >&2; {said}")
+    words = "echo 'Cannot connect to the Docker daemon' >&2; exit 1"
+    tools.add("docker", f"if [ $1 = version ]; then {words}; fi; echo 'template: nil pointer' >&2; {said}")
     with pytest.raises(ChangeFailed) as caught:
         runtime.effective(Runner(), "docker")
     assert "Cannot connect" in caught.value.why
 
 
-def test_what_containerd_has_is_what_its_parser_reads(tools: Tools) -> None:
-    (tools.folder / "dump").write_text(CONTAINERD)
-    tools.add("containerd", "cat $T/dump")
+@pytest.mark.parametrize(("file", "verb"), [("there", "dump"), ("missing", "default")])
+def test_what_containerd_has_is_what_its_parser_reads(
+    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, verb: str
+) -> None:
+    (tmp_path / "there").write_text("version = 2")
+    row = replace(runtimes.runtime("containerd"), config=str(tmp_path / file))
+    monkeypatch.setattr("gpunode.host.runtime.runtime", lambda _name: row)
+    (tools.folder / "toml").write_text(CONTAINERD)
+    tools.add("containerd", f"test $2 = {verb} && cat $T/toml")
     configured = runtime.effective(Runner(), "containerd")
     assert configured is not None
     assert configured.handlers["nvidia"] == BINARY
     tools.add("containerd", "exit 1")
     with pytest.raises(ChangeFailed):
         runtime.effective(Runner(), "containerd")
+
+
+def test_a_default_that_nothing_names_is_runc(tools: Tools, tmp_path: Path) -> None:
+    tools.add("dockerd", "")
+    assert "takes it" in check("docker", change(tmp_path, DOCKER), default="runc")
+    with pytest.raises(Refused) as caught:
+        check("docker", change(tmp_path, DOCKER), default="nvidia")
+    assert "meant nvidia, it reads runc" in caught.value.why
 
 
 def test_no_runtime_has_nothing(tools: Tools) -> None:
