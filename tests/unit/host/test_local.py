@@ -108,10 +108,10 @@ def test_a_command_tells_missing_failed_slow_and_too_long_apart(tools: Tools) ->
     tools.add("long", "head -c 5000 /dev/zero")
     host = LocalHost()
 
-    def look(*argv: str) -> Capture:
-        return host.look(Probe("x", argv=argv, timeout_s=0.5, limit_bytes=1000))
+    def look(*argv: str, timeout_s: float = 20) -> Capture:
+        return host.look(Probe("x", argv=argv, timeout_s=timeout_s, limit_bytes=1000))
 
-    good, bad, slow, long, none = look("good"), look("bad", "-x"), look("slow"), look("long"), look("none")
+    good, bad, slow, long, none = look("good"), look("bad", "-x"), look("slow", timeout_s=1), look("long"), look("none")
     assert (good.outcome, good.data, good.error, good.exit_status) == ("ok", b"yes\n", "warned\n", 0)
     assert (bad.source, bad.outcome, bad.data, bad.error) == ("bad -x", "failed", b"half\n", "why\n")
     assert bad.exit_status == 9

@@ -95,7 +95,7 @@ def test_output_past_the_limit_is_dropped_and_said() -> None:
 
 
 def test_past_its_time_it_and_its_grandchildren_are_gone(tmp_path: Path) -> None:
-    done = run(*SHELL, f"sleep 300 & echo $! > {tmp_path}/pid; echo said; sleep 300", timeout_s=1)
+    done = run(*SHELL, f"sleep 300 & echo $! > {tmp_path}/pid; echo said; sleep 300", timeout_s=2)
     assert (done.exit_status, done.timed_out, done.stdout) == (124, True, b"said\n")
     assert wait_for(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
@@ -104,13 +104,13 @@ def test_who_ignores_the_request_to_stop_is_killed(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(process, "_TERM_PATIENCE_S", 0.3)
     (tmp_path / "stubborn").write_text(f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done")
     script = f"trap '' TERM; sh {tmp_path}/stubborn & while :; do sleep 1; done"
-    done = run(*SHELL, script, timeout_s=0.5)
+    done = run(*SHELL, script, timeout_s=2)
     assert done.timed_out
     assert wait_for(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
 
 def test_a_command_may_clean_up_when_its_time_is_over() -> None:
-    done = run(*SHELL, "trap 'echo cleaned; exit 1' TERM; sleep 300 & wait", timeout_s=0.5)
+    done = run(*SHELL, "trap 'echo cleaned; exit 1' TERM; sleep 300 & wait", timeout_s=2)
     assert (done.timed_out, done.stdout) == (True, b"cleaned\n")
 
 
