@@ -35,7 +35,6 @@ _KEY_LIMIT_BYTES = 1 << 20
 # DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
 _COMMAND_TIMEOUT_S = 7200.0
 _MODULE_TIMEOUT_S = 120.0
-_SIDE_BY_SIDE = 8
 
 
 def _unheard(_: Progress) -> None:
