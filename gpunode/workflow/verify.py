@@ -97,7 +97,10 @@ def verify(recipe: Recipe, facts: Facts, host: HostView, effective: Effective, e
 def configuration(recipe: Recipe, facts: Facts, host: HostView) -> Check:
     """Whether every step, planned again, finds nothing to do; what only a reboot can show is not run."""
     title = f"as recipe {recipe.name} wants it"
-    plans = plan(recipe, facts, host)
+    try:
+        plans = plan(recipe, facts, host)
+    except GpunodeError as error:
+        return Check("configuration", title, "failed", error.what, error.hint)
     if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
         return Check("configuration", title, "failed", refusal.what, refusal.hint)
     if left := [step.step.title for stage in plans for step in stage.steps if step.changes]:
