@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,8 @@ while :; do
   [ $status = 133 ] || exit $status
 done
 """
-# What udev does on a machine whose devices are on the kernel's own bus.
+# The node mounts the hardware itself: systemd-nspawn cannot bind below /proc and /sys. Then the driver is loaded,
+# as udev does on a machine whose devices are on the kernel's own bus.
 _COLDPLUG: Final = """\
 [Unit]
 Description=Load drivers for the devices of the lab
@@ -37,7 +38,7 @@ Before=sysinit.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStart=-/usr/sbin/modprobe nvidia
+MOUNTSExecStart=-/usr/sbin/modprobe nvidia
 
 [Install]
 WantedBy=sysinit.target
@@ -84,24 +85,29 @@ class Machine(Node):
     def _boot(self) -> None:
         root = self.sandbox.inside(self.merged)
         (root / "etc/machine-id").write_text("6770756e6f64656c6162000000000001\n")
-        (root / "etc/systemd/system/lab-coldplug.service").write_text(_COLDPLUG)
+        unit = _COLDPLUG.replace("MOUNTS", "".join(self._mount_lines()))
+        (root / "etc/systemd/system/lab-coldplug.service").write_text(unit)
         wanted = root / "etc/systemd/system/sysinit.target.wants"
         wanted.mkdir(exist_ok=True)
         (wanted / "lab-coldplug.service").symlink_to("../lab-coldplug.service")
         power = ("sh", "-c", _POWER, "sh", os.fspath(self.hardware.folder), *self._nspawn())
-        self.spawn(self.sandbox.argv(*power), self.sandbox.scratch / "console")
+        self._power = self.spawn(self.sandbox.argv(*power), self.sandbox.scratch / "console")
         self.wait_running()
 
+    def _mount_lines(self) -> Iterator[str]:
+        for target, source in self.hardware.mounts().items():
+            inside = Path("/lab") / source.relative_to(self.hardware.folder)
+            yield f"ExecStart=/bin/mount --bind {inside} {target}\n"
+
     def _nspawn(self) -> list[str]:
-        binds = [
-            f"--bind={source}:{target}" for target, source in (*self.storage().items(), *self.hardware.mounts().items())
-        ]
+        binds = [f"--bind={source}:{target}" for target, source in self.storage().items()]
         read_only = [f"--bind-ro={source}:{target}" for target, source in self.bound().items()]
         return [
             *("env", "SYSTEMD_NSPAWN_API_VFS_WRITABLE=network", "systemd-nspawn", "--quiet", "--boot"),
             *("--register=no", "--keep-unit", "--capability=all", "--system-call-filter=@keyring bpf"),
             *("--console=pipe", "--resolv-conf=off", "--timezone=off", "--link-journal=no", "--machine=lab"),
             f"--directory={self.merged}",
+            f"--bind={self.hardware.folder}:/lab",
             *binds,
             *read_only,
         ]
@@ -128,11 +134,11 @@ class Machine(Node):
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + _SECONDS
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self._power.poll() is None:
             try:
                 if condition():
                     return
             except (LabError, OSError):
                 pass  # Between two boots there is nobody to ask.
             time.sleep(0.1)
-        raise LabError(f"the node has not {what} within {_SECONDS} s:\n{self.console()[-4000:]}")
+        raise LabError(f"the node has not {what}:\n{self.console()[-4000:]}")
