@@ -152,7 +152,8 @@ def _bases(codename: str, folder: Path) -> Bases:
 
 def _base(codename: str, folder: Path, *layers: str) -> Base:
     kernel = (folder / "kernel").read_text()
-    return Base(codename, VERSIONS[codename], tuple(folder / name for name in layers), folder / "debs", kernel)
+    paths = tuple(folder / name for name in layers)
+    return Base(codename, VERSIONS[codename], paths, folder / "debs", kernel, f"debian/{codename}")
 
 
 def _store(folder: Path, cached: Path) -> None:

@@ -9,8 +9,7 @@ import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tests.e2e.lab import tree
 from tests.e2e.lab.commands import LabError, Result
@@ -18,6 +17,9 @@ from tests.e2e.lab.pci import Device
 from tests.e2e.lab.sandbox import Sandbox
 from tests.e2e.lab.server import Server
 from tests.e2e.lab.tree import ADDRESS, PORT, PROJECT, SITE, Base, Hardware
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ENVIRONMENT: Final = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -89,7 +91,7 @@ class Chroot:
         self._merged = scratch / "merged"
         self._daemons: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Chroot:
+    def __enter__(self) -> Self:
         self.sandbox.scratch.mkdir(parents=True)
         try:
             self.sandbox.__enter__()
@@ -99,9 +101,7 @@ class Chroot:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,0 +1,136 @@
+"""The lab itself: what the other e2e tests stand on is real where it says so, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.chroot import Chroot
+from tests.e2e.lab.debs import Package
+from tests.e2e.lab.leftovers import inventory
+from tests.e2e.lab.pci import GTX_1080, H100
+from tests.e2e.lab.repositories import Repositories
+
+pytestmark = pytest.mark.e2e
+
+MakeChroot = Callable[..., Chroot]
+DIRECTORIES = {"bookworm": "debian12", "trixie": "debian13"}
+APT = {"DEBIAN_FRONTEND": "noninteractive"}
+
+
+def add_cuda(node: Chroot, repositories: Repositories, codename: str) -> None:
+    """The node has NVIDIA's repository as its keyring package adds it."""
+    url = f"{repositories.cuda}/{DIRECTORIES[codename]}/x86_64/cuda-keyring_1.1-1_all.deb"
+    node.run("/usr/lib/apt/apt-helper", "download-file", url, "/tmp/keyring.deb")
+    node.run("dpkg", "-i", "/tmp/keyring.deb")
+
+
+@pytest.fixture(params=["bookworm", "trixie"])
+def codename(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_driver_installs_from_the_signed_repository_and_its_module_builds(
+    codename: str, bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
+) -> None:
+    base = bases[codename].runtime
+    with make_chroot(base, devices=[GTX_1080]) as node:
+        add_cuda(node, repositories, codename)
+        node.run("apt-get", "update")
+        node.run("apt-get", "-y", "install", "nvidia-driver-pinning-580", env=APT)
+        node.run("apt-get", "-y", "install", "nvidia-driver-cuda", "nvidia-kernel-dkms", env=APT)
+
+        assert node.installed()["nvidia-kernel-dkms"] == "580.178.04-1"
+        assert f"nvidia/580.178.04, {base.kernel}, x86_64: installed" in node.run("dkms", "status").stdout
+        assert node.run("modinfo", "-F", "version", "nvidia").stdout == "580.178.04\n"
+        assert node.finish("nvidia-smi").returncode == 9
+        node.run("modprobe", "nvidia")
+        assert node.run("nvidia-smi", "-L").stdout.count("GPU-") == 1
+        assert "580.178.04" in node.read("/proc/driver/nvidia/version")
+
+
+def test_a_new_driver_is_open_only_and_its_old_meta_package_is_empty(
+    bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
+) -> None:
+    with make_chroot(bases["bookworm"].plain) as node:
+        add_cuda(node, repositories, "bookworm")
+        node.run("apt-get", "update")
+        newest = node.run("apt-cache", "show", "--no-all-versions", "cuda-drivers").stdout
+
+        assert "Version: 615.71.09-1" in newest
+        assert "Depends:" not in newest
+        assert "615." not in node.run("apt-cache", "madison", "nvidia-kernel-dkms").stdout
+
+
+def test_apt_refuses_another_key(
+    codename: str, bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
+) -> None:
+    with make_chroot(bases[codename].plain) as node:
+        add_cuda(node, repositories, codename)
+        repositories.keys.stranger.write_keyring(node.path("/usr/share/keyrings/cuda-archive-keyring.gpg"))
+
+        refused = node.finish("apt-get", "update")
+
+        assert "is not signed" in refused.stderr
+        assert refused.returncode != 0
+
+
+def test_a_repository_can_go_away_in_the_middle(
+    bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
+) -> None:
+    with make_chroot(bases["bookworm"].plain) as node:
+        add_cuda(node, repositories, "bookworm")
+        node.run("apt-get", "update")
+        node.server.gone(repositories.cuda_path("debian12"))
+
+        assert "404" in node.finish("apt-get", "-y", "install", "nvidia-modprobe", env=APT).stderr
+        node.server.restore()
+        node.run("apt-get", "-y", "install", "nvidia-modprobe", env=APT)
+
+
+def test_a_variant_can_force_a_removal(
+    bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot, lab: Path
+) -> None:
+    hostile = Package("nvidia-modprobe", "999-1", conflicts=("containerd",))
+    folder = repositories.variant("debian12", lab / "hostile", added=[hostile])
+    with make_chroot(bases["bookworm"].runtime) as node:
+        add_cuda(node, repositories, "bookworm")
+        node.server.mount(repositories.cuda_path("debian12"), folder)
+        node.run("apt-get", "update")
+
+        assert "Remv containerd" in node.run("apt-get", "-s", "install", "nvidia-modprobe").stdout
+
+
+def test_lspci_and_uname_tell_of_the_node_not_of_the_machine(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
+    with make_chroot(bases["trixie"].plain, devices=[H100]) as node:
+        assert "[10de:2330]" in node.run("lspci", "-nn").stdout
+        assert node.run("uname", "-r").stdout.strip() == bases["trixie"].plain.kernel
+        assert node.read("/sys/bus/pci/devices/0000:17:00.0/class") == "0x030200\n"
+
+
+def test_the_machines_kernel_settings_cannot_be_changed(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
+    with make_chroot(bases["bookworm"].plain) as node:
+        assert node.finish("sh", "-c", "echo 1 > /proc/sys/vm/drop_caches").returncode != 0
+
+
+def test_nothing_is_left_of_a_node(bases: dict[str, Bases], make_chroot: MakeChroot, lab: Path) -> None:
+    before = inventory(lab)
+    with make_chroot(bases["bookworm"].runtime, devices=[GTX_1080]) as node:
+        node.start("sleep", "1000", log="/var/log/sleep.log")
+        node.run("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &")
+        node.run("mount", "-t", "tmpfs", "none", "/mnt")
+        assert inventory(lab) != before
+
+    assert inventory(lab) == before
+
+
+def test_a_node_in_trouble_leaves_nothing_either(bases: dict[str, Bases], make_chroot: MakeChroot, lab: Path) -> None:
+    before = inventory(lab)
+    node = make_chroot(bases["bookworm"].runtime)
+    with pytest.raises(FileNotFoundError), node:
+        node.start("sleep", "1000", log="/no/such/folder")
+
+    assert inventory(lab) == before
