@@ -1,5 +1,7 @@
 """Prints what pytest's JUnit reports say: tests and minutes for each group of tests, and one closing line."""
 
+# ruff: noqa: INP001, T201 - a script of .ci/run; printing is its work
+
 from __future__ import annotations
 
 import sys
