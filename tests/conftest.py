@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,7 @@ def nothing_outside(
         return real_open(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", checked_open)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.getbasetemp().resolve()))
     _guard.processes = "allow_subprocess" in request.fixturenames
     _guard.sockets = "allow_socket" in request.fixturenames
     _guard.folder = tmp_path_factory.getbasetemp().resolve()

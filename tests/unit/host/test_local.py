@@ -31,6 +31,7 @@ from gpunode.facts.evidence import Capture, Probe, decode_found
 from gpunode.host import files
 from gpunode.host.local import LocalHost
 from gpunode.host.port import Host, Progress
+from gpunode.workflow.converge import look
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 UID, GID = os.getuid(), os.getgid()
@@ -127,7 +128,7 @@ def test_a_survey_is_what_each_look_is_and_one_stuck_command_delays_no_other(too
     probes = [Probe("stuck", argv=("stuck",), timeout_s=0.5)]
     probes += [Probe(f"t{number}", argv=(f"tool{number}",)) for number in range(12)]
     probes += [Probe("file", path=f"{tmp_path}/file"), Probe("glob", glob=f"{tmp_path}/*.x")]
-    evidence = LocalHost().survey(probes)
+    evidence = look(LocalHost(), probes)
     assert list(evidence) == [probe.key for probe in probes]
     assert evidence["stuck"].outcome == "timeout"
     assert [evidence[f"t{number}"].text for number in range(12)] == [f"{number}\n" for number in range(12)]
