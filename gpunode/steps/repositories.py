@@ -89,7 +89,7 @@ def _enabled(repository: _Repository, facts: Facts) -> Outcome:
     rivals = tuple(source for source in sources if _is_rival(source, repository))
     if foreign := next((r for r in rivals if not _serves_nothing_else(r.file, repository, sources)), None):
         return _conflict(repository, foreign)
-    if (written := _list(repository, facts)) and not _serves_nothing_else(repository.list_file, repository, sources):
+    if (written := _list(repository, facts)) and _is_crowded(repository, sources):
         return _crowded(repository)
     refresh = frozenset({Trigger("index-refresh", _home(repository, sources))})
     changes = [
@@ -172,6 +172,14 @@ def _conflict(repository: _Repository, rival: AptSource) -> Refusal:
         f"{repository.keyring} here; the file serves other archives too, so gpunode does not remove it",
         hint=f"take line {rival.line} out of {rival.file}, then run the command again",
     )
+
+
+def _is_crowded(repository: _Repository, sources: Sequence[AptSource]) -> bool:
+    """Whether the own list file names archives that have nothing to do with this one, such as by its key."""
+    own = [
+        source for source in sources if source.file == repository.list_file and source.signed_by != repository.keyring
+    ]
+    return not _serves_nothing_else(repository.list_file, repository, own)
 
 
 def _crowded(repository: _Repository) -> Refusal:

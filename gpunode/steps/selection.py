@@ -21,7 +21,7 @@ from gpunode.recipe import Flavour, Recipe
 from gpunode.steps.outcome import Refusal
 
 _PINNING = "nvidia-driver-pinning-"
-_DRIVER_VERSION = re.compile(r"(\d{3})\.\d+")
+_DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 NVIDIA = "10de"
 # Display controllers: VGA compatible and 3D. The NVIDIA kernel module binds these and bridges of class 0680 alone
 # (nv-pci-table.c, open-gpu-kernel-modules).
