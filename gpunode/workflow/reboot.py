@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from gpunode.change import CommandChange, FileChange, FileState, Trigger
 from gpunode.errors import UsageError
@@ -72,7 +72,9 @@ def arrange(applier: Applier, argv: Sequence[str], present: FileState | None) ->
     """
     why = "setup goes on after the reboot"
     reload = frozenset({Trigger("daemon-reload")})
-    applier.one("kernel", "reboot", FileChange(UNIT, present, FileState(resume_unit(argv, os.getcwd())), reload), why)
+    applier.one(
+        "kernel", "reboot", FileChange(UNIT, present, FileState(resume_unit(argv, str(Path.cwd()))), reload), why
+    )
     applier.settle([Trigger("daemon-reload")])
     enable = CommandChange(("systemctl", "enable", _NAME), why, ("systemctl", "disable", _NAME))
     applier.one("kernel", "reboot", enable, why)

@@ -24,6 +24,8 @@ from gpunode.workflow.reboot import UNIT, arrange, resume_unit
 from gpunode.workflow.transaction import resolved
 
 _RESTARTS_DOCKER = Trigger("restart", "docker.service")
+# docker 20 to 28: "Is the docker daemon running?"; docker 29: "check … if the daemon is running".
+_NO_DAEMON = re.compile(r"daemon (?:is )?running")
 _HEADERS = re.compile(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
 RUNNING_CONTAINERS = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
 
@@ -259,6 +261,7 @@ def refuse_while_running(docker: Fact[Unit], host: HostView, otherwise: str) -> 
             hint=f"drain them first, or {otherwise}",
         )
     is_down = running.outcome == "absent" or (isinstance(docker, Known) and not docker.value.state.active)
+    is_down = is_down or _NO_DAEMON.search(running.error) is not None
     if running.outcome != "ok" and not is_down:
         raise Undetermined(
             "cannot tell which docker containers run, and going on would stop them",
