@@ -78,6 +78,8 @@ class LiveLine:
                 redirect_stdout=False, redirect_stderr=False, vertical_overflow="crop",
             )  # fmt: skip
             self._printer.attempt(self._live.start)
+        if self._live is not None:
+            self._printer.attempt(self._live.refresh)
 
     def progress(self, progress: Progress) -> None:
         """How far it is; where nothing moves, only a wait is said, once for each reason."""

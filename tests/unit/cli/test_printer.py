@@ -189,6 +189,6 @@ def test_progress_without_a_terminal_says_only_waits_and_each_once() -> None:
 @pytest.mark.parametrize("percent", [-1.0, 0.0, 43.0, 100.0, 250.0])
 def test_the_moving_line_is_one_row(width: int, percent: float) -> None:
     for phase in ("download", "install", "build", "wait", "run"):
-        one = running_line("apt", Progress(phase, percent, "a-very-long-package-name " * 20), 12.0, "*", width)  # type: ignore[arg-type]
+        one = running_line("apt", Progress(phase, percent, "a-very-long-package-name " * 20), 12.0, "*", width)
         assert cells(one.text) <= width
         assert "12 s" in one.text
