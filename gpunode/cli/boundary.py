@@ -51,9 +51,10 @@ def _fail(arguments: list[str], error: GpunodeError) -> int:
 
         sys.stdout.write(failure(command, error).as_json() + "\n")
     else:
-        from gpunode.cli.human import show_error
+        from gpunode.cli.screen.failures import error_lines
+        from gpunode.cli.screen.printer import standard_error
 
-        show_error(error)
+        standard_error().put(error_lines(error))
     return error.exit_code
 
 
