@@ -13,9 +13,10 @@ from typing import Any, Final
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.code import Mounts
 from tests.e2e.lab.commands import Result
+from tests.e2e.lab.distro import add_nonfree
 from tests.e2e.lab.pci import Device
 from tests.e2e.lab.repositories import Repositories
-from tests.e2e.lab.tree import ADDRESS, Base
+from tests.e2e.lab.tree import Base
 
 DIRECTORIES: Final = {"bookworm": "debian12", "trixie": "debian13"}
 NONINTERACTIVE: Final = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -154,10 +155,12 @@ def install_old_driver(node: Chroot) -> None:
 
     dkms of Debian 13 breaks the module package of that age; the legacy packages are what such a node still has.
     """
-    source = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/debian-nonfree/ /\n"
-    node.write("/etc/apt/sources.list.d/nonfree.list", source)
-    node.run("apt-get", "update")
+    add_nonfree(node)
     node.run("apt-get", "-y", "install", _OLD_DRIVER[node.base.codename], env=NONINTERACTIVE)
+    # A kernel has modules of its own: dkms of Debian 13 takes one without any for one that was removed.
+    folder = f"/lib/modules/{node.kernel}"
+    node.run("sh", "-c", f"mkdir -p {folder}/kernel && cp {folder}/updates/dkms/*.ko {folder}/kernel/lab.ko")
+    node.run("depmod", "-a", node.kernel)
 
 
 def add_toolkit_repository(node: Chroot, repositories: Repositories) -> None:
