@@ -19,7 +19,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
 
 def startup(times: int = 15) -> None:
     """Processor time of the two commands that do nothing, as multiples of a Python that does nothing."""
-    title("Start-up: processor time, median of %d, in turns" % times)
+    title(f"Start-up: processor time, median of {times}, in turns")
     commands = {
         "python3 -c pass": (sys.executable, "-c", "pass"),
         "gpunode --version": (*GPUNODE, "--version"),

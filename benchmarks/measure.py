@@ -6,6 +6,7 @@ import os
 import statistics
 import subprocess
 import time
+from pathlib import Path
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ def cost(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Cost:
     This process must stay small: until a child calls exec, the kernel counts what it has of its parent's memory.
     """
     started = time.monotonic()
-    with open(os.devnull, "r+b") as nothing:
+    with Path(os.devnull).open("r+b") as nothing:
         child = subprocess.Popen(argv, stdin=nothing, stdout=nothing, stderr=nothing, env=env)
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)

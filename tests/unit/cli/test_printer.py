@@ -154,6 +154,7 @@ def test_nothing_that_befalls_the_screen_stops_a_node_that_is_being_changed(numb
     assert stream.writes == 1
 
 
+@pytest.mark.usefixtures("allow_subprocess")
 def test_a_closed_pipe_leaves_no_complaint() -> None:
     command = f"{sys.executable} -m gpunode recipe show containerd | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
