@@ -166,10 +166,16 @@ class _Course:
     def _exact(self, facts: Facts, stage: StagePlan) -> StagePlan:
         exact = resolved(stage, known(facts.packages, {}), self.host.simulate)
         if exact.unresolved:
+            # A fresh image has no index of its distribution at all, and an old one names what is gone.
+            self.applier.tell(Told("the package index lacks what the plan asks for; the whole index is refreshed"))
+            self.settled += self.applier.settle([Trigger("index-refresh")])
+            exact = resolved(stage, known(facts.packages, {}), self.host.simulate)
+        if exact.unresolved:
             raise ChangeFailed(
                 "apt cannot install what the plan asks for; no package was touched",
                 why=exact.unresolved,
-                hint="`apt-get update` and the sources of this node first; then run the command again",
+                hint="the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
+                "  apt-cache policy\n  apt-mark showhold\nthen run the same command again",
             )
         return exact
 
