@@ -1,4 +1,4 @@
-"""Writes the reference pages that are made from the code, so that they cannot say anything else than it does.
+"""Writes what the pages say that the code itself can say: references, and outputs of commands on the sample node.
 
 ``python docs/generate.py`` writes them; with ``--check`` it only says whether they are current (exit 1 when not).
 """
@@ -7,6 +7,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +19,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpunode.recipe import Key
 
-FOLDER = Path(__file__).parent / "reference"
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs/reference"
+# <!-- output of: gpunode plan … | head -20 --> and the block of text that follows it.
+_OUTPUT = re.compile(r"(<!-- output of: (gpunode [^|\n]*?)(?: \| head -(\d+))? -->\n```text\n)(.*?)(```\n)", re.DOTALL)
 _MADE = "<!-- Written by docs/generate.py: change the code, then run `make docs`. -->\n"
 _RECIPE_TABLES = {
     "": "Top of the file",
@@ -28,8 +35,32 @@ _RECIPE_TABLES = {
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page with its text."""
-    return {FOLDER / "cli.md": cli(), FOLDER / "recipes.md": recipes()}
+    """Every page that is made, whole or in part, with its text."""
+    whole = {FOLDER / "cli.md": cli(), FOLDER / "recipes.md": recipes()}
+    return whole | {page: with_outputs(page.read_text("utf-8")) for page in _with_outputs()}
+
+
+def _with_outputs() -> list[Path]:
+    written = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    return [page for page in written if _OUTPUT.search(page.read_text("utf-8"))]
+
+
+def with_outputs(text: str) -> str:
+    """``text`` with what the named commands print now; their exit status does not matter, refusals are shown too."""
+    return _OUTPUT.sub(lambda found: found[1] + _printed(found[2], found[3]) + found[5], text)
+
+
+def _printed(command: str, head: str | None) -> str:
+    argv = [sys.executable, "-m", *shlex.split(command)]
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "110", "LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+    # Merged and in order: a refusal stands on standard error.
+    done = subprocess.run(
+        argv, cwd=ROOT, env=environment, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    lines = done.stdout.rstrip().splitlines()
+    shown = lines[: int(head)] if head else lines
+    cut = ["…"] if len(shown) < len(lines) else []
+    return "".join(f"{line.rstrip()}\n" for line in [*shown, *cut])
 
 
 def cli() -> str:
@@ -135,13 +166,14 @@ model = "A100"
 
 def main(arguments: list[str]) -> int:
     """Writes the pages, or names those that are not current."""
-    stale = [path for path, text in pages().items() if not path.is_file() or path.read_text("utf-8") != text]
+    made = pages()
+    stale = [path for path, text in made.items() if not path.is_file() or path.read_text("utf-8") != text]
     if "--check" in arguments:
         for path in stale:
-            sys.stderr.write(f"{path.relative_to(FOLDER.parent.parent)} is not current: run `make docs`\n")
+            sys.stderr.write(f"{path.relative_to(ROOT)} is not current: run `make docs`\n")
         return 1 if stale else 0
     for path in stale:
-        path.write_text(pages()[path], "utf-8")
+        path.write_text(made[path], "utf-8")
     return 0
 
 

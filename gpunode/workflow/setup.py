@@ -187,9 +187,9 @@ class _Course:
 
     def _exact(self, facts: Facts, stage: StagePlan) -> StagePlan:
         exact = resolved(stage, known(facts.packages, {}), self.host.simulate)
-        if exact.unresolved and not any(plan.triggers for plan in self.applied):
-            # The sources are right, so nothing refreshed the index; an image's lists are often empty.
-            self.applier.tell(Told("apt does not find every package: the package index is read again"))
+        if exact.unresolved:
+            # A fresh image has no index of its distribution at all, and an old one names what is gone.
+            self.applier.tell(Told("the package index lacks what the plan asks for; the whole index is refreshed"))
             self.settled += self.applier.settle([Trigger("index-refresh")])
             exact = resolved(stage, known(facts.packages, {}), self.host.simulate)
         if exact.unresolved:
@@ -197,7 +197,8 @@ class _Course:
                 "apt cannot install what the plan asks for; no package was touched",
                 why=exact.unresolved,
                 hint=_missing_headers(exact.unresolved)
-                or "correct the sources of this node, then run the command again",
+                or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
+                "  apt-cache policy\n  apt-mark showhold\nthen run the same command again",
             )
         return exact
 
