@@ -87,7 +87,9 @@ def machine(
             "/etc/modprobe.d": "modprobe-d",
         },
     )
-    facts_of = {name: value if hasattr(value, "probe") else Known(value, name) for name, value in more.items()}
+    facts_of: dict[str, Any] = {
+        name: value if hasattr(value, "probe") else Known(value, name) for name, value in more.items()
+    }
     return replace(facts, **facts_of)
 
 
