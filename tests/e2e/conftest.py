@@ -13,11 +13,12 @@ from typing import Final, NoReturn
 import pytest
 
 from tests.e2e.lab import bases as lab_bases
-from tests.e2e.lab.archive import debian_archive
+from tests.e2e.lab.archive import NoArchive
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.code import Mounts, make_code
-from tests.e2e.lab.commands import LabError
+from tests.e2e.lab.commands import LabError, run
+from tests.e2e.lab.machine import Machine
 from tests.e2e.lab.pci import Device
 from tests.e2e.lab.repositories import Repositories, discard_keys, make_repositories
 from tests.e2e.lab.sandbox import Sandbox
@@ -37,6 +38,7 @@ TOOLS: Final = {
     "zstd": "zstd",
 }
 MakeChroot = Callable[..., Chroot]
+MakeMachine = Callable[..., Machine]
 
 
 @pytest.fixture(scope="session")
@@ -49,16 +51,15 @@ def lab() -> Iterator[Path]:
         _demand_namespaces(folder)
         yield folder
     finally:
-        shutil.rmtree(folder)
+        run(["rm", "-rf", str(folder)])
 
 
 @pytest.fixture(scope="session")
 def bases(lab: Path) -> dict[str, Bases]:
     """The bases of Debian 12 (``bookworm``) and 13 (``trixie``)."""
     try:
-        debian_archive()
         return {codename: lab_bases.provide(codename, lab / codename) for codename in lab_bases.VERSIONS}
-    except LabError as error:
+    except NoArchive as error:
         _unavailable(f"no test nodes without the Debian archive: {error}")
 
 
@@ -88,6 +89,16 @@ def make_chroot(repositories: Repositories, code: Mounts, node_folder: Callable[
 
     def make(base: Base, devices: Iterable[Device] = (), kernel: str = "") -> Chroot:
         return Chroot(base, node_folder(), devices=devices, archives=repositories, code=code, kernel=kernel)
+
+    return make
+
+
+@pytest.fixture
+def make_machine(repositories: Repositories, code: Mounts, node_folder: Callable[[], Path]) -> MakeMachine:
+    """As `make_chroot`, for a node that systemd has booted."""
+
+    def make(base: Base, devices: Iterable[Device] = (), kernel: str = "") -> Machine:
+        return Machine(base, node_folder(), devices=devices, archives=repositories, code=code, kernel=kernel)
 
     return make
 

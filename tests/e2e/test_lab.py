@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,18 @@ import pytest
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.debs import Package
-from tests.e2e.lab.leftovers import inventory
+from tests.e2e.lab.image import import_image
+from tests.e2e.lab.leftovers import leftovers, marks
+from tests.e2e.lab.machine import Machine
+from tests.e2e.lab.node import Node
 from tests.e2e.lab.pci import GTX_1080, H100
 from tests.e2e.lab.repositories import Repositories
+from tests.e2e.lab.toolkit import CALLS
 
 pytestmark = pytest.mark.e2e
 
 MakeChroot = Callable[..., Chroot]
+MakeMachine = Callable[..., Machine]
 DIRECTORIES = {"bookworm": "debian12", "trixie": "debian13"}
 APT = {"DEBIAN_FRONTEND": "noninteractive"}
 
@@ -26,6 +32,16 @@ def add_cuda(node: Chroot, repositories: Repositories, codename: str) -> None:
     url = f"{repositories.cuda}/{DIRECTORIES[codename]}/x86_64/cuda-keyring_1.1-1_all.deb"
     node.run("/usr/lib/apt/apt-helper", "download-file", url, "/tmp/keyring.deb")
     node.run("dpkg", "-i", "/tmp/keyring.deb")
+
+
+def add_toolkit(node: Node, repositories: Repositories) -> None:
+    """The node has the container toolkit from its repository."""
+    keyring = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
+    repositories.keys.toolkit.write_keyring(node.path(keyring))
+    line = f"deb [signed-by={keyring}] {repositories.toolkit}/stable/deb/$(ARCH) /\n"
+    node.write("/etc/apt/sources.list.d/nvidia-container-toolkit.list", line)
+    node.run("apt-get", "update")
+    node.run("apt-get", "-y", "install", "nvidia-container-toolkit", env=APT)
 
 
 @pytest.fixture(params=["bookworm", "trixie"])
@@ -116,21 +132,57 @@ def test_the_machines_kernel_settings_cannot_be_changed(bases: dict[str, Bases],
         assert node.finish("sh", "-c", "echo 1 > /proc/sys/vm/drop_caches").returncode != 0
 
 
-def test_nothing_is_left_of_a_node(bases: dict[str, Bases], make_chroot: MakeChroot, lab: Path) -> None:
-    before = inventory(lab)
+def test_nothing_is_left_of_a_node(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
     with make_chroot(bases["bookworm"].runtime, devices=[GTX_1080]) as node:
         node.start("sleep", "1000", log="/var/log/sleep.log")
         node.run("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &")
         node.run("mount", "-t", "tmpfs", "none", "/mnt")
-        assert inventory(lab) != before
+        left = marks(node)
+        assert leftovers(left)
 
-    assert inventory(lab) == before
+    assert leftovers(left) == []
 
 
-def test_a_node_in_trouble_leaves_nothing_either(bases: dict[str, Bases], make_chroot: MakeChroot, lab: Path) -> None:
-    before = inventory(lab)
+def test_a_node_in_trouble_leaves_nothing_either(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
     node = make_chroot(bases["bookworm"].runtime)
-    with pytest.raises(FileNotFoundError), node:
+    node.__enter__()
+    left = marks(node)
+    with pytest.raises(FileNotFoundError), closing(node):
         node.start("sleep", "1000", log="/no/such/folder")
 
-    assert inventory(lab) == before
+    assert leftovers(left) == []
+
+
+def test_systemd_boots_and_reboots_and_leaves_nothing(
+    codename: str, bases: dict[str, Bases], make_machine: MakeMachine
+) -> None:
+    with make_machine(bases[codename].runtime, devices=[H100]) as node:
+        first = node.boot_id()
+        assert node.run("systemctl", "is-active", "containerd", "docker").stdout == "active\nactive\n"
+        assert "[10de:2330]" in node.run("lspci", "-nn").stdout
+        node.write("/run/gone", "")
+        node.write("/root/kept", "")
+
+        node.reboot()
+
+        assert node.boot_id() != first
+        assert node.path("/root/kept").exists()
+        assert not node.path("/run/gone").exists()
+        left = marks(node)
+
+    assert leftovers(left) == []
+
+
+def test_a_container_runs_through_the_stand_in_runtime(
+    codename: str, bases: dict[str, Bases], repositories: Repositories, make_machine: MakeMachine
+) -> None:
+    with make_machine(bases[codename].runtime) as node:
+        add_toolkit(node, repositories)
+        node.write("/etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}')
+        node.run("systemctl", "restart", "docker")
+        import_image(node)
+
+        assert (
+            node.run("docker", "run", "--rm", "--runtime=nvidia", "lab", "/hello").stdout == "hello from a container\n"
+        )
+        assert " create " in node.read(CALLS)

@@ -119,7 +119,7 @@ def mount_overlay(sandbox: Sandbox, base: Base) -> Path:
     return merged
 
 
-def furnish(root: Path, base: Base, hardware: Hardware) -> None:
+def furnish(root: Path, hardware: Hardware) -> None:
     """The node below ``root`` has a name, its kernel's release and apt's settings."""
     _write(root / "etc/hostname", "lab\n")
     _write(root / "etc/hosts", "127.0.0.1 localhost lab\n")
