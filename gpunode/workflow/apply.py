@@ -13,7 +13,7 @@ from gpunode.host.port import Host, Settled
 from gpunode.journal.record import Intent
 from gpunode.journal.store import Run
 from gpunode.workflow.converge import StagePlan
-from gpunode.workflow.events import Applied, Applying, Observer, Told, Triggered, Triggering
+from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Triggering
 
 Pause = Callable[[], None]
 
@@ -24,12 +24,14 @@ class Applier:
 
     Attributes:
         pause: called between changes; raises Interrupted when a signal has asked for the end.
+        unsettled: changes of runs that were cut short, the newest first, whose daemons have not read them yet.
     """
 
     host: Host
     run: Run
     tell: Observer
     pause: Pause
+    unsettled: tuple[FileChange, ...] = ()
 
     def stage(self, plan: StagePlan) -> None:
         """Makes the changes of a stage and settles those triggers that later stages need.
@@ -49,7 +51,7 @@ class Applier:
             ChangeFailed: one of them failed.
         """
         done: list[Settled] = []
-        for _, same in groupby(owed, key=lambda trigger: trigger.kind):
+        for _, same in groupby(owed, key=_together):
             batch = tuple(same)
             self.tell(Triggering(batch))
             done += self._settled(batch)
@@ -69,32 +71,38 @@ class Applier:
             yield one
 
     def _put_back(self, failed: tuple[Trigger, ...], failure: ChangeFailed) -> None:
-        """Restores what the failed daemons read and has them start with it; ``failure`` then says so.
+        """Restores what the failed daemons read and has them start with it; ``failure`` then says what came of it."""
+        restored: list[str] = []
+        try:
+            for change in self._guilty(failed):
+                failure.why += self._keep_rejected(change)
+                if (back := inverse(change)) is not None:
+                    self.one("recovery", "put-back", back, failure.what)
+                    restored.append(change.path)
+            for one in self.host.trigger(failed):
+                self.run.settle(one.trigger, "with the former configuration")
+                self.tell(Triggered(one))
+        except GpunodeError as second:
+            failure.why += f"\nput back: {', '.join(restored) or 'nothing'}; that did not help: {second.what}"
+            failure.why += f"\n{second.why}"
+            return
+        units = ", ".join(trigger.target for trigger in failed)
+        if restored:
+            failure.why += f"\nput back: {', '.join(restored)}; {units} runs with it again"
+        else:
+            failure.why += f"\nno change of gpunode's was to blame; started once more, {units} runs"
 
-        Raises:
-            ChangeFailed: that failed as well; every backup is kept.
-        """
-        guilty = [
-            entry.change
-            for entry in reversed(self.run.entries())
-            if isinstance(entry, Intent)
-            and isinstance(entry.change, FileChange)
-            and entry.change.triggers & set(failed)
-        ]
-        for change in guilty:
-            self._keep_rejected(change)
-            if (back := inverse(change)) is not None:
-                self.one("recovery", "put-back", back, str(failure))
-        for one in self.host.trigger(failed):
-            self.run.settle(one.trigger, "with the former configuration")
-            self.tell(Triggered(one))
-        restored = ", ".join(change.path for change in guilty)
-        failure.why = f"{failure.why}\nput back: {restored}; {', '.join(t.target for t in failed)} runs with it again"
+    def _guilty(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
+        """The changes, newest first, that owe one of the ``failed`` triggers."""
+        own = [entry.change for entry in reversed(self.run.entries()) if isinstance(entry, Intent)]
+        for change in (*own, *self.unsettled):
+            if isinstance(change, FileChange) and change.triggers & set(failed):
+                yield change
 
-    def _keep_rejected(self, change: FileChange) -> None:
-        if isinstance(change.after, FileState):
-            kept = self.run.keep(change.path, change.after.content)
-            self.tell(Told(f"the rejected {change.path} is kept as {kept}"))
+    def _keep_rejected(self, change: FileChange) -> str:
+        if not isinstance(change.after, FileState):
+            return ""
+        return f"\nthe rejected {change.path} is kept as {self.run.keep(change.path, change.after.content)}"
 
     def _batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
@@ -137,6 +145,11 @@ class Applier:
                 self.run.failed(seq, failure.what)
             raise
         self.run.done(*seqs)
+
+
+def _together(trigger: Trigger) -> Trigger | str:
+    """What settles in one go: a daemon that fails must not have another one's files put back."""
+    return trigger if trigger.kind in {"reload", "restart"} else trigger.kind
 
 
 def _batches(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:

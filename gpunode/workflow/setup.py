@@ -107,6 +107,7 @@ def setup(
     if not asked.allow_disruption:
         _refuse_disruption(preview, host)
     asked.confirm(preview)
+    unsettled = store.unsettled()
     run = store.begin(
         "setup",
         version=asked.version,
@@ -115,7 +116,7 @@ def setup(
         boot_id=known(facts.boot_id, ""),
         argv=asked.argv,
     )
-    course = _Course(recipe, host, Applier(host, run, tell, asked.pause), advance, asked, owed)
+    course = _Course(recipe, host, Applier(host, run, tell, asked.pause, unsettled), advance, asked, owed)
     try:
         course.go(facts)
     except GpunodeError as error:
