@@ -1,19 +1,38 @@
-"""What a person reads."""
+"""Where a person reads: the lines of ``cli.screen`` printed at the moment at which they are known."""
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
 
-from gpunode.change import FileChange, diff, subject
-from gpunode.errors import GpunodeError, UsageError
+from gpunode.cli.screen import results
+from gpunode.cli.screen.checks import report_lines
+from gpunode.cli.screen.events import applied_lines, applying, settled_line, triggering
+from gpunode.cli.screen.failures import error_lines
+from gpunode.cli.screen.live import LiveLine
+from gpunode.cli.screen.node import node_line, status_lines
+from gpunode.cli.screen.plans import outlook, plan_lines, setup_command, stage_lines
+from gpunode.cli.screen.printer import standard_error, standard_output
+from gpunode.cli.screen.text import BLANK, Line, Span, line, prose, span
+from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
 from gpunode.facts.model import Facts
 from gpunode.host.port import Progress
 from gpunode.journal.record import RunSummary
 from gpunode.recipe import Recipe
-from gpunode.steps.outcome import Planned
 from gpunode.workflow.converge import StagePlan
-from gpunode.workflow.events import Applied, Event, Told, Triggered
+from gpunode.workflow.events import (
+    Applied,
+    Applying,
+    Event,
+    Previewed,
+    Surveyed,
+    Told,
+    Triggered,
+    Triggering,
+)
 from gpunode.workflow.rehearse import Rehearsal
 from gpunode.workflow.rollback import RollbackResult, Undoing
 from gpunode.workflow.setup import SetupResult
@@ -21,118 +40,214 @@ from gpunode.workflow.status import Status
 from gpunode.workflow.verify import Report
 
 
-def show_error(error: GpunodeError) -> None:
-    """What happened, why, what to do next; on standard error."""
-    sys.stderr.write(f"gpunode: {error.what}\n")
-    for text in (error.why, error.hint):
-        if text:
-            sys.stderr.write("".join(f"  {line}\n" for line in text.splitlines()))
-
-
 class Screen:
-    """Where a person reads; nothing is written when it is silent."""
+    """Where a person reads; nothing is written when it is silent.
 
-    def __init__(self, *, verbose: bool, silent: bool) -> None:
-        self.verbose, self.silent = verbose, silent
+    Args:
+        argv: the words after ``gpunode``, for the commands that are proposed.
+    """
+
+    def __init__(self, *, verbose: bool, silent: bool, argv: Sequence[str] | None = None) -> None:
+        self._verbose, self._silent = verbose, silent
+        self._argv = tuple(sys.argv[1:] if argv is None else argv)
+        self._printer = standard_output()
+        self._live = LiveLine(self._printer)
+        self._node: tuple[Facts, Recipe] | None = None
+        self._rehearsed = ""
+        self._undoing = False
 
     def __enter__(self) -> Screen:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        going_on = self._live.end()
+        self._live.close()
+        if isinstance(error, GpunodeError) and going_on:
+            self._put(results.failure_lines(*going_on))
 
-    def say(self, text: str = "") -> None:
-        if not self.silent:
-            sys.stdout.write(text + "\n")
+    def _put(self, *lines: Line) -> None:
+        if not self._silent:
+            self._printer.put(lines)
 
     def progress(self, progress: Progress) -> None:
-        pass
+        """How far the running command is."""
+        if not self._silent:
+            self._live.progress(progress)
 
     def tell(self, event: Event) -> None:
+        """What happens, as it happens; a rehearsed rollback is told as a whole at the end, each file compared."""
+        if self._silent or self._is_rehearsed_rollback(event):
+            return
         match event:
-            case Applied(changes=changes, seconds=seconds, note=note):
-                self.say(f"  done {', '.join(subject(c) for c in changes)} ({seconds:.1f} s) {note}")
+            case Surveyed(recipe=recipe, facts=facts):
+                self._node = (facts, recipe)
+            case Previewed(stages=stages) if self._rehearsed and any(stage.changes for stage in stages):
+                self._preview(stages)
+                self._put(BLANK, line(span("setup", "bold"), span("  what would be done", "dim")))
+            case Applying(step=step, changes=changes):
+                self._begin(applying(step, changes), announce=len(changes) > 1)
+            case Triggering(triggers=triggers):
+                self._begin(triggering(triggers))
+            case _:
+                self._done(event)
+
+    def _done(self, event: Event) -> None:
+        rehearsed = bool(self._rehearsed)
+        match event:
+            case Applied():
+                self._live.end()
+                self._put(*applied_lines(event, rehearsed=rehearsed))
             case Triggered(settled=settled):
-                self.say(f"  {settled.trigger} {settled.skipped or f'{settled.seconds:.1f} s'}")
+                self._live.end()
+                self._put(settled_line(settled, rehearsed=rehearsed))
             case Told(text=text):
-                self.say(f"  {text}")
+                self._put(line(Span("  ! ", "warn"), *prose(text), hang=4))
             case _:
                 pass
 
-    def confirm(self, plans: Sequence[StagePlan], *, yes: bool) -> None:
-        self.stages(plans)
-        if yes:
+    def _is_rehearsed_rollback(self, event: Event) -> bool:
+        self._undoing = self._undoing or (isinstance(event, Applying) and event.step == "rollback")
+        return self._undoing and bool(self._rehearsed)
+
+    def _begin(self, title: str, *, announce: bool = False) -> None:
+        """``title`` goes on; where no line moves, only what takes minutes is announced."""
+        self._printer.keep_going = True
+        if self._rehearsed:
             return
-        if not sys.stdin.isatty():
-            raise UsageError("no terminal to ask on", why="setup changes this machine", hint="add --yes")
-        if input("Go on? [y/N] ").strip().lower() not in {"y", "yes"}:
-            raise UsageError("not confirmed; nothing was changed")
+        if announce and not self._printer.is_terminal:
+            self._put(line(f"  {title} ..."))
+        self._live.begin(title)
+
+    def _preview(self, plans: Sequence[StagePlan]) -> None:
+        if self._node:
+            self._put(node_line(*self._node))
+        self._put(*stage_lines(plans, verbose=self._verbose), BLANK, *outlook(plans))
+
+    def confirm(self, plans: Sequence[StagePlan], *, yes: bool) -> None:
+        """The plan has been seen and agreed to.
+
+        Raises:
+            UsageError: nobody can be asked, or the answer is no; nothing was changed.
+            Interrupted: a signal came instead of an answer.
+        """
+        self._preview(plans)
+        self._ask("setup", yes=yes)
+        self._put(BLANK, line(span("setup", "bold")))
 
     def confirm_rollback(self, back: Undoing, *, yes: bool) -> None:
-        self.confirm((), yes=yes)
+        """As ``confirm``, for a rollback, which ``undoing`` has shown."""
+        del back
+        self._ask("rollback", yes=yes)
+        self._put(BLANK)
+
+    def _ask(self, verb: str, *, yes: bool) -> None:
+        if yes:
+            return
+        if self._silent or not sys.stdin.isatty():
+            why = "--json asks nothing" if self._silent else "standard input is no terminal, so nobody can agree"
+            again = " ".join(("sudo gpunode", *self._argv, "--yes"))
+            raise UsageError(
+                f"{verb} changes this machine and asks first", why=f"{why}; nothing was changed", hint=again
+            )
+        with _answers_to_signals():
+            self._put(BLANK)
+            try:
+                answer = input("Go on? [y/N] ")
+            except EOFError:
+                answer = ""
+        if answer.strip().lower() not in {"y", "yes"}:
+            raise UsageError("not agreed to; nothing was changed")
 
     def plan(self, recipe: Recipe, facts: Facts, plans: Sequence[StagePlan]) -> None:
-        self.stages(plans)
-
-    def stages(self, plans: Sequence[StagePlan]) -> None:
-        for stage in plans:
-            for step in stage.steps:
-                reason = getattr(step.outcome, "reason", "")
-                self.say(f"{stage.stage:9} {step.step.title:24} {reason}")
-                for change in step.changes:
-                    self.say(f"    {subject(change)}")
-                    if isinstance(change, FileChange):
-                        for line in diff(change):
-                            self.say(f"      {line}")
-                if isinstance(step.outcome, Planned):
-                    for note in step.outcome.notes:
-                        self.say(f"    ! {note}")
+        """What setup would do, and why."""
+        self._put(*plan_lines(recipe, facts, plans, self._argv, verbose=self._verbose))
 
     def setup(
         self, recipe: Recipe, done: SetupResult, report: Report, failure: GpunodeError | None, *, log: str
     ) -> None:
-        self.report(recipe, report)
-        if failure and not self.silent:
-            show_error(failure)
+        """How setup ended."""
+        self._live.close()
+        self._put(*results.setup_lines(recipe, done, report, failure, log))
+        if failure and not self._silent and not isinstance(failure, RebootRequired):
+            standard_error().put(error_lines(failure))
 
     def report(self, recipe: Recipe, report: Report) -> None:
-        for check in report.checks:
-            self.say(f"{check.status:8} {check.title}: {check.detail}")
+        """What verify found."""
+        self._put(*report_lines(recipe, report))
 
     def rehearsal_begins(self, recipe: Recipe, node: str) -> None:
-        self.say(f"REHEARSAL of recipe {recipe.name} on the captured node {node}: nothing of this machine is touched")
+        """Says that what follows is a rehearsal."""
+        self._rehearsed = node
+        self._put(*results.rehearsal_head(recipe, node))
 
     def rehearsal(self, recipe: Recipe, done: Rehearsal) -> None:
-        self.say(str(done.checks))
-        self.say(str(done.restored))
+        """How the rehearsal ended."""
+        if not done.setup.changed:
+            self._put(*stage_lines(done.setup.preview, verbose=self._verbose), BLANK)
+            self._put(line(span(f"nothing to do: the node is as recipe {recipe.name} wants it")))
+        self._put(*results.rehearsal_lines(done, self._rehearsed, setup_command(self._argv)))
 
     def status(self, facts: Facts, found: Status) -> None:
-        self.say(str(found))
+        """The node in one screen."""
+        self._put(*status_lines(facts, found))
 
     def runs(self, found: Sequence[RunSummary]) -> None:
-        for run in found:
-            self.say(f"{run.run} {run.verb} {', '.join(run.subjects)}")
+        """The recorded runs."""
+        self._put(*results.runs_lines(found))
 
     def undoing(self, back: Undoing) -> None:
-        for change in back.changes:
-            for line in diff(change):
-                self.say(line)
+        """What a rollback will do."""
+        self._put(*results.undoing_lines(back))
 
     def rollback(self, done: RollbackResult) -> None:
-        self.say(f"rolled back {done.of}; this is run {done.run}")
+        """What a rollback did."""
+        self._live.close()
+        self._put(*results.rollback_lines(done))
 
     def captured(self, file: str, count: int, failed: Sequence[str]) -> None:
-        self.say(f"{file}: {count} probes, not readable: {failed}")
+        """Where the capture is."""
+        self._put(*results.captured_lines(file, count, failed))
 
     def recipes(self, found: Mapping[str, str]) -> None:
-        for name, description in found.items():
-            self.say(f"{name:16} {description}")
+        """The shipped recipes."""
+        self._put(*results.recipes_lines(found))
 
     def recipe(self, name: str, text: str, whole: str) -> None:
-        self.say(text)
+        """A recipe's text, and beneath it what it amounts to with all that it extends."""
+        if self._silent:
+            return
+        self._printer.raw(text if text.endswith("\n") else f"{text}\n")
+        self._put(BLANK, line(span(f"# {name} with everything that it extends and every default:", "dim")))
+        self._printer.raw(whole)
 
     def recipe_is_good(self, file: str, found: Recipe) -> None:
-        self.say(f"{file}: good")
+        """The recipe can be understood."""
+        self._put(line(Span("✓ ", "good"), f"{file}: recipe {found.name} is understood", hang=2))
+        self._put(line("next: ", span(f"gpunode plan {file}", "command")))
 
     def from_node(self, text: str, output: str) -> None:
-        self.say(text)
+        """The recipe itself, or where it now is."""
+        if self._silent:
+            return
+        if not output:
+            self._printer.raw(text)
+            return
+        self._put(line(Span("✓ ", "good"), f"{output} written: the recipe that this node already fulfils", hang=2))
+        self._put(line("next: ", span(f"gpunode plan {output}", "command")))
+
+
+@contextmanager
+def _answers_to_signals() -> Iterator[None]:
+    """While a question waits nothing is being written, so a signal ends the command at once."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        kind = Interrupted if number == signal.SIGINT else Terminated
+        raise kind("stopped before anything was changed")
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.debs import Package
+from tests.e2e.lab.distro import UBUNTUS, Ubuntu, add_nonfree, become
 from tests.e2e.lab.image import import_image
 from tests.e2e.lab.leftovers import leftovers, marks
 from tests.e2e.lab.machine import Machine
@@ -18,6 +19,7 @@ from tests.e2e.lab.node import Node
 from tests.e2e.lab.pci import GTX_1080, H100
 from tests.e2e.lab.repositories import Repositories
 from tests.e2e.lab.toolkit import CALLS
+from tests.e2e.lab.tree import ADDRESS, PROJECT, SITE
 
 pytestmark = pytest.mark.e2e
 
@@ -130,6 +132,68 @@ def test_lspci_and_uname_tell_of_the_node_not_of_the_machine(bases: dict[str, Ba
 def test_the_machines_kernel_settings_cannot_be_changed(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
     with make_chroot(bases["bookworm"].plain) as node:
         assert node.finish("sh", "-c", "echo 1 > /proc/sys/vm/drop_caches").returncode != 0
+
+
+def test_debians_old_driver_is_there_to_be_purged(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
+    base = bases["bookworm"].runtime
+    with make_chroot(base) as node:
+        add_nonfree(node)
+        node.run("apt-get", "-y", "install", "nvidia-driver", env=APT)
+        assert f"nvidia-current/470.256.02, {base.kernel}, x86_64: installed" in node.run("dkms", "status").stdout
+
+        node.run("apt-get", "-y", "purge", "nvidia-kernel-dkms", env=APT)
+
+        assert node.run("dkms", "status").stdout == ""
+
+
+@pytest.mark.parametrize("ubuntu", UBUNTUS, ids=lambda ubuntu: ubuntu.codename)
+def test_ubuntus_branches_exclude_each_other_and_build(
+    ubuntu: Ubuntu, bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
+) -> None:
+    with make_chroot(ubuntu.base(bases["bookworm"].plain), devices=[H100]) as node:
+        become(node, ubuntu)
+        url = f"{repositories.cuda}/{ubuntu.directory}/x86_64/cuda-keyring_1.1-1_all.deb"
+        node.run("/usr/lib/apt/apt-helper", "download-file", url, "/tmp/keyring.deb")
+        node.run("dpkg", "-i", "/tmp/keyring.deb")
+        node.run("apt-get", "update")
+        node.run("apt-get", "-y", "install", "linux-headers-generic", "nvidia-driver-pinning-580", env=APT)
+        node.run("apt-get", "-y", "install", "libnvidia-compute-580", "nvidia-dkms-580-open", env=APT)
+        assert f"nvidia/580.178.04, {ubuntu.kernel}, x86_64: installed" in node.run("dkms", "status").stdout
+
+        node.run("apt-get", "-y", "install", "nvidia-driver-pinning-615", env=APT)
+        old = ("libnvidia-compute-580-", "nvidia-dkms-580-open-", "nvidia-kernel-common-580-")
+        node.run("apt-get", "-y", "install", "libnvidia-compute", "nvidia-dkms-open", *old, env=APT)
+
+        assert f"nvidia/615.71.09, {ubuntu.kernel}, x86_64: installed" in node.run("dkms", "status").stdout
+        assert "580" not in node.run("dkms", "status").stdout
+
+
+def test_a_key_file_can_be_given_another_key(
+    bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
+) -> None:
+    keys = repositories.keys
+    with make_chroot(bases["bookworm"].plain) as node:
+        path = repositories.key_path("debian12")
+        node.server.replace(path, (keys.cuda.armored + keys.stranger.armored).encode())
+        node.run("/usr/lib/apt/apt-helper", "download-file", f"{ADDRESS}{path}", "/tmp/key")
+
+        assert node.read("/tmp/key").count("BEGIN PGP PUBLIC KEY BLOCK") == 2
+
+
+def test_the_old_dockerd_runs_without_an_init(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
+    with make_chroot(bases["bookworm"].runtime) as node:
+        node.start("dockerd", log="/var/log/dockerd.log")
+        wait = "for i in $(seq 100); do docker info >/dev/null 2>&1 && exit; sleep 0.1; done; exit 1"
+        node.run("sh", "-c", wait)
+        import_image(node)
+
+        assert node.run("docker", "run", "--rm", "lab", "/hello").stdout == "hello from a container\n"
+
+
+def test_gpunode_is_there_with_what_it_imports(codename: str, bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
+    with make_chroot(bases[codename].plain) as node:
+        imports = "import distro, pynvml, rich, sh, tomlkit, typer, gpunode"
+        node.run("env", f"PYTHONPATH={PROJECT}:{SITE}", "python3", "-B", "-c", imports)
 
 
 def test_nothing_is_left_of_a_node(bases: dict[str, Bases], make_chroot: MakeChroot) -> None:

@@ -9,7 +9,8 @@ from typing import Final
 from tests.e2e.lab.bases import kernel_image
 from tests.e2e.lab.debs import Package
 from tests.e2e.lab.driver import DKMS_CONF, DKMS_POSTINST, DKMS_PRERM, MAKEFILE, NVIDIA_SMI
-from tests.e2e.lab.tree import NATIVE, Base
+from tests.e2e.lab.node import Node
+from tests.e2e.lab.tree import ADDRESS, NATIVE, Base
 
 OLD: Final = "470.256.02"
 OLD_VERSION: Final = f"{OLD}-2"
@@ -82,6 +83,16 @@ def ubuntu_archive(ubuntu: Ubuntu, debian: Base) -> Iterator[Package]:
             yield Package(f"linux-{meta}", version, depends=(f"linux-image-{meta}", f"linux-headers-{meta}"))
 
 
+def become(node: Node, ubuntu: Ubuntu) -> None:
+    """``node``, made from ``ubuntu.base``, has Ubuntu's label and kernel package instead of Debian's."""
+    # /etc/os-release leads here.
+    node.write("/usr/lib/os-release", ubuntu.os_release)
+    images = [name for name in node.installed() if name.startswith("linux-image-")]
+    node.run("apt-get", "update")
+    frontend = {"DEBIAN_FRONTEND": "noninteractive"}
+    node.run("apt-get", "-y", "install", "linux-image-generic", *(f"{name}-" for name in images), env=frontend)
+
+
 def old_driver() -> Iterator[Package]:
     """Debian's driver of branch 470 under its ordinary names, and under those of the legacy packages."""
     yield from (Package(name, OLD_VERSION) for name in (*OLD_LIBRARIES, "nvidia-alternative", "nvidia-modprobe"))
@@ -95,6 +106,13 @@ def old_driver() -> Iterator[Package]:
     parts = ("nvidia-driver-libs", "nvidia-driver-bin", "xserver-xorg-video-nvidia", "nvidia-vdpau-driver")
     yield _package("nvidia-driver", *parts, "nvidia-alternative", "nvidia-kernel-dkms", "nvidia-smi")
     yield from _tesla()
+
+
+def add_nonfree(node: Node) -> None:
+    """apt of ``node`` also knows the archive that holds the old driver."""
+    line = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/debian-nonfree/ /\n"
+    node.write("/etc/apt/sources.list.d/nonfree.list", line)
+    node.run("apt-get", "update")
 
 
 def _tesla() -> Iterator[Package]:

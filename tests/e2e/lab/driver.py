@@ -214,9 +214,9 @@ def _ubuntu_suffixed(driver: Driver) -> Iterator[Package]:
     def named(name: str, *depends: str) -> Package:
         return _replacing(driver.package(f"{name}{suffix}", *depends), name)
 
-    common, source = f"nvidia-kernel-common{suffix}", f"nvidia-firmware{suffix}"
-    yield named("nvidia-firmware")
-    yield _replacing(_support(driver, common, source), "nvidia-kernel-common")
+    common, firmware = f"nvidia-kernel-common{suffix}", f"nvidia-firmware{suffix}-{driver.version}"
+    yield driver.package(firmware)
+    yield _replacing(_support(driver, common, firmware), "nvidia-kernel-common")
     for flavour, licence in (("", "GPL"), ("-open", "Dual MIT/GPL")):
         dkms = f"nvidia-dkms{suffix}{flavour}"
         yield (

@@ -1,0 +1,56 @@
+"""What verify found, check by check, and what it comes to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpunode.cli.screen.failures import next_lines
+from gpunode.cli.screen.node import short
+from gpunode.cli.screen.text import BLANK, Line, Style, indented, line, padded, span
+from gpunode.cli.screen.words import MARKS, count, listed
+from gpunode.facts.nvml import Inventory
+from gpunode.recipe import Recipe
+from gpunode.workflow.verify import Check, Report
+
+_STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "not run": "dim"}
+_WIDEST = 36
+
+
+def check_lines(checks: Sequence[Check]) -> Iterator[Line]:
+    """A line for each check; under a failed one, what to do about it."""
+    width = min(max((len(check.title) for check in checks), default=0), _WIDEST)
+    for check in checks:
+        style = _STYLES[check.status]
+        title = padded(check.title, width)
+        detail = f"not run: {check.detail}" if check.status == "not run" else check.detail
+        yield line(MARKS[check.status], span(title, style), "  ", span(detail, "dim" if style == "dim" else ""),
+                   hang=width + 4)  # fmt: skip
+        if check.status == "failed" and check.hint:
+            yield from indented(next_lines(check.hint), 4)
+
+
+def report_lines(recipe: Recipe, report: Report) -> Iterator[Line]:
+    """The answer of verify: the checks, then the verdict."""
+    yield from check_lines(report.checks)
+    yield BLANK
+    yield verdict(recipe, report)
+
+
+def verdict(recipe: Recipe, report: Report) -> Line:
+    """What the checks come to; nothing that was not run is called good."""
+    number, bad = len(report.checks), len(report.failed)
+    idle = sum(check.status == "not run" for check in report.checks)
+    left_out = f", {count(idle, 'check')} not run" if idle else ""
+    if bad:
+        return line(MARKS["failed"], span(f"{bad} of {count(number, 'check')} failed{left_out}", "bad"), hang=2)
+    if idle:
+        return line(MARKS["not run"], f"nothing failed, {number - idle} passed{left_out}: not proven to work", hang=2)
+    seen = f": {works(report.inventory)}" if report.inventory else ""
+    return line(MARKS["passed"], span(f"this node works, as recipe {recipe.name} wants it", "good"), seen, hang=2)
+
+
+def works(inventory: Inventory) -> str:
+    """Driver and GPUs: ``driver 580.178.04, 1 GPU (GTX 1080)``."""
+    names = listed(dict.fromkeys(short(str(gpu.name)) for gpu in inventory.gpus))
+    gpus = f"{count(len(inventory.gpus), 'GPU')}{f' ({names})' if names else ''}"
+    return f"driver {inventory.driver}, {gpus}"

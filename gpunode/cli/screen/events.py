@@ -1,0 +1,96 @@
+"""What a workflow tells while it goes on, as lines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpunode.change import (
+    Change,
+    CommandChange,
+    FileChange,
+    ModuleChange,
+    PackageChange,
+    ServiceChange,
+    Trigger,
+    subject,
+)
+from gpunode.cli.screen.text import Line, Span, line, padded, prose, span
+from gpunode.cli.screen.words import MARKS, bare, count, listed, owed, seconds, sentence, service, settled
+from gpunode.host.port import Settled
+from gpunode.steps import STEPS
+from gpunode.workflow.events import Applied
+
+_TITLES = {step.id: step.title for step in STEPS}
+_WIDTH = max(map(len, _TITLES.values()))
+# What stays unsaid: nobody waits for it.
+_NOTICEABLE_S = 0.05
+
+
+def applying(step: str, changes: Sequence[Change]) -> str:
+    """What is being done, for the line that moves."""
+    match changes:
+        case (CommandChange(argv=argv),):
+            return " ".join(argv)
+        case (PackageChange(), *_):
+            return f"apt, {count(len(changes), 'package')}"
+        case _:
+            return f"{_TITLES.get(step, step)}: {listed(map(subject, changes), 1)}"
+
+
+def triggering(triggers: Sequence[Trigger]) -> str:
+    """Likewise for triggers."""
+    return sentence([owed(trigger) for trigger in triggers[:2]]) + (" …" if len(triggers) > 2 else "")
+
+
+def applied_lines(event: Applied, *, rehearsed: bool) -> Iterator[Line]:
+    """A change that has been made, with its seconds; or that would have been, in a rehearsal."""
+    did = ", ".join(_did(event.changes))
+    mark = Span("○ ", "dim") if rehearsed else MARKS["done"]
+    title = padded(_TITLES.get(event.step, event.step), _WIDTH)
+    took = Span("") if rehearsed else _took(event.seconds)
+    yield line(Span("  "), mark, span(f"{title}  "), span(did), took, hang=_WIDTH + 6)
+    if event.note:
+        yield line(Span(" " * (_WIDTH + 6)), *prose(event.note, "dim"), hang=_WIDTH + 6)
+
+
+def _did(changes: Sequence[Change]) -> Iterator[str]:
+    packages = [change for change in changes if isinstance(change, PackageChange)]
+    if brought := sum(change.after is not None for change in packages):
+        yield f"{count(brought, 'package')} installed"
+    if gone := sum(change.after is None for change in packages):
+        yield f"{gone} purged" if brought else f"{count(gone, 'package')} purged"
+    for change in changes:
+        match change:
+            case FileChange(path=path, before=before, after=after):
+                yield f"{path} {'removed' if after is None else 'created' if before is None else 'changed'}"
+            case ServiceChange(unit=unit):
+                yield f"{service(change.before, change.after)} {bare(unit)}"
+            case ModuleChange(module=module, after=loaded):
+                yield f"{module} {'loaded' if loaded else 'unloaded'}"
+            case CommandChange(argv=argv):
+                yield " ".join(argv)
+            case _:
+                pass
+
+
+def settled_line(one: Settled, *, rehearsed: bool) -> Line:
+    """A trigger that has been carried out: with its downtime where there is one, else its seconds."""
+    about, done = settled(one.trigger)
+    title = span(padded(about, _WIDTH) + "  ")
+    if rehearsed:
+        return line(Span("  "), Span("○ ", "dim"), title, done, hang=_WIDTH + 6)
+    if one.skipped:
+        return line(Span("  "), MARKS["not run"], title, span(one.skipped, "dim"), hang=_WIDTH + 6)
+    if one.trigger.kind == "restart":
+        return line(Span("  "), MARKS["done"], title, f"restarted, down {seconds(one.seconds)}", hang=_WIDTH + 6)
+    return line(Span("  "), MARKS["done"], title, done, _took(one.seconds), hang=_WIDTH + 6)
+
+
+def _took(elapsed: float) -> Span:
+    return span(f"  {seconds(elapsed)}", "dim") if elapsed >= _NOTICEABLE_S else Span("")
+
+
+def downtime(settled: Sequence[Settled]) -> str:
+    """Every daemon that was down, with how long: ``containerd was down 0.4 s``."""
+    down = [one for one in settled if one.trigger.kind == "restart" and not one.skipped]
+    return sentence([f"{bare(one.trigger.target)} was down {seconds(one.seconds)}" for one in down])

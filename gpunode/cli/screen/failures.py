@@ -1,0 +1,48 @@
+"""An error as a person reads it: what happened, why, what to do next. Pure; it loads no workflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpunode.cli.screen.text import Line, Span, Style, indented, line, prose, span
+from gpunode.errors import GpunodeError
+
+_PROGRAMS = frozenset(
+    {"sudo", "gpunode", "systemctl", "apt-get", "apt-mark", "dkms", "modprobe", "mount", "curl", "ps"}
+)
+
+# Lines of a cause that gpunode says itself, after what a tool said.
+_OWN_WORDS = ("put back:", "nothing was", "still to do:")
+
+
+def error_lines(error: GpunodeError) -> Iterator[Line]:
+    """The three parts apart: the first in red, the cause beneath it, then what to do."""
+    first, *rest = error.what.split("\n")
+    yield line(span("gpunode: ", "bad"), span(first, "bad"), hang=2)
+    yield from indented([line(span(text)) for text in rest], 2)
+    yield from _why(error.why)
+    if error.hint:
+        yield from indented(next_lines(error.hint), 2)
+
+
+def _why(text: str) -> Iterator[Line]:
+    """The cause; the lines after its first, mostly a log or a diff, stand further in and as they are."""
+    for number, part in enumerate(text.rstrip().split("\n") if text else ()):
+        is_said = number == 0 or part.startswith(_OWN_WORDS)
+        style: Style = "" if is_said else "dim"
+        yield Line((Span("  " if is_said else "    "), *prose(part, style)), 2 if is_said else 4, fold=not is_said)
+
+
+def next_lines(hint: str) -> tuple[Line, ...]:
+    """What to do next; a command that stands on a line of its own stays there."""
+    first, *rest = hint.split("\n")
+    head = line(span("next: ", "bold"), *prose(first, "command" if _is_command(first) else ""), hang=6)
+    return (head, *indented([line(*prose(text, _own_line(text))) for text in rest if text.strip()], 6))
+
+
+def _is_command(text: str) -> bool:
+    return text.split(" ", 1)[0] in _PROGRAMS
+
+
+def _own_line(text: str) -> Style:
+    return "" if text.startswith("(") else "command"

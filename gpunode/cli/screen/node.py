@@ -1,0 +1,183 @@
+"""The node in one line, and in one screen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpunode.catalog.gpus import lookup
+from gpunode.cli.screen.text import Line, Span, indented, line, padded, prose, span
+from gpunode.cli.screen.words import DOT, MARKS, listed
+from gpunode.facts.model import Distro, Facts, Kernels, Known, PciDevice, Platform
+from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer
+from gpunode.recipe import Recipe
+from gpunode.steps.selection import own_gpus
+from gpunode.workflow.status import RuntimeStatus, Status
+
+_PLATFORMS = {
+    "bare-metal": "bare metal",
+    "vm": "virtual machine",
+    "container": "container",
+    "wsl2": "WSL2",
+    "jetson": "Jetson",
+    "image": "image",
+}
+_LABEL = 10
+
+
+def node_line(facts: Facts, recipe: Recipe | None = None) -> Line:
+    """Distribution, kernel, GPUs, platform and recipe; what nobody knows is said to be unknown."""
+    parts = [
+        span(_distro(facts.distro), "bold"),
+        span(_kernel(facts.kernels)),
+        span(_gpus(facts.devices)),
+        span(_platform(facts.platform)),
+    ]
+    if recipe is not None:
+        parts.append(span(f"recipe {recipe.name}"))
+    joined = [piece for part in parts if part.text for piece in (DOT, part)][1:]
+    return Line(tuple(joined), hang=2)
+
+
+def _distro(fact: Known[Distro] | object) -> str:
+    if not isinstance(fact, Known):
+        return "unknown distribution"
+    return f"{fact.value.id} {fact.value.version_id}".strip()
+
+
+def _kernel(fact: Known[Kernels] | object) -> str:
+    if not isinstance(fact, Known):
+        return "unknown kernel"
+    return fact.value.running or (f"kernel {fact.value.installed[-1]}" if fact.value.installed else "no kernel")
+
+
+def _platform(fact: Known[Platform] | object) -> str:
+    return _PLATFORMS[fact.value.kind] if isinstance(fact, Known) else "unknown platform"
+
+
+def _gpus(fact: Known[tuple[PciDevice, ...]] | object) -> str:
+    if not isinstance(fact, Known):
+        return "PCI not readable"
+    usable = own_gpus(fact.value)
+    if not usable:
+        return "no NVIDIA GPU"
+    counts: dict[str, int] = {}
+    for device in usable:
+        name = _model(device)
+        counts[name] = counts.get(name, 0) + 1
+    named = listed(f"{number} × {name}" if number > 1 else name for name, number in counts.items())
+    return named if len(usable) > 1 else f"{named} at {usable[0].address}"
+
+
+def _model(device: PciDevice) -> str:
+    return short(lookup(device.device).name)
+
+
+def short(name: str) -> str:
+    """A GPU's name as people say it."""
+    return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+def status_lines(facts: Facts, found: Status) -> Iterator[Line]:
+    """The layers of the node, aligned: GPUs, driver, kernels, held packages, toolkit, runtimes."""
+    yield node_line(facts)
+    yield Line()
+    yield from _labelled("GPU", tuple(_gpu_rows(found)))
+    yield from _labelled("driver", tuple(_driver(found)))
+    yield from _labelled("kernels", tuple(_kernels(found)))
+    yield from _labelled("held", (line(f"{listed(found.held)} (not upgraded while held)"),) if found.held else ())
+    yield from _labelled("toolkit", (_toolkit(found),))
+    rows = tuple(_runtime(row) for row in found.runtimes)
+    yield from _labelled("runtimes", rows or (line(span("none installed", "dim")),))
+
+
+def _labelled(label: str, rows: Sequence[Line]) -> Iterator[Line]:
+    for number, row in enumerate(indented(rows, _LABEL)):
+        head = Span(padded(label if number == 0 else "", _LABEL), "dim")
+        yield Line((head, *row.spans[1:]), row.hang or _LABEL)
+
+
+def _gpu_rows(found: Status) -> Iterator[Line]:
+    told = {str(gpu.pci): gpu for gpu in found.nvml.gpus} if isinstance(found.nvml, Inventory) else {}
+    width = max((len(name) for _, name in found.gpus), default=0)
+    for address, name in found.gpus:
+        gpu = told.pop(address, None)
+        yield line(f"{address}  {padded(name, width)}", *(_answers(gpu) if gpu else ()), hang=2)
+        if gpu and gpu.faults:
+            reading, fault = gpu.faults[0]
+            yield line(MARKS["failed"], f"{reading}: {fault.meaning}", hang=2)
+    for gpu in told.values():
+        yield line(f"{gpu.pci}  {gpu.name}", *_answers(gpu), hang=2)
+    if not found.gpus and not told:
+        yield line(span("no NVIDIA GPU on the PCI bus", "warn"))
+
+
+def _answers(gpu: Gpu) -> Iterator[Span]:
+    if isinstance(gpu.memory_mib, int):
+        yield Span(f"  {gpu.memory_mib} MiB")
+    if isinstance(gpu.uuid, str):
+        yield span(f"  {gpu.uuid}", "dim")
+
+
+def _driver(found: Status) -> Iterator[Line]:
+    installed = f"{found.driver} installed" if found.driver else "none installed"
+    loaded = f"{found.loaded} loaded" if found.loaded else "none loaded"
+    mixed = found.driver and found.loaded and found.driver != found.loaded
+    yield line(span(installed), DOT, span(loaded, "warn" if mixed or not found.loaded else ""))
+    if mixed:
+        yield line(MARKS["waits"], f"a reboot loads {found.driver}", hang=2)
+    yield from nvml_lines(found.nvml)
+
+
+def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
+    """What NVML says, or why it does not; then what to do about it."""
+    if isinstance(answer, Inventory):
+        yield line(MARKS["passed"], f"NVML answers: driver {answer.driver}, CUDA up to {answer.cuda}", hang=2)
+    elif isinstance(answer, NoAnswer):
+        mark = MARKS["not run"] if answer.kind == "not asked" else MARKS["failed"]
+        yield line(mark, f"NVML: {answer.reason}", hang=2)
+    else:
+        yield line(MARKS["failed"], f"NVML: {answer.meaning} ({answer.name})", hang=2)
+        yield line("  next: ", *prose(answer.remedy), hang=8)
+
+
+def _kernels(found: Status) -> Iterator[Line]:
+    if found.kernels is None:
+        yield line(span("not readable", "dim"))
+        return
+    for kernel in found.kernels.wanted:
+        yield _kernel_row(kernel, _roles(kernel, found.kernels), found)
+
+
+def _roles(kernel: str, kernels: Kernels) -> str:
+    is_next = kernel in kernels.installed[-1:]
+    return " and ".join([*(["runs"] if kernel == kernels.running else []), *(["boots next"] if is_next else [])])
+
+
+def _kernel_row(kernel: str, roles: str, found: Status) -> Line:
+    text = f"{kernel} {roles}"
+    if kernel not in found.without_module:
+        built = "; the driver's module is built for it" if found.driver else ""
+        return line(text, span(built, "dim"), hang=2)
+    is_next = found.kernels is not None and kernel in found.kernels.installed[-1:]
+    harm = "the next boot would have no driver" if is_next else "the driver cannot be loaded"
+    return line(MARKS["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
+
+
+def _toolkit(found: Status) -> Line:
+    return line(found.toolkit) if found.toolkit else line(span("not installed", "dim"))
+
+
+def _runtime(row: RuntimeStatus) -> Line:
+    state = {True: "running", False: "not running", None: "no unit"}[row.active]
+    parts: list[str | Span] = [
+        span(f"{row.id} {row.version}", "bold"),
+        DOT,
+        span(state, "" if row.active else "warn"),
+    ]
+    if row.configured is None:
+        return line(*parts, DOT, span("configuration not readable", "warn"), hang=2)
+    handler = row.configured.handlers.get("nvidia")
+    nvidia = (
+        span("no nvidia runtime", "dim") if handler is None else span(f"nvidia → {handler or 'its default'}", "good")
+    )
+    return line(*parts, DOT, f"default {row.configured.default or 'runc'}", DOT, nvidia, hang=2)

@@ -1,0 +1,152 @@
+"""The plan: the stack from PCI to runtime, and what setup would do in short. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from gpunode.change import FileChange, ModuleChange, PackageChange, ServiceChange, Trigger, settle_order
+from gpunode.cli.screen.changes import change_lines, package_lines, tally
+from gpunode.cli.screen.node import node_line
+from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, prose, span
+from gpunode.cli.screen.words import MARKS, bare, count, owed, sentence
+from gpunode.facts.model import Facts
+from gpunode.recipe import Recipe
+from gpunode.steps import STEPS
+from gpunode.steps.outcome import Planned, Refusal, Waits
+from gpunode.workflow.converge import StagePlan, StepPlan
+
+_TITLE = max(len(step.title) for step in STEPS)
+_ONLY_FOR_PLAN = ("--check", "--json", "-v", "--verbose")
+
+
+def plan_lines(
+    recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], argv: Sequence[str], *, verbose: bool
+) -> Iterator[Line]:
+    """The whole answer of plan; one line when there is nothing to do."""
+    if not any(stage.changes or stage.waits for stage in plans):
+        if verbose:
+            yield node_line(facts, recipe)
+            yield from stage_lines(plans, verbose=True)
+            yield BLANK
+        yield line(MARKS["nothing"], f"nothing to do: the node is as recipe {recipe.name} wants it", hang=2)
+        return
+    yield node_line(facts, recipe)
+    yield from stage_lines(plans, verbose=verbose)
+    yield BLANK
+    yield from outlook(plans)
+    yield line("next: ", span(setup_command(argv), "command"), hang=6)
+
+
+def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:
+    """Every step in its stage; those with nothing to do are counted, or shown when ``verbose``."""
+    for stage in plans:
+        yield BLANK
+        yield line(span(stage.stage, "bold"))
+        quiet = [step for step in stage.steps if not (verbose or _speaks(step))]
+        for step in stage.steps:
+            if step not in quiet:
+                yield from indented(tuple(_step(step, verbose=verbose)), 2)
+        if quiet:
+            yield from indented((_quiet(quiet, of=len(stage.steps)),), 2)
+        yield from indented(tuple(_transaction(stage, verbose=verbose)), 2)
+
+
+def _speaks(step: StepPlan) -> bool:
+    return not isinstance(step.outcome, Planned) or bool(step.changes or step.outcome.notes)
+
+
+def _quiet(quiet: Sequence[StepPlan], of: int) -> Line:
+    titles = ", ".join(step.step.title for step in quiet)
+    return line(MARKS["nothing"], span("nothing to do: " if len(quiet) == of else "as it should be: ", "dim"),
+                span(titles, "dim"), hang=2)  # fmt: skip
+
+
+def _step(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
+    mark, reason = _mark(step)
+    title = Span(padded(step.step.title, _TITLE) + "  ", "bold" if step.changes else "")
+    yield Line((mark, title, *prose(reason, "" if _speaks(step) else "dim")), hang=_TITLE + 4)
+    if isinstance(step.outcome, Planned):
+        yield from (note(text) for text in step.outcome.notes)
+    yield from indented(tuple(change_lines(step.changes, verbose=verbose)), 4)
+
+
+def note(text: str) -> Line:
+    """A warning beneath its step."""
+    return line(Span("    ! ", "warn"), *prose(text, "warn"), hang=6)
+
+
+def _mark(step: StepPlan) -> tuple[Span, str]:
+    match step.outcome:
+        case Planned(reason=reason):
+            return MARKS["change" if step.changes else "nothing"], reason
+        case Waits(for_=for_, reason=reason):
+            return MARKS["waits"], f"waits for a {for_}: {reason}"
+        case Refusal(what=what):
+            return MARKS["refused"], what
+
+
+def _transaction(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
+    """The stage's packages together: they are one transaction of apt's."""
+    if stage.packages:
+        yield line(Span("  "), span(f"in one transaction: {tally(stage.packages, stage.dependencies)}", "dim"), hang=4)
+    if stage.dependencies and verbose:
+        yield from indented(tuple(package_lines(stage.dependencies, verbose=True)), 4)
+    if stage.unresolved:
+        yield note("apt would not make it yet, with the package index that it has now:")
+        yield from indented([line(span(text, "dim")) for text in stage.unresolved.splitlines()], 6)
+
+
+def outlook(plans: Sequence[StagePlan]) -> Iterator[Line]:
+    """What setup does in short: counts, what it restarts, what stops meanwhile, whether a reboot is needed."""
+    if did := _counts(plans):
+        yield line("setup ", sentence(did), hang=6)
+    triggers = settle_order(trigger for stage in plans for trigger in stage.triggers)
+    if triggers:
+        yield line("then  ", sentence(_owed(triggers)), hang=6)
+    yield from (line("      ", *prose(text), hang=6) for text in _downtime(plans, triggers))
+    for wait in (wait for stage in plans for wait in stage.waits):
+        yield line(span("! ", "warn"), span(f"a {wait.for_} will be needed: {wait.reason}", "warn"), hang=2)
+
+
+def _owed(triggers: Sequence[Trigger]) -> list[str]:
+    indexes = [trigger for trigger in triggers if trigger.kind == "index-refresh"]
+    rest = [owed(trigger) for trigger in triggers if trigger.kind != "index-refresh"]
+    if len(indexes) > 1:
+        return [f"read {count(len(indexes), 'package index')}", *rest]
+    return [*map(owed, indexes), *rest]
+
+
+def _counts(plans: Sequence[StagePlan]) -> list[str]:
+    changes = [change for stage in plans for change in stage.changes]
+    files = [change for change in changes if isinstance(change, FileChange)]
+    packages = [change for change in changes if isinstance(change, PackageChange)]
+    found = [
+        (sum(change.before is None for change in files), "creates {}", "file"),
+        (sum(None not in (change.before, change.after) for change in files), "changes {}", "file"),
+        (sum(change.after is None for change in files), "removes {}", "file"),
+        (sum(change.after is not None for change in packages), "installs {}", "package"),
+        (sum(change.after is None for change in packages), "purges {}", "package"),
+    ]
+    said = [verb.format(count(number, noun)) for number, verb, noun in found if number]
+    said += [f"loads {change.module}" for change in changes if isinstance(change, ModuleChange) and change.after]
+    return said + [f"starts {bare(c.unit)}" for c in changes if isinstance(c, ServiceChange) and c.after.active]
+
+
+def _downtime(plans: Sequence[StagePlan], triggers: Sequence[Trigger]) -> Iterator[str]:
+    stops = {step.outcome.disrupts for s in plans for step in s.steps if isinstance(step.outcome, Planned)} - {""}
+    restarted = [bare(trigger.target) for trigger in triggers if trigger.kind == "restart"]
+    if stops:
+        yield f"stopped meanwhile: {', '.join(sorted(stops))}; setup refuses while any run, unless --allow-disruption"
+    elif restarted:
+        yield f"running containers go on; new ones wait while {sentence(restarted)} restarts, usually about a second"
+
+
+def setup_command(argv: Sequence[str]) -> str:
+    """The command that does what ``argv``, a plan's, showed."""
+    words = [word for word in argv[1:] if word not in _ONLY_FOR_PLAN and not word.startswith("--node")]
+    if "--node" in argv:
+        at = argv.index("--node")
+        words = [word for index, word in enumerate(argv[1:], 1)
+                 if index not in (at, at + 1) and word not in _ONLY_FOR_PLAN]  # fmt: skip
+    return shlex.join(["sudo", "gpunode", "setup", *words])

@@ -1,0 +1,177 @@
+"""How setup, rehearse and rollback end, and what the smaller commands answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, tzinfo
+
+from gpunode.cli.screen.changes import diff_lines
+from gpunode.cli.screen.checks import check_lines, verdict, works
+from gpunode.cli.screen.events import downtime, settled_line
+from gpunode.cli.screen.failures import next_lines
+from gpunode.cli.screen.plans import note
+from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, span
+from gpunode.cli.screen.words import MARKS, count, listed, seconds
+from gpunode.errors import GpunodeError, RebootRequired
+from gpunode.journal.record import RunSummary
+from gpunode.recipe import Recipe
+from gpunode.workflow.rehearse import Rehearsal
+from gpunode.workflow.rollback import RollbackResult, Undoing
+from gpunode.workflow.setup import SetupResult
+from gpunode.workflow.verify import Report
+
+_RESTORED = "restored byte for byte"
+
+
+def converged_line(recipe: Recipe, done: SetupResult, report: Report) -> Line:
+    """The one line of a setup that found nothing to do."""
+    parts = [works(report.inventory)] if report.inventory else []
+    if any(check.id == "runtime" and check.status == "passed" for check in report.checks):
+        parts.append(f"{recipe.runtime.name} runs nvidia")
+    seen = f": {', '.join(parts)}" if parts else ""
+    return line(MARKS["nothing"], f"already as recipe {recipe.name} wants it{seen}",
+                span(f" ({seconds(done.seconds)})", "dim"), hang=2)  # fmt: skip
+
+
+def setup_lines(
+    recipe: Recipe, done: SetupResult, report: Report, failure: GpunodeError | None, log: str
+) -> Iterator[Line]:
+    """How setup ended: the checks, what it took, where the log is, what to do next, how to undo it."""
+    if not done.changed and failure is None:
+        yield converged_line(recipe, done, report)
+        return
+    if report.checks and (done.changed or report.failed):
+        yield BLANK
+        yield line(span("checks", "bold"))
+        yield from indented(tuple(check_lines(report.checks)), 2)
+    yield BLANK
+    if isinstance(failure, RebootRequired):
+        yield from reboot_lines(failure)
+    elif failure is None:
+        yield (
+            verdict(recipe, report) if report.checks else line(MARKS["done"], f"done as recipe {recipe.name} wants it")
+        )
+    if done.changed:
+        yield from _aftermath(done, failure, log)
+
+
+def _aftermath(done: SetupResult, failure: GpunodeError | None, log: str) -> Iterator[Line]:
+    down = downtime(done.settled)
+    yield _fact("took", seconds(done.seconds) + (f"; {down}" if down else ""))
+    yield _fact("log", log)
+    if failure is None:
+        yield _fact("next", "gpunode verify --cuda --container", command=True)
+    yield _fact("undo", f"sudo gpunode rollback {done.run}", command=True)
+
+
+def _fact(label: str, text: str, *, command: bool = False) -> Line:
+    return line(span(f"  {padded(label, 6)}", "dim"), span(text, "command" if command else ""), hang=8)
+
+
+def reboot_lines(failure: GpunodeError) -> Iterator[Line]:
+    """A reboot is an answer, not a failure: what, why, and the command."""
+    yield line(Span("! ", "warn"), span(failure.what, "warn"), hang=2)
+    yield from (line(span(f"  {text}"), hang=2) for text in failure.why.splitlines())
+    yield from indented(next_lines(failure.hint), 2)
+
+
+def rehearsal_head(recipe: Recipe, node: str) -> Iterator[Line]:
+    """Says plainly what this is, before anything that looks like work."""
+    yield line(span("REHEARSAL", "warn"), f" of recipe {recipe.name} on the captured node {node}")
+    yield line(span("Everything below happens in memory: nothing of this machine is touched, no package is fetched,"
+                    " no driver is run.", "dim"))  # fmt: skip
+    yield BLANK
+
+
+def rehearsal_lines(done: Rehearsal, node: str, command: str) -> Iterator[Line]:
+    """The checks, the rollback with each file compared, and once more what this was."""
+    yield BLANK
+    yield line(span("verify", "bold"), span("  what needs the real node is not run", "dim"))
+    yield from indented(tuple(check_lines(done.checks)), 2)
+    if done.rollback is not None:
+        yield BLANK
+        yield line(span("rollback", "bold"), span(f"  of run {done.rollback.of}", "dim"))
+        yield from indented(tuple(_restored(done.restored)), 2)
+        yield from (settled_line(one, rehearsed=True) for one in done.rollback.settled)
+    yield BLANK
+    ends = f" ends: nothing of this machine was touched and no driver was run; the node was the capture {node}"
+    yield line(span("REHEARSAL", "warn"), ends, hang=10)
+    yield line("next: ", span(command, "command"), " on the node itself is the real thing", hang=6)
+
+
+def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
+    if not restored:
+        yield line(MARKS["nothing"], span("no configuration file to put back", "dim"))
+    for path, same in restored.items():
+        mark = MARKS["passed" if same else "failed"]
+        yield line(
+            mark, f"{path} ", span(_RESTORED if same else "DIFFERS from what was captured", "" if same else "bad")
+        )
+
+
+def undoing_lines(back: Undoing) -> Iterator[Line]:
+    """What a rollback will do, as diffs."""
+    if not back.changes:
+        yield line(MARKS["nothing"], f"nothing to put back: every file of run {back.of} is as it was before")
+        return
+    yield line(span("rollback", "bold"), f" of run {back.of} puts back {count(len(back.changes), 'file')}")
+    for change in back.changes:
+        yield from indented(tuple(diff_lines(change)), 4)
+    yield note("packages, sources and the driver stay as they are: a rollback is of the runtime's configuration")
+
+
+def rollback_lines(done: RollbackResult) -> Iterator[Line]:
+    """Each file, the downtime, and the run that would undo this."""
+    yield BLANK
+    yield from (line(MARKS["done"], f"{change.path} {_RESTORED}", hang=2) for change in done.changes)
+    if down := downtime(done.settled):
+        yield _fact("took", down)
+    yield _fact("undo", f"sudo gpunode rollback {done.run}", command=True)
+
+
+def runs_lines(runs: Sequence[RunSummary], zone: tzinfo | None = None) -> Iterator[Line]:
+    """The recorded runs, the newest last: id, time, verb, how it ended, what it changed."""
+    if not runs:
+        yield line(span("no run of gpunode is recorded on this node", "dim"))
+        return
+    width = max(len(run.run) for run in runs)
+    for run in runs:
+        mark, result = _ended(run)
+        when = datetime.fromtimestamp(run.begin.at, zone).astimezone(zone).strftime("%Y-%m-%d %H:%M")
+        verb = f"rollback of {run.begin.of}" if run.begin.of else f"{run.verb} {run.begin.recipe}".strip()
+        yield line(mark, span(padded(run.run, width), "bold"), f"  {when}  {verb}", span(result, "dim"), hang=width + 4)
+        what = listed(run.subjects, 6) or "nothing"
+        undone = f"; undone by {run.undone_by}" if run.undone_by else ""
+        yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), span(undone, "warn"), hang=width + 4)
+    yield line("undo one: ", span("sudo gpunode rollback RUN", "command"))
+
+
+def _ended(run: RunSummary) -> tuple[Span, str]:
+    if run.commit is None:
+        return MARKS["failed"], ", cut short"
+    if run.commit.result == "done":
+        return (MARKS["not run"] if run.undone_by else MARKS["done"]), ""
+    mark = MARKS["waits" if run.commit.result == "waiting" else "failed"]
+    why = f": {run.commit.why}" if run.commit.why else ""
+    return mark, f", {run.commit.result}{why}"
+
+
+def captured_lines(file: str, number: int, failed: Sequence[str]) -> Iterator[Line]:
+    """Where the capture is, and what could not be read for it."""
+    yield line(MARKS["done"], f"{file}: {count(number, 'probe')}, secrets redacted", hang=2)
+    if failed:
+        yield note(f"not readable: {', '.join(failed)}; run it as root for all of them")
+    yield line("next: ", span(f"gpunode rehearse --node {file}", "command"))
+
+
+def recipes_lines(found: Mapping[str, str]) -> Iterator[Line]:
+    """The shipped recipes with what each is for."""
+    width = max(map(len, found), default=0)
+    for name, description in found.items():
+        yield line(span(padded(name, width), "bold"), f"  {description}", hang=width + 2)
+    yield line("next: ", span("gpunode plan RECIPE", "command"))
+
+
+def failure_lines(title: str, elapsed: float) -> Line:
+    """The change that was going on when the run stopped."""
+    return line(Span("  "), MARKS["failed"], span(title, "bad"), span(f"  after {seconds(elapsed)}", "dim"), hang=4)

@@ -1,0 +1,107 @@
+"""Numbers, lists and names as a person says them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpunode.change import ServiceState, Trigger
+from gpunode.cli.screen.text import Span
+
+
+def seconds(value: float) -> str:
+    """A duration: ``0.4 s``, ``12 s``, ``3 min 12 s``."""
+    if value < 9.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``, ``2 indexes``, ``2 repositories``."""
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("y"):
+        return f"{number} {noun[:-1]}ies"
+    return f"{number} {noun}{'es' if noun.endswith('x') else 's'}"
+
+
+def listed(items: Iterable[str], limit: int = 0) -> str:
+    """``items`` with commas; beyond ``limit`` of them, how many more there are (0: all)."""
+    found = list(items)
+    if limit and len(found) > limit + 1:
+        return f"{', '.join(found[:limit])} and {len(found) - limit} more"
+    return ", ".join(found)
+
+
+def sentence(parts: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+
+
+def bare(unit: str) -> str:
+    """A unit as people call it."""
+    return unit.removesuffix(".service")
+
+
+def owed(trigger: Trigger) -> str:
+    """What a trigger will do."""
+    unit = bare(trigger.target)
+    match trigger.kind:
+        case "index-refresh":
+            return f"read the package index of {_list_name(trigger)}"
+        case "daemon-reload":
+            return "have systemd read its units again"
+        case "initramfs":
+            return "rebuild the initramfs"
+        case "cdi":
+            return "write the CDI specification"
+        case "reload":
+            return f"reload {unit} (no downtime)"
+        case "restart":
+            return f"restart {unit}"
+
+
+def settled(trigger: Trigger) -> tuple[str, str]:
+    """What a trigger is about, and what has been done to it."""
+    unit = bare(trigger.target)
+    match trigger.kind:
+        case "index-refresh":
+            return "package index", f"{_list_name(trigger)} read"
+        case "daemon-reload":
+            return "systemd", "units read again"
+        case "initramfs":
+            return "initramfs", "rebuilt"
+        case "cdi":
+            return "CDI specification", "written"
+        case "reload":
+            return unit, "reloaded, no downtime"
+        case "restart":
+            return unit, "restarted"
+
+
+def _list_name(trigger: Trigger) -> str:
+    name = trigger.target.rpartition("/")[2]
+    return name.removesuffix(".list").removesuffix(".sources") or "every repository"
+
+
+def service(before: ServiceState, after: ServiceState) -> str:
+    """What changes for a unit: ``enable and start``."""
+    verbs = []
+    if before.enabled != after.enabled:
+        verbs.append("enable" if after.enabled else "disable")
+    if before.active != after.active:
+        verbs.append("start" if after.active else "stop")
+    return sentence(verbs) or "keep"
+
+
+DOT = Span(" · ", "dim")
+MARKS: dict[str, Span] = {
+    "nothing": Span("✓ ", "good"),
+    "done": Span("✓ ", "good"),
+    "change": Span("● ", "change"),
+    "waits": Span("! ", "warn"),
+    "refused": Span("✗ ", "bad"),
+    "failed": Span("✗ ", "bad"),
+    "passed": Span("✓ ", "good"),
+    "not run": Span("– ", "dim"),
+}
