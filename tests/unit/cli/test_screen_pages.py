@@ -12,13 +12,6 @@ Page = Callable[[Screen], None]
 every_page = pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.__name__)
 
 
-@pytest.fixture(autouse=True)
-def _unicode(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LC_ALL", "LC_CTYPE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("LANG", "C.UTF-8")
-
-
 @pytest.mark.parametrize("width", pages.WIDTHS)
 @every_page
 def test_a_page_is_as_it_was_looked_at(page: Page, width: int) -> None:
