@@ -98,12 +98,12 @@ def see(node: str, root: str, gpu: str) -> Seen:
 
         evidence = load(Path(node))
         return Seen(CaptureHost(evidence), _with_gpus(derive(evidence), gpu), evidence)
-    from gpunode.facts.probes import PROBES
+    from gpunode.facts.probes import probes
     from gpunode.host.local import LocalHost
     from gpunode.workflow.converge import look
 
     host = LocalHost(checked_root(root))
-    evidence = look(host, PROBES)
+    evidence = look(host, probes(image=is_image(root)))
     return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
 
 

@@ -83,7 +83,7 @@ class Family:
 
 _PIN_HEADER = """\
 # Written by gpunode: NVIDIA driver packages come from NVIDIA's repository, in one branch.
-# `gpunode setup` rewrites this file, `gpunode rollback --packages` takes it back.
+# `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
 """
 
 

@@ -13,7 +13,9 @@ UNITS: Final = (
     "nvidia-persistenced.service",
     "nvidia-fabricmanager.service",
 )
+RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
 FILES: Final = (
+    RESUME_UNIT,
     "/etc/containerd/config.toml",
     "/etc/docker/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",

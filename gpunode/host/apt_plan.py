@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.host.port import Action, Simulation
 
 
@@ -79,9 +78,9 @@ def _lowers(change: PackageChange) -> bool:
         return False
     match change.after:
         case PackageState(version=version, config_files_only=False):
-            return compare_versions(version, change.before.version) < 0
+            return _is_older(version, change.before.version)
         case KnownAfter(prefix=prefix) if prefix and not has_prefix(change.before.version, prefix):
-            return compare_versions(prefix.rstrip(".-+~:"), without_epoch(change.before.version)) < 0
+            return _is_older(prefix.rstrip(".-+~:"), DpkgVersion(change.before.version).without_epoch)
         case _:
             return False
 
@@ -106,7 +105,7 @@ def _unasked(action: Action, change: PackageChange | None) -> Iterator[str]:
             yield f"apt would {action.verb} {action.name}, which the plan installs"
         elif action.verb == "purge" and change.after is not None:
             yield f"apt would purge {action.name}, whose configuration files the plan keeps"
-    elif change is None and action.former and compare_versions(action.version, action.former) < 0:
+    elif change is None and action.former and _is_older(action.version, action.former):
         yield f"apt would downgrade {action.name} from {action.former} to {action.version}, which is not in the plan"
     elif change is not None and is_removal(change):
         yield f"apt would install {action.name} {action.version}, which the plan removes"
@@ -134,56 +133,10 @@ def _wrong_version(name: str, wanted: PackageState | KnownAfter, version: str) -
         yield f"the plan installs {name} {wanted.prefix}*, apt would leave it at {version}"
 
 
-def without_epoch(version: str) -> str:
-    """``2:580.1-1`` is ``580.1-1``."""
-    return re.sub(r"\A\d+:", "", version)
-
-
 def has_prefix(version: str, prefix: str) -> bool:
     """Whether ``version``, its epoch left out, starts with ``prefix``."""
-    return without_epoch(version).startswith(prefix)
+    return DpkgVersion(version).without_epoch.startswith(prefix)
 
 
-def compare_versions(left: str, right: str) -> int:
-    """Below, at or above 0 as ``left`` is older than, the same as or newer than ``right``.
-
-    Source: Debian Policy 5.6.12.
-    """
-    ours, theirs = _parts(left), _parts(right)
-    if ours[0] != theirs[0]:
-        return ours[0] - theirs[0]
-    return _compare(ours[1], theirs[1]) or _compare(ours[2], theirs[2])
-
-
-def _parts(version: str) -> tuple[int, str, str]:
-    epoch, colon, rest = version.partition(":")
-    if not colon or not epoch.isdecimal():
-        epoch, rest = "0", version
-    upstream, _, revision = rest.rpartition("-") if "-" in rest else (rest, "", "")
-    return int(epoch), upstream, revision
-
-
-def _compare(left: str, right: str) -> int:
-    # Text and digits in turn; what is missing counts as empty text and as 0.
-    runs = (re.findall(r"(\D*)(\d*)", side) for side in (left, right))
-    for (text, digits), (their_text, their_digits) in zip_longest(*runs, fillvalue=("", "")):
-        difference = _compare_text(text, their_text) or int(digits or "0") - int(their_digits or "0")
-        if difference:
-            return difference
-    return 0
-
-
-def _compare_text(left: str, right: str) -> int:
-    for ours, theirs in zip_longest(left, right, fillvalue=""):
-        if ours != theirs:
-            return _rank(ours) - _rank(theirs)
-    return 0
-
-
-def _rank(char: str) -> int:
-    """A tilde sorts before the end, the end before letters, letters before everything else."""
-    if char == "~":
-        return -1
-    if not char:
-        return 0
-    return ord(char) if char.isalpha() else ord(char) + 0x110000
+def _is_older(version: str, other: str) -> bool:
+    return DpkgVersion(version) < DpkgVersion(other)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -92,7 +91,7 @@ class _Mounts:
             return
         # The file below is empty and cannot be executed, so one that a power cut leaves behind forbids nothing.
         self._make(place, folder=False)
-        store = f"/run/gpunode-{secrets.token_hex(4)}"
+        store = f"/run/gpunode-{os.urandom(4).hex()}"
         self._make(store, folder=True)
         # A file system of its own: /run and /tmp are often mounted noexec, which a bind of their files would inherit.
         self._mount(store, ("-t", "tmpfs", "-o", "mode=0755,size=64k,nosuid,nodev", "gpunode"))

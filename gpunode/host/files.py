@@ -10,7 +10,6 @@ import errno
 import fnmatch
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -366,7 +365,7 @@ def _sweep(folder: int) -> None:
 @contextmanager
 def _temporary(folder: int) -> Iterator[tuple[str, int]]:
     """A new file in the folder and a descriptor to write it; gone afterwards unless it was renamed."""
-    name = f".gpunode-{secrets.token_hex(4)}"
+    name = f".gpunode-{os.urandom(4).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(name, flags, 0o600, dir_fd=folder)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -35,7 +35,6 @@ _KEY_LIMIT_BYTES = 1 << 20
 # DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
 _COMMAND_TIMEOUT_S = 7200.0
 _MODULE_TIMEOUT_S = 120.0
-_SIDE_BY_SIDE = 8
 
 
 def _unheard(_: Progress) -> None:
@@ -68,16 +67,6 @@ class LocalHost:
         if probe.glob:
             return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
         return files.read(probe.path, probe.limit_bytes, root=self.root)
-
-    def survey(self, probes: Iterable[Probe]) -> dict[str, Capture]:
-        """What each probe returns, by its key; commands run side by side, so it takes as long as the slowest."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        wanted = list(probes)
-        with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-            running = {probe.key: pool.submit(self.look, probe) for probe in wanted if probe.argv}
-            read = {probe.key: self.look(probe) for probe in wanted if not probe.argv}
-            return {p.key: read[p.key] if p.key in read else running[p.key].result() for p in wanted}
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         """What apt would do, changing nothing; None where there is no apt."""

@@ -6,6 +6,7 @@ it, and stop the child alone on a timeout, which leaves grandchildren that hold 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import selectors
@@ -22,6 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias, final
 
+from gpunode.errors import ChangeFailed
+from gpunode.host import files
+
+_LOG_FOLDER = "/var/log/gpunode"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 _TERM_PATIENCE_S = 5.0
@@ -101,7 +106,8 @@ class CommandLog:
     """
 
     def __init__(self, name: str, *, root: str = "/") -> None:
-        self.path = str(Path(root, "var/log/gpunode", f"{name}.log"))
+        self._root = root.rstrip("/")
+        self.path = f"{self._root}{_LOG_FOLDER}/{name}.log"
         self.problem = ""
         self._lock = threading.Lock()
 
@@ -113,13 +119,17 @@ class CommandLog:
                 self._write(text.encode("utf-8", "replace"))
             except OSError as error:
                 self.problem = self.problem or f"{self.path} could not be written: {error.strerror}"
+            except ChangeFailed as error:
+                self.problem = self.problem or f"{self.path} could not be written: {error.why}"
 
     def _write(self, entry: bytes) -> None:
-        Path(self.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        folder = Path(self._root + files.prepare(_LOG_FOLDER, root=self._root or "/")[0])
+        folder.mkdir(mode=0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(folder / Path(self.path).name, flags, 0o600)
         with os.fdopen(fd, "wb", buffering=0) as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(0, "not a regular file")
+                raise OSError(errno.EINVAL, "it is no regular file")
             file.write(entry)
 
 
@@ -431,6 +441,7 @@ def signals_held() -> Iterator[None]:
         yield
     finally:
         for number, handler in former:
-            signal.signal(number, handler)
+            # None: one that was not installed from Python, which cannot be put back by it.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for one in dict.fromkeys(came):
             signal.raise_signal(one)

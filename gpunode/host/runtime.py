@@ -12,6 +12,8 @@ from gpunode.host.process import Finished, Runner
 from gpunode.runtimes import Configured, containerd_dump, runtime
 
 _TIMEOUT_S = 30.0
+# What a daemon takes whose configuration names none.
+_BUILT_IN_DEFAULT = "runc"
 # dockerd below 23.
 _NO_VALIDATE = b"unknown flag: --validate"
 
@@ -85,8 +87,9 @@ def _compare(expectation: RuntimeExpectation, configured: Configured, change: Fi
         for name, binary in sorted(expectation.handlers)
         if configured.handlers.get(name) != binary
     ]
-    if expectation.default is not None and configured.default != expectation.default:
-        wrong.append(f"default runtime: meant {expectation.default}, it reads {configured.default or 'none'}")
+    default = configured.default or _BUILT_IN_DEFAULT
+    if expectation.default not in {None, default}:
+        wrong.append(f"default runtime: meant {expectation.default}, it reads {default}")
     if wrong:
         raise Refused(
             f"{expectation.runtime} would not read the new {change.path} as it is meant",
@@ -120,7 +123,10 @@ def effective(runner: Runner, name: str) -> Configured | None:
 
 
 def _effective_containerd(runner: Runner) -> Configured | None:
-    dumped = runner.run(("containerd", "config", "dump"), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+    # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
+    there = files.read(runtime("containerd").config, root=runner.root).outcome != "absent"
+    verb = "dump" if there else "default"
+    dumped = runner.run(("containerd", "config", verb), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
     if dumped.missing:
         return None
     if not dumped.ok:
@@ -136,10 +142,11 @@ def _effective_docker(runner: Runner) -> Configured | None:
     try:
         answer = json.loads(told.stdout)
         handlers = {name: str(entry.get("path", "")) for name, entry in (answer["runtimes"] or {}).items()}
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise _no_answer("docker", told) from error
+    except (ValueError, KeyError, AttributeError, TypeError):
+        handlers = {}
     if not told.ok or not handlers:
-        raise _no_answer("docker", told)
+        # Of a daemon that it cannot reach, info speaks in errors of its template (20.10).
+        raise _no_answer("docker", runner.run(("docker", "version"), timeout_s=_TIMEOUT_S))
     return Configured(handlers, str(answer["default"]) or None)
 
 

@@ -87,9 +87,6 @@ def _reads_as(text: str, document: Document) -> bool:
 
 
 def _differences(old: Document, new: Document, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    for key in old:
-        if key not in new:
-            yield (*path, key), None
     for key, value in new.items():
         here = (*path, key)
         if key not in old:
@@ -101,6 +98,10 @@ def _differences(old: Document, new: Document, path: Path = ()) -> Iterator[tupl
             if isinstance(old[key], dict) or isinstance(value, dict):
                 yield here, None
             yield here, value
+    # Last, because a table of dotted keys is gone with its last key.
+    for key in old:
+        if key not in new:
+            yield (*path, key), None
 
 
 def _with(document: Document, path: Path, value: Any) -> Document:
@@ -225,7 +226,7 @@ def _candidates(text: str, path: Path, value: Any) -> Iterator[str]:
     if value is None:
         yield _without(text, sections, path, [span for _, span in holders])
     if holders:
-        yield _in_statement(text, *holders[-1], path, value, style)
+        yield from _in_statement(text, *holders[-1], path, value, style)
     elif value is not None:
         yield from _additions(text, sections, path, value, style)
 
@@ -237,31 +238,36 @@ def _additions(text: str, sections: list[_Section], path: Path, value: Any, styl
     if holders:
         section, span = holders[-1]
         yield _beside(text, span, _dotted(path[len(section.path) :], value, style), style)
-        yield _in_statement(text, section, span, path, value, style)
+        yield from _in_statement(text, section, span, path, value, style)
     table = value if isinstance(value, dict) else None
     home = next((section for section in sections if section.path == parent), None)
     if table is None and home:
         yield _into(text, home, f"{_key(path[-1], style)} = {_value(value, style)}", style)
     elif table is None:
-        yield _block(text, sections, parent, {path[-1]: value}, style)
+        yield from _block(text, sections, parent, {path[-1]: value}, style)
     else:
-        yield _block(text, sections, path, table, style)
+        yield from _block(text, sections, path, table, style)
 
 
-def _in_statement(text: str, section: _Section, span: _Span, path: Path, value: Any, style: _Style) -> str:
+def _in_statement(text: str, section: _Section, span: _Span, path: Path, value: Any, style: _Style) -> Iterator[str]:
     """The statement changed by tomlkit, which keeps its comment, spacing and the rest of an inline table."""
     import tomlkit
+    from tomlkit.exceptions import TOMLKitError
 
-    statement = tomlkit.parse(text[span.start : span.end])
     *way, last = path[len(section.path) :]
-    table: Any = statement
-    for key in way:
-        table = table[key]
-    if value is None:
-        del table[last]
-    else:
-        table[last] = tomlkit.value(_value(value, style))
-    return text[: span.start] + statement.as_string() + text[span.end :]
+    try:
+        statement = tomlkit.parse(text[span.start : span.end])
+        table: Any = statement
+        for key in way:
+            table = table[key]
+        if value is None:
+            del table[last]
+        else:
+            table[last] = tomlkit.value(_value(value, style))
+        changed = statement.as_string()
+    except (TOMLKitError, ValueError):
+        return  # the next candidate has its turn
+    yield text[: span.start] + changed + text[span.end :]
 
 
 def _without(text: str, sections: list[_Section], path: Path, holders: Sequence[_Span]) -> str:
@@ -289,18 +295,21 @@ def _into(text: str, section: _Section, line: str, style: _Style) -> str:
     return _insert(text, section.header.end, [indent + line], style)
 
 
-def _block(text: str, sections: list[_Section], path: Path, table: Document, style: _Style) -> str:
+def _block(text: str, sections: list[_Section], path: Path, table: Document, style: _Style) -> Iterator[str]:
     """``table`` with headers of its own, in the company and the indentation of its nearest relatives."""
     base = _header_indent(text, sections, path, style)
     lines = list(_table_lines(path, table, base, style))
     children = [section for section in sections if section.header and section.path[: len(path)] == path]
     if children and children[0].header:
-        at = _above_comments(text, _line_start(text, children[0].header.start))
-        gap = [""] if style.blank else []
-        return text[:at] + "".join(line + style.newline for line in [*lines, *gap]) + text[at:]
+        block = "".join(line + style.newline for line in [*lines, *([""] if style.blank else [])])
+        at = _line_start(text, children[0].header.start)
+        # A line that looks like a comment may end a string of several lines.
+        for place in (_above_comments(text, at), at):
+            yield text[:place] + block + text[place:]
+        return
     at = _end_of_relatives(text, sections, path)
     gap = [""] if style.blank and text[:at].strip() else []
-    return _insert(text, at, [*gap, *lines], style)
+    yield _insert(text, at, [*gap, *lines], style)
 
 
 def _insert(text: str, at: int, lines: Sequence[str], style: _Style) -> str:
@@ -385,7 +394,7 @@ class _Style:
 
 
 def _below_blank(text: str, at: int) -> bool:
-    start = _line_start(text, at)
+    start = _above_comments(text, _line_start(text, at))
     return start > 0 and not text[_line_start(text, start - 1) : start].strip()
 
 
@@ -404,7 +413,7 @@ def _key_steps(text: str, sections: Sequence[_Section]) -> Iterator[str]:
 def _table_steps(text: str, sections: Sequence[_Section]) -> Iterator[str]:
     indents = {section.path: _indent(text, section.header) for section in sections if section.header}
     for path, indent in indents.items():
-        outer = indents.get(path[:-1])
+        outer = next((indents[path[:n]] for n in range(len(path) - 1, 0, -1) if path[:n] in indents), None)
         if outer is not None and indent.startswith(outer):
             yield indent[len(outer) :]
 

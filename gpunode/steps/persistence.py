@@ -15,7 +15,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """The daemon is enabled and runs, once the driver is loaded."""
     if not wants_driver(recipe, facts) or not recipe.driver.persistence:
         return Planned((), "not asked for")
-    fact = facts.units.get(UNIT, Unknown("not looked at", "units"))
+    fact = facts.unit(UNIT)
     if isinstance(fact, Unknown):
         return Planned((), f"systemd does not say ({fact.reason}); the package enables it for the next boot")
     unit = fact.value

@@ -42,14 +42,20 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Refusal(refusal.what, refusal.why, refusal.hint)
     service = _service(row, facts)
     if after is None:
-        return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish))
+        return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish), _notes(row, present))
     changed = FileChange(row.config, present, after, frozenset({_trigger(row, recipe)}))
     expectation = RuntimeExpectation(
         row.id, row.config, frozenset({(wish.handler, wish.binary)}), wish.handler if wish.default else None
     )
     reason = f"containers that ask for the runtime {wish.handler} get the GPU" + _default(wish)
     disrupts = "docker containers" if row.id == "docker" and _trigger(row, recipe).kind == "restart" else ""
-    return Planned((changed, *service), reason, (), expectation, disrupts)
+    return Planned((changed, *service), reason, _notes(row, after), expectation, disrupts)
+
+
+def _notes(row: Runtime, state: FileState | None) -> tuple[str, ...]:
+    if state is None or not row.inspect(state.content).cri_disabled:
+        return ()
+    return (f"{row.config} switches the CRI plugin off (disabled_plugins), so no kubelet can use this {row.id}",)
 
 
 def _configured(row: Runtime, present: FileState | None, wish: Wish) -> FileState | None:
@@ -98,7 +104,7 @@ def _trigger(row: Runtime, recipe: Recipe) -> Trigger:
 
 def _service(row: Runtime, facts: Facts) -> tuple[Change, ...]:
     """Starts and enables a runtime that does not run; nothing where systemd does not say."""
-    fact = facts.units.get(row.unit)
+    fact = facts.unit(row.unit)
     if not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
         return ()
     wanted = ServiceState(enabled=True, active=True)

@@ -45,10 +45,10 @@ def _prefix(recipe: Recipe, packages: Mapping[str, PackageState]) -> str:
 
 
 def _right(packages: Mapping[str, PackageState], name: str, wanted: str) -> bool:
-    if not matches(packages.get(name), wanted):
-        return False
-    versions = {packages[other].version for other in TOOLKIT_PACKAGES if matches(packages.get(other), "")}
-    return len(versions) == 1
+    """Whether the package is as wanted; where any version will do, all four must still be of one."""
+    if wanted or not matches(packages.get(name), ""):
+        return matches(packages.get(name), wanted)
+    return len({packages[other].version for other in TOOLKIT_PACKAGES if matches(packages.get(other), "")}) == 1
 
 
 TOOLKIT = Step("toolkit", "container toolkit", "packages", plan)

@@ -12,7 +12,7 @@ from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence, Probe
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown
-from gpunode.facts.probes import PROBES
+from gpunode.facts.probes import probes
 from gpunode.facts.project import PLAN, project
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe
@@ -82,12 +82,12 @@ Exact: TypeAlias = Callable[[Facts, StagePlan], StagePlan]
 Advance: TypeAlias = Callable[[Facts, StagePlan], Facts]
 
 
-def look(host: HostView, probes: Sequence[Probe]) -> Evidence:
-    """What ``probes`` return; commands run side by side, so the slowest one sets the time."""
+def look(host: HostView, wanted: Sequence[Probe]) -> Evidence:
+    """What the ``wanted`` probes return; commands run side by side, so the slowest one sets the time."""
     with ThreadPoolExecutor(max_workers=8) as pool:
-        running = {probe.key: pool.submit(host.look, probe) for probe in probes if probe.argv}
-        read = {probe.key: host.look(probe) for probe in probes if not probe.argv}
-        return {p.key: running[p.key].result() if p.argv else read[p.key] for p in probes}
+        running = {probe.key: pool.submit(host.look, probe) for probe in wanted if probe.argv}
+        read = {probe.key: host.look(probe) for probe in wanted if not probe.argv}
+        return {p.key: running[p.key].result() if p.argv else read[p.key] for p in wanted}
 
 
 def survey(host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = ()) -> Facts:
@@ -98,7 +98,7 @@ def survey(host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = (
         image: whether it is a root folder that no kernel of its own runs on.
         gpus: the GPUs of the machine that an image is built for; they stand in for the present machine's devices.
     """
-    facts = derive(look(host, PROBES), image=image)
+    facts = derive(look(host, probes(image=image)), image=image)
     return replace(facts, devices=Known(tuple(gpus), "--gpu")) if gpus else facts
 
 

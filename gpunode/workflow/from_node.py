@@ -68,7 +68,7 @@ def _spoken(present: Sequence[GpuModel], wish: Driver, chosen: Choice) -> Flavou
 
 
 def _persistence(facts: Facts) -> bool:
-    unit = facts.units.get("nvidia-persistenced.service")
+    unit = facts.unit("nvidia-persistenced.service")
     return not isinstance(unit, Known) or (unit.value.exists and unit.value.state.enabled)
 
 

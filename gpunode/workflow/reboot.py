@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from gpunode.change import CommandChange, FileChange, FileState, Trigger
 from gpunode.errors import UsageError
+from gpunode.facts.probes import RESUME_UNIT
 from gpunode.workflow.apply import Applier
 
-UNIT = "/etc/systemd/system/gpunode-resume.service"
+UNIT = RESUME_UNIT
 _NAME = UNIT.rpartition("/")[2]
 
 

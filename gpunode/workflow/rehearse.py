@@ -13,10 +13,9 @@ from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import projected
 from gpunode.workflow.events import Observer
-from gpunode.workflow.plan import pending, plan
 from gpunode.workflow.rollback import RollbackResult, rollback, undoing
 from gpunode.workflow.setup import Asked, SetupResult, setup
-from gpunode.workflow.verify import Check
+from gpunode.workflow.verify import Check, configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +66,7 @@ def _before(files: Mapping[str, FileState | None], path: str) -> FileState | Non
 
 
 def _checks(recipe: Recipe, facts: Facts, host: RehearsalHost) -> tuple[Check, ...]:
-    left = pending(plan(recipe, facts, host))
-    title = f"as recipe {recipe.name} wants it"
-    converged = Check(
-        "configuration",
-        title,
-        "failed" if left else "passed",
-        "the projected node still has something to do" if left else "planned again, every step finds nothing to do",
-    )
+    converged = configuration(recipe, facts, host)
     driver = Check("nvml", "the driver answers (NVML)", "not run", "a rehearsal has no driver to ask")
     if recipe.runtime.name == "none":
         return (converged, driver)

@@ -69,13 +69,16 @@ def undoing(store: Store, host: Host, of: str, *, force: bool = False) -> Undoin
     back = tuple(change for change in undo(store.read(of)) if isinstance(change, FileChange))
     _refuse_later(store, of, back)
     changes: list[FileChange] = []
+    states: dict[str, FileState | None] = {}
     for change in back:
-        now = _present(host, change.path)
+        now = states[change.path] if change.path in states else _present(host, change.path)
+        states[change.path] = now
         if now == change.after:
             continue
         if now != change.before and not force:
             raise _edited(change, now)
         changes.append(FileChange(change.path, now, change.after, change.triggers))
+        states[change.path] = change.after if isinstance(change.after, FileState) else None
     return Undoing(of, tuple(changes))
 
 

@@ -92,7 +92,7 @@ def _runtimes(facts: Facts) -> list[RuntimeStatus]:
         name = next((n for n in row.packages if n in packages and not packages[n].config_files_only), "")
         if not name:
             continue
-        unit = facts.units.get(row.unit)
+        unit = facts.unit(row.unit)
         active = unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
         found.append(RuntimeStatus(row.id, packages[name].version, active, _inspected(row, facts)))
     return found

@@ -18,7 +18,7 @@ from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import Configured, Runtime, runtime
 from gpunode.steps.outcome import Refusal
 from gpunode.steps.selection import choice, family_of, wants_driver
-from gpunode.workflow.plan import pending, plan
+from gpunode.workflow.plan import plan
 
 Status: TypeAlias = Literal["passed", "failed", "not run"]
 Effective: TypeAlias = Callable[[str], Configured | None]
@@ -80,7 +80,7 @@ def verify(recipe: Recipe, facts: Facts, host: HostView, effective: Effective, e
     answer = nvml_facts.answer_of(host.look(nvml.probe()))
     inventory = answer if isinstance(answer, Inventory) else None
     checks = [
-        _configuration(recipe, facts, host),
+        configuration(recipe, facts, host),
         *_driver(answer),
         *_versions(recipe, facts, answer),
         *_device_nodes(facts, inventory),
@@ -94,21 +94,21 @@ def verify(recipe: Recipe, facts: Facts, host: HostView, effective: Effective, e
     return Report(tuple(checks), inventory)
 
 
-def _configuration(recipe: Recipe, facts: Facts, host: HostView) -> Check:
+def configuration(recipe: Recipe, facts: Facts, host: HostView) -> Check:
+    """Whether every step, planned again, finds nothing to do; what only a reboot can show is not run."""
     title = f"as recipe {recipe.name} wants it"
     try:
         plans = plan(recipe, facts, host)
     except GpunodeError as error:
         return Check("configuration", title, "failed", error.what, error.hint)
-    for stage in plans:
-        if stage.refusal:
-            return Check("configuration", title, "failed", stage.refusal.what, stage.refusal.hint)
-    if not pending(plans):
-        return Check("configuration", title, "passed", "every step finds nothing to do")
-    left = [step.step.title for stage in plans for step in stage.steps if step.changes or stage.waits]
-    return Check(
-        "configuration", title, "failed", f"still to do: {', '.join(left)}", "gpunode plan shows what, setup does it"
-    )
+    if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
+        return Check("configuration", title, "failed", refusal.what, refusal.hint)
+    if left := [step.step.title for stage in plans for step in stage.steps if step.changes]:
+        hint = "gpunode plan shows what, gpunode setup does it"
+        return Check("configuration", title, "failed", f"still to do: {', '.join(left)}", hint)
+    if waits := [wait.reason for stage in plans for wait in stage.waits]:
+        return Check("configuration", title, "not run", f"known after a reboot: {'; '.join(waits)}", "reboot")
+    return Check("configuration", title, "passed", "planned again, every step finds nothing to do")
 
 
 def _driver(answer: NvmlAnswer) -> Iterator[Check]:

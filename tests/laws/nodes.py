@@ -34,11 +34,15 @@ CONTAINERD_FILES = (
     None,
     b"",
     b"# keep me\nversion = 2\n",
-    b'version = 2\n\n# the mirror\n[plugins."io.containerd.grpc.v1.cri".registry]\n  config_path = "/etc/containerd/certs.d"\n',
-    b'version = 2\r\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\r\n'
-    b'  runtime_type = "io.containerd.runc.v2" # crlf\r\n',
-    b"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'runc'\n"
-    b"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n",
+    b'version = 2\n\n# the mirror\n[plugins."io.containerd.grpc.v1.cri".registry]\n  config_path = "/etc/certs.d"\n',
+    (
+        b'version = 2\r\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\r\n'
+        b'  runtime_type = "io.containerd.runc.v2" # crlf\r\n'
+    ),
+    (
+        b"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'runc'\n"
+        b"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n"
+    ),
 )
 DAEMON_JSON_FILES = (
     None,
@@ -66,9 +70,8 @@ def _package_sets() -> st.SearchStrategy[dict[str, PackageState]]:
 
 
 def _file(contents: tuple[bytes | None, ...]) -> st.SearchStrategy[FileState | None]:
-    states = st.builds(
-        FileState, st.sampled_from([c for c in contents if c is not None]), st.sampled_from((0o644, 0o600)), st.sampled_from((0, 1000))
-    )
+    present = st.sampled_from([content for content in contents if content is not None])
+    states = st.builds(FileState, present, st.sampled_from((0o644, 0o600)), st.sampled_from((0, 1000)))
     return st.none() | states
 
 
@@ -90,7 +93,9 @@ def facts(draw: st.DrawFn) -> Facts:
         platform=Known(Platform(draw(st.sampled_from(("bare-metal", "vm")))), "virt"),
         kernels=Known(Kernels(KERNEL, (KERNEL,)), "boot-images"),
         boot_id=Known("b0a1", "boot-id"),
-        devices=Known(tuple(PciDevice(f"0000:{n:02x}:00.0", "10de", gpu, "0302") for n, gpu in enumerate(gpus)), "lspci"),
+        devices=Known(
+            tuple(PciDevice(f"0000:{n:02x}:00.0", "10de", gpu, "0302") for n, gpu in enumerate(gpus)), "lspci"
+        ),
         packages=Known(packages, "dpkg-status"),
         dpkg_interrupted=Known(draw(st.booleans()), "dpkg-updates"),
         sources=Known((), "apt-sources"),

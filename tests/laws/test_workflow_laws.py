@@ -24,7 +24,9 @@ from gpunode.workflow.setup import Asked, SetupResult, setup
 from tests.laws.nodes import facts, recipes
 
 ASKED = Asked(version="law")
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+quick = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 
 
 class PowerCut(BaseException):
@@ -119,6 +121,7 @@ def test_a_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, da
         store = Store(folder)
         with pytest.raises(PowerCut):
             _setup(recipe, host, store, node)
+        host.cut_at = -1
         for summary in store.runs():
             rollback(undoing(store, host, summary.run), host, store, version="law", argv=(), tell=silent)
     after = _configuration(host)

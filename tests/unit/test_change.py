@@ -130,6 +130,7 @@ class TestDiff:
             (b"a\x0cb\xe2\x80\xa8c\n", b"a\x0cb\xe2\x80\xa8d\n"),
         ],
     )
+    @pytest.mark.usefixtures("allow_subprocess")
     def test_patch_makes_the_one_file_of_the_other(self, tmp_path: Path, before: bytes, after: bytes) -> None:
         if shutil.which("patch") is None:
             pytest.skip("patch is not installed")

@@ -102,6 +102,7 @@ def test_the_keys_that_the_comments_name_exist() -> None:
             assert line.removeprefix("#   ").split(" ")[0] in names
 
 
+@pytest.mark.usefixtures("allow_subprocess")
 def test_the_shipped_recipes_are_found_in_a_zipapp_laid_out_as_the_wheel(tmp_path: Path) -> None:
     packed = tmp_path / "gpunode.zip"
     with zipfile.ZipFile(packed, "w") as archive:

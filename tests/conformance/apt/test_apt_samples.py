@@ -205,12 +205,12 @@ def test_the_repository_in_mid_sync_is_named(version: str) -> None:
         ("https://h.example/cuda/debian12/x86_64/Packages.gz", "h.example_cuda_debian12_x86%5f64_"),
         ("https://me:secret@h.example/a/InRelease", "h.example_a_"),
         (
-            "http://deb.debian.org/debian/dists/bookworm/main/binary-amd64/Packages.xz",
-            "deb.debian.org_debian_dists_bookworm_",
+            "http://mirror.example.org/debian/dists/bookworm/main/binary-amd64/Packages.xz",
+            "mirror.example.org_debian_dists_bookworm_",
         ),
         (
-            "http://deb.debian.org/debian-security/dists/bookworm-security/InRelease",
-            "deb.debian.org_debian-security_dists_bookworm-security_",
+            "http://mirror.example.org/debian-security/dists/bookworm-security/InRelease",
+            "mirror.example.org_debian-security_dists_bookworm-security_",
         ),
         ("http://h.example/x/dists/stable/updates/main/i18n/Translation-en.xz", "h.example_x_dists_stable_updates_"),
     ],

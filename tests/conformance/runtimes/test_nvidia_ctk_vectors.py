@@ -30,7 +30,7 @@ INPUTS = sorted((HERE / "inputs").glob("*.toml"))
 # input is of a schema that is edited in place, test_drop_in_inputs_* below configures it in place.
 WAITS_FOR_DROP_INS = range(1, 63)
 WAITS = {
-    74: "schema 1: converted by nothing yet, refused with what to do (test_schema_1_is_refused)",
+    74: "schema 1: converted by nothing yet, refused with what to do (021-023 below)",
     75: "schema 1",
     76: "schema 1",
     105: "a flag of the nvidia-ctk front end: --drop-in-config with docker",

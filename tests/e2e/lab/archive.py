@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.lab.commands import LabError, run
+from tests.e2e.lab.commands import LabError, finish, run
+
+
+class NoArchive(LabError):
+    """There is no Debian archive to be had; no fault of the lab."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +27,28 @@ def debian_archive(etc: Path = Path("/etc")) -> str:
     """The address of Debian's main archive.
 
     Raises:
-        LabError: apt has none, as on a machine that is not Debian.
+        NoArchive: apt has none, as on a machine that is not Debian.
     """
     codename = _os_release(etc).get("VERSION_CODENAME", "")
     for source in sources(etc / "apt"):
         if codename and codename in source.suites and "main" in source.components:
             return _resolved(source.uri)
-    raise LabError(
-        f"apt of this machine has no Debian archive with suite {codename or '(none named)'} and component main"
-    )
+    wanted = f"suite {codename or '(none named)'} and component main"
+    raise NoArchive(f"apt of this machine has no Debian archive with {wanted}")
+
+
+def demand_archive(address: str, codename: str) -> None:
+    """The archive at ``address`` answers, through apt's own downloader and its proxy.
+
+    Raises:
+        NoArchive: it does not.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as folder:
+        url = f"{address.rstrip('/')}/dists/{codename}/InRelease"
+        argv = ["/usr/lib/apt/apt-helper", "download-file", url, f"{folder}/InRelease"]
+        result = finish(argv, timeout=60)
+    if result.returncode:
+        raise NoArchive(f"{url} cannot be fetched: {result.stderr.strip()}")
 
 
 def sources(apt: Path) -> Iterator[Source]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.e2e.lab.archive import debian_archive, transport_options
+from tests.e2e.lab.archive import debian_archive, demand_archive, transport_options
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.commands import LabError, run
 from tests.e2e.lab.debs import Package, build_all
@@ -51,7 +51,8 @@ def provide(codename: str, folder: Path) -> Bases:
     """The bases of suite ``codename`` in ``folder``, from the cache or built.
 
     Raises:
-        LabError: the archive cannot be reached, or building failed.
+        NoArchive: there is nothing in the cache and no Debian archive that can be reached.
+        LabError: building failed.
     """
     folder.mkdir(parents=True)
     cached = cache_folder() / f"{codename}-{_recipe_hash(codename)}.tar.zst"
@@ -109,6 +110,7 @@ def _debootstrap(codename: str, folder: Path) -> None:
     ]
     target = os.fspath(folder / "root")
     mirror = debian_archive()
+    demand_archive(mirror, codename)
     run(["mmdebstrap", "--variant=apt", "--format=directory", *options, codename, target, mirror], timeout=900)
 
 
@@ -133,7 +135,7 @@ def _add_layer(base: Base, target: Path, packages: tuple[str, ...]) -> None:
     index = run(["env", f"--chdir={base.debs}", "apt-ftparchive", "packages", "."]).stdout
     (base.debs / "Packages").write_text(index)
     with Chroot(base, target.with_name(f"{target.name}-build")) as node:
-        node.sandbox.bind(base.debs, node.sandbox.scratch / "merged/mnt", read_only=True)
+        node.sandbox.bind(base.debs, node.merged / "mnt", read_only=True)
         node.path("/etc/apt/sources.list").unlink(missing_ok=True)
         node.write("/etc/apt/sources.list.d/lab.list", "deb [trusted=yes] file:/mnt /\n")
         node.run("apt-get", "update")
@@ -152,7 +154,8 @@ def _bases(codename: str, folder: Path) -> Bases:
 
 def _base(codename: str, folder: Path, *layers: str) -> Base:
     kernel = (folder / "kernel").read_text()
-    return Base(codename, VERSIONS[codename], tuple(folder / name for name in layers), folder / "debs", kernel)
+    paths = tuple(folder / name for name in layers)
+    return Base(codename, VERSIONS[codename], paths, folder / "debs", kernel, f"debian/{codename}")
 
 
 def _store(folder: Path, cached: Path) -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import socket
 import subprocess
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tests.e2e.lab.commands import LabError, Result, finish, run
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 CLONE_NEWNET: Final = 0x40000000
 
-# A cgroup of its own, which the cgroup namespace then shows as the root: dockerd and systemd make their groups below it.
+# A cgroup of its own, which the cgroup namespace shows as the root: dockerd and systemd make their groups below it.
 _HOLD: Final = """
 set -e
 mount -t cgroup2 none "$1"
@@ -66,7 +68,7 @@ class Sandbox:
         self._holder: subprocess.Popen[str] | None = None
         self.pid = 0
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> Self:
         mountpoint = self.scratch / "cgroup"
         mountpoint.mkdir(parents=True)
         shell = ["sh", "-c", _HOLD, "sh", os.fspath(mountpoint), self._cgroup, _INIT]
@@ -81,19 +83,17 @@ class Sandbox:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """All processes of the namespaces are dead, their mounts and their cgroup are gone."""
         if self._holder is None:
             return
-        self._holder.kill()
+        # unshare ends with its child, having reaped it: then the kernel is done with the whole pid namespace.
+        os.kill(self.pid or self._holder.pid, signal.SIGKILL)
         self._holder.communicate()
         self._holder = None
-        _await_end(self.pid)
         removal = ["unshare", "--mount", "sh", "-c", _REMOVE_CGROUP, "sh"]
         run([*removal, os.fspath(self.scratch / "cgroup"), self._cgroup])
 
@@ -148,12 +148,3 @@ def _listen(pid: int, port: int) -> socket.socket:
         if libc.setns(namespace.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
         return socket.create_server(("127.0.0.1", port))
-
-
-def _await_end(pid: int) -> None:
-    """The first process of a pid namespace is gone, and with it every other one in it."""
-    deadline = time.monotonic() + 30
-    while pid and Path(f"/proc/{pid}").exists():
-        if time.monotonic() > deadline:
-            raise LabError(f"process {pid} does not end")
-        time.sleep(0.01)

@@ -7,7 +7,10 @@ from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Server:
@@ -20,13 +23,14 @@ class Server:
     def __init__(self, root: Path, listening: socket.socket) -> None:
         self.requests: list[str] = []
         self._replaced: dict[str, bytes] = {}
+        self._mounted: dict[str, Path] = {}
         self._gone: tuple[str, ...] = ()
         self._left: dict[str, int] = {}
         self._server = _Http(self, root, listening)
         self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,11 +54,23 @@ class Server:
         """From now on ``path`` is ``content``, whatever the folder holds."""
         self._replaced[path] = content
 
+    def mount(self, prefix: str, folder: Path) -> None:
+        """From now on what lies below ``prefix`` comes from ``folder``."""
+        self._mounted[prefix] = folder
+
     def restore(self) -> None:
         """Everything is served as it lies in the folder again."""
         self._gone = ()
         self._left.clear()
         self._replaced.clear()
+        self._mounted.clear()
+
+    def located(self, path: str) -> Path | None:
+        """The file of a mounted folder that ``path`` means, or None."""
+        for prefix, folder in self._mounted.items():
+            if path.startswith(f"{prefix}/"):
+                return folder / path.removeprefix(f"{prefix}/")
+        return None
 
     def answer(self, path: str) -> bytes | HTTPStatus | None:
         """What to send instead of the file: other bytes, an error, or None."""
@@ -105,6 +121,10 @@ class _Handler(SimpleHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(answer)
         return None
+
+    def translate_path(self, path: str) -> str:
+        located = self.server.owner.located(path)
+        return super().translate_path(path) if located is None else str(located)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Nothing: the requests are recorded instead."""

@@ -39,7 +39,8 @@ class Base:
         version: the suite's number, as in VERSION_ID.
         layers: the folders of the file tree, the uppermost first.
         debs: packages that a node can install.
-        kernel: the release of the suite's kernel, for which headers are among ``debs``.
+        kernel: the release of the running kernel.
+        archive: where the server has the packages.
     """
 
     codename: str
@@ -47,6 +48,7 @@ class Base:
     layers: tuple[Path, ...]
     debs: Path
     kernel: str
+    archive: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +113,13 @@ def mount_overlay(sandbox: Sandbox, base: Base) -> Path:
     for folder in (upper, work, merged):
         folder.mkdir()
     lower = ":".join(os.fspath(layer) for layer in base.layers)
-    # Layers are copied and stacked by name, so no directory may refer to another one by index. Volatile: no sync at the end.
+    # Layers are copied and stacked by name, so no folder may refer to another by index. Volatile: no sync at the end.
     options = f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=off,metacopy=off,index=off,volatile"
     sandbox.mount("-t", "overlay", "-o", options, "overlay", merged)
     return merged
 
 
-def furnish(root: Path, base: Base, hardware: Hardware) -> None:
+def furnish(root: Path, hardware: Hardware) -> None:
     """The node below ``root`` has a name, its kernel's release and apt's settings."""
     _write(root / "etc/hostname", "lab\n")
     _write(root / "etc/hosts", "127.0.0.1 localhost lab\n")
@@ -135,7 +137,7 @@ def use_archive(root: Path, base: Base, keyring: bytes) -> None:
     """apt of the node below ``root`` knows the lab's Debian archive and nothing else."""
     (root / "etc/apt/sources.list").unlink(missing_ok=True)
     (root / "usr/share/keyrings/lab.gpg").write_bytes(keyring)
-    line = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/debian/{base.codename}/ /\n"
+    line = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/{base.archive}/ /\n"
     _write(root / "etc/apt/sources.list.d/lab.list", line)
 
 

@@ -119,7 +119,7 @@ def test_former_toolkit_repositories_are_recognised(uri: str) -> None:
         "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
         "https://nvidia.github.io/libnvidia-container/experimental/deb/amd64",
         "https://nvidia.github.io/nvidia-dockers/",
-        "http://deb.debian.org/debian",
+        "http://mirror.example.org/debian",
     ],
 )
 def test_other_sources_are_not(uri: str) -> None:

@@ -25,6 +25,7 @@ def holder(root: Path) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.usefixtures("allow_subprocess")
 def test_who_holds_the_lock_is_named_and_the_kernel_frees_it_when_it_dies(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         with (
@@ -38,6 +39,7 @@ def test_who_holds_the_lock_is_named_and_the_kernel_frees_it_when_it_dies(tmp_pa
         pass
 
 
+@pytest.mark.usefixtures("allow_subprocess")
 def test_a_lock_is_waited_for(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         assert process.stdin is not None

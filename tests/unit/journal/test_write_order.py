@@ -41,6 +41,7 @@ def can_trace() -> str:
     return "" if probe.returncode == 0 else f"strace cannot trace here: {probe.stderr.decode().strip()}"
 
 
+@pytest.mark.usefixtures("allow_subprocess")
 def test_backup_then_intent_then_effect_then_done(tmp_path: Path) -> None:
     if reason := can_trace():
         pytest.skip(reason)

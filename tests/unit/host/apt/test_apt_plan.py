@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
-from gpunode.host.apt_plan import arguments, compare_versions, has_prefix, unplanned
+from gpunode.host.apt_plan import arguments, has_prefix, unplanned
 from gpunode.host.port import Action, Simulation
 
 RESIDUE = PackageState("470.1-1", config_files_only=True)
@@ -131,14 +131,6 @@ def test_a_refusal_is_never_fine() -> None:
     assert unplanned((), Simulation((), "E: Unable to locate package x")) == (
         "apt refuses: E: Unable to locate package x",
     )
-
-
-@given(versions, versions, versions)
-def test_versions_are_ordered(one: str, two: str, three: str) -> None:
-    assert compare_versions(one, one) == 0
-    assert (compare_versions(one, two) > 0) == (compare_versions(two, one) < 0)
-    if compare_versions(one, two) <= 0 and compare_versions(two, three) <= 0:
-        assert compare_versions(one, three) <= 0
 
 
 def test_an_epoch_is_no_part_of_a_prefix() -> None:

@@ -1,0 +1,76 @@
+# Every target makes what it needs: on a fresh Debian or Ubuntu, python3, python3-venv and make are enough.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+# What `make test` runs; for one folder or one test: make test TESTS=tests/unit PYTEST_ARGS="-k journal"
+TESTS       ?= tests
+PYTEST_ARGS ?=
+# The tests in chroots: auto (run them where the machine can, else skip and say why), require (fail instead), off.
+GPUNODE_E2E ?= auto
+export GPUNODE_E2E
+
+MARKERS  := not long$(if $(filter off,$(GPUNODE_E2E)), and not e2e)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-e2e test-long check format docs bench wheel clean
+
+help: ## this list
+	@echo 'gpunode: turn a bare Linux host into a working NVIDIA GPU node, prove it, and undo it.'
+	@echo
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@echo
+	@echo 'On a GPU host, after make venv:  sudo $(BIN)/gpunode setup --runtime containerd'
+
+venv: $(READY) ## .venv with gpunode in it and what its development needs
+
+# The stamp is younger than pyproject.toml when the environment is as it says.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo 'make venv: $(PYTHON) is missing or older than 3.10; name a newer one: make venv PYTHON=python3.12' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo 'make venv: this Python cannot make environments, its venv module is packaged apart.' >&2; \
+	    echo '  sudo apt-get install python3-venv' >&2; exit 1; }
+	@echo 'making $(VENV) (once; some minutes on a slow network)'
+	@$(PYTHON) -m venv $(VENV)
+	@# pip reads [dependency-groups] from 25.1 on; the one that Python brings is older.
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+demo: $(READY) ## rehearse the main job on a captured node: no root, no GPU, nothing is changed
+	@$(BIN)/gpunode rehearse containerd
+
+test: $(READY) ## all tests but the long ones; says what it skipped and why
+	$(BIN)/python -m pytest -ra -m '$(MARKERS)' $(PYTEST_ARGS) $(TESTS)
+
+test-e2e: $(READY) ## the tests in chroots and containers; fails where the machine cannot run them (needs root)
+	GPUNODE_E2E=require $(BIN)/python -m pytest -ra -m 'e2e and not long' $(PYTEST_ARGS) tests/e2e
+
+test-long: $(READY) ## everything, for as long as it takes; the results go into docs/verification.md
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -ra $(PYTEST_ARGS) $(TESTS)
+
+check: $(READY) ## ruff, mypy --strict, the import contracts, the generated pages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
+
+format: $(READY) ## let ruff put the sources in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(READY) ## write the reference pages that are made from the code
+	$(BIN)/python docs/generate.py
+
+bench: $(READY) ## print the ratios that design and README promise (an environment of its own under build/)
+	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+wheel: $(READY) ## a wheel in dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove what make has made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,181 @@
+"""Writes what the pages say that the code itself can say: references, and outputs of commands on the sample node.
+
+``python docs/generate.py`` writes them; with ``--check`` it only says whether they are current (exit 1 when not).
+"""
+
+# ruff: noqa: INP001 - a script beside its pages, not a package
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpunode.recipe import Key
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs/reference"
+# <!-- output of: gpunode plan … | head -20 --> and the block of text that follows it.
+_OUTPUT = re.compile(r"(<!-- output of: (gpunode [^|\n]*?)(?: \| head -(\d+))? -->\n```text\n)(.*?)(```\n)", re.DOTALL)
+_MADE = "<!-- Written by docs/generate.py: change the code, then run `make docs`. -->\n"
+_RECIPE_TABLES = {
+    "": "Top of the file",
+    "driver": "[driver]",
+    "repositories": "[repositories]",
+    "toolkit": "[toolkit]",
+    "runtime": "[runtime]",
+    "expect": "[expect]",
+}
+
+
+def pages() -> dict[Path, str]:
+    """Every page that is made, whole or in part, with its text."""
+    whole = {FOLDER / "cli.md": cli(), FOLDER / "recipes.md": recipes()}
+    return whole | {page: with_outputs(page.read_text("utf-8")) for page in _with_outputs()}
+
+
+def _with_outputs() -> list[Path]:
+    written = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    return [page for page in written if _OUTPUT.search(page.read_text("utf-8"))]
+
+
+def with_outputs(text: str) -> str:
+    """``text`` with what the named commands print now; their exit status does not matter, refusals are shown too."""
+    return _OUTPUT.sub(lambda found: found[1] + _printed(found[2], found[3]) + found[5], text)
+
+
+def _printed(command: str, head: str | None) -> str:
+    argv = [sys.executable, "-m", *shlex.split(command)]
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "110", "LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+    # Merged and in order: a refusal stands on standard error.
+    done = subprocess.run(
+        argv, cwd=ROOT, env=environment, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    lines = done.stdout.rstrip().splitlines()
+    shown = lines[: int(head)] if head else lines
+    cut = ["…"] if len(shown) < len(lines) else []
+    return "".join(f"{line.rstrip()}\n" for line in [*shown, *cut])
+
+
+def cli() -> str:
+    """The page of the command line: every command, argument and option, as the program itself declares them."""
+    import typer
+
+    from gpunode.cli.app import app
+
+    root = typer.main.get_command(app)
+    return "\n".join([_MADE, "# Command line", "", _CLI_INTRO, *_commands(root, "gpunode")])
+
+
+_CLI_INTRO = """\
+Exit codes: [exit-codes.md](exit-codes.md). What `--json` prints: [json-output.md](json-output.md).
+`NO_COLOR` is honoured. `gpunode --version` prints the version.
+"""
+
+
+def _commands(command: Any, path: str) -> Iterator[str]:
+    for name, inner in getattr(command, "commands", {}).items():
+        if hasattr(inner, "commands"):
+            yield from _commands(inner, f"{path} {name}")
+        else:
+            yield from _command(inner, f"{path} {name}")
+
+
+def _command(command: Any, path: str) -> Iterator[str]:
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    words = [one.metavar if one.required else f"[{one.metavar}]" for one in arguments]
+    yield from (f"## `{path}`", "", (command.help or "").strip(), "")
+    yield from ("```text", " ".join([path, *words, "[OPTIONS]"]), "```", "")
+    yield from ("| | meaning |", "| --- | --- |")
+    for one in arguments:
+        yield f"| `{one.metavar}` | {_cell(one.help)} |"
+    for one in command.params:
+        if one.param_type_name == "option":
+            yield f"| {_option(one)} | {_cell(one.help)} |"
+    yield ""
+
+
+def _option(option: Any) -> str:
+    value = "" if option.is_flag else f" {option.metavar or option.type.name.upper()}"
+    return ", ".join(f"`{name}{value}`" for name in option.opts)
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("|", "\\|")
+
+
+def recipes() -> str:
+    """The page of recipes: the shipped ones, and every key."""
+    from gpunode import builtin
+    from gpunode.recipe import known_keys
+
+    lines = [
+        _MADE,
+        "# Recipes",
+        "",
+        _RECIPES_INTRO,
+        "## Shipped recipes",
+        "",
+        "| name | what it is for |",
+        "| --- | --- |",
+    ]
+    lines += [f"| `{name}` | {_cell(builtin.read(name).description)} |" for name in builtin.names()]
+    lines += ["", "`gpunode recipe show NAME` prints one with its comments.", ""]
+    for section, title in _RECIPE_TABLES.items():
+        lines += [f"## {title}", "", "| key | default | allowed | meaning |", "| --- | --- | --- | --- |"]
+        lines += [_key(key) for key in known_keys() if key.section == section]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _key(key: Key) -> str:
+    import json
+
+    plain = [] if key.types == (list,) else key.default
+    default = "not checked" if plain is None else f"`{json.dumps(plain)}`"
+    return f"| `{key.name}` | {default} | {_cell(', '.join(key.allowed))} | {_cell(key.says.doc)} |"
+
+
+_RECIPES_INTRO = """\
+A recipe says how a node shall be, in TOML. `gpunode setup NAME` takes a shipped one, `gpunode setup ./file.toml` one of
+your own. A recipe that `extends` another says only what differs: key by key, also inside a table; a list is replaced.
+`gpunode recipe check FILE` names file, line, key and the allowed values of whatever is wrong in it; an unknown key is
+an error, never ignored. `recipes/gpunode.schema.json` gives editors completion (`#:schema` in a recipe's first line).
+
+```toml
+#:schema ./gpunode.schema.json
+schema = 1
+description = "Inference nodes of rack 4"
+extends = "containerd"
+
+[driver]
+version = "580"        # hold the long-term support branch
+
+[expect]
+gpus = 8
+model = "A100"
+```
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the pages, or names those that are not current."""
+    made = pages()
+    stale = [path for path, text in made.items() if not path.is_file() or path.read_text("utf-8") != text]
+    if "--check" in arguments:
+        for path in stale:
+            sys.stderr.write(f"{path.relative_to(ROOT)} is not current: run `make docs`\n")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(made[path], "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

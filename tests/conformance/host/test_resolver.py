@@ -1,0 +1,78 @@
+"""Paths inside a root, compared with the kernel's own openat2(2) and its RESOLVE_IN_ROOT."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpunode.host import files
+
+_OPENAT2 = 437  # the same number on every architecture
+_RESOLVE_IN_ROOT = 0x10
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def kernel_inode(root: Path, path: str) -> int | None:
+    """The inode that the kernel reaches; None when it reaches none."""
+    folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT)
+        fd = _libc.syscall(_OPENAT2, folder, path.encode(), how, len(how))
+    finally:
+        os.close(folder)
+    if fd < 0:
+        return None
+    try:
+        return os.fstat(fd).st_ino
+    finally:
+        os.close(fd)
+
+
+def our_inode(root: Path, path: str) -> int | None:
+    try:
+        return os.lstat(f"{root}{files.resolve(path, root=str(root))}").st_ino
+    except OSError:
+        return None
+
+
+def _has_openat2(tmp_path: Path) -> bool:
+    return kernel_inode(tmp_path, "/") is not None
+
+
+# Without ".": that a file may be called "file/." here and not in the kernel is no loss.
+NAMES = st.sampled_from(["a", "b", "c", ".."])
+PATHS = st.lists(NAMES, min_size=1, max_size=5).map("/".join)
+LINKS = st.tuples(st.sampled_from(["", "/"]), PATHS).map("".join)
+NODES = st.tuples(PATHS, st.one_of(st.just("folder"), st.just("file"), LINKS.map(lambda target: f"link:{target}")))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@given(nodes=st.lists(NODES, max_size=12), path=PATHS)
+def test_a_path_leads_where_the_kernel_says_it_leads(tmp_path: Path, nodes: list[tuple[str, str]], path: str) -> None:
+    if not _has_openat2(tmp_path):
+        pytest.skip("this kernel has no openat2(2), or this container forbids it")
+    root = tmp_path / "root"
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    for name, kind in nodes:
+        place = Path(os.path.normpath(f"/{name}")).relative_to("/")
+        with suppress(OSError, RuntimeError):
+            target = root / place
+            if not target.parent.resolve().is_relative_to(root):
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if kind == "folder":
+                target.mkdir()
+            elif kind == "file":
+                target.touch(exist_ok=False)
+            else:
+                target.symlink_to(kind.removeprefix("link:"))
+    assert our_inode(root, f"/{path}") == kernel_inode(root, f"/{path}")

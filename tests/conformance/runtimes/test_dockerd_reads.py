@@ -1,0 +1,40 @@
+"""Our daemon.json as dockerd itself validates it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import Refused
+from gpunode.runtimes import Wish
+from gpunode.runtimes.docker import configure
+
+DOCKERD = shutil.which("dockerd")
+INPUTS = sorted((Path(__file__).parent / "vectors").glob("*dkr*/input.json"))
+WISHES = {"plain": Wish(), "default": Wish(default=True, cdi=True)}
+
+
+def _validates(config: bytes, folder: Path) -> subprocess.CompletedProcess[str]:
+    candidate = folder / "daemon.json"
+    candidate.write_bytes(config)
+    # The proxy's own path is looked up too, and need not be there.
+    command = [str(DOCKERD), "--validate", "--userland-proxy=false", "--config-file", str(candidate)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.skipif(DOCKERD is None, reason="dockerd is not on PATH")
+@pytest.mark.parametrize("name", WISHES)
+@pytest.mark.parametrize("file", INPUTS, ids=lambda file: file.parent.name)
+def test_what_dockerd_took_before_it_takes_after(file: Path, name: str, tmp_path: Path) -> None:
+    before = _validates(file.read_bytes(), tmp_path)
+    if before.returncode:
+        pytest.skip("this dockerd does not take the file as it was, or cannot validate")
+    try:
+        out = configure(file.read_bytes(), WISHES[name])
+    except Refused:
+        pytest.skip("refused")
+    after = _validates(out, tmp_path)
+    assert after.returncode == 0, after.stderr

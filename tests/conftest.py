@@ -1,0 +1,140 @@
+"""Unit tests and laws touch nothing: a subprocess, a connection or a write outside pytest's folder fails the test.
+
+An audit hook (PEP 578) sees what any library does, also from C; it cannot be removed, so it is switched.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.host import process
+
+_HERE = Path(__file__).parent
+_PURE = (_HERE / "unit", _HERE / "laws")
+_PROCESS_EVENTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"})
+# The event's arguments that are paths, each with the one that is the folder's descriptor (sys.audit's table).
+_WRITE_EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "os.mkdir": ((0, 2),),
+    "os.remove": ((0, 1),),
+    "os.rmdir": ((0, 1),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.link": ((1, 3),),
+    "os.symlink": ((1, 2),),
+    "os.truncate": ((0, None),),
+    "os.setxattr": ((0, None),),
+}
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# What Python, pytest and Hypothesis keep for themselves.
+_OWN = ("__pycache__", ".hypothesis", ".pytest_cache")
+_OWN_FILES = ("/dev/null", "/dev/tty")
+
+
+@dataclass
+class _Guard:
+    folder: Path | None = None
+    processes: bool = False
+    sockets: bool = False
+
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.folder is None:
+            return
+        if event in _PROCESS_EVENTS and not self.processes:
+            pytest.fail(f"unexpected subprocess ({event}); ask for the fixture allow_subprocess", pytrace=True)
+        if event == "socket.connect" and not self.sockets and not self._is_ours(arguments[1]):
+            pytest.fail(f"unexpected connection to {arguments[1]!r}; ask for the fixture allow_socket")
+        if event == "open" and arguments[1] is not None and any(mark in arguments[1] for mark in "wax+"):
+            self.check(arguments[0], None)
+        for path, folder in _WRITE_EVENTS.get(event, ()):
+            self.check(arguments[path], None if folder is None else arguments[folder])
+
+    def check(self, path: object, dir_fd: int | None) -> None:
+        if isinstance(path, int) or self.folder is None:
+            return
+        above = os.getcwd() if dir_fd in {None, -1} else os.readlink(f"/proc/self/fd/{dir_fd}")
+        full = Path(os.path.abspath(os.path.join(above, os.fsdecode(path))))  # type: ignore[arg-type]
+        if not full.is_relative_to(self.folder) and not _is_own(full):
+            pytest.fail(f"unexpected write to {full}, outside tmp_path")
+
+    def _is_ours(self, address: object) -> bool:
+        return isinstance(address, str) and self.folder is not None and Path(address).is_relative_to(self.folder)
+
+
+def _is_own(path: Path) -> bool:
+    return str(path) in _OWN_FILES or any(part in _OWN for part in path.parts) or str(path).startswith("/proc/self/")
+
+
+_guard = _Guard()
+sys.addaudithook(_guard.audit)
+
+
+@pytest.fixture
+def allow_subprocess() -> None:
+    """The test starts processes on purpose."""
+
+
+@pytest.fixture
+def allow_socket() -> None:
+    """The test connects somewhere on purpose."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_outside(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Unit tests and laws leave the machine as it was."""
+    if not any(Path(request.node.path).is_relative_to(folder) for folder in _PURE):
+        yield
+        return
+    real_open = os.open
+
+    def checked_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        # The audit event of os.open does not name the folder's descriptor.
+        if flags & _WRITE_FLAGS:
+            _guard.check(path, dir_fd)
+        return real_open(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", checked_open)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.getbasetemp().resolve()))
+    _guard.processes = "allow_subprocess" in request.fixturenames
+    _guard.sockets = "allow_socket" in request.fixturenames
+    _guard.folder = tmp_path_factory.getbasetemp().resolve()
+    try:
+        yield
+    finally:
+        _guard.folder = None
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Programs first on gpunode's own PATH; each writes down how it was called."""
+
+    folder: Path
+
+    def add(self, name: str, script: str) -> None:
+        """There is a program ``name`` that runs ``script`` under sh, where ``$T`` is ``folder``."""
+        program = self.folder / "bin" / name
+        program.write_text(f'#!/bin/sh\nT={self.folder}\necho "{name} $*" >> $T/calls\n{script}\n')
+        program.chmod(0o755)
+
+    @property
+    def calls(self) -> list[str]:
+        """Every call so far, with its arguments."""
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_subprocess: None) -> Tools:
+    """Stand-in programs, for tests of what is done with their answers."""
+    folder = tmp_path / "tools"
+    (folder / "bin").mkdir(parents=True)
+    monkeypatch.setattr(process, "PATH", f"{folder}/bin:/usr/bin:/bin")
+    return Tools(folder)

@@ -1,0 +1,70 @@
+"""gpunode as test nodes run it: this checkout, and beside it only what gpunode declares to need."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Final
+
+PROJECT: Final = Path(__file__).resolve().parents[3]
+# What pyproject.toml lists, by the names of the distributions; tomli is there where Python is older than 3.11.
+DEPENDENCIES: Final = ("typer", "rich", "tomlkit", "distro", "nvidia-ml-py", "sh", "tomli")
+
+
+@dataclass(frozen=True, slots=True)
+class Mounts:
+    """The two folders that a node sees.
+
+    Attributes:
+        project: holds the package ``gpunode``.
+        site: holds what it imports.
+    """
+
+    project: Path
+    site: Path
+
+
+def make_code(folder: Path) -> Mounts:
+    """This checkout, and ``folder`` with copies of the dependencies as they are installed here."""
+    for found in _closure(DEPENDENCIES):
+        for file in found.files or ():
+            _copy(found, file.as_posix(), folder)
+    return Mounts(PROJECT, folder)
+
+
+def _copy(found: Distribution, name: str, folder: Path) -> None:
+    # Scripts and compiled modules belong to the interpreter that they were installed for.
+    if name.startswith("..") or name.endswith(".pyc"):
+        return
+    target = folder / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(str(found.locate_file(name)), target)
+
+
+def _closure(names: tuple[str, ...]) -> list[Distribution]:
+    """The distributions ``names`` and all that they need, as far as they are installed."""
+    found: dict[str, Distribution] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in found or (installed := _installed(name)) is None:
+            continue
+        found[name] = installed
+        waiting += [_name(line) for line in installed.requires or () if "extra ==" not in line]
+    return list(found.values())
+
+
+def _installed(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _name(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match
+    return match[0].lower()

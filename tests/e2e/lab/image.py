@@ -1,0 +1,19 @@
+"""A container image without a registry: one static program."""
+
+from __future__ import annotations
+
+import os
+
+from tests.e2e.lab.commands import run
+from tests.e2e.lab.node import Node
+from tests.e2e.lab.tree import NATIVE
+
+
+def import_image(node: Node, name: str = "lab") -> None:
+    """docker in ``node`` has the image ``name``, whose program ``/hello`` prints a line."""
+    folder = node.sandbox.scratch / "image"
+    folder.mkdir()
+    run(["gcc", "-static", "-Os", "-o", os.fspath(folder / "hello"), os.fspath(NATIVE / "hello.c")])
+    archive = node.path("/root/image.tar")
+    run(["tar", "-C", os.fspath(folder), "-cf", os.fspath(archive), "hello"])
+    node.run("docker", "import", "/root/image.tar", name)

@@ -1,0 +1,58 @@
+"""What a node may leave on the machine, looked for by the node's own marks: others may be at work at the same time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.lab.commands import run
+from tests.e2e.lab.node import Node
+
+_KINDS = ("mnt", "pid", "net", "uts", "ipc", "cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """By what a node's remains can be told.
+
+    Attributes:
+        namespaces: as /proc names them.
+    """
+
+    scratch: Path
+    namespaces: frozenset[str]
+
+
+def marks(node: Node) -> Marks:
+    """The marks of a running node."""
+    links = (os.readlink(f"/proc/{node.sandbox.pid}/ns/{kind}") for kind in _KINDS)
+    return Marks(node.sandbox.scratch, frozenset(links))
+
+
+def leftovers(of: Marks) -> list[str]:
+    """Everything of the node that is still there."""
+    return [*_processes(of), *_mounts(of), *_cgroups(of), *([str(of.scratch)] if of.scratch.exists() else [])]
+
+
+def _processes(of: Marks) -> Iterator[str]:
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            used = {os.readlink(process / "ns" / kind) for kind in _KINDS}
+            arguments = (process / "cmdline").read_text()
+        except OSError:
+            continue  # It has ended meanwhile.
+        if used & of.namespaces or f"{of.scratch}/" in arguments:
+            yield f"process {process.name}: {arguments}"
+
+
+def _mounts(of: Marks) -> Iterator[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return (line for line in lines if f"{of.scratch}/" in line)
+
+
+def _cgroups(of: Marks) -> Iterator[str]:
+    script = 'mount -t cgroup2 none "$1" && ls "$1"'
+    names = run(["unshare", "--mount", "sh", "-c", script, "sh", os.fspath(of.scratch.parent)]).stdout.split()
+    return (f"cgroup {name}" for name in names if f"-{of.scratch.name}-" in name)

@@ -1,0 +1,37 @@
+/* A kernel module with the driver's name, version, aliases and one file of its own; it drives nothing. */
+#include <linux/module.h>
+#include <linux/proc_fs.h>
+#include <linux/seq_file.h>
+
+static struct proc_dir_entry *folder;
+
+static int show_version(struct seq_file *file, void *unused)
+{
+	seq_puts(file, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  " LAB_VERSION "  gpunode's tests\n");
+	return 0;
+}
+
+static int __init nvidia_init(void)
+{
+	folder = proc_mkdir("driver/nvidia", NULL);
+	if (!folder)
+		return -ENOMEM;
+	if (!proc_create_single("version", 0444, folder, show_version)) {
+		proc_remove(folder);
+		return -ENOMEM;
+	}
+	return 0;
+}
+
+static void __exit nvidia_exit(void)
+{
+	proc_remove(folder);
+}
+
+module_init(nvidia_init);
+module_exit(nvidia_exit);
+MODULE_LICENSE(LAB_LICENSE);
+MODULE_VERSION(LAB_VERSION);
+MODULE_DESCRIPTION("stand-in for the NVIDIA driver");
+MODULE_ALIAS("pci:v000010DEd*sv*sd*bc03sc00i00*");
+MODULE_ALIAS("pci:v000010DEd*sv*sd*bc03sc02i00*");

@@ -1,0 +1,152 @@
+"""What the project promises about itself: one version, whole wheels, pages that are current and lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import gpunode
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+SAMPLES = ROOT / "gpunode/samples"
+# Markdown's inline links, outside of code: [text](target "title").
+LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+
+
+def tracked_files() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listing.returncode:
+        pytest.skip("not a git checkout, so nobody knows which files are the project's")
+    return [ROOT / name.decode() for name in listing.stdout.split(b"\0") if name]
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_version_is_told_once() -> None:
+    try:
+        installed = importlib.metadata.version("gpunode")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("gpunode runs from its source tree here; it has no metadata to compare with")
+    assert gpunode.__version__ == installed
+
+
+def test_the_changelog_knows_this_version() -> None:
+    heads = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert {gpunode.__version__, "Unreleased"} & set(heads)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("pip is not installed here, so no wheel is built")
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    if importlib.util.find_spec("hatchling") is not None:
+        build.insert(3, "--no-build-isolation")
+    done = subprocess.run([sys.executable, *build], capture_output=True, text=True, check=False)
+    if done.returncode and "--no-build-isolation" not in build:
+        pytest.skip(f"hatchling could not be fetched: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
+
+
+def test_the_wheel_brings_what_runs_without_the_source_tree(wheel: zipfile.ZipFile) -> None:
+    held = set(wheel.namelist())
+    recipes = {f"gpunode/_recipes/{path.name}" for path in (ROOT / "recipes").iterdir()}
+    tables = {str(path.relative_to(ROOT)) for path in (ROOT / "gpunode/catalog").glob("*.csv")}
+    samples = {str(path.relative_to(ROOT)) for path in SAMPLES.rglob("*") if path.is_file()}
+    assert recipes | tables | samples | {"gpunode/py.typed"} <= held
+
+
+def test_the_wheel_carries_the_notices_that_its_data_ask_for(wheel: zipfile.ZipFile) -> None:
+    held = {Path(name).name: name for name in wheel.namelist()}
+    assert b"supported-gpus.json" in wheel.read(held["NOTICE"])
+    assert "LICENSE" in held
+
+
+def test_the_wheel_brings_no_test_and_no_cache(wheel: zipfile.ZipFile) -> None:
+    assert not [name for name in wheel.namelist() if "__pycache__" in name or name.startswith("tests/")]
+
+
+def test_the_generated_pages_are_current() -> None:
+    pages: Callable[[], dict[Path, str]] = generator().pages
+    stale = [path.name for path, text in pages().items() if not path.is_file() or path.read_text("utf-8") != text]
+    assert not stale, f"run `make docs`: {', '.join(stale)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_internal_link_leads_somewhere(page: Path) -> None:
+    text = CODE.sub("", page.read_text("utf-8"))
+    dead = []
+    for target in LINK.findall(text):
+        place, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", place):
+            continue
+        aim = (page.parent / place).resolve() if place else page
+        if not aim.exists() or (anchor and aim.suffix == ".md" and anchor not in anchors(aim)):
+            dead.append(target)
+    assert not dead
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    heads = re.findall(r"^#{1,6} (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    docs = ROOT / "docs"
+    index = (docs / "index.md").read_text("utf-8")
+    linked = {(docs / target.partition("#")[0]).resolve() for target in LINK.findall(index)}
+    assert {page for page in docs.glob("**/*.md") if page.name != "index.md"} <= linked
+
+
+def machine_traces() -> list[str]:
+    """What would betray this machine in a file: the checkout's own place, also when only its top folder is named."""
+    top = ROOT.parts[1] if len(ROOT.parts) > 1 else ""
+    common = {"", "home", "root", "tmp", "usr", "var", "opt", "srv", "mnt", "media", "data", "builds", "Users"}
+    return [str(ROOT), *([] if top in common else [f"/{top}/"])]
+
+
+def test_no_path_of_the_machine_it_was_written_on_is_left() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()[:80]}"
+        for path in tracked_files()
+        if path.is_file()
+        for line in path.read_bytes().decode("utf-8", "replace").splitlines()
+        if any(trace in line for trace in machine_traces())
+    ]
+    assert not found
+
+
+def test_a_fresh_machine_is_told_which_package_it_lacks(tmp_path: Path) -> None:
+    bare = tmp_path / "python3"
+    bare.write_text('#!/bin/sh\ncase "$2" in *ensurepip*) exit 1;; esac\nexit 0\n')
+    bare.chmod(0o755)
+    told: Any = subprocess.run(
+        ["make", "-C", str(ROOT), "venv", f"PYTHON={bare}", f"VENV={tmp_path}/venv"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode != 0
+    assert "apt-get install python3-venv" in told.stderr

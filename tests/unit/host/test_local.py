@@ -1,0 +1,318 @@
+"""The local host: what it looks at, what it changes, and what it will not touch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpunode.catalog import openpgp
+from gpunode.change import (
+    Change,
+    CommandChange,
+    Deferred,
+    FileChange,
+    FileState,
+    ModuleChange,
+    PackageChange,
+    PackageState,
+    SigningKey,
+    Trigger,
+    inverse,
+)
+from gpunode.errors import ChangeFailed, Conflict, Refused
+from gpunode.facts.evidence import Capture, Probe, decode_found
+from gpunode.host import files
+from gpunode.host.local import LocalHost
+from gpunode.host.port import Host, Progress
+from gpunode.workflow.converge import look
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+UID, GID = os.getuid(), os.getgid()
+STATES = st.none() | st.builds(
+    FileState, st.binary(max_size=50), st.sampled_from([0o600, 0o644, 0o755]), st.just(UID), st.just(GID)
+)
+
+
+class Tools(Protocol):
+    folder: Path
+
+    def add(self, name: str, script: str) -> None: ...
+
+    @property
+    def calls(self) -> list[str]: ...
+
+
+class Apt:
+    """Stands in for the package manager and writes down what is asked of it."""
+
+    def __init__(self, key: bytes = b"") -> None:
+        self.asked: list[Any] = []
+        self.key = key
+
+    def simulate(self, changes: Sequence[PackageChange]) -> None:
+        self.asked.append(("simulate", *changes))
+
+    def transact(self, changes: Sequence[PackageChange]) -> None:
+        self.asked.append(("transact", *changes))
+
+    def refresh(self, lists: Sequence[str]) -> None:
+        self.asked.append(("refresh", *lists))
+
+    def fetch(self, url: str, limit_bytes: int) -> bytes:
+        self.asked.append(("fetch", url))
+        assert limit_bytes > 0
+        return self.key
+
+
+def owned(content: bytes, mode: int = 0o644) -> FileState:
+    return FileState(content, mode, UID, GID)
+
+
+def with_apt(host: LocalHost, apt: Apt) -> LocalHost:
+    host.apt = apt  # type: ignore[assignment]
+    return host
+
+
+def test_it_is_a_host() -> None:
+    host: Host = LocalHost()
+    assert host.look(Probe("os", path="/proc/version")).outcome == "ok"
+
+
+# -- look ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_and_a_glob_are_looked_at_inside_the_root(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/os-release").write_text("ID=debian\n")
+    (tmp_path / "etc/os-release").chmod(0o640)
+    host = LocalHost(str(tmp_path) + "/")
+    capture = host.look(Probe("os-release", path="/etc/os-release"))
+    assert (capture.source, capture.outcome, capture.data) == ("/etc/os-release", "ok", b"ID=debian\n")
+    assert capture.ownership is not None
+    assert (capture.ownership.mode, capture.ownership.uid, capture.ownership.gid) == (0o640, UID, GID)
+    assert host.look(Probe("none", path="/etc/none")).outcome == "absent"
+    (found,) = decode_found(host.look(Probe("etc", glob="/etc/*")).data)
+    assert (found.path, found.data) == ("/etc/os-release", b"ID=debian\n")
+
+
+def test_a_command_tells_missing_failed_slow_and_too_long_apart(tools: Tools) -> None:
+    tools.add("good", "echo yes; echo warned >&2")
+    tools.add("bad", "echo half; echo why >&2; exit 9")
+    tools.add("slow", "echo first; sleep 300")
+    tools.add("long", "head -c 5000 /dev/zero")
+    host = LocalHost()
+
+    def look(*argv: str, timeout_s: float = 20) -> Capture:
+        return host.look(Probe("x", argv=argv, timeout_s=timeout_s, limit_bytes=1000))
+
+    good, bad, slow, long, none = look("good"), look("bad", "-x"), look("slow", timeout_s=1), look("long"), look("none")
+    assert (good.outcome, good.data, good.error, good.exit_status) == ("ok", b"yes\n", "warned\n", 0)
+    assert (bad.source, bad.outcome, bad.data, bad.error) == ("bad -x", "failed", b"half\n", "why\n")
+    assert bad.exit_status == 9
+    assert (slow.outcome, slow.data) == ("timeout", b"first\n")
+    assert (long.outcome, len(long.data)) == ("failed", 1000)
+    assert none.outcome == "absent"
+
+
+def test_a_survey_is_what_each_look_is_and_one_stuck_command_delays_no_other(tools: Tools, tmp_path: Path) -> None:
+    tools.add("stuck", "sleep 300")
+    for number in range(12):
+        tools.add(f"tool{number}", f"echo {number}")
+    probes = [Probe("stuck", argv=("stuck",), timeout_s=0.5)]
+    probes += [Probe(f"t{number}", argv=(f"tool{number}",)) for number in range(12)]
+    probes += [Probe("file", path=f"{tmp_path}/file"), Probe("glob", glob=f"{tmp_path}/*.x")]
+    evidence = look(LocalHost(), probes)
+    assert list(evidence) == [probe.key for probe in probes]
+    assert evidence["stuck"].outcome == "timeout"
+    assert [evidence[f"t{number}"].text for number in range(12)] == [f"{number}\n" for number in range(12)]
+    assert (evidence["file"].outcome, evidence["glob"].outcome) == ("absent", "ok")
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(before=STATES, after=STATES)
+def test_a_file_change_is_made_once_and_undone_exactly(
+    tmp_path: Path, before: FileState | None, after: FileState | None
+) -> None:
+    host, path = LocalHost(str(tmp_path)), "/etc/x.conf"
+    files.remove(path, root=str(tmp_path))
+    if before:
+        files.replace(path, before, root=str(tmp_path))
+    change = FileChange(path, before, after)
+    undo = inverse(change)
+    assert undo is not None
+    for step, wanted in ((change, after), (change, after), (undo, before), (undo, before)):
+        host.apply([step])
+        assert files.state(path, root=str(tmp_path)) == wanted
+
+
+@pytest.mark.parametrize("edited", [owned(b"user's"), owned(b"old", 0o600), None])
+def test_a_file_that_somebody_edited_is_left_alone(tmp_path: Path, edited: FileState | None) -> None:
+    if edited:
+        files.replace("/x", edited, root=str(tmp_path))
+    for after in (owned(b"new"), None):
+        if after == edited:
+            continue
+        with pytest.raises(Conflict, match="/x was edited"):
+            LocalHost(str(tmp_path)).apply([FileChange("/x", owned(b"old"), after)])
+        assert files.state("/x", root=str(tmp_path)) == edited
+
+
+def test_a_file_that_is_not_known_yet_is_not_written(tmp_path: Path) -> None:
+    change = FileChange("/x", None, Deferred("a file", "the package is installed"))
+    with pytest.raises(ChangeFailed, match="not known yet"):
+        LocalHost(str(tmp_path)).apply([change])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(UID != 0, reason="needs root: mounts a small file system")
+@pytest.mark.usefixtures("allow_subprocess")
+@pytest.mark.parametrize(("options", "words"), [("size=64k", "df -h"), ("size=64k,ro", "findmnt")])
+def test_a_full_or_read_only_file_system_changes_nothing_and_is_named(tmp_path: Path, options: str, words: str) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "x", disk], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this container may not mount")
+    try:
+        files.replace("/etc/x", owned(b"old"), root=str(disk))
+        subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
+        change = FileChange("/etc/x", owned(b"old"), owned(b"n" * 200_000))
+        with pytest.raises(ChangeFailed, match="/etc/x could not be written") as caught:
+            LocalHost(str(disk)).apply([change])
+        assert words in caught.value.hint
+        assert [path.name for path in (disk / "etc").iterdir()] == ["x"]
+        assert files.state("/etc/x", root=str(disk)) == owned(b"old")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+# -- packages and keys --------------------------------------------------------------------------------------------
+
+KEY = SigningKey("https://repo.example/key.pub", frozenset({"A" * 40, "B" * 40}), 0o640)
+
+
+def test_package_changes_are_one_transaction_and_the_order_stays(tmp_path: Path) -> None:
+    apt = Apt()
+    packages = [PackageChange(name, None, PackageState("1")) for name in ("a", "b")]
+    file = FileChange(str(tmp_path / "x"), None, owned(b"x"))
+    with_apt(LocalHost(), apt).apply([*packages, file])
+    assert apt.asked == [("transact", *packages)]
+    assert (tmp_path / "x").exists()
+
+
+def test_changed_lists_are_refreshed_in_one_go() -> None:
+    apt = Apt()
+    triggers = [Trigger("index-refresh", "/etc/apt/sources.list.d/a.list"), Trigger("index-refresh", "/b.list")]
+    settled = with_apt(LocalHost(), apt).trigger(triggers)
+    assert apt.asked == [("refresh", "/etc/apt/sources.list.d/a.list", "/b.list")]
+    assert [one.trigger for one in settled] == triggers
+
+
+def test_a_key_becomes_its_bytes_once_its_fingerprints_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openpgp, "fingerprints", lambda _data: ("B" * 40, "A" * 40))
+    monkeypatch.setattr(openpgp, "dearmor", lambda data: b"\x99" + data)
+    change = FileChange("/usr/share/keyrings/x.gpg", None, KEY)
+    armored = with_apt(LocalHost(), Apt(b"-----BEGIN")).realize(change)
+    binary = with_apt(LocalHost(), Apt(b"\x99binary")).realize(change)
+    assert armored == FileChange(change.path, None, FileState(b"\x99-----BEGIN", 0o640))
+    assert binary == FileChange(change.path, None, FileState(b"\x99binary", 0o640))
+
+
+@pytest.mark.parametrize("found", [("A" * 40,), ("A" * 40, "B" * 40, "C" * 40), ("C" * 40,), ()])
+def test_a_missing_or_an_extra_key_is_refused_and_both_are_named(
+    monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(openpgp, "fingerprints", lambda _data: found)
+    with pytest.raises(Refused, match="not the key that was meant") as caught:
+        with_apt(LocalHost(), Apt(b"\x99")).realize(FileChange("/x", None, KEY))
+    for fingerprint in (*found, *KEY.fingerprints):
+        assert fingerprint in caught.value.why
+
+
+def test_what_is_no_key_at_all_is_refused_and_shown() -> None:
+    with pytest.raises(Refused, match="no OpenPGP key") as caught:
+        with_apt(LocalHost(), Apt(b"<html>Sign in to the network</html>")).realize(FileChange("/x", None, KEY))
+    assert "Sign in to the network" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "change", [FileChange("/x", None, owned(b"x")), ModuleChange("nvidia", before=False, after=True)]
+)
+def test_what_is_settled_stays_as_it_is(change: Change) -> None:
+    assert LocalHost().realize(change) is change
+
+
+# -- modules, commands, initramfs ---------------------------------------------------------------------------------
+
+
+def test_the_first_cause_of_modprobe_is_told_and_not_its_last_line(tools: Tools) -> None:
+    tools.add(
+        "modprobe",
+        """cat >&2 <<END
+modprobe: ERROR: could not insert 'nvidia_current': No such device
+modprobe: ERROR: Error running install command 'modprobe -i nvidia-current ' for module nvidia: retcode 1
+modprobe: ERROR: could not insert 'nvidia': Invalid argument
+END
+exit 1""",
+    )
+    with pytest.raises(ChangeFailed, match="nvidia could not be loaded") as caught:
+        LocalHost().apply([ModuleChange("nvidia", before=False, after=True)])
+    assert caught.value.why == "modprobe: ERROR: could not insert 'nvidia_current': No such device"
+    with pytest.raises(ChangeFailed, match="could not be unloaded"):
+        LocalHost().apply([ModuleChange("nouveau", before=True, after=False)])
+    assert tools.calls == ["modprobe nvidia", "modprobe -r nouveau"]
+
+
+def test_a_module_is_never_loaded_for_an_image(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="cannot be loaded"):
+        LocalHost(str(tmp_path)).apply([ModuleChange("nvidia", before=False, after=True)])
+
+
+def test_a_command_tells_its_progress_and_its_last_words(tools: Tools) -> None:
+    heard: list[Progress] = []
+    tools.add("dkms", "echo building; echo 'Error! Bad return status' >&2; exit 10")
+    host = LocalHost(on_progress=heard.append)
+    with pytest.raises(ChangeFailed, match="dkms autoinstall failed") as caught:
+        host.apply([CommandChange(("dkms", "autoinstall"), "the module is missing")])
+    assert "exit status 10" in caught.value.why
+    assert "Bad return status" in caught.value.why
+    assert {one.detail for one in heard} == {"building", "Error! Bad return status"}
+
+
+def test_a_command_that_is_not_there_has_failed(tools: Tools) -> None:
+    with pytest.raises(ChangeFailed) as caught:
+        LocalHost().apply([CommandChange(("no-such-tool",), "x")])
+    assert "command not found" in caught.value.why
+
+
+def test_the_initramfs_is_rebuilt_once_for_all_kernels(tools: Tools) -> None:
+    trigger = Trigger("initramfs")
+    tools.add("update-initramfs", "")
+    (done,) = LocalHost().trigger([trigger])
+    assert (done.trigger, done.skipped) == (trigger, "")
+    assert tools.calls == ["update-initramfs -u -k all"]
+    tools.add("update-initramfs", "echo 'No space left on device' >&2; exit 1")
+    with pytest.raises(ChangeFailed, match="initramfs could not be rebuilt") as caught:
+        LocalHost().trigger([trigger])
+    assert "No space left" in caught.value.why
+
+
+def test_without_update_initramfs_it_says_so(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpunode.host.process.PATH", str(tools.folder))
+    (done,) = LocalHost().trigger([Trigger("initramfs")])
+    assert done.skipped == "update-initramfs is not installed"
+
+
+def test_services_of_an_image_are_told_as_skipped(tmp_path: Path) -> None:
+    (done,) = LocalHost(str(tmp_path)).trigger([Trigger("restart", "containerd.service")])
+    assert done.skipped == "systemd is not running here"

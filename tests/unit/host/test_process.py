@@ -1,0 +1,312 @@
+"""Commands: what a stuck, missing, chatty or ill-behaved program would cost the user."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.host import process
+from gpunode.host.process import CommandLog, Finished, Runner, redact
+
+pytestmark = [
+    pytest.mark.usefixtures("allow_subprocess"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+SHELL = ("sh", "-c")
+
+
+def run(*argv: str, timeout_s: float = 20) -> Finished:
+    return Runner().run(argv, timeout_s=timeout_s)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_output_status_and_streams_stay_apart() -> None:
+    done = run(*SHELL, "echo out; echo err >&2; exit 3")
+    assert (done.exit_status, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
+    assert not done.ok
+    assert not done.timed_out
+
+
+@pytest.mark.parametrize("status", [0, 1, 124, 127, 255])
+def test_a_command_may_exit_with_any_status(status: int) -> None:
+    done = run(*SHELL, f"exit {status}")
+    assert (done.exit_status, done.timed_out) == (status, False)
+
+
+def test_a_signal_is_told_as_a_shell_does() -> None:
+    assert run(*SHELL, "kill -SEGV $$").exit_status == 128 + signal.SIGSEGV
+
+
+def test_a_missing_program_is_an_outcome() -> None:
+    done = run("no-such-program-here", "--version")
+    assert done.missing
+    assert done.stderr == b"no-such-program-here: command not found"
+
+
+def test_a_program_that_cannot_be_executed_is_an_outcome(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    done = run(str(script))
+    assert done.exit_status == 126
+    assert b"No such file" in done.stderr
+
+
+def test_bytes_that_are_not_text_come_through_unchanged() -> None:
+    data = bytes(range(256)) * 40
+    done = Runner().run(("cat",), timeout_s=20, stdin=data)
+    assert done.stdout == data
+
+
+def test_more_input_than_a_pipe_holds_does_not_deadlock() -> None:
+    data = os.urandom(1 << 20)
+    done = Runner().run(("cat",), timeout_s=20, stdin=data, limit_bytes=2 << 20)
+    assert done.stdout == data
+
+
+def test_output_past_the_limit_is_dropped_and_said() -> None:
+    done = run(*SHELL, "head -c 10000000 /dev/zero; head -c 3000000 /dev/zero >&2")
+    assert (len(done.stdout), len(done.stderr)) == (1 << 20, 1 << 20)
+    assert done.dropped_bytes == 13_000_000 - (2 << 20)
+    assert done.ok
+
+
+def test_past_its_time_it_and_its_grandchildren_are_gone(tmp_path: Path) -> None:
+    done = run(*SHELL, f"sleep 300 & echo $! > {tmp_path}/pid; echo said; sleep 300", timeout_s=2)
+    assert (done.exit_status, done.timed_out, done.stdout) == (124, True, b"said\n")
+    assert wait_for(lambda: not is_running(int((tmp_path / "pid").read_text())))
+
+
+def test_who_ignores_the_request_to_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_TERM_PATIENCE_S", 0.3)
+    (tmp_path / "stubborn").write_text(f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done")
+    script = f"trap '' TERM; sh {tmp_path}/stubborn & while :; do sleep 1; done"
+    done = run(*SHELL, script, timeout_s=2)
+    assert done.timed_out
+    assert wait_for(lambda: not is_running(int((tmp_path / "pid").read_text())))
+
+
+def test_a_command_may_clean_up_when_its_time_is_over() -> None:
+    done = run(*SHELL, "trap 'echo cleaned; exit 1' TERM; sleep 300 & wait", timeout_s=2)
+    assert (done.timed_out, done.stdout) == (True, b"cleaned\n")
+
+
+def test_a_daemon_left_behind_neither_delays_nor_dies(tmp_path: Path) -> None:
+    done = run(*SHELL, f"echo before; sleep 60 & echo $! > {tmp_path}/pid; exit 5", timeout_s=30)
+    daemon = int((tmp_path / "pid").read_text())
+    try:
+        assert (done.exit_status, done.stdout, done.timed_out) == (5, b"before\n", False)
+        assert is_running(daemon)
+    finally:
+        os.kill(daemon, signal.SIGKILL)
+
+
+def test_it_works_where_the_kernel_has_no_process_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_exit_descriptor", lambda _pid: None)
+    assert run(*SHELL, "echo x; exec >&- 2>&-; sleep 0.2; exit 4").exit_status == 4
+    assert run(*SHELL, "sleep 300", timeout_s=0.3).timed_out
+
+
+def test_lines_come_as_they_are_written_also_the_last_without_an_end() -> None:
+    heard: list[str] = []
+    script = "printf 'one\\r\\ntwo\\377\\n'; sleep 0.2; printf 'three' >&2"
+    Runner().run((*SHELL, script), timeout_s=20, on_line=heard.append)
+    assert heard == ["one", "two\N{REPLACEMENT CHARACTER}", "three"]
+
+
+def test_a_status_pipe_reaches_the_command_and_its_lines_come_back() -> None:
+    heard: list[str] = []
+    script = "import os, sys; os.write(int(sys.argv[1]), b'dlstatus:1:50:x\\npmstatus:y\\n'); print('out')"
+    done = Runner().run((sys.executable, "-c", script, "{status_fd}"), timeout_s=20, status=heard.append)
+    assert heard == ["dlstatus:1:50:x", "pmstatus:y"]
+    assert done.stdout == b"out\n"
+    assert done.dropped_bytes == 0
+    assert done.argv[-1].isdigit()
+
+
+def test_the_command_has_no_descriptors_of_ours() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    done = run("ls", "/proc/self/fd")
+    assert done.stdout.split() == [b"0", b"1", b"2", b"3"]
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_environment_is_ours_and_the_proxies_are_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("LD_PRELOAD_NOT", "x")
+    monkeypatch.setenv("PATH", "/evil")
+    done = Runner().run(("env",), timeout_s=20, env={"DEBIAN_FRONTEND": "noninteractive"})
+    environment = dict(line.split("=", 1) for line in done.stdout.decode().splitlines())
+    assert environment.pop("HOME")
+    assert environment == {
+        "PATH": process.PATH,
+        "LC_ALL": "C.UTF-8",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "https_proxy": "http://proxy:3128",
+        "NO_PROXY": "localhost",
+        "DEBIAN_FRONTEND": "noninteractive",
+    }
+
+
+def test_a_program_is_not_looked_up_in_the_callers_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "uname").write_text("#!/bin/sh\necho evil\n")
+    (tmp_path / "uname").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run("uname").stdout == b"Linux\n"
+
+
+def test_an_interrupt_waits_for_the_command_to_end(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        wait_for((tmp_path / "started").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+        (tmp_path / "sent").touch()
+
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    script = f"touch {tmp_path}/started; until test -e {tmp_path}/sent; do sleep 0.05; done; touch {tmp_path}/ended"
+    with pytest.raises(KeyboardInterrupt):
+        run(*SHELL, script)
+    sender.join()
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_listener_that_fails_takes_the_command_with_it(tmp_path: Path) -> None:
+    def fail(_line: str) -> None:
+        raise RuntimeError("listener")
+
+    with pytest.raises(RuntimeError, match="listener"):
+        Runner().run((*SHELL, f"echo $$ > {tmp_path}/pid; echo x; sleep 300"), timeout_s=20, on_line=fail)
+    assert wait_for(lambda: not is_running(int((tmp_path / "pid").read_text())))
+
+
+def test_commands_run_side_by_side() -> None:
+    results: list[Finished] = []
+    threads = [threading.Thread(target=lambda n=n: results.append(run(*SHELL, f"echo {n}"))) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(int(one.stdout) for one in results) == list(range(12))
+
+
+def test_the_log_holds_commands_and_output_without_secrets_for_root_alone(tmp_path: Path) -> None:
+    log = CommandLog("setup-1", root=str(tmp_path))
+    runner = Runner(log=log)
+    runner.run(
+        (*SHELL, "echo fetched http://me:hunter2@proxy/x; echo 'Authorization: Basic c2VjcmV0' >&2"), timeout_s=20
+    )
+    runner.run(("no-such-program", "--password=hunter2"), timeout_s=20)
+    path = Path(log.path)
+    text = path.read_text()
+    assert path == tmp_path / "var/log/gpunode/setup-1.log"
+    assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
+    assert "exit 0" in text
+    assert "fetched http://[redacted]@proxy/x" in text
+    assert "no-such-program: command not found" in text
+    assert "hunter2" not in text
+    assert "c2VjcmV0" not in text
+    assert log.problem == ""
+
+
+def test_a_log_that_cannot_be_written_fails_nothing_and_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "var").write_text("in the way")
+    log = CommandLog("x", root=str(tmp_path))
+    assert Runner(log=log).run(("true",), timeout_s=20).ok
+    assert "x.log could not be written" in log.problem
+
+
+def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    folder = tmp_path / "var/log/gpunode"
+    folder.mkdir(parents=True)
+    (tmp_path / "victim").write_text("mine")
+    (folder / "x.log").symlink_to(tmp_path / "victim")
+    log = CommandLog("x", root=str(tmp_path))
+    Runner(log=log).run(("true",), timeout_s=20)
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert log.problem
+
+
+def test_the_log_of_an_image_stays_in_it(tmp_path: Path) -> None:
+    (tmp_path / "image/var").mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "image/var/log").symlink_to(tmp_path / "logs")
+    log = CommandLog("x", root=f"{tmp_path}/image")
+    assert Runner(log=log).run(("true",), timeout_s=20).ok
+    assert log.problem == ""
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("Get:1 https://user:s3cr3t@repo.example/x InRelease", "s3cr3t"),
+        ("http_proxy=http://bob:s3cr3t@10.0.0.1:3128/", "s3cr3t"),
+        ("Proxy-Authorization: Basic s3cr3ts3cr3t==", "s3cr3t"),
+        ("authorization: Bearer s3cr3t.s3cr3t", "s3cr3t"),
+        ('{"registry_token": "s3cr3t"}', "s3cr3t"),
+        ("NGC_API_KEY=s3cr3t", "s3cr3t"),
+        ("password: 's3cr3t with spaces'", "s3cr3t"),
+        ("curl --token s3cr3t https://x", "s3cr3t"),
+        ("machine repo login bob password s3cr3t", "s3cr3t"),
+        ("GET /x?access_token=s3cr3t&y=1", "s3cr3t"),
+        ("https://s3cr3t@repo.example/x", "s3cr3t"),
+    ],
+)
+def test_secrets_are_redacted(text: str, secret: str) -> None:
+    assert secret not in redact(text)
+    assert "[redacted]" in redact(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Setting up nvidia-driver-cuda (580.178.04-1) ...",
+        "E: The repository 'https://developer.download.nvidia.com/x InRelease' is not signed.",
+        "signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg",
+        "NO_PUBKEY A4B469963BF863CC",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+@given(st.text(max_size=200))
+def test_redacting_twice_is_redacting_once(text: str) -> None:
+    assert redact(redact(text)) == redact(text)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: chroot(8)")
+def test_with_another_root_it_runs_under_chroot(tmp_path: Path) -> None:
+    done = Runner(str(tmp_path)).run(("no-shell-here",), timeout_s=20)
+    assert done.missing
+    assert b"no-shell-here" in done.stderr
+    assert done.argv == ("no-shell-here",)

@@ -1,0 +1,173 @@
+"""The runtime's own parser decides before a configuration is used; stand-ins answer in the real tools' words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from gpunode import runtimes
+from gpunode.change import FileChange, FileState, RuntimeExpectation
+from gpunode.errors import ChangeFailed, Refused
+from gpunode.host import runtime
+from gpunode.host.process import Runner
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+BINARY = "/usr/bin/nvidia-container-runtime"
+HANDLERS = frozenset({("nvidia", BINARY)})
+CONTAINERD = f"""\
+version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd]
+default_runtime_name = "runc"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+BinaryName = "{BINARY}"
+"""
+DOCKER = f'{{"runtimes": {{"nvidia": {{"path": "{BINARY}", "args": []}}}}}}'
+
+
+class Tools(Protocol):
+    folder: Path
+
+    def add(self, name: str, script: str) -> None: ...
+
+    @property
+    def calls(self) -> list[str]: ...
+
+
+def change(tmp_path: Path, content: str, before: str | None = None) -> FileChange:
+    (tmp_path / "etc").mkdir(exist_ok=True)
+    former = None if before is None else FileState(before.encode())
+    return FileChange(str(tmp_path / "etc/config"), former, FileState(content.encode()))
+
+
+def check(name: str, candidate: FileChange, default: str | None = None) -> str:
+    return runtime.check(Runner(), RuntimeExpectation(name, candidate.path, HANDLERS, default), candidate)
+
+
+def test_containerd_reads_the_candidate_and_the_file_stays(tools: Tools, tmp_path: Path) -> None:
+    tools.add("containerd", 'cat "$2"')
+    assert "containerd config dump" in check("containerd", change(tmp_path, CONTAINERD), default="runc")
+    (call,) = tools.calls
+    assert call.startswith(f"containerd --config {tmp_path}/etc/.gpunode-")
+    assert list((tmp_path / "etc").iterdir()) == []
+
+
+def test_what_containerd_does_not_take_is_refused_in_its_words(tools: Tools, tmp_path: Path) -> None:
+    tools.add("containerd", 'echo "containerd: failed to load TOML from $2: (3, 1): bare keys" >&2; exit 1')
+    with pytest.raises(Refused, match="does not take") as caught:
+        check("containerd", change(tmp_path, CONTAINERD))
+    assert f"failed to load TOML from {tmp_path}/etc/config: (3, 1)" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("content", "default", "words"),
+    [
+        (CONTAINERD.replace(BINARY, "/elsewhere"), None, "it reads /elsewhere"),
+        (CONTAINERD.replace("runtimes.nvidia", "runtimes.other"), None, "it reads none"),
+        (CONTAINERD, "nvidia", "default runtime: meant nvidia, it reads runc"),
+    ],
+)
+def test_what_containerd_reads_otherwise_than_meant_is_refused(
+    tools: Tools, tmp_path: Path, content: str, default: str | None, words: str
+) -> None:
+    tools.add("containerd", 'cat "$2"')
+    with pytest.raises(Refused, match="as it is meant") as caught:
+        check("containerd", change(tmp_path, content), default)
+    assert words in caught.value.why
+
+
+def test_a_runtime_that_is_not_there_is_told_as_not_checked(tools: Tools, tmp_path: Path) -> None:
+    assert check("containerd", change(tmp_path, CONTAINERD)) == "not checked: no containerd here"
+    assert check("docker", change(tmp_path, DOCKER)) == "not checked: no dockerd here"
+
+
+def test_a_parser_that_hangs_is_told(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_TIMEOUT_S", 0.3)
+    tools.add("containerd", "sleep 300")
+    with pytest.raises(Refused) as caught:
+        check("containerd", change(tmp_path, CONTAINERD))
+    assert "did not answer" in caught.value.why
+
+
+def test_docker_validates_the_candidate(tools: Tools, tmp_path: Path) -> None:
+    tools.add("dockerd", "echo 'configuration OK'")
+    assert "takes it" in check("docker", change(tmp_path, DOCKER))
+    assert tools.calls[0].startswith("dockerd --validate --config-file")
+
+
+def test_a_docker_too_old_to_validate_still_has_its_keys_compared(tools: Tools, tmp_path: Path) -> None:
+    tools.add("dockerd", "echo 'unknown flag: --validate' >&2; exit 125")
+    assert "no --validate" in check("docker", change(tmp_path, DOCKER))
+    with pytest.raises(Refused, match="as it is meant"):
+        check("docker", change(tmp_path, '{"runtimes": {}}'))
+
+
+def test_a_key_that_docker_does_not_know_is_refused(tools: Tools, tmp_path: Path) -> None:
+    complaint = "the following directives don't match any configuration option: bogus"
+    tools.add("dockerd", f'if grep -q bogus "$3"; then echo "{complaint}" >&2; exit 1; fi')
+    with pytest.raises(Refused) as caught:
+        check("docker", change(tmp_path, DOCKER.replace("{", '{"bogus": 1, ', 1), before="{}"))
+    assert complaint in caught.value.why
+
+
+def test_what_docker_already_rejects_in_the_present_file_is_let_pass(tools: Tools, tmp_path: Path) -> None:
+    tools.add("dockerd", "echo 'invalid userland-proxy-path' >&2; exit 1")
+    assert "rejects the present one too" in check("docker", change(tmp_path, DOCKER, before="{}"))
+
+
+def test_a_removal_needs_no_parser(tools: Tools, tmp_path: Path) -> None:
+    removal = FileChange(str(tmp_path / "x"), FileState(b""), None)
+    assert check("docker", removal).startswith("not checked")
+
+
+def test_what_docker_has_is_what_its_daemon_says(tools: Tools) -> None:
+    answer = f'{{"runtimes":{{"nvidia":{{"path":"{BINARY}"}},"runc":{{"path":"runc"}}}},"default":"runc"}}'
+    tools.add("docker", f"echo '{answer}'")
+    configured = runtime.effective(Runner(), "docker")
+    assert configured is not None
+    assert (configured.handlers["nvidia"], configured.default) == (BINARY, "runc")
+
+
+@pytest.mark.parametrize("said", ["exit 1", 'echo \'{"runtimes":null,"default":""}\'', "echo 'no JSON'"])
+def test_a_docker_daemon_that_does_not_answer_is_told(tools: Tools, said: str) -> None:
+    words = "echo 'Cannot connect to the Docker daemon' >&2; exit 1"
+    tools.add("docker", f"if [ $1 = version ]; then {words}; fi; echo 'template: nil pointer' >&2; {said}")
+    with pytest.raises(ChangeFailed) as caught:
+        runtime.effective(Runner(), "docker")
+    assert "Cannot connect" in caught.value.why
+
+
+@pytest.mark.parametrize(("file", "verb"), [("there", "dump"), ("missing", "default")])
+def test_what_containerd_has_is_what_its_parser_reads(
+    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, verb: str
+) -> None:
+    (tmp_path / "there").write_text("version = 2")
+    row = replace(runtimes.runtime("containerd"), config=str(tmp_path / file))
+    monkeypatch.setattr("gpunode.host.runtime.runtime", lambda _name: row)
+    (tools.folder / "toml").write_text(CONTAINERD)
+    tools.add("containerd", f"test $2 = {verb} && cat $T/toml")
+    configured = runtime.effective(Runner(), "containerd")
+    assert configured is not None
+    assert configured.handlers["nvidia"] == BINARY
+    tools.add("containerd", "exit 1")
+    with pytest.raises(ChangeFailed):
+        runtime.effective(Runner(), "containerd")
+
+
+def test_a_default_that_nothing_names_is_runc(tools: Tools, tmp_path: Path) -> None:
+    tools.add("dockerd", "")
+    assert "takes it" in check("docker", change(tmp_path, DOCKER), default="runc")
+    with pytest.raises(Refused) as caught:
+        check("docker", change(tmp_path, DOCKER), default="nvidia")
+    assert "meant nvidia, it reads runc" in caught.value.why
+
+
+def test_no_runtime_has_nothing(tools: Tools) -> None:
+    assert runtime.effective(Runner(), "containerd") is None
+    assert runtime.effective(Runner(), "docker") is None

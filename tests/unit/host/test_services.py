@@ -1,0 +1,168 @@
+"""Units: a restart is done when the daemon is still there a while later, and what it said is shown when it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from gpunode.change import ServiceChange, ServiceState, Trigger
+from gpunode.errors import ChangeFailed
+from gpunode.host import services
+from gpunode.host.process import Runner
+from gpunode.host.services import Services
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+RESTART = Trigger("restart", "containerd.service")
+RELOAD = Trigger("reload", "docker.service")
+# The unit's properties stand in a file; a verb runs the script of its name, if there is one.
+SYSTEMCTL = """
+for last; do :; done
+verb=$1
+case $verb in
+show) cat $T/unit 2>/dev/null || echo LoadState=not-found;;
+*) if [ -e $T/on-$verb ]; then . $T/on-$verb; fi;;
+esac
+"""
+
+
+class Tools(Protocol):
+    folder: Path
+
+    def add(self, name: str, script: str) -> None: ...
+
+    @property
+    def calls(self) -> list[str]: ...
+
+
+def unit(active: str = "active", pid: int = 1, load: str = "loaded", reload: str = "yes") -> str:
+    names = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "Result", "CanReload")
+    values = (load, active, "running", str(pid), "0", "exit-code", reload)
+    return "\n".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+
+
+@pytest.fixture
+def systemd(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
+    tools.add("systemctl", SYSTEMCTL)
+    tools.add("journalctl", "echo 'containerd: failed to load plugin'; echo 'containerd: exiting'")
+    (tools.folder / "unit").write_text(unit())
+    monkeypatch.setattr(services, "_BOOTED", tmp_path)
+    return tools
+
+
+def settle(*triggers: Trigger, settle_s: float = 0.0) -> list[tuple[float, str]]:
+    return [(one.seconds, one.skipped) for one in Services(Runner(), settle_s=settle_s).settle(triggers)]
+
+
+def test_a_unit_that_comes_up_is_restarted_once_and_its_downtime_told(systemd: Tools) -> None:
+    (systemd.folder / "on-restart").write_text("sleep 0.2")
+    ((seconds, skipped),) = settle(RESTART)
+    assert seconds >= 0.2
+    assert skipped == ""
+    assert [call for call in systemd.calls if "restart" in call] == ["systemctl restart containerd.service"]
+
+
+def test_a_unit_that_refuses_fails_with_its_own_last_words(systemd: Tools) -> None:
+    (systemd.folder / "on-restart").write_text("echo 'Job for containerd.service failed' >&2; exit 1")
+    with pytest.raises(ChangeFailed, match=r"containerd.service did not come up again") as caught:
+        settle(RESTART)
+    assert "containerd: failed to load plugin\ncontainerd: exiting" in caught.value.why
+    assert RESTART.target in caught.value.why
+    assert "journalctl -u containerd.service" in caught.value.hint
+
+
+def test_a_unit_that_hangs_fails_and_does_not_hang_us(systemd: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "_START_TIMEOUT_S", 0.3)
+    (systemd.folder / "on-restart").write_text("sleep 300")
+    with pytest.raises(ChangeFailed, match="did not come up") as caught:
+        settle(RESTART)
+    assert "no answer within" in caught.value.why
+
+
+@pytest.mark.parametrize("later", [unit("failed", 0), unit("active", 99), unit("activating", 0)])
+def test_a_unit_that_dies_a_while_after_its_start_has_failed(systemd: Tools, later: str) -> None:
+    (systemd.folder / "later").write_text(later)
+    (systemd.folder / "on-restart").write_text("(sleep 0.3; cp $T/later $T/unit) >/dev/null 2>&1 &")
+    with pytest.raises(ChangeFailed, match="did not stay up"):
+        settle(RESTART, settle_s=10)
+
+
+def test_without_a_journal_the_status_is_shown(systemd: Tools) -> None:
+    systemd.add("journalctl", "exit 1")
+    (systemd.folder / "on-restart").write_text("exit 1")
+    (systemd.folder / "on-status").write_text("echo 'Main PID: 7 (code=exited, status=1/FAILURE)'; exit 3")
+    with pytest.raises(ChangeFailed) as caught:
+        settle(RESTART)
+    assert "status=1/FAILURE" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (unit("inactive", 0), "is not running"),
+        (unit(load="masked"), "is masked here"),
+        (unit(load="not-found"), "is not-found here"),
+    ],
+)
+def test_a_unit_that_does_not_run_is_left_alone_and_it_is_said(systemd: Tools, state: str, why: str) -> None:
+    (systemd.folder / "unit").write_text(state)
+    for trigger in (RESTART, RELOAD):
+        ((_, skipped),) = settle(trigger)
+        assert why in skipped
+    assert all(call.startswith("systemctl show") for call in systemd.calls)
+
+
+@pytest.mark.parametrize(("can_reload", "verb"), [("yes", "systemctl reload"), ("no", "systemctl kill")])
+def test_a_reload_is_a_hangup_where_the_unit_has_none(systemd: Tools, can_reload: str, verb: str) -> None:
+    (systemd.folder / "unit").write_text(unit(reload=can_reload))
+    settle(RELOAD)
+    assert any(call.startswith(verb) for call in systemd.calls)
+    assert not any("restart" in call for call in systemd.calls)
+
+
+def test_the_cdi_refresh_gets_past_its_start_limit(systemd: Tools) -> None:
+    ((_, skipped),) = settle(Trigger("cdi"))
+    assert skipped == ""
+    assert [call for call in systemd.calls if "show" not in call] == [
+        "systemctl reset-failed nvidia-cdi-refresh.service",
+        "systemctl restart nvidia-cdi-refresh.service",
+    ]
+    (systemd.folder / "unit").unlink()
+    assert settle(Trigger("cdi")) == [(0.0, "nvidia-cdi-refresh.service is not installed")]
+
+
+def test_a_failed_daemon_reload_is_told(systemd: Tools) -> None:
+    settle(Trigger("daemon-reload"))
+    (systemd.folder / "on-daemon-reload").write_text("echo 'Failed to reload daemon: Access denied' >&2; exit 1")
+    with pytest.raises(ChangeFailed) as caught:
+        settle(Trigger("daemon-reload"))
+    assert "Access denied" in caught.value.why
+
+
+def test_without_systemd_nothing_is_called_and_it_is_said(
+    systemd: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "_BOOTED", tmp_path / "nothing")
+    for trigger in (RESTART, RELOAD, Trigger("daemon-reload"), Trigger("cdi")):
+        assert settle(trigger) == [(0.0, "systemd is not running here")]
+    assert systemd.calls == []
+
+
+def test_a_unit_is_enabled_and_started_and_the_reverse(systemd: Tools) -> None:
+    off, on = ServiceState(enabled=False, active=False), ServiceState(enabled=True, active=True)
+    Services(Runner()).apply(ServiceChange("x.service", off, on))
+    Services(Runner()).apply(ServiceChange("x.service", on, off))
+    Services(Runner()).apply(ServiceChange("x.service", on, on))
+    assert systemd.calls == [f"systemctl {verb} x.service" for verb in ("enable", "start", "disable", "stop")]
+
+
+def test_a_unit_that_cannot_be_enabled_or_started_is_told(systemd: Tools) -> None:
+    off = ServiceState(enabled=False, active=False)
+    (systemd.folder / "on-enable").write_text("echo 'Unit x.service does not exist' >&2; exit 1")
+    with pytest.raises(ChangeFailed, match="could not be enabled") as caught:
+        Services(Runner()).apply(ServiceChange("x.service", off, ServiceState(enabled=True, active=False)))
+    assert "does not exist" in caught.value.why
+    (systemd.folder / "on-start").write_text("exit 1")
+    with pytest.raises(ChangeFailed, match="did not start"):
+        Services(Runner()).apply(ServiceChange("x.service", off, ServiceState(enabled=False, active=True)))

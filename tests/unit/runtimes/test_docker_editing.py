@@ -1,0 +1,174 @@
+"""docker's daemon.json: nothing is lost, nothing is done twice, and what cannot be read is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.errors import Refused
+from gpunode.runtimes import Configured, Wish, satisfies
+from gpunode.runtimes.docker import configure, inspect
+
+BINARY = "/usr/bin/nvidia-container-runtime"
+ENTRY = {"args": [], "path": BINARY}
+OURS = frozenset({"runtimes", "features", "default-runtime"})
+
+wishes = st.builds(Wish, default=st.booleans(), cdi=st.booleans(), systemd_cgroup=st.booleans())
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+runtimes = st.dictionaries(
+    st.sampled_from(["nvidia", "kata", "runsc", "ü"]),
+    st.sampled_from([ENTRY, {"path": "/opt/old", "runtimeArgs": ["--x"]}, {"runtimeType": "io.containerd.runsc.v1"}]),
+)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> bytes:
+    document: dict[str, Any] = draw(st.dictionaries(st.text(max_size=6), values, max_size=3))
+    optional: dict[str, st.SearchStrategy[Any]] = {
+        "runtimes": st.none() | runtimes,
+        "features": st.none() | st.dictionaries(st.sampled_from(["cdi", "buildkit"]), st.booleans()),
+        "default-runtime": st.sampled_from(["runc", "nvidia", "kata"]),
+    }
+    for key, value in optional.items():
+        document.pop(key, None)
+        if draw(st.booleans()):
+            document[key] = draw(value)
+    text = json.dumps(
+        document,
+        indent=draw(st.sampled_from([None, 0, 2, 4, "\t"])),
+        ensure_ascii=draw(st.booleans()),
+        separators=draw(st.sampled_from([None, (",", ":"), (" , ", " : ")])),
+    )
+    around = st.sampled_from(["", "\n", "  \n\n"])
+    text = draw(around) + text + draw(around)
+    text = text.replace("\n", draw(st.sampled_from(["\n", "\r\n"])))
+    return draw(st.sampled_from([b"", "\ufeff".encode()])) + text.encode("utf-8", "surrogatepass")
+
+
+def read(data: bytes) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(data.decode().removeprefix("\ufeff"), parse_float=str, parse_int=str)
+    return document
+
+
+@given(files(), wishes)
+def test_what_is_wished_is_there_and_all_else_as_it_was(data: bytes, wish: Wish) -> None:
+    before, out = read(data), configure(data, wish)
+    after = read(out)
+    assert satisfies(inspect(out), wish)
+    assert [key for key in after if key in before] == list(before)
+    assert {key: after[key] for key in after if key not in OURS} == {
+        key: before[key] for key in before if key not in OURS
+    }
+    for key, ours in (("runtimes", "nvidia"), ("features", "cdi")):
+        former, now = (dict(document.get(key) or {}) for document in (before, after))
+        former.pop(ours, None)
+        now.pop(ours, None)
+        assert now == former
+    if not wish.default:
+        assert after.get("default-runtime") == before.get("default-runtime")
+
+
+@given(files(), wishes)
+def test_twice_is_once_and_what_is_satisfied_stays_byte_for_byte(data: bytes, wish: Wish) -> None:
+    out = configure(data, wish)
+    assert configure(out, wish) == out
+    assert satisfies(inspect(data), wish) == (out == data)
+
+
+@given(files())
+def test_bytes_before_and_after_the_added_members_stay(data: bytes) -> None:
+    document = read(data)
+    if not document or document.get("runtimes", {}) is None or document.get("runtimes"):
+        return
+    out = configure(data, Wish())
+    if "runtimes" in document:
+        head, tail = data.split(b"{}", 1) if data.count(b"{}") == 1 else (b"", b"")
+    else:
+        tail = data[data.rindex(b"}") :].strip()
+        head = data[: data.rindex(b"}")].rstrip()
+    assert out.startswith(head)
+    assert out.rstrip().endswith(tail.rstrip())
+
+
+@given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode) | values.map(json.dumps).map(str.encode), wishes)
+def test_any_input_is_configured_or_refused(data: bytes, wish: Wish) -> None:
+    try:
+        out = configure(data, wish)
+    except Refused as error:
+        refused = error
+    else:
+        assert satisfies(inspect(out), wish)
+        return
+    assert refused.hint
+    assert "/etc/docker/daemon.json" in refused.what
+
+
+@pytest.mark.parametrize("data", [None, b"", b" \r\n\t", b"{}\n"])
+def test_a_file_that_says_nothing_becomes_a_new_one(data: bytes | None) -> None:
+    assert configure(data, Wish(default=True)).decode() == (
+        '{\n    "runtimes": {\n        "nvidia": {\n            "args": [],\n'
+        f'            "path": "{BINARY}"\n        }}\n    }},\n    "default-runtime": "nvidia"\n}}\n'
+    )
+    assert data is None or data == b"{}\n" or inspect(data) == Configured()
+
+
+def test_new_members_are_written_as_their_neighbours_are() -> None:
+    tabs = b'{\r\n\t"debug": true\r\n}'
+    assert configure(tabs, Wish()) == (
+        b'{\r\n\t"debug": true,\r\n\t"runtimes": {\r\n\t\t"nvidia": {\r\n\t\t\t"args": [],\r\n\t\t\t"path": "'
+        + BINARY.encode()
+        + b'"\r\n\t\t}\r\n\t}\r\n}'
+    )
+    compact = b'{"debug":true,"runtimes":{"kata":{"path":"/k"}}}\n'
+    ours = f',"nvidia":{{"args":[],"path":"{BINARY}"}}'.encode()
+    assert configure(compact, Wish()) == compact.replace(b'"/k"}', b'"/k"}' + ours)
+
+
+def test_numbers_keep_their_spelling() -> None:
+    data = b'{"a": 9007199254740993, "b": 1e21, "c": 0.10, "d": -0}'
+    assert configure(data, Wish()).startswith(data[:-1])
+    huge = b'{"n": ' + b"9" * 10_000 + b"}"
+    assert b"9" * 10_000 in configure(huge, Wish())
+
+
+def test_an_entry_with_the_right_path_keeps_its_arguments() -> None:
+    data = f'{{"runtimes": {{"nvidia": {{"path": "{BINARY}", "runtimeArgs": ["--debug"]}}}}}}'.encode()
+    assert configure(data, Wish()) == data
+    assert b'"runtimeArgs": ["--debug"]' in configure(data, Wish(default=True))
+
+
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [
+        (b'{\n  "a": 1,\n}\n', ":3:1: not valid JSON"),
+        (b'// no\n{"a": 1}', ":1:1: not valid JSON"),
+        (b'{"a": 1}\n{"b": 2}', ":2:1: not valid JSON"),
+        (b'{\n  "a": 1,\n  "b": {"x": 1, "x": 2}\n}', ":3:17: not valid JSON"),
+        (b'{"a": 1, "\\u0061": 2}', ":1:10: not valid JSON"),
+        (b'{"a": NaN}', ":1:7: not valid JSON"),
+        (b"[]", ":1:1: the file is not an object"),
+        (b"null", ":1:1: the file is not an object"),
+        (b'{\n "runtimes": []}', ":2:14: runtimes is not an object"),
+        (b'{"features": true}', ":1:14: features is not an object"),
+        (b'{"a": "\xff"}', ":1:8: not UTF-8"),
+        (b'{"a":' + b"[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_refusals_say_where(data: bytes, place: str) -> None:
+    with pytest.raises(Refused) as refused:
+        configure(data, Wish())
+    assert place in refused.value.what
+    assert refused.value.why
+    assert refused.value.hint
+
+
+def test_the_cgroup_driver_is_dockerds_own_matter() -> None:
+    assert satisfies(inspect(configure(None, Wish(systemd_cgroup=True))), Wish(systemd_cgroup=True))
