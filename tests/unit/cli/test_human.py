@@ -171,3 +171,12 @@ def test_a_diff_holds_every_byte_but_the_secrets() -> None:
     assert "-a = 1" in shown
     assert "+a = 2" in shown
     assert not any("hunter2" in text or "\x1b" in text for text in shown)
+
+
+def test_a_long_file_that_is_new_is_cut_and_one_that_was_there_is_not() -> None:
+    long = FileState(b"".join(b"line %d\n" % number for number in range(60)))
+    new = [one.text for one in diff_lines(FileChange("/etc/new", None, long), whole=False)]
+    assert new[:4] == ["--- /dev/null", "+++ /etc/new", "@@ -0,0 +1,60 @@", "+line 0"]
+    assert new[-1] == "… 51 more lines of this new file; -v shows them"
+    assert len(list(diff_lines(FileChange("/etc/new", None, long), whole=True))) == 63
+    assert len(list(diff_lines(FileChange("/etc/old", long, FileState(b"")), whole=False))) == 63
