@@ -129,14 +129,14 @@ def test_a_daemon_that_refuses_is_marked_then_what_was_put_back(
 ) -> None:
     node = nodes.free()
     host = Refusing({}, nodes.host(node).files)
-    with pytest.raises(ChangeFailed), screen() as shown:
+    with pytest.raises(ChangeFailed) as failed, screen() as shown:
         setup(nodes.RECIPE, host, Store(str(tmp_path)), node, advance=projected, asked=Asked("test"), tell=shown.tell)
+    assert "the rejected /etc/containerd/config.toml is kept as" in failed.value.why
     rows = [row.strip() for row in capsys.readouterr().out.splitlines()]
     begun = next(number for number, row in enumerate(rows) if row.startswith("✗ restart containerd  after"))
-    assert rows[begun + 1].startswith("! the rejected /etc/containerd/config.toml is kept as")
-    assert rows[begun + 2].startswith("✓ put-back")
-    assert rows[begun + 3].startswith("✓ containerd")
-    assert rows[begun + 3].endswith("restarted, down 0.4 s")
+    assert rows[begun + 1].startswith("✓ put-back")
+    assert rows[begun + 2].startswith("✓ containerd")
+    assert rows[begun + 2].endswith("restarted, down 0.4 s")
 
 
 def test_a_recipe_on_standard_output_is_byte_for_byte(capsys: pytest.CaptureFixture[str]) -> None:
