@@ -117,6 +117,7 @@ def setup(
     if not asked.allow_disruption:
         _refuse_disruption(preview, owed, facts, host)
     asked.confirm(preview)
+    unsettled = store.unsettled()
     run = store.begin(
         "setup",
         version=asked.version,
@@ -125,7 +126,7 @@ def setup(
         boot_id=known(facts.boot_id, ""),
         argv=asked.argv,
     )
-    course = _Course(recipe, host, Applier(host, run, tell, asked.pause), advance, asked, owed)
+    course = _Course(recipe, host, Applier(host, run, tell, asked.pause, unsettled), advance, asked, owed)
     try:
         course.go(facts)
     except GpunodeError as error:
