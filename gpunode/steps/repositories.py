@@ -137,7 +137,9 @@ def _is_right(source: AptSource, repository: _Repository) -> bool:
 
 def _list(repository: _Repository, facts: Facts) -> list[FileChange]:
     sources = need(facts.sources, "which apt sources there are")
-    if any(_is_right(source, repository) for source in sources):
+    own = [source for source in sources if source.file == repository.list_file]
+    clashes = any(_names(source, repository) and not _is_right(source, repository) for source in own)
+    if not clashes and any(_is_right(source, repository) for source in sources):
         return []
     present = need(facts.file(repository.list_file), f"what {repository.list_file} holds")
     text = repository_list(repository.uri, "/", repository.keyring)
