@@ -1,7 +1,8 @@
 """What setup costs on a node of the test lab, where apt, dpkg, DKMS and containerd are real: first run and re-run.
 
-Every contender has a node of its own, so none finds the others' files. The node is a Debian 12 chroot with a GTX 1080 on
-its made PCI bus; the repositories are local, so no network is measured.
+Every contender has a node of its own, so none finds the others' files. The node is a Debian 12 chroot with a GTX 1080
+on its made PCI bus. NVIDIA's repositories are local and so is the distribution's, with the whole index of Debian 12: apt
+has as much to read as on a real node, but no network is measured, which favours whoever asks the network.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from typing import Any
 from benchmarks.measure import Cost, cost, row, side_by_side, title
 from tests.e2e.conftest import TOOLS
 from tests.e2e.lab import bases as lab_bases
+from tests.e2e.lab.archive import debian_archive, transport_options
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.code import make_code
-from tests.e2e.lab.commands import LabError
+from tests.e2e.lab.commands import LabError, run
 from tests.e2e.lab.node import ENVIRONMENT
 from tests.e2e.lab.pci import GTX_1080
 from tests.e2e.lab.repositories import Repositories, discard_keys, make_repositories
-from tests.e2e.lab.tree import PROJECT, SITE
+from tests.e2e.lab.tree import ADDRESS, PROJECT, SITE
 
 ROOT = Path(__file__).parent.parent
 CONTENDERS = ROOT / "benchmarks/contenders"
@@ -37,6 +39,8 @@ OTHERS = ROOT / "build/bench-site"
 INSIDE = "/opt/lab/contenders"
 RECIPE = "/tmp/node.toml"
 RELEASE = "debian12"
+HELPER = "/usr/lib/apt/apt-helper"
+INDEX = "debian12-index"
 PYTHON = {"PYTHONPATH": f"{PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX": "/var/cache/pycache", "NO_COLOR": "1"}
 GPUNODE = ("python3", "-m", "gpunode")
 SETUP = (*GPUNODE, "setup", RECIPE, "--yes")
@@ -100,6 +104,7 @@ def lab() -> Iterator[Lab]:
     try:
         both = lab_bases.provide("bookworm", folder / "bookworm")
         repositories = make_repositories(folder / "www", [both.runtime])
+        _whole_index(repositories)
         try:
             yield Lab(folder, both.runtime, repositories, make_code(folder / "site"))
         finally:
@@ -108,12 +113,34 @@ def lab() -> Iterator[Lab]:
         subprocess.run(["rm", "-rf", str(folder)], check=True)
 
 
+def _whole_index(repositories: Repositories) -> None:
+    """An archive without packages, but with the index of all that Debian 12 has."""
+    folder = repositories.root / INDEX
+    folder.mkdir()
+    url = f"{debian_archive().rstrip('/')}/dists/bookworm/main/binary-amd64/Packages.xz"
+    run(
+        [
+            HELPER,
+            *(word for one in transport_options() for word in ("-o", one)),
+            "download-file",
+            url,
+            f"{folder}/Packages.xz",
+        ]
+    )
+    run(["xz", "--decompress", "--keep", f"{folder}/Packages.xz"])
+    release = run(["env", f"--chdir={folder}", "apt-ftparchive", "release", "."]).stdout
+    (folder / "Release").write_text(release)
+    (folder / "InRelease").write_text(repositories.keys.debian.clearsigned(release))
+
+
 def prepare(made: Lab, node: Chroot) -> None:
     """The node is a machine with a configuration that a person wrote, and the contenders' inputs lie in it."""
     node.write("/etc/containerd/config.toml", CONFIG)
     # systemd-detect-virt would see the chroot that the node is.
     node.write("/usr/local/bin/systemd-detect-virt", "#!/bin/sh\necho none\nexit 1\n", 0o755)
     node.write(RECIPE, f'schema = 1\nextends = "containerd"\n{made.repositories.recipe(RELEASE)}')
+    line = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/{INDEX}/ /\n"
+    node.write("/etc/apt/sources.list.d/index.list", line)
     node.write("/tmp/nvidia.toml", NVIDIA_TOML)
     node.write("/tmp/blacklist", "blacklist nouveau\noptions nouveau modeset=0\n")
     line = f"deb [signed-by=/etc/apt/keyrings/toolkit.asc] {made.repositories.toolkit}/stable/deb/$(ARCH) /\n"
@@ -232,11 +259,10 @@ def install_others() -> str:
 
 def _ready_others(made: Lab, node: Chroot) -> None:
     """Ansible's and pyinfra's inputs that are fetched once lie in the node, and Python finds them."""
-    helper = "/usr/lib/apt/apt-helper"
     keyring = f"{made.repositories.cuda}/{RELEASE}/x86_64/cuda-keyring_1.1-1_all.deb"
-    node.run(helper, "download-file", keyring, "/tmp/cuda-keyring.deb")
+    node.run(HELPER, "download-file", keyring, "/tmp/cuda-keyring.deb")
     node.run("dpkg", "-i", "/tmp/cuda-keyring.deb")
-    node.run(helper, "download-file", f"{made.repositories.toolkit}/gpgkey", "/etc/apt/keyrings/toolkit.asc")
+    node.run(HELPER, "download-file", f"{made.repositories.toolkit}/gpgkey", "/etc/apt/keyrings/toolkit.asc")
     node.run("cp", "/tmp/toolkit.list", "/etc/apt/sources.list.d/toolkit.list")
     node.run("apt-get", "update")
     node.path(INSIDE + "-site").mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from pyinfra.operations import apt, files
 
@@ -13,4 +14,5 @@ apt.packages(name="driver branch", packages=["nvidia-driver-pinning-580"])
 apt.packages(name="driver", packages=["nvidia-driver-cuda", "nvidia-kernel-dkms"], no_recommends=True)
 files.put(name="nouveau", src="/tmp/blacklist", dest="/etc/modprobe.d/blacklist-nouveau.conf", mode="644")
 apt.packages(name="toolkit", packages=["nvidia-container-toolkit"], no_recommends=True)
-files.block(name="containerd", path="/etc/containerd/config.toml", content=open("/tmp/nvidia.toml").read().splitlines())
+block = Path("/tmp/nvidia.toml").read_text().splitlines()
+files.block(name="containerd", path="/etc/containerd/config.toml", content=block)
