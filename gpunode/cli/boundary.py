@@ -45,17 +45,22 @@ def run(arguments: list[str]) -> int:
 
 
 def _fail(arguments: list[str], error: GpunodeError) -> int:
-    command = next((word for word in arguments if not word.startswith("-")), "gpunode")
     if "--json" in arguments:
         from gpunode.cli.envelope import failure
 
-        sys.stdout.write(failure(command, error).as_json() + "\n")
+        sys.stdout.write(failure(_command(arguments), error).as_json() + "\n")
     else:
         from gpunode.cli.screen.failures import error_lines
         from gpunode.cli.screen.printer import standard_error
 
         standard_error().put(error_lines(error))
     return error.exit_code
+
+
+def _command(arguments: list[str]) -> str:
+    """The command as its envelope names it: ``plan``, ``recipe check``."""
+    words = [word for word in arguments if not word.startswith("-")]
+    return " ".join(words[: 2 if words[:1] == ["recipe"] else 1]) or "gpunode"
 
 
 def _typer_error(arguments: list[str], error: Exception) -> int:
@@ -70,8 +75,14 @@ def _typer_error(arguments: list[str], error: Exception) -> int:
 
 def _bug(arguments: list[str], error: Exception) -> int:
     place = _keep("".join(traceback.format_exception(error)))
+    what = f"a bug in gpunode: {type(error).__name__}: {error}"
+    if "--json" in arguments:
+        from gpunode.cli.envelope import bug
+
+        sys.stdout.write(bug(_command(arguments), what, place).as_json() + "\n")
+        return BUG[0]
     sys.stderr.write(
-        f"gpunode: a bug in gpunode: {type(error).__name__}: {error}\n"
+        f"gpunode: {what}\n"
         f"  the traceback is in {place}; please report it with that file\n"
         f"  command: gpunode {' '.join(arguments)}\n"
     )
@@ -101,6 +112,8 @@ def _written(descriptor: int, path: Path, text: str) -> str:
 
 
 def _reader_gone() -> int:
-    """Whoever read our output has gone (``| head``); Python must not complain of it again at its own end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141
+    """Whoever read our output has gone (``| head``)."""
+    from gpunode.cli.screen.printer import forget
+
+    forget(sys.stdout)
+    return 141  # 128 + SIGPIPE, as the shell has it

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, diff, subject
-from gpunode.errors import GpunodeError
+from gpunode.errors import BUG, GpunodeError
 from gpunode.host.process import redact
 
 ENVELOPE = 1
@@ -33,7 +33,7 @@ class Envelope:
     notes: Sequence[str] = ()
     findings: Sequence[Mapping[str, object]] = ()
     unknown: Sequence[Mapping[str, object]] = ()
-    errors: Sequence[GpunodeError] = ()
+    errors: Sequence[GpunodeError | Mapping[str, object]] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> str:
@@ -49,10 +49,10 @@ class Envelope:
             "notes": list(self.notes),
             "findings": list(self.findings),
             "unknown": list(self.unknown),
-            "errors": [error.as_dict() for error in self.errors],
-            "result": plain(self.result),
+            "errors": [error.as_dict() if isinstance(error, GpunodeError) else error for error in self.errors],
+            "result": self.result,
         }
-        return json.dumps(answer, ensure_ascii=False)
+        return json.dumps(plain(answer), ensure_ascii=True)
 
 
 def failure(command: str, error: GpunodeError) -> Envelope:
@@ -60,8 +60,16 @@ def failure(command: str, error: GpunodeError) -> Envelope:
     return Envelope(command, error.status, error.exit_code, errors=(error,))
 
 
+def bug(command: str, what: str, place: str) -> Envelope:
+    """The envelope of a command that came to grief by gpunode's own fault; its traceback is in ``place``."""
+    error = {"error": "bug", "what": what, "why": f"the traceback is in {place}", "hint": "report it with that file"}
+    return Envelope(command, "bug", BUG[0], errors=(error,))
+
+
 def plain(value: object) -> Any:
-    """``value`` in JSON's types: dataclasses as objects, sets sorted, bytes left out."""
+    """``value`` in JSON's types: dataclasses as objects, sets sorted, bytes left out, secrets redacted."""
+    if isinstance(value, str):
+        return redact(value)
     if isinstance(value, bytes):
         return f"({len(value)} bytes)"
     if is_dataclass(value) and not isinstance(value, type):
@@ -70,9 +78,9 @@ def plain(value: object) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, frozenset | set):
         return sorted((plain(item) for item in value), key=str)
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence):
         return [plain(item) for item in value]
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+    return value if isinstance(value, int | float | bool) or value is None else str(value)
 
 
 def _change(change: Change) -> dict[str, object]:
@@ -109,4 +117,4 @@ def _is_text(state: object) -> bool:
 
 
 def _text(state: object) -> str:
-    return redact(state.content.decode()) if isinstance(state, FileState) else ""
+    return state.content.decode() if isinstance(state, FileState) else ""

@@ -14,7 +14,7 @@ from gpunode.cli.screen.events import applied_lines, applying, settled_line, tri
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.live import LiveLine
 from gpunode.cli.screen.node import node_line, status_lines
-from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
+from gpunode.cli.screen.plans import outlook, plan_lines, setup_command, stage_lines
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.cli.screen.text import BLANK, Line, Span, line, prose, span
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
@@ -28,7 +28,6 @@ from gpunode.workflow.events import (
     Applying,
     Event,
     Previewed,
-    StageBegun,
     Surveyed,
     Told,
     Triggered,
@@ -55,6 +54,7 @@ class Screen:
         self._live = LiveLine(self._printer)
         self._node: tuple[Facts, Recipe] | None = None
         self._rehearsed = ""
+        self._undoing = False
 
     def __enter__(self) -> Screen:
         return self
@@ -75,8 +75,8 @@ class Screen:
             self._live.progress(progress)
 
     def tell(self, event: Event) -> None:
-        """What happens, as it happens."""
-        if self._silent:
+        """What happens, as it happens; a rehearsed rollback is told as a whole at the end, each file compared."""
+        if self._silent or self._is_rehearsed_rollback(event):
             return
         match event:
             case Surveyed(recipe=recipe, facts=facts):
@@ -84,22 +84,30 @@ class Screen:
             case Previewed(stages=stages) if self._rehearsed and any(stage.changes for stage in stages):
                 self._preview(stages)
                 self._put(BLANK, line(span("setup", "bold"), span("  what would be done", "dim")))
-            case StageBegun():
-                self._printer.keep_going = True
             case Applying(step=step, changes=changes):
                 self._begin(applying(step, changes), announce=len(changes) > 1)
             case Triggering(triggers=triggers):
                 self._begin(triggering(triggers))
+            case _:
+                self._done(event)
+
+    def _done(self, event: Event) -> None:
+        rehearsed = bool(self._rehearsed)
+        match event:
             case Applied():
                 self._live.end()
-                self._put(*applied_lines(event, rehearsed=bool(self._rehearsed)))
+                self._put(*applied_lines(event, rehearsed=rehearsed))
             case Triggered(settled=settled):
                 self._live.end()
-                self._put(settled_line(settled, rehearsed=bool(self._rehearsed)))
+                self._put(settled_line(settled, rehearsed=rehearsed))
             case Told(text=text):
                 self._put(line(Span("  ! ", "warn"), *prose(text), hang=4))
             case _:
                 pass
+
+    def _is_rehearsed_rollback(self, event: Event) -> bool:
+        self._undoing = self._undoing or (isinstance(event, Applying) and event.step == "rollback")
+        return self._undoing and bool(self._rehearsed)
 
     def _begin(self, title: str, *, announce: bool = False) -> None:
         """``title`` goes on; where no line moves, only what takes minutes is announced."""
@@ -177,7 +185,7 @@ class Screen:
         if not done.setup.changed:
             self._put(*stage_lines(done.setup.preview, verbose=self._verbose), BLANK)
             self._put(line(span(f"nothing to do: the node is as recipe {recipe.name} wants it")))
-        self._put(*results.rehearsal_lines(done, self._rehearsed))
+        self._put(*results.rehearsal_lines(done, self._rehearsed, setup_command(self._argv)))
 
     def status(self, facts: Facts, found: Status) -> None:
         """The node in one screen."""

@@ -276,10 +276,17 @@ def _units(reader: _Reader, *, image: bool) -> Mapping[str, Fact[Unit]]:
         keys = ("unit-wants", "unit-files-etc", "unit-files-lib")
         found = _fact(keys[0], lambda: systemd.offline(names, *(reader.found(key) for key in keys)))
     else:
-        found = _fact("units", lambda: dict(systemd.units(reader.text("units"))))
+        found = _fact("units", lambda: dict(systemd.units(_shown(reader))))
     if isinstance(found, Unknown):
         return dict.fromkeys(names, found)
     return {name: Known(unit, found.probe) for name, unit in found.value.items()}
+
+
+def _shown(reader: _Reader) -> str:
+    """What ``systemctl show`` printed; in a chroot it ends with 0, prints nothing, and says why elsewhere."""
+    if text := reader.text("units").strip("\n"):
+        return text + "\n"
+    raise _Missing("units", reader.capture("units").error.strip() or "systemctl printed nothing")
 
 
 def _asked(capture: Capture | None) -> tuple[str, ...]:

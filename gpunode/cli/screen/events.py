@@ -47,8 +47,8 @@ def applied_lines(event: Applied, *, rehearsed: bool) -> Iterator[Line]:
     did = ", ".join(_did(event.changes))
     mark = Span("○ ", "dim") if rehearsed else MARKS["done"]
     title = padded(_TITLES.get(event.step, event.step), _WIDTH)
-    time = span(f"  {seconds(event.seconds)}", "dim") if event.seconds >= _NOTICEABLE_S else Span("")
-    yield line(Span("  "), mark, span(f"{title}  "), span(did), time, hang=_WIDTH + 6)
+    took = Span("") if rehearsed else _took(event.seconds)
+    yield line(Span("  "), mark, span(f"{title}  "), span(did), took, hang=_WIDTH + 6)
     if event.note:
         yield line(Span(" " * (_WIDTH + 6)), *prose(event.note, "dim"), hang=_WIDTH + 6)
 
@@ -83,8 +83,11 @@ def settled_line(one: Settled, *, rehearsed: bool) -> Line:
         return line(Span("  "), MARKS["not run"], title, span(one.skipped, "dim"), hang=_WIDTH + 6)
     if one.trigger.kind == "restart":
         return line(Span("  "), MARKS["done"], title, f"restarted, down {seconds(one.seconds)}", hang=_WIDTH + 6)
-    time = span(f"  {seconds(one.seconds)}", "dim") if one.seconds >= _NOTICEABLE_S else Span("")
-    return line(Span("  "), MARKS["done"], title, done, time, hang=_WIDTH + 6)
+    return line(Span("  "), MARKS["done"], title, done, _took(one.seconds), hang=_WIDTH + 6)
+
+
+def _took(elapsed: float) -> Span:
+    return span(f"  {seconds(elapsed)}", "dim") if elapsed >= _NOTICEABLE_S else Span("")
 
 
 def downtime(settled: Sequence[Settled]) -> str:

@@ -77,7 +77,9 @@ class LiveLine:
                 self, console=self._printer.console, transient=True, refresh_per_second=10,
                 redirect_stdout=False, redirect_stderr=False, vertical_overflow="crop",
             )  # fmt: skip
-            self._live.start()
+            self._printer.attempt(self._live.start)
+        if self._live is not None:
+            self._printer.attempt(self._live.refresh)
 
     def progress(self, progress: Progress) -> None:
         """How far it is; where nothing moves, only a wait is said, once for each reason."""
@@ -100,7 +102,7 @@ class LiveLine:
         """The line is gone from the screen."""
         live, self._live = self._live, None
         if live is not None:
-            live.stop()
+            self._printer.attempt(live.stop)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The line of this moment, as rich asks for it."""

@@ -84,7 +84,7 @@ def status_lines(facts: Facts, found: Status) -> Iterator[Line]:
     yield from _labelled("GPU", tuple(_gpu_rows(found)))
     yield from _labelled("driver", tuple(_driver(found)))
     yield from _labelled("kernels", tuple(_kernels(found)))
-    yield from _labelled("held", (line(f"{listed(found.held)}: upgrades leave them alone"),) if found.held else ())
+    yield from _labelled("held", (line(f"{listed(found.held)} (not upgraded while held)"),) if found.held else ())
     yield from _labelled("toolkit", (_toolkit(found),))
     rows = tuple(_runtime(row) for row in found.runtimes)
     yield from _labelled("runtimes", rows or (line(span("none installed", "dim")),))

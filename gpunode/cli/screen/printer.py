@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from gpunode.cli.screen.text import Line, in_ascii, wrap
+from gpunode.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +45,9 @@ def needs_ascii(encoding: str, environment: Mapping[str, str]) -> bool:
 class Printer:
     """Puts lines on ``stream``.
 
+    Args:
+        width: columns, where they are not the terminal's.
+
     Attributes:
         is_terminal: whether a person's terminal is at the other end, so that colours and movement make sense.
         keep_going: set once the node is being changed: from then on a reader who went away stops nothing.
@@ -74,20 +79,16 @@ class Printer:
         return self.console.width
 
     def put(self, lines: Iterable[Line]) -> None:
-        """``lines`` stand on the stream.
-
-        Raises:
-            BrokenPipeError: nobody reads any more, and nothing is being changed.
-        """
+        """``lines`` stand on the stream; raises as ``attempt`` does."""
         rows = [row for one in lines for row in wrap(one, self.width)]
         if self.is_terminal:
-            self._guarded(lambda: self.console.print(*map(self.styled, rows), sep="\n", soft_wrap=True))
+            self.attempt(lambda: self.console.print(*map(self.styled, rows), sep="\n", soft_wrap=True))
         else:
-            self._guarded(lambda: self._write("".join(f"{self.shown(row.text.rstrip())}\n" for row in rows)))
+            self.attempt(lambda: self._write("".join(f"{self.shown(row.text.rstrip())}\n" for row in rows)))
 
     def raw(self, text: str) -> None:
         """``text`` byte for byte, for what another program or an editor reads."""
-        self._guarded(lambda: self._write(text))
+        self.attempt(lambda: self._write(text))
 
     def styled(self, row: Line) -> Text:
         """``row`` as rich prints it; nothing in it is taken for markup."""
@@ -110,18 +111,27 @@ class Printer:
         self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         self.stream.flush()
 
-    def _guarded(self, write: Callable[[], None]) -> None:
+    def attempt(self, write: Callable[[], None]) -> None:
+        """``write``, if anybody still reads; once the node is being changed, a lost reader stops nothing.
+
+        Raises:
+            BrokenPipeError: the reader has gone.
+            UsageError: the stream takes no more, such as a file on a full disk.
+        """
         if self._gone:
             return
         try:
             write()
         except OSError as error:
-            if not self.keep_going and isinstance(error, BrokenPipeError):
-                raise
             self._gone = True
             forget(self.stream)
-            if not self.keep_going:
-                raise
+            if self.keep_going:
+                return
+            if error.errno in {errno.EPIPE, errno.EIO}:  # EIO: the terminal was closed
+                raise BrokenPipeError from error
+            raise UsageError(
+                "the answer cannot be written", why=error.strerror or str(error), hint="make room, or write elsewhere"
+            ) from error
 
 
 def forget(stream: TextIO) -> None:

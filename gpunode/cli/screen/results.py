@@ -7,7 +7,7 @@ from datetime import datetime, tzinfo
 
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.checks import check_lines, verdict, works
-from gpunode.cli.screen.events import downtime
+from gpunode.cli.screen.events import downtime, settled_line
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, span
@@ -83,7 +83,7 @@ def rehearsal_head(recipe: Recipe, node: str) -> Iterator[Line]:
     yield BLANK
 
 
-def rehearsal_lines(done: Rehearsal, node: str) -> Iterator[Line]:
+def rehearsal_lines(done: Rehearsal, node: str, command: str) -> Iterator[Line]:
     """The checks, the rollback with each file compared, and once more what this was."""
     yield BLANK
     yield line(span("verify", "bold"), span("  what needs the real node is not run", "dim"))
@@ -92,10 +92,11 @@ def rehearsal_lines(done: Rehearsal, node: str) -> Iterator[Line]:
         yield BLANK
         yield line(span("rollback", "bold"), span(f"  of run {done.rollback.of}", "dim"))
         yield from indented(tuple(_restored(done.restored)), 2)
+        yield from (settled_line(one, rehearsed=True) for one in done.rollback.settled)
     yield BLANK
-    yield line(span("REHEARSAL", "warn"), f" ends: nothing of this machine was touched and no driver was run on {node}",
-               hang=10)  # fmt: skip
-    yield line("next: ", span("sudo gpunode setup", "command"), " on the node itself is the real thing", hang=6)
+    ends = f" ends: nothing of this machine was touched and no driver was run; the node was the capture {node}"
+    yield line(span("REHEARSAL", "warn"), ends, hang=10)
+    yield line("next: ", span(command, "command"), " on the node itself is the real thing", hang=6)
 
 
 def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:

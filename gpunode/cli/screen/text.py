@@ -15,7 +15,7 @@ Style: TypeAlias = Literal["", "dim", "bold", "good", "change", "warn", "bad", "
 # What a terminal or a log without Unicode gets in place of each sign that gpunode itself writes.
 _ASCII = str.maketrans(
     {
-        "✓": "+", "●": "*", "✗": "x", "–": "-", "·": "|", "×": "x", "→": "->", "…": "...", "━": "=", "─": "-",
+        "✓": "+", "●": "*", "○": "o", "✗": "x", "–": "-", "·": "|", "×": "x", "→": "->", "…": "...", "━": "=", "─": "-",
         "’": "'", "“": '"', "”": '"',
     }
 )  # fmt: skip
@@ -122,7 +122,7 @@ def wrap(one: Line, width: int) -> Iterator[Line]:
     first = True
     while marked:
         lead = 0 if first else hang
-        cut = len(marked) if width <= 0 else _cut(marked, width - lead, lead or one.hang, fold=one.fold)
+        cut = len(marked) if width <= 0 else _cut(marked, width - lead, one.hang if first else 0, fold=one.fold)
         row, marked = marked[:cut], marked[cut:]
         if not one.fold:
             row, marked = _stripped(row, marked)

@@ -7,7 +7,18 @@ from dataclasses import replace
 
 from gpunode import builtin
 from gpunode.change import FileState, PackageState, ServiceState
-from gpunode.facts.model import Distro, Facts, Kernels, Known, LoadedDriver, ModuleFile, PciDevice, Platform, Unit
+from gpunode.facts.model import (
+    Distro,
+    Facts,
+    Kernels,
+    Known,
+    LoadedDriver,
+    ModuleFile,
+    PciDevice,
+    Platform,
+    Unit,
+    known,
+)
 from gpunode.facts.nvml import Gpu, Inventory
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
@@ -95,6 +106,13 @@ def converged() -> Facts:
     node = free()
     for stage in planned(node):
         node = projected(node, stage)
+    packages = {
+        name: replace(state, version="580.178.04-1" if name.startswith("nvidia-driver") else "1.20.1-1")
+        if state.version.startswith("known after")
+        else state
+        for name, state in known(node.packages, {}).items()
+    }
+    node = replace(node, packages=Known(packages, "dpkg-status"))
     built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.178.04", dkms=True)
     loaded = LoadedDriver("580.178.04", open_module=False)
     return replace(node, module_files=Known((built,), "modules-dkms"), loaded_driver=Known(loaded, "nvidia-version"))

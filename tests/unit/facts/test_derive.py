@@ -143,6 +143,12 @@ def test_a_node_without_systemd_still_knows_its_units() -> None:
     assert facts.units["containerd.service"] == Known(Unit(ServiceState(True, False)), "unit-wants")
 
 
+def test_in_a_chroot_systemctl_succeeds_and_tells_nothing_but_why() -> None:
+    error = "Running in chroot, ignoring command 'show'\n"
+    facts = derive(node(units=Capture("systemctl show docker.service", "ok", error=error, exit_status=0)))
+    assert facts.units["docker.service"] == Unknown("Running in chroot, ignoring command 'show'", "units")
+
+
 def test_a_systemd_that_does_not_answer_leaves_units_unknown() -> None:
     facts = derive(node(units=Capture("systemctl show docker.service", "timeout")))
     assert isinstance(facts.units["docker.service"], Unknown)

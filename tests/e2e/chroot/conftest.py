@@ -1,0 +1,17 @@
+"""What the scenarios in chroots start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.chroot.scenario import Lab
+from tests.e2e.lab.code import Mounts
+from tests.e2e.lab.repositories import Repositories
+
+
+@pytest.fixture(scope="session")
+def chroots(lab: Path, repositories: Repositories, code: Mounts) -> Lab:
+    """Makes nodes that a whole module shares."""
+    return Lab(lab, repositories, code)

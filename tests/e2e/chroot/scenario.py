@@ -1,0 +1,177 @@
+"""What the scenarios share: a node that counts as a machine of its own, a recipe for it, and answers read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.e2e.lab.chroot import Chroot
+from tests.e2e.lab.code import Mounts
+from tests.e2e.lab.commands import Result
+from tests.e2e.lab.distro import add_nonfree
+from tests.e2e.lab.pci import Device
+from tests.e2e.lab.repositories import Repositories
+from tests.e2e.lab.tree import Base
+
+DIRECTORIES: Final = {"bookworm": "debian12", "trixie": "debian13"}
+NONINTERACTIVE: Final = {"DEBIAN_FRONTEND": "noninteractive"}
+RECIPE: Final = "/root/node.toml"
+CONFIG: Final = "/etc/containerd/config.toml"
+COMMENTED: Final = """\
+# Written by hand on this node; do not lose it.
+version = 2
+
+[plugins]
+  # The mirror in our own rack.
+  [plugins."io.containerd.grpc.v1.cri"]
+    sandbox_image = "registry.example/pause:3.9" # pinned, see the wiki
+
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = true
+"""
+# What apt, dpkg and the initramfs are asked for, by whomever: gpunode, a maintainer script, dpkg itself.
+_RECORDED: Final = ("apt-get", "apt-cache", "apt-config", "apt-mark", "dpkg", "dpkg-query", "update-initramfs")
+_RECORDER: Final = """\
+#!/bin/sh
+echo "$(basename "$0") $*" >> /run/lab-calls
+for folder in /usr/bin /usr/sbin; do
+  [ -x "$folder/$(basename "$0")" ] && exec "$folder/$(basename "$0")" "$@"
+done
+"""
+# systemd-detect-virt sees the namespaces that the lab is made of.
+_BARE_METAL: Final = "#!/bin/sh\necho none\nexit 1\n"
+_OLD_DRIVER: Final = {"bookworm": "nvidia-driver", "trixie": "nvidia-tesla-470-driver"}
+_NUMBERS: Final = itertools.count(1)
+
+MakeNode = Callable[..., AbstractContextManager[Chroot]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """Makes nodes for scenarios that outlive one test."""
+
+    folder: Path
+    repositories: Repositories
+    code: Mounts
+
+    def node(self, base: Base, devices: Iterable[Device] = (), kernel: str = "") -> Chroot:
+        """A node that is not entered yet."""
+        scratch = self.folder / f"scenario-{next(_NUMBERS)}"
+        return Chroot(base, scratch, devices=devices, archives=self.repositories, code=self.code, kernel=kernel)
+
+    def recipe(self, node: Chroot, directory: str, extends: str = "containerd", more: str = "") -> str:
+        """A recipe in ``node`` that takes its packages from the lab's repositories."""
+        text = f'schema = 1\nextends = "{extends}"\n{self.repositories.recipe(directory)}{more}'
+        node.write(RECIPE, text)
+        return RECIPE
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What gpunode answered a program."""
+
+    exit_code: int
+    envelope: Mapping[str, Any]
+    stderr: str
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        return list(self.envelope["changes"])
+
+    @property
+    def error(self) -> str:
+        """All that the first error says."""
+        first = self.envelope["errors"][0]
+        return "\n".join((first["what"], first["why"], first["hint"]))
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        return dict(self.envelope["result"])
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What was started on a node since it was asked last."""
+
+    lines: tuple[str, ...] = field(default=())
+
+    def count(self, program: str, word: str = "") -> int:
+        """How often ``program`` was started with ``word`` among its arguments; simulations are not counted."""
+        return sum(
+            line.split()[0] == program and (not word or word in line.split()) and "--simulate" not in line.split()
+            for line in self.lines
+        )
+
+
+def as_machine(node: Chroot) -> None:
+    """``node`` counts as bare metal, and what is asked of apt and dpkg is recorded."""
+    node.write("/usr/local/bin/systemd-detect-virt", _BARE_METAL, 0o755)
+    for name in _RECORDED:
+        node.write(f"/usr/local/sbin/{name}", _RECORDER, 0o755)
+
+
+def called(node: Chroot) -> Called:
+    """What was started since the last call; forgotten afterwards."""
+    path = node.path("/run/lab-calls")
+    lines = tuple(path.read_text().splitlines()) if path.exists() else ()
+    path.unlink(missing_ok=True)
+    return Called(lines)
+
+
+def ask(node: Chroot, *arguments: str, timeout: float = 300) -> Answer:
+    """What ``gpunode ARGUMENTS --json`` answers."""
+    return answer(node.gpunode(*arguments, "--json", timeout=timeout))
+
+
+def answer(done: Result) -> Answer:
+    """``done`` as the envelope that it is; standard output holds nothing else."""
+    assert done.stdout.count("\n") == 1, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    envelope = json.loads(done.stdout)
+    assert envelope["exit_code"] == done.returncode
+    return Answer(done.returncode, envelope, done.stderr)
+
+
+def setup(node: Chroot, *options: str, recipe: str = RECIPE) -> Answer:
+    """What ``gpunode setup`` answers."""
+    return ask(node, "setup", recipe, "--yes", *options)
+
+
+def setup_ok(node: Chroot, *options: str, recipe: str = RECIPE) -> Answer:
+    """As `setup`, where nothing may go wrong."""
+    done = setup(node, *options, recipe=recipe)
+    assert done.exit_code == 0, f"{done.error}\n{done.result}\n{done.stderr}"
+    return done
+
+
+def install_old_driver(node: Chroot) -> None:
+    """The distribution's driver of branch 470 is installed from the distribution's own archive.
+
+    dkms of Debian 13 breaks the module package of that age; the legacy packages are what such a node still has.
+    """
+    add_nonfree(node)
+    node.run("apt-get", "-y", "install", _OLD_DRIVER[node.base.codename], env=NONINTERACTIVE)
+    # A kernel has modules of its own: dkms of Debian 13 takes one without any for one that was removed.
+    folder = f"/lib/modules/{node.kernel}"
+    node.run("sh", "-c", f"mkdir -p {folder}/kernel && cp {folder}/updates/dkms/*.ko {folder}/kernel/lab.ko")
+    node.run("depmod", "-a", node.kernel)
+
+
+def add_toolkit_repository(node: Chroot, repositories: Repositories) -> None:
+    """NVIDIA's toolkit repository, as its installation guide adds it."""
+    keyring = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
+    repositories.keys.toolkit.write_keyring(node.path(keyring))
+    line = f"deb [signed-by={keyring}] {repositories.toolkit}/stable/deb/$(ARCH) /\n"
+    node.write("/etc/apt/sources.list.d/nvidia-container-toolkit.list", line)
+    node.run("apt-get", "update")
+
+
+def by_kind(changes: Iterable[Mapping[str, Any]], kind: str) -> dict[str, Mapping[str, Any]]:
+    """The changes of one kind, by what they change."""
+    return {change["subject"]: change for change in changes if change["kind"] == kind}

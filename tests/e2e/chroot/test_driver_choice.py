@@ -1,0 +1,87 @@
+"""Which driver a GPU gets, installed by the real solver from an index that has 580, 595 and 615."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.e2e.chroot.scenario import RECIPE, Lab, as_machine, ask, setup, setup_ok
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.pci import B200, GTX_1080, T4, Device
+
+pytestmark = pytest.mark.e2e
+
+MAXWELL = Device("0000:02:00.0", 0x13C0, subsystem=(0x10DE, 0x1116))
+# A number that no table knows.
+UNKNOWN = Device("0000:01:00.0", 0x7FFE, device_class=0x030200)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    device: Device
+    version: str
+
+
+CASES = {"t4": Case(T4, "595.91.07"), "b200": Case(B200, "595.91.07"), "unknown": Case(UNKNOWN, "615.71.09")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_gpu_gets_the_branch_that_its_generation_needs_with_open_modules(
+    name: str, bases: dict[str, Bases], chroots: Lab
+) -> None:
+    case = CASES[name]
+    with chroots.node(bases["bookworm"].runtime, [case.device]) as node:
+        as_machine(node)
+        chroots.recipe(node, "debian12", "bare-metal")
+        planned = ask(node, "plan", RECIPE)
+        done = setup_ok(node)
+
+        assert node.installed()["nvidia-kernel-open-dkms"] == f"{case.version}-1"
+        assert "nvidia-kernel-dkms" not in node.installed()
+        assert done.result["gpus"]
+        assert node.run("modinfo", "-F", "license", "nvidia").stdout == "Dual MIT/GPL\n"
+        warned = [note for note in planned.envelope["notes"] if "7ffe" in note]
+        assert bool(warned) is (name == "unknown"), planned.envelope["notes"]
+
+
+def test_gpus_that_no_one_driver_serves_are_refused_before_anything_is_touched(
+    bases: dict[str, Bases], chroots: Lab
+) -> None:
+    with chroots.node(bases["bookworm"].runtime, [B200, MAXWELL]) as node:
+        as_machine(node)
+        chroots.recipe(node, "debian12")
+        before = node.fingerprint("/etc", "/var/lib", "/usr/share/keyrings")
+
+        refused = setup(node)
+
+        assert refused.exit_code == 3
+        assert "GTX 980" in refused.error
+        assert "B200" in refused.error
+        assert node.fingerprint("/etc", "/var/lib", "/usr/share/keyrings") == before
+        assert node.server.requests == []
+
+
+def test_a_machine_without_a_gpu_is_told_what_was_looked_at(bases: dict[str, Bases], chroots: Lab) -> None:
+    with chroots.node(bases["bookworm"].plain) as node:
+        as_machine(node)
+        refused = setup(node, recipe="containerd")
+
+        assert refused.exit_code == 3
+        assert "lspci lists 1 devices" in refused.error
+
+
+def test_an_installed_driver_is_not_upgraded_unasked(bases: dict[str, Bases], chroots: Lab) -> None:
+    """Branch 580 is kept on a T4, which 595 would serve as well; a recipe that names 595 moves it."""
+    with chroots.node(bases["bookworm"].runtime, [T4]) as node:
+        as_machine(node)
+        recipe = chroots.recipe(node, "debian12", "bare-metal")
+        setup_ok(node, "--driver", "580")
+        kept = setup_ok(node)
+        assert kept.changes == []
+
+        moved = setup(node, "--driver", "595", recipe=recipe)
+
+        assert moved.exit_code == 10, "the loaded module is still the old one"
+        assert node.installed()["nvidia-kernel-open-dkms"] == "595.91.07-1"
+        assert GTX_1080.device != T4.device

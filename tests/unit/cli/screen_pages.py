@@ -1,0 +1,167 @@
+"""The pages of the screen that are kept as golden files; ``python -m tests.unit.cli.screen_pages`` writes them anew.
+
+Look at the difference with git before you commit it: a person will read it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from datetime import timezone
+from pathlib import Path
+
+from gpunode.change import FileChange, FileState, PackageChange, Trigger
+from gpunode.cli.human import Screen
+from gpunode.cli.screen.failures import error_lines
+from gpunode.cli.screen.printer import Printer
+from gpunode.cli.screen.results import runs_lines
+from gpunode.errors import ChangeFailed, RebootRequired
+from gpunode.host.port import Progress, Settled
+from gpunode.journal.record import Begin, Commit, RunSummary
+from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
+from gpunode.workflow.rollback import RollbackResult, Undoing
+from gpunode.workflow.status import status
+from gpunode.workflow.verify import Check, Report
+from tests.unit.cli import screen_nodes as nodes
+
+GOLDEN = Path(__file__).parent / "golden"
+WIDTHS = (80, 200)
+CHECKS = (
+    Check("configuration", "as recipe containerd wants it", "passed", "every step finds nothing to do"),
+    Check("nvml", "the driver answers (NVML)", "passed", "driver 580.178.04, CUDA 13.0, 1 GPUs"),
+    Check("gpu-0", "GPU 0", "passed", "NVIDIA GeForce GTX 1080, 8192 MiB, persistence on"),
+    Check("runtime", "containerd reads the runtime nvidia", "passed", "nvidia runs nvidia-container-runtime"),
+)
+RESTART = Trigger("restart", "containerd.service")
+BACK = FileChange(nodes.CONFIG, FileState(b"version = 2\n[x]\n"), FileState(b"version = 2\n"), frozenset({RESTART}))
+
+
+def plan(screen: Screen) -> None:
+    node = nodes.facts()
+    screen.plan(nodes.RECIPE, node, nodes.planned(node))
+
+
+def rehearse(screen: Screen) -> None:
+    with screen:
+        screen.rehearsal_begins(nodes.RECIPE, "debian12-gtx1080")
+        screen.rehearsal(nodes.RECIPE, nodes.rehearsed(nodes.free(), screen.tell))
+
+
+def setup(screen: Screen) -> None:
+    """Events with fixed times, as a real run tells them."""
+    done = nodes.set_up(nodes.free(), lambda _: None)
+    settled = (Settled(Trigger("initramfs"), 8.14), Settled(RESTART, 0.4))
+    with screen:
+        for stage in done.applied:
+            packages = tuple(c for c in stage.changes if isinstance(c, PackageChange))
+            if packages:
+                screen.tell(Applying(stage.stage, "packages", packages))
+                screen.progress(
+                    Progress("wait", 1.0, "process 4711 (apt-get update) holds /var/lib/dpkg/lock-frontend")
+                )
+                screen.progress(Progress("download", 43.0, "libcuda1"))
+                screen.tell(Applied(stage.stage, "packages", packages, 41.2))
+        screen.tell(Triggering((RESTART,)))
+        for one in settled:
+            screen.tell(Triggered(one))
+        finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, settled=settled)
+        screen.setup(nodes.RECIPE, finished, Report(CHECKS, nodes.INVENTORY), None, log="/var/log/gpunode/setup.log")
+
+
+def converged(screen: Screen) -> None:
+    done = replace(nodes.set_up(nodes.converged(), screen.tell), seconds=0.41)
+    screen.setup(nodes.RECIPE, done, Report(CHECKS, nodes.INVENTORY), None, log="/var/log/gpunode/setup.log")
+
+
+def reboot(screen: Screen) -> None:
+    done = nodes.set_up(nodes.facts(), lambda _: None)
+    finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, settled=())
+    failure = RebootRequired(
+        "a reboot is needed; everything before it is done",
+        why="\n".join(wait.reason for wait in done.waits),
+        hint="systemctl reboot, then run the same command again",
+    )
+    screen.setup(nodes.RECIPE, finished, Report(()), failure, log="/var/log/gpunode/setup.log")
+
+
+def verify(screen: Screen) -> None:
+    failed = Check("expect-gpus", "expected gpus", "failed", "expected 8, found 1", "replace or reseat the hardware")
+    idle = Check("container", "a container sees the same GPUs", "not run", "NVML does not answer", "")
+    screen.report(nodes.RECIPE, Report((*CHECKS, failed, idle), nodes.INVENTORY))
+
+
+def status_bare(screen: Screen) -> None:
+    node = nodes.facts()
+    screen.status(node, status(node, nodes.host(node)))
+
+
+def status_good(screen: Screen) -> None:
+    node = nodes.converged()
+    screen.status(node, replace(status(node, nodes.host(node)), nvml=nodes.INVENTORY, held=("nvidia-driver-cuda",)))
+
+
+def rollback(screen: Screen) -> None:
+    screen.undoing(Undoing("000003-20250501T120000Z", (BACK,)))
+    done = RollbackResult("000003-20250501T120000Z", "000004-20250501T121500Z", (BACK,), (Settled(RESTART, 0.4),))
+    screen.rollback(done)
+
+
+def runs(screen: Screen) -> None:
+    first = Begin("000003-20250501T120000Z", 1746100800.0, "setup", "0.1", "containerd", "", "", "root", ())
+    undo = replace(first, run="000004-20250501T121500Z", at=1746101700.0, verb="rollback", recipe="", of=first.run)
+    cut = replace(first, run="000005-20250501T130000Z", at=1746104400.0)
+    found = (
+        RunSummary(first, ("libcuda1", nodes.CONFIG), Commit("done"), undo.run),
+        RunSummary(undo, (nodes.CONFIG,), Commit("done")),
+        RunSummary(cut, tuple(f"package-{number}" for number in range(12))),
+    )
+    screen._put(*runs_lines(found, timezone.utc))
+
+
+def failure(screen: Screen) -> None:
+    error = ChangeFailed(
+        "containerd does not come back with its new configuration",
+        why="exit status 1; its last words:\nfailed to load [plugins] from config\n"
+        f"put back: {nodes.CONFIG}; containerd.service runs with it again",
+        hint="read what it says, then run the command again:\njournalctl -u containerd -n 50",
+    )
+    screen._put(*error_lines(error))
+
+
+PAGES: tuple[Callable[[Screen], None], ...] = (
+    plan, rehearse, setup, converged, reboot, verify, status_bare, status_good, rollback, runs, failure,
+)  # fmt: skip
+
+
+class Wide(io.StringIO):
+    """A stream that takes Unicode, and is no terminal."""
+
+    encoding = "utf-8"
+
+
+def drawn(page: Callable[[Screen], None], width: int, *, verbose: bool = False) -> str:
+    """The page at ``width`` columns, without the time at which it was drawn."""
+    stream = Wide()
+    with redirect_stdout(stream):
+        screen = Screen(verbose=verbose, silent=False, argv=("plan", "--runtime", "containerd"))
+        screen._printer = screen._live._printer = Printer(stream, width=width)
+        page(screen)
+    return re.sub(r"000001-\d{8}T\d{6}Z", "000001-20250501T120000Z", stream.getvalue())
+
+
+def file(page: Callable[[Screen], None], width: int) -> Path:
+    """Where the page is kept."""
+    return GOLDEN / f"{page.__name__}-{width}.txt"
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    os.environ.pop("LC_ALL", None)
+    os.environ["LANG"] = "C.UTF-8"
+    for each in PAGES:
+        for columns in WIDTHS:
+            file(each, columns).write_text(drawn(each, columns))

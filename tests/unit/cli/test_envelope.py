@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from gpunode import errors
+from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
+from gpunode.cli import boundary, commands
+from gpunode.cli.envelope import Envelope, failure
+from gpunode.errors import Busy, GpunodeError, RecipeError, UsageError, exit_codes
+from tests.laws.strategies import changes
+
+KEYS = {
+    "gpunode", "command", "status", "exit_code", "changed", "changes", "diff", "notes", "findings", "unknown", "errors",
+    "result",
+}  # fmt: skip
+KINDS = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, GpunodeError) and kind not in {GpunodeError, RecipeError}
+]
+
+
+def read(envelope: Envelope) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(envelope.as_json())
+    return found
+
+
+def test_the_keys_are_those_that_programs_rely_on() -> None:
+    assert set(read(Envelope("plan"))) == KEYS
+    assert set(read(failure("plan", Busy("locked")))) == KEYS
+
+
+def test_a_success_without_changes() -> None:
+    found = read(Envelope("plan"))
+    assert (found["gpunode"], found["status"], found["exit_code"], found["changed"]) == (1, "ok", 0, False)
+
+
+def test_a_failure_says_what_why_and_what_next() -> None:
+    found = read(failure("setup", Busy("dpkg is locked", why="by 4711", hint="wait")))
+    assert (found["command"], found["status"], found["exit_code"], found["changed"]) == ("setup", "busy", 12, False)
+    assert found["errors"] == [{"error": "busy", "what": "dpkg is locked", "why": "by 4711", "hint": "wait"}]
+
+
+def test_a_diff_is_as_ansible_shows_one() -> None:
+    change = FileChange("/etc/x", None, FileState(b"a = 1\n"))
+    (row,) = read(Envelope("plan", changes=[change]))["diff"]
+    assert row == {"before_header": "/etc/x", "after_header": "/etc/x", "before": "", "after": "a = 1\n"}
+    (row,) = read(Envelope("plan", changes=[FileChange("/etc/x", None, FileState(b"\xff\0"))]))["diff"]
+    assert set(row) == {"prepared"}
+
+
+def test_a_package_change_tells_both_versions() -> None:
+    change = PackageChange("libcuda1", PackageState("470-1"), PackageState("580-1"))
+    (row,) = read(Envelope("plan", changes=[change]))["changes"]
+    assert row == {"kind": "package", "subject": "libcuda1", "before": "470-1", "after": "580-1"}
+
+
+@given(changes)
+def test_whatever_a_change_holds_it_is_one_line_of_json_that_every_stream_takes(change: Change) -> None:
+    text = Envelope("plan", changes=[change], notes=["é"]).as_json()
+    assert "\n" not in text
+    assert text.isascii()
+    json.loads(text)
+
+
+def test_no_secret_is_in_it_wherever_it_came_from() -> None:
+    secret = "hunter2hunter2"
+    address = f"https://me:{secret}@mirror.example/x"
+    change = FileChange("/etc/apt/a.list", None, FileState(f"deb {address} /\n".encode()))
+    error = Busy(f"waited for {address}", why=f"password = {secret}", hint=address)
+    envelope = Envelope("setup", changes=[change], notes=[address], errors=[error], result={"text": address})
+    assert secret not in envelope.as_json()
+
+
+def _stop(kind: type[GpunodeError]) -> Any:
+    def command(*_: object, **__: object) -> None:
+        raise kind("it stopped", why="because", hint="do this")
+
+    return command
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_stop_ends_with_its_exit_code(
+    kind: type[GpunodeError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "status", _stop(kind))
+    assert boundary.run(["status"]) == kind.exit_code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == ["gpunode: it stopped", "  because", "  next: do this"]
+    assert boundary.run(["status", "--json"]) == kind.exit_code
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert json.loads(said.out) == read(failure("status", kind("it stopped", why="because", hint="do this")))
+    assert kind.exit_code in dict(exit_codes())
+
+
+def test_a_bug_keeps_its_traceback_and_is_an_envelope_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by nought")
+
+    kept: list[str] = []
+
+    def keep(text: str) -> str:
+        kept.append(text)
+        return "/tmp/bug.txt"
+
+    monkeypatch.setattr(boundary, "_keep", keep)
+    monkeypatch.setattr(commands, "status", command)
+    assert boundary.run(["status"]) == 1
+    assert "ZeroDivisionError: by nought" in capsys.readouterr().err
+    assert boundary.run(["status", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == KEYS
+    assert (found["status"], found["exit_code"]) == ("bug", 1)
+    assert "/tmp/bug.txt" in found["errors"][0]["why"]
+    assert "Traceback" in kept[0]
+
+
+def test_what_typer_does_not_take_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert boundary.run(["status", "--nonsense"]) == UsageError.exit_code
+    assert "gpunode --help" in capsys.readouterr().err
+    assert boundary.run(["recipe", "check", "no-such.toml", "--json"]) == UsageError.exit_code
+    assert json.loads(capsys.readouterr().out)["command"] == "recipe check"
+
+
+def test_help_is_a_success(capsys: pytest.CaptureFixture[str]) -> None:
+    assert boundary.run(["plan", "--help"]) == 0
+    assert "--check" in capsys.readouterr().out
+
+
+def test_a_reader_who_went_away_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(commands, "status", command)
+    monkeypatch.setattr("gpunode.cli.screen.printer.forget", lambda stream: None)
+    assert boundary.run(["status"]) == 141

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+
+import pytest
+
+from gpunode.change import FileChange, FileState
+from gpunode.cli.human import Screen
+from gpunode.cli.screen.changes import diff_lines
+from gpunode.cli.screen.plans import setup_command
+from gpunode.errors import ChangeFailed, Interrupted, Terminated, UsageError
+from gpunode.workflow.events import Applying
+from tests.unit.cli import screen_nodes as nodes
+from tests.unit.cli.screen_pages import PAGES
+
+
+class Keyboard(io.StringIO):
+    """A terminal on which something is typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Signalled(Keyboard):
+    """A terminal whose user sends a signal instead of an answer."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        os.kill(os.getpid(), self.number)
+        return "y\n"
+
+
+def screen(*, silent: bool = False) -> Screen:
+    return Screen(verbose=False, silent=silent, argv=("setup", "--runtime", "containerd"))
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", "", "yep\n"])
+def test_anything_but_yes_changes_nothing(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Keyboard(answer))
+    with pytest.raises(UsageError, match="nothing was changed"):
+        screen().confirm(nodes.planned(nodes.facts()), yes=False)
+
+
+@pytest.mark.parametrize("answer", ["y\n", "yes\n", " Y \n"])
+def test_yes_goes_on_after_the_plan_was_shown(
+    answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Keyboard(answer))
+    screen().confirm(nodes.planned(nodes.facts()), yes=False)
+    shown = capsys.readouterr().out
+    assert shown.index("/etc/containerd/config.toml") < shown.index("Go on? [y/N]")
+
+
+def test_the_option_yes_asks_nothing_but_shows_the_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    screen().confirm(nodes.planned(nodes.facts()), yes=True)
+    shown = capsys.readouterr().out
+    assert "/etc/containerd/config.toml" in shown
+    assert "Go on?" not in shown
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_nobody_to_ask_is_a_usage_error_with_the_command_that_needs_no_answer(
+    silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Keyboard("y\n") if silent else io.StringIO("y\n"))
+    with pytest.raises(UsageError) as stopped:
+        screen(silent=silent).confirm(nodes.planned(nodes.facts()), yes=False)
+    assert stopped.value.exit_code == 2
+    assert stopped.value.hint == "sudo gpunode setup --runtime containerd --yes"
+    assert bool(capsys.readouterr().out) is not silent
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, Interrupted), (signal.SIGTERM, Terminated)])
+def test_a_signal_at_the_question_ends_it_at_once(
+    number: int, kind: type[Interrupted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(number)
+    monkeypatch.setattr(sys, "stdin", Signalled(number))
+    with pytest.raises(kind, match="before anything was changed"):
+        screen().confirm(nodes.planned(nodes.facts()), yes=False)
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.__name__)
+def test_a_silent_screen_says_nothing(page: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert callable(page)
+    page(screen(silent=True))
+    said = capsys.readouterr()
+    assert said.out == said.err == ""
+
+
+def test_the_change_at_which_a_run_stopped_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = screen()
+    shown.tell(Applying("runtime", "runtime-config", (FileChange("/etc/[x]", None, FileState(b"")),)))
+    shown.__exit__(ChangeFailed, ChangeFailed("it did not work"), None)
+    assert "runtime configuration: /etc/[x]  after" in capsys.readouterr().out
+
+
+def test_a_recipe_on_standard_output_is_byte_for_byte(capsys: pytest.CaptureFixture[str]) -> None:
+    text = '# [x]\tÄ\nschema = 1\nname = "a\\tb"\n'
+    screen().from_node(text, "")
+    assert capsys.readouterr().out == text
+
+
+def test_the_command_after_a_plan_keeps_what_is_wanted_and_drops_what_only_plan_takes() -> None:
+    typed = ("plan", "my node.toml", "--check", "--node", "a.tar.gz", "--driver", "580", "-v", "--json")
+    assert setup_command(typed) == "sudo gpunode setup 'my node.toml' --driver 580"
+    assert setup_command(("plan", "--node=a.tar.gz", "--runtime", "docker")) == "sudo gpunode setup --runtime docker"
+
+
+def test_a_diff_holds_every_byte_but_the_secrets() -> None:
+    before = FileState(b'a = 1\nauth = "x"\n[t]\r\n')
+    after = FileState(b'a = 2\npassword = "hunter2hunter2"\n[t]\r\n')
+    shown = [one.text for one in diff_lines(FileChange("/etc/\x1b[x]", before, after))]
+    assert "-a = 1" in shown
+    assert "+a = 2" in shown
+    assert not any("hunter2" in text or "\x1b" in text for text in shown)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gpunode.cli.human import Screen
+from gpunode.cli.screen.text import cells
+from tests.unit.cli import screen_pages as pages
+
+Page = Callable[[Screen], None]
+every_page = pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.__name__)
+
+
+@pytest.fixture(autouse=True)
+def _unicode(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LC_ALL", "LC_CTYPE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "C.UTF-8")
+
+
+@pytest.mark.parametrize("width", pages.WIDTHS)
+@every_page
+def test_a_page_is_as_it_was_looked_at(page: Page, width: int) -> None:
+    assert pages.drawn(page, width) == pages.file(page, width).read_text()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@every_page
+def test_no_row_is_wider_than_the_screen(page: Page, width: int) -> None:
+    assert max(map(cells, pages.drawn(page, width).splitlines())) <= width
+
+
+@every_page
+def test_where_only_ascii_can_be_shown_every_sign_has_a_plain_one(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    shown = pages.drawn(page, 80)
+    assert shown.isascii()
+    assert "\\u" not in shown
+
+
+def test_a_converged_setup_is_one_line() -> None:
+    assert pages.drawn(pages.converged, 200).count("\n") == 1
+
+
+def test_a_rehearsal_says_so_at_both_ends_and_passes_nothing_that_needs_the_node() -> None:
+    lines = pages.drawn(pages.rehearse, 200).splitlines()
+    assert "REHEARSAL" in lines[0]
+    assert "nothing of this machine" in lines[1]
+    assert any("REHEARSAL ends: nothing of this machine was touched" in line for line in lines[-2:])
+    driver = next(line for line in lines if "the driver answers" in line)
+    assert "not run" in driver
+    assert any(
+        line.split() == ["✓", "/etc/containerd/config.toml", "restored", "byte", "for", "byte"] for line in lines
+    )
+
+
+def test_verbose_shows_every_step_and_every_package() -> None:
+    brief, whole = (pages.drawn(pages.plan, 200, verbose=verbose) for verbose in (False, True))
+    for name in ("nvidia-tesla-470-kernel-dkms", "nvidia-smi"):
+        assert f"- {name}" in whole
+        assert f"- {name}" not in brief
+    assert "as it should be: GPU and machine" in brief
+    assert "✓ GPU and machine" in whole
+    assert "more lines of this new file" not in whole
+
+
+def test_a_plan_ends_with_the_command_that_does_it() -> None:
+    assert pages.drawn(pages.plan, 200).splitlines()[-1] == "next: sudo gpunode setup --runtime containerd"
+
+
+def test_what_setup_waits_for_is_named_once() -> None:
+    shown = pages.drawn(pages.setup, 200)
+    assert shown.count("process 4711 (apt-get update) holds /var/lib/dpkg/lock-frontend") == 1

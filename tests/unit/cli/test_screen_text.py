@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.cli.screen.text import Line, Span, cells, clean, in_ascii, line, prose, span, wrap
+
+anything = st.text(st.characters(codec=None), max_size=60)
+lines = st.builds(
+    Line,
+    st.lists(st.builds(span, anything, st.sampled_from(("", "bad", "dim"))), max_size=4).map(tuple),
+    st.integers(0, 30),
+    st.booleans(),
+)
+
+
+@given(anything)
+def test_nothing_that_a_terminal_would_obey_is_left(text: str) -> None:
+    cleaned = clean(text)
+    assert cleaned.isprintable()
+    cleaned.encode()
+
+
+def test_hostile_text_is_shown_not_obeyed() -> None:
+    assert clean("\x1b[31mred\x1b[0m") == "\\x1b[31mred\\x1b[0m"
+    assert clean("safe\u202etxt.exe") == "safe\\u202etxt.exe"
+    assert clean("caf\udce9") == "caf\\xe9"
+    assert clean("a\tb\r\n") == "a    b\\r\\n"
+
+
+def test_secrets_are_left_out() -> None:
+    shown = line("fetched ", "https://me:hunter2hunter2@mirror.example/x", span("token = abcdef", "dim")).text
+    assert "hunter2" not in shown
+    assert "abcdef" not in shown
+
+
+@given(lines, st.integers(4, 120))
+def test_a_wrapped_line_fits_and_loses_nothing_but_blanks(one: Line, width: int) -> None:
+    rows = list(wrap(one, width))
+    # A sign of two columns does not fit where only one is left beside the indentation.
+    assert all(cells(row.text) <= max(width, 2) for row in rows)
+    assert "".join("".join(row.text.split()) for row in rows) == "".join(one.text.split())
+
+
+@given(lines)
+def test_without_a_width_a_line_stays_whole(one: Line) -> None:
+    (row,) = wrap(one, 0)
+    assert row.text == one.text
+
+
+def test_words_stay_whole_and_hang_under_the_first() -> None:
+    one = line("✓ driver  ", "a reason of several words", hang=10)
+    assert [row.text for row in wrap(one, 24)] == ["✓ driver  a reason of", " " * 10 + "several words"]
+
+
+def test_a_diff_is_broken_anywhere_and_keeps_its_blanks() -> None:
+    one = Line((Span("+  key   =  value", "add"),), 2, fold=True)
+    assert [row.text for row in wrap(one, 8)] == ["+  key  ", "   =  va", "  lue"]
+
+
+def test_wide_signs_count_twice() -> None:
+    assert cells("漢字") == 4
+    assert [row.text for row in wrap(line("漢字漢字"), 5)] == ["漢字", "漢字"]
+
+
+def test_commands_in_prose_are_set_off() -> None:
+    assert prose("run `gpunode plan` first") == (
+        Span("run "),
+        Span("`gpunode plan`", "command"),
+        Span(" first"),
+    )
+
+
+@given(anything)
+def test_ascii_is_ascii(text: str) -> None:
+    assert in_ascii(clean(text)).isascii()
+
+
+def test_own_signs_have_plain_ones() -> None:
+    assert in_ascii("✓ ● ○ ! ✗ – · 8 × A → B …") == "+ * o ! x - | 8 x A -> B ..."
