@@ -20,6 +20,7 @@ from gpunode.steps.outcome import Refusal
 from gpunode.steps.selection import choice, family_of, matches, wants_driver
 from gpunode.workflow.plan import plan
 
+_RESEAT = "replace or reseat the hardware"
 Status: TypeAlias = Literal["passed", "failed", "not run"]
 Effective: TypeAlias = Callable[[str], Configured | None]
 
@@ -225,9 +226,8 @@ def _expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
         status: Status = "not run" if inventory is None else "passed" if agrees else "failed"
         detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
-        yield Check(
-            f"expect-{name}", f"expected {name}", status, detail, "replace or reseat the hardware, or correct [expect]"
-        )
+        cure = "set driver.version in the recipe and run gpunode setup" if name == "driver" else _RESEAT
+        yield Check(f"expect-{name}", f"expected {name}", status, detail, f"{cure}, or correct [expect]")
 
 
 def _comparisons(expect: Expect, inventory: Inventory | None) -> Iterator[tuple[str, object, object, bool]]:
