@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gpunode.errors import GpunodeError
+from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts import cuda as cuda_facts
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.cuda import CudaAnswer, CudaRun
@@ -166,9 +166,13 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
 
 
 def _package_version(recipe: Recipe, facts: Facts) -> str | None:
+    """The installed driver's; None where there is none, or nobody can tell which it should be."""
     if not wants_driver(recipe, facts):
         return None
-    found, chosen = family_of(facts), choice(recipe, facts)
+    try:
+        found, chosen = family_of(facts), choice(recipe, facts)
+    except Undetermined:
+        return None
     if isinstance(found, Refusal) or isinstance(chosen, Refusal):
         return None
     packages = known(facts.packages, {})

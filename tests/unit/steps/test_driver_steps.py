@@ -236,6 +236,13 @@ def test_a_display_on_the_card_is_noticed_and_not_assumed(driver: str) -> None:
     assert planned(DRIVER.plan(recipe(scope="full"), desktop)).notes == ()
 
 
+def test_who_runs_another_driver_hears_what_happens_until_the_reboot() -> None:
+    old = LoadedDriver("470.256.02", open_module=False)
+    (note,) = planned(DRIVER.plan(recipe(), machine(loaded_driver=old))).notes
+    assert "470.256.02 until the reboot" in note
+    assert planned(DRIVER.plan(recipe(), machine())).notes == ()
+
+
 def test_no_display_is_seen_where_the_desktop_was_removed_or_hangs_elsewhere() -> None:
     gone = machine(
         gpus=(gpu(class_code="0300", driver="nvidia"),), packages={"gdm3": PackageState("43", config_files_only=True)}

@@ -155,6 +155,14 @@ def test_what_a_removed_driver_left_behind_is_no_installed_version() -> None:
     assert check(report(recipe(version="580"), node), "versions").status == "passed"
 
 
+def test_a_bus_that_cannot_be_read_does_not_hide_what_the_driver_answers() -> None:
+    blind = with_driver("580.95.05", devices=Unknown("lspci did not answer in time", "lspci"), device_nodes=NODES)
+    found = report(node=blind)
+    assert check(found, "configuration").status == "failed"
+    assert check(found, "nvml").status == "passed"
+    assert check(found, "versions").status == "passed"
+
+
 def test_missing_device_nodes_are_named_and_unknown_ones_are_not_judged() -> None:
     node = with_driver("580.95.05", device_nodes=frozenset({"/dev/nvidiactl"}))
     assert "/dev/nvidia0" in check(report(node=node), "device-nodes").detail
