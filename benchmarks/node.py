@@ -1,8 +1,8 @@
 """What setup costs on a node of the test lab, where apt, dpkg, DKMS and containerd are real: first run and re-run.
 
 Every contender has a node of its own, so none finds the others' files. The node is a Debian 12 chroot with a GTX 1080
-on its made PCI bus. NVIDIA's repositories are local and so is the distribution's, with the whole index of Debian 12: apt
-has as much to read as on a real node, but no network is measured, which favours whoever asks the network.
+on its made PCI bus. NVIDIA's repositories are local and so is the distribution's, with the whole index of Debian 12:
+apt has as much to read as on a real node, but no network is measured, which favours whoever asks the network.
 """
 
 from __future__ import annotations
