@@ -54,7 +54,7 @@ def resolve(changes: Sequence[PackageChange], installed: Mapping[str, PackageSta
     replaced = frozenset(change.name for change in purges) & brought
     if wrong := unplanned([*meant, *_replacements(purges, replaced), *_parts_of_old(final, installed, meant)], final):
         raise Refused(
-            "apt would do something else than what was planned; nothing was changed",
+            "apt would do something else than what was planned; no package was changed",
             why="\n".join(wrong),
             hint="look at it with `gpunode plan -v`; a hold, a pin or a third-party package usually asks for this",
         )
