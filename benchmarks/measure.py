@@ -6,9 +6,9 @@ import os
 import statistics
 import subprocess
 import time
-from pathlib import Path
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)

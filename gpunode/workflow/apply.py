@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, Trigger, inverse, triggers
+from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, Trigger, inverse, triggers
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host.port import Host, Settled
-from gpunode.journal.record import Intent
+from gpunode.journal.record import Failed, Intent
 from gpunode.journal.store import Run
+from gpunode.steps.outcome import Planned
 from gpunode.workflow.converge import StagePlan
 from gpunode.workflow.events import Applied, Applying, Observer, Told, Triggered, Triggering
 
 Pause = Callable[[], None]
+_UNITS = frozenset({"reload", "restart"})
+_RECOVERY = "recovery"
 
 
 @dataclass(slots=True)
@@ -49,8 +52,7 @@ class Applier:
             ChangeFailed: one of them failed.
         """
         done: list[Settled] = []
-        for _, same in groupby(owed, key=lambda trigger: trigger.kind):
-            batch = tuple(same)
+        for batch in _together(owed):
             self.tell(Triggering(batch))
             done += self._settled(batch)
         return tuple(done)
@@ -59,9 +61,8 @@ class Applier:
         try:
             settled = self.host.trigger(batch)
         except ChangeFailed as failure:
-            if batch[0].kind not in {"reload", "restart"}:
-                raise
-            self._put_back(batch, failure)
+            if batch[0].kind in _UNITS:
+                self._put_back(batch, failure)
             raise
         for one in settled:
             self.run.settle(one.trigger, one.skipped)
@@ -69,27 +70,38 @@ class Applier:
             yield one
 
     def _put_back(self, failed: tuple[Trigger, ...], failure: ChangeFailed) -> None:
-        """Restores what the failed daemons read and has them start with it; ``failure`` then says so.
+        """Restores what the failed daemon read and has it start with that; ``failure`` then says how it went."""
+        units = ", ".join(trigger.target for trigger in failed)
+        guilty = [change for change in self._written() if change.triggers & set(failed)]
+        if not guilty:
+            failure.why = f"{failure.why}\nthis run wrote no file that {units} reads, so there was nothing to put back"
+            return
+        restored = self._restore(guilty, str(failure))
+        try:
+            for one in self.host.trigger(failed):
+                self.run.settle(one.trigger, "with the former configuration")
+                self.tell(Triggered(one))
+        except ChangeFailed as again:
+            failure.why = f"{failure.why}\nput back: {restored}; {units} does not come up with that either: {again.why}"
+            return
+        failure.why = f"{failure.why}\nput back: {restored}; {units} runs with it again"
 
-        Raises:
-            ChangeFailed: that failed as well; every backup is kept.
-        """
-        guilty = [
-            entry.change
-            for entry in reversed(self.run.entries())
-            if isinstance(entry, Intent)
-            and isinstance(entry.change, FileChange)
-            and entry.change.triggers & set(failed)
-        ]
+    def _written(self) -> list[FileChange]:
+        """The files that this run has written, newest first; those that it has put back already left out."""
+        entries = self.run.entries()
+        failed = {entry.seq for entry in entries if isinstance(entry, Failed)}
+        made = [entry for entry in entries if isinstance(entry, Intent) and entry.seq not in failed]
+        back = {entry.change for entry in made if entry.stage == _RECOVERY}
+        files = (e.change for e in reversed(made) if isinstance(e.change, FileChange) and e.stage != _RECOVERY)
+        return [change for change in files if inverse(change) not in back]
+
+    def _restore(self, guilty: Sequence[FileChange], why: str) -> str:
+        """The files are as before this run, the rejected ones kept; returns their paths."""
         for change in guilty:
             self._keep_rejected(change)
             if (back := inverse(change)) is not None:
-                self.one("recovery", "put-back", back, str(failure))
-        for one in self.host.trigger(failed):
-            self.run.settle(one.trigger, "with the former configuration")
-            self.tell(Triggered(one))
-        restored = ", ".join(change.path for change in guilty)
-        failure.why = f"{failure.why}\nput back: {restored}; {', '.join(t.target for t in failed)} runs with it again"
+                self.one(_RECOVERY, "put-back", back, why)
+        return ", ".join(change.path for change in guilty)
 
     def _keep_rejected(self, change: FileChange) -> None:
         if isinstance(change.after, FileState):
@@ -103,13 +115,23 @@ class Applier:
         for change in batch:
             step = plan.step_of(change)
             assert step is not None, "only packages come along as dependencies"
-            expectation = getattr(step.outcome, "expectation", None)
+            expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
             note = ""
             if expectation is not None and isinstance(change, FileChange):
                 note = self.host.check(expectation, change)
-            self.one(
-                plan.stage, step.step.id, change, step.outcome.reason if hasattr(step.outcome, "reason") else "", note
-            )
+            reason = step.outcome.reason if isinstance(step.outcome, Planned) else ""
+            try:
+                self.one(plan.stage, step.step.id, change, reason, note)
+            except ChangeFailed as failure:
+                self._put_back_for(change, failure)
+                raise
+
+    def _put_back_for(self, change: Change, failure: ChangeFailed) -> None:
+        """A daemon that could not be started gets its former configuration back, too; it did not run before."""
+        if not isinstance(change, ServiceChange) or not change.after.active:
+            return
+        if guilty := [one for one in self._written() if any(t.target == change.unit for t in one.triggers)]:
+            failure.why = f"{failure.why}\nput back: {self._restore(guilty, str(failure))}"
 
     def one(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
         """Makes one change: realized, journaled with its backup, made, done."""
@@ -142,6 +164,13 @@ class Applier:
 def _batches(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
     for _, same in groupby(changes, key=type):
         yield tuple(same)
+
+
+def _together(owed: Sequence[Trigger]) -> Iterator[tuple[Trigger, ...]]:
+    """Triggers of one kind at once; units one by one, so that the files of those that came up are left alone."""
+    for kind, group in groupby(owed, key=lambda trigger: trigger.kind):
+        same = tuple(group)
+        yield from ((trigger,) for trigger in same) if kind in _UNITS else (same,)
 
 
 def at_the_end(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from gpunode.change import CommandChange, FileChange, FileState, Trigger
 from gpunode.errors import UsageError
@@ -13,11 +14,14 @@ UNIT = RESUME_UNIT
 _NAME = UNIT.rpartition("/")[2]
 
 
-def resume_unit(argv: Sequence[str]) -> bytes:
+def resume_unit(argv: Sequence[str], folder: str = "/") -> bytes:
     """A unit that runs ``argv`` once, at the next boot; it goes even when gpunode fails, so nothing loops.
 
     ``argv`` carries no --reboot: one run reboots at most once. What is still to be done then is told by the facts of
-    the new boot.
+    the new boot. It runs in ``folder``, where the paths of ``argv`` begin, if that is there then.
+
+    Raises:
+        UsageError: a word cannot stand in a unit.
     """
     return f"""# Written by gpunode: it goes on with a setup that needed a reboot, then removes this unit.
 [Unit]
@@ -27,6 +31,7 @@ After=network-online.target
 
 [Service]
 Type=oneshot
+WorkingDirectory=-{_plain(folder).replace("%", "%%")}
 ExecStart={" ".join(map(_quoted, argv))}
 ExecStopPost=/bin/systemctl disable {_NAME}
 ExecStopPost=/bin/rm -f {UNIT}
@@ -39,12 +44,19 @@ WantedBy=multi-user.target
 
 def _quoted(word: str) -> str:
     """``word`` as systemd.syntax(7) and systemd.service(5) want it: quoted, ``%`` and ``$`` not expanded."""
-    if any(ord(char) < 32 for char in word):
-        raise UsageError(
-            f"{word!r} cannot stand in a systemd unit", hint="run setup without --reboot and reboot by hand"
-        )
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    escaped = _plain(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
+
+
+def _plain(word: str) -> str:
+    # Lone surrogates are the bytes of an argument that is not UTF-8; systemd passes over lines that are not.
+    if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in word):
+        raise UsageError(
+            f"{word!r} cannot stand in a systemd unit",
+            why="it holds a control character, or is not UTF-8",
+            hint="run setup without --reboot and reboot by hand",
+        )
+    return word
 
 
 def arrange(applier: Applier, argv: Sequence[str], present: FileState | None) -> None:
@@ -60,7 +72,9 @@ def arrange(applier: Applier, argv: Sequence[str], present: FileState | None) ->
     """
     why = "setup goes on after the reboot"
     reload = frozenset({Trigger("daemon-reload")})
-    applier.one("kernel", "reboot", FileChange(UNIT, present, FileState(resume_unit(argv)), reload), why)
+    applier.one(
+        "kernel", "reboot", FileChange(UNIT, present, FileState(resume_unit(argv, str(Path.cwd()))), reload), why
+    )
     applier.settle([Trigger("daemon-reload")])
     enable = CommandChange(("systemctl", "enable", _NAME), why, ("systemctl", "disable", _NAME))
     applier.one("kernel", "reboot", enable, why)
