@@ -69,7 +69,9 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         )
         reboots = tuple(wait.reason for wait in done.waits if wait.for_ == "reboot")
         report = Report(()) if image or reboots else verify(recipe, done.facts, host, host.effective)
-        failure = _reboot(reboots, done, leave) if reboots else failed_check(report, "applied, but " if done.changed else "")
+        failure = (
+            _reboot(reboots, done, leave) if reboots else failed_check(report, "applied, but " if done.changed else "")
+        )
         screen.setup(recipe, done, report, failure, log=log.path)
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))

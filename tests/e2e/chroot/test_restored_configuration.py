@@ -1,4 +1,4 @@
-"""rollback on a node where containerd is real: the configuration comes back byte for byte, and so does the other way."""
+"""rollback where containerd is real: the configuration comes back byte for byte, and so does the other way."""
 
 from __future__ import annotations
 
