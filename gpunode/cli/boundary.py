@@ -11,17 +11,10 @@ from pathlib import Path
 
 import typer
 
+from gpunode.cli.answered import Answered
 from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 
 _LOG_FOLDER = Path("/var/log/gpunode")
-
-
-class Answered(Exception):
-    """A command has told all there is to tell; only its exit code is left."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
 
 
 def run(arguments: list[str]) -> int:
@@ -67,7 +60,7 @@ def _typer_error(arguments: list[str], error: Exception) -> int:
     """Typer's own usage errors keep their text; anything else is a bug."""
     format_message = getattr(error, "format_message", None)
     if format_message is not None:
-        return _fail(arguments, UsageError(str(format_message()), hint="gpunode --help lists commands and options"))
+        return _fail(arguments, UsageError(str(format_message()), hint="`gpunode --help` lists commands and options"))
     if type(error).__name__ in {"Exit", "Abort"}:
         return int(getattr(error, "exit_code", 1))
     return _bug(arguments, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,7 @@ class Leave:
 
 def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, leave: Leave) -> None:
     """Makes the node as the recipe wants it, and proves it."""
+    started = time.monotonic()
     check_steps(only)
     need_root("setup")
     recipe, place, named = wanted.read(), checked_root(root), gpus(gpu)
@@ -56,6 +58,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             allow_disruption=leave.allow_disruption,
             confirm=lambda plans: screen.confirm(plans, yes=leave.yes),
             pause=stop.pause,
+            started=started,
             resume=resume_command() if leave.reboot and not image else (),
         )
         done = make(

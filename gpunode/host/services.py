@@ -169,11 +169,14 @@ class Services:
 
     def _last_words(self, unit: str, since: float) -> str:
         """What the unit wrote since then, or what systemctl knows of it where there is no journal."""
-        asked = ("journalctl", "-u", unit, "-n", "20", "--no-pager", "-q", "-o", "cat", f"--since=@{int(since)}")
+        # What a daemon wrote just before its end may still be on its way to the journal.
+        self._runner.run(("journalctl", "--sync"), timeout_s=_SHORT_TIMEOUT_S)
+        # Beside --since, -n takes the first lines, not the last; newest first it takes the last (systemd 252).
+        asked = ("journalctl", "-u", unit, "-r", "-n", "20", "--no-pager", "-q", "-o", "cat", f"--since=@{since:.6f}")
         told = self._runner.run(asked, timeout_s=_SHORT_TIMEOUT_S)
-        if not told.ok or not told.stdout.strip():
-            told = self._systemctl("status", "--no-pager", "--full", "--lines=20", unit)
-        return told.last_lines()
+        if told.ok and told.stdout.strip():
+            return "\n".join(reversed(told.last_lines().splitlines()))
+        return self._systemctl("status", "--no-pager", "--full", "--lines=20", unit).last_lines()
 
     def _systemctl(self, *words: str, timeout_s: float = _SHORT_TIMEOUT_S) -> Finished:
         return self._runner.run(("systemctl", *words), timeout_s=timeout_s)

@@ -332,6 +332,26 @@ def _settles(trigger: Trigger) -> tuple[Trigger, ...]:
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
 
+def unsettled(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
+    """The file changes, newest first, that owe something which has not been settled since; as for ``owed_since``."""
+    waiting: dict[tuple[int, int], tuple[FileChange, set[Trigger]]] = {}
+    run = 0
+    for entry in entries:
+        match entry:
+            case Begin():
+                run += 1
+            case Intent(change=FileChange() as change):
+                waiting[run, entry.seq] = (change, set(change.triggers))
+            case Failed():
+                waiting.pop((run, entry.seq), None)
+            case Settle(trigger=trigger):
+                for _, owes in waiting.values():
+                    owes.difference_update(_settles(trigger))
+            case _:
+                pass
+    return tuple(change for change, owes in reversed(waiting.values()) if owes)
+
+
 def owed(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
     """What is owed and not settled, in settle order; see ``owed_since``."""
     return tuple(owed_since(entries))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpunode.change import Change, Trigger
+from gpunode.change import Change, FileChange, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
 from gpunode.journal import record
 from gpunode.journal.lock import held
@@ -127,6 +127,19 @@ class Store:
             JournalDamaged: one of the journals is.
         """
         return record.owed_since(entry for run in self.ids() for entry in self._unloaded(run))
+
+    def unsettled(self) -> tuple[FileChange, ...]:
+        """The file changes of the runs so far, newest first, that owe what none of them has settled.
+
+        Raises:
+            JournalDamaged: one of the journals is, or a backup object of a run that is in debt.
+            Refused: such a run is so old that its backups are gone.
+        """
+        if not self.owed():
+            return ()
+        runs = self.ids()
+        indebted = next(index for index, run in enumerate(runs) if record.owed(self._unloaded(run)))
+        return record.unsettled(entry for run in runs[indebted:] for entry in self.read(run))
 
     def lock(self, timeout_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
         """Nobody else changes this node meanwhile; see ``lock.held``."""

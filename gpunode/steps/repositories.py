@@ -89,9 +89,11 @@ def _enabled(repository: _Repository, facts: Facts) -> Outcome:
     rivals = tuple(source for source in sources if _is_rival(source, repository))
     if foreign := next((r for r in rivals if not _serves_nothing_else(r.file, repository, sources)), None):
         return _conflict(repository, foreign)
-    if (written := _list(repository, facts)) and _is_crowded(repository, sources):
+    leaving = {rival.file for rival in rivals}
+    staying = tuple(source for source in sources if source.file not in leaving)
+    if (written := _list(repository, staying, facts)) and _is_crowded(repository, sources):
         return _crowded(repository)
-    refresh = frozenset({Trigger("index-refresh", _home(repository, sources))})
+    refresh = frozenset({Trigger("index-refresh", _home(repository, staying))})
     changes = [
         *_removals(rivals, facts, refresh),
         *_keyring(repository, facts, refresh),
@@ -135,9 +137,11 @@ def _is_right(source: AptSource, repository: _Repository) -> bool:
     return _names(source, repository) and source.signed_by == repository.keyring
 
 
-def _list(repository: _Repository, facts: Facts) -> list[FileChange]:
-    sources = need(facts.sources, "which apt sources there are")
-    if any(_is_right(source, repository) for source in sources):
+def _list(repository: _Repository, sources: Sequence[AptSource], facts: Facts) -> list[FileChange]:
+    """The list file, unless ``sources``, those that stay, name the archive rightly already."""
+    own = [source for source in sources if source.file == repository.list_file]
+    clashes = any(_names(source, repository) and not _is_right(source, repository) for source in own)
+    if not clashes and any(_is_right(source, repository) for source in sources):
         return []
     present = need(facts.file(repository.list_file), f"what {repository.list_file} holds")
     text = repository_list(repository.uri, "/", repository.keyring)

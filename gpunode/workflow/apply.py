@@ -14,7 +14,7 @@ from gpunode.journal.record import Failed, Intent
 from gpunode.journal.store import Run
 from gpunode.steps.outcome import Planned
 from gpunode.workflow.converge import StagePlan
-from gpunode.workflow.events import Applied, Applying, Observer, Told, Triggered, Triggering
+from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Triggering
 
 Pause = Callable[[], None]
 _UNITS = frozenset({"reload", "restart"})
@@ -27,12 +27,14 @@ class Applier:
 
     Attributes:
         pause: called between changes; raises Interrupted when a signal has asked for the end.
+        unsettled: changes of runs that were cut short, the newest first, whose daemons have not read them yet.
     """
 
     host: Host
     run: Run
     tell: Observer
     pause: Pause
+    unsettled: tuple[FileChange, ...] = ()
 
     def stage(self, plan: StagePlan) -> None:
         """Makes the changes of a stage and settles those triggers that later stages need.
@@ -52,7 +54,8 @@ class Applier:
             ChangeFailed: one of them failed.
         """
         done: list[Settled] = []
-        for batch in _together(owed):
+        for _, same in groupby(owed, key=_together):
+            batch = tuple(same)
             self.tell(Triggering(batch))
             done += self._settled(batch)
         return tuple(done)
@@ -72,19 +75,29 @@ class Applier:
     def _put_back(self, failed: tuple[Trigger, ...], failure: ChangeFailed) -> None:
         """Restores what the failed daemon read and has it start with that; ``failure`` then says how it went."""
         units = ", ".join(trigger.target for trigger in failed)
-        guilty = [change for change in self._written() if change.triggers & set(failed)]
-        if not guilty:
-            failure.why = f"{failure.why}\nthis run wrote no file that {units} reads, so there was nothing to put back"
-            return
-        restored = self._restore(guilty, str(failure))
+        restored: list[str] = []
         try:
+            for change in self._guilty(failed):
+                self._restore(change, failure)
+                restored.append(change.path)
             for one in self.host.trigger(failed):
                 self.run.settle(one.trigger, "with the former configuration")
                 self.tell(Triggered(one))
-        except ChangeFailed as again:
-            failure.why = f"{failure.why}\nput back: {restored}; {units} does not come up with that either: {again.why}"
+        except GpunodeError as second:
+            back_there = ", ".join(restored) or "nothing"
+            failure.why += f"\nput back: {back_there}; {units} does not come up with that either: {second.what}"
+            failure.why += f"\n{second.why}"
             return
-        failure.why = f"{failure.why}\nput back: {restored}; {units} runs with it again"
+        if restored:
+            failure.why += f"\nput back: {', '.join(restored)}; {units} runs with it again"
+        else:
+            failure.why += f"\nno file of gpunode's was to blame, so none was put back; started once more, {units} runs"
+
+    def _guilty(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
+        """The written changes, newest first, that owe one of the ``failed`` triggers."""
+        for change in (*self._written(), *self.unsettled):
+            if change.triggers & set(failed):
+                yield change
 
     def _written(self) -> list[FileChange]:
         """The files that this run has written, newest first; those that it has put back already left out."""
@@ -95,18 +108,13 @@ class Applier:
         files = (e.change for e in reversed(made) if isinstance(e.change, FileChange) and e.stage != _RECOVERY)
         return [change for change in files if inverse(change) not in back]
 
-    def _restore(self, guilty: Sequence[FileChange], why: str) -> str:
-        """The files are as before this run, the rejected ones kept; returns their paths."""
-        for change in guilty:
-            self._keep_rejected(change)
-            if (back := inverse(change)) is not None:
-                self.one(_RECOVERY, "put-back", back, why)
-        return ", ".join(change.path for change in guilty)
-
-    def _keep_rejected(self, change: FileChange) -> None:
+    def _restore(self, change: FileChange, failure: ChangeFailed) -> None:
+        """The file is as before ``change``; what was rejected is kept, and ``failure`` says where."""
         if isinstance(change.after, FileState):
             kept = self.run.keep(change.path, change.after.content)
-            self.tell(Told(f"the rejected {change.path} is kept as {kept}"))
+            failure.why += f"\nthe rejected {change.path} is kept as {kept}"
+        if (back := inverse(change)) is not None:
+            self.one(_RECOVERY, "put-back", back, failure.what)
 
     def _batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
@@ -130,8 +138,10 @@ class Applier:
         """A daemon that could not be started gets its former configuration back, too; it did not run before."""
         if not isinstance(change, ServiceChange) or not change.after.active:
             return
-        if guilty := [one for one in self._written() if any(t.target == change.unit for t in one.triggers)]:
-            failure.why = f"{failure.why}\nput back: {self._restore(guilty, str(failure))}"
+        for one in self._written():
+            if any(trigger.target == change.unit for trigger in one.triggers):
+                self._restore(one, failure)
+                failure.why += f"\nput back: {one.path}"
 
     def one(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
         """Makes one change: realized, journaled with its backup, made, done."""
@@ -161,16 +171,14 @@ class Applier:
         self.run.done(*seqs)
 
 
+def _together(trigger: Trigger) -> Trigger | str:
+    """What settles in one go: units one by one, so that a daemon that fails has nobody else's files put back."""
+    return trigger if trigger.kind in _UNITS else trigger.kind
+
+
 def _batches(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:
     for _, same in groupby(changes, key=type):
         yield tuple(same)
-
-
-def _together(owed: Sequence[Trigger]) -> Iterator[tuple[Trigger, ...]]:
-    """Triggers of one kind at once; units one by one, so that the files of those that came up are left alone."""
-    for kind, group in groupby(owed, key=lambda trigger: trigger.kind):
-        same = tuple(group)
-        yield from ((trigger,) for trigger in same) if kind in _UNITS else (same,)
 
 
 def at_the_end(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:

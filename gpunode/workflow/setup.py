@@ -46,6 +46,7 @@ class Asked:
         version: of gpunode; likewise ``argv`` and ``recipe_sha256`` for the journal alone.
         confirm: asked once, after the plan is told and before anything is done.
         pause: called between changes; raises Interrupted when the end was asked for.
+        started: when the command began, by the monotonic clock; 0 when it begins now.
         resume: the command with which the next boot goes on when a reboot is needed; empty reboots nothing.
     """
 
@@ -57,6 +58,7 @@ class Asked:
     confirm: Callable[[Sequence[StagePlan]], None] = _agree
     pause: Callable[[], None] = _go_on
     resume: tuple[str, ...] = ()
+    started: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def setup(
         Refused, DrainRequired, Undetermined: before anything was touched.
         ChangeFailed, Conflict, Busy, Interrupted: in the middle; the journal holds what was done.
     """
-    started = time.monotonic()
+    started = asked.started or time.monotonic()
     tell(Surveyed(recipe, facts))
     preview = plan(recipe, facts, host, asked.only)
     raise_refusal(preview)
@@ -116,7 +118,8 @@ def setup(
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not asked.allow_disruption:
         _refuse_disruption(preview, owed, facts, host)
-    asked.confirm(preview)
+    started += _waited_for(lambda: asked.confirm(preview))
+    unsettled = store.unsettled()
     run = store.begin(
         "setup",
         version=asked.version,
@@ -125,7 +128,7 @@ def setup(
         boot_id=known(facts.boot_id, ""),
         argv=asked.argv,
     )
-    course = _Course(recipe, host, Applier(host, run, tell, asked.pause), advance, asked, owed)
+    course = _Course(recipe, host, Applier(host, run, tell, asked.pause, unsettled), advance, asked, owed)
     try:
         course.go(facts)
     except GpunodeError as error:
@@ -138,6 +141,13 @@ def setup(
     run.commit("waiting" if waits else "done", "; ".join(wait.reason for wait in waits))
     seconds = time.monotonic() - started
     return SetupResult(preview, tuple(course.applied), tuple(course.settled), waits, run.id, seconds, course.facts)
+
+
+def _waited_for(answer: Callable[[], None]) -> float:
+    """How many seconds a person took to answer: no time of setup's."""
+    asked_at = time.monotonic()
+    answer()
+    return time.monotonic() - asked_at
 
 
 def _still_owed(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:

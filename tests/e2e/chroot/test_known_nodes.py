@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_a_capture_elsewhere_plans_what_the_node_itself_plans(
     assert elsewhere["result"]["steps"] == live.result["steps"]
 
 
-def _plan(folder: Path, capture: str) -> dict[str, object]:
+def _plan(folder: Path, capture: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "gpunode", "plan", "node.toml", "--node", capture, "--json"]
     environment = {**os.environ, "PYTHONPATH": os.fspath(PROJECT)}
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder, env=environment)

@@ -27,8 +27,8 @@ while :; do
   [ $status = 133 ] || exit $status
 done
 """
-# The node mounts the hardware itself: systemd-nspawn cannot bind below /proc and /sys. Then the driver is loaded,
-# as udev does on a machine whose devices are on the kernel's own bus.
+# The node mounts the hardware itself: systemd-nspawn cannot bind below /proc and /sys, and leaves most of /sys out.
+# Then the driver is loaded, as udev does on a machine whose devices are on the kernel's own bus.
 _COLDPLUG: Final = """\
 [Unit]
 Description=Load drivers for the devices of the lab
@@ -38,7 +38,10 @@ Before=sysinit.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-MOUNTSExecStart=-/usr/sbin/modprobe nvidia
+ExecStart=/bin/mount -o remount,bind,rw /sys
+ExecStart=/bin/mkdir -p /sys/module
+MOUNTSExecStart=/bin/mount -o remount,bind,ro /sys
+ExecStart=-/usr/sbin/modprobe nvidia
 
 [Install]
 WantedBy=sysinit.target

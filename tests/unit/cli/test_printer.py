@@ -95,6 +95,13 @@ def test_elsewhere_lines_are_plain_and_whole() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+def test_a_width_that_is_wished_for_holds_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = io.StringIO()
+    Printer(stream).put([line("word " * 20)])
+    assert max(map(len, stream.getvalue().splitlines())) <= 30
+
+
 def test_a_stream_of_another_encoding_gets_what_it_can_take() -> None:
     data = io.BytesIO()
     stream = io.TextIOWrapper(data, encoding="ascii")

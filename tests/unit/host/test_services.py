@@ -45,7 +45,8 @@ def unit(active: str = "active", pid: int = 1, load: str = "loaded", reload: str
 @pytest.fixture
 def systemd(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
     tools.add("systemctl", SYSTEMCTL)
-    tools.add("journalctl", "echo 'containerd: failed to load plugin'; echo 'containerd: exiting'")
+    # As with -r: the newest line first.
+    tools.add("journalctl", "echo 'containerd: exiting'; echo 'containerd: failed to load plugin'")
     (tools.folder / "unit").write_text(unit())
     monkeypatch.setattr(services, "_BOOTED", tmp_path)
     return tools
