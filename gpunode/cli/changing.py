@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpunode import __version__
 from gpunode.change import CommandChange
@@ -18,6 +20,7 @@ from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.workflow import rollback as undo
 from gpunode.workflow.converge import survey
+from gpunode.workflow.reboot import Resume
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import Report, verify
@@ -51,7 +54,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             allow_disruption=leave.allow_disruption,
             confirm=lambda plans: screen.confirm(plans, yes=leave.yes),
             pause=stop.pause,
-            resume=resume_command() if leave.reboot and not image else (),
+            resume=resumption() if leave.reboot and not image else None,
         )
         done = make(
             recipe,
@@ -71,15 +74,21 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     how.answer(_setup_envelope(recipe, done, report, failure))
 
 
-def resume_command() -> tuple[str, ...]:
-    """This very command for after the reboot: without --reboot, so that one run reboots at most once."""
-    typed = [word for word in sys.argv[1:] if word not in {"--reboot", "--yes", "-y"}]
-    return (sys.executable, *_how_python_finds_gpunode(), *typed, "--yes")
+def resumption() -> Resume:
+    """This very command for after the reboot: without --reboot, so that one run reboots at most once.
+
+    It speaks to whoever reads the unit's journal, so not in JSON.
+    """
+    typed = [word for word in sys.argv[1:] if word not in {"--reboot", "--yes", "-y", "--json"}]
+    return Resume((*_how_python_finds_gpunode(), *typed, "--yes"), str(Path.cwd()))
 
 
 def _how_python_finds_gpunode() -> tuple[str, ...]:
     program = sys.argv[0]
-    return ("-m", "gpunode") if program.endswith("__main__.py") else (program,)
+    if not program.endswith("__main__.py"):
+        return (sys.executable, str(Path.cwd() / program))
+    path = os.environ.get("PYTHONPATH")
+    return (*(("/usr/bin/env", f"PYTHONPATH={path}") if path else ()), sys.executable, "-m", "gpunode")
 
 
 def _reboot(reasons: Sequence[str], done: SetupResult, leave: Leave) -> RebootRequired:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpunode.change import Deferred, FileChange, Trigger, settle_order
 from gpunode.errors import ChangeFailed, DrainRequired, GpunodeError, Interrupted
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Facts, known
+from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, Settled
 from gpunode.journal.record import Result
 from gpunode.journal.store import Store
@@ -19,7 +19,7 @@ from gpunode.workflow.apply import Applier, at_the_end
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
 from gpunode.workflow.plan import plan
-from gpunode.workflow.reboot import UNIT, arrange
+from gpunode.workflow.reboot import UNIT, Resume, arrange
 from gpunode.workflow.transaction import resolved
 
 RUNNING_CONTAINERS = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
@@ -41,7 +41,7 @@ class Asked:
         version: of gpunode; likewise ``argv`` and ``recipe_sha256`` for the journal alone.
         confirm: asked once, after the plan is told and before anything is done.
         pause: called between changes; raises Interrupted when the end was asked for.
-        resume: the command with which the next boot goes on when a reboot is needed; empty reboots nothing.
+        resume: how the next boot goes on when a reboot is needed; None reboots nothing.
     """
 
     version: str
@@ -51,7 +51,7 @@ class Asked:
     allow_disruption: bool = False
     confirm: Callable[[Sequence[StagePlan]], None] = _agree
     pause: Callable[[], None] = _go_on
-    resume: tuple[str, ...] = ()
+    resume: Resume | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def setup(
     tell(Surveyed(recipe, facts))
     preview = plan(recipe, facts, host, asked.only)
     raise_refusal(preview)
-    owed = tuple(store.owed())
+    owed = tuple(trigger for trigger, at in store.owed().items() if not _settled_by_a_start(trigger, at, facts))
     tell(Previewed(preview))
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if not owed and not any(stage.changes for stage in preview) and not (waits and asked.resume):
@@ -107,7 +107,7 @@ def setup(
     if not asked.allow_disruption:
         _refuse_disruption(preview, host)
     asked.confirm(preview)
-    unsettled = store.unsettled()
+    unsettled = tuple(change for change in store.unsettled() if change.triggers & set(owed))
     run = store.begin(
         "setup",
         version=asked.version,
@@ -129,6 +129,15 @@ def setup(
     run.commit("waiting" if waits else "done", "; ".join(wait.reason for wait in waits))
     seconds = time.monotonic() - started
     return SetupResult(preview, tuple(course.applied), tuple(course.settled), waits, run.id, seconds, course.facts)
+
+
+def _settled_by_a_start(trigger: Trigger, at: float, facts: Facts) -> bool:
+    """Whether the unit was started since ``at`` by somebody else, or by a boot: it has read its files then."""
+    if trigger.kind not in {"reload", "restart"}:
+        return False
+    unit = facts.unit(trigger.target)
+    started_at = unit.value.started_at if isinstance(unit, Known) else None
+    return started_at is not None and started_at > at
 
 
 def _result(error: GpunodeError) -> Result:
