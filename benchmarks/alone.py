@@ -14,12 +14,18 @@ from benchmarks.measure import cost, row, side_by_side, title
 ROOT = Path(__file__).parent.parent
 SAMPLE = str(ROOT / "gpunode/samples/debian12-gtx1080")
 GPUNODE = (sys.executable, "-m", "gpunode")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+# Compiled modules are kept, as an installed gpunode's are, whatever this shell says.
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+    "PYTHONPATH": str(ROOT),
+    "PYTHONPYCACHEPREFIX": str(ROOT / "build/bench-pycache"),
+    "NO_COLOR": "1",
+}
 
 
 def startup(times: int = 15) -> None:
     """Processor time of the two commands that do nothing, as multiples of a Python that does nothing."""
-    title("Start-up: processor time, median of %d, in turns" % times)
+    title(f"Start-up: processor time, median of {times}, in turns")
     commands = {
         "python3 -c pass": (sys.executable, "-c", "pass"),
         "gpunode --version": (*GPUNODE, "--version"),

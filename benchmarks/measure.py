@@ -31,10 +31,10 @@ def cost(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Cost:
     This process must stay small: until a child calls exec, the kernel counts what it has of its parent's memory.
     """
     started = time.monotonic()
-    with open(os.devnull, "r+b") as nothing:
-        child = subprocess.Popen(argv, stdin=nothing, stdout=nothing, stderr=nothing, env=env)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
+    nothing = subprocess.DEVNULL
+    child = subprocess.Popen(argv, stdin=nothing, stdout=nothing, stderr=nothing, env=env)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
     wall = time.monotonic() - started
     return Cost(usage.ru_utime + usage.ru_stime, wall, usage.ru_maxrss / 1024, child.returncode)
 

@@ -36,7 +36,11 @@ _RECIPE_TABLES = {
 
 def pages() -> dict[Path, str]:
     """Every page that is made, whole or in part, with its text."""
-    whole = {FOLDER / "cli.md": cli(), FOLDER / "recipes.md": recipes()}
+    whole = {
+        FOLDER / "cli.md": cli(),
+        FOLDER / "exit-codes.md": exit_codes(),
+        FOLDER / "recipes.md": recipes(),
+    }
     return whole | {page: with_outputs(page.read_text("utf-8")) for page in _with_outputs()}
 
 
@@ -108,6 +112,20 @@ def _option(option: Any) -> str:
 
 def _cell(text: str | None) -> str:
     return (text or "").replace("|", "\\|")
+
+
+def exit_codes() -> str:
+    """The page of the exit codes, as the errors declare them."""
+    from gpunode import errors
+
+    rows = [f"| {code} | {_cell(meaning)} |" for code, meaning in errors.exit_codes()]
+    return "\n".join([_MADE, "# Exit codes", "", _EXIT_CODES_INTRO, "| exit | meaning |", "| --- | --- |", *rows, ""])
+
+
+_EXIT_CODES_INTRO = """\
+Every command ends with one of these. With `--json` the same number stands in the envelope as `exit_code`, and `status`
+names it in one word. A command whose reader went away (`gpunode plan | head`) ends with 141, as the shell has it.
+"""
 
 
 def recipes() -> str:

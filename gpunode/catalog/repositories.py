@@ -119,5 +119,5 @@ def repository_dir(distro: Distro) -> str:
 def is_old_toolkit_source(uri: str) -> bool:
     """Whether an apt source is one of the toolkit's former repositories, or its former folder per distribution."""
     inside = uri.removeprefix(f"{TOOLKIT_BASE}/")
-    former_folder = inside != uri and not inside.startswith(("stable/deb", "experimental/deb"))
+    former_folder = inside != uri and not f"{inside}/".startswith(("stable/deb/", "experimental/deb/"))
     return former_folder or f"{uri.rstrip('/')}/".startswith(_OLD_TOOLKIT_BASES)

@@ -67,7 +67,7 @@ def _typer_error(arguments: list[str], error: Exception) -> int:
     """Typer's own usage errors keep their text; anything else is a bug."""
     format_message = getattr(error, "format_message", None)
     if format_message is not None:
-        return _fail(arguments, UsageError(str(format_message()), hint="gpunode --help lists commands and options"))
+        return _fail(arguments, UsageError(str(format_message()), hint="`gpunode --help` lists commands and options"))
     if type(error).__name__ in {"Exit", "Abort"}:
         return int(getattr(error, "exit_code", 1))
     return _bug(arguments, error)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpunode import __version__
 from gpunode.change import CommandChange
@@ -20,7 +20,6 @@ from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.workflow import rollback as undo
 from gpunode.workflow.converge import survey
-from gpunode.workflow.reboot import Resume
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import Report, verify
@@ -37,6 +36,7 @@ class Leave:
 
 def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, leave: Leave) -> None:
     """Makes the node as the recipe wants it, and proves it."""
+    started = time.monotonic()
     check_steps(only)
     need_root("setup")
     recipe, place, named = wanted.read(), checked_root(root), gpus(gpu)
@@ -54,7 +54,8 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             allow_disruption=leave.allow_disruption,
             confirm=lambda plans: screen.confirm(plans, yes=leave.yes),
             pause=stop.pause,
-            resume=resumption() if leave.reboot and not image else None,
+            started=started,
+            resume=resume_command() if leave.reboot and not image else (),
         )
         done = make(
             recipe,
@@ -74,19 +75,19 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     how.answer(_setup_envelope(recipe, done, report, failure))
 
 
-def resumption() -> Resume:
+def resume_command() -> tuple[str, ...]:
     """This very command for after the reboot: without --reboot, so that one run reboots at most once.
 
     It speaks to whoever reads the unit's journal, so not in JSON.
     """
     typed = [word for word in sys.argv[1:] if word not in {"--reboot", "--yes", "-y", "--json"}]
-    return Resume((*_how_python_finds_gpunode(), *typed, "--yes"), str(Path.cwd()))
+    return (*_how_python_finds_gpunode(), *typed, "--yes")
 
 
 def _how_python_finds_gpunode() -> tuple[str, ...]:
     program = sys.argv[0]
     if not program.endswith("__main__.py"):
-        return (sys.executable, str(Path.cwd() / program))
+        return (sys.executable, program)
     path = os.environ.get("PYTHONPATH")
     return (*(("/usr/bin/env", f"PYTHONPATH={path}") if path else ()), sys.executable, "-m", "gpunode")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpunode import __version__, builtin
 from gpunode import recipe as recipes
 from gpunode.cli.boundary import Answered
-from gpunode.cli.compose import Wanted, checked_root, digest, see
+from gpunode.cli.compose import Wanted, checked_root, digest, recipe_at, see
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.human import Screen
 from gpunode.errors import (
@@ -205,7 +205,7 @@ def recipe_show(name: str, how: How) -> None:
 
 def recipe_check(file: str, how: How) -> None:
     """Says whether a recipe can be understood."""
-    found = builtin.read(file)
+    found = recipe_at(file)
     how.screen().recipe_is_good(file, found)
     how.answer(Envelope("recipe check", result={"recipe": found}))
 

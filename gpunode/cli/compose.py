@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpunode import builtin
-from gpunode.errors import Interrupted, Terminated, UsageError
+from gpunode.errors import Interrupted, RecipeError, Terminated, UsageError
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice
 from gpunode.host.port import HostView
-from gpunode.recipe import Recipe, parse, render
+from gpunode.recipe import Recipe, line_of, parse, render
+from gpunode.steps import STEPS
+from gpunode.steps.detect import DETECT
 
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _DEFAULT_RECIPES = {"containerd": "containerd", "docker": "docker", "none": "bare-metal", "": "bare-metal"}
@@ -37,7 +39,7 @@ class Wanted:
         Raises:
             RecipeError, UsageError: it cannot be understood.
         """
-        base = builtin.read(self.recipe or _DEFAULT_RECIPES.get(self.runtime, "bare-metal"))
+        base = recipe_at(self.recipe or _DEFAULT_RECIPES.get(self.runtime, "bare-metal"))
         wanted = replace(base, upgrade=self.upgrade)
         if self.runtime:
             name = _option("--runtime", "runtime", "name", self.runtime).runtime.name
@@ -46,6 +48,19 @@ class Wanted:
             version = _option("--driver", "driver", "version", self.driver).driver.version
             wanted = replace(wanted, driver=replace(wanted.driver, version=version))
         return wanted
+
+
+def recipe_at(place: str) -> Recipe:
+    """The recipe at ``place``, whose ``skip`` names steps that there are.
+
+    Raises:
+        RecipeError, UsageError: it cannot be understood.
+    """
+    found, ids = builtin.read(place), tuple(step.id for step in STEPS if step.id != DETECT.id)
+    if wrong := [step for step in found.skip if step not in ids]:
+        what = f"skip names {', '.join(wrong)}, which is no step that can be left out"
+        raise RecipeError(what, file=place, line=line_of(builtin.load(place), ("skip",)), key="skip", allowed=ids)
+    return found
 
 
 def _option(option: str, section: str, key: str, value: str) -> Recipe:

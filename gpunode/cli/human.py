@@ -10,11 +10,12 @@ from types import FrameType, TracebackType
 
 from gpunode.cli.screen import results
 from gpunode.cli.screen.checks import report_lines
+from gpunode.cli.screen.commands import again_command
 from gpunode.cli.screen.events import applied_lines, applying, settled_line, triggering
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.live import LiveLine
 from gpunode.cli.screen.node import node_line, status_lines
-from gpunode.cli.screen.plans import outlook, plan_lines, setup_command, stage_lines
+from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.cli.screen.text import BLANK, Line, Span, line, prose, span
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
@@ -54,19 +55,21 @@ class Screen:
         self._live = LiveLine(self._printer)
         self._node: tuple[Facts, Recipe] | None = None
         self._rehearsed = ""
-        self._undoing = False
+        self._undoing = self._said = False
 
     def __enter__(self) -> Screen:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        going_on = self._live.end()
+        if isinstance(error, GpunodeError):
+            self._mark_stopped()
+            if self._said:
+                self._put(BLANK)
         self._live.close()
-        if isinstance(error, GpunodeError) and going_on:
-            self._put(results.failure_lines(*going_on))
 
     def _put(self, *lines: Line) -> None:
         if not self._silent:
+            self._said = True
             self._printer.put(lines)
 
     def progress(self, progress: Progress) -> None:
@@ -85,6 +88,8 @@ class Screen:
                 self._preview(stages)
                 self._put(BLANK, line(span("setup", "bold"), span("  what would be done", "dim")))
             case Applying(step=step, changes=changes):
+                if step == "put-back":
+                    self._mark_stopped()
                 self._begin(applying(step, changes), announce=len(changes) > 1)
             case Triggering(triggers=triggers):
                 self._begin(triggering(triggers))
@@ -101,9 +106,15 @@ class Screen:
                 self._live.end()
                 self._put(settled_line(settled, rehearsed=rehearsed))
             case Told(text=text):
+                self._mark_stopped()
                 self._put(line(Span("  ! ", "warn"), *prose(text), hang=4))
             case _:
                 pass
+
+    def _mark_stopped(self) -> None:
+        """What was going on has failed, if anything was: what is told now is no part of it."""
+        if going_on := self._live.end():
+            self._put(results.stopped_line(*going_on))
 
     def _is_rehearsed_rollback(self, event: Event) -> bool:
         self._undoing = self._undoing or (isinstance(event, Applying) and event.step == "rollback")
@@ -111,9 +122,9 @@ class Screen:
 
     def _begin(self, title: str, *, announce: bool = False) -> None:
         """``title`` goes on; where no line moves, only what takes minutes is announced."""
-        self._printer.keep_going = True
         if self._rehearsed:
             return
+        self._printer.keep_going = True
         if announce and not self._printer.is_terminal:
             self._put(line(f"  {title} ..."))
         self._live.begin(title)
@@ -145,9 +156,10 @@ class Screen:
             return
         if self._silent or not sys.stdin.isatty():
             why = "--json asks nothing" if self._silent else "standard input is no terminal, so nobody can agree"
-            again = " ".join(("sudo gpunode", *self._argv, "--yes"))
             raise UsageError(
-                f"{verb} changes this machine and asks first", why=f"{why}; nothing was changed", hint=again
+                f"{verb} changes this machine and asks first",
+                why=f"{why}; nothing was changed",
+                hint=again_command(self._argv),
             )
         with _answers_to_signals():
             self._put(BLANK)
@@ -167,7 +179,7 @@ class Screen:
     ) -> None:
         """How setup ended."""
         self._live.close()
-        self._put(*results.setup_lines(recipe, done, report, failure, log))
+        self._put(*results.setup_lines(recipe, done, report, failure, log, self._argv))
         if failure and not self._silent and not isinstance(failure, RebootRequired):
             standard_error().put(error_lines(failure))
 
@@ -185,7 +197,7 @@ class Screen:
         if not done.setup.changed:
             self._put(*stage_lines(done.setup.preview, verbose=self._verbose), BLANK)
             self._put(line(span(f"nothing to do: the node is as recipe {recipe.name} wants it")))
-        self._put(*results.rehearsal_lines(done, self._rehearsed, setup_command(self._argv)))
+        self._put(*results.rehearsal_lines(done, self._rehearsed, self._argv))
 
     def status(self, facts: Facts, found: Status) -> None:
         """The node in one screen."""
@@ -202,7 +214,7 @@ class Screen:
     def rollback(self, done: RollbackResult) -> None:
         """What a rollback did."""
         self._live.close()
-        self._put(*results.rollback_lines(done))
+        self._put(*results.rollback_lines(done, self._argv))
 
     def captured(self, file: str, count: int, failed: Sequence[str]) -> None:
         """Where the capture is."""

@@ -1,7 +1,7 @@
 """Entries of the journal: what is written, how it is read back, what it undoes and owes. Pure.
 
-A journal is one JSON object a line, ``{"v":1,"sum":"…","entry":{…}}``; ``sum`` is taken over the bytes of ``entry`` as
-they stand. The bytes of files are not in it: a state names its backup object by sha256.
+A journal is one JSON object a line, ``{"v":1,"sum":"…","entry":{…}}``; ``sum`` is taken over the format and
+the bytes of ``entry`` as they stand. The bytes of files are not in it: a state names its backup object by sha256.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def digest(content: bytes) -> str:
 def encode(entry: Entry) -> bytes:
     """``entry`` as one line of a journal."""
     body = json.dumps(_plain(entry), separators=(",", ":")).encode()
-    return b'{"v":%d,"sum":"%s","entry":%s}\n' % (FORMAT, _checksum(body), body)
+    return b'{"v":%d,"sum":"%s","entry":%s}\n' % (FORMAT, _checksum(b"%d" % FORMAT, body), body)
 
 
 def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
@@ -185,8 +185,8 @@ def contents(change: Change) -> Iterator[bytes]:
                 yield state.content
 
 
-def _checksum(body: bytes) -> bytes:
-    return hashlib.sha256(body).hexdigest()[:16].encode()
+def _checksum(version: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(b"%s:%s" % (version, body)).hexdigest()[:16].encode()
 
 
 def _plain(value: object) -> object:
@@ -218,10 +218,10 @@ def _reading(hint: object) -> str:
 
 def _entry(line: bytes, load: Load, file: str, number: int) -> Entry:
     match = _LINE.fullmatch(line)
-    if match is None or _checksum(match[3]) != match[2]:
-        raise _damaged(file, number, "the line is not as it was written: its checksum does not match")
-    if int(match[1]) > FORMAT:
+    if match is not None and int(match[1]) > FORMAT:
         raise _damaged(file, number, f"a newer gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
+    if match is None or _checksum(match[1], match[3]) != match[2]:
+        raise _damaged(file, number, "the line is not as it was written: its checksum does not match")
     try:
         entry = _typed(json.loads(match[3]), load)
     except (ValueError, TypeError, KeyError) as error:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpunode.catalog.branches import ModuleFlavour
+from gpunode.catalog.driver import Choice
 from gpunode.change import PackageChange
-from gpunode.facts.model import Facts, known, need
+from gpunode.facts.model import Facts
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import (
@@ -11,11 +16,15 @@ from gpunode.steps.selection import (
     choice,
     family_of,
     installed_driver_packages,
-    own_gpus,
     prefix,
     version_matches,
     wants_driver,
 )
+
+_OTHER_FLAVOUR: Mapping[ModuleFlavour, ModuleFlavour] = {"open": "proprietary", "proprietary": "open"}
+# The library of nvidia-settings talks to any X driver, and what is no driver's depends on it: libhwloc-plugins (so
+# OpenMPI) and Chromium. Its purge would take those along.
+_STANDS_ALONE = "libxnvctrl"
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -32,10 +41,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if isinstance(chosen, Refusal):
         return chosen
     wanted = frozenset(found.driver_packages(chosen, recipe.driver.scope))
+    rival = found.dkms_package(replace(chosen, flavour=_OTHER_FLAVOUR[chosen.flavour]))
     old = {
         name: state
         for name, state in installed_driver_packages(facts).items()
-        if name not in wanted and branch_of(state.version) and not version_matches(state.version, prefix(chosen))
+        if name not in wanted and (name == rival or _is_other(name, state.version, chosen))
     }
     if not old:
         return Planned((), "no package of another driver is installed")
@@ -48,23 +58,13 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     versions = ", ".join(sorted({state.version for state in old.values()}))
     changes = tuple(PackageChange(name, state, None) for name, state in old.items())
     reason = f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}"
-    return Planned(changes, reason, _display(facts))
+    return Planned(changes, reason)
 
 
-def _display(facts: Facts) -> tuple[str, ...]:
-    """A warning when a display may hang on the card: compute-only driver packages show no desktop."""
-    driven = [d.address for d in own_gpus(known(facts.devices, ())) if d.class_code == "0300" and d.driver == "nvidia"]
-    desktop = need(facts.packages, "which packages are installed").keys() & {
-        "xserver-xorg-core",
-        "gdm3",
-        "sddm",
-        "xwayland",
-    }
-    if not driven or not desktop:
-        return ()
-    where, what = ", ".join(driven), ", ".join(sorted(desktop))
-    warning = f"a display may hang on {where} ({what} is installed), and the compute-only driver shows none"
-    return (f'{warning}; driver.scope = "full" in the recipe keeps it',)
+def _is_other(name: str, version: str, chosen: Choice) -> bool:
+    """Whether a package is of another driver version and cannot stand beside the chosen one."""
+    branch = branch_of(version)
+    return bool(branch) and not version_matches(version, prefix(chosen)) and not name.startswith(_STANDS_ALONE)
 
 
 CONFLICTS = Step("conflicts", "old drivers", "packages", plan)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from gpunode.catalog.gpus import lookup, vgpu_profile
-from gpunode.facts.model import Facts, PciDevice, Platform, need
+from gpunode.distros.family import Family
+from gpunode.facts.model import Facts, PciDevice, Platform, Unknown, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import PASSED_THROUGH, gpus, nvswitches, other_gpus, own_gpus, wants_driver
+from gpunode.steps.selection import PASSED_THROUGH, family_of, gpus, nvswitches, other_gpus, own_gpus, wants_driver
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}
+# What was looked at, by the probe that told: sysfs is read only where lspci does not answer.
+_LOOKED = {"lspci": "lspci", "pci-modalias": "/sys/bus/pci/devices (lspci is missing)"}
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -16,13 +19,31 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     platform = need(facts.platform, "what kind of machine this is")
     if not platform.owns_kernel:
         return _guest(recipe, platform)
+    if isinstance(found := _system(recipe, facts), Refusal):
+        return found
+    if platform.kind == "image" and not wants_driver(recipe, facts) and isinstance(facts.devices, Unknown):
+        return Planned((), "an image; its GPUs do not matter without a driver")
     devices = need(facts.devices, "which PCI devices there are")
     usable = own_gpus(devices)
     if not usable:
         return _no_gpu(devices, facts)
     if wants_driver(recipe, facts) and (profile := _vgpu(usable)):
         return _vgpu_guest(profile)
-    return Planned((), _describe(usable), _notes(devices))
+    return Planned((), _describe(usable) + _not_ours(devices), _notes(devices))
+
+
+def _system(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
+    """The distribution's family, which the driver needs; without a driver a system with apt is enough."""
+    if wants_driver(recipe, facts):
+        return family_of(facts)
+    distro = need(facts.distro, "which distribution this is")
+    if {distro.id, *distro.like} & {"debian", "ubuntu"}:
+        return None
+    return Refusal(
+        what=f"{distro.name} is not supported",
+        why=f"gpunode works with apt; /etc/os-release says ID={distro.id} VERSION_ID={distro.version_id}",
+        hint="install the driver and the container toolkit by hand, as NVIDIA's guides say",
+    )
 
 
 def _guest(recipe: Recipe, platform: Platform) -> Outcome:
@@ -51,15 +72,20 @@ def _no_gpu(devices: tuple[PciDevice, ...], facts: Facts) -> Refusal:
             why=f"{held}: bound to {PASSED_THROUGH}",
             hint="run gpunode inside the virtual machine, or unbind a GPU from vfio-pci first",
         )
-    others = ", ".join(f"{_FOREIGN[d.vendor]} {d.name or d.device} at {d.address}" for d in other_gpus(devices))
-    probe = getattr(facts.devices, "probe", "lspci")
-    looked = f"{probe} lists {len(devices)} devices, none of vendor 10de with class 0300 or 0302"
+    where = _LOOKED.get(facts.devices.probe, facts.devices.probe)
+    looked = f"{where} lists {len(devices)} PCI devices, none of vendor 10de with class 0300 or 0302"
     return Refusal(
         what="no NVIDIA GPU found",
-        why=looked + (f"; {others} is not NVIDIA's" if others else ""),
+        why=looked + _not_ours(devices),
         hint="check that the card is seated and powered and that the firmware lists it; for an image built for another "
         "machine name its GPUs: --root DIR --gpu 10de:1b80",
     )
+
+
+def _not_ours(devices: tuple[PciDevice, ...]) -> str:
+    """The GPUs of other makers, which are named and left alone."""
+    others = [f"{_FOREIGN[d.vendor]} {d.name or d.device} at {d.address}" for d in other_gpus(devices)]
+    return f"; not NVIDIA's: {', '.join(others)}" if others else ""
 
 
 def _vgpu(usable: tuple[PciDevice, ...]) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange
-from gpunode.facts.model import Facts, need
+from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import choice, family_of, matches, prefix, wants_driver
+from gpunode.steps.selection import choice, family_of, matches, own_gpus, prefix, wants_driver
+
+_SHOWS = frozenset({"nvidia", "nouveau"})
+_DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -24,7 +27,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     wanted = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
     if held := [name for name in wanted if name in packages and packages[name].held]:
         return Refusal(
-            what=f"{', '.join(held)} is held at another version than {prefix(chosen)}*",
+            what=f"{', '.join(held)} is held, and driver {prefix(chosen)}* asks for another version",
             why="somebody ran apt-mark hold on it; gpunode breaks no holds",
             hint=f"apt-mark unhold {' '.join(held)}, then run the command again",
         )
@@ -33,7 +36,22 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"driver {version} is installed; {chosen.reason}")
     after = KnownAfter(prefix(chosen), "driver")
     changes = tuple(PackageChange(name, packages.get(name), after) for name in wanted)
-    return Planned(changes, _reason(chosen, recipe))
+    is_new = any(not matches(packages.get(name), "") for name in wanted)
+    return Planned(changes, _reason(chosen, recipe), _display(recipe, facts) if is_new else ())
+
+
+def _display(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
+    """A warning when a display may hang on a card that gets a driver without display libraries."""
+    if recipe.driver.scope == "full":
+        return ()
+    packages = known(facts.packages, {})
+    cards = [d.address for d in own_gpus(known(facts.devices, ())) if d.class_code == "0300" and d.driver in _SHOWS]
+    desktop = sorted(name for name in _DESKTOP if matches(packages.get(name), ""))
+    if not cards or not desktop:
+        return ()
+    where, what = ", ".join(cards), ", ".join(desktop)
+    warning = f"a display may hang on {where} ({what} is installed), and the {recipe.driver.scope} driver shows none"
+    return (f'{warning}; driver.scope = "full" in the recipe keeps it',)
 
 
 def _reason(chosen: Choice, recipe: Recipe) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import Change, CommandChange, ModuleChange
-from gpunode.facts.model import Facts, Kernels, known, need
+from gpunode.facts.model import Facts, Kernels, LoadedDriver, ModuleFile, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step, Waits
-from gpunode.steps.selection import choice, prefix, wants_driver
+from gpunode.steps.selection import choice, is_version_of, prefix, wants_driver
 
 RIVALS = frozenset({"nouveau", "nova_core", "nova_drm"})
 
@@ -36,12 +36,13 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
 def missing_for(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
     """The wanted kernels for which no module of the chosen driver is on disk."""
     files = need(facts.module_files, "which NVIDIA modules are built")
-    wanted = prefix(chosen).rstrip("-")
-    return tuple(
-        kernel
-        for kernel in kernels.wanted
-        if not any(f.kernel == kernel and (not f.version or f.version.startswith(wanted)) for f in files)
-    )
+    built = {file.kernel for file in files if _is_of(file, chosen)}
+    return tuple(kernel for kernel in kernels.wanted if kernel not in built)
+
+
+def _is_of(file: ModuleFile, chosen: Choice) -> bool:
+    """Whether a module is of the chosen driver; one without a version proves that only where DKMS put it."""
+    return is_version_of(file.version, chosen) if file.version else file.dkms
 
 
 def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
@@ -55,18 +56,26 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
         return chosen
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
-        return _loaded(loaded.version, chosen)
+        return _loaded(loaded, chosen)
     if rivals := sorted(known(facts.modules, frozenset()) & RIVALS):
         reason = f"{', '.join(rivals)} still drives the GPU; it is blacklisted, so the next boot leaves the card free"
         return Waits("reboot", reason)
     return Planned((ModuleChange("nvidia", before=False, after=True),), "the module is not loaded")
 
 
-def _loaded(version: str, chosen: Choice) -> Outcome:
-    wanted = prefix(chosen).rstrip("-")
-    if version.startswith(wanted):
-        return Planned((), f"driver {version} is loaded")
-    return Waits("reboot", f"the kernel still runs driver {version}; {wanted}* is installed")
+def _loaded(loaded: LoadedDriver, chosen: Choice) -> Outcome:
+    present = f"driver {loaded.version}, {'open' if loaded.open_module else 'proprietary'} modules"
+    if is_loaded(loaded, chosen):
+        return Planned((), f"{present}, is loaded")
+    wanted = f"{chosen.exact or f'branch {chosen.branch}'}, {chosen.flavour} modules"
+    return Waits("reboot", f"the kernel still runs {present}; it is to run {wanted}")
+
+
+def is_loaded(loaded: LoadedDriver | None, chosen: Choice) -> bool:
+    """Whether the running kernel has the chosen driver, in version and flavour."""
+    if loaded is None or not is_version_of(loaded.version, chosen):
+        return False
+    return loaded.open_module == (chosen.flavour == "open")
 
 
 MODULE_BUILD = Step("module-build", "kernel module", "kernel", plan_build)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from gpunode.catalog.driver import Choice
 from gpunode.change import ServiceChange, ServiceState
-from gpunode.facts.model import Facts, Known, Unknown
+from gpunode.facts.model import Facts, Unknown, known
 from gpunode.recipe import Recipe
+from gpunode.steps.module import is_loaded
 from gpunode.steps.outcome import Outcome, Planned, Step
-from gpunode.steps.selection import wants_driver
+from gpunode.steps.selection import choice, wants_driver
 
 UNIT = "nvidia-persistenced.service"
 
@@ -21,11 +23,16 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     unit = fact.value
     if unit.masked:
         return Planned((), f"{UNIT} is masked", (f"{UNIT} is masked, so the first CUDA call after idle is slow",))
-    loaded = isinstance(facts.loaded_driver, Known) and facts.loaded_driver.value is not None
-    wanted = ServiceState(enabled=True, active=loaded or unit.state.active)
+    wanted = ServiceState(enabled=True, active=_driver_answers(recipe, facts) or unit.state.active)
     if unit.exists and _satisfied(unit.state, wanted):
         return Planned((), "enabled" + (" and running" if unit.state.active else "; it starts with the driver"))
     return Planned((ServiceChange(UNIT, unit.state, wanted),), "keeps the GPU initialised while nothing uses it")
+
+
+def _driver_answers(recipe: Recipe, facts: Facts) -> bool:
+    """Whether the loaded module is the installed driver's: the daemon cannot talk to one of another version."""
+    chosen = choice(recipe, facts)
+    return isinstance(chosen, Choice) and is_loaded(known(facts.loaded_driver, None), chosen)
 
 
 def _satisfied(state: ServiceState, wanted: ServiceState) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from gpunode.change import FileChange, FileState, PackageState
+from gpunode.catalog.driver import Choice
+from gpunode.change import FileChange, FileState
 from gpunode.distros.family import PIN_FILE
 from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import choice, family_of, wants_driver
+from gpunode.steps.selection import choice, family_of, pinned_by_package, wants_driver
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -25,12 +24,12 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return found
     if isinstance(chosen, Refusal):
         return chosen
-    packages = known(facts.packages, {})
-    if rival := _other_pinning_package(packages, chosen.branch):
+    pinned = pinned_by_package(known(facts.packages, {}))
+    if pinned and not _agree(pinned, chosen):
         return Refusal(
-            what=f"{rival} pins another driver branch",
-            why=f"this node needs branch {chosen.branch}: {chosen.reason}",
-            hint=f"apt-get purge {rival}, then run the command again",
+            what=f"nvidia-driver-pinning-{pinned} pins another driver",
+            why=f"this node is to get {_held(chosen.branch, chosen.exact)}: {chosen.reason}",
+            hint=f"apt-get purge nvidia-driver-pinning-{pinned}, then run the command again",
         )
     wanted = FileState(found.pin(chosen))
     present = need(facts.file(PIN_FILE), f"what {PIN_FILE} holds")
@@ -44,12 +43,10 @@ def _held(branch: int, exact: str) -> str:
     return exact or f"branch {branch}"
 
 
-def _other_pinning_package(packages: Mapping[str, PackageState], branch: int) -> str:
-    for name, state in packages.items():
-        pinned = name.removeprefix("nvidia-driver-pinning-")
-        if pinned != name and not state.config_files_only and pinned.partition(".")[0] != str(branch):
-            return name
-    return ""
+def _agree(pinned: str, chosen: Choice) -> bool:
+    """Whether both leave some version: one is the other, or the branch of it."""
+    wanted = chosen.exact or str(chosen.branch)
+    return f"{pinned}.".startswith(f"{wanted}.") or f"{wanted}.".startswith(f"{pinned}.")
 
 
 DRIVER_PIN = Step("driver-pin", "driver branch", "sources", plan)

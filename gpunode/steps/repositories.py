@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpunode.catalog.openpgp import fingerprints
 from gpunode.catalog.repositories import cuda_repository, is_old_toolkit_source, toolkit_repository
@@ -13,6 +13,9 @@ from gpunode.facts.model import AptSource, Facts, holds, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import family_of, wants_driver
+
+# apt reads keyrings as the user _apt.
+_FOR_ALL = 0o004
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,16 @@ class _Repository:
     keyring: str
     key: SigningKey
     is_former: Callable[[str], bool]
+    architecture: str
+
+    @property
+    def archive(self) -> str:
+        """The address as entries are compared by it."""
+        return self.plain(self.uri)
+
+    def plain(self, uri: str) -> str:
+        """``uri`` as apt compares it: its architecture put in, the slash at its end left out."""
+        return uri.replace("$(ARCH)", self.architecture).rstrip("/")
 
     @property
     def fingerprint(self) -> str:
@@ -47,16 +60,17 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
             hint='use a release that has one, or set driver.version = "none" and install the driver by hand',
         )
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
-    return _enabled(_Repository(row.base_url, row.list_file, row.keyring, key, _has_no_former), facts)
+    return _enabled(_Repository(row.base_url, row.list_file, row.keyring, key, _has_no_former, architecture), facts)
 
 
 def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     """The container toolkit's repository is enabled, signed by the key with the pinned fingerprint."""
     if not wants_toolkit(recipe):
         return Planned((), "no container runtime is asked for")
+    architecture = need(facts.architecture, "the architecture of this system")
     row = toolkit_repository(recipe.repositories.toolkit, recipe.repositories.toolkit_key)
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
-    return _enabled(_Repository(row.url, row.list_file, row.keyring, key, is_old_toolkit_source), facts)
+    return _enabled(_Repository(row.url, row.list_file, row.keyring, key, is_old_toolkit_source, architecture), facts)
 
 
 def _has_no_former(uri: str) -> bool:
@@ -75,11 +89,15 @@ def _enabled(repository: _Repository, facts: Facts) -> Outcome:
     rivals = tuple(source for source in sources if _is_rival(source, repository))
     if foreign := next((r for r in rivals if not _serves_nothing_else(r.file, repository, sources)), None):
         return _conflict(repository, foreign)
-    refresh = frozenset({Trigger("index-refresh", repository.list_file)})
+    leaving = {rival.file for rival in rivals}
+    staying = tuple(source for source in sources if source.file not in leaving)
+    if (written := _list(repository, staying, facts)) and _is_crowded(repository, sources):
+        return _crowded(repository)
+    refresh = frozenset({Trigger("index-refresh", _home(repository, staying))})
     changes = [
         *_removals(rivals, facts, refresh),
         *_keyring(repository, facts, refresh),
-        *_list(repository, facts, refresh),
+        *(replace(change, triggers=refresh) for change in written),
     ]
     signer = f"signed by the key …{repository.fingerprint[-16:]}"
     if not changes:
@@ -97,32 +115,42 @@ def _keyring(repository: _Repository, facts: Facts, refresh: frozenset[Trigger])
     if holds(fact, repository.key):
         return []
     present = need(fact, f"what {repository.keyring} holds")
-    if present is not None and _trusts(present.content, repository.key):
+    if present is not None and present.mode & _FOR_ALL and _trusts(present.content, repository.key):
         return []
     return [FileChange(repository.keyring, present, repository.key, refresh)]
 
 
 def _trusts(keyring: bytes, key: SigningKey) -> bool:
-    """Whether a keyring holds the wanted keys and no other."""
+    """Whether a keyring holds the wanted keys and no other, in the binary form that apt wants of a ``.gpg``."""
     try:
-        return frozenset(fingerprints(keyring)) == key.fingerprints
+        return keyring[:1] >= b"\x80" and frozenset(fingerprints(keyring)) == key.fingerprints
     except ValueError:
         return False
 
 
-def _list(repository: _Repository, facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
-    sources = need(facts.sources, "which apt sources there are")
-    if any(_names(source, repository) and source.signed_by == repository.keyring for source in sources):
+def _home(repository: _Repository, sources: Sequence[AptSource]) -> str:
+    """The list file that names the repository as it should be: a hand-made one, or gpunode's own."""
+    return next((s.file for s in sources if _is_right(s, repository)), repository.list_file)
+
+
+def _is_right(source: AptSource, repository: _Repository) -> bool:
+    return _names(source, repository) and source.signed_by == repository.keyring
+
+
+def _list(repository: _Repository, sources: Sequence[AptSource], facts: Facts) -> list[FileChange]:
+    """The list file, unless ``sources``, those that stay, name the archive rightly already."""
+    own = [source for source in sources if source.file == repository.list_file]
+    clashes = any(_names(source, repository) and not _is_right(source, repository) for source in own)
+    if not clashes and any(_is_right(source, repository) for source in sources):
         return []
     present = need(facts.file(repository.list_file), f"what {repository.list_file} holds")
     text = repository_list(repository.uri, "/", repository.keyring)
-    return [FileChange(repository.list_file, present, FileState(text), refresh)]
+    return [FileChange(repository.list_file, present, FileState(text))]
 
 
 def _names(source: AptSource, repository: _Repository) -> bool:
     """Whether an enabled entry is for this repository's packages."""
-    same = source.uri.rstrip("/") == repository.uri.rstrip("/")
-    return same and source.enabled and not source.source_package
+    return repository.plain(source.uri) == repository.archive and source.enabled and not source.source_package
 
 
 def _is_rival(source: AptSource, repository: _Repository) -> bool:
@@ -147,6 +175,22 @@ def _conflict(repository: _Repository, rival: AptSource) -> Refusal:
         why=f"apt refuses two Signed-By values for {repository.uri}: {rival.signed_by or 'none'} there, "
         f"{repository.keyring} here; the file serves other archives too, so gpunode does not remove it",
         hint=f"take line {rival.line} out of {rival.file}, then run the command again",
+    )
+
+
+def _is_crowded(repository: _Repository, sources: Sequence[AptSource]) -> bool:
+    """Whether the own list file names archives that have nothing to do with this one, such as by its key."""
+    own = [
+        source for source in sources if source.file == repository.list_file and source.signed_by != repository.keyring
+    ]
+    return not _serves_nothing_else(repository.list_file, repository, own)
+
+
+def _crowded(repository: _Repository) -> Refusal:
+    return Refusal(
+        what=f"{repository.list_file} serves other archives, too",
+        why=f"gpunode writes that file for {repository.uri} alone, and would take the others away",
+        hint="move the other entries into a file of their own, then run the command again",
     )
 
 

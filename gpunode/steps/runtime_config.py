@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from gpunode.change import (
@@ -41,15 +42,30 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     except Refused as refusal:
         return Refusal(refusal.what, refusal.why, refusal.hint)
     service = _service(row, facts)
+    notes = (*_masked(row, facts), *_notes(row, after or present))
     if after is None:
-        return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish), _notes(row, present))
-    changed = FileChange(row.config, present, after, frozenset({_trigger(row, recipe)}))
+        return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish), notes)
+    trigger = _trigger(row, present, after)
+    changed = FileChange(row.config, present, after, frozenset({trigger}))
     expectation = RuntimeExpectation(
         row.id, row.config, frozenset({(wish.handler, wish.binary)}), wish.handler if wish.default else None
     )
     reason = f"containers that ask for the runtime {wish.handler} get the GPU" + _default(wish)
-    disrupts = "docker containers" if row.id == "docker" and _trigger(row, recipe).kind == "restart" else ""
-    return Planned((changed, *service), reason, _notes(row, after), expectation, disrupts)
+    return Planned((changed, *service), reason, notes, expectation, _disrupts(trigger, present))
+
+
+def _disrupts(trigger: Trigger, present: FileState | None) -> str:
+    """What a restart stops: docker's containers, unless its file keeps them alive; containerd's go on."""
+    if trigger != Trigger("restart", "docker.service"):
+        return ""
+    text = present.content.decode("utf-8", "replace").strip() if present else ""
+    return "" if text and json.loads(text).get("live-restore") is True else "docker containers"
+
+
+def _masked(row: Runtime, facts: Facts) -> tuple[str, ...]:
+    fact = facts.unit(row.unit)
+    is_masked = isinstance(fact, Known) and fact.value.masked
+    return (f"{row.unit} is masked, so nothing reads {row.config} until it is unmasked",) if is_masked else ()
 
 
 def _notes(row: Runtime, state: FileState | None) -> tuple[str, ...]:
@@ -92,12 +108,13 @@ def _deferred(row: Runtime, fact: Unknown) -> Planned:
     return Planned((FileChange(row.config, None, promise, frozenset({Trigger("restart", row.unit)})),), reason)
 
 
-def _trigger(row: Runtime, recipe: Recipe) -> Trigger:
-    """A restart for containerd, which reads its file at start alone; dockerd reads runtimes again on SIGHUP.
+def _trigger(row: Runtime, before: FileState | None, after: FileState) -> Trigger:
+    """A restart for containerd, which reads its file at start alone; dockerd reads all but features again on SIGHUP.
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
     """
-    if row.id == "docker" and not recipe.runtime.cdi:
+    features_stay = row.inspect(before.content if before else None).cdi == row.inspect(after.content).cdi
+    if row.id == "docker" and features_stay:
         return Trigger("reload", row.unit)
     return Trigger("restart", row.unit)
 
@@ -107,7 +124,8 @@ def _service(row: Runtime, facts: Facts) -> tuple[Change, ...]:
     fact = facts.unit(row.unit)
     if not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
         return ()
-    wanted = ServiceState(enabled=True, active=True)
+    runs_here = need(facts.platform, "what kind of machine this is").is_live
+    wanted = ServiceState(enabled=True, active=runs_here or fact.value.state.active)
     return () if fact.value.state == wanted else (ServiceChange(row.unit, fact.value.state, wanted),)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.change import KnownAfter, PackageChange
-from gpunode.facts.model import Facts, need
+from gpunode.facts.model import Facts, Known, need
 from gpunode.recipe import Recipe
 from gpunode.runtimes import runtime
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
@@ -19,6 +19,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     for name in row.packages:
         if matches(packages.get(name), ""):
             return Planned((), f"{name} {packages[name].version} is installed")
+    unit = facts.unit(row.unit)
+    if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
+        return Planned((), f"{row.unit} is here, installed by other means than its package; it is not replaced")
     if recipe.runtime.install == "never":
         return Refusal(
             what=f"{row.id} is not installed",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 
 from gpunode.catalog import branches
 from gpunode.catalog.conflicts import driver_packages
@@ -15,10 +17,11 @@ from gpunode.distros import family
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, PciDevice, known, need
-from gpunode.recipe import Recipe
+from gpunode.recipe import Flavour, Recipe
 from gpunode.steps.outcome import Refusal
 
-_DRIVER_VERSION = re.compile(r"(\d{3})\.\d+")
+_PINNING = "nvidia-driver-pinning-"
+_DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 NVIDIA = "10de"
 # Display controllers: VGA compatible and 3D. The NVIDIA kernel module binds these and bridges of class 0680 alone
 # (nv-pci-table.c, open-gpu-kernel-modules).
@@ -72,22 +75,61 @@ def family_of(facts: Facts) -> Family | Refusal:
 
 
 def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
-    """The driver for this node's GPUs; one that is installed, still maintained and fits is kept."""
+    """The driver for this node's GPUs.
+
+    Where the recipe leaves the branch to gpunode, NVIDIA's pinning package has the first word, then the installed
+    driver: one that is still maintained and fits is kept.
+    """
     present = models(need(facts.devices, "which PCI devices there are"))
-    if not recipe.upgrade and (kept := _kept(recipe, facts, present)) is not None:
-        return kept
+    if recipe.driver.version == "auto":
+        pinned = pinned_by_package(known(facts.packages, {}))
+        if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
+            return replace(found, reason=f"{_PINNING}{pinned} is installed, and is respected")
+        if not pinned and not recipe.upgrade and (kept := _kept(recipe, facts, present)) is not None:
+            return kept
     return _as_refusal(choose(present, recipe.driver))
 
 
+def pinned_by_package(packages: Mapping[str, PackageState]) -> str:
+    """The branch or version that NVIDIA's pinning package holds; empty when none is installed."""
+    names = sorted(name for name in packages if matches(packages[name], ""))
+    return next(
+        (n.removeprefix(_PINNING) for n in names if n.startswith(f"{_PINNING}") and n[len(_PINNING)].isdigit()), ""
+    )
+
+
 def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
-    """The choice that the installed driver already is, when the recipe leaves the branch to gpunode."""
-    if recipe.driver.version != "auto":
+    """The choice that the installed driver already is: all of it, else what builds its kernel modules.
+
+    A driver that lacks a package is completed; only for that, nobody wants another branch or other modules.
+    """
+    found = family_of(facts)
+    fitting = [] if isinstance(found, Refusal) else list(_fitting(recipe, facts, present))
+    whole = (chosen for chosen in fitting if is_installed(facts, chosen, recipe))
+    begun = (
+        chosen for chosen in fitting if isinstance(found, Family) and _builds(found.dkms_package(chosen), chosen, facts)
+    )
+    chosen = next(chain(whole, begun), None)
+    if chosen is None:
         return None
+    kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, maintained and fits, so it is kept"
+    return replace(chosen, reason=kept)
+
+
+def _fitting(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Iterator[Choice]:
+    """What the installed branches that are maintained can be for these GPUs, in either flavour that may be used."""
+    flavours: tuple[Flavour, ...] = (
+        ("open", "proprietary") if recipe.driver.flavour == "auto" else (recipe.driver.flavour,)
+    )
     for branch in installed_branches(facts):
-        chosen = choose(present, replace(recipe.driver, version=str(branch)))
-        if isinstance(chosen, Choice) and _is_active(branch) and is_installed(facts, chosen, recipe):
-            return replace(chosen, reason=f"branch {branch} is installed, maintained and fits: kept; {chosen.reason}")
-    return None
+        for flavour in flavours if _is_active(branch) else ():
+            chosen = choose(present, replace(recipe.driver, version=str(branch), flavour=flavour))
+            if isinstance(chosen, Choice):
+                yield chosen
+
+
+def _builds(dkms_package: str, chosen: Choice, facts: Facts) -> bool:
+    return matches(known(facts.packages, {}).get(dkms_package), prefix(chosen))
 
 
 def _is_active(number: int) -> bool:
@@ -134,6 +176,11 @@ def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
 def prefix(chosen: Choice) -> str:
     """What the version of each driver package starts with, epoch left out."""
     return f"{chosen.exact}-" if chosen.exact else f"{chosen.branch}."
+
+
+def is_version_of(version: str, chosen: Choice) -> bool:
+    """Whether a driver's own version (``580.95.05``) is the chosen one; of a prebuilt module it is the branch alone."""
+    return f"{version}.".startswith(f"{chosen.exact or chosen.branch}.")
 
 
 def matches(state: PackageState | None, wanted: str) -> bool:

@@ -18,10 +18,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if not wants_toolkit(recipe):
         return Planned((), "no container runtime is asked for")
     packages = need(facts.packages, "which packages are installed")
-    wanted = _prefix(recipe, packages)
-    names = (
-        TOOLKIT_PACKAGES if recipe.upgrade else tuple(n for n in TOOLKIT_PACKAGES if not _right(packages, n, wanted))
-    )
+    wanted = _version(recipe, packages)
+    newer = recipe.upgrade and not wanted
+    names = TOOLKIT_PACKAGES if newer else tuple(n for n in TOOLKIT_PACKAGES if not _right(packages, n, wanted))
     if held := [name for name in names if name in packages and packages[name].held]:
         return Refusal(
             what=f"{', '.join(held)} is held",
@@ -30,14 +29,19 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         )
     if not names:
         return Planned((), f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages")
-    changes = tuple(PackageChange(name, packages.get(name), KnownAfter(wanted, "toolkit")) for name in names)
-    return Planned(changes, "containers get the GPU through it" + (f"; {wanted}* as the others" if wanted else ""))
+    # Without a pin apt takes the newest, so a version that is known is asked for by its whole name.
+    after = PackageState(wanted) if wanted else KnownAfter(why="toolkit")
+    changes = tuple(PackageChange(name, packages.get(name), after) for name in names)
+    return Planned(changes, "containers get the GPU through it" + (f"; all four at {wanted}" if wanted else ""))
 
 
-def _prefix(recipe: Recipe, packages: Mapping[str, PackageState]) -> str:
-    """What all four versions start with; empty when any version will do as long as it is one."""
+def _version(recipe: Recipe, packages: Mapping[str, PackageState]) -> str:
+    """The version of all four; empty when any will do as long as it is one.
+
+    NVIDIA's packages have had the revision 1 in every release (1.14.0 to 1.20.1).
+    """
     if recipe.toolkit.version != "auto":
-        return f"{recipe.toolkit.version}-"
+        return recipe.toolkit.version if "-" in recipe.toolkit.version else f"{recipe.toolkit.version}-1"
     if recipe.upgrade:
         return ""
     present = {packages[name].version for name in TOOLKIT_PACKAGES if matches(packages.get(name), "")}
@@ -46,8 +50,9 @@ def _prefix(recipe: Recipe, packages: Mapping[str, PackageState]) -> str:
 
 def _right(packages: Mapping[str, PackageState], name: str, wanted: str) -> bool:
     """Whether the package is as wanted; where any version will do, all four must still be of one."""
-    if wanted or not matches(packages.get(name), ""):
-        return matches(packages.get(name), wanted)
+    state = packages.get(name)
+    if state is None or state.config_files_only or wanted:
+        return state is not None and not state.config_files_only and state.version == wanted
     return len({packages[other].version for other in TOOLKIT_PACKAGES if matches(packages.get(other), "")}) == 1
 
 

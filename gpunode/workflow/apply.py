@@ -13,18 +13,22 @@ from gpunode.change import (
     FileState,
     PackageChange,
     RuntimeExpectation,
+    ServiceChange,
     Trigger,
     inverse,
     triggers,
 )
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host.port import Host, Settled
-from gpunode.journal.record import Intent
+from gpunode.journal.record import Failed, Intent
 from gpunode.journal.store import Run
+from gpunode.steps.outcome import Planned
 from gpunode.workflow.converge import StagePlan
 from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Triggering
 
 Pause = Callable[[], None]
+_UNITS = frozenset({"reload", "restart"})
+_RECOVERY = "recovery"
 
 
 @dataclass(slots=True)
@@ -74,9 +78,8 @@ class Applier:
                 if one.trigger in self._meant and not one.skipped:
                     self.host.confirm(self._meant[one.trigger])
         except ChangeFailed as failure:
-            if batch[0].kind not in {"reload", "restart"}:
-                raise
-            self._put_back(batch, failure)
+            if batch[0].kind in _UNITS:
+                self._put_back(batch, failure)
             raise
         for one in settled:
             self.run.settle(one.trigger, one.skipped)
@@ -84,38 +87,48 @@ class Applier:
             yield one
 
     def _put_back(self, failed: tuple[Trigger, ...], failure: ChangeFailed) -> None:
-        """Restores what the failed daemons read and has them start with it; ``failure`` then says what came of it."""
+        """Restores what the failed daemon read and has it start with that; ``failure`` then says how it went."""
+        units = ", ".join(trigger.target for trigger in failed)
         restored: list[str] = []
         try:
             for change in self._guilty(failed):
-                failure.why += self._keep_rejected(change)
-                if (back := inverse(change)) is not None:
-                    self.one("recovery", "put-back", back, failure.what)
-                    restored.append(change.path)
+                self._restore(change, failure)
+                restored.append(change.path)
             for one in self.host.trigger(failed):
                 self.run.settle(one.trigger, "with the former configuration")
                 self.tell(Triggered(one))
         except GpunodeError as second:
-            failure.why += f"\nput back: {', '.join(restored) or 'nothing'}; that did not help: {second.what}"
+            back_there = ", ".join(restored) or "nothing"
+            failure.why += f"\nput back: {back_there}; {units} does not come up with that either: {second.what}"
             failure.why += f"\n{second.why}"
             return
-        units = ", ".join(trigger.target for trigger in failed)
         if restored:
             failure.why += f"\nput back: {', '.join(restored)}; {units} runs with it again"
         else:
-            failure.why += f"\nno change of gpunode's was to blame; started once more, {units} runs"
+            failure.why += f"\nno file of gpunode's was to blame, so none was put back; started once more, {units} runs"
 
     def _guilty(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
-        """The changes, newest first, that owe one of the ``failed`` triggers."""
-        own = [entry.change for entry in reversed(self.run.entries()) if isinstance(entry, Intent)]
-        for change in (*own, *self.unsettled):
-            if isinstance(change, FileChange) and change.triggers & set(failed):
+        """The written changes, newest first, that owe one of the ``failed`` triggers."""
+        for change in (*self._written(), *self.unsettled):
+            if change.triggers & set(failed):
                 yield change
 
-    def _keep_rejected(self, change: FileChange) -> str:
-        if not isinstance(change.after, FileState):
-            return ""
-        return f"\nthe rejected {change.path} is kept as {self.run.keep(change.path, change.after.content)}"
+    def _written(self) -> list[FileChange]:
+        """The files that this run has written, newest first; those that it has put back already left out."""
+        entries = self.run.entries()
+        failed = {entry.seq for entry in entries if isinstance(entry, Failed)}
+        made = [entry for entry in entries if isinstance(entry, Intent) and entry.seq not in failed]
+        back = {entry.change for entry in made if entry.stage == _RECOVERY}
+        files = (e.change for e in reversed(made) if isinstance(e.change, FileChange) and e.stage != _RECOVERY)
+        return [change for change in files if inverse(change) not in back]
+
+    def _restore(self, change: FileChange, failure: ChangeFailed) -> None:
+        """The file is as before ``change``; what was rejected is kept, and ``failure`` says where."""
+        if isinstance(change.after, FileState):
+            kept = self.run.keep(change.path, change.after.content)
+            failure.why += f"\nthe rejected {change.path} is kept as {kept}"
+        if (back := inverse(change)) is not None:
+            self.one(_RECOVERY, "put-back", back, failure.what)
 
     def _batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
@@ -124,14 +137,26 @@ class Applier:
         for change in batch:
             step = plan.step_of(change)
             assert step is not None, "only packages come along as dependencies"
-            expectation = getattr(step.outcome, "expectation", None)
+            expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
             note = ""
             if expectation is not None and isinstance(change, FileChange):
                 note = self.host.check(expectation, change)
                 self._meant.update(dict.fromkeys(change.triggers, expectation))
-            self.one(
-                plan.stage, step.step.id, change, step.outcome.reason if hasattr(step.outcome, "reason") else "", note
-            )
+            reason = step.outcome.reason if isinstance(step.outcome, Planned) else ""
+            try:
+                self.one(plan.stage, step.step.id, change, reason, note)
+            except ChangeFailed as failure:
+                self._put_back_for(change, failure)
+                raise
+
+    def _put_back_for(self, change: Change, failure: ChangeFailed) -> None:
+        """A daemon that could not be started gets its former configuration back, too; it did not run before."""
+        if not isinstance(change, ServiceChange) or not change.after.active:
+            return
+        for one in self._written():
+            if any(trigger.target == change.unit for trigger in one.triggers):
+                self._restore(one, failure)
+                failure.why += f"\nput back: {one.path}"
 
     def one(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
         """Makes one change: realized, journaled with its backup, made, done."""
@@ -162,8 +187,8 @@ class Applier:
 
 
 def _together(trigger: Trigger) -> Trigger | str:
-    """What settles in one go: a daemon that fails must not have another one's files put back."""
-    return trigger if trigger.kind in {"reload", "restart"} else trigger.kind
+    """What settles in one go: units one by one, so that a daemon that fails has nobody else's files put back."""
+    return trigger if trigger.kind in _UNITS else trigger.kind
 
 
 def _batches(changes: Sequence[Change]) -> Iterator[tuple[Change, ...]]:

@@ -10,12 +10,17 @@ from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.distros.family import Family
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, known, need
 from gpunode.host.port import HostView
 from gpunode.recipe import Driver, Flavour, Recipe, Runtime, RuntimeName, Scope, Toolkit
 from gpunode.runtimes import RUNTIMES
 from gpunode.runtimes import Runtime as RuntimeRow
+from gpunode.steps import STEPS
+from gpunode.steps.detect import DETECT
+from gpunode.steps.outcome import Refusal
+from gpunode.steps.repair import REPAIR
 from gpunode.steps.selection import family_of, installed_branches, is_installed, models
+from gpunode.workflow.converge import raise_refusal
 from gpunode.workflow.plan import plan
 
 _FLAVOURS: tuple[Flavour, ...] = ("open", "proprietary")
@@ -26,6 +31,10 @@ def recipe_of(facts: Facts, host: HostView) -> Recipe:
     """A recipe whose first plan on this node is empty.
 
     Where the node's owner did by other means, or not at all, what a step does, the recipe skips that step.
+
+    Raises:
+        Refused: the node has no GPU of its own, or its dpkg was interrupted: no recipe is fulfilled by that.
+        Undetermined: evidence that a step needs is missing.
     """
     recipe = Recipe(
         name="from-node",
@@ -34,18 +43,33 @@ def recipe_of(facts: Facts, host: HostView) -> Recipe:
         toolkit=_toolkit(facts),
         runtime=_runtime(facts),
     )
-    left = [
-        s.step.id for stage in plan(recipe, facts, host) for s in stage.steps if s.changes or _is_refused(s.outcome)
-    ]
-    return replace(recipe, skip=tuple(left))
+    while left := _left(recipe, facts, host):
+        recipe = replace(recipe, skip=tuple(step.id for step in STEPS if step.id in {*recipe.skip, *left}))
+    return recipe
 
 
-def _is_refused(outcome: object) -> bool:
-    return hasattr(outcome, "exit_code")
+def _left(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
+    """The steps that would change something or refuse to; a refusal hides the steps after it."""
+    plans = plan(recipe, facts, host)
+    left = {s.step.id for stage in plans for s in stage.steps if s.changes or isinstance(s.outcome, Refusal)}
+    if DETECT.id in left:
+        raise_refusal(plans)
+    if REPAIR.id in left:
+        raise Refused(
+            "dpkg was interrupted on this node, so what is installed is not settled",
+            why="a package is not configured, or dpkg's journal holds work that was not done",
+            hint="dpkg --configure -a, then run the command again",
+        )
+    return frozenset(left)
 
 
 def _driver(facts: Facts) -> Driver:
-    """The installed branch, flavour and scope; ``none`` when no set of driver packages that gpunode knows is whole."""
+    """The installed branch, flavour and scope.
+
+    ``none`` where the driver comes from elsewhere, or no set of driver packages that gpunode knows is whole.
+    """
+    if not need(facts.platform, "what kind of machine this is").owns_kernel:
+        return Driver(version="none")
     present = models(known(facts.devices, ()))
     found = family_of(facts)
     if not isinstance(found, Family) or not present:

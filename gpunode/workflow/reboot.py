@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 
 from gpunode.change import CommandChange, FileChange, FileState, Trigger
 from gpunode.errors import UsageError
@@ -13,24 +14,15 @@ UNIT = RESUME_UNIT
 _NAME = UNIT.rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """The command with which the next boot goes on.
+def resume_unit(argv: Sequence[str], folder: str = "/") -> bytes:
+    """A unit that runs ``argv`` once, at the next boot; it goes even when gpunode fails, so nothing loops.
 
-    Attributes:
-        argv: carries no --reboot, for one run reboots at most once. What is still to be done then is told by the facts
-            of the new boot.
-        folder: where it was typed, so that a relative path in it means the same.
-    """
+    It waits for the whole boot: before that, daemons that are about to start would be found stopped.
+    ``argv`` carries no --reboot: one run reboots at most once. What is still to be done then is told by the facts of
+    the new boot. It runs in ``folder``, where the paths of ``argv`` begin, if that is there then.
 
-    argv: tuple[str, ...]
-    folder: str = "/"
-
-
-def resume_unit(resume: Resume) -> bytes:
-    """A unit that goes on once, at the next boot; it goes even when gpunode fails, so nothing loops.
-
-    It waits for the whole boot: before that, daemons which are about to start would be found stopped.
+    Raises:
+        UsageError: a word cannot stand in a unit.
     """
     return f"""# Written by gpunode: it goes on with a setup that needed a reboot, then removes this unit.
 [Unit]
@@ -40,8 +32,8 @@ After=network-online.target multi-user.target
 
 [Service]
 Type=oneshot
-WorkingDirectory=-{_specifiers(resume.folder)}
-ExecStart={" ".join(map(_quoted, resume.argv))}
+WorkingDirectory=-{_plain(folder).replace("%", "%%")}
+ExecStart={" ".join(map(_quoted, argv))}
 ExecStopPost=/bin/systemctl disable {_NAME}
 ExecStopPost=/bin/rm -f {UNIT}
 TimeoutStartSec=infinity
@@ -53,25 +45,27 @@ WantedBy=multi-user.target
 
 def _quoted(word: str) -> str:
     """``word`` as systemd.syntax(7) and systemd.service(5) want it: quoted, ``%`` and ``$`` not expanded."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
-    return f'"{_specifiers(escaped)}"'
+    escaped = _plain(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
 
 
-def _specifiers(word: str) -> str:
-    """``word`` with no specifier in it (systemd.unit(5))."""
-    if any(ord(char) < 32 for char in word):
+def _plain(word: str) -> str:
+    # Lone surrogates are the bytes of an argument that is not UTF-8; systemd passes over lines that are not.
+    if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in word):
         raise UsageError(
-            f"{word!r} cannot stand in a systemd unit", hint="run setup without --reboot and reboot by hand"
+            f"{word!r} cannot stand in a systemd unit",
+            why="it holds a control character, or is not UTF-8",
+            hint="run setup without --reboot and reboot by hand",
         )
-    return word.replace("%", "%%")
+    return word
 
 
-def arrange(applier: Applier, resume: Resume, present: FileState | None) -> None:
-    """The next boot goes on with ``resume``; journaled as every change is.
+def arrange(applier: Applier, argv: Sequence[str], present: FileState | None) -> None:
+    """The next boot goes on with ``argv``; journaled as every change is.
 
     Args:
         applier: of the run.
-        resume: the command.
+        argv: the command.
         present: the unit of an earlier run, when it is still there.
 
     Raises:
@@ -79,7 +73,9 @@ def arrange(applier: Applier, resume: Resume, present: FileState | None) -> None
     """
     why = "setup goes on after the reboot"
     reload = frozenset({Trigger("daemon-reload")})
-    applier.one("kernel", "reboot", FileChange(UNIT, present, FileState(resume_unit(resume)), reload), why)
+    applier.one(
+        "kernel", "reboot", FileChange(UNIT, present, FileState(resume_unit(argv, str(Path.cwd()))), reload), why
+    )
     applier.settle([Trigger("daemon-reload")])
     enable = CommandChange(("systemctl", "enable", _NAME), why, ("systemctl", "disable", _NAME))
     applier.one("kernel", "reboot", enable, why)

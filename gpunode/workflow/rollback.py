@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpunode.change import Change, FileChange, FileState, diff, subject, triggers
-from gpunode.errors import Conflict, GpunodeError, UsageError
+from gpunode.change import Change, FileChange, FileState, Trigger, diff, subject, triggers
+from gpunode.errors import Conflict, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.facts.evidence import Capture, Probe
+from gpunode.facts.model import Unknown
 from gpunode.host.port import Host, Settled
 from gpunode.journal.record import RunSummary, undo
 from gpunode.journal.store import Store
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import Observer
+from gpunode.workflow.setup import refuse_while_running
+
+_RESTARTS_DOCKER = Trigger("restart", "docker.service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +43,18 @@ class RollbackResult:
 
 
 def choose(store: Store, run: str = "") -> RunSummary:
-    """The run to undo: the one named, by its id or number, else the newest that is not undone.
+    """The run to undo: the one named, by its id or number, else the newest setup that is not undone.
 
     Raises:
         UsageError: there is none.
     """
     runs = store.runs()
     if not run:
-        if (newest := store.newest()) is not None:
+        # A rollback is undone by its name alone: asked twice, the command goes back, and not to and fro.
+        if (newest := store.newest(verb="setup")) is not None:
             return newest
-        raise UsageError("there is nothing to roll back", why="no run of gpunode is recorded on this node")
+        why = "every recorded setup is rolled back already" if runs else "no run of gpunode is recorded on this node"
+        raise UsageError("there is nothing to roll back", why=why, hint="gpunode rollback --list")
     for candidate in runs:
         if run in (candidate.run, candidate.run.partition("-")[0].lstrip("0")):
             return candidate
@@ -65,6 +71,8 @@ def undoing(store: Store, host: Host, of: str, *, force: bool = False) -> Undoin
     Raises:
         Conflict: a later run touched a file of it, or somebody edited one since; ``force`` overrules the latter, the
             present version being backed up as any other.
+        DrainRequired: docker would be restarted while containers run; ``force`` overrules that, too.
+        Undetermined: a file, or what docker runs, cannot be read.
     """
     back = tuple(change for change in undo(store.read(of)) if isinstance(change, FileChange))
     _refuse_later(store, of, back)
@@ -79,6 +87,8 @@ def undoing(store: Store, host: Host, of: str, *, force: bool = False) -> Undoin
             raise _edited(change, now)
         changes.append(FileChange(change.path, now, change.after, change.triggers))
         states[change.path] = change.after if isinstance(change.after, FileState) else None
+    if _RESTARTS_DOCKER in triggers(changes) and not force:
+        refuse_while_running(Unknown("not asked", "units"), host, "go on with --force")
     return Undoing(of, tuple(changes))
 
 
@@ -87,7 +97,11 @@ def _present(host: Host, path: str) -> FileState | None:
     if capture.outcome == "absent":
         return None
     if capture.outcome != "ok" or capture.ownership is None:
-        raise UsageError(f"{path} cannot be read: {capture.error or capture.outcome}", hint="run as root")
+        raise Undetermined(
+            f"{path} cannot be read, so whether somebody edited it is not known",
+            why=capture.error or capture.outcome,
+            hint=f"look at it with `ls -l {path}`, then run the command again",
+        )
     owner = capture.ownership
     return FileState(capture.data, owner.mode, owner.uid, owner.gid)
 
@@ -139,7 +153,7 @@ def rollback(
             applier.one("runtime", "rollback", change, f"as it was before {undone.of}")
         settled = applier.settle(triggers(undone.changes))
     except GpunodeError as error:
-        run.commit("failed", error.what)
+        run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
         raise
     run.commit("done")
     return RollbackResult(undone.of, run.id, undone.changes, settled)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gpunode.change import Deferred, FileChange, Trigger, settle_order
-from gpunode.errors import ChangeFailed, DrainRequired, GpunodeError, Interrupted
+from gpunode.errors import ChangeFailed, DrainRequired, GpunodeError, Interrupted, Undetermined
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Facts, Known, known
-from gpunode.host.port import Host, Settled
+from gpunode.facts.model import Fact, Facts, Known, Unit, known
+from gpunode.host.port import Host, HostView, Settled
 from gpunode.journal.record import Result
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
@@ -19,9 +20,13 @@ from gpunode.workflow.apply import Applier, at_the_end
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
 from gpunode.workflow.plan import plan
-from gpunode.workflow.reboot import UNIT, Resume, arrange
+from gpunode.workflow.reboot import UNIT, arrange, resume_unit
 from gpunode.workflow.transaction import resolved
 
+_RESTARTS_DOCKER = Trigger("restart", "docker.service")
+# docker 20 to 28: "Is the docker daemon running?"; docker 29: "check … if the daemon is running".
+_NO_DAEMON = re.compile(r"daemon (?:is )?running")
+_HEADERS = re.compile(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
 RUNNING_CONTAINERS = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
 
 
@@ -41,7 +46,8 @@ class Asked:
         version: of gpunode; likewise ``argv`` and ``recipe_sha256`` for the journal alone.
         confirm: asked once, after the plan is told and before anything is done.
         pause: called between changes; raises Interrupted when the end was asked for.
-        resume: how the next boot goes on when a reboot is needed; None reboots nothing.
+        started: when the command began, by the monotonic clock; 0 when it begins now.
+        resume: the command with which the next boot goes on when a reboot is needed; empty reboots nothing.
     """
 
     version: str
@@ -51,7 +57,8 @@ class Asked:
     allow_disruption: bool = False
     confirm: Callable[[Sequence[StagePlan]], None] = _agree
     pause: Callable[[], None] = _go_on
-    resume: Resume | None = None
+    resume: tuple[str, ...] = ()
+    started: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +102,23 @@ def setup(
         Refused, DrainRequired, Undetermined: before anything was touched.
         ChangeFailed, Conflict, Busy, Interrupted: in the middle; the journal holds what was done.
     """
-    started = time.monotonic()
+    started = asked.started or time.monotonic()
     tell(Surveyed(recipe, facts))
     preview = plan(recipe, facts, host, asked.only)
     raise_refusal(preview)
-    owed = tuple(trigger for trigger, at in store.owed().items() if not _settled_by_a_start(trigger, at, facts))
+    if asked.resume:
+        resume_unit(asked.resume)  # what cannot stand in a unit is told now, not after the changes
+    if recipe.upgrade and preview[0].changes == ():
+        host.trigger((Trigger("index-refresh"),))
+        preview = plan(recipe, facts, host, asked.only)
+    owed = _still_owed(store.owed(), facts)
     tell(Previewed(preview))
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if not owed and not any(stage.changes for stage in preview) and not (waits and asked.resume):
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not asked.allow_disruption:
-        _refuse_disruption(preview, host)
-    asked.confirm(preview)
+        _refuse_disruption(preview, owed, facts, host)
+    started += _waited_for(lambda: asked.confirm(preview))
     unsettled = tuple(change for change in store.unsettled() if change.triggers & set(owed))
     run = store.begin(
         "setup",
@@ -131,13 +143,23 @@ def setup(
     return SetupResult(preview, tuple(course.applied), tuple(course.settled), waits, run.id, seconds, course.facts)
 
 
-def _settled_by_a_start(trigger: Trigger, at: float, facts: Facts) -> bool:
-    """Whether the unit was started since ``at`` by somebody else, or by a boot: it has read its files then."""
-    if trigger.kind not in {"reload", "restart"}:
-        return False
+def _waited_for(answer: Callable[[], None]) -> float:
+    """How many seconds a person took to answer: no time of setup's."""
+    asked_at = time.monotonic()
+    answer()
+    return time.monotonic() - asked_at
+
+
+def _still_owed(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
+    """What an earlier run left owed, without the units that were started since: they have read what it wrote."""
+    return tuple(trigger for trigger, since in owed.items() if not _is_younger(trigger, since, facts))
+
+
+def _is_younger(trigger: Trigger, since: float, facts: Facts) -> bool:
     unit = facts.unit(trigger.target)
-    started_at = unit.value.started_at if isinstance(unit, Known) else None
-    return started_at is not None and started_at > at
+    if trigger.kind not in {"reload", "restart"} or not isinstance(unit, Known):
+        return False
+    return unit.value.started_at is not None and unit.value.started_at > since
 
 
 def _result(error: GpunodeError) -> Result:
@@ -176,10 +198,17 @@ class _Course:
     def _exact(self, facts: Facts, stage: StagePlan) -> StagePlan:
         exact = resolved(stage, known(facts.packages, {}), self.host.simulate)
         if exact.unresolved:
+            # A fresh image has no index of its distribution at all, and an old one names what is gone.
+            self.applier.tell(Told("the package index lacks what the plan asks for; the whole index is refreshed"))
+            self.settled += self.applier.settle([Trigger("index-refresh")])
+            exact = resolved(stage, known(facts.packages, {}), self.host.simulate)
+        if exact.unresolved:
             raise ChangeFailed(
                 "apt cannot install what the plan asks for; no package was touched",
                 why=exact.unresolved,
-                hint="`apt-get update` and the sources of this node first; then run the command again",
+                hint=_missing_headers(exact.unresolved)
+                or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
+                "  apt-cache policy\n  apt-mark showhold\nthen run the same command again",
             )
         return exact
 
@@ -194,7 +223,8 @@ class _Course:
 
     def _prove(self, facts: Facts, stage: StagePlan) -> None:
         """Planned again, a stage that was applied has nothing left to do; else a tool said yes and did not do it."""
-        left = plan_stage(self.recipe, facts, stage.stage, self.asked.only)
+        # An upgrade asks for the newest every time; what it must leave behind is what a plain setup wants.
+        left = plan_stage(replace(self.recipe, upgrade=False), facts, stage.stage, self.asked.only)
         for step in left.steps:
             changes = [change for change in step.changes if not _is_unsettled(change)]
             if changes and isinstance(step.outcome, Planned):
@@ -205,25 +235,47 @@ class _Course:
                 )
 
 
+def _missing_headers(problem: str) -> str:
+    """What to do when the archive has no headers any more for a kernel that is installed."""
+    if (found := _HEADERS.search(problem)) is None:
+        return ""
+    return (
+        f"the archive has no {found[0]} any more: install the newest kernel (apt-get install linux-image-amd64 on "
+        "Debian, linux-image-generic on Ubuntu), reboot into it, then run the command again"
+    )
+
+
 def _is_unsettled(change: object) -> bool:
     return isinstance(change, FileChange) and isinstance(change.after, Deferred)
 
 
-def _refuse_disruption(preview: Sequence[StagePlan], host: Host) -> None:
+def _refuse_disruption(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: Facts, host: Host) -> None:
     """Raises when going on would stop running containers; they are named."""
-    stopping = [
-        step.outcome.disrupts
-        for stage in preview
-        for step in stage.steps
-        if isinstance(step.outcome, Planned) and step.outcome.disrupts
-    ]
-    if not stopping:
-        return
+    steps = (step.outcome for stage in preview for step in stage.steps)
+    if _RESTARTS_DOCKER in owed or any(isinstance(outcome, Planned) and outcome.disrupts for outcome in steps):
+        refuse_while_running(facts.unit(_RESTARTS_DOCKER.target), host, "go on with --allow-disruption")
+
+
+def refuse_while_running(docker: Fact[Unit], host: HostView, otherwise: str) -> None:
+    """Nothing, unless docker runs containers, which its restart would stop.
+
+    Raises:
+        DrainRequired: it does; they are named.
+        Undetermined: docker runs and does not say.
+    """
     running = host.look(RUNNING_CONTAINERS)
     names = [line.partition(" ")[2] for line in running.text.splitlines() if line.strip()]
     if running.outcome == "ok" and names:
         raise DrainRequired(
-            f"going on would stop {len(names)} running {stopping[0]}",
+            f"going on would stop {len(names)} running docker containers",
             why=f"running: {', '.join(names)}",
-            hint="drain them first, or go on with --allow-disruption",
+            hint=f"drain them first, or {otherwise}",
+        )
+    is_down = running.outcome == "absent" or (isinstance(docker, Known) and not docker.value.state.active)
+    is_down = is_down or _NO_DAEMON.search(running.error) is not None
+    if running.outcome != "ok" and not is_down:
+        raise Undetermined(
+            "cannot tell which docker containers run, and going on would stop them",
+            why=f"{running.source}: {running.outcome}; {running.error.strip()[:500]}",
+            hint=f"make `docker ps` answer, or {otherwise}",
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.host.apt_plan import unplanned
 from gpunode.host.port import Simulation
+from gpunode.steps.selection import branch_of
 from gpunode.workflow.converge import StagePlan, StepPlan
 
 Simulate = Callable[[Sequence[PackageChange]], Simulation | None]
@@ -52,9 +54,11 @@ def resolve(changes: Sequence[PackageChange], installed: Mapping[str, PackageSta
     if final is None or final.problem:
         return Transaction(tuple(changes), problem=final.problem if final else "")
     replaced = frozenset(change.name for change in purges) & brought
-    if wrong := unplanned([*meant, *_replacements(purges, replaced), *_parts_of_old(final, installed, meant)], final):
+    leaving = _parts_of_old(final, installed, meant) if purges else []
+    wrong = unplanned([*meant, *_replacements(purges, replaced), *leaving], final)
+    if wrong := (*wrong, *_of_another_branch(brings, final)):
         raise Refused(
-            "apt would do something else than what was planned; nothing was changed",
+            "apt would do something else than what was planned; no package was touched",
             why="\n".join(wrong),
             hint="look at it with `gpunode plan -v`; a hold, a pin or a third-party package usually asks for this",
         )
@@ -63,6 +67,20 @@ def resolve(changes: Sequence[PackageChange], installed: Mapping[str, PackageSta
 
 def _replacements(purges: Sequence[PackageChange], names: frozenset[str]) -> list[PackageChange]:
     return [replace(change, after=KnownAfter(why="replaced")) for change in purges if change.name in names]
+
+
+def _of_another_branch(brings: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
+    """Driver packages that come along as dependencies and are of a branch that no step chose."""
+    wanted = {branch_of(change.after.prefix) for change in brings if _is_driver(change.after)}
+    names = driver_packages(action.name for action in simulation.actions if action.verb == "install")
+    for action in simulation.actions:
+        branch = branch_of(action.version) if wanted and action.name in names else 0
+        if branch and branch not in wanted:
+            yield f"apt would install {action.name} {action.version}, which is of another driver branch"
+
+
+def _is_driver(after: PackageState | KnownAfter | None) -> TypeGuard[KnownAfter]:
+    return isinstance(after, KnownAfter) and after.why == "driver"
 
 
 def _parts_of_old(

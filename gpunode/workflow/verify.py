@@ -17,7 +17,7 @@ from gpunode.host.port import HostView
 from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import Configured, Runtime, runtime
 from gpunode.steps.outcome import Refusal
-from gpunode.steps.selection import choice, family_of, wants_driver
+from gpunode.steps.selection import choice, family_of, matches, wants_driver
 from gpunode.workflow.plan import plan
 
 Status: TypeAlias = Literal["passed", "failed", "not run"]
@@ -172,7 +172,7 @@ def _package_version(recipe: Recipe, facts: Facts) -> str | None:
         return None
     packages = known(facts.packages, {})
     names = found.driver_packages(chosen, recipe.driver.scope)
-    return next((packages[name].version for name in names if name in packages), None)
+    return next((packages[name].version for name in names if matches(packages.get(name), "")), None)
 
 
 def _device_nodes(facts: Facts, inventory: Inventory | None) -> Iterator[Check]:

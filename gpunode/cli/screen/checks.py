@@ -25,7 +25,7 @@ def check_lines(checks: Sequence[Check]) -> Iterator[Line]:
         detail = f"not run: {check.detail}" if check.status == "not run" else check.detail
         yield line(MARKS[check.status], span(title, style), "  ", span(detail, "dim" if style == "dim" else ""),
                    hang=width + 4)  # fmt: skip
-        if check.status == "failed" and check.hint:
+        if check.status == "failed" and check.hint.strip():
             yield from indented(next_lines(check.hint), 4)
 
 

@@ -8,7 +8,21 @@ from gpunode.cli.screen.text import Line, Span, Style, indented, line, prose, sp
 from gpunode.errors import GpunodeError
 
 _PROGRAMS = frozenset(
-    {"sudo", "gpunode", "systemctl", "apt-get", "apt-mark", "dkms", "modprobe", "mount", "curl", "ps"}
+    {
+        "sudo",
+        "gpunode",
+        "systemctl",
+        "apt-get",
+        "apt-mark",
+        "dkms",
+        "modprobe",
+        "mount",
+        "curl",
+        "ps",
+        "journalctl",
+        "dmesg",
+        "containerd",
+    }
 )
 
 # Lines of a cause that gpunode says itself, after what a tool said.
@@ -21,7 +35,7 @@ def error_lines(error: GpunodeError) -> Iterator[Line]:
     yield line(span("gpunode: ", "bad"), span(first, "bad"), hang=2)
     yield from indented([line(span(text)) for text in rest], 2)
     yield from _why(error.why)
-    if error.hint:
+    if error.hint.strip():
         yield from indented(next_lines(error.hint), 2)
 
 
@@ -35,14 +49,11 @@ def _why(text: str) -> Iterator[Line]:
 
 def next_lines(hint: str) -> tuple[Line, ...]:
     """What to do next; a command that stands on a line of its own stays there."""
-    first, *rest = hint.split("\n")
-    head = line(span("next: ", "bold"), *prose(first, "command" if _is_command(first) else ""), hang=6)
-    return (head, *indented([line(*prose(text, _own_line(text))) for text in rest if text.strip()], 6))
+    first, *rest = (text.strip() for text in hint.split("\n") if text.strip())
+    head = line(span("next: ", "bold"), *prose(first, _hint_style(first)), hang=6)
+    return (head, *indented([line(*prose(text, _hint_style(text))) for text in rest], 6))
 
 
-def _is_command(text: str) -> bool:
-    return text.split(" ", 1)[0] in _PROGRAMS
-
-
-def _own_line(text: str) -> Style:
-    return "" if text.startswith("(") else "command"
+def _hint_style(text: str) -> Style:
+    """A line that is a command and nothing but that is set off as one."""
+    return "command" if text.split(" ", 1)[0] in _PROGRAMS and ", " not in text else ""

@@ -106,7 +106,8 @@ def _gpu_rows(found: Status) -> Iterator[Line]:
             reading, fault = gpu.faults[0]
             yield line(MARKS["failed"], f"{reading}: {fault.meaning}", hang=2)
     for gpu in told.values():
-        yield line(f"{gpu.pci}  {gpu.name}", *_answers(gpu), hang=2)
+        place = gpu.pci if isinstance(gpu.pci, str) else f"NVML {gpu.index}"
+        yield line(f"{place}  {gpu.name if isinstance(gpu.name, str) else '?'}", *_answers(gpu), hang=2)
     if not found.gpus and not told:
         yield line(span("no NVIDIA GPU on the PCI bus", "warn"))
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from gpunode.change import FileChange, ModuleChange, PackageChange, ServiceChange, Trigger, settle_order
 from gpunode.cli.screen.changes import change_lines, package_lines, tally
+from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, prose, span
 from gpunode.cli.screen.words import MARKS, bare, count, owed, sentence
@@ -17,7 +17,6 @@ from gpunode.steps.outcome import Planned, Refusal, Waits
 from gpunode.workflow.converge import StagePlan, StepPlan
 
 _TITLE = max(len(step.title) for step in STEPS)
-_ONLY_FOR_PLAN = ("--check", "--json", "-v", "--verbose")
 
 
 def plan_lines(
@@ -140,13 +139,3 @@ def _downtime(plans: Sequence[StagePlan], triggers: Sequence[Trigger]) -> Iterat
         yield f"stopped meanwhile: {', '.join(sorted(stops))}; setup refuses while any run, unless --allow-disruption"
     elif restarted:
         yield f"running containers go on; new ones wait while {sentence(restarted)} restarts, usually about a second"
-
-
-def setup_command(argv: Sequence[str]) -> str:
-    """The command that does what ``argv``, a plan's, showed."""
-    words = [word for word in argv[1:] if word not in _ONLY_FOR_PLAN and not word.startswith("--node")]
-    if "--node" in argv:
-        at = argv.index("--node")
-        words = [word for index, word in enumerate(argv[1:], 1)
-                 if index not in (at, at + 1) and word not in _ONLY_FOR_PLAN]  # fmt: skip
-    return shlex.join(["sudo", "gpunode", "setup", *words])

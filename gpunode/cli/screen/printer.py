@@ -58,7 +58,8 @@ class Printer:
         self.ascii = needs_ascii(getattr(stream, "encoding", None) or "utf-8", os.environ)
         self.is_terminal = stream.isatty() and os.environ.get("TERM", "") not in {"", "dumb"}
         self.keep_going = False
-        self._width = width
+        wished = os.environ.get("COLUMNS", "")
+        self._width = width or (int(wished) if wished.isdecimal() and not self.is_terminal else 0)
         self._console: Console | None = None
         self._gone = False
 
@@ -73,7 +74,7 @@ class Printer:
 
     @property
     def width(self) -> int:
-        """Columns at which lines are broken; 0, not at all, where no terminal shows them."""
+        """Columns at which lines are broken; 0, not at all, where no terminal shows them and COLUMNS says nothing."""
         if self._width or not self.is_terminal:
             return self._width
         return self.console.width

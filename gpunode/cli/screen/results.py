@@ -7,6 +7,7 @@ from datetime import datetime, tzinfo
 
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.checks import check_lines, verdict, works
+from gpunode.cli.screen.commands import rollback_command, root_of, setup_command, verify_command
 from gpunode.cli.screen.events import downtime, settled_line
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.plans import note
@@ -34,7 +35,12 @@ def converged_line(recipe: Recipe, done: SetupResult, report: Report) -> Line:
 
 
 def setup_lines(
-    recipe: Recipe, done: SetupResult, report: Report, failure: GpunodeError | None, log: str
+    recipe: Recipe,
+    done: SetupResult,
+    report: Report,
+    failure: GpunodeError | None,
+    log: str,
+    argv: Sequence[str],
 ) -> Iterator[Line]:
     """How setup ended: the checks, what it took, where the log is, what to do next, how to undo it."""
     if not done.changed and failure is None:
@@ -52,16 +58,18 @@ def setup_lines(
             verdict(recipe, report) if report.checks else line(MARKS["done"], f"done as recipe {recipe.name} wants it")
         )
     if done.changed:
-        yield from _aftermath(done, failure, log)
+        yield from _aftermath(done, failure, log, argv)
 
 
-def _aftermath(done: SetupResult, failure: GpunodeError | None, log: str) -> Iterator[Line]:
+def _aftermath(done: SetupResult, failure: GpunodeError | None, log: str, argv: Sequence[str]) -> Iterator[Line]:
     down = downtime(done.settled)
     yield _fact("took", seconds(done.seconds) + (f"; {down}" if down else ""))
     yield _fact("log", log)
-    if failure is None:
-        yield _fact("next", "gpunode verify --cuda --container", command=True)
-    yield _fact("undo", f"sudo gpunode rollback {done.run}", command=True)
+    if failure is None and root_of(argv):
+        yield _fact("next", "boot the image on its machine, then run gpunode verify there")
+    elif failure is None:
+        yield _fact("next", verify_command(argv), command=True)
+    yield _fact("undo", rollback_command(argv, done.run), command=True)
 
 
 def _fact(label: str, text: str, *, command: bool = False) -> Line:
@@ -83,7 +91,7 @@ def rehearsal_head(recipe: Recipe, node: str) -> Iterator[Line]:
     yield BLANK
 
 
-def rehearsal_lines(done: Rehearsal, node: str, command: str) -> Iterator[Line]:
+def rehearsal_lines(done: Rehearsal, node: str, argv: Sequence[str]) -> Iterator[Line]:
     """The checks, the rollback with each file compared, and once more what this was."""
     yield BLANK
     yield line(span("verify", "bold"), span("  what needs the real node is not run", "dim"))
@@ -96,7 +104,7 @@ def rehearsal_lines(done: Rehearsal, node: str, command: str) -> Iterator[Line]:
     yield BLANK
     ends = f" ends: nothing of this machine was touched and no driver was run; the node was the capture {node}"
     yield line(span("REHEARSAL", "warn"), ends, hang=10)
-    yield line("next: ", span(command, "command"), " on the node itself is the real thing", hang=6)
+    yield line("next: ", span(setup_command(argv), "command"), " on the node itself is the real thing", hang=6)
 
 
 def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
@@ -120,13 +128,13 @@ def undoing_lines(back: Undoing) -> Iterator[Line]:
     yield note("packages, sources and the driver stay as they are: a rollback is of the runtime's configuration")
 
 
-def rollback_lines(done: RollbackResult) -> Iterator[Line]:
+def rollback_lines(done: RollbackResult, argv: Sequence[str]) -> Iterator[Line]:
     """Each file, the downtime, and the run that would undo this."""
     yield BLANK
     yield from (line(MARKS["done"], f"{change.path} {_RESTORED}", hang=2) for change in done.changes)
     if down := downtime(done.settled):
         yield _fact("took", down)
-    yield _fact("undo", f"sudo gpunode rollback {done.run}", command=True)
+    yield _fact("undo", rollback_command(argv, done.run), command=True)
 
 
 def runs_lines(runs: Sequence[RunSummary], zone: tzinfo | None = None) -> Iterator[Line]:
@@ -160,7 +168,7 @@ def captured_lines(file: str, number: int, failed: Sequence[str]) -> Iterator[Li
     """Where the capture is, and what could not be read for it."""
     yield line(MARKS["done"], f"{file}: {count(number, 'probe')}, secrets redacted", hang=2)
     if failed:
-        yield note(f"not readable: {', '.join(failed)}; run it as root for all of them")
+        yield note(f"could not be read: {', '.join(failed)} (not root, or no such tool here)")
     yield line("next: ", span(f"gpunode rehearse --node {file}", "command"))
 
 
@@ -172,6 +180,6 @@ def recipes_lines(found: Mapping[str, str]) -> Iterator[Line]:
     yield line("next: ", span("gpunode plan RECIPE", "command"))
 
 
-def failure_lines(title: str, elapsed: float) -> Line:
+def stopped_line(title: str, elapsed: float) -> Line:
     """The change that was going on when the run stopped."""
     return line(Span("  "), MARKS["failed"], span(title, "bad"), span(f"  after {seconds(elapsed)}", "dim"), hang=4)

@@ -152,7 +152,7 @@ def test_a_daemon_that_is_down_whatever_is_done_is_named_and_its_file_is_back(no
 
     assert done.exit_code == 6
     assert node.read(CONTAINERD_CONFIG) == CONFIG
-    assert f"put back: {CONTAINERD_CONFIG}; that did not help: {CONTAINERD} did not come up again" in done.error
+    assert f"put back: {CONTAINERD_CONFIG}; {CONTAINERD} does not come up with that either" in done.error
 
 
 def _kept(done: Answer) -> str:

@@ -4,15 +4,22 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from gpunode.change import FileChange, FileState
+from gpunode.change import FileChange, FileState, Trigger
 from gpunode.cli.human import Screen
 from gpunode.cli.screen.changes import diff_lines
-from gpunode.cli.screen.plans import setup_command
+from gpunode.cli.screen.commands import rollback_command, setup_command, verify_command
 from gpunode.errors import ChangeFailed, Interrupted, Terminated, UsageError
+from gpunode.host.port import Settled
+from gpunode.host.rehearsal import RehearsalHost
+from gpunode.journal.store import Store
+from gpunode.workflow.converge import projected
 from gpunode.workflow.events import Applying
+from gpunode.workflow.setup import Asked, setup
 from tests.unit.cli import screen_nodes as nodes
 from tests.unit.cli.screen_pages import PAGES
 
@@ -105,6 +112,33 @@ def test_the_change_at_which_a_run_stopped_is_marked(capsys: pytest.CaptureFixtu
     assert "runtime configuration: /etc/[x]  after" in capsys.readouterr().out
 
 
+class Refusing(RehearsalHost):
+    """A node whose containerd does not come back with what is written, and does with what was there."""
+
+    refused = False
+
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+        if triggers[0].kind == "restart" and not self.refused:
+            self.refused = True
+            raise ChangeFailed("containerd does not come back", why="its last words:\ninvalid [plugins]")
+        return tuple(Settled(one, 0.4) for one in triggers)
+
+
+def test_a_daemon_that_refuses_is_marked_then_what_was_put_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = nodes.free()
+    host = Refusing({}, nodes.host(node).files)
+    with pytest.raises(ChangeFailed) as failed, screen() as shown:
+        setup(nodes.RECIPE, host, Store(str(tmp_path)), node, advance=projected, asked=Asked("test"), tell=shown.tell)
+    assert "the rejected /etc/containerd/config.toml is kept as" in failed.value.why
+    rows = [row.strip() for row in capsys.readouterr().out.splitlines()]
+    begun = next(number for number, row in enumerate(rows) if row.startswith("✗ restart containerd  after"))
+    assert rows[begun + 1].startswith("✓ put-back")
+    assert rows[begun + 2].startswith("✓ containerd")
+    assert rows[begun + 2].endswith("restarted, down 0.4 s")
+
+
 def test_a_recipe_on_standard_output_is_byte_for_byte(capsys: pytest.CaptureFixture[str]) -> None:
     text = '# [x]\tÄ\nschema = 1\nname = "a\\tb"\n'
     screen().from_node(text, "")
@@ -117,6 +151,19 @@ def test_the_command_after_a_plan_keeps_what_is_wanted_and_drops_what_only_plan_
     assert setup_command(("plan", "--node=a.tar.gz", "--runtime", "docker")) == "sudo gpunode setup --runtime docker"
 
 
+def test_the_command_after_setup_judges_by_the_same_recipe() -> None:
+    typed = ("setup", "node.toml", "--only", "driver", "--runtime", "docker", "--yes", "--reboot", "-v")
+    assert verify_command(typed) == "gpunode verify node.toml --runtime docker --cuda --container"
+
+
+def test_what_was_done_in_a_folder_is_undone_there() -> None:
+    assert rollback_command(("setup", "--root=/mnt/a b", "-y"), "000001-x") == (
+        "sudo gpunode rollback 000001-x --root '/mnt/a b'"
+    )
+    assert rollback_command(("setup", "--root", "/mnt"), "000001-x") == "sudo gpunode rollback 000001-x --root /mnt"
+    assert rollback_command(("setup", "-y"), "000001-x") == "sudo gpunode rollback 000001-x"
+
+
 def test_a_diff_holds_every_byte_but_the_secrets() -> None:
     before = FileState(b'a = 1\nauth = "x"\n[t]\r\n')
     after = FileState(b'a = 2\npassword = "hunter2hunter2"\n[t]\r\n')
@@ -124,3 +171,12 @@ def test_a_diff_holds_every_byte_but_the_secrets() -> None:
     assert "-a = 1" in shown
     assert "+a = 2" in shown
     assert not any("hunter2" in text or "\x1b" in text for text in shown)
+
+
+def test_a_long_file_that_is_new_is_cut_and_one_that_was_there_is_not() -> None:
+    long = FileState(b"".join(b"line %d\n" % number for number in range(60)))
+    new = [one.text for one in diff_lines(FileChange("/etc/new", None, long), whole=False)]
+    assert new[:4] == ["--- /dev/null", "+++ /etc/new", "@@ -0,0 +1,60 @@", "+line 0"]
+    assert new[-1] == "… 51 more lines of this new file; -v shows them"
+    assert len(list(diff_lines(FileChange("/etc/new", None, long), whole=True))) == 63
+    assert len(list(diff_lines(FileChange("/etc/old", long, FileState(b"")), whole=False))) == 63

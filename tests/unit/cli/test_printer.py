@@ -95,6 +95,13 @@ def test_elsewhere_lines_are_plain_and_whole() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+def test_a_width_that_is_wished_for_holds_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = io.StringIO()
+    Printer(stream).put([line("word " * 20)])
+    assert max(map(len, stream.getvalue().splitlines())) <= 30
+
+
 def test_a_stream_of_another_encoding_gets_what_it_can_take() -> None:
     data = io.BytesIO()
     stream = io.TextIOWrapper(data, encoding="ascii")
@@ -154,6 +161,7 @@ def test_nothing_that_befalls_the_screen_stops_a_node_that_is_being_changed(numb
     assert stream.writes == 1
 
 
+@pytest.mark.usefixtures("allow_subprocess")
 def test_a_closed_pipe_leaves_no_complaint() -> None:
     command = f"{sys.executable} -m gpunode recipe show containerd | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)

@@ -60,7 +60,7 @@ def test_the_format_on_the_disk_is_the_one_that_was_released() -> None:
 def test_an_older_line_without_a_newer_field_is_read() -> None:
     line = b'{"v":1,"sum":"%s","entry":%s}\n'
     body = b'{"is":"done","seq":1}'
-    assert decode(line % (digest(body)[:16].encode(), body), str.encode) == (Done(1, 0.0),)
+    assert decode(line % (digest(b"1:" + body)[:16].encode(), body), str.encode) == (Done(1, 0.0),)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_an_older_line_without_a_newer_field_is_read() -> None:
     ],
 )
 def test_a_line_with_a_true_checksum_that_says_nonsense_is_damage_too(body: bytes) -> None:
-    line = b'{"v":1,"sum":"%s","entry":%s}\n' % (digest(body)[:16].encode(), body)
+    line = b'{"v":1,"sum":"%s","entry":%s}\n' % (digest(b"1:" + body)[:16].encode(), body)
     with pytest.raises(JournalDamaged, match=r"journal\.jsonl is damaged in line 2"):
         decode(encode(BEGIN) + line + encode(BEGIN), str.encode)
 

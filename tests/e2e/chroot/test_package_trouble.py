@@ -1,0 +1,117 @@
+"""apt and dpkg in trouble: what a run does when packages cannot be changed as planned, and how it goes on later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.chroot.scenario import Lab, as_machine, called, setup, setup_ok
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.chroot import Chroot
+from tests.e2e.lab.debs import Package, build_all
+from tests.e2e.lab.pci import T4
+
+pytestmark = pytest.mark.e2e
+
+# Holds apt's and dpkg's locks as a running apt does, and says when it has them.
+HOLD = """\
+import fcntl, sys, time
+held = [open(f"/var/lib/dpkg/{name}", "w") for name in ("lock-frontend", "lock")]
+for file in held:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+KILLED_ONCE = """\
+#!/bin/sh
+[ -e /var/lib/killed-once ] && exit 0
+touch /var/lib/killed-once
+kill -9 $PPID
+"""
+
+
+@pytest.fixture
+def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
+    with chroots.node(bases["bookworm"].runtime, [T4]) as made:
+        as_machine(made)
+        chroots.recipe(made, "debian12")
+        yield made
+
+
+def test_a_node_that_never_fetched_an_index_gets_one(bases: dict[str, Bases], chroots: Lab) -> None:
+    """Cloud images come without package lists, and the headers are the distribution's."""
+    with chroots.node(bases["bookworm"].plain, [T4]) as node:
+        as_machine(node)
+        chroots.recipe(node, "debian12", "bare-metal")
+
+        setup_ok(node)
+
+        assert f"linux-headers-{node.kernel}" in node.installed()
+        assert "linux-headers-amd64" in node.installed()
+
+
+def test_a_removal_that_nobody_planned_stops_the_run(node: Chroot, chroots: Lab) -> None:
+    hostile = Package("nvidia-modprobe", "595.91.07-1", conflicts=("docker.io",))
+    folder = chroots.repositories.variant(
+        "debian12", chroots.folder / "hostile-removal", added=[hostile], without="nvidia-modprobe_595*"
+    )
+    node.server.mount(chroots.repositories.cuda_path("debian12"), folder)
+    before = node.fingerprint("/var/lib/dpkg", "/etc/modprobe.d", "/etc/containerd", "/boot")
+
+    refused = setup(node)
+
+    assert refused.exit_code == 3
+    assert "docker.io" in refused.error
+    assert node.fingerprint("/var/lib/dpkg", "/etc/modprobe.d", "/etc/containerd", "/boot") == before
+    assert called(node).count("apt-get", "install") == 0
+
+
+def test_a_repository_that_goes_away_in_the_middle_fails_the_run_and_the_next_one_finishes(
+    node: Chroot, chroots: Lab
+) -> None:
+    path = chroots.repositories.cuda_path("debian12")
+    node.server.gone(f"{path}/nvidia-kernel", f"{path}/./nvidia-kernel")
+    packages = node.installed()
+
+    failed = setup(node)
+
+    assert failed.exit_code == 6
+    assert "404" in failed.error
+    assert "later" in failed.error or "again" in failed.error, "what to do"
+    assert node.installed() == packages
+
+    node.server.restore()
+    done = setup_ok(node)
+
+    assert done.envelope["changed"] is True
+    assert node.installed()["nvidia-kernel-open-dkms"] == "595.91.07-1"
+
+
+def test_a_dpkg_that_was_killed_in_the_middle_is_repaired_first(node: Chroot) -> None:
+    package = Package("lab-killer", "1", scripts={"postinst": KILLED_ONCE})
+    build_all([package], node.path("/root"))
+    assert node.finish("/usr/bin/dpkg", "-i", f"/root/{package.file_name}").returncode != 0
+    assert "lab-killer" not in node.installed()
+
+    done = setup_ok(node)
+
+    assert {"kind": "command", "subject": "dpkg --configure -a"}.items() <= done.changes[0].items()
+    assert "lab-killer" in node.installed()
+
+
+def test_a_lock_that_is_held_names_its_holder(node: Chroot) -> None:
+    node.write("/root/hold.py", HOLD)
+    holder = node.start("python3", "/root/hold.py", log="/root/hold.log")
+    while "held" not in node.read("/root/hold.log"):
+        assert holder.poll() is None, node.read("/root/hold.log")
+
+    busy = setup(node, "--lock-timeout", "1")
+
+    assert busy.exit_code == 12
+    assert "python3 /root/hold.py" in busy.error
+    assert "/var/lib/dpkg/lock-frontend" in busy.error
+    assert node.run("pgrep", "-f", "hold.py").stdout.split()[0] in busy.error
+
+    node.run("pkill", "-f", "hold.py")
+    setup_ok(node)

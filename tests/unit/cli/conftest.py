@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _unicode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the locale of the machine that tests, the screen's is one with Unicode; no width is wished for."""
+    for name in ("LC_ALL", "LC_CTYPE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "C.UTF-8")

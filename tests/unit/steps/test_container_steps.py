@@ -1,0 +1,258 @@
+"""The container toolkit, the runtime, and the runtime's configuration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gpunode.change import (
+    Change,
+    FileChange,
+    FileState,
+    KnownAfter,
+    PackageChange,
+    PackageState,
+    ServiceChange,
+    Trigger,
+)
+from gpunode.errors import Undetermined
+from gpunode.facts.model import Facts, Known, Platform, Unknown
+from gpunode.recipe import Recipe, Runtime, Toolkit
+from gpunode.steps.outcome import Planned
+from gpunode.steps.runtime_config import RUNTIME_CONFIG
+from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from gpunode.steps.toolkit import TOOLKIT
+from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, files, machine, names, planned, recipe, refusal, unit
+
+FOUR = (
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+)
+DOCKER = {"docker.io": "20.10.24"}
+
+
+def four(version: str, **other: str) -> dict[str, str | PackageState]:
+    return {name: other.get(name.replace("-", "_"), version) for name in FOUR}
+
+
+def wanted(version: str) -> Recipe:
+    return replace(recipe("docker"), toolkit=Toolkit(version))
+
+
+def asked(outcome: Planned) -> dict[str, object]:
+    return {change.name: change.after for change in outcome.changes if isinstance(change, PackageChange)}
+
+
+# -- toolkit -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_bare_machine_gets_the_newest_of_all_four() -> None:
+    assert asked(planned(TOOLKIT.plan(recipe("docker"), machine()))) == dict.fromkeys(FOUR, KnownAfter(why="toolkit"))
+
+
+def test_four_of_one_version_are_not_upgraded_unasked() -> None:
+    node = machine(packages=four("1.17.8-1"))
+    assert planned(TOOLKIT.plan(recipe("docker"), node)).changes == ()
+    assert set(asked(planned(TOOLKIT.plan(replace(recipe("docker"), upgrade=True), node)))) == set(FOUR)
+
+
+def test_a_missing_one_comes_in_the_version_of_the_others_not_the_newest() -> None:
+    packages = four("1.17.8-1")
+    del packages["libnvidia-container1"]
+    outcome = planned(TOOLKIT.plan(recipe("docker"), machine(packages=packages)))
+    assert asked(outcome) == {"libnvidia-container1": PackageState("1.17.8-1")}
+
+
+def test_mixed_versions_are_brought_to_one() -> None:
+    node = machine(packages=four("1.17.8-1", libnvidia_container1="1.16.2-1"))
+    assert set(asked(planned(TOOLKIT.plan(recipe("docker"), node)))) == set(FOUR)
+
+
+@pytest.mark.parametrize("said", ["1.18.1", "1.18.1-1"])
+def test_a_version_pins_all_four_also_downwards_and_is_then_satisfied(said: str) -> None:
+    node = machine(packages=four("1.20.1-1"))
+    assert asked(planned(TOOLKIT.plan(wanted(said), node))) == dict.fromkeys(FOUR, PackageState("1.18.1-1"))
+    there = machine(packages=four("1.18.1-1"))
+    assert planned(TOOLKIT.plan(wanted(said), there)).changes == ()
+    assert planned(TOOLKIT.plan(replace(wanted(said), upgrade=True), there)).changes == ()
+
+
+def test_a_longer_version_is_another_one() -> None:
+    assert set(asked(planned(TOOLKIT.plan(wanted("1.18.1-1"), machine(packages=four("1.18.1-10")))))) == set(FOUR)
+
+
+def test_what_a_removed_toolkit_left_behind_is_no_toolkit() -> None:
+    residue = machine(packages=dict.fromkeys(FOUR, PackageState("1.17.8-1", config_files_only=True)))
+    assert set(asked(planned(TOOLKIT.plan(recipe("docker"), residue)))) == set(FOUR)
+
+
+def test_a_held_toolkit_is_refused_only_where_it_is_in_the_way() -> None:
+    held = dict.fromkeys(FOUR, PackageState("1.17.8-1", held=True))
+    assert planned(TOOLKIT.plan(recipe("docker"), machine(packages=held))).changes == ()
+    assert "apt-mark unhold" in refusal(TOOLKIT.plan(wanted("1.18.1"), machine(packages=held))).hint
+
+
+@pytest.mark.parametrize("no", [recipe("none"), wanted("none")])
+def test_a_toolkit_that_nobody_wants_is_left_alone(no: Recipe) -> None:
+    assert planned(TOOLKIT.plan(no, machine())).changes == ()
+
+
+# -- runtime -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("runtime", "package"), [("containerd", "containerd.io"), ("docker", "docker-ce")])
+def test_a_runtime_of_its_makers_own_packages_is_not_replaced(runtime: str, package: str) -> None:
+    node = machine(packages={package: "5:28.5.2"})
+    assert planned(RUNTIME_INSTALL.plan(recipe(runtime), node)).changes == ()
+
+
+def test_a_runtime_without_a_package_is_not_replaced() -> None:
+    by_hand = machine(units={"containerd.service": unit()})
+    assert planned(RUNTIME_INSTALL.plan(recipe("containerd"), by_hand)).changes == ()
+    masked = machine(units={"containerd.service": unit(active=False, enabled=False, masked=True)})
+    assert names(planned(RUNTIME_INSTALL.plan(recipe("containerd"), masked)).changes) == ["containerd"]
+
+
+def test_a_missing_runtime_comes_from_the_distribution_unless_the_recipe_says_never() -> None:
+    residue = machine(packages={"docker.io": PackageState("20.10.24", config_files_only=True)})
+    assert names(planned(RUNTIME_INSTALL.plan(recipe("docker"), residue)).changes) == ["docker.io"]
+    never = Recipe("test", runtime=Runtime("docker", install="never"))
+    assert refusal(RUNTIME_INSTALL.plan(never, machine())).exit_code == 3
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+
+def docker(text: bytes | None = None, *, active: bool = True) -> Facts:
+    held = {} if text is None else {DAEMON_JSON: text}
+    return machine(packages=DOCKER, files=held, units={"docker.service": unit(active=active)})
+
+
+def owed(changes: tuple[Change, ...]) -> set[Trigger]:
+    return {trigger for change in changes if isinstance(change, FileChange) for trigger in change.triggers}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "path", "text"),
+    [
+        ("docker", DAEMON_JSON, b'{"runtimes": {},}'),
+        ("docker", DAEMON_JSON, b"[]"),
+        ("docker", DAEMON_JSON, b"\xff\xfe{}"),
+        ("containerd", CONTAINERD, b"version = 2\nversion = 2\n"),
+        ("containerd", CONTAINERD, b"version = 9\n"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_by_name_before_anything_is_done(
+    runtime: str, path: str, text: bytes
+) -> None:
+    no = refusal(RUNTIME_CONFIG.plan(recipe(runtime), machine(packages=DOCKER, files={path: text})))
+    assert path in no.what
+    assert no.exit_code == 3
+
+
+def test_a_file_that_may_not_be_read_is_not_guessed_at() -> None:
+    node = docker()
+    node = replace(node, files={**node.files, DAEMON_JSON: Unknown("may not be read", f"file:{DAEMON_JSON}")})
+    with pytest.raises(Undetermined, match=r"daemon\.json") as caught:
+        RUNTIME_CONFIG.plan(recipe("docker"), node)
+    assert caught.value.exit_code == 13
+
+
+def test_dockerd_reads_a_runtime_and_a_default_again_without_a_restart() -> None:
+    for chosen in (Runtime("docker"), Runtime("docker", default=True)):
+        outcome = planned(RUNTIME_CONFIG.plan(Recipe("test", runtime=chosen), docker()))
+        assert owed(outcome.changes) == {Trigger("reload", "docker.service")}
+        assert outcome.disrupts == ""
+
+
+def test_a_feature_of_dockerd_takes_a_restart_which_stops_containers() -> None:
+    cdi = Recipe("test", runtime=Runtime("docker", cdi=True))
+    outcome = planned(RUNTIME_CONFIG.plan(cdi, docker()))
+    assert owed(outcome.changes) == {Trigger("restart", "docker.service")}
+    assert outcome.disrupts == "docker containers"
+    alive = planned(RUNTIME_CONFIG.plan(cdi, docker(b'{"live-restore": true}')))
+    assert owed(alive.changes) == {Trigger("restart", "docker.service")}
+    assert alive.disrupts == ""
+
+
+def test_a_feature_that_is_on_already_takes_none() -> None:
+    cdi = Recipe("test", runtime=Runtime("docker", cdi=True))
+    outcome = planned(RUNTIME_CONFIG.plan(cdi, docker(b'{"features": {"cdi": true}}')))
+    assert owed(outcome.changes) == {Trigger("reload", "docker.service")}
+    assert outcome.disrupts == ""
+
+
+def test_a_default_is_made_only_when_it_is_asked_for_and_never_unmade() -> None:
+    plain = files(planned(RUNTIME_CONFIG.plan(recipe("docker"), docker())).changes)[DAEMON_JSON].after
+    assert isinstance(plain, FileState)
+    assert "default-runtime" not in json.loads(plain.content)
+    nvidia = {"args": [], "path": "/usr/bin/nvidia-container-runtime"}
+    mine = json.dumps({"default-runtime": "nvidia", "runtimes": {"nvidia": nvidia}}).encode()
+    assert planned(RUNTIME_CONFIG.plan(recipe("docker"), docker(mine))).changes == ()
+
+
+def test_mode_and_owner_of_the_file_stay() -> None:
+    node = machine(packages=DOCKER, files={DAEMON_JSON: FileState(b"{}", 0o600, 0, 999)})
+    after = files(planned(RUNTIME_CONFIG.plan(recipe("docker"), node)).changes)[DAEMON_JSON].after
+    assert isinstance(after, FileState)
+    assert (after.mode, after.uid, after.gid) == (0o600, 0, 999)
+
+
+def test_containerd_restarts_and_stops_nothing() -> None:
+    node = machine(packages={"containerd": "1.6.20"}, files={CONTAINERD: b"version = 2\n"})
+    outcome = planned(RUNTIME_CONFIG.plan(recipe("containerd"), node))
+    assert owed(outcome.changes) == {Trigger("restart", "containerd.service")}
+    assert outcome.disrupts == ""
+    assert outcome.expectation is not None
+
+
+def test_a_runtime_that_does_not_run_is_started() -> None:
+    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), docker(active=False)))
+    (change,) = [change for change in outcome.changes if isinstance(change, ServiceChange)]
+    assert change.after.active
+    assert not [
+        change
+        for change in planned(RUNTIME_CONFIG.plan(recipe("docker"), docker())).changes
+        if isinstance(change, ServiceChange)
+    ]
+
+
+def test_nothing_is_started_in_an_image_where_nothing_can_run() -> None:
+    """Else the image is never as the plan wants it."""
+    for enabled, expected in ((True, 0), (False, 1)):
+        image = machine(
+            packages=DOCKER,
+            platform=Platform("image"),
+            units={"docker.service": unit(active=False, enabled=enabled)},
+        )
+        outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), image))
+        services = [change for change in outcome.changes if isinstance(change, ServiceChange)]
+        assert len(services) == expected
+        assert not any(change.after.active for change in services)
+
+
+def test_a_masked_runtime_is_said_and_left_masked() -> None:
+    node = machine(packages=DOCKER, units={"docker.service": unit(active=False, enabled=False, masked=True)})
+    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
+    assert not [change for change in outcome.changes if isinstance(change, ServiceChange)]
+    assert "masked" in outcome.notes[0]
+
+
+def test_a_switched_off_cri_plugin_is_said() -> None:
+    text = b'version = 2\ndisabled_plugins = ["cri"]\n'
+    node = machine(packages={"containerd.io": "1.7.24-1"}, files={CONTAINERD: text})
+    assert any("CRI" in note for note in planned(RUNTIME_CONFIG.plan(recipe("containerd"), node)).notes)
+
+
+@pytest.mark.parametrize("runtime", ["containerd", "docker"])
+def test_twice_is_once(runtime: str) -> None:
+    node = machine(packages={**DOCKER, "containerd": "1.6.20"})
+    change = planned(RUNTIME_CONFIG.plan(recipe(runtime), node)).changes[0]
+    assert isinstance(change, FileChange)
+    assert isinstance(change.after, FileState)
+    after = replace(node, files={**node.files, change.path: Known(change.after, "x")})
+    assert files(planned(RUNTIME_CONFIG.plan(recipe(runtime), after)).changes) == {}

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.errors import Undetermined
+from gpunode.facts.model import Distro, Known, PciDevice, Platform, PlatformKind, Unknown
+from gpunode.recipe import Recipe
+from gpunode.steps import STEPS
+from gpunode.steps.detect import DETECT
+from gpunode.steps.outcome import Refusal, Stage
+from gpunode.workflow.converge import plan_stage
+from tests.unit.steps.machines import H100, T4, gpu, machine, planned, recipe, refusal
+
+AMD = PciDevice("0000:03:00.0", "1002", "740f", "0380", name="Aldebaran [Instinct MI210]")
+INTEL = PciDevice("0000:00:02.0", "8086", "a780", "0300", name="Raptor Lake-S GT1 [UHD Graphics 770]")
+NO_DRIVER = recipe(version="none")
+
+
+@pytest.mark.parametrize(("kind", "detail"), [("container", "lxc"), ("wsl2", "/dev/dxg"), ("jetson", "tegra234")])
+def test_where_the_kernel_is_not_ours_the_driver_is_refused_and_configuration_works(
+    kind: PlatformKind, detail: str
+) -> None:
+    guest = machine(gpus=(), platform=Platform(kind, detail))
+    no = refusal(DETECT.plan(recipe("containerd"), guest))
+    assert detail in no.what
+    assert "--driver none" in no.hint
+    stages: tuple[Stage, ...] = ("sources", "packages", "kernel")
+    plans = [plan for stage in stages for plan in plan_stage(recipe("containerd", version="none"), guest, stage).steps]
+    assert not any(isinstance(plan.outcome, Refusal) for plan in plans)
+    assert {plan.step.id for plan in plans if plan.changes} == {"toolkit-repository", "toolkit", "runtime-install"}
+
+
+def test_no_gpu_says_what_was_looked_at_and_names_what_is_not_ours() -> None:
+    no = refusal(DETECT.plan(recipe(), machine(gpus=(AMD, INTEL))))
+    assert no.exit_code == 3
+    assert "lspci lists 2 PCI devices" in no.why
+    assert "AMD Aldebaran [Instinct MI210] at 0000:03:00.0" in no.why
+    assert "Intel Raptor Lake-S" in no.why
+    assert "--gpu" in no.hint
+
+
+def test_without_lspci_the_answer_names_sysfs() -> None:
+    no = refusal(DETECT.plan(recipe(), machine(devices=Known((INTEL,), "pci-modalias"))))
+    assert "/sys/bus/pci/devices" in no.why
+    assert "lspci is missing" in no.why
+
+
+def test_nobody_can_tell_is_not_no_gpu() -> None:
+    blind = machine(devices=Unknown("lspci is not there; /sys/bus/pci/devices lists nothing", "lspci"))
+    with pytest.raises(Undetermined, match="which PCI devices"):
+        DETECT.plan(recipe(), blind)
+
+
+def test_another_makers_gpu_beside_ours_is_named_and_is_no_warning() -> None:
+    outcome = planned(DETECT.plan(recipe(), machine(gpus=(gpu(), INTEL))))
+    assert "T4" in outcome.reason
+    assert "not NVIDIA's: Intel" in outcome.reason
+    assert outcome.notes == ()
+
+
+def test_a_gpu_for_a_virtual_machine_is_left_alone_and_the_others_are_used() -> None:
+    passed = gpu(H100, address="0000:41:00.0", driver="vfio-pci")
+    outcome = planned(DETECT.plan(recipe(), machine(gpus=(gpu(), passed))))
+    assert "H100" not in outcome.reason
+    assert "0000:41:00.0" in outcome.notes[0]
+    no = refusal(DETECT.plan(recipe(), machine(gpus=(passed,))))
+    assert "vfio-pci" in no.why
+    assert "no NVIDIA GPU found" not in no.what
+
+
+def test_a_vgpu_guest_gets_no_data_center_driver() -> None:
+    vgpu = gpu("13bd", subsystem=("10de", "11cc"))
+    no = refusal(DETECT.plan(recipe(), machine(gpus=(vgpu,))))
+    assert "GRID M10-0B at 0000:01:00.0" in no.what
+    assert "--driver none" in no.hint
+    planned(DETECT.plan(NO_DRIVER, machine(gpus=(vgpu,))))
+
+
+def test_nvswitches_ask_for_the_fabric_manager() -> None:
+    switch = PciDevice("0000:07:00.0", "10de", "22a3", "0680")
+    assert "nvidia-fabricmanager" in planned(DETECT.plan(recipe(), machine(gpus=(gpu(H100), switch)))).notes[0]
+
+
+def test_an_unknown_device_of_a_gpu_class_is_a_gpu() -> None:
+    outcome = planned(DETECT.plan(recipe(), machine(gpus=(gpu("3fff", name="Device 3fff"),))))
+    assert "[10de:3fff]" in outcome.reason
+
+
+def test_eight_alike_are_counted() -> None:
+    eight = tuple(gpu(T4, address=f"0000:{n:02x}:00.0") for n in range(8))
+    assert "8 × " in planned(DETECT.plan(recipe(), machine(gpus=eight))).reason
+
+
+def test_an_image_without_gpus_can_still_be_configured() -> None:
+    image = machine(platform=Platform("image"), devices=Unknown("an image has no PCI bus", "image"))
+    planned(DETECT.plan(NO_DRIVER, image))
+    with pytest.raises(Undetermined):
+        DETECT.plan(recipe(), image)
+
+
+@pytest.mark.parametrize("wanted", [recipe(), NO_DRIVER])
+def test_a_distribution_without_apt_is_refused_before_its_missing_dpkg_is_asked_for(wanted: Recipe) -> None:
+    nothing = Unknown("/var/lib/dpkg/status is not there", "dpkg-status")
+    distro = Known(Distro("rocky", "9.6", "", "Rocky Linux 9.6", ("rhel", "fedora")), "os-release")
+    rocky = replace(machine(), distro=distro, packages=nothing, dpkg_interrupted=nothing)
+    stage = plan_stage(wanted, rocky, "sources")
+    assert stage.refusal is not None
+    assert stage.refusal.exit_code == 3
+    assert "Rocky Linux" in stage.refusal.what
+
+
+def test_a_derivative_with_apt_can_be_configured_and_gets_no_driver() -> None:
+    mint = machine(distro=Distro("linuxmint", "22", "wilma", "Linux Mint 22", ("ubuntu", "debian")))
+    planned(DETECT.plan(NO_DRIVER, mint))
+    assert "Linux Mint" in refusal(DETECT.plan(recipe(), mint)).what
+
+
+def test_detection_cannot_be_left_out() -> None:
+    left_out = replace(recipe(), skip=tuple(step.id for step in STEPS))
+    assert plan_stage(left_out, machine(gpus=()), "sources").refusal is not None

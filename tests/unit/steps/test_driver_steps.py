@@ -1,0 +1,374 @@
+"""Which driver a machine gets, what leaves for it, and when it is there: choice, pin, conflicts, driver, module."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.catalog import branches
+from gpunode.catalog.driver import Choice
+from gpunode.change import CommandChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
+from gpunode.distros.family import PIN_FILE
+from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
+from gpunode.recipe import Recipe
+from gpunode.steps.blacklist import BLACKLIST, NOUVEAU
+from gpunode.steps.conflicts import CONFLICTS
+from gpunode.steps.driver import DRIVER
+from gpunode.steps.headers import HEADERS
+from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
+from gpunode.steps.outcome import Waits
+from gpunode.steps.persistence import PERSISTENCE
+from gpunode.steps.pin import DRIVER_PIN
+from gpunode.steps.selection import choice
+from tests.unit.steps.machines import (
+    B200,
+    GTX_1080,
+    KERNEL,
+    T4,
+    UBUNTU,
+    UNKNOWN,
+    files,
+    gpu,
+    machine,
+    names,
+    planned,
+    recipe,
+    refusal,
+    unit,
+    with_driver,
+)
+
+PRODUCTION = branches.production().number
+NEWER = "6.1.0-38-amd64"
+
+
+def chosen(wanted: Recipe, facts: Facts) -> Choice:
+    found = choice(wanted, facts)
+    assert isinstance(found, Choice), found
+    return found
+
+
+# -- choice ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "branch", "flavour"),
+    [(GTX_1080, 580, "proprietary"), (T4, PRODUCTION, "open"), (B200, PRODUCTION, "open")],
+)
+def test_a_bare_machine_gets_what_its_gpu_needs(device: str, branch: int, flavour: str) -> None:
+    found = chosen(recipe(), machine(gpus=(gpu(device),)))
+    assert (found.branch, found.flavour) == (branch, flavour)
+
+
+def test_an_unknown_gpu_gets_the_newest_open_driver_and_a_warning() -> None:
+    found = chosen(recipe(), machine(gpus=(gpu(UNKNOWN),)))
+    assert found.flavour == "open"
+    assert found.branch >= PRODUCTION
+    assert found.warnings
+
+
+def test_a_host_that_no_driver_serves_is_refused() -> None:
+    mixed = machine(gpus=(gpu(GTX_1080), gpu(B200, address="0000:02:00.0")))
+    assert "all GPUs" in refusal(DRIVER.plan(recipe(), mixed)).what
+
+
+def test_a_maintained_driver_is_kept_though_another_branch_is_newer() -> None:
+    found = chosen(recipe(), with_driver("580.95.05"))
+    assert (found.branch, found.exact) == (580, "")
+    assert "kept" in found.reason
+    assert planned(DRIVER.plan(recipe(), with_driver("580.95.05"))).changes == ()
+
+
+def test_working_proprietary_modules_are_kept_where_open_ones_are_the_default() -> None:
+    """A T4 runs with both; nobody asked for other modules and the reboot that they take."""
+    node = with_driver("580.95.05", open_module=False)
+    assert chosen(recipe(), node).flavour == "proprietary"
+    for step in (CONFLICTS, DRIVER, MODULE_BUILD, MODULE_LOAD, PERSISTENCE):
+        assert planned(step.plan(recipe(), node)).changes == (), step.id
+
+
+def test_modules_that_the_gpu_cannot_use_are_not_kept() -> None:
+    node = with_driver("580.95.05", open_module=False, gpus=(gpu(B200),))
+    assert chosen(recipe(), node).flavour == "open"
+
+
+def test_a_driver_that_lacks_a_package_is_completed_in_its_branch() -> None:
+    node = with_driver("580.95.05")
+    packages = dict(node.packages.value)  # type: ignore[union-attr]
+    del packages["nvidia-persistenced"]
+    node = replace(node, packages=Known(packages, "dpkg-status"))
+    assert chosen(recipe(), node).branch == 580
+    outcome = planned(DRIVER.plan(recipe(), node))
+    assert outcome.changes == (PackageChange("nvidia-persistenced", None, KnownAfter("580.", "driver")),)
+    assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
+
+
+def test_a_driver_whose_branch_has_ended_is_replaced() -> None:
+    assert chosen(recipe(), with_driver("535.261.03", open_module=False)).branch == PRODUCTION
+
+
+def test_what_is_asked_for_is_not_kept_from_the_user() -> None:
+    node = with_driver("580.95.05")
+    assert chosen(replace(recipe(), upgrade=True), node).branch == PRODUCTION
+    assert chosen(recipe(version="production"), node).branch == PRODUCTION
+    assert chosen(recipe(flavour="proprietary"), node).flavour == "proprietary"
+    assert chosen(recipe(version="580.178.04"), node).exact == "580.178.04"
+
+
+def test_a_stray_library_of_another_branch_decides_nothing() -> None:
+    node = machine(gpus=(gpu(GTX_1080),), packages={"libnvidia-ml1": "595.91.07-1"})
+    assert chosen(recipe(), node).branch == 580
+    beside = with_driver("580.95.05", packages={"libnvidia-nvvm4": "615.71.09-1"})
+    assert chosen(recipe(), beside).branch == 580
+
+
+# -- pin ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pinned", "exact"), [("580", ""), ("580.95.05", "580.95.05")])
+def test_nvidias_pinning_package_is_respected(pinned: str, exact: str) -> None:
+    node = machine(packages={f"nvidia-driver-pinning-{pinned}": "1"})
+    found = chosen(recipe(), node)
+    assert (found.branch, found.exact) == (580, exact)
+    written = files(planned(DRIVER_PIN.plan(recipe(), node)).changes)[PIN_FILE].after
+    assert f"Pin: version {exact or '580'}" in getattr(written, "content", b"").decode()
+
+
+def test_a_pinning_package_that_the_gpu_cannot_follow_is_named() -> None:
+    node = machine(gpus=(gpu(GTX_1080),), packages={"nvidia-driver-pinning-595": "1"})
+    no = refusal(DRIVER_PIN.plan(recipe(), node))
+    assert "nvidia-driver-pinning-595" in no.what
+    assert "apt-get purge nvidia-driver-pinning-595" in no.hint
+
+
+@pytest.mark.parametrize(
+    ("pinned", "wanted", "agree"),
+    [
+        ("580", "580.178.04", True),
+        ("580.95.05", "580", True),
+        ("580.95.05", "580.178.04", False),
+        ("58", "580", False),
+        ("595", "580", False),
+    ],
+)
+def test_a_pinning_package_and_the_recipe_agree_or_it_is_refused(pinned: str, wanted: str, agree: bool) -> None:
+    node = machine(packages={f"nvidia-driver-pinning-{pinned}": "1"})
+    outcome = DRIVER_PIN.plan(recipe(version=wanted), node)
+    assert refusal(outcome).what if not agree else planned(outcome).reason
+
+
+def test_the_residue_of_a_pinning_package_pins_nothing() -> None:
+    node = machine(packages={"nvidia-driver-pinning-580": PackageState("1", config_files_only=True)})
+    assert chosen(recipe(), node).branch == PRODUCTION
+
+
+def test_a_pin_that_somebody_edited_is_written_again() -> None:
+    first = files(planned(DRIVER_PIN.plan(recipe(), machine())).changes)[PIN_FILE]
+    edited = machine(files={PIN_FILE: b"# mine\n"})
+    assert files(planned(DRIVER_PIN.plan(recipe(), edited)).changes)[PIN_FILE].after == first.after
+
+
+# -- conflicts ---------------------------------------------------------------------------------------------------------
+
+OLD: dict[str, PackageState | str] = {
+    "nvidia-tesla-470-driver": "470.256.02-1",
+    "libcuda1:i386": "470.256.02-1",
+    "nvidia-kernel-support": PackageState("470.256.02-1", config_files_only=True),
+}
+NEVER = {
+    "nvidia-container-toolkit": "1.19.1-1",
+    "libnvidia-container1": "1.19.1-1",
+    "nvidia-cuda-toolkit": "11.8.89~11.8.0-5",
+    "firmware-nvidia-graphics": "20230625-2",
+    "xserver-xorg-video-nouveau": "1:1.0.17-2",
+    "nvidia-support": "20220217+3",
+    "datacenter-gpu-manager": "1:3.3.9",
+    "dkms": "3.0.10-8",
+}
+
+
+def test_exactly_the_old_drivers_packages_leave() -> None:
+    outcome = planned(CONFLICTS.plan(recipe(), machine(packages={**OLD, **NEVER})))
+    assert names(outcome.changes) == sorted(OLD)
+    assert all(change.after is None for change in outcome.changes if isinstance(change, PackageChange))
+
+
+def test_a_library_that_others_depend_on_and_that_conflicts_with_nothing_stays() -> None:
+    """Debian's libhwloc-plugins, and so OpenMPI, and Chromium depend on libxnvctrl0: its purge takes them along."""
+    assert planned(CONFLICTS.plan(recipe(), machine(packages={"libxnvctrl0": "535.171.04-1"}))).changes == ()
+
+
+def test_the_modules_of_the_other_flavour_leave_by_plan() -> None:
+    node = with_driver("580.95.05", open_module=False)
+    asked = recipe(flavour="open", version="580")
+    assert names(planned(CONFLICTS.plan(asked, node)).changes) == ["nvidia-kernel-dkms"]
+    assert names(planned(DRIVER.plan(asked, node)).changes) == ["nvidia-kernel-open-dkms"]
+
+
+def test_a_hold_is_never_broken() -> None:
+    held = PackageState("470.256.02-1", held=True)
+    no = refusal(CONFLICTS.plan(recipe(), machine(packages={"nvidia-tesla-470-driver": held})))
+    assert "apt-mark unhold nvidia-tesla-470-driver" in no.hint
+    same_name = machine(packages={"nvidia-driver-cuda": replace(held, version="560.35.03-1")})
+    assert "apt-mark unhold nvidia-driver-cuda" in refusal(DRIVER.plan(recipe(), same_name)).hint
+
+
+def test_a_driver_package_held_at_the_right_version_is_no_obstacle() -> None:
+    node = with_driver("580.95.05", packages={"nvidia-driver-cuda": PackageState("580.95.05-1", held=True)})
+    assert planned(DRIVER.plan(recipe(), node)).changes == ()
+
+
+def test_ubuntus_names_with_their_branch_leave_for_those_without() -> None:
+    node = machine(distro=UBUNTU, packages={"nvidia-driver-535": "535.261.03-0ubuntu1", "nvidia-prime": "0.8.17.1"})
+    assert names(planned(CONFLICTS.plan(recipe(), node)).changes) == ["nvidia-driver-535"]
+    assert "libnvidia-compute" in names(planned(DRIVER.plan(recipe(), node)).changes)
+    pascal = machine(distro=UBUNTU, gpus=(gpu(GTX_1080),))
+    assert {"libnvidia-compute-580", "nvidia-dkms-580"} <= set(names(planned(DRIVER.plan(recipe(), pascal)).changes))
+
+
+@pytest.mark.parametrize("driver", ["nouveau", "nvidia"])
+def test_a_display_on_the_card_is_noticed_and_not_assumed(driver: str) -> None:
+    desktop = machine(gpus=(gpu(class_code="0300", driver=driver),), packages={"gdm3": "43.0-3"})
+    (note,) = planned(DRIVER.plan(recipe(), desktop)).notes
+    assert "0000:01:00.0" in note
+    assert 'scope = "full"' in note
+    assert planned(DRIVER.plan(recipe(scope="full"), desktop)).notes == ()
+
+
+def test_no_display_is_seen_where_the_desktop_was_removed_or_hangs_elsewhere() -> None:
+    gone = machine(
+        gpus=(gpu(class_code="0300", driver="nvidia"),), packages={"gdm3": PackageState("43", config_files_only=True)}
+    )
+    assert planned(DRIVER.plan(recipe(), gone)).notes == ()
+    elsewhere = machine(gpus=(gpu(class_code="0302", driver="nvidia"),), packages={"gdm3": "43.0-3"})
+    assert planned(DRIVER.plan(recipe(), elsewhere)).notes == ()
+
+
+# -- headers -----------------------------------------------------------------------------------------------------------
+
+
+def test_headers_for_the_running_kernel_the_next_and_those_to_come() -> None:
+    node = machine(kernels=Kernels(KERNEL, ("6.1.0-30-amd64", KERNEL, NEWER)))
+    wanted = names(planned(HEADERS.plan(recipe(), node)).changes)
+    assert wanted == [f"linux-headers-{KERNEL}", f"linux-headers-{NEWER}", "linux-headers-amd64"]
+
+
+def test_headers_that_are_there_are_not_asked_for() -> None:
+    packages = {"linux-headers-amd64": "6.1.140-1"}
+    assert planned(HEADERS.plan(recipe(), machine(packages=packages, headers=frozenset({KERNEL})))).changes == ()
+    residue = {"linux-headers-amd64": PackageState("6.1.1-1", config_files_only=True)}
+    assert names(planned(HEADERS.plan(recipe(), machine(packages=residue, headers=frozenset({KERNEL})))).changes)
+
+
+def test_a_custom_kernel_with_its_build_tree_needs_no_package() -> None:
+    custom = "6.12.9-mine"
+    node = machine(kernels=Kernels(custom, (custom,)), headers=frozenset({custom}))
+    assert planned(HEADERS.plan(recipe(), node)).changes == ()
+
+
+def test_an_image_without_a_kernel_is_refused() -> None:
+    image = machine(platform=Platform("image"), kernels=Kernels(None, ()))
+    assert "no kernel" in refusal(HEADERS.plan(recipe(), image)).what
+
+
+# -- module ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_is_built_for_the_next_boot_too() -> None:
+    node = with_driver("580.95.05", kernels=Kernels(KERNEL, (KERNEL, NEWER)))
+    (change,) = planned(MODULE_BUILD.plan(recipe(), node)).changes
+    assert isinstance(change, CommandChange)
+    assert change.argv == ("dkms", "autoinstall", "-k", NEWER)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "470.256.02", dkms=True),
+        ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/drivers/video/nvidia.ko"),
+        ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/nvidia-570-open/nvidia.ko", "570"),
+        ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/nvidia-58/nvidia.ko", "58"),
+        ModuleFile(NEWER, f"/lib/modules/{NEWER}/updates/dkms/nvidia.ko", "580.95.05", dkms=True),
+    ],
+)
+def test_a_module_of_another_driver_kernel_or_origin_proves_nothing(file: ModuleFile) -> None:
+    assert planned(MODULE_BUILD.plan(recipe(), with_driver("580.95.05", module_files=(file,)))).changes
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.95.05", dkms=True),
+        ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko.zst", "", dkms=True),
+        ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/nvidia-580-open/nvidia.ko", "580"),
+    ],
+)
+def test_a_module_of_the_branch_is_enough(file: ModuleFile) -> None:
+    assert planned(MODULE_BUILD.plan(recipe(), with_driver("580.95.05", module_files=(file,)))).changes == ()
+
+
+def test_the_module_is_loaded_where_nothing_is_in_the_way() -> None:
+    node = with_driver("580.95.05", loaded_driver=Known(None, "nvidia-version"))
+    assert planned(MODULE_LOAD.plan(recipe(), node)).changes == (ModuleChange("nvidia", before=False, after=True),)
+
+
+@pytest.mark.parametrize(
+    "loaded",
+    [LoadedDriver("470.256.02", open_module=False), LoadedDriver("580.95.05", open_module=False)],
+    ids=["another version", "the same version in the other flavour"],
+)
+def test_another_driver_in_the_kernel_waits_for_a_reboot(loaded: LoadedDriver) -> None:
+    node = with_driver("580.95.05", loaded_driver=loaded)
+    outcome = MODULE_LOAD.plan(recipe(), node)
+    assert isinstance(outcome, Waits)
+    assert loaded.version in outcome.reason
+
+
+def test_nouveau_on_the_card_waits_for_a_reboot_and_a_container_loads_nothing() -> None:
+    node = with_driver("580.95.05", loaded_driver=Known(None, "nvidia-version"), modules=frozenset({"nouveau"}))
+    assert isinstance(MODULE_LOAD.plan(recipe(), node), Waits)
+    image = replace(node, platform=Known(Platform("image"), "image"))
+    assert planned(MODULE_LOAD.plan(recipe(), image)).changes == ()
+
+
+# -- persistence, blacklist --------------------------------------------------------------------------------------------
+
+
+def test_the_daemon_is_not_started_against_a_driver_of_another_version() -> None:
+    """It would fail, and the node needs its reboot, not an error."""
+    node = with_driver(
+        "580.95.05",
+        loaded_driver=LoadedDriver("470.256.02", open_module=False),
+        units={"nvidia-persistenced.service": unit(active=False, enabled=False)},
+    )
+    (change,) = planned(PERSISTENCE.plan(recipe(), node)).changes
+    assert isinstance(change, ServiceChange)
+    assert (change.after.enabled, change.after.active) == (True, False)
+
+
+def test_the_daemon_runs_once_the_driver_does() -> None:
+    node = with_driver("580.95.05", units={"nvidia-persistenced.service": unit(active=False)})
+    (change,) = planned(PERSISTENCE.plan(recipe(), node)).changes
+    assert isinstance(change, ServiceChange)
+    assert change.after.active
+
+
+def test_a_masked_daemon_is_left_alone_and_said() -> None:
+    node = with_driver(
+        "580.95.05", units={"nvidia-persistenced.service": unit(active=False, enabled=False, masked=True)}
+    )
+    outcome = planned(PERSISTENCE.plan(recipe(), node))
+    assert outcome.changes == ()
+    assert "masked" in outcome.notes[0]
+    assert planned(PERSISTENCE.plan(recipe(persistence=False), node)).notes == ()
+
+
+def test_nouveau_and_nova_are_kept_off_the_card_in_the_initramfs_too() -> None:
+    change = files(planned(NOUVEAU.plan(recipe(), machine())).changes)[BLACKLIST]
+    text = getattr(change.after, "content", b"").decode()
+    assert all(f"blacklist {name}\n" in text for name in ("nouveau", "nova_core", "nova_drm"))
+    assert {trigger.kind for trigger in change.triggers} == {"initramfs"}
+    edited = machine(files={BLACKLIST: b"# blacklist nouveau\n"})
+    assert files(planned(NOUVEAU.plan(recipe(), edited)).changes)[BLACKLIST].after == change.after
+    assert planned(NOUVEAU.plan(recipe(version="none"), machine())).changes == ()

@@ -1,0 +1,215 @@
+"""NVIDIA's archives on a machine that somebody has worked on before."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.catalog import openpgp
+from gpunode.change import FileState, SigningKey
+from gpunode.facts.model import Facts, Known
+from gpunode.facts.project import project
+from gpunode.recipe import Recipe, Repositories
+from gpunode.steps.outcome import Planned
+from gpunode.steps.repair import REPAIR
+from gpunode.steps.repositories import CUDA_REPOSITORY, TOOLKIT_REPOSITORY
+from tests.unit.steps.machines import (
+    CUDA_KEYRING,
+    CUDA_LIST,
+    CUDA_URI,
+    TOOLKIT_KEYRING,
+    TOOLKIT_LIST,
+    UBUNTU,
+    files,
+    machine,
+    planned,
+    recipe,
+    refusal,
+)
+
+TOOLKIT_URI = "https://nvidia.github.io/libnvidia-container/stable/deb"
+NVIDIA_CUDA = f"deb [signed-by={CUDA_KEYRING}] {CUDA_URI} /\n".encode()
+
+
+def _packet(body: bytes) -> bytes:
+    return b"\x99" + len(body).to_bytes(2, "big") + body
+
+
+KEY, EXTRA = _packet(b"\x04one key"), _packet(b"\x04another")
+FINGERPRINT = openpgp.fingerprints(KEY)[0]
+ARMORED = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmQAIBG9uZSBrZXk=\n-----END PGP PUBLIC KEY BLOCK-----\n"
+# A mirror's own key stands in for NVIDIA's: its bytes can be made here.
+MINE = Recipe(
+    "test", repositories=Repositories(cuda_key=FINGERPRINT, toolkit_key=FINGERPRINT), runtime=recipe("docker").runtime
+)
+
+
+def cuda(text: bytes = NVIDIA_CUDA, keyring: bytes | FileState | None = KEY, **more: bytes) -> Facts:
+    held = {} if keyring is None else {CUDA_KEYRING: keyring}
+    return machine(files={CUDA_LIST: text, **held, **{f"/etc/apt/sources.list.d/{k}": v for k, v in more.items()}})
+
+
+def test_a_bare_machine_gets_key_and_list_and_one_refresh() -> None:
+    outcome = planned(CUDA_REPOSITORY.plan(recipe(), machine()))
+    changes = files(outcome.changes)
+    assert set(changes) == {CUDA_LIST, CUDA_KEYRING}
+    key = changes[CUDA_KEYRING].after
+    assert isinstance(key, SigningKey)
+    assert len(key.fingerprints) == 1
+    assert len({trigger for change in changes.values() for trigger in change.triggers}) == 1
+
+
+def test_what_cuda_keyring_installed_is_taken_as_it_is() -> None:
+    assert planned(CUDA_REPOSITORY.plan(MINE, cuda())).changes == ()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        f"deb [arch=amd64 signed-by={CUDA_KEYRING}] {CUDA_URI} /\n",
+        f"deb [ signed-by={CUDA_KEYRING} ] {CUDA_URI.rstrip('/')} /\n",
+        f"# by hand\n\ndeb\t[signed-by={CUDA_KEYRING}]\t{CUDA_URI}\t/ # NVIDIA\n",
+    ],
+)
+def test_other_spellings_of_the_same_entry_are_the_same(entry: str) -> None:
+    assert planned(CUDA_REPOSITORY.plan(MINE, cuda(entry.encode()))).changes == ()
+
+
+def test_the_same_archive_in_a_deb822_file_is_enough() -> None:
+    entry = f"Types: deb\nURIs: {CUDA_URI}\nSuites: /\nSigned-By: {CUDA_KEYRING}\n".encode()
+    node = machine(files={"/etc/apt/sources.list.d/nvidia.sources": entry, CUDA_KEYRING: KEY})
+    assert planned(CUDA_REPOSITORY.plan(MINE, node)).changes == ()
+
+
+def test_a_new_key_refreshes_the_file_that_names_the_archive() -> None:
+    """apt reads one list file at a time; the one of gpunode's own name is not there."""
+    path = "/etc/apt/sources.list.d/nvidia.sources"
+    entry = f"Types: deb\nURIs: {CUDA_URI}\nSuites: /\nSigned-By: {CUDA_KEYRING}\n".encode()
+    outcome = planned(CUDA_REPOSITORY.plan(MINE, machine(files={path: entry, CUDA_KEYRING: EXTRA})))
+    assert {trigger.target for change in files(outcome.changes).values() for trigger in change.triggers} == {path}
+
+
+@pytest.mark.parametrize(
+    "keyring",
+    [KEY + EXTRA, EXTRA, b"", b"<html>captive portal</html>", ARMORED, FileState(KEY, 0o600)],
+    ids=["an extra key", "another key", "empty", "no key", "armored in a .gpg", "unreadable for apt"],
+)
+def test_a_keyring_that_apt_or_we_cannot_trust_is_fetched_anew(keyring: bytes | FileState) -> None:
+    assert set(files(planned(CUDA_REPOSITORY.plan(MINE, cuda(keyring=keyring))).changes)) == {CUDA_KEYRING}
+
+
+def test_the_armored_key_is_the_right_key_in_the_wrong_form() -> None:
+    assert openpgp.fingerprints(ARMORED) == (FINGERPRINT,)
+
+
+def test_a_list_that_is_switched_off_is_switched_on() -> None:
+    assert set(files(planned(CUDA_REPOSITORY.plan(MINE, cuda(b"# " + NVIDIA_CUDA))).changes)) == {CUDA_LIST}
+
+
+def test_an_entry_with_another_key_goes_since_apt_would_refuse_both() -> None:
+    rival = f"deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\n".encode()
+    changes = files(planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival}))).changes)
+    assert changes["/etc/apt/sources.list.d/mine.list"].after is None
+
+
+def test_a_file_that_serves_other_archives_too_is_never_removed() -> None:
+    rival = f"deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\ndeb http://deb.debian.org/debian bookworm main\n"
+    no = refusal(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival.encode()})))
+    assert "mine.list:1" in no.what
+    crowded = (
+        NVIDIA_CUDA.replace(b"signed-by", b"trusted=no signed-by-no")
+        + b"deb http://deb.debian.org/debian bookworm main\n"
+    )
+    no = refusal(CUDA_REPOSITORY.plan(MINE, cuda(crowded)))
+    assert CUDA_LIST in no.what
+
+
+def test_a_rival_that_is_switched_off_is_none_and_stays() -> None:
+    rival = f"# deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\n".encode()
+    assert planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival}))).changes == ()
+
+
+def test_a_mirror_takes_the_place_of_nvidias_address() -> None:
+    mirrored = Recipe("test", repositories=Repositories(cuda="https://mirror.example/cuda", cuda_key=FINGERPRINT))
+    changes = files(planned(CUDA_REPOSITORY.plan(mirrored, cuda())).changes)
+    assert b"https://mirror.example/cuda/debian12/x86_64/" in getattr(changes[CUDA_LIST].after, "content", b"")
+    assert set(changes) == {CUDA_LIST}
+
+
+def test_a_system_that_nvidia_has_no_repository_for_is_refused() -> None:
+    assert refusal(CUDA_REPOSITORY.plan(recipe(), machine(architecture="arm64"))).exit_code == 3
+    ubuntu = files(planned(CUDA_REPOSITORY.plan(recipe(), machine(distro=UBUNTU, architecture="arm64"))).changes)
+    assert any("ubuntu2404-sbsa" in path for path in ubuntu)
+
+
+@pytest.mark.parametrize("arch", ["$(ARCH)", "amd64"])
+def test_the_architecture_may_be_spelled_out(arch: str) -> None:
+    entry = f"deb [signed-by={TOOLKIT_KEYRING}] {TOOLKIT_URI}/{arch} /\n".encode()
+    node = machine(files={TOOLKIT_LIST: entry, TOOLKIT_KEYRING: KEY})
+    assert planned(TOOLKIT_REPOSITORY.plan(MINE, node)).changes == ()
+
+
+def test_a_rival_is_one_however_it_spells_the_architecture() -> None:
+    rival = f"deb [signed-by=/usr/share/keyrings/mine.gpg] {TOOLKIT_URI}/amd64 /\n".encode()
+    changes = files(
+        planned(TOOLKIT_REPOSITORY.plan(MINE, machine(files={"/etc/apt/sources.list.d/ctk.list": rival}))).changes
+    )
+    assert changes["/etc/apt/sources.list.d/ctk.list"].after is None
+    assert TOOLKIT_LIST in changes
+
+
+def test_the_former_repositories_of_nvidia_docker_leave() -> None:
+    old = (
+        b"deb https://nvidia.github.io/libnvidia-container/stable/debian10/$(ARCH) /\n"
+        b"#deb https://nvidia.github.io/libnvidia-container/experimental/debian10/$(ARCH) /\n"
+        b"deb https://nvidia.github.io/nvidia-docker/debian10/$(ARCH) /\n"
+    )
+    path = "/etc/apt/sources.list.d/nvidia-docker.list"
+    assert files(planned(TOOLKIT_REPOSITORY.plan(MINE, machine(files={path: old}))).changes)[path].after is None
+
+
+def test_the_experimental_channel_that_somebody_chose_stays() -> None:
+    entries = "".join(
+        f"deb [signed-by={TOOLKIT_KEYRING}] {TOOLKIT_URI.replace('stable', c)}/$(ARCH) /\n"
+        for c in ("stable", "experimental")
+    )
+    node = machine(files={TOOLKIT_LIST: entries.encode(), TOOLKIT_KEYRING: KEY})
+    assert planned(TOOLKIT_REPOSITORY.plan(MINE, node)).changes == ()
+
+
+_ENTRIES = st.lists(
+    st.builds(
+        "{}deb {}{} {}\n".format,
+        st.sampled_from(("", "# ")),
+        st.sampled_from(("", f"[signed-by={CUDA_KEYRING}] ", "[signed-by=/mine.gpg] ", "[arch=amd64] ")),
+        st.sampled_from((CUDA_URI, CUDA_URI.rstrip("/"), f"{TOOLKIT_URI}/$(ARCH)", "http://deb.example/a")),
+        st.sampled_from(("/", "./")),
+    ),
+    max_size=3,
+)
+
+
+@given(st.dictionaries(st.sampled_from(("cuda-debian12-x86_64.list", "mine.list", "nvidia-docker.list")), _ENTRIES))
+def test_whatever_was_there_one_key_signs_the_archive_afterwards_and_nothing_else_is_lost(
+    written: dict[str, list[str]],
+) -> None:
+    node = machine(files={f"/etc/apt/sources.list.d/{name}": "".join(e).encode() for name, e in written.items()})
+    outcome = CUDA_REPOSITORY.plan(MINE, node)
+    if not isinstance(outcome, Planned):
+        return
+    after = project(node, outcome.changes)
+    assert isinstance(after.sources, Known)
+    assert isinstance(node.sources, Known)
+    ours = {s.signed_by for s in after.sources.value if s.enabled and s.uri.rstrip("/") == CUDA_URI.rstrip("/")}
+    assert ours == {CUDA_KEYRING}
+    others = {s.uri for s in node.sources.value if s.enabled and s.signed_by != CUDA_KEYRING}
+    lost = others - {s.uri for s in after.sources.value}
+    assert {uri.rstrip("/") for uri in lost} <= {CUDA_URI.rstrip("/")}
+    again = planned(CUDA_REPOSITORY.plan(MINE, after))
+    assert set(files(again.changes)) <= {CUDA_KEYRING}
+
+
+def test_an_interrupted_dpkg_is_repaired_before_all_else() -> None:
+    assert planned(REPAIR.plan(recipe(), machine(dpkg_interrupted=Known(value=True, probe="x")))).changes
+    assert planned(REPAIR.plan(recipe(), machine())).changes == ()

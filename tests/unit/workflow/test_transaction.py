@@ -1,0 +1,137 @@
+"""What apt would do, compared with what was planned; the solver's answers are written here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.errors import Refused
+from gpunode.host.port import Action, Simulation
+from gpunode.workflow.transaction import resolve
+
+OLD = PackageState("535.261.03-1")
+DRIVER = KnownAfter("580.", "driver")
+BRING = PackageChange("nvidia-driver-cuda", None, DRIVER)
+
+
+def install(name: str, version: str = "580.95.05-1", former: str = "") -> Action:
+    return Action("install", name, version, former)
+
+
+def answers(*actions: Action) -> Callable[[Sequence[PackageChange]], Simulation]:
+    return lambda _changes: Simulation(actions)
+
+
+def test_versions_become_exact_and_dependencies_are_automatic() -> None:
+    found = resolve(
+        [BRING], {}, answers(install("nvidia-driver-cuda"), install("libcuda1"), install("dkms", "3.0.10-8"))
+    )
+    assert found.asked == (PackageChange("nvidia-driver-cuda", None, PackageState("580.95.05-1")),)
+    assert {change.name: change.after for change in found.dependencies} == {
+        "libcuda1": PackageState("580.95.05-1", auto=True),
+        "dkms": PackageState("3.0.10-8", auto=True),
+    }
+
+
+def test_a_dependency_that_somebody_installed_by_hand_stays_so() -> None:
+    installed = {"libcuda1": PackageState("580.82.07-1"), "dkms": PackageState("3.0.9", auto=True)}
+    actions = (
+        install("nvidia-driver-cuda"),
+        install("libcuda1", former="580.82.07-1"),
+        install("dkms", "3.0.10", "3.0.9"),
+    )
+    found = resolve([BRING], installed, answers(*actions))
+    assert {change.name: getattr(change.after, "auto", None) for change in found.dependencies} == {
+        "libcuda1": False,
+        "dkms": True,
+    }
+
+
+def test_what_the_solver_finds_to_be_nothing_is_dropped() -> None:
+    there = PackageState("580.95.05-1")
+    changes = [BRING, PackageChange("nvidia-persistenced", there, DRIVER)]
+    found = resolve(changes, {"nvidia-persistenced": there}, answers(install("nvidia-driver-cuda")))
+    assert [change.name for change in found.asked] == ["nvidia-driver-cuda"]
+
+
+def test_without_a_package_manager_the_changes_are_as_they_were() -> None:
+    assert resolve([BRING], {}, lambda _changes: None).asked == (BRING,)
+
+
+def test_the_solvers_own_refusal_is_handed_on_and_nothing_is_guessed() -> None:
+    problem = "E: Unable to locate package nvidia-driver-cuda"
+    found = resolve([BRING], {}, lambda _changes: Simulation((), problem))
+    assert (found.problem, found.asked) == (problem, (BRING,))
+
+
+def test_an_old_package_that_the_driver_itself_brings_is_replaced_not_purged() -> None:
+    purges = [PackageChange(name, OLD, None) for name in ("libcuda1", "nvidia-tesla-470-driver")]
+    brought = install("libcuda1", former=OLD.version)
+    asked: list[list[str]] = []
+
+    def solver(changes: Sequence[PackageChange]) -> Simulation:
+        asked.append([change.name for change in changes])
+        gone = tuple(Action("purge", c.name, former=OLD.version) for c in changes if c.after is None)
+        return Simulation((install("nvidia-driver-cuda"), brought, *gone))
+
+    found = resolve([BRING, *purges], dict.fromkeys(("libcuda1", "nvidia-tesla-470-driver"), OLD), solver)
+    assert asked == [["nvidia-driver-cuda"], ["nvidia-driver-cuda", "nvidia-tesla-470-driver"]]
+    assert [(c.name, c.after is None) for c in found.asked] == [
+        ("nvidia-driver-cuda", False),
+        ("nvidia-tesla-470-driver", True),
+    ]
+    assert [(c.name, c.before) for c in found.dependencies] == [("libcuda1", OLD)]
+
+
+@pytest.mark.parametrize("verb", ["remove", "purge"])
+@pytest.mark.parametrize("name", ["openmpi-bin", "nvidia-container-toolkit", "nvidia-fabricmanager"])
+def test_a_removal_that_no_step_planned_stops_the_run(verb: str, name: str) -> None:
+    gone = Action(verb, name, former="1.0")  # type: ignore[arg-type]
+    with pytest.raises(Refused) as caught:
+        resolve([BRING], {name: PackageState("1.0")}, answers(install("nvidia-driver-cuda"), gone))
+    assert name in caught.value.why
+    assert "no package was touched" in caught.value.what
+
+
+def test_helpers_of_an_old_driver_leave_with_it() -> None:
+    purge = PackageChange("nvidia-driver-535", OLD, None)
+    helper = Action("remove", "nvidia-alternative", former="2023")
+    actions = (install("nvidia-driver-cuda"), Action("purge", "nvidia-driver-535", former=OLD.version), helper)
+    found = resolve([BRING, purge], {"nvidia-driver-535": OLD}, answers(*actions))
+    assert [(c.name, c.after) for c in found.dependencies] == [("nvidia-alternative", None)]
+
+
+def test_another_branch_is_never_taken_by_name_or_as_a_dependency() -> None:
+    with pytest.raises(Refused, match="something else"):
+        resolve([BRING], {}, answers(install("nvidia-driver-cuda", "615.71.09-1")))
+    mixed = (install("nvidia-driver-cuda"), install("libcuda1", "615.71.09-1"))
+    with pytest.raises(Refused) as caught:
+        resolve([BRING], {}, answers(*mixed))
+    assert "libcuda1 615.71.09-1" in caught.value.why
+
+
+def test_packages_with_versions_of_their_own_are_of_no_branch() -> None:
+    own = (install("nvidia-driver-cuda"), install("nvlsm", "2025.03.1-1"), install("nvidia-modprobe", "580.95.05-1"))
+    assert len(resolve([BRING], {}, answers(*own)).dependencies) == 2
+
+
+def test_a_downgrade_that_no_step_planned_stops_the_run() -> None:
+    lowered = install("libc6", "2.35", "2.36")
+    with pytest.raises(Refused, match="something else"):
+        resolve([BRING], {"libc6": PackageState("2.36")}, answers(install("nvidia-driver-cuda"), lowered))
+
+
+def test_residue_is_purged_also_where_the_solver_says_nothing_of_it() -> None:
+    residue = PackageState("470.256.02-1", config_files_only=True)
+    purge = PackageChange("nvidia-kernel-support", residue, None)
+    gone = Action("purge", "nvidia-kernel-support", former="470.256.02-1")
+    found = resolve([BRING, purge], {"nvidia-kernel-support": residue}, answers(install("nvidia-driver-cuda"), gone))
+    assert purge in found.asked
+
+
+def test_an_upgrade_of_what_is_newest_already_is_nothing() -> None:
+    there = PackageState("580.95.05-1")
+    found = resolve([PackageChange("nvidia-driver-cuda", there, DRIVER)], {"nvidia-driver-cuda": there}, answers())
+    assert found.asked == found.dependencies == ()
