@@ -99,7 +99,7 @@ def test_what_docker_will_not_read_again_is_put_back_before_it_stops_the_next_st
 
 def test_a_restart_that_stops_containers_needs_leave(node: Machine) -> None:
     before = start_of(node, DOCKER)
-    node.run("docker", "run", "--detach", "--name=training", "lab", "/hello", "wait")
+    node.run("docker", "run", "--detach", "--stop-timeout=1", "--name=training", "lab", "/hello", "wait")
 
     refused = setup(node, "docker-cdi")
 
