@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/reference"
 # <!-- output of: gpunode plan … | head -20 --> and the block of text that follows it.
-_OUTPUT = re.compile(r"(<!-- output of: (gpunode [^|\n]*?)(?: \| head -(\d+))? -->\n```text\n)(.*?)(```\n)", re.DOTALL)
+_OUTPUT = re.compile(
+    r"(<!-- output of: (gpunode [^|\n]*?)(?: \| grep (\S+))?(?: \| head -(\d+))? -->\n```text\n)(.*?)(```\n)", re.DOTALL
+)
 _MADE = "<!-- Written by docs/generate.py: change the code, then run `make docs`. -->\n"
 _RECIPE_TABLES = {
     "": "Top of the file",
@@ -51,17 +53,17 @@ def _with_outputs() -> list[Path]:
 
 def with_outputs(text: str) -> str:
     """``text`` with what the named commands print now; their exit status does not matter, refusals are shown too."""
-    return _OUTPUT.sub(lambda found: found[1] + _printed(found[2], found[3]) + found[5], text)
+    return _OUTPUT.sub(lambda found: found[1] + _printed(found[2], found[3], found[4]) + found[6], text)
 
 
-def _printed(command: str, head: str | None) -> str:
+def _printed(command: str, wanted: str | None, head: str | None) -> str:
     argv = [sys.executable, "-m", *shlex.split(command)]
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "110", "LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
     # Merged and in order: a refusal stands on standard error.
     done = subprocess.run(
         argv, cwd=ROOT, env=environment, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    lines = done.stdout.rstrip().splitlines()
+    lines = [line for line in done.stdout.rstrip().splitlines() if not wanted or wanted in line]
     shown = lines[: int(head)] if head else lines
     cut = ["…"] if len(shown) < len(lines) else []
     return "".join(f"{line.rstrip()}\n" for line in [*shown, *cut])

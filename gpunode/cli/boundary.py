@@ -11,17 +11,10 @@ from pathlib import Path
 
 import typer
 
+from gpunode.cli.answered import Answered
 from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 
 _LOG_FOLDER = Path("/var/log/gpunode")
-
-
-class Answered(Exception):
-    """A command has told all there is to tell; only its exit code is left."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
 
 
 def run(arguments: list[str]) -> int:

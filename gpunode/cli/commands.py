@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpunode import __version__, builtin
 from gpunode import recipe as recipes
-from gpunode.cli.boundary import Answered
+from gpunode.cli.answered import Answered
 from gpunode.cli.compose import Wanted, checked_root, digest, recipe_at, see
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.human import Screen
