@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -82,14 +83,20 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
 
 
 def resume_command() -> tuple[str, ...]:
-    """This very command for after the reboot: without --reboot, so that one run reboots at most once."""
-    typed = [word for word in sys.argv[1:] if word not in {"--reboot", "--yes", "-y"}]
-    return (sys.executable, *_how_python_finds_gpunode(), *typed, "--yes")
+    """This very command for after the reboot: without --reboot, so that one run reboots at most once.
+
+    It speaks to whoever reads the unit's journal, so not in JSON.
+    """
+    typed = [word for word in sys.argv[1:] if word not in {"--reboot", "--yes", "-y", "--json"}]
+    return (*_how_python_finds_gpunode(), *typed, "--yes")
 
 
 def _how_python_finds_gpunode() -> tuple[str, ...]:
     program = sys.argv[0]
-    return ("-m", "gpunode") if program.endswith("__main__.py") else (program,)
+    if not program.endswith("__main__.py"):
+        return (sys.executable, program)
+    path = os.environ.get("PYTHONPATH")
+    return (*(("/usr/bin/env", f"PYTHONPATH={path}") if path else ()), sys.executable, "-m", "gpunode")
 
 
 def _reboot(reasons: Sequence[str], done: SetupResult, leave: Leave) -> RebootRequired:
