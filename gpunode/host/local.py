@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
-from time import monotonic
+from time import monotonic, time
 
 from gpunode.catalog import openpgp
 from gpunode.change import (
@@ -25,16 +25,19 @@ from gpunode.change import (
 from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import chroot, files, runtime
-from gpunode.host.apt import Apt
+from gpunode.host.apt import UNATTENDED, Apt
 from gpunode.host.port import OnProgress, Progress, Settled, Simulation
 from gpunode.host.process import CommandLog, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.runtimes import Configured
+from gpunode.runtimes import runtime as runtime_row
 
 _KEY_LIMIT_BYTES = 1 << 20
 # DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
 _COMMAND_TIMEOUT_S = 7200.0
 _MODULE_TIMEOUT_S = 120.0
+# dockerd takes a reload at once, and is not asked again later.
+_CONTRADICTION_S = 5.0
 
 
 def _unheard(_: Progress) -> None:
@@ -75,6 +78,19 @@ class LocalHost:
     def check(self, expectation: RuntimeExpectation, change: FileChange, /) -> str:
         """Has the runtime's own parser read the candidate; see ``runtime.check``."""
         return runtime.check(self.runner, expectation, change)
+
+    def confirm(self, expectation: RuntimeExpectation, /) -> None:
+        """Asks the daemon that has read its configuration; see ``runtime.contradiction``."""
+        since = time() - _CONTRADICTION_S
+        if not (said := runtime.contradiction(self.runner, expectation, _CONTRADICTION_S)):
+            return
+        unit = runtime_row(expectation.runtime).unit
+        words = self.services.last_words(unit, since)
+        raise ChangeFailed(
+            f"{unit} did not take its new configuration",
+            why=said + (f"; its own last lines:\n{words}" if words else ""),
+            hint=f"journalctl -u {unit} -n 50\nwhat the unit's command line sets cannot be set in the file",
+        )
 
     def effective(self, name: str) -> Configured | None:
         """What the container runtime has; see ``runtime.effective``."""
@@ -152,7 +168,7 @@ class LocalHost:
             self._on_progress(Progress("run", 0.0, line))
 
         with self._fit_for_packages():
-            done = self.runner.run(change.argv, timeout_s=_COMMAND_TIMEOUT_S, on_line=hear)
+            done = self.runner.run(change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear)
         if not done.ok:
             raise _command_failed(done, f"{subject(change)} failed ({change.why})")
 

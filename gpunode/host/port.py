@@ -100,6 +100,14 @@ class Host(HostView, Protocol):
         """
         ...
 
+    def confirm(self, expectation: RuntimeExpectation, /) -> None:
+        """The running daemon, having read its configuration, says that it has what was meant; or cannot be asked.
+
+        Raises:
+            ChangeFailed: it says otherwise; its own last lines are in ``why``.
+        """
+        ...
+
     def apply(self, changes: Sequence[Change], /) -> None:
         """Makes ``changes``, all of one kind; package changes are one transaction.
 

@@ -43,6 +43,10 @@ class RehearsalHost:
             assert expectation.handlers <= frozenset(found.handlers.items()), "the candidate lacks what was meant"
         return f"not run: {expectation.runtime}'s own parser is not here"
 
+    def confirm(self, expectation: RuntimeExpectation, /) -> None:
+        """Nothing: there is no daemon to ask."""
+        del expectation
+
     def apply(self, changes: Sequence[Change], /) -> None:
         """Files change in the dictionary; packages, modules and services only in the projected facts.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation
@@ -82,6 +83,15 @@ def _where(runner: Runner) -> str:
 
 
 def _compare(expectation: RuntimeExpectation, configured: Configured, change: FileChange) -> None:
+    if wrong := _differences(expectation, configured):
+        raise Refused(
+            f"{expectation.runtime} would not read the new {change.path} as it is meant",
+            why="\n".join(wrong) + "\nnothing was changed",
+            hint="see `gpunode plan` for the candidate; another file that it imports may override it",
+        )
+
+
+def _differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
     wrong = [
         f"handler {name}: meant {binary}, it reads {configured.handlers.get(name) or 'none'}"
         for name, binary in sorted(expectation.handlers)
@@ -90,12 +100,7 @@ def _compare(expectation: RuntimeExpectation, configured: Configured, change: Fi
     default = configured.default or _BUILT_IN_DEFAULT
     if expectation.default not in {None, default}:
         wrong.append(f"default runtime: meant {expectation.default}, it reads {default}")
-    if wrong:
-        raise Refused(
-            f"{expectation.runtime} would not read the new {change.path} as it is meant",
-            why="\n".join(wrong) + "\nnothing was changed",
-            hint="see `gpunode plan` for the candidate; another file that it imports may override it",
-        )
+    return wrong
 
 
 def _not_taken(program: str, change: FileChange, said: str) -> Refused:
@@ -108,6 +113,27 @@ def _not_taken(program: str, change: FileChange, said: str) -> Refused:
 
 _Check = Callable[[Runner, RuntimeExpectation, FileChange, bytes], str]
 _CHECKS: Mapping[str, _Check] = {"containerd": _check_containerd, "docker": _check_docker}
+
+
+def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: float) -> str:
+    """How the running daemon still differs from what was meant after ``patience_s``; empty when it does not.
+
+    A daemon that cannot be asked contradicts nothing. dockerd keeps its former configuration when it cannot use the
+    file on SIGHUP, says so in its log alone, and would not start with that file again. containerd cannot be asked: its
+    parser was, before the file was written.
+    """
+    if expectation.runtime != "docker":
+        return ""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            found = _effective_docker(runner)
+        except ChangeFailed:
+            return ""
+        wrong = _differences(expectation, found) if found else []
+        if not wrong or time.monotonic() >= deadline:
+            return "\n".join(wrong)
+        time.sleep(0.2)
 
 
 def effective(runner: Runner, name: str) -> Configured | None:

@@ -160,14 +160,14 @@ class Services:
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
     def _failed(self, unit: str, what: str, reason: str, since: float) -> ChangeFailed:
-        words = self._last_words(unit, since)
+        words = self.last_words(unit, since)
         return ChangeFailed(
             f"{unit} {what}",
             why=f"{unit}: {reason}" + (f"; its own last lines:\n{words}" if words else ""),
             hint=f"systemctl status {unit}\njournalctl -u {unit} -n 50",
         )
 
-    def _last_words(self, unit: str, since: float) -> str:
+    def last_words(self, unit: str, since: float) -> str:
         """What the unit wrote since then, or what systemctl knows of it where there is no journal."""
         # What a daemon wrote just before its end may still be on its way to the journal.
         self._runner.run(("journalctl", "--sync"), timeout_s=_SHORT_TIMEOUT_S)

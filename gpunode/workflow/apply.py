@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, Trigger, inverse, triggers
+from gpunode.change import (
+    Change,
+    FileChange,
+    FileState,
+    PackageChange,
+    RuntimeExpectation,
+    ServiceChange,
+    Trigger,
+    inverse,
+    triggers,
+)
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host.port import Host, Settled
 from gpunode.journal.record import Failed, Intent
@@ -35,6 +45,7 @@ class Applier:
     tell: Observer
     pause: Pause
     unsettled: tuple[FileChange, ...] = ()
+    _meant: dict[Trigger, RuntimeExpectation] = field(default_factory=dict)
 
     def stage(self, plan: StagePlan) -> None:
         """Makes the changes of a stage and settles those triggers that later stages need.
@@ -62,6 +73,9 @@ class Applier:
     def _settled(self, batch: tuple[Trigger, ...]) -> Iterator[Settled]:
         try:
             settled = self.host.trigger(batch)
+            for one in settled:
+                if one.trigger in self._meant and not one.skipped:
+                    self.host.confirm(self._meant[one.trigger])
         except ChangeFailed as failure:
             if batch[0].kind in _UNITS:
                 self._put_back(batch, failure)
@@ -128,6 +142,7 @@ class Applier:
             note = ""
             if expectation is not None and isinstance(change, FileChange):
                 note = self.host.check(expectation, change)
+                self._meant.update(dict.fromkeys(change.triggers, expectation))
             reason = step.outcome.reason if isinstance(step.outcome, Planned) else ""
             try:
                 self.one(plan.stage, step.step.id, change, reason, note)

@@ -17,6 +17,7 @@ _NAME = UNIT.rpartition("/")[2]
 def resume_unit(argv: Sequence[str], folder: str = "/") -> bytes:
     """A unit that runs ``argv`` once, at the next boot; it goes even when gpunode fails, so nothing loops.
 
+    It waits for the whole boot: before that, daemons that are about to start would be found stopped.
     ``argv`` carries no --reboot: one run reboots at most once. What is still to be done then is told by the facts of
     the new boot. It runs in ``folder``, where the paths of ``argv`` begin, if that is there then.
 
@@ -27,7 +28,7 @@ def resume_unit(argv: Sequence[str], folder: str = "/") -> bytes:
 [Unit]
 Description=gpunode goes on after its reboot
 Wants=network-online.target
-After=network-online.target
+After=network-online.target multi-user.target
 
 [Service]
 Type=oneshot

@@ -119,7 +119,7 @@ def setup(
     if not asked.allow_disruption:
         _refuse_disruption(preview, owed, facts, host)
     started += _waited_for(lambda: asked.confirm(preview))
-    unsettled = store.unsettled()
+    unsettled = tuple(change for change in store.unsettled() if change.triggers & set(owed))
     run = store.begin(
         "setup",
         version=asked.version,

@@ -10,7 +10,7 @@ from tests.e2e.lab.tree import NATIVE
 
 
 def import_image(node: Node, name: str = "lab") -> None:
-    """docker in ``node`` has the image ``name``, whose program ``/hello`` prints a line."""
+    """docker in ``node`` has the image ``name``, whose program ``/hello`` prints a line; ``/hello wait`` stays."""
     folder = node.sandbox.scratch / "image"
     folder.mkdir()
     run(["gcc", "-static", "-Os", "-o", os.fspath(folder / "hello"), os.fspath(NATIVE / "hello.c")])

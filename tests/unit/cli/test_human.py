@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import FileChange, FileState, Trigger
+from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
 from gpunode.cli.human import Screen
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.commands import rollback_command, setup_command, verify_command
@@ -137,6 +137,27 @@ def test_a_daemon_that_refuses_is_marked_then_what_was_put_back(
     assert rows[begun + 1].startswith("✓ put-back")
     assert rows[begun + 2].startswith("✓ containerd")
     assert rows[begun + 2].endswith("restarted, down 0.4 s")
+
+
+class Unimpressed(RehearsalHost):
+    """A node whose docker says of every reload that it was done, and does not use what it cannot use."""
+
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+        return tuple(Settled(one, 0.4) for one in triggers)
+
+    def confirm(self, expectation: RuntimeExpectation, /) -> None:
+        raise ChangeFailed("docker.service did not take its new configuration", why="it knows: runc")
+
+
+def test_a_daemon_that_says_yes_and_reads_nothing_has_its_file_back(tmp_path: Path) -> None:
+    node = nodes.free()
+    host = Unimpressed({}, dict(nodes.host(node).files))
+    before, store = dict(host.files), Store(str(tmp_path))
+    with pytest.raises(ChangeFailed, match="did not take") as failed:
+        setup(nodes.RECIPE, host, store, node, advance=projected, asked=Asked("test"), tell=lambda _: None)
+    assert "put back: /etc/containerd/config.toml" in failed.value.why
+    assert host.files["/etc/containerd/config.toml"] == before["/etc/containerd/config.toml"]
+    assert Trigger("restart", "containerd.service") not in store.owed()
 
 
 def test_a_recipe_on_standard_output_is_byte_for_byte(capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,3 +171,30 @@ def test_a_default_that_nothing_names_is_runc(tools: Tools, tmp_path: Path) -> N
 def test_no_runtime_has_nothing(tools: Tools) -> None:
     assert runtime.effective(Runner(), "containerd") is None
     assert runtime.effective(Runner(), "docker") is None
+
+
+def contradiction(default: str | None = None) -> str:
+    return runtime.contradiction(
+        Runner(), RuntimeExpectation("docker", "/etc/docker/daemon.json", HANDLERS, default), 0.3
+    )
+
+
+def test_a_daemon_that_kept_its_former_configuration_contradicts(tools: Tools) -> None:
+    tools.add("docker", 'echo \'{"runtimes":{"runc":{"path":"runc"}},"default":"runc"}\'')
+    assert contradiction() == f"handler nvidia: meant {BINARY}, it reads none"
+    assert "meant nvidia, it reads runc" in contradiction("nvidia")
+
+
+def test_a_daemon_that_is_still_reading_is_asked_again(tools: Tools) -> None:
+    new = f'{{"runtimes":{{"nvidia":{{"path":"{BINARY}"}}}},"default":"runc"}}'
+    old = '{"runtimes":{"runc":{"path":"runc"}},"default":"runc"}'
+    tools.add("docker", f"if [ -e $T/asked ]; then echo '{new}'; else touch $T/asked; echo '{old}'; fi")
+    assert contradiction() == ""
+
+
+def test_who_cannot_be_asked_contradicts_nothing(tools: Tools) -> None:
+    assert contradiction() == ""
+    tools.add("docker", "exit 1")
+    assert contradiction() == ""
+    expectation = RuntimeExpectation("containerd", "/etc/containerd/config.toml", HANDLERS)
+    assert runtime.contradiction(Runner(), expectation, 0.3) == ""

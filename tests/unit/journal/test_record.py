@@ -31,6 +31,7 @@ from gpunode.journal.record import (
     owed,
     summary,
     undo,
+    unsettled,
 )
 
 RESTART = Trigger("restart", "docker.service")
@@ -108,6 +109,22 @@ class TestUndo:
         assert undo(entries) == ()
         assert undo(entries, stages=("kernel",)) == (write(blacklist.path, b"blacklist nouveau\n", None),)
         assert undo(entries, stages=None) == undo(entries, stages=("kernel",))
+
+
+class TestUnsettled:
+    ONE, OTHER = (FileChange(path, None, FileState(b"1"), frozenset({RESTART})) for path in ("/a", "/b"))
+
+    def test_the_changes_that_no_daemon_has_read_come_newest_first(self) -> None:
+        entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER), Done(1))
+        assert unsettled(entries) == (self.OTHER, self.ONE)
+        assert unsettled((*entries, BEGIN, Settle(RESTART))) == ()
+
+    def test_a_change_that_failed_owes_nothing_whatever_its_number_means_in_another_run(self) -> None:
+        entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER))
+        assert unsettled((*entries, Failed(1, "no"))) == (self.ONE,)
+
+    def test_only_files_are_put_back(self) -> None:
+        assert unsettled((BEGIN, Intent(1, "kernel", "x", ModuleChange("nvidia", False, True)), Owe(RESTART, 1))) == ()
 
 
 class TestOwed:

@@ -55,8 +55,8 @@ echo "$version" > /sys/module/nvidia/version
 echo 0 > /sys/module/nvidia/refcnt
 echo live > /sys/module/nvidia/initstate
 case $(modinfo -k "$release" -F license nvidia) in
-"Dual MIT/GPL") kind="Open Kernel Module for x86_64" ;;
-*) kind="x86_64 Kernel Module" ;;
+*MIT*) kind="Open Kernel Module for x86_64  $version  Release Build  (dvs-builder@lab)" ;;
+*) kind="x86_64 Kernel Module  $version" ;;
 esac
-echo "NVRM version: NVIDIA UNIX $kind  $version  Tue Jun  9 20:03:14 UTC 2026" > /proc/driver/nvidia/version
+echo "NVRM version: NVIDIA UNIX $kind  Tue Jun  9 20:03:14 UTC 2026" > /proc/driver/nvidia/version
 echo $gpus > /run/lab-gpus

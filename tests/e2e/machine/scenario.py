@@ -1,0 +1,183 @@
+"""What the scenarios on booted machines share: gpunode installed on one, units watched, daemons that will not start."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.e2e.chroot.scenario import Answer, answer
+from tests.e2e.lab.code import Mounts
+from tests.e2e.lab.commands import Result
+from tests.e2e.lab.machine import Machine
+from tests.e2e.lab.pci import GTX_1080, Device
+from tests.e2e.lab.repositories import Repositories
+from tests.e2e.lab.tree import PROJECT, SITE, Base
+
+PROGRAM: Final = "/usr/local/bin/gpunode"
+CONTAINERD: Final = "containerd.service"
+DOCKER: Final = "docker.service"
+PERSISTENCED: Final = "nvidia-persistenced.service"
+CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
+DOCKER_CONFIG: Final = "/etc/docker/daemon.json"
+_NUMBERS: Final = itertools.count(1)
+# systemd-detect-virt sees the namespaces that the lab is made of.
+_BARE_METAL: Final = "#!/bin/sh\necho none\nexit 1\n"
+# As pip installs the entry point; SETTINGS stands for what a test makes shorter than a person would wait.
+_ENTRY_POINT: Final = f"""\
+#!/usr/bin/python3
+import sys
+sys.pycache_prefix = "/run/lab-pycache"
+sys.path[:0] = ["{PROJECT}", "{SITE}"]
+from gpunode.__main__ import main
+SETTINGS
+sys.exit(main())
+"""
+# In front of a daemon: it starts as ever, unless its configuration has NVIDIA's runtime.
+_FUSSY: Final = """\
+#!/bin/sh
+how=$1 config=$2
+shift 2
+grep -q nvidia "$config" 2>/dev/null || exec "$@"
+[ "$how" = dies ] && timeout 3 "$@"
+echo "lab daemon: $how because of nvidia" >&2
+[ "$how" = hangs ] && exec sleep 1000
+exit 1
+"""
+# SD_MESSAGE_UNIT_STARTING of sd-messages.h.
+_STARTING: Final = "7d4958e842da4a758f6c1cdc7b36dcc5"
+_FUSSY_PATH: Final = "/usr/local/sbin/lab-fussy"
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Makes machines for scenarios that outlive one test."""
+
+    folder: Path
+    repositories: Repositories
+    code: Mounts
+
+    def make(self, base: Base, devices: Iterable[Device] = (GTX_1080,)) -> Machine:
+        """A machine that has not booted yet."""
+        scratch = self.folder / f"machine-{next(_NUMBERS)}"
+        return Machine(base, scratch, devices=devices, archives=self.repositories, code=self.code)
+
+    def furnish(self, node: Machine, directory: str = "debian12") -> None:
+        """gpunode is installed on ``node``, which counts as bare metal, with recipes for the lab's repositories."""
+        node.write("/usr/local/bin/systemd-detect-virt", _BARE_METAL, 0o755)
+        node.write(PROGRAM, _ENTRY_POINT.replace("SETTINGS", ""), 0o755)
+        for name, more in _RECIPES.items():
+            text = f'schema = 1\nextends = "{name.partition("-")[0]}"\n{self.repositories.recipe(directory)}{more}'
+            node.write(f"/root/{name}.toml", text)
+
+
+_RECIPES: Final = {
+    "containerd": "",
+    "docker": "",
+    "docker-default": "[runtime]\ndefault = true\n",
+    "docker-cdi": "[runtime]\ncdi = true\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A daemon's latest start.
+
+    Attributes:
+        starts: how often systemd has started it in this boot, or tried to.
+    """
+
+    pid: int
+    at: str
+    starts: int
+
+
+def impatient(node: Machine) -> str:
+    """Installs gpunode again, for which a daemon must have started within 4 s; returns the program."""
+    settings = "import gpunode.host.services as services\nservices._START_TIMEOUT_S = 4.0"
+    node.write(f"{PROGRAM}-impatient", _ENTRY_POINT.replace("SETTINGS", settings), 0o755)
+    return f"{PROGRAM}-impatient"
+
+
+def ask(node: Machine, *arguments: str, program: str = "gpunode") -> Answer:
+    """What ``gpunode ARGUMENTS --json`` answers."""
+    return answer(node.finish(program, *arguments, "--json"))
+
+
+def setup(node: Machine, recipe: str, *options: str, program: str = "gpunode") -> Answer:
+    """What ``gpunode setup`` with one of the recipes answers."""
+    return ask(node, "setup", f"/root/{recipe}.toml", "--yes", *options, program=program)
+
+
+def setup_ok(node: Machine, recipe: str, *options: str) -> Answer:
+    """As `setup`, where nothing may go wrong."""
+    done = setup(node, recipe, *options)
+    assert done.exit_code == 0, f"{done.error}\n{done.result}\n{done.stderr}"
+    return done
+
+
+def show(node: Machine, unit: str, *properties: str) -> list[str]:
+    """What systemd says of the unit's properties, in their order."""
+    return [node.run("systemctl", "show", "--value", f"--property={name}", unit).stdout.strip() for name in properties]
+
+
+def start_of(node: Machine, unit: str) -> Start:
+    """The daemon's latest start."""
+    pid, at = show(node, unit, "MainPID", "ExecMainStartTimestampMonotonic")
+    node.run("journalctl", "--sync")
+    started = node.run("journalctl", "--boot", "-q", "-o", "cat", f"UNIT={unit}", f"MESSAGE_ID={_STARTING}")
+    return Start(int(pid), at, len(started.stdout.splitlines()))
+
+
+def is_up(node: Machine, unit: str) -> bool:
+    """Whether the unit is active with a process of its own."""
+    active, pid = show(node, unit, "ActiveState", "MainPID")
+    return active == "active" and int(pid) > 0
+
+
+def make_fussy(node: Machine, unit: str, how: str, *settings: str) -> None:
+    """The daemon will not start with NVIDIA's runtime in its configuration, which its parser takes nevertheless.
+
+    Args:
+        how: ``refuses`` exits at once, ``hangs`` never is ready, ``dies`` is up for 3 s.
+        settings: further lines of the unit's section.
+    """
+    config = CONTAINERD_CONFIG if unit == CONTAINERD else DOCKER_CONFIG
+    daemon = "/usr/bin/containerd" if unit == CONTAINERD else "/usr/sbin/dockerd -H fd://"
+    node.write(_FUSSY_PATH, _FUSSY, 0o755)
+    lines = ("[Service]", "ExecStart=", f"ExecStart={_FUSSY_PATH} {how} {config} {daemon}", "NotifyAccess=all")
+    node.write(_drop_in(unit), "\n".join((*lines, *settings)) + "\n")
+    node.run("systemctl", "daemon-reload")
+
+
+def make_tame(node: Machine, unit: str) -> None:
+    """The daemon starts as its package has it."""
+    node.path(_drop_in(unit)).unlink(missing_ok=True)
+    node.run("systemctl", "daemon-reload")
+
+
+def _drop_in(unit: str) -> str:
+    return f"/run/systemd/system/{unit}.d/fussy.conf"
+
+
+def restore(node: Machine, unit: str, path: str, content: str | None) -> None:
+    """The daemon, as its package has it, runs with ``content`` as its configuration."""
+    make_tame(node, unit)
+    if content is None:
+        node.path(path).unlink(missing_ok=True)
+    else:
+        node.write(path, content)
+    node.run("systemctl", "reset-failed", unit)
+    node.run("systemctl", "restart", unit)
+
+
+def kill_at_restart(node: Machine) -> Result:
+    """``gpunode setup`` dies when it has written the configuration and asks for the daemon's restart."""
+    stand_in = '#!/bin/sh\n[ "$1" != restart ] || { kill -KILL $PPID; exit 1; }\nexec /usr/bin/systemctl "$@"\n'
+    path = node.write("/usr/local/sbin/systemctl", stand_in, 0o755)
+    try:
+        return node.finish("gpunode", "setup", "/root/containerd.toml", "--yes")
+    finally:
+        path.unlink()

@@ -1,0 +1,224 @@
+"""containerd on a booted machine: restarted for its bytes alone, never left with a configuration that stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.e2e.chroot.scenario import Answer, by_kind
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.leftovers import leftovers, marks
+from tests.e2e.lab.machine import Machine
+from tests.e2e.machine.scenario import (
+    CONTAINERD,
+    CONTAINERD_CONFIG,
+    DOCKER,
+    PERSISTENCED,
+    Machines,
+    Start,
+    ask,
+    impatient,
+    is_up,
+    kill_at_restart,
+    make_fussy,
+    make_tame,
+    restore,
+    setup,
+    setup_ok,
+    show,
+    start_of,
+)
+
+pytestmark = pytest.mark.e2e
+
+UNITS = (CONTAINERD, DOCKER, PERSISTENCED)
+CONFIG = """\
+# Written by hand on this node.
+version = 2
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "registry.example/pause:3.9" # pinned
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What was seen on the way; the node is as the second setup left it."""
+
+    node: Machine
+    before: dict[str, Start]
+    first: Answer
+    between: dict[str, Start]
+    files_between: str
+    second: Answer
+    after: dict[str, Start]
+    files_after: str
+
+
+@pytest.fixture(scope="module")
+def course(bases: dict[str, Bases], machines: Machines) -> Iterator[Course]:
+    with machines.make(bases["bookworm"].runtime) as node:
+        machines.furnish(node)
+        restore(node, CONTAINERD, CONTAINERD_CONFIG, CONFIG)
+        before = _starts(node)
+        first = setup(node, "containerd")
+        between, files_between = _starts(node), node.fingerprint("/etc", "/var/lib/gpunode", "/var/lib/dpkg")
+        second = setup(node, "containerd")
+        files_after = node.fingerprint("/etc", "/var/lib/gpunode", "/var/lib/dpkg")
+        yield Course(node, before, first, between, files_between, second, _starts(node), files_after)
+        left = marks(node)
+    assert leftovers(left) == []
+
+
+@pytest.fixture
+def node(course: Course) -> Machine:
+    """The machine with its driver, and with containerd as it was before gpunode came."""
+    restore(course.node, CONTAINERD, CONTAINERD_CONFIG, CONFIG)
+    return course.node
+
+
+def _starts(node: Machine) -> dict[str, Start]:
+    return {unit: start_of(node, unit) for unit in UNITS}
+
+
+def test_setup_ends_with_a_node_that_works(course: Course) -> None:
+    assert course.first.exit_code == 0, course.first.error
+    assert {check["status"] for check in course.first.result["checks"]} == {"passed"}
+    assert show(course.node, PERSISTENCED, "UnitFileState", "ActiveState") == ["enabled", "active"]
+
+
+def test_setup_restarts_containerd_once_and_leaves_docker_alone(course: Course) -> None:
+    assert course.between[CONTAINERD].starts == course.before[CONTAINERD].starts + 1
+    assert course.between[DOCKER] == course.before[DOCKER]
+    (restart,) = [one for one in course.first.result["triggers"] if one["trigger"]["kind"] == "restart"]
+    assert restart["trigger"]["target"] == CONTAINERD
+
+
+def test_a_second_setup_restarts_nothing_and_writes_nothing(course: Course) -> None:
+    assert course.second.exit_code == 0
+    assert course.second.envelope["changed"] is False
+    assert course.after == course.between
+    assert course.files_after == course.files_between
+
+
+def test_an_edit_that_takes_nothing_from_gpunode_restarts_nothing(node: Machine) -> None:
+    setup_ok(node, "containerd")
+    edited = node.read(CONTAINERD_CONFIG) + "\n# The night shift was here.\n"
+    node.write(CONTAINERD_CONFIG, edited)
+    before = _starts(node)
+
+    assert setup_ok(node, "containerd").envelope["changed"] is False
+    assert _starts(node) == before
+    assert node.read(CONTAINERD_CONFIG) == edited
+
+
+@pytest.mark.parametrize(
+    ("how", "settings", "hurried"),
+    [
+        pytest.param("refuses", (), False, id="refuses"),
+        pytest.param("hangs", ("TimeoutStartSec=4",), False, id="hangs until systemd gives up"),
+        pytest.param("hangs", ("TimeoutStartSec=infinity",), True, id="hangs until gpunode gives up"),
+        pytest.param("dies", (), False, id="dies after 3 s"),
+    ],
+)
+def test_a_daemon_that_does_not_come_up_gets_its_old_configuration_back(
+    node: Machine, how: str, settings: tuple[str, ...], *, hurried: bool
+) -> None:
+    make_fussy(node, CONTAINERD, how, *settings)
+    # The stand-in is in front of the daemon already: only the configuration makes it what it is.
+    node.run("systemctl", "restart", CONTAINERD)
+
+    done = setup(node, "containerd", program=impatient(node) if hurried else "gpunode")
+
+    assert done.exit_code == 6
+    assert node.read(CONTAINERD_CONFIG) == CONFIG
+    assert is_up(node, CONTAINERD)
+    assert CONTAINERD in done.error
+    assert f"lab daemon: {how} because of nvidia" in done.error
+    assert f"put back: {CONTAINERD_CONFIG}; {CONTAINERD} runs with it again" in done.error
+    assert "nvidia-container-runtime" in node.read(_kept(done))
+    # The daemon takes it after all, once what troubled it is gone.
+    make_tame(node, CONTAINERD)
+    assert CONTAINERD_CONFIG in by_kind(setup_ok(node, "containerd").changes, "file")
+    assert is_up(node, CONTAINERD)
+
+
+def test_a_daemon_that_is_down_whatever_is_done_is_named_and_its_file_is_back(node: Machine) -> None:
+    make_fussy(node, CONTAINERD, "refuses", "ExecStartPre=/bin/false")
+
+    done = setup(node, "containerd")
+
+    assert done.exit_code == 6
+    assert node.read(CONTAINERD_CONFIG) == CONFIG
+    assert f"put back: {CONTAINERD_CONFIG}; {CONTAINERD} does not come up with that either" in done.error
+
+
+def _kept(done: Answer) -> str:
+    (line,) = [line for line in done.error.splitlines() if " is kept as " in line]
+    return line.rpartition(" ")[2]
+
+
+def test_rollback_puts_the_file_back_and_restarts_containerd_once(node: Machine) -> None:
+    setup_ok(node, "containerd")
+    before = _starts(node)
+
+    done = ask(node, "rollback", "--yes")
+
+    assert done.exit_code == 0, done.error
+    assert node.read(CONTAINERD_CONFIG) == CONFIG
+    after = _starts(node)
+    assert after[CONTAINERD].starts == before[CONTAINERD].starts + 1
+    assert {**after, CONTAINERD: None} == {**before, CONTAINERD: None}
+    assert is_up(node, CONTAINERD)
+
+
+def test_the_restart_that_a_killed_setup_owes_is_made_once_by_the_next(node: Machine) -> None:
+    before = start_of(node, CONTAINERD)
+    assert kill_at_restart(node).returncode in {-9, 137}
+    assert "nvidia" in node.read(CONTAINERD_CONFIG)
+    assert start_of(node, CONTAINERD) == before
+
+    said = node.run("gpunode", "setup", "/root/containerd.toml", "--yes").stdout
+
+    assert f"restart {CONTAINERD}" in said
+    assert start_of(node, CONTAINERD).starts == before.starts + 1
+    setup_ok(node, "containerd")
+    assert start_of(node, CONTAINERD).starts == before.starts + 1
+
+
+def test_a_daemon_that_somebody_else_restarted_meanwhile_is_owed_nothing(node: Machine) -> None:
+    kill_at_restart(node)
+    node.run("systemctl", "restart", CONTAINERD)
+    before = start_of(node, CONTAINERD)
+
+    setup_ok(node, "containerd")
+
+    assert start_of(node, CONTAINERD) == before
+
+
+def test_what_a_killed_setup_wrote_is_put_back_when_the_daemon_will_not_have_it(node: Machine) -> None:
+    kill_at_restart(node)
+    make_fussy(node, CONTAINERD, "refuses")
+
+    done = setup(node, "containerd")
+
+    assert done.exit_code == 6
+    assert node.read(CONTAINERD_CONFIG) == CONFIG
+    assert is_up(node, CONTAINERD)
+
+
+def test_verify_and_status_tell_a_node_that_works_from_one_whose_containerd_lost_its_handler(node: Machine) -> None:
+    setup_ok(node, "containerd")
+    assert ask(node, "verify", "/root/containerd.toml").exit_code == 0
+    shown = node.run("gpunode", "status").stdout
+    assert "580.178.04" in shown
+    assert "GTX 1080" in shown
+
+    restore(node, CONTAINERD, CONTAINERD_CONFIG, CONFIG)
+    lost = ask(node, "verify", "/root/containerd.toml")
+
+    assert lost.exit_code == 7
+    failed = {check["id"] for check in lost.result["checks"] if check["status"] == "failed"}
+    assert failed == {"configuration", "runtime"}

@@ -1,0 +1,122 @@
+"""A reboot that setup needs: announced, made once when asked for, gone on after, and never made again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.e2e.chroot.scenario import NONINTERACTIVE
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.distro import OLD, add_nonfree
+from tests.e2e.lab.leftovers import leftovers, marks
+from tests.e2e.lab.machine import Machine
+from tests.e2e.machine.scenario import CONTAINERD, CONTAINERD_CONFIG, Machines, is_up, setup
+
+pytestmark = pytest.mark.e2e
+
+UNIT: Final = "gpunode-resume.service"
+_PLACES: Final = (f"/etc/systemd/system/{UNIT}", f"/etc/systemd/system/multi-user.target.wants/{UNIT}")
+# What a loaded module of the old driver leaves to be seen.
+_LOADED: Final = f"""\
+#!/bin/sh
+mkdir -p /sys/module/nvidia /proc/driver/nvidia
+echo {OLD} > /sys/module/nvidia/version
+echo "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {OLD}  Thu May  2 14:37:44 UTC 2024" > /proc/driver/nvidia/version
+echo 1 > /run/lab-gpus
+"""
+_AT_BOOT: Final = """\
+[Unit]
+DefaultDependencies=no
+After=lab-coldplug.service
+Before=sysinit.target
+
+[Service]
+Type=oneshot
+ExecStart=/usr/lib/lab/load-old
+
+[Install]
+WantedBy=sysinit.target
+"""
+
+
+@pytest.fixture
+def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
+    """A machine with the distribution's old driver, installed and loaded."""
+    with machines.make(bases["bookworm"].runtime) as node:
+        machines.furnish(node)
+        node.write("/usr/lib/lab/load-old", _LOADED, 0o755)
+        add_nonfree(node)
+        node.run("apt-get", "-y", "install", "nvidia-driver", env=NONINTERACTIVE)
+        node.run("/usr/lib/lab/load-old")
+        yield node
+        left = marks(node)
+    assert leftovers(left) == []
+
+
+def finished(node: Machine) -> str:
+    """What the unit said in this boot, once it is through; of the unit itself nothing is left."""
+    node.wait_running()
+    node.run("journalctl", "--sync")
+    assert [place for place in _PLACES if node.path(place).is_symlink() or node.path(place).exists()] == []
+    return node.run("journalctl", "--boot", "-q", "-o", "cat", f"--unit={UNIT}").stdout
+
+
+def boots(node: Machine) -> int:
+    """How often the machine has booted."""
+    return len(node.run("journalctl", "--list-boots", "--no-pager", "-q").stdout.splitlines())
+
+
+def loaded(node: Machine) -> str:
+    """The version of the loaded driver."""
+    return node.read("/proc/driver/nvidia/version").split("Module")[1].split()[0]
+
+
+def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(node: Machine) -> None:
+    first = node.boot_id()
+    done = setup(node, "containerd")
+    assert done.exit_code == 10
+    assert f"the kernel still runs driver {OLD}" in done.error
+    assert "branch 580" in done.error
+    assert node.boot_id() == first
+    assert all(not node.path(place).exists() for place in _PLACES)
+
+    # A path that means something in one folder only, as people type it.
+    typed = "cd /root && exec gpunode setup containerd.toml --yes --reboot --json"
+    assert node.finish("sh", "-c", typed).returncode == 10
+    node.wait_reboot(first)
+
+    said = finished(node)
+    assert "already as recipe containerd wants it" in said
+    assert "Finished gpunode-resume.service" in said
+    assert loaded(node) == "580.178.04"
+    assert boots(node) == 2
+    second = node.boot_id()
+    assert setup(node, "containerd").exit_code == 0
+    assert node.boot_id() == second
+    assert node.run("systemctl", "is-system-running").stdout == "running\n"
+    assert len(node.run("gpunode", "rollback", "--list").stdout.strip().splitlines()) >= 2
+
+
+def test_a_reason_that_outlives_the_reboot_does_not_make_another(node: Machine) -> None:
+    node.write("/etc/systemd/system/load-old.service", _AT_BOOT)
+    node.run("systemctl", "enable", "load-old.service")
+    first = node.boot_id()
+
+    assert setup(node, "containerd", "--reboot").exit_code == 10
+    node.wait_reboot(first)
+
+    said = finished(node)
+    second = node.boot_id()
+    assert f"the kernel still runs driver {OLD}" in said
+    assert "status=10" in said
+    assert loaded(node) == OLD
+    assert boots(node) == 2
+    # Nor does the next boot go on with anything.
+    node.reboot()
+    assert node.boot_id() != second
+    assert finished(node) == ""
+    assert boots(node) == 3
+    assert is_up(node, CONTAINERD)
+    assert "nvidia" in node.read(CONTAINERD_CONFIG)
