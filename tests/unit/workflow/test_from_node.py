@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from gpunode import recipe as recipes
 from gpunode.change import PackageState
@@ -35,6 +35,7 @@ def asks_for_nothing(found: Recipe, node: Facts) -> bool:
     return not any(stage.changes for stage in plans)
 
 
+@settings(deadline=None)
 @given(facts())
 def test_its_first_plan_is_empty_on_every_node(node: Facts) -> None:
     if isinstance(node.dpkg_interrupted, Known) and node.dpkg_interrupted.value:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.errors import UsageError
@@ -23,6 +23,7 @@ def exec_start(unit: bytes) -> str:
     return line.removeprefix("ExecStart=")
 
 
+@settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=4))
 def test_every_word_comes_through(argv: list[str]) -> None:
     """systemd.service(5): words in double quotes, backslashes as in C, then ``%%`` and ``$$`` are the characters."""
@@ -30,6 +31,7 @@ def test_every_word_comes_through(argv: list[str]) -> None:
     assert words == argv
 
 
+@settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=4))
 def test_nothing_is_expanded(argv: list[str]) -> None:
     line = exec_start(resume_unit(argv))
