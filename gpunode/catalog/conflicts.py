@@ -20,10 +20,10 @@ def driver_packages(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if purge.match(bare := name.partition(":")[0]) and not keep.match(bare))
 
 
-@lru_cache(maxsize=1)
-def pinned_globs() -> tuple[str, ...]:
-    """Globs over the packages that carry the driver's own version, NVIDIA's and the distribution's, in order."""
-    return tuple(sorted({glob for row in tables.rows("driver_packages.csv") for glob in row["pin"].split()}))
+@lru_cache(maxsize=4)
+def pinned_names(branch: int) -> tuple[str, ...]:
+    """Names of packages that come at the driver's own version, in order. Source: pinned_names.csv."""
+    return tuple(sorted({row["name"].format(branch=branch) for row in tables.rows("pinned_names.csv")}))
 
 
 @lru_cache(maxsize=2)

@@ -58,6 +58,9 @@ def setup(
         bool, typer.Option("--reboot", help="reboot once if that is needed, and go on afterwards")
     ] = False,
     allow_disruption: Annotated[bool, typer.Option("--allow-disruption", help="go on though containers stop")] = False,
+    lock_timeout: Annotated[
+        float, typer.Option("--lock-timeout", metavar="SECONDS", help="how long to wait while others use apt or dpkg")
+    ] = 600,
     upgrade: UpgradeOption = False,
     only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option
     root: RootOption = "/",
@@ -70,7 +73,7 @@ def setup(
     from gpunode.cli.commands import How
     from gpunode.cli.compose import Wanted
 
-    leave = changing.Leave(yes=yes, reboot=reboot, allow_disruption=allow_disruption)
+    leave = changing.Leave(yes, reboot, allow_disruption, lock_timeout)
     wanted = Wanted(recipe, runtime, driver, upgrade)
     changing.setup(wanted, How(json=json, verbose=verbose), tuple(only), root, gpu, leave)
 

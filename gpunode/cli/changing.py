@@ -27,11 +27,16 @@ from gpunode.workflow.verify import Report, verify
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """What setup may do beyond changing files and packages."""
+    """What setup may do beyond changing files and packages.
+
+    Attributes:
+        lock_timeout_s: how long it waits while somebody else uses apt or dpkg.
+    """
 
     yes: bool = False
     reboot: bool = False
     allow_disruption: bool = False
+    lock_timeout_s: float = 600.0
 
 
 def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, leave: Leave) -> None:
@@ -43,7 +48,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     image, screen = is_image(root), how.screen()
     store = Store(place)
     log = CommandLog("setup", root=place)
-    host = LocalHost(place, on_progress=screen.progress, log=log)
+    host = LocalHost(place, on_progress=screen.progress, log=log, lock_timeout_s=leave.lock_timeout_s)
     with store.lock(), Stop() as stop, screen:
         facts = survey(host, image=image, gpus=named)
         asked = Asked(
@@ -68,7 +73,9 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         )
         reboots = tuple(wait.reason for wait in done.waits if wait.for_ == "reboot")
         report = Report(()) if image or reboots else verify(recipe, done.facts, host, host.effective)
-        failure = _reboot(reboots, done, leave) if reboots else failed_check(report, "applied, but ")
+        failure = (
+            _reboot(reboots, done, leave) if reboots else failed_check(report, "applied, but " if done.changed else "")
+        )
         screen.setup(recipe, done, report, failure, log=log.path)
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpunode.catalog.conflicts import pinned_globs
+from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.repositories import repository_dir
 from gpunode.change import PackageState
@@ -70,17 +70,20 @@ class Family:
         Of the records that match a version, apt takes the first (apt_preferences(5)): the distribution's own packages
         are out even where their version would fit, then what fits is wanted, then the rest is out, so that a name that
         the chosen branch lacks never brings in another branch. NVIDIA's repository is not named by its origin: a mirror
-        may have another. ``:any`` holds foreign architectures too.
+        may have another. ``:any`` holds foreign architectures too. The globs catch what NVIDIA may add to the branch;
+        they stand in one record alone, since every apt command on the node pays for each of them.
         """
+        names = pinned_names(choice.branch)
         version = f"{choice.exact}-*" if choice.exact else f"{choice.branch}.*"
         records = [
-            _record(f"release o=/^({'|'.join(self.origins)})/", _NEVER),
-            _record(f"version {version}", _WANTED),
-            _record("release *", _NEVER),
+            _record(names, f"release o=/^({'|'.join(self.origins)})/", _NEVER),
+            _record((*_GLOBS, *names), f"version {version}", _WANTED),
+            _record(names, "release *", _NEVER),
         ]
         return "\n".join([_PIN_HEADER, *records]).encode()
 
 
+_GLOBS = ("libnvidia-*", "nvidia-*")
 _PIN_HEADER = """\
 # Written by gpunode: NVIDIA driver packages come from NVIDIA's repository, in one branch.
 # `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
@@ -93,9 +96,9 @@ def repository_list(uri: str, suite: str, signed_by: str, arch: str = "") -> byt
     return f"deb [{' '.join([*options, f'signed-by={signed_by}'])}] {uri} {suite}\n".encode()
 
 
-def _record(pin: str, priority: int) -> str:
-    names = " ".join(f"{glob}:any" for glob in pinned_globs())
+def _record(names: Sequence[str], pin: str, priority: int) -> str:
+    listed = " ".join(f"{name}:any" for name in names)
     package = textwrap.fill(
-        f"Package: {names}", width=120, subsequent_indent=" ", break_on_hyphens=False, break_long_words=False
+        f"Package: {listed}", width=120, subsequent_indent=" ", break_on_hyphens=False, break_long_words=False
     )
     return f"{package}\nPin: {pin}\nPin-Priority: {priority}\n"

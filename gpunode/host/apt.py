@@ -41,7 +41,7 @@ _LOG_LIMIT = 4 << 20
 _BACKOFF_S = (2.0, 8.0, 20.0)
 _TRANSIENT: frozenset[FailureKind] = frozenset({"network", "mid-sync"})
 
-_ENV = {
+UNATTENDED = {
     "DEBIAN_FRONTEND": "noninteractive",
     "APT_LISTCHANGES_FRONTEND": "none",
     "APT_LISTBUGS_FRONTEND": "none",
@@ -50,6 +50,7 @@ _ENV = {
     "NEEDRESTART_MODE": "l",
     "UCF_FORCE_CONFFOLD": "1",
 }
+"""The environment in which neither apt nor dpkg nor what they start asks anybody anything, or restarts services."""
 
 
 def _options(*settings: str) -> tuple[str, ...]:
@@ -322,7 +323,7 @@ class Apt:
 
     def _run(self, argv: tuple[str, ...], timeout_s: float, *, status: bool = False) -> Finished:
         heard = self._hear if status else None
-        return self._runner.run(argv, timeout_s=timeout_s, env=_ENV, limit_bytes=_OUTPUT_LIMIT, status=heard)
+        return self._runner.run(argv, timeout_s=timeout_s, env=UNATTENDED, limit_bytes=_OUTPUT_LIMIT, status=heard)
 
     def _hear(self, line: str) -> None:
         if progress := parse_status(line):

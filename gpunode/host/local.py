@@ -25,7 +25,7 @@ from gpunode.change import (
 from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import chroot, files, runtime
-from gpunode.host.apt import Apt
+from gpunode.host.apt import UNATTENDED, Apt
 from gpunode.host.port import OnProgress, Progress, Settled, Simulation
 from gpunode.host.process import CommandLog, Finished, Runner
 from gpunode.host.services import Services
@@ -168,7 +168,7 @@ class LocalHost:
             self._on_progress(Progress("run", 0.0, line))
 
         with self._fit_for_packages():
-            done = self.runner.run(change.argv, timeout_s=_COMMAND_TIMEOUT_S, on_line=hear)
+            done = self.runner.run(change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear)
         if not done.ok:
             raise _command_failed(done, f"{subject(change)} failed ({change.why})")
 

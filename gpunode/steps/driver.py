@@ -6,6 +6,7 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange
 from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
+from gpunode.steps.module import is_loaded
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import choice, family_of, matches, own_gpus, prefix, wants_driver
 
@@ -37,7 +38,17 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     after = KnownAfter(prefix(chosen), "driver")
     changes = tuple(PackageChange(name, packages.get(name), after) for name in wanted)
     is_new = any(not matches(packages.get(name), "") for name in wanted)
-    return Planned(changes, _reason(chosen, recipe), _display(recipe, facts) if is_new else ())
+    notes = (*(_display(recipe, facts) if is_new else ()), *_until_reboot(chosen, facts))
+    return Planned(changes, _reason(chosen, recipe), notes)
+
+
+def _until_reboot(chosen: Choice, facts: Facts) -> tuple[str, ...]:
+    """A warning when the libraries change under a loaded module of another version."""
+    loaded = known(facts.loaded_driver, None)
+    if loaded is None or is_loaded(loaded, chosen):
+        return ()
+    warning = f"the kernel keeps driver {loaded.version} until the reboot: what uses a GPU goes on, and what starts"
+    return (f"{warning} in between finds none",)
 
 
 def _display(recipe: Recipe, facts: Facts) -> tuple[str, ...]:

@@ -7,6 +7,9 @@ from gpunode.facts.model import Facts, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Step
 
+# A configuration file that the user changed stays: nobody is there to be asked, and dpkg would give up.
+_REPAIR = ("dpkg", "--force-confdef", "--force-confold", "--configure", "-a")
+
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Plans ``dpkg --configure -a`` where dpkg was stopped in the middle of its work."""
@@ -14,7 +17,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if not need(facts.dpkg_interrupted, "whether dpkg was interrupted"):
         return Planned((), "dpkg finished its last work")
     why = "an earlier run of dpkg was interrupted, so apt refuses to work"
-    return Planned((CommandChange(("dpkg", "--configure", "-a"), why),), why)
+    return Planned((CommandChange(_REPAIR, why),), why)
 
 
 REPAIR = Step("repair", "package database", "sources", plan)

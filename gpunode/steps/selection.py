@@ -78,14 +78,14 @@ def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
     """The driver for this node's GPUs.
 
     Where the recipe leaves the branch to gpunode, NVIDIA's pinning package has the first word, then the installed
-    driver: one that is still maintained and fits is kept.
+    driver: a branch that is still maintained and fits is kept, also by an upgrade, which brings the newest of it.
     """
     present = models(need(facts.devices, "which PCI devices there are"))
     if recipe.driver.version == "auto":
         pinned = pinned_by_package(known(facts.packages, {}))
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
             return replace(found, reason=f"{_PINNING}{pinned} is installed, and is respected")
-        if not pinned and not recipe.upgrade and (kept := _kept(recipe, facts, present)) is not None:
+        if not pinned and (kept := _kept(recipe, facts, present)) is not None:
             return kept
     return _as_refusal(choose(present, recipe.driver))
 

@@ -54,7 +54,6 @@ class Applier:
             GpunodeError: a change could not be made; the ones before it stay made, and journaled.
         """
         for batch in _batches(plan.changes):
-            self.pause()
             self._batch(plan, batch)
         self.settle([trigger for trigger in plan.triggers if trigger.ends_stage])
 
@@ -132,9 +131,11 @@ class Applier:
 
     def _batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
+            self.pause()
             self._transaction(plan, batch)
             return
         for change in batch:
+            self.pause()
             step = plan.step_of(change)
             assert step is not None, "only packages come along as dependencies"
             expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None

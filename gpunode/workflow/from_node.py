@@ -10,7 +10,7 @@ from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.distros.family import Family
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, known, need
+from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
 from gpunode.recipe import Driver, Flavour, Recipe, Runtime, RuntimeName, Scope, Toolkit
 from gpunode.runtimes import RUNTIMES
@@ -43,6 +43,9 @@ def recipe_of(facts: Facts, host: HostView) -> Recipe:
         toolkit=_toolkit(facts),
         runtime=_runtime(facts),
     )
+    if isinstance(DETECT.plan(recipe, facts), Refusal):
+        # A vGPU guest or a container has a driver that is not gpunode's to install; without GPU it is refused again.
+        recipe = replace(recipe, driver=Driver(version="none"))
     while left := _left(recipe, facts, host):
         recipe = replace(recipe, skip=tuple(step.id for step in STEPS if step.id in {*recipe.skip, *left}))
     return recipe
@@ -66,10 +69,8 @@ def _left(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
 def _driver(facts: Facts) -> Driver:
     """The installed branch, flavour and scope.
 
-    ``none`` where the driver comes from elsewhere, or no set of driver packages that gpunode knows is whole.
+    ``none`` where no set of driver packages that gpunode knows is whole.
     """
-    if not need(facts.platform, "what kind of machine this is").owns_kernel:
-        return Driver(version="none")
     present = models(known(facts.devices, ()))
     found = family_of(facts)
     if not isinstance(found, Family) or not present:

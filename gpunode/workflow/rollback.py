@@ -109,8 +109,10 @@ def _present(host: Host, path: str) -> FileState | None:
 def _refuse_later(store: Store, of: str, back: Sequence[Change]) -> None:
     paths = {subject(change) for change in back}
     runs = store.runs()
-    later = [r for r in runs[[r.run for r in runs].index(of) + 1 :] if not r.undone_by and paths & set(r.subjects)]
-    later = [r for r in later if r.begin.of != of]
+    since = runs[[run.run for run in runs].index(of) :]
+    # A rollback takes a run back, and neither counts: not the one that is undone, not the one that undid it.
+    cancelled = {run.run for run in since if run.undone_by or run.begin.of in {one.run for one in since}}
+    later = [run for run in since[1:] if run.run not in cancelled and paths & set(run.subjects)]
     if later:
         touched = ", ".join(sorted(paths & {s for r in later for s in r.subjects}))
         raise Conflict(

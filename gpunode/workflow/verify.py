@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gpunode.errors import GpunodeError
+from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts import cuda as cuda_facts
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.cuda import CudaAnswer, CudaRun
@@ -20,6 +20,7 @@ from gpunode.steps.outcome import Refusal
 from gpunode.steps.selection import choice, family_of, matches, wants_driver
 from gpunode.workflow.plan import plan
 
+_RESEAT = "replace or reseat the hardware"
 Status: TypeAlias = Literal["passed", "failed", "not run"]
 Effective: TypeAlias = Callable[[str], Configured | None]
 
@@ -165,9 +166,13 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
 
 
 def _package_version(recipe: Recipe, facts: Facts) -> str | None:
+    """The installed driver's; None where there is none, or nobody can tell which it should be."""
     if not wants_driver(recipe, facts):
         return None
-    found, chosen = family_of(facts), choice(recipe, facts)
+    try:
+        found, chosen = family_of(facts), choice(recipe, facts)
+    except Undetermined:
+        return None
     if isinstance(found, Refusal) or isinstance(chosen, Refusal):
         return None
     packages = known(facts.packages, {})
@@ -225,9 +230,8 @@ def _expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
         status: Status = "not run" if inventory is None else "passed" if agrees else "failed"
         detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
-        yield Check(
-            f"expect-{name}", f"expected {name}", status, detail, "replace or reseat the hardware, or correct [expect]"
-        )
+        cure = "set driver.version in the recipe and run gpunode setup" if name == "driver" else _RESEAT
+        yield Check(f"expect-{name}", f"expected {name}", status, detail, f"{cure}, or correct [expect]")
 
 
 def _comparisons(expect: Expect, inventory: Inventory | None) -> Iterator[tuple[str, object, object, bool]]:

@@ -16,7 +16,7 @@ from tests.e2e.lab.commands import Result
 from tests.e2e.lab.distro import add_nonfree
 from tests.e2e.lab.pci import Device
 from tests.e2e.lab.repositories import Repositories
-from tests.e2e.lab.tree import Base
+from tests.e2e.lab.tree import NATIVE, Base
 
 DIRECTORIES: Final = {"bookworm": "debian12", "trixie": "debian13"}
 NONINTERACTIVE: Final = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -113,6 +113,8 @@ class Called:
 def as_machine(node: Chroot) -> None:
     """``node`` counts as bare metal, and what is asked of apt and dpkg is recorded."""
     node.write("/usr/local/bin/systemd-detect-virt", _BARE_METAL, 0o755)
+    # A base from the cache holds the stand-in as it was when the base was built.
+    node.write("/usr/sbin/modprobe", (NATIVE / "modprobe.sh").read_text(), 0o755)
     for name in _RECORDED:
         node.write(f"/usr/local/sbin/{name}", _RECORDER, 0o755)
 

@@ -25,6 +25,7 @@ time.sleep(600)
 """
 KILLED_ONCE = """\
 #!/bin/sh
+echo "$DEBIAN_FRONTEND $NEEDRESTART_SUSPEND" > /root/frontend
 [ -e /var/lib/killed-once ] && exit 0
 touch /var/lib/killed-once
 kill -9 $PPID
@@ -96,8 +97,23 @@ def test_a_dpkg_that_was_killed_in_the_middle_is_repaired_first(node: Chroot) ->
 
     done = setup_ok(node)
 
-    assert {"kind": "command", "subject": "dpkg --configure -a"}.items() <= done.changes[0].items()
+    kinds = [change["kind"] for change in done.changes]
+    assert kinds.index("command") < kinds.index("package")
     assert "lab-killer" in node.installed()
+    assert node.read("/root/frontend") == "noninteractive 1\n"
+
+
+def test_the_repair_asks_nobody_about_a_configuration_file_and_keeps_the_users(node: Chroot) -> None:
+    old, new = (Package("lab-conf", version, files={"/etc/lab.conf": f"{version}\n"}) for version in "12")
+    build_all([old, new], node.path("/root"))
+    node.run("dpkg", "-i", f"/root/{old.file_name}")
+    node.write("/etc/lab.conf", "ours\n")
+    node.run("dpkg", "--unpack", f"/root/{new.file_name}")
+
+    setup_ok(node)
+
+    assert node.installed()["lab-conf"] == "2"
+    assert node.read("/etc/lab.conf") == "ours\n"
 
 
 def test_a_lock_that_is_held_names_its_holder(node: Chroot) -> None:

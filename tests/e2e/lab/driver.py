@@ -231,9 +231,9 @@ def _ubuntu_suffixed(driver: Driver) -> Iterator[Package]:
     for name in ("libnvidia-gl", "libnvidia-decode", "libnvidia-encode", "libnvidia-cfg1", "libnvidia-extra"):
         yield named(name)
     yield _replacing(_smi(driver, f"nvidia-utils{suffix}", f"libnvidia-compute{suffix}"), "nvidia-utils")
-    compute = _persistenced(driver, f"nvidia-compute-utils{suffix}", f"libnvidia-compute{suffix}")
-    yield _replacing(compute, "nvidia-persistenced")
-    utilities = (f"nvidia-utils{suffix}", f"nvidia-compute-utils{suffix}")
+    # From 580 on the daemon is a package of its own, without the branch in its name.
+    yield _persistenced(driver, "nvidia-persistenced", f"libnvidia-cfg1{suffix}")
+    utilities = (f"nvidia-utils{suffix}", "nvidia-persistenced")
     yield driver.package(f"cuda-drivers{suffix}", f"nvidia-driver{suffix}", *utilities)
     yield driver.package(f"nvidia-open{suffix}", f"nvidia-driver{suffix}-open", *utilities)
     yield driver.package("cuda-drivers", f"cuda-drivers{suffix}")

@@ -145,10 +145,9 @@ def _replace_modprobe(root: Path) -> None:
     modprobe = root / "usr/sbin/modprobe"
     own = root / "usr/lib/lab"
     own.mkdir(parents=True, exist_ok=True)
-    if not modprobe.is_symlink():
-        return
-    (own / "modprobe").symlink_to("/bin/kmod")
-    modprobe.unlink()
+    if modprobe.is_symlink():
+        (own / "modprobe").symlink_to("/bin/kmod")
+        modprobe.unlink()
     modprobe.write_bytes((NATIVE / "modprobe.sh").read_bytes())
     modprobe.chmod(0o755)
 

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 from gpunode.catalog import tables
-from gpunode.catalog.conflicts import driver_packages, pinned_globs
+from gpunode.catalog.conflicts import driver_packages, pinned_names
 
 
 def judged() -> Iterator[tuple[str, str]]:
@@ -69,23 +68,23 @@ def test_only_names_that_were_given_come_back() -> None:
     assert driver_packages(iter(["nvidia-smi", "bash"])) == {"nvidia-smi"}
 
 
-def pinned(name: str) -> bool:
-    return any(fnmatchcase(name, glob) for glob in pinned_globs())
-
-
 def test_nothing_that_is_no_driver_is_pinned() -> None:
-    assert [name for name, verdict in NAMES.items() if verdict == "keep" and pinned(name)] == []
+    names = {name for branch in (470, 535, 570, 580, 595) for name in pinned_names(branch)}
+
+    assert {name for name, verdict in NAMES.items() if verdict == "keep"} & names == set()
 
 
-def test_every_driver_package_is_pinned_but_those_of_another_version() -> None:
-    unpinned = {name for name, verdict in NAMES.items() if verdict == "purge" and not pinned(name)}
+@pytest.mark.parametrize("name", ["libcuda1", "nvidia-kernel-dkms", "libnvidia-compute", "nvidia-open", "cuda-drivers"])
+def test_the_names_of_nvidias_sets_are_pinned_whole(name: str) -> None:
+    assert name in pinned_names(595)
 
-    assert unpinned == {
-        "cuda-compat-12-8",
-        "glx-alternative-nvidia",
-        "nvidia-detect",
-        "nvidia-installer-cleanup",
-        "nvidia-legacy-check",
-        "nvidia-support",
-        "nvlsm",
-    }
+
+def test_the_branch_stands_in_the_names_that_carry_it() -> None:
+    assert {"libnvidia-compute-580", "nvidia-dkms-580-open", "cuda-drivers-580"} <= set(pinned_names(580))
+    assert not any("{" in name or "*" in name for name in pinned_names(580))
+
+
+def test_whatever_is_pinned_is_a_driver_package() -> None:
+    names = pinned_names(580)
+
+    assert driver_packages(names) == set(names)

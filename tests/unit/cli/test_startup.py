@@ -42,13 +42,21 @@ def test_help_loads_no_workflow_and_of_others_only_typer() -> None:
     found = loaded("plan", "--help")
     # typer's own: annotated_doc, shellingham and, before 0.26, click.
     assert foreign(found) <= {"typer", "annotated_doc", "shellingham", "click", "typing_extensions"}
-    assert ours(found) == {"gpunode", "gpunode.cli", "gpunode.cli.app", "gpunode.cli.boundary", "gpunode.errors"}
+    assert ours(found) == {
+        "gpunode",
+        "gpunode.cli",
+        "gpunode.cli.app",
+        "gpunode.cli.answered",
+        "gpunode.cli.boundary",
+        "gpunode.errors",
+    }
 
 
 def test_the_version_loads_nothing() -> None:
     found = loaded("--version")
     assert foreign(found) == set()
-    assert ours(found) == {"gpunode"}
+    entry = {"gpunode.cli.app", "gpunode.cli.answered", "gpunode.cli.boundary"}
+    assert ours(found) == {"gpunode", "gpunode.cli", "gpunode.errors", *entry}
 
 
 def test_an_error_needs_no_workflow_and_without_a_terminal_no_rich() -> None:

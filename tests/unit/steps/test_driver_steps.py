@@ -110,10 +110,20 @@ def test_a_driver_whose_branch_has_ended_is_replaced() -> None:
 
 def test_what_is_asked_for_is_not_kept_from_the_user() -> None:
     node = with_driver("580.95.05")
-    assert chosen(replace(recipe(), upgrade=True), node).branch == PRODUCTION
     assert chosen(recipe(version="production"), node).branch == PRODUCTION
     assert chosen(recipe(flavour="proprietary"), node).flavour == "proprietary"
     assert chosen(recipe(version="580.178.04"), node).exact == "580.178.04"
+
+
+def test_an_upgrade_brings_the_newest_of_the_branch_and_no_other_branch() -> None:
+    upgrade = replace(recipe(), upgrade=True)
+    node = with_driver("580.95.05", open_module=False)
+    assert (chosen(upgrade, node).branch, chosen(upgrade, node).flavour) == (580, "proprietary")
+    afters = {
+        change.after for change in planned(DRIVER.plan(upgrade, node)).changes if isinstance(change, PackageChange)
+    }
+    assert afters == {KnownAfter("580.", "driver")}
+    assert chosen(upgrade, with_driver("535.261.03", open_module=False)).branch == PRODUCTION
 
 
 def test_a_stray_library_of_another_branch_decides_nothing() -> None:
@@ -234,6 +244,13 @@ def test_a_display_on_the_card_is_noticed_and_not_assumed(driver: str) -> None:
     assert "0000:01:00.0" in note
     assert 'scope = "full"' in note
     assert planned(DRIVER.plan(recipe(scope="full"), desktop)).notes == ()
+
+
+def test_who_runs_another_driver_hears_what_happens_until_the_reboot() -> None:
+    old = LoadedDriver("470.256.02", open_module=False)
+    (note,) = planned(DRIVER.plan(recipe(), machine(loaded_driver=old))).notes
+    assert "470.256.02 until the reboot" in note
+    assert planned(DRIVER.plan(recipe(), machine())).notes == ()
 
 
 def test_no_display_is_seen_where_the_desktop_was_removed_or_hangs_elsewhere() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.catalog import openpgp
@@ -190,6 +190,7 @@ _ENTRIES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(("cuda-debian12-x86_64.list", "mine.list", "nvidia-docker.list")), _ENTRIES))
 def test_whatever_was_there_one_key_signs_the_archive_afterwards_and_nothing_else_is_lost(
     written: dict[str, list[str]],

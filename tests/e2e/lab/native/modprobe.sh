@@ -54,5 +54,9 @@ mkdir -p /sys/module/nvidia/holders /proc/driver/nvidia
 echo "$version" > /sys/module/nvidia/version
 echo 0 > /sys/module/nvidia/refcnt
 echo live > /sys/module/nvidia/initstate
-echo "NVRM version: NVIDIA UNIX x86_64 Kernel Module  $version  Tue Jun  9 20:03:14 UTC 2026" > /proc/driver/nvidia/version
+case $(modinfo -k "$release" -F license nvidia) in
+*MIT*) kind="Open Kernel Module for x86_64  $version  Release Build  (dvs-builder@lab)" ;;
+*) kind="x86_64 Kernel Module  $version" ;;
+esac
+echo "NVRM version: NVIDIA UNIX $kind  Tue Jun  9 20:03:14 UTC 2026" > /proc/driver/nvidia/version
 echo $gpus > /run/lab-gpus

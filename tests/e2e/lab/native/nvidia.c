@@ -2,12 +2,16 @@
 #include <linux/module.h>
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>
+#include <linux/string.h>
 
 static struct proc_dir_entry *folder;
 
 static int show_version(struct seq_file *file, void *unused)
 {
-	seq_puts(file, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  " LAB_VERSION "  gpunode's tests\n");
+	bool open = strcmp(LAB_LICENSE, "Dual MIT/GPL") == 0;
+
+	seq_printf(file, "NVRM version: NVIDIA UNIX %s  " LAB_VERSION "  gpunode's tests\n",
+		   open ? "Open Kernel Module for x86_64" : "x86_64 Kernel Module");
 	return 0;
 }
 

@@ -1,0 +1,147 @@
+"""--root DIR --gpu: an image is set up from outside, for a machine that is somewhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.chroot.scenario import COMMENTED, CONFIG, DIRECTORIES, Answer, Lab, as_machine, ask
+from tests.e2e.lab import tree
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.chroot import Chroot
+from tests.e2e.lab.tree import Base
+
+pytestmark = pytest.mark.e2e
+
+IMAGE = "/srv/image"
+RUNNING = "9.9.9-of-the-builder"
+OPTIONS = ("--root", IMAGE, "--gpu", "10de:1b80")
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """An image being built in ``IMAGE`` of a builder whose own kernel is another one."""
+
+    builder: Chroot
+    kernel: str
+    recipe: str
+
+    def read(self, path: str) -> str:
+        return self.builder.read(f"{IMAGE}{path}")
+
+    def exists(self, path: str) -> bool:
+        return self.builder.path(f"{IMAGE}{path}").exists()
+
+    def mounts(self) -> list[str]:
+        return [line.split()[1] for line in self.builder.run("cat", "/proc/mounts").stdout.splitlines()]
+
+    def setup(self) -> Answer:
+        return ask(self.builder, "setup", self.recipe, "--yes", *OPTIONS)
+
+
+@pytest.fixture(params=["bookworm", "trixie"])
+def build(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) -> Iterator[Build]:
+    base = bases[str(request.param)].runtime
+    with chroots.node(base, kernel=RUNNING) as builder:
+        _mount_image(builder, base, chroots)
+        as_machine(builder)
+        yield Build(builder, base.kernel, chroots.recipe(builder, DIRECTORIES[base.codename]))
+
+
+def _mount_image(builder: Chroot, base: Base, lab: Lab) -> None:
+    """A second tree of the same base, below the builder's; nothing of the lab's stand-ins is in it."""
+    scratch, target = builder.sandbox.scratch, builder.merged / IMAGE.lstrip("/")
+    parts = {name: scratch / f"image-{name}" for name in ("upper", "work")}
+    for folder in parts.values():
+        folder.mkdir()
+    builder.path(IMAGE).mkdir(parents=True)
+    lower = ":".join(str(layer) for layer in base.layers)
+    builder.sandbox.mount(
+        *("-t", "overlay", "-o", f"lowerdir={lower},upperdir={parts['upper']},workdir={parts['work']},volatile"),
+        *("overlay", target),
+    )
+    root = builder.path(IMAGE)
+    tree.use_archive(root, base, lab.repositories.debian_keyring)
+    for stand_in in ("etc/ld.so.preload", "usr/sbin/policy-rc.d"):
+        (root / stand_in).unlink()
+    (root / "etc/apt/apt.conf.d/90lab").write_text('Acquire::Languages "none";\n')
+    config = root / CONFIG.lstrip("/")
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(COMMENTED)
+
+
+def _listing(build: Build, *folders: str) -> list[str]:
+    """What the folders hold, but for gpunode's own lock, which is where the image's first boot empties it."""
+    paths = (path for folder in folders for path in build.builder.path(f"{IMAGE}{folder}").iterdir())
+    return sorted(str(path) for path in paths if not str(path).endswith("/run/gpunode"))
+
+
+def test_an_image_is_built_for_another_machine_and_left_clean(build: Build) -> None:
+    mounts, folders = build.mounts(), ("", "/dev", "/proc", "/sys", "/run", "/tmp")
+    before = _listing(build, *folders)
+
+    done = build.setup()
+
+    assert done.exit_code == 0, f"{done.error}\n{done.stderr}"
+    assert build.mounts() == mounts, "nothing is left mounted"
+    assert _listing(build, *folders) == before
+    assert not build.exists("/usr/sbin/policy-rc.d")
+    inside = ("chroot", IMAGE)
+    # dkms of Debian 12 wants /proc for its exit status, which is unmounted again.
+    status = build.builder.finish(*inside, "dkms", "status").stdout
+    assert f"nvidia/580.178.04, {build.kernel}, x86_64: installed" in status
+    assert RUNNING not in status
+    assert build.exists(f"/lib/modules/{build.kernel}/updates/dkms/nvidia.ko") or build.exists(
+        f"/lib/modules/{build.kernel}/updates/dkms/nvidia.ko.xz"
+    )
+    assert "nvidia-container-runtime" in build.builder.run(*inside, "containerd", "config", "dump").stdout
+    assert build.read(CONFIG).startswith(COMMENTED)
+
+
+def test_the_journal_and_the_log_are_in_the_image_and_the_builder_is_untouched(build: Build) -> None:
+    watched = ("/etc", "/var/lib/dpkg", "/var/log")
+    before = build.builder.fingerprint(*watched)
+
+    assert build.setup().exit_code == 0
+
+    assert build.builder.fingerprint(*watched) == before
+    assert build.exists("/var/log/gpunode/setup.log")
+    assert not build.builder.path("/var/lib/gpunode").exists()
+    runs = ask(build.builder, "rollback", "--list", "--root", IMAGE).result["runs"]
+    assert len(runs) == 1
+
+    again = build.setup()
+    assert (again.exit_code, again.envelope["changed"]) == (0, False)
+
+    back = ask(build.builder, "rollback", "--yes", "--root", IMAGE)
+    assert back.exit_code == 0, back.error
+    assert build.read(CONFIG) == COMMENTED
+
+
+def test_a_build_that_fails_leaves_nothing_mounted_either(build: Build, chroots: Lab) -> None:
+    mounts = build.mounts()
+    path = chroots.repositories.cuda_path(DIRECTORIES[build.builder.base.codename])
+    build.builder.server.gone(f"{path}/nvidia-kernel", f"{path}/./nvidia-kernel")
+
+    assert build.setup().exit_code == 6
+
+    assert build.mounts() == mounts
+    assert not build.exists("/usr/sbin/policy-rc.d")
+
+
+def test_an_image_needs_to_be_told_its_gpus(build: Build) -> None:
+    refused = ask(build.builder, "setup", build.recipe, "--yes", "--root", IMAGE)
+
+    assert refused.exit_code in {3, 13}
+    assert "--gpu" in refused.error
+
+
+def test_a_folder_that_holds_no_system_is_refused(build: Build) -> None:
+    Path(build.builder.path("/srv/empty")).mkdir()
+
+    refused = ask(build.builder, "setup", build.recipe, "--yes", "--root", "/srv/empty", "--gpu", "10de:1b80")
+
+    assert refused.exit_code == 2

@@ -1,0 +1,121 @@
+"""recipe from-node: whatever was built by hand, the recipe written from it asks for nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from gpunode import recipe as recipes
+from gpunode.change import PackageState
+from gpunode.errors import Refused
+from gpunode.facts.model import Facts, Known, Platform
+from gpunode.host.rehearsal import RehearsalHost
+from gpunode.recipe import Recipe
+from gpunode.runtimes import Wish, runtime
+from gpunode.workflow.from_node import recipe_of
+from gpunode.workflow.plan import plan
+from tests.laws.nodes import facts
+from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, UBUNTU, gpu, machine, unit, with_driver
+
+HOST = RehearsalHost({}, {})
+TOOLKIT = {
+    name: PackageState("1.19.1-1")
+    for name in (
+        "nvidia-container-toolkit",
+        "nvidia-container-toolkit-base",
+        "libnvidia-container-tools",
+        "libnvidia-container1",
+    )
+}
+
+
+def asks_for_nothing(found: Recipe, node: Facts) -> bool:
+    plans = plan(found, node, HOST)
+    assert not any(stage.refusal for stage in plans), [stage.refusal for stage in plans]
+    return not any(stage.changes for stage in plans)
+
+
+@settings(deadline=None)
+@given(facts())
+def test_its_first_plan_is_empty_on_every_node(node: Facts) -> None:
+    if isinstance(node.dpkg_interrupted, Known) and node.dpkg_interrupted.value:
+        with pytest.raises(Refused, match="dpkg was interrupted"):
+            recipe_of(node, HOST)
+        return
+    found = recipe_of(node, HOST)
+    assert asks_for_nothing(found, node)
+    again = recipes.parse(recipes.render(found), "from-node.toml", lambda _place: "")
+    assert asks_for_nothing(again, node)
+
+
+def hand_built(**more: object) -> Facts:
+    configured = runtime("docker").configure(b"{}", Wish(default=True))
+    given: dict[str, object] = {
+        "packages": {**TOOLKIT, "docker-ce": PackageState("5:28.5.2-1")},
+        "files": {DAEMON_JSON: configured},
+        "units": {"docker.service": unit(), "nvidia-persistenced.service": unit()},
+        **more,
+    }
+    return with_driver("580.95.05", **given)  # type: ignore[arg-type]
+
+
+def test_it_says_what_the_node_is() -> None:
+    found = recipe_of(hand_built(), HOST)
+    assert (found.driver.version, found.driver.flavour, found.driver.scope) == ("580", "auto", "compute")
+    assert (found.runtime.name, found.runtime.default) == ("docker", True)
+    assert found.toolkit.version == "auto"
+    assert "driver" not in found.skip
+    assert "runtime-config" not in found.skip
+
+
+def test_a_refusal_does_not_hide_what_comes_after_it() -> None:
+    """The archive is named with another key in a file that serves others too; the steps after it still differ."""
+    rival = (
+        b"deb [signed-by=/mine.gpg] https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /\n"
+        b"deb http://deb.debian.org/debian bookworm main\n"
+    )
+    packages = {"docker-ce": PackageState("5:28.5.2-1"), "nvidia-container-toolkit": PackageState("1.19.1-1")}
+    node = hand_built(packages=packages, files={"/etc/apt/sources.list": rival, DAEMON_JSON: _docker()})
+    found = recipe_of(node, HOST)
+    assert {"toolkit-repository", "toolkit"} <= set(found.skip)
+    assert asks_for_nothing(found, node)
+
+
+def _docker() -> bytes:
+    return runtime("docker").configure(b"{}", Wish())
+
+
+def test_in_a_container_the_driver_is_somebody_elses() -> None:
+    found = recipe_of(hand_built(platform=Platform("container", "lxc")), HOST)
+    assert found.driver.version == "none"
+    assert asks_for_nothing(found, hand_built(platform=Platform("container", "lxc")))
+
+
+def test_a_distributions_own_driver_is_left_to_its_owner() -> None:
+    node = machine(distro=UBUNTU, packages={"nvidia-driver-580-server-open": "580.95.05-0ubuntu1"})
+    found = recipe_of(node, HOST)
+    assert found.driver.version == "none"
+    assert asks_for_nothing(found, node)
+
+
+def test_a_runtime_that_is_run_by_another_binary_is_left_as_it_is() -> None:
+    own = b'{"runtimes": {"nvidia": {"path": "/opt/mine/nvidia-container-runtime"}}}'
+    found = recipe_of(hand_built(files={DAEMON_JSON: own}), HOST)
+    assert "runtime-config" in found.skip
+
+
+def test_a_file_that_cannot_be_read_names_no_runtime() -> None:
+    assert recipe_of(hand_built(files={DAEMON_JSON: b"{,}", CONTAINERD: b"= ="}), HOST).runtime.name == "none"
+
+
+def test_a_node_without_a_gpu_has_no_recipe() -> None:
+    with pytest.raises(Refused, match="no NVIDIA GPU"):
+        recipe_of(machine(gpus=()), HOST)
+
+
+def test_a_vgpu_guest_keeps_its_own_driver() -> None:
+    vgpu = gpu("13bd", subsystem=("10de", "11cc"))
+    node = with_driver("580.95.05", open_module=False, gpus=(vgpu,))
+    found = recipe_of(node, HOST)
+    assert found.driver.version == "none"
+    assert asks_for_nothing(found, node)

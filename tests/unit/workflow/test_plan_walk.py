@@ -1,0 +1,97 @@
+"""plan: which steps are taken, in which order, and what stands in the plan before the index is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.facts.model import Facts
+from gpunode.host.port import Action, Simulation
+from gpunode.recipe import Recipe
+from gpunode.steps import STAGES, STEPS
+from gpunode.workflow.converge import StagePlan, raise_refusal
+from gpunode.workflow.plan import pending, plan
+from tests.laws.nodes import facts, recipes
+from tests.unit.steps.machines import machine, names, recipe, with_driver
+from tests.unit.workflow.nodes import Node
+
+
+def taken(plans: Sequence[StagePlan]) -> list[str]:
+    return [step.step.id for stage in plans for step in stage.steps]
+
+
+def packages(plans: Sequence[StagePlan]) -> list[PackageChange]:
+    return [change for stage in plans for change in stage.packages]
+
+
+def test_steps_stand_in_the_order_of_their_stages_each_id_once() -> None:
+    assert [step.stage for step in STEPS] == sorted((step.stage for step in STEPS), key=STAGES.index)
+    assert len({step.id for step in STEPS}) == len(STEPS)
+
+
+def test_only_takes_what_is_asked_for_and_looks_at_the_gpu_all_the_same() -> None:
+    assert taken(plan(recipe("docker"), machine(), Node(machine()), ["toolkit"])) == ["detect", "toolkit"]
+
+
+def test_skip_leaves_out_also_what_only_asks_for() -> None:
+    skipping = replace(recipe("docker"), skip=("toolkit", "detect"))
+    assert taken(plan(skipping, machine(), Node(machine()), ["toolkit"])) == ["detect"]
+    assert "toolkit" not in taken(plan(skipping, machine(), Node(machine())))
+
+
+def test_a_refusal_ends_the_walk() -> None:
+    plans = plan(recipe("docker"), machine(gpus=()), Node(machine(gpus=())))
+    assert taken(plans) == ["detect"]
+    with pytest.raises(Exception, match="no NVIDIA GPU"):
+        raise_refusal(plans)
+
+
+def test_versions_are_known_after_the_index_and_apt_is_not_asked_before() -> None:
+    def solver(_changes: Sequence[PackageChange]) -> Simulation:
+        pytest.fail("asked apt about sources that are still to come")
+
+    found = packages(plan(recipe("docker"), machine(), Node(machine(), solver=solver)))
+    assert {change.name for change in found if isinstance(change.after, KnownAfter)} >= {"nvidia-driver-cuda"}
+
+
+def test_with_its_sources_in_place_the_plan_has_exact_versions() -> None:
+    def solver(changes: Sequence[PackageChange]) -> Simulation:
+        return Simulation(tuple(Action("install", change.name, "1.6.20~ds1") for change in changes))
+
+    node = with_driver("580.95.05")
+    found = packages(plan(recipe("containerd"), node, Node(node, solver=solver), ["runtime-install"]))
+    assert [change.after for change in found] == [PackageState("1.6.20~ds1")]
+
+
+def test_apts_refusal_stands_in_the_plan_in_its_own_words() -> None:
+    node = with_driver("580.95.05")
+    host = Node(node, solver=lambda _changes: Simulation((), "E: Unable to correct problems"))
+    plans = plan(recipe("containerd"), node, host, ["runtime-install"])
+    assert [stage.unresolved for stage in plans if stage.unresolved] == ["E: Unable to correct problems"]
+    assert pending(plans)
+
+
+@settings(deadline=None)
+@given(recipes(), facts())
+def test_every_step_says_why_and_no_package_is_named_twice(wanted: Recipe, node: Facts) -> None:
+    plans = plan(wanted, node, Node(node))
+    for stage in plans:
+        named = names(stage.changes)
+        assert len(named) == len(set(named)), named
+        for step in stage.steps:
+            said = getattr(step.outcome, "reason", "") or getattr(step.outcome, "why", "")
+            assert said, step.step.id
+            assert "\n" not in getattr(step.outcome, "reason", "")
+
+
+@settings(deadline=None)
+@given(recipes(), facts())
+def test_nothing_that_is_no_drivers_is_ever_purged(wanted: Recipe, node: Facts) -> None:
+    gone = {change.name for change in packages(plan(wanted, node, Node(node))) if change.after is None}
+    kept = {"containerd", "docker.io", "dpkg", "linux-image-amd64"}
+    assert not gone & kept
+    assert not any("container" in name for name in gone)

@@ -1,0 +1,69 @@
+"""The unit that goes on after a reboot: its words, read by systemd's own rules."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.errors import UsageError
+from gpunode.workflow.reboot import resume_unit
+
+# Anything that a file name may be on a UTF-8 system, but for what the unit cannot hold.
+WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1)
+
+
+def exec_start(unit: bytes) -> str:
+    (line,) = [line for line in unit.decode().split("\n") if line.startswith("ExecStart=")]
+    return line.removeprefix("ExecStart=")
+
+
+@settings(deadline=None)
+@given(st.lists(WORDS, min_size=1, max_size=4))
+def test_every_word_comes_through(argv: list[str]) -> None:
+    """systemd.service(5): words in double quotes, backslashes as in C, then ``%%`` and ``$$`` are the characters."""
+    words = shlex.split(exec_start(resume_unit(argv)).replace("$$", "$").replace("%%", "%"))
+    assert words == argv
+
+
+@settings(deadline=None)
+@given(st.lists(WORDS, min_size=1, max_size=4))
+def test_nothing_is_expanded(argv: list[str]) -> None:
+    line = exec_start(resume_unit(argv))
+    assert "%" not in line.replace("%%", "")
+    assert "$" not in line.replace("$$", "")
+
+
+@pytest.mark.parametrize("word", ["a\nExecStart=/bin/false", "\t", "\0", "\udcff"])
+def test_a_word_that_would_break_the_unit_is_refused(word: str) -> None:
+    with pytest.raises(UsageError):
+        resume_unit(["gpunode", word])
+    with pytest.raises(UsageError):
+        resume_unit(["gpunode"], word)
+
+
+def test_paths_of_the_command_begin_where_it_was_typed() -> None:
+    assert b"\nWorkingDirectory=-/root/100%% mine\n" in resume_unit(
+        ["gpunode", "setup", "mine.toml"], "/root/100% mine"
+    )
+
+
+def test_it_goes_even_when_gpunode_fails() -> None:
+    unit = resume_unit(["gpunode"]).decode()
+    assert "ExecStopPost=/bin/rm -f /etc/systemd/system/gpunode-resume.service" in unit
+    assert "--reboot" not in unit
+    assert "Restart=" not in unit
+
+
+def test_systemd_takes_it(tmp_path: Path, allow_subprocess: None) -> None:
+    if not (verify := shutil.which("systemd-analyze")):
+        pytest.skip("systemd-analyze is not installed")
+    path = tmp_path / "gpunode-resume.service"
+    path.write_bytes(resume_unit(["/bin/sh", "-c", 'echo "$HOME" 100% \\ ; true', "it's"], "/tmp"))
+    told = subprocess.run([verify, "verify", "--man=no", str(path)], capture_output=True, text=True, check=False)
+    assert "gpunode-resume" not in told.stderr, told.stderr

@@ -1,0 +1,237 @@
+"""rollback: what comes back, what is refused, and what is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import FileChange, FileState, Trigger
+from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Undetermined, UsageError
+from gpunode.facts.evidence import Capture, Ownership, Probe
+from gpunode.host.port import Settled
+from gpunode.journal.store import Store
+from gpunode.workflow.rollback import RollbackResult, choose, rollback, undoing
+from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
+from tests.unit.workflow.nodes import Node
+
+RESTART = Trigger("restart", "containerd.service")
+FORMER, OURS, EDITED = (FileState(text) for text in (b"former\n", b"ours\n", b"edited\n"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+@pytest.fixture
+def host() -> Node:
+    return Node(machine(files={CONTAINERD: FORMER}))
+
+
+def write(
+    host: Node,
+    store: Store,
+    after: FileState | None = OURS,
+    *,
+    path: str = CONTAINERD,
+    stage: str = "runtime",
+    trigger: Trigger = RESTART,
+    finish: bool = True,
+) -> str:
+    """A run that writes one file."""
+    run = store.begin("setup", version="test")
+    change = FileChange(path, host.files.get(path), after, frozenset({trigger}))
+    seq = run.intend(stage, "step", change)
+    host.apply([change])
+    if finish:
+        run.done(seq)
+        run.settle(trigger)
+        run.commit("done")
+    else:
+        run.close()
+    return run.id
+
+
+def undo(host: Node, store: Store, run: str, *, force: bool = False) -> RollbackResult:
+    back = undoing(store, host, run, force=force)
+    return rollback(back, host, store, version="test", argv=(), tell=lambda _event: None)
+
+
+def test_bytes_mode_and_owner_come_back_and_the_daemon_reads_them(store: Store) -> None:
+    former = FileState(b"\xff not text\r\n", 0o600, 0, 999)
+    host = Node(machine(files={CONTAINERD: former}))
+    run = write(host, store)
+    done = undo(host, store, run)
+    assert host.files[CONTAINERD] == former
+    assert host.triggered == [RESTART]
+    assert [one.trigger for one in done.settled] == [RESTART]
+    assert store.owed() == {}
+
+
+def test_a_file_that_setup_made_is_removed_again(store: Store, host: Node) -> None:
+    run = write(host, store, path=DAEMON_JSON)
+    undo(host, store, run)
+    assert host.files[DAEMON_JSON] is None
+
+
+def test_an_edit_is_shown_and_kept_unless_it_is_forced(store: Store, host: Node) -> None:
+    run = write(host, store)
+    host.files[CONTAINERD] = EDITED
+    with pytest.raises(Conflict) as caught:
+        undoing(store, host, run)
+    assert "+edited" in caught.value.why
+    assert "--force" in caught.value.hint
+    assert host.files[CONTAINERD] == EDITED
+    forced = undo(host, store, run, force=True)
+    assert host.files[CONTAINERD] == FORMER
+    undo(host, store, forced.run)
+    assert host.files[CONTAINERD] == EDITED
+
+
+def test_a_file_that_somebody_removed_or_chmodded_counts_as_edited(store: Store, host: Node) -> None:
+    run = write(host, store)
+    for now in (None, replace(OURS, mode=0o600), replace(OURS, uid=1000)):
+        host.files[CONTAINERD] = now
+        with pytest.raises(Conflict, match="edited since"):
+            undoing(store, host, run)
+
+
+def test_a_file_that_is_as_before_already_needs_nothing(store: Store, host: Node) -> None:
+    run = write(host, store)
+    host.files[CONTAINERD] = FORMER
+    assert undoing(store, host, run).changes == ()
+
+
+def test_a_run_that_was_cut_short_before_its_write_needs_nothing(store: Store, host: Node) -> None:
+    run = write(host, store, finish=False)
+    host.files[CONTAINERD] = FORMER
+    assert undoing(store, host, run).changes == ()
+
+
+def test_a_run_that_was_cut_short_after_its_write_can_be_undone(store: Store, host: Node) -> None:
+    run = write(host, store, finish=False)
+    undo(host, store, run)
+    assert host.files[CONTAINERD] == FORMER
+
+
+def test_a_later_run_on_the_same_file_comes_first(store: Store, host: Node) -> None:
+    first = write(host, store)
+    second = write(host, store, FileState(b"theirs\n"))
+    with pytest.raises(Conflict) as caught:
+        undoing(store, host, first)
+    assert second in caught.value.what
+    assert f"gpunode rollback {second}" in caught.value.hint
+    undo(host, store, second)
+    undo(host, store, first)
+    assert host.files[CONTAINERD] == FORMER
+
+
+def test_a_later_run_on_another_file_is_no_obstacle(store: Store, host: Node) -> None:
+    first = write(host, store)
+    write(host, store, path=DAEMON_JSON)
+    undo(host, store, first)
+    assert host.files[CONTAINERD] == FORMER
+    assert host.files[DAEMON_JSON] == OURS
+
+
+def test_two_writes_of_one_file_in_one_run_go_back_to_the_first(store: Store, host: Node) -> None:
+    run = store.begin("setup", version="test")
+    for after in (OURS, EDITED):
+        change = FileChange(CONTAINERD, host.files[CONTAINERD], after, frozenset({RESTART}))
+        run.done(run.intend("runtime", "step", change))
+        host.apply([change])
+    run.commit("done")
+    undo(host, store, run.id)
+    assert host.files[CONTAINERD] == FORMER
+
+
+def test_packages_and_sources_stay_only_the_runtimes_configuration_comes_back(store: Store, host: Node) -> None:
+    path = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
+    run = write(host, store, path=path, stage="sources")
+    assert undoing(store, host, run).changes == ()
+
+
+def test_a_daemon_that_refuses_the_former_file_keeps_the_present_one(store: Store) -> None:
+    host = Node(machine(files={CONTAINERD: FORMER}))
+    run = write(host, store)
+    host.accepts = lambda _trigger, node: node.files[CONTAINERD] == OURS
+    with pytest.raises(ChangeFailed) as caught:
+        undo(host, store, run)
+    assert host.files[CONTAINERD] == OURS
+    assert f"put back: {CONTAINERD}" in caught.value.why
+
+
+def test_running_containers_are_not_stopped_by_a_rollback_unasked(store: Store, host: Node) -> None:
+    run = write(host, store, path=DAEMON_JSON, trigger=Trigger("restart", "docker.service"))
+    host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
+    with pytest.raises(DrainRequired, match="1 running docker") as caught:
+        undoing(store, host, run)
+    assert "--force" in caught.value.hint
+    undo(host, store, run, force=True)
+    assert host.files[DAEMON_JSON] is None
+
+
+def test_a_docker_that_is_down_is_what_a_rollback_is_for(store: Store, host: Node) -> None:
+    run = write(host, store, path=DAEMON_JSON, trigger=Trigger("restart", "docker.service"))
+    host.docker_ps = Capture("docker ps", "failed", error="Is the docker daemon running?")
+    undo(host, store, run)
+    assert host.files[DAEMON_JSON] is None
+
+
+class Unreadable(Node):
+    def look(self, probe: Probe, /) -> Capture:
+        if probe.path == CONTAINERD:
+            return Capture(probe.path, "failed", error="Input/output error", ownership=Ownership(0o644, 0, 0))
+        return super().look(probe)
+
+    def trigger(self, triggers: object, /) -> tuple[Settled, ...]:
+        raise AssertionError("nothing is restarted")
+
+
+def test_a_file_that_cannot_be_read_is_not_overwritten(store: Store) -> None:
+    host = Unreadable(machine(files={CONTAINERD: FORMER}))
+    run = write(host, store)
+    with pytest.raises(Undetermined, match="cannot be read") as caught:
+        undoing(store, host, run)
+    assert "Input/output error" in caught.value.why
+
+
+# -- which run ---------------------------------------------------------------------------------------------------------
+
+
+def test_asked_twice_it_goes_back_and_not_to_and_fro(store: Store, host: Node) -> None:
+    first = write(host, store)
+    second = write(host, store, EDITED)
+    for expected, state in ((second, OURS), (first, FORMER)):
+        run = choose(store).run
+        assert run == expected
+        undo(host, store, run)
+        assert host.files[CONTAINERD] == state
+    with pytest.raises(UsageError, match="nothing to roll back") as caught:
+        choose(store)
+    assert "rolled back already" in caught.value.why
+
+
+def test_rolling_back_a_rollback_by_its_name_works(store: Store, host: Node) -> None:
+    run = write(host, store)
+    back = undo(host, store, run)
+    undo(host, store, choose(store, back.run).run)
+    assert host.files[CONTAINERD] == OURS
+    assert choose(store).run == run
+
+
+def test_a_run_is_named_by_its_id_or_number(store: Store, host: Node) -> None:
+    run = write(host, store)
+    assert choose(store, run).run == choose(store, "1").run == run
+    for wrong in ("2", "0", run[:-1]):
+        with pytest.raises(UsageError, match="there is no run") as caught:
+            choose(store, wrong)
+        assert run in caught.value.why
+
+
+def test_a_node_that_gpunode_never_changed_has_nothing_to_roll_back(store: Store) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose(store)
+    assert "no run of gpunode" in caught.value.why

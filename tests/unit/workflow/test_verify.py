@@ -1,0 +1,212 @@
+"""verify: what is passed, what is failed, and what is never called passed because nobody could look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gpunode.errors import Refused
+from gpunode.facts.evidence import Capture, Probe
+from gpunode.facts.model import Facts, LoadedDriver, Unknown
+from gpunode.host.rehearsal import RehearsalHost
+from gpunode.recipe import Expect, Recipe, Runtime
+from gpunode.runtimes import Configured
+from gpunode.workflow.verify import Check, Extra, Report, verify
+from tests.unit.steps.machines import machine, recipe, with_driver
+
+GPU: dict[str, Any] = {
+    "index": 0,
+    "name": "Tesla T4",
+    "uuid": "GPU-0",
+    "pci": "0000:01:00.0",
+    "memory_mib": 15360,
+    "persistence": True,
+    "ecc": True,
+    "ecc_pending": True,
+    "compute_capability": "7.5",
+    "mig": {"error": "NotSupported", "code": 3},
+    "mig_pending": {"error": "NotSupported", "code": 3},
+}
+ANSWER: dict[str, Any] = {
+    "schema": 1,
+    "driver": "580.95.05",
+    "cuda": "13.0",
+    "nvml": "13.580.95.05",
+    "library": "libnvidia-ml.so.1",
+    "gpus": [GPU],
+}
+NODES = frozenset({"/dev/nvidiactl", "/dev/nvidia0"})
+
+
+class Answering(RehearsalHost):
+    """A node whose NVML gives one answer."""
+
+    def __init__(self, answer: object) -> None:
+        super().__init__({}, {})
+        self.answer = answer
+
+    def look(self, probe: Probe, /) -> Capture:
+        if isinstance(self.answer, Capture):
+            return self.answer
+        return Capture(probe.source, "ok", json.dumps(self.answer).encode())
+
+
+def report(
+    wanted: Recipe | None = None,
+    node: Facts | None = None,
+    answer: object = ANSWER,
+    configured: Configured | None = None,
+) -> Report:
+    facts = node or with_driver("580.95.05", device_nodes=NODES)
+    return verify(wanted or recipe(), facts, Answering(answer), lambda _name: configured)
+
+
+def check(found: Report, name: str) -> Check:
+    return next(check for check in found.checks if check.id == name)
+
+
+def expecting(**more: Any) -> Recipe:
+    return Recipe("test", expect=Expect(**more))
+
+
+def gpus(*changed: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [{**GPU, "index": n, **row} for n, row in enumerate(changed)]
+    return {**ANSWER, "gpus": rows}
+
+
+def test_a_gpu_that_answers_passes() -> None:
+    found = report()
+    assert check(found, "nvml").status == "passed"
+    assert check(found, "gpu-0").detail == "Tesla T4, 15360 MiB, GPU-0, persistence on, ECC on"
+    assert check(found, "versions").status == "passed"
+    assert check(found, "device-nodes").status == "passed"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Capture("nvml", "timeout"),
+        Capture("nvml", "failed", b"Traceback", "it fell over", 1),
+        Capture("nvml", "ok", b"{"),
+        {
+            "schema": 1,
+            "error": {"code": 18, "name": "LibRmVersionMismatch", "text": "mismatch"},
+            "nvml": "",
+            "library": "",
+        },
+        {"schema": 1, "error": {"code": 9, "name": "DriverNotLoaded", "text": "x"}, "nvml": "", "library": ""},
+        {**ANSWER, "gpus": []},
+    ],
+    ids=["hangs", "falls over", "speaks nonsense", "another library", "no driver", "no GPU"],
+)
+def test_a_driver_that_does_not_answer_has_failed_and_expectations_are_not_passed(answer: object) -> None:
+    found = report(expecting(gpus=1, model="T4", memory_mib=1, ecc=True), answer=answer)
+    assert check(found, "nvml").status == "failed"
+    assert found.failed
+    assert not [one for one in found.checks if one.id.startswith("expect-") and one.status == "passed"]
+
+
+def test_one_lost_gpu_of_two_fails_and_is_named() -> None:
+    lost = {"index": 1, "error": "GpuIsLost", "code": 15}
+    found = report(answer={**ANSWER, "gpus": [GPU, lost]})
+    assert (check(found, "gpu-0").status, check(found, "gpu-1").status) == ("passed", "failed")
+
+
+@pytest.mark.parametrize(
+    ("expected", "passes"),
+    [
+        ({"gpus": 2}, True),
+        ({"gpus": 8}, False),
+        ({"model": "T4"}, True),
+        ({"model": "H100"}, False),
+        ({"driver": "580"}, True),
+        ({"driver": "580.95"}, True),
+        ({"driver": "580.95.05"}, True),
+        ({"driver": "580.95.0"}, False),
+        ({"driver": "58"}, False),
+        ({"driver": "595"}, False),
+        ({"memory_mib": 15360}, True),
+        ({"memory_mib": 15361}, False),
+        ({"ecc": True}, False),
+        ({"ecc": False}, False),
+    ],
+)
+def test_expectations_hold_of_every_gpu(expected: dict[str, Any], passes: bool) -> None:
+    (name,) = expected
+    found = report(
+        expecting(**expected), answer=gpus({}, {"ecc": {"error": "NotSupported", "code": 3}, "memory_mib": 16384})
+    )
+    assert check(found, f"expect-{name}").status == ("passed" if passes else "failed")
+
+
+def test_a_module_of_another_version_than_the_package_is_found() -> None:
+    node = with_driver("580.95.05", loaded_driver=LoadedDriver("580.82.07", open_module=True), device_nodes=NODES)
+    assert check(report(node=node), "versions").status == "failed"
+
+
+def test_what_a_removed_driver_left_behind_is_no_installed_version() -> None:
+    from gpunode.change import PackageState
+
+    residue = {"nvidia-driver-cuda": PackageState("470.256.02-1", config_files_only=True)}
+    node = machine(packages=residue, loaded_driver=LoadedDriver("580.95.05", open_module=True), device_nodes=NODES)
+    assert check(report(recipe(version="580"), node), "versions").status == "passed"
+
+
+def test_a_bus_that_cannot_be_read_does_not_hide_what_the_driver_answers() -> None:
+    blind = with_driver("580.95.05", devices=Unknown("lspci did not answer in time", "lspci"), device_nodes=NODES)
+    found = report(node=blind)
+    assert check(found, "configuration").status == "failed"
+    assert check(found, "nvml").status == "passed"
+    assert check(found, "versions").status == "passed"
+
+
+def test_missing_device_nodes_are_named_and_unknown_ones_are_not_judged() -> None:
+    node = with_driver("580.95.05", device_nodes=frozenset({"/dev/nvidiactl"}))
+    assert "/dev/nvidia0" in check(report(node=node), "device-nodes").detail
+    blind = with_driver("580.95.05", device_nodes=Unknown("denied", "dev-nvidia"))
+    assert not [one for one in report(node=blind).checks if one.id == "device-nodes"]
+
+
+def test_changes_that_are_left_fail_and_a_reboot_that_is_left_is_not_run() -> None:
+    assert check(report(), "configuration").status == "failed"
+    assert "still to do" in check(report(), "configuration").detail
+    waits = with_driver("580.95.05", loaded_driver=LoadedDriver("470.256.02", open_module=False))
+    only = Recipe("test", skip=("cuda-repository", "driver-pin", "nouveau", "headers", "persistence"))
+    assert check(report(only, waits), "configuration").status == "not run"
+
+
+@pytest.mark.parametrize(
+    ("configured", "default", "status"),
+    [
+        (None, False, "not run"),
+        (Configured({"runc": ""}), False, "failed"),
+        (Configured({"nvidia": "/usr/bin/nvidia-container-runtime"}), False, "passed"),
+        (Configured({"nvidia": "/usr/bin/nvidia-container-runtime"}, default="runc"), True, "failed"),
+        (Configured({"nvidia": "/usr/bin/nvidia-container-runtime"}, default="nvidia"), True, "passed"),
+    ],
+)
+def test_the_runtime_has_the_last_word(configured: Configured | None, default: bool, status: str) -> None:
+    wanted = Recipe("test", runtime=Runtime("docker", default=default))
+    assert check(report(wanted, configured=configured), "runtime").status == status
+
+
+def test_a_runtime_that_cannot_read_its_own_file_has_failed() -> None:
+    def broken(_name: str) -> Configured | None:
+        raise Refused("daemon.json is broken", why="line 3")
+
+    found = verify(recipe("docker"), machine(), Answering(ANSWER), broken)
+    assert "line 3" in check(found, "runtime").detail
+    assert check(found, "runtime").status == "failed"
+
+
+def test_a_container_is_not_started_where_the_driver_does_not_answer() -> None:
+    def never(*_: object) -> Check:
+        pytest.fail("started a container")
+
+    node = with_driver("580.95.05")
+    for wanted in (recipe("docker"), recipe("none")):
+        found = verify(wanted, node, Answering(Capture("nvml", "timeout")), lambda _name: None, Extra(container=never))
+        assert check(found, "container").status == "not run"
