@@ -114,6 +114,8 @@ def setup(
         preview = plan(recipe, facts, host, asked.only)
     owed = _still_owed(store.owed(), facts)
     tell(Previewed(preview))
+    if owed:
+        tell(Told(f"an earlier run was cut short and still owes: {', '.join(map(str, owed))}"))
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if not owed and not any(stage.changes for stage in preview) and not (waits and asked.resume):
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
@@ -190,9 +192,6 @@ class _Course:
     def go(self, facts: Facts) -> None:
         """Every stage is applied, everything owed is settled, by this run or an earlier one."""
         self.facts = facts
-        if self.owed:
-            listed = ", ".join(str(trigger) for trigger in self.owed)
-            self.applier.tell(Told(f"an earlier run was cut short and still owes: {listed}"))
         self.applier.settle([trigger for trigger in self.owed if trigger.ends_stage])
         for stage in walk(self.recipe, facts, self._exact, self._enact, self.asked.only):
             raise_refusal([stage])
