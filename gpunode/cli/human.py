@@ -257,7 +257,8 @@ def _answers_to_signals() -> Iterator[None]:
         raise kind("stopped before anything was changed")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    former = {number: signal.signal(number, stop) for number in numbers}
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     finally:
