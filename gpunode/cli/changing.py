@@ -18,7 +18,6 @@ from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
-from gpunode.workflow import rollback as undo
 from gpunode.workflow.converge import survey
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
@@ -129,6 +128,8 @@ def _setup_envelope(recipe: Recipe, done: SetupResult, report: Report, failure: 
 
 def rollback(run: str, how: How, root: str, *, yes: bool, force: bool) -> None:
     """Puts a run's configuration back."""
+    from gpunode.workflow import rollback as undo
+
     need_root("rollback")
     place, screen = checked_root(root), how.screen()
     store = Store(place)

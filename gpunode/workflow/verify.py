@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gpunode.errors import GpunodeError, Undetermined
-from gpunode.facts import cuda as cuda_facts
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.cuda import CudaAnswer, CudaRun
 from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread
-from gpunode.host import cuda, nvml
+from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import Configured, Runtime, runtime
 from gpunode.steps.outcome import Refusal
 from gpunode.steps.selection import choice, family_of, matches, wants_driver
 from gpunode.workflow.plan import plan
+
+if TYPE_CHECKING:
+    from gpunode.facts.cuda import CudaAnswer
 
 _RESEAT = "replace or reseat the hardware"
 Status: TypeAlias = Literal["passed", "failed", "not run"]
@@ -89,7 +90,7 @@ def verify(recipe: Recipe, facts: Facts, host: HostView, effective: Effective, e
         *_expected(recipe.expect, inventory),
     ]
     if extra.cuda:
-        checks.append(_vector_addition(cuda_facts.answer_of(host.look(cuda.probe()))))
+        checks.append(_vector_addition(_cuda_answer(host)))
     if extra.container is not None:
         checks.append(_container(recipe, inventory, extra.container))
     return Report(tuple(checks), inventory)
@@ -252,7 +253,16 @@ def _comparisons(expect: Expect, inventory: Inventory | None) -> Iterator[tuple[
         yield "ecc", expect.ecc, modes, bool(modes) and all(mode is expect.ecc for mode in modes)
 
 
+def _cuda_answer(host: HostView) -> CudaAnswer:
+    from gpunode.facts.cuda import answer_of
+    from gpunode.host import cuda
+
+    return answer_of(host.look(cuda.probe()))
+
+
 def _vector_addition(answer: CudaAnswer) -> Check:
+    from gpunode.facts.cuda import CudaRun
+
     title = "vector addition on every GPU (CUDA)"
     if isinstance(answer, NoAnswer):
         return Check("cuda", title, "failed", answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
