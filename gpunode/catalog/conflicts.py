@@ -16,8 +16,14 @@ def driver_packages(names: Iterable[str]) -> frozenset[str]:
     Never among them: the CUDA and container toolkits, DCGM, GPUDirect, nouveau's firmware and X driver, repository keys
     and pinning packages.
     """
-    purge, keep = _pattern("purge"), _pattern("keep")
-    return frozenset(name for name in names if purge.match(bare := name.partition(":")[0]) and not keep.match(bare))
+    return frozenset(name for name in names if _is_drivers(name))
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_drivers(name: str) -> bool:
+    # Remembered: a plan asks a dozen times for every package of the node.
+    bare = name.partition(":")[0]
+    return bool(_pattern("purge").match(bare)) and not _pattern("keep").match(bare)
 
 
 @lru_cache(maxsize=4)

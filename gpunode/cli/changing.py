@@ -71,7 +71,9 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             tell=screen.tell,
         )
         reboots = tuple(wait.reason for wait in done.waits if wait.for_ == "reboot")
-        report = Report(()) if image or reboots else verify(recipe, done.facts, host, host.effective)
+        # Where nothing was changed, the preview is the plan for the facts that verify would plan with.
+        planned = None if done.changed or only else done.preview
+        report = Report(()) if image or reboots else verify(recipe, done.facts, host, host.effective, planned=planned)
         failure = (
             _reboot(reboots, done, leave) if reboots else failed_check(report, "applied, but " if done.changed else "")
         )
