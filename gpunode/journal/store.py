@@ -95,20 +95,6 @@ class Store:
         summaries = (record.summary(self._unloaded(run)) for run in self.ids())
         return _marked([one for one in summaries if one is not None])
 
-    def newest(self, *, verb: Verb | None = None, undone: bool = False) -> RunSummary | None:
-        """The newest run that changed something, or may have; None when there is none.
-
-        Args:
-            verb: only runs of this verb.
-            undone: whether a run counts that was rolled back already.
-        """
-        fitting = (
-            run
-            for run in reversed(self.runs())
-            if run.subjects and (verb is None or run.verb == verb) and (undone or not run.undone_by)
-        )
-        return next(fitting, None)
-
     def read(self, run: str) -> tuple[Entry, ...]:
         """The entries of a run with the bytes of its files.
 

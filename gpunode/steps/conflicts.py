@@ -12,13 +12,12 @@ from gpunode.facts.model import Facts
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import (
+    WantedDriver,
     branch_of,
-    choice,
-    family_of,
     installed_driver_packages,
     prefix,
     version_matches,
-    wants_driver,
+    wanted_driver,
 )
 
 _OTHER_FLAVOUR: Mapping[ModuleFlavour, ModuleFlavour] = {"open": "proprietary", "proprietary": "open"}
@@ -33,15 +32,12 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     A package of the same name in NVIDIA's repository is replaced rather than purged; which these are only the index
     tells, so the transaction's resolution settles it.
     """
-    if not wants_driver(recipe, facts):
-        return Planned((), "the driver is not gpunode's here")
-    found, chosen = family_of(facts), choice(recipe, facts)
-    if isinstance(found, Refusal):
-        return found
-    if isinstance(chosen, Refusal):
-        return chosen
-    wanted = frozenset(found.driver_packages(chosen, recipe.driver.scope))
-    rival = found.dkms_package(replace(chosen, flavour=_OTHER_FLAVOUR[chosen.flavour]))
+    driver = wanted_driver(recipe, facts)
+    if not isinstance(driver, WantedDriver):
+        return driver
+    chosen = driver.chosen
+    wanted = frozenset(driver.packages(recipe))
+    rival = driver.family.dkms_package(replace(chosen, flavour=_OTHER_FLAVOUR[chosen.flavour]))
     old = {
         name: state
         for name, state in installed_driver_packages(facts).items()

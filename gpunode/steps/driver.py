@@ -8,7 +8,7 @@ from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.module import is_loaded
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import choice, family_of, matches, own_gpus, prefix, wants_driver
+from gpunode.steps.selection import WantedDriver, matches, own_gpus, prefix, wanted_driver
 
 _SHOWS = frozenset({"nvidia", "nouveau"})
 _DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
@@ -16,15 +16,12 @@ _DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Every driver package of the scope is installed in the chosen branch; a satisfied one is not upgraded unasked."""
-    if not wants_driver(recipe, facts):
-        return Planned((), "the driver is not gpunode's here")
-    found, chosen = family_of(facts), choice(recipe, facts)
-    if isinstance(found, Refusal):
-        return found
-    if isinstance(chosen, Refusal):
-        return chosen
+    driver = wanted_driver(recipe, facts)
+    if not isinstance(driver, WantedDriver):
+        return driver
+    chosen = driver.chosen
     packages = need(facts.packages, "which packages are installed")
-    names = found.driver_packages(chosen, recipe.driver.scope)
+    names = driver.packages(recipe)
     wanted = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
     if held := [name for name in wanted if name in packages and packages[name].held]:
         return Refusal(

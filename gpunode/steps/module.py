@@ -6,8 +6,8 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import Change, CommandChange, ModuleChange
 from gpunode.facts.model import Facts, Kernels, LoadedDriver, ModuleFile, known, need
 from gpunode.recipe import Recipe
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step, Waits
-from gpunode.steps.selection import choice, is_version_of, prefix, wants_driver
+from gpunode.steps.outcome import Outcome, Planned, Step, Waits
+from gpunode.steps.selection import WantedDriver, is_version_of, prefix, wanted_driver
 
 RIVALS = frozenset({"nouveau", "nova_core", "nova_drm"})
 
@@ -18,11 +18,10 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     The driver's package has DKMS build them; ``dkms autoinstall`` may exit 0 with a build skipped, so the files are
     what counts.
     """
-    if not wants_driver(recipe, facts):
-        return Planned((), "the driver is not gpunode's here")
-    chosen = choice(recipe, facts)
-    if isinstance(chosen, Refusal):
-        return chosen
+    driver = wanted_driver(recipe, facts)
+    if not isinstance(driver, WantedDriver):
+        return driver
+    chosen = driver.chosen
     kernels = need(facts.kernels, "which kernels are installed")
     missing = missing_for(chosen, kernels, facts)
     if not missing:
@@ -47,16 +46,14 @@ def _is_of(file: ModuleFile, chosen: Choice) -> bool:
 
 def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
     """The installed module is the loaded one; where only a reboot can change it, the answer is to wait for one."""
-    if not wants_driver(recipe, facts):
-        return Planned((), "the driver is not gpunode's here")
+    driver = wanted_driver(recipe, facts)
+    if not isinstance(driver, WantedDriver):
+        return driver
     if not need(facts.platform, "what kind of machine this is").is_live:
         return Planned((), "an image: its kernel loads the module when it boots")
-    chosen = choice(recipe, facts)
-    if isinstance(chosen, Refusal):
-        return chosen
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
-        return _loaded(loaded, chosen)
+        return _loaded(loaded, driver.chosen)
     if rivals := sorted(known(facts.modules, frozenset()) & RIVALS):
         reason = f"{', '.join(rivals)} still drives the GPU; it is blacklisted, so the next boot leaves the card free"
         return Waits("reboot", reason)

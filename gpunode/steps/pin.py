@@ -8,7 +8,7 @@ from gpunode.distros.family import PIN_FILE
 from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import choice, family_of, pinned_by_package, wants_driver
+from gpunode.steps.selection import WantedDriver, pinned_by_package, wanted_driver
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -17,13 +17,10 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     NVIDIA's pinning package cannot be installed together with the driver: apt reads its preferences at start, so the
     newest branch would be taken.
     """
-    if not wants_driver(recipe, facts):
-        return Planned((), "the driver is not gpunode's here")
-    found, chosen = family_of(facts), choice(recipe, facts)
-    if isinstance(found, Refusal):
-        return found
-    if isinstance(chosen, Refusal):
-        return chosen
+    driver = wanted_driver(recipe, facts)
+    if not isinstance(driver, WantedDriver):
+        return driver
+    chosen = driver.chosen
     pinned = pinned_by_package(known(facts.packages, {}))
     if pinned and not _agree(pinned, chosen):
         return Refusal(
@@ -31,7 +28,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             why=f"this node is to get {_held(chosen.branch, chosen.exact)}: {chosen.reason}",
             hint=f"apt-get purge nvidia-driver-pinning-{pinned}, then run the command again",
         )
-    wanted = FileState(found.pin(chosen))
+    wanted = FileState(driver.family.pin(chosen))
     present = need(facts.file(PIN_FILE), f"what {PIN_FILE} holds")
     if present == wanted:
         return Planned((), f"held at {_held(chosen.branch, chosen.exact)}", chosen.warnings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpunode.catalog import branches
@@ -18,7 +18,7 @@ from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, PciDevice, known, need
 from gpunode.recipe import Flavour, Recipe
-from gpunode.steps.outcome import Refusal
+from gpunode.steps.outcome import Planned, Refusal
 
 _PINNING = "nvidia-driver-pinning-"
 _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
@@ -72,6 +72,28 @@ def family_of(facts: Facts) -> Family | Refusal:
             hint='use one of these, or install the driver by hand and run gpunode with driver.version = "none"',
         )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class WantedDriver:
+    """The driver that this node is to have, in the words of its distribution."""
+
+    family: Family
+    chosen: Choice
+
+    def packages(self, recipe: Recipe) -> tuple[str, ...]:
+        """The packages that apt is asked for."""
+        return self.family.driver_packages(self.chosen, recipe.driver.scope)
+
+
+def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refusal:
+    """The driver; else what every driver step answers where it is not gpunode's, or where none can be chosen."""
+    if not wants_driver(recipe, facts):
+        return Planned((), "the driver is not gpunode's here")
+    found, chosen = family_of(facts), choice(recipe, facts)
+    if isinstance(found, Refusal):
+        return found
+    return chosen if isinstance(chosen, Refusal) else WantedDriver(found, chosen)
 
 
 def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:

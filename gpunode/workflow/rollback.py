@@ -43,7 +43,7 @@ class RollbackResult:
 
 
 def choose(store: Store, run: str = "") -> RunSummary:
-    """The run to undo: the one named, by its id or number, else the newest setup that is not undone.
+    """The run to undo: the one named, by its id or number, else the newest setup that stands with configuration.
 
     Raises:
         UsageError: there is none.
@@ -51,9 +51,11 @@ def choose(store: Store, run: str = "") -> RunSummary:
     runs = store.runs()
     if not run:
         # A rollback is undone by its name alone: asked twice, the command goes back, and not to and fro.
-        if (newest := store.newest(verb="setup")) is not None:
+        standing = (one for one in reversed(runs) if one.verb == "setup" and one.subjects and not one.undone_by)
+        if (newest := next((one for one in standing if undo(store.read(one.run))), None)) is not None:
             return newest
-        why = "every recorded setup is rolled back already" if runs else "no run of gpunode is recorded on this node"
+        none_left = "every recorded setup is rolled back already, or wrote no configuration"
+        why = none_left if runs else "no run of gpunode is recorded on this node"
         raise UsageError("there is nothing to roll back", why=why, hint="gpunode rollback --list")
     for candidate in runs:
         if run in (candidate.run, candidate.run.partition("-")[0].lstrip("0")):

@@ -13,8 +13,9 @@ from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Facts, Known, Unit, known
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.journal.record import Result
-from gpunode.journal.store import Store
+from gpunode.journal.store import Run, Store
 from gpunode.recipe import Recipe
+from gpunode.steps import STAGES
 from gpunode.steps.outcome import Planned, Waits
 from gpunode.workflow.apply import Applier, at_the_end
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
@@ -113,6 +114,8 @@ def setup(
         preview = plan(recipe, facts, host, asked.only)
     owed = _still_owed(store.owed(), facts)
     tell(Previewed(preview))
+    if owed:
+        tell(Told(f"an earlier run was cut short and still owes: {', '.join(map(str, owed))}"))
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if not owed and not any(stage.changes for stage in preview) and not (waits and asked.resume):
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
@@ -129,6 +132,13 @@ def setup(
         argv=asked.argv,
     )
     course = _Course(recipe, host, Applier(host, run, tell, asked.pause, unsettled), advance, asked, owed)
+    waits = _carried_out(course, run, facts)
+    seconds = time.monotonic() - started
+    return SetupResult(preview, tuple(course.applied), tuple(course.settled), waits, run.id, seconds, course.facts)
+
+
+def _carried_out(course: _Course, run: Run, facts: Facts) -> tuple[Waits, ...]:
+    """The course is through and the run committed, however it ended; returns what the node now waits for."""
     try:
         course.go(facts)
     except GpunodeError as error:
@@ -137,10 +147,8 @@ def setup(
     except BaseException as error:
         run.commit("failed", f"a bug: {type(error).__name__}")
         raise
-    waits = tuple(wait for stage in course.applied for wait in stage.waits)
-    run.commit("waiting" if waits else "done", "; ".join(wait.reason for wait in waits))
-    seconds = time.monotonic() - started
-    return SetupResult(preview, tuple(course.applied), tuple(course.settled), waits, run.id, seconds, course.facts)
+    run.commit("waiting" if course.waits else "done", "; ".join(wait.reason for wait in course.waits))
+    return course.waits
 
 
 def _waited_for(answer: Callable[[], None]) -> float:
@@ -178,21 +186,22 @@ class _Course:
     owed: tuple[Trigger, ...]
     applied: list[StagePlan] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
+    waits: tuple[Waits, ...] = ()
     facts: Facts = field(init=False)
 
     def go(self, facts: Facts) -> None:
         """Every stage is applied, everything owed is settled, by this run or an earlier one."""
         self.facts = facts
-        if self.owed:
-            listed = ", ".join(str(trigger) for trigger in self.owed)
-            self.applier.tell(Told(f"an earlier run was cut short and still owes: {listed}"))
         self.applier.settle([trigger for trigger in self.owed if trigger.ends_stage])
         for stage in walk(self.recipe, facts, self._exact, self._enact, self.asked.only):
             raise_refusal([stage])
             self.applied.append(stage)
         late = {trigger for trigger in self.owed if not trigger.ends_stage}
         self.settled += self.applier.settle(settle_order({*late, *at_the_end(self.applied)}))
-        if self.asked.resume and any(wait.for_ == "reboot" for stage in self.applied for wait in stage.waits):
+        # Asked again at the end: what came last, such as a module that something else loaded, may call for a reboot.
+        left = (plan_stage(self.recipe, self.facts, stage, self.asked.only) for stage in STAGES)
+        self.waits = tuple(wait for stage in left for wait in stage.waits)
+        if self.asked.resume and any(wait.for_ == "reboot" for wait in self.waits):
             arrange(self.applier, self.asked.resume, known(self.facts.file(UNIT), None))
 
     def _exact(self, facts: Facts, stage: StagePlan) -> StagePlan:

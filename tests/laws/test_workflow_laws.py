@@ -121,6 +121,7 @@ def test_a_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, da
         store = Store(folder)
         with pytest.raises(PowerCut):
             _setup(recipe, host, store, node)
+        _forget_the_end(store)
         host.cut_at = -1
         for summary in store.runs():
             rollback(undoing(store, host, summary.run), host, store, version="law", argv=(), tell=silent)
@@ -149,6 +150,7 @@ def test_what_a_cut_run_owes_the_next_one_settles(recipe: Recipe, node: Facts, d
 
         with pytest.raises(PowerCut):
             setup(recipe, host, store, node, advance=remember, asked=ASKED, tell=silent)
+        _forget_the_end(store)
         host.cut_at = -1
         present = _as_found(node, host)
         try:
@@ -157,6 +159,14 @@ def test_what_a_cut_run_owes_the_next_one_settles(recipe: Recipe, node: Facts, d
             pytest.fail(f"the second run stopped: {error.what}: {error.why}")
         assert set(store.owed()) == set()
     assert wanted <= set(host.settled)
+
+
+def _forget_the_end(store: Store) -> None:
+    """A machine without power writes no last line, which a handler of this process did."""
+    path = store.folder / "runs" / store.ids()[-1] / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert b'"is":"commit"' in lines[-1]
+    path.write_bytes(b"".join(lines[:-1]))
 
 
 def _as_found(node: Facts, host: Memory) -> Facts:

@@ -61,7 +61,8 @@ class Machines:
 
     def make(self, base: Base, devices: Iterable[Device] = (GTX_1080,)) -> Machine:
         """A machine that has not booted yet."""
-        scratch = self.folder / f"machine-{next(_NUMBERS)}"
+        # Unique on the whole machine: others may run the same tests, and what a node leaves is found by this name.
+        scratch = self.folder / f"{self.folder.name}-machine-{next(_NUMBERS)}"
         return Machine(base, scratch, devices=devices, archives=self.repositories, code=self.code)
 
     def furnish(self, node: Machine, directory: str = "debian12") -> None:
