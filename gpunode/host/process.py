@@ -25,6 +25,7 @@ from typing import Any, TypeAlias, final
 
 from gpunode.errors import ChangeFailed
 from gpunode.host import files
+from gpunode.host.redact import headers
 
 _LOG_FOLDER = "/var/log/gpunode"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -75,25 +76,34 @@ class Finished:
 
 _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<=://)[^/\s@'\"]+@"), "[redacted]@"),
+    # As registries have them in a daemon's configuration: a string, or a list of them for a header.
     (
-        re.compile(r"(?i)\b((?:proxy-)?authorization\s*[:=]\s*)(?:(?:basic|bearer|digest)\s+)?[^\s'\"]+"),
+        re.compile(
+            r"(?i)((?<![\w-])[\"']?(?:_?auth|(?:x-|proxy-)?authorization|x-[\w-]*(?:auth|key|cred|token)[\w-]*)[\"']?"
+            r"\s*[=:]\s*)(\[[^\]\n]*\]?|\"[^\"\n]*\"|'[^'\n]*')"
+        ),
+        r"\1[redacted]",
+    ),
+    (
+        re.compile(r"(?i)\b((?:proxy-)?authorization\s*[:=]\s*)(?:(?:basic|bearer|digest)\s+)?[^\s'\"\[]+"),
         r"\1[redacted]",
     ),
     (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}"), r"\1[redacted]"),
     (
         re.compile(
             r"(?i)([\w-]*(?:passw(?:or)?d|passphrase|token|secret|api[_-]?key|access[_-]?key|private[_-]?key|signature)"
-            r"[\w-]*[\"']?\s*[=:]\s*)(\"[^\"\n]*\"|'[^'\n]*'|[^\s,;&'\"]+)"
+            r"[\w-]*[\"']?\s*[=:]\s*)(\[(?!redacted\])[^\]\n]*\]?|\"[^\"\n]*\"|'[^'\n]*'|[^\s,;&'\"\[]+)"
         ),
         r"\1[redacted]",
     ),
-    (re.compile(r"(?i)(--?(?:password|token|secret|api-key)\s+)[^\s'\"-][^\s'\"]*"), r"\1[redacted]"),
+    (re.compile(r"(?i)((?<!\w)--?(?:password|token|secret|api-key)\s+)[^\s'\"-][^\s'\"]*"), r"\1[redacted]"),
     (re.compile(r"(?i)(\blogin\s+\S+\s+password\s+)\S+"), r"\1[redacted]"),
 )
 
 
 def redact(text: str) -> str:
     """``text`` without the passwords, tokens and proxy credentials in it."""
+    text = headers(text, lambda _: '"[redacted]"')
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text
