@@ -47,7 +47,7 @@ class RecipeError(UsageError):
         super().__init__(
             f"{place}: {what}",
             why=f"allowed: {', '.join(allowed)}" if allowed else "",
-            hint=f"correct {key} in {file}, then run `gpunode recipe check {file}`" if key else "",
+            hint=f"correct {key or 'it'} in {file}, then run `gpunode recipe check {file}`",
         )
         self.file, self.line, self.key, self.allowed = file, line, key, allowed
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-from gpunode.facts.evidence import Capture
+from gpunode.facts.evidence import NOT_CAPTURED, Capture
 
 SCHEMA = 1
 KEY = "nvml"
@@ -340,6 +340,8 @@ def answer_of(capture: Capture, timeout_s: float | None = None) -> NvmlAnswer:
         return NoAnswer("hangs", hangs("a call into the NVIDIA driver", capture.error, timeout_s))
     if capture.outcome in {"absent", "denied"}:
         return NoAnswer("not asked", capture.error or f"{capture.source}: {capture.outcome}")
+    if capture.error == NOT_CAPTURED:
+        return NoAnswer("not asked", "this capture does not hold its answer")
     if not capture.data.strip():
         return NoAnswer("crashed", _last_words(capture))
     try:

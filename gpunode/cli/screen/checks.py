@@ -13,7 +13,7 @@ from gpunode.recipe import Recipe
 from gpunode.workflow.verify import Check, Report
 
 _STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "not run": "dim"}
-_WIDEST = 36
+_WIDEST = 38
 
 
 def check_lines(checks: Sequence[Check]) -> Iterator[Line]:

@@ -184,7 +184,11 @@ def test_a_program_is_not_looked_up_in_the_callers_path(tmp_path: Path, monkeypa
     assert run("uname").stdout == b"Linux\n"
 
 
-def test_an_interrupt_waits_for_the_command_to_end(tmp_path: Path) -> None:
+def test_an_interrupt_waits_for_the_command_to_end(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    # A shell starts its background jobs with SIGINT ignored, pytest among them.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, former))
+
     def interrupt() -> None:
         wait_for((tmp_path / "started").exists)
         os.kill(os.getpid(), signal.SIGINT)
