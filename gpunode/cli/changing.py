@@ -18,7 +18,6 @@ from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
-from gpunode.workflow import rollback as undo
 from gpunode.workflow.converge import survey
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
@@ -72,7 +71,9 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             tell=screen.tell,
         )
         reboots = tuple(wait.reason for wait in done.waits if wait.for_ == "reboot")
-        report = Report(()) if image or reboots else verify(recipe, done.facts, host, host.effective)
+        # Where nothing was changed, the preview is the plan for the facts that verify would plan with.
+        planned = None if done.changed or only else done.preview
+        report = Report(()) if image or reboots else verify(recipe, done.facts, host, host.effective, planned=planned)
         failure = (
             _reboot(reboots, done, leave) if reboots else failed_check(report, "applied, but " if done.changed else "")
         )
@@ -129,6 +130,8 @@ def _setup_envelope(recipe: Recipe, done: SetupResult, report: Report, failure: 
 
 def rollback(run: str, how: How, root: str, *, yes: bool, force: bool) -> None:
     """Puts a run's configuration back."""
+    from gpunode.workflow import rollback as undo
+
     need_root("rollback")
     place, screen = checked_root(root), how.screen()
     store = Store(place)

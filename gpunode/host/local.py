@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby
 from time import monotonic, time
+from typing import TYPE_CHECKING
 
 from gpunode.catalog import openpgp
 from gpunode.change import (
@@ -24,13 +26,15 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Outcome, Probe
-from gpunode.host import chroot, files, runtime
-from gpunode.host.apt import UNATTENDED, Apt
+from gpunode.host import files, runtime
 from gpunode.host.port import OnProgress, Progress, Settled, Simulation
 from gpunode.host.process import CommandLog, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.runtimes import Configured
 from gpunode.runtimes import runtime as runtime_row
+
+if TYPE_CHECKING:
+    from gpunode.host.apt import Apt
 
 _KEY_LIMIT_BYTES = 1 << 20
 # DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
@@ -57,10 +61,17 @@ class LocalHost:
     ) -> None:
         self.root = root.rstrip("/") or "/"
         self.runner = Runner(self.root, log)
-        self.apt = Apt(self.runner, on_progress, lock_timeout_s)
         self.services = Services(self.runner)
         self._outside = Runner(log=log)
         self._on_progress = on_progress
+        self._lock_timeout_s = lock_timeout_s
+
+    @cached_property
+    def apt(self) -> Apt:
+        """This node's apt; a converged run needs none, so it is loaded on its first use."""
+        from gpunode.host.apt import Apt
+
+        return Apt(self.runner, self._on_progress, self._lock_timeout_s)
 
     def look(self, probe: Probe, /) -> Capture:
         """What ``probe`` returns; a command that exits with anything but 0 has failed, and keeps what it printed."""
@@ -167,6 +178,8 @@ class LocalHost:
         def hear(line: str) -> None:
             self._on_progress(Progress("run", 0.0, line))
 
+        from gpunode.host.apt import UNATTENDED
+
         with self._fit_for_packages():
             done = self.runner.run(change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear)
         if not done.ok:
@@ -203,6 +216,8 @@ class LocalHost:
 
     @contextmanager
     def _fit_for_packages(self) -> Iterator[None]:
+        from gpunode.host import chroot
+
         with chroot.mounted(self.root, self._outside):
             yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -79,7 +80,7 @@ def text(value: str) -> str:
     value = _PRIVATE_KEY.sub(lambda match: match[1] + _block(match[2]), value)
     value = _USERINFO.sub(lambda match: ":".join(map(_mask, match[0].split(":", 1))), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
-    value = _HEADERS.sub(_headers, value)
+    value = headers(value, _quoted)
     return _ASSIGNED.sub(_assigned, value)
 
 
@@ -94,11 +95,16 @@ def _block(body: str) -> str:
     return f"\n{_mask(body.strip())}\n" if body.strip() else body
 
 
-def _headers(table: re.Match[str]) -> str:
+def headers(value: str, hide: Callable[[str], str]) -> str:
+    """``value`` with every string in a table of HTTP headers replaced by what ``hide`` makes of it."""
+    return _HEADERS.sub(lambda table: _headers(table[0], hide), value)
+
+
+def _headers(table: str, hide: Callable[[str], str]) -> str:
     # The table's own name may be quoted, and its keys are: only what no sign of assignment follows is a value.
-    mark = "\n" if table[0].lstrip().startswith("[") else "{"
-    head, mark, body = table[0].partition(mark)
-    return head + mark + _PERHAPS_KEY.sub(lambda match: match[0] if match[2] else _quoted(match[1]), body)
+    mark = "\n" if table.lstrip().startswith("[") else "{"
+    head, mark, body = table.partition(mark)
+    return head + mark + _PERHAPS_KEY.sub(lambda match: match[0] if match[2] else hide(match[1]), body)
 
 
 def _assigned(match: re.Match[str]) -> str:

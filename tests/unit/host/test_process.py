@@ -184,11 +184,8 @@ def test_a_program_is_not_looked_up_in_the_callers_path(tmp_path: Path, monkeypa
     assert run("uname").stdout == b"Linux\n"
 
 
-def test_an_interrupt_waits_for_the_command_to_end(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    # A shell starts its background jobs with SIGINT ignored, pytest among them.
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, former))
-
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_waits_for_the_command_to_end(tmp_path: Path) -> None:
     def interrupt() -> None:
         wait_for((tmp_path / "started").exists)
         os.kill(os.getpid(), signal.SIGINT)
@@ -283,6 +280,12 @@ def test_the_log_of_an_image_stays_in_it(tmp_path: Path) -> None:
         ("machine repo login bob password s3cr3t", "s3cr3t"),
         ("GET /x?access_token=s3cr3t&y=1", "s3cr3t"),
         ("https://s3cr3t@repo.example/x", "s3cr3t"),
+        ('    auth = "s3cr3t=="', "s3cr3t"),
+        ('{"auths": {"reg.example": {"auth": "s3cr3t=="}}}', "s3cr3t"),
+        ('Authorization = ["Basic s3cr3t"]', "s3cr3t"),
+        ('X-Registry-Auth = ["a", "s3cr3t"]', "s3cr3t"),
+        ('"X-Api-Token": ["s3cr3t"]', "s3cr3t"),
+        ('[plugins."io.containerd.grpc.v1.cri".registry.headers]\n  X-Team = ["s3cr3t"]\n[x]\n', "s3cr3t"),
     ],
 )
 def test_secrets_are_redacted(text: str, secret: str) -> None:
@@ -297,6 +300,8 @@ def test_secrets_are_redacted(text: str, secret: str) -> None:
         "E: The repository 'https://developer.download.nvidia.com/x InRelease' is not signed.",
         "signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg",
         "NO_PUBKEY A4B469963BF863CC",
+        'authority = "x"',
+        "auth: method http",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
