@@ -176,6 +176,8 @@ def load(path: Path) -> Evidence:
     try:
         if path.is_dir():
             return _load_folder(path)
+        if path.exists() and not path.is_file():
+            raise _unrecognised(path, b"")  # a named pipe would wait for a writer
         with path.open("rb") as file:
             return _load_file(file, path)
     except OSError as error:

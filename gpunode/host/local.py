@@ -26,6 +26,7 @@ from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import chroot, files, runtime
 from gpunode.host.apt import UNATTENDED, Apt
+from gpunode.host.locks import wait_until_ended
 from gpunode.host.port import OnProgress, Progress, Settled, Simulation
 from gpunode.host.process import CommandLog, Finished, Runner
 from gpunode.host.services import Services
@@ -36,6 +37,7 @@ _KEY_LIMIT_BYTES = 1 << 20
 # DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
 _COMMAND_TIMEOUT_S = 7200.0
 _MODULE_TIMEOUT_S = 120.0
+_INITRAMFS_PATIENCE_S = 600.0
 # dockerd takes a reload at once, and is not asked again later.
 _CONTRADICTION_S = 5.0
 
@@ -167,6 +169,8 @@ class LocalHost:
         def hear(line: str) -> None:
             self._on_progress(Progress("run", 0.0, line))
 
+        # dpkg --configure, a build for dkms, a reboot: none may come in the middle of somebody else's transaction.
+        self.apt.wait_for_others()
         with self._fit_for_packages():
             done = self.runner.run(change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear)
         if not done.ok:
@@ -194,6 +198,10 @@ class LocalHost:
         yield from (Settled(one, seconds) for one in triggers)
 
     def _initramfs(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
+        # Two at once take each other's draft away: a kernel that is being installed, or what a killed run left behind.
+        self.apt.wait_for_others()
+        if self.root == "/":
+            wait_until_ended("update-initramfs", _INITRAMFS_PATIENCE_S, self._on_progress)
         with self._fit_for_packages():
             done = self.runner.run(("update-initramfs", "-u", "-k", "all"), timeout_s=_COMMAND_TIMEOUT_S)
         if not done.ok and not done.missing:
