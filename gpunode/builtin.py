@@ -6,9 +6,13 @@ import difflib
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from gpunode import recipe
 from gpunode.errors import RecipeError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 
 def names() -> tuple[str, ...]:
@@ -73,13 +77,22 @@ def _read(path: Path) -> str:
         raise RecipeError(f"not text in UTF-8: {error.reason}", file=str(path), line=line) from error
 
 
+def _places() -> tuple[Path, Path]:
+    package = Path(__file__).parent
+    return package / "_recipes", package.parent / "recipes"
+
+
+def _zipped() -> Traversable:
+    """The folder of recipes inside a zipapp."""
+    # Only there: importlib.resources and what reading through it loads take 5 ms.
+    from importlib.resources import files
+
+    return files("gpunode").joinpath("_recipes")
+
+
 @cache
 def _shipped() -> MappingProxyType[str, str]:
     """The shipped recipes by name: in an installed gpunode beside its modules, in a source tree beside the package."""
-    # Read on use: importlib.resources takes longer to import than the rest of this module to run.
-    from importlib.resources import files
-
-    packed = files("gpunode").joinpath("_recipes")
-    folder = packed if packed.is_dir() else Path(__file__).parent.parent / "recipes"
+    folder = next((place for place in _places() if place.is_dir()), None) or _zipped()
     found = {file.name: file for file in folder.iterdir() if file.name.endswith(".toml")}
     return MappingProxyType({name.removesuffix(".toml"): found[name].read_text("utf-8") for name in sorted(found)})

@@ -6,6 +6,7 @@ An audit hook (PEP 578) sees what any library does, also from C; it cannot be re
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -83,6 +84,16 @@ def allow_subprocess() -> None:
 @pytest.fixture
 def allow_socket() -> None:
     """The test connects somewhere on purpose."""
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Signals do what they do in a terminal, also where a shell started pytest in the background with them ignored."""
+    former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    former[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from fnmatch import translate
 from functools import lru_cache
 
 from gpunode.catalog import tables
@@ -16,8 +14,19 @@ def driver_packages(names: Iterable[str]) -> frozenset[str]:
     Never among them: the CUDA and container toolkits, DCGM, GPUDirect, nouveau's firmware and X driver, repository keys
     and pinning packages.
     """
-    purge, keep = _pattern("purge"), _pattern("keep")
-    return frozenset(name for name in names if purge.match(bare := name.partition(":")[0]) and not keep.match(bare))
+    return frozenset(name for name in names if _is_drivers(name))
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_drivers(name: str) -> bool:
+    # Remembered: a plan asks a dozen times for every package of the node.
+    bare = name.partition(":")[0]
+    return _matches(bare, "purge") and not _matches(bare, "keep")
+
+
+def _matches(name: str, action: str) -> bool:
+    names, beginnings = _patterns(action)
+    return name in names or name.startswith(beginnings)
 
 
 @lru_cache(maxsize=4)
@@ -27,6 +36,8 @@ def pinned_names(branch: int) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=2)
-def _pattern(action: str) -> re.Pattern[str]:
-    globs = (row["pattern"] for row in tables.rows("driver_packages.csv") if row["action"] == action)
-    return re.compile("|".join(translate(glob) for glob in globs))
+def _patterns(action: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Whole names, and beginnings of names; compiled to one regular expression they would take 5 ms at each start."""
+    patterns = [row["pattern"] for row in tables.rows("driver_packages.csv") if row["action"] == action]
+    beginnings = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
+    return frozenset(pattern for pattern in patterns if not pattern.endswith("*")), beginnings

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-import time
-import traceback
 from pathlib import Path
 
 import typer
@@ -81,6 +78,8 @@ def _typer_error(arguments: list[str], error: Exception) -> int:
 
 
 def _bug(arguments: list[str], error: Exception) -> int:
+    import traceback
+
     place = _keep("".join(traceback.format_exception(error)))
     what = f"a bug in gpunode: {type(error).__name__}: {error}"
     if "--json" in arguments:
@@ -99,6 +98,9 @@ def _bug(arguments: list[str], error: Exception) -> int:
 
 def _keep(text: str) -> str:
     """Where the traceback now is: under /var/log for root, else in a private temporary file."""
+    import tempfile
+    import time
+
     name = time.strftime("bug-%Y%m%dT%H%M%SZ.txt", time.gmtime())
     try:
         if os.geteuid() == 0:

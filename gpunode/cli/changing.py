@@ -18,7 +18,6 @@ from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
-from gpunode.workflow import rollback as undo
 from gpunode.workflow.converge import survey
 from gpunode.workflow.events import Told
 from gpunode.workflow.setup import Asked, SetupResult
@@ -56,7 +55,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     host = LocalHost(place, on_progress=screen.progress, log=log, lock_timeout_s=leave.lock_timeout_s)
     with store.lock(), Stop() as stop, screen:
         # In the middle of somebody else's transaction packages look broken, and what is planned on that fails.
-        host.apt.wait_for_others()
+        host.wait_for_others()
         facts = survey(host, image=image, gpus=named)
         asked = Asked(
             version=__version__,
@@ -79,7 +78,9 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             tell=screen.tell,
         )
         reboots = tuple(wait.reason for wait in done.waits if wait.for_ == "reboot")
-        report = Report(()) if image or reboots else verify(recipe, done.facts, host, host.effective)
+        # Where nothing was changed, the preview is the plan for the facts that verify would plan with.
+        planned = None if done.changed or only else done.preview
+        report = Report(()) if image or reboots else verify(recipe, done.facts, host, host.effective, planned=planned)
         failure = (
             _reboot(reboots, done, leave) if reboots else failed_check(report, "applied, but " if done.changed else "")
         )
@@ -141,6 +142,8 @@ def _setup_envelope(
 
 def rollback(run: str, how: How, root: str, *, yes: bool, force: bool) -> None:
     """Puts a run's configuration back."""
+    from gpunode.workflow import rollback as undo
+
     need_root("rollback")
     place, screen = checked_root(root), how.screen()
     os.umask(_UMASK)

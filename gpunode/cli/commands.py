@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpunode import __version__, builtin
 from gpunode import recipe as recipes
@@ -23,8 +23,11 @@ from gpunode.errors import (
 )
 from gpunode.facts.model import Facts, Unknown
 from gpunode.steps import STEPS
-from gpunode.workflow.converge import StagePlan, raise_refusal
-from gpunode.workflow.verify import Report
+from gpunode.workflow.converge import raise_refusal
+
+if TYPE_CHECKING:
+    from gpunode.workflow.converge import StagePlan
+    from gpunode.workflow.verify import Report
 
 SAMPLE = "debian12-gtx1080"
 
@@ -96,6 +99,8 @@ def unknown(facts: Facts) -> list[dict[str, object]]:
 
 def rehearse(wanted: Wanted, how: How, node: str, gpu: str) -> None:
     """Rehearses setup, verify and rollback on a captured node."""
+    import tempfile
+
     from gpunode.journal.store import Store
     from gpunode.workflow.rehearse import rehearse as make
     from gpunode.workflow.setup import Asked

@@ -188,7 +188,9 @@ class Stop:
         import signal
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        self._former = {number: signal.signal(number, self._note) for number in numbers}
+        # What whoever started gpunode wants ignored, as nohup does, stays ignored.
+        heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        self._former = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
 from gpunode.cli.screen import results
 from gpunode.cli.screen.checks import report_lines
@@ -19,11 +19,6 @@ from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.cli.screen.text import BLANK, Line, Span, line, prose, span
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
-from gpunode.facts.model import Facts
-from gpunode.host.port import Progress
-from gpunode.journal.record import RunSummary
-from gpunode.recipe import Recipe
-from gpunode.workflow.converge import StagePlan
 from gpunode.workflow.events import (
     Applied,
     Applying,
@@ -34,11 +29,20 @@ from gpunode.workflow.events import (
     Triggered,
     Triggering,
 )
-from gpunode.workflow.rehearse import Rehearsal
-from gpunode.workflow.rollback import RollbackResult, Undoing
-from gpunode.workflow.setup import SetupResult
-from gpunode.workflow.status import Status
-from gpunode.workflow.verify import Report
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
+    from gpunode.facts.model import Facts
+    from gpunode.host.port import Progress
+    from gpunode.journal.record import RunSummary
+    from gpunode.recipe import Recipe
+    from gpunode.workflow.converge import StagePlan
+    from gpunode.workflow.rehearse import Rehearsal
+    from gpunode.workflow.rollback import RollbackResult, Undoing
+    from gpunode.workflow.setup import SetupResult
+    from gpunode.workflow.status import Status
+    from gpunode.workflow.verify import Report
 
 
 class Screen:
@@ -257,7 +261,8 @@ def _answers_to_signals() -> Iterator[None]:
         raise kind("stopped before anything was changed")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    former = {number: signal.signal(number, stop) for number in numbers}
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     finally:

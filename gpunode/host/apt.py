@@ -120,17 +120,6 @@ class Apt:
         self._sleep = sleep
         self._known_places: _Places | None = None
 
-    def wait_for_others(self) -> None:
-        """No other program is at work on the packages, be it the apt that a killed run of gpunode left behind.
-
-        Raises:
-            Busy: one kept a lock for longer than we wait.
-        """
-        # dpkg's own places, without asking apt for others: this must cost a node with nothing to do nothing.
-        locks = [self._root / "var/lib/dpkg" / name for name in ("lock-frontend", "lock")]
-        deadline = self._clock() + self._lock_timeout_s
-        wait_until_free(locks, deadline, self._on_progress, clock=self._clock, sleep=self._sleep)
-
     def simulate(self, changes: Sequence[PackageChange]) -> Simulation | None:
         """What one transaction of ``changes`` would do, changing nothing and locking nothing; None without apt."""
         words = self._words(changes)

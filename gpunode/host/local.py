@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 from time import monotonic, time
+from typing import TYPE_CHECKING
 
 from gpunode.catalog import openpgp
 from gpunode.change import (
@@ -24,14 +27,16 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Outcome, Probe
-from gpunode.host import chroot, files, runtime
-from gpunode.host.apt import UNATTENDED, Apt
-from gpunode.host.locks import wait_until_ended
+from gpunode.host import files, runtime
+from gpunode.host.locks import wait_until_ended, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Settled, Simulation
 from gpunode.host.process import CommandLog, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.runtimes import Configured
 from gpunode.runtimes import runtime as runtime_row
+
+if TYPE_CHECKING:
+    from gpunode.host.apt import Apt
 
 _KEY_LIMIT_BYTES = 1 << 20
 # DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
@@ -59,10 +64,17 @@ class LocalHost:
     ) -> None:
         self.root = root.rstrip("/") or "/"
         self.runner = Runner(self.root, log)
-        self.apt = Apt(self.runner, on_progress, lock_timeout_s)
         self.services = Services(self.runner)
         self._outside = Runner(log=log)
         self._on_progress = on_progress
+        self._lock_timeout_s = lock_timeout_s
+
+    @cached_property
+    def apt(self) -> Apt:
+        """This node's apt; a converged run needs none, so it is loaded on its first use."""
+        from gpunode.host.apt import Apt
+
+        return Apt(self.runner, self._on_progress, self._lock_timeout_s)
 
     def look(self, probe: Probe, /) -> Capture:
         """What ``probe`` returns; a command that exits with anything but 0 has failed, and keeps what it printed."""
@@ -72,6 +84,16 @@ class LocalHost:
         if probe.glob:
             return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
         return files.read(probe.path, probe.limit_bytes, root=self.root)
+
+    def wait_for_others(self) -> None:
+        """No other program is at work on the packages, be it the apt that a killed run of gpunode left behind.
+
+        Raises:
+            Busy: one kept a lock for longer than we wait.
+        """
+        # dpkg's own places, without asking apt for others: this must cost a node with nothing to do nothing.
+        locks = [Path(self.root, "var/lib/dpkg", name) for name in ("lock-frontend", "lock")]
+        wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         """What apt would do, changing nothing; None where there is no apt."""
@@ -169,8 +191,10 @@ class LocalHost:
         def hear(line: str) -> None:
             self._on_progress(Progress("run", 0.0, line))
 
+        from gpunode.host.apt import UNATTENDED
+
         # dpkg --configure, a build for dkms, a reboot: none may come in the middle of somebody else's transaction.
-        self.apt.wait_for_others()
+        self.wait_for_others()
         with self._fit_for_packages():
             done = self.runner.run(change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear)
         if not done.ok:
@@ -199,7 +223,7 @@ class LocalHost:
 
     def _initramfs(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
         # Two at once take each other's draft away: a kernel that is being installed, or what a killed run left behind.
-        self.apt.wait_for_others()
+        self.wait_for_others()
         if self.root == "/":
             wait_until_ended("update-initramfs", _INITRAMFS_PATIENCE_S, self._on_progress)
         with self._fit_for_packages():
@@ -211,6 +235,8 @@ class LocalHost:
 
     @contextmanager
     def _fit_for_packages(self) -> Iterator[None]:
+        from gpunode.host import chroot
+
         with chroot.mounted(self.root, self._outside):
             yield
 

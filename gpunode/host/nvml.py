@@ -6,13 +6,12 @@ means is in ``gpunode.facts.nvml``. The only user of pynvml.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from gpunode.host.child import capture, command, tell
+from gpunode.host.child import TYPE_CHECKING, capture, command, tell
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from gpunode.facts.evidence import Probe
     from gpunode.facts.nvml import NvmlAnswer
     from gpunode.host.process import Runner
@@ -130,7 +129,8 @@ def _address(pci: Any) -> str:
 
 def _library() -> str:
     """The file that the dynamic loader took for libnvidia-ml.so.1; empty when it found none."""
-    rows = (line.split(None, 5) for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines())
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - as child has it
+        rows = [line.rstrip("\n").split(None, 5) for line in maps]
     return next((row[5] for row in rows if len(row) == 6 and "/libnvidia-ml.so" in row[5]), "")
 
 

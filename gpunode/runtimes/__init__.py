@@ -5,11 +5,25 @@ A row of ``RUNTIMES`` is all that the rest of gpunode knows of a runtime.
 
 from __future__ import annotations
 
-from gpunode.runtimes import containerd, docker
+from gpunode.runtimes import containerd
 from gpunode.runtimes.containerd import dump as containerd_dump
-from gpunode.runtimes.model import Configured, Runtime, Wish, satisfies
+from gpunode.runtimes.model import DOCKER_CONFIG, Configured, Runtime, Wish, satisfies
 
 __all__ = ["RUNTIMES", "Configured", "Runtime", "Wish", "containerd_dump", "runtime", "satisfies"]
+
+
+def _configure_docker(data: bytes | None, wish: Wish) -> bytes:
+    # Loaded on use: most nodes have no docker, and the editor of JSON comes with it.
+    from gpunode.runtimes import docker
+
+    return docker.configure(data, wish)
+
+
+def _inspect_docker(data: bytes | None) -> Configured:
+    from gpunode.runtimes import docker
+
+    return docker.inspect(data)
+
 
 RUNTIMES: tuple[Runtime, ...] = (
     Runtime(
@@ -25,12 +39,12 @@ RUNTIMES: tuple[Runtime, ...] = (
     Runtime(
         id="docker",
         unit="docker.service",
-        config=docker.CONFIG,
+        config=DOCKER_CONFIG,
         socket="/run/docker.sock",
         packages=("docker.io", "docker-ce"),
         config_from=frozenset(),
-        configure=docker.configure,
-        inspect=docker.inspect,
+        configure=_configure_docker,
+        inspect=_inspect_docker,
     ),
 )
 

@@ -12,10 +12,9 @@ import re
 from typing import Any
 
 from gpunode.errors import Refused
-from gpunode.runtimes import tomltext
 from gpunode.runtimes.model import RUNC_FAMILY, Configured, Wish, cgroup_handlers, needs_runc, satisfies
 from gpunode.runtimes.text import decode, encode
-from gpunode.runtimes.tomltext import Document, Path
+from gpunode.runtimes.tomlread import Document, Path, parse
 
 CONFIG = "/etc/containerd/config.toml"
 _PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
@@ -60,6 +59,8 @@ def configure(data: bytes | None, wish: Wish, path: str = CONFIG) -> bytes:
     before = _document(text, path)
     if satisfies(_configured(before, text, path), wish):
         return data or b""
+    from gpunode.runtimes import tomltext  # only where a file must be edited: it takes 2 ms to load
+
     _check_schema(before, text, path)
     after = _wished(before, wish)
     try:
@@ -88,7 +89,7 @@ def _absolute(wish: Wish, path: str) -> Wish:
 
 def _document(text: str, path: str) -> Document:
     try:
-        return tomltext.parse(text)
+        return parse(text)
     except (ValueError, RecursionError) as error:
         found = re.search(r"\(at line (\d+), column \d+\)", str(error))
         place = f"{path}:{found[1]}" if found else path
@@ -144,7 +145,9 @@ def _table(document: Document, text: str, path: str, keys: Path) -> Document:
 
 
 def _misshapen(text: str, path: str, keys: Path, value: object, meant: str) -> Refused:
-    line = tomltext.line_of(text, keys)
+    from gpunode.runtimes.tomltext import line_of
+
+    line = line_of(text, keys)
     place = f"{path}:{line}" if line else path
     return Refused(
         f"{place}: {'.'.join(keys)} is not {meant}",

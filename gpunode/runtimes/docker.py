@@ -12,10 +12,9 @@ from typing import Any
 
 from gpunode.errors import Refused
 from gpunode.runtimes import jsontext
+from gpunode.runtimes.model import DOCKER_CONFIG as CONFIG
 from gpunode.runtimes.model import Configured, Wish, satisfies
 from gpunode.runtimes.text import decode, encode
-
-CONFIG = "/etc/docker/daemon.json"
 
 
 def inspect(data: bytes | None, path: str = CONFIG) -> Configured:

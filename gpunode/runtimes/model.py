@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+DOCKER_CONFIG = "/etc/docker/daemon.json"
 # The handlers of the runc shim: pods run under the cgroup driver that their options name.
 RUNC_FAMILY = ("runc", "crun")
 

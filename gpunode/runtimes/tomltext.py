@@ -13,39 +13,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-Path: TypeAlias = tuple[str, ...]
-# TOML's own shape: tables of tables of values.
-Document: TypeAlias = dict[str, Any]
+from gpunode.runtimes.tomlread import Document, Path, Verbatim, parse
 
 
 class Uneditable(Exception):
     """No candidate reads as the meant document."""
-
-
-class _Verbatim(str):
-    """A float as it was written, so that 1e3 stays 1e3 and nan equals nan."""
-
-    __slots__ = ()
-
-
-def parse(text: str) -> Document:
-    """The document; floats keep their spelling.
-
-    Raises:
-        ValueError: the text is not TOML, or holds a number that Python will not read.
-    """
-    document: Document = tomllib.loads(text, parse_float=_Verbatim)
-    return document
 
 
 def edit(text: str, before: Document, after: Document) -> str:
@@ -467,7 +443,7 @@ def _value(value: Any, style: _Style) -> str:
     match value:
         case bool():
             return "true" if value else "false"
-        case _Verbatim() | int():
+        case Verbatim() | int():
             return str(value)
         case str():
             return _string(value, style)

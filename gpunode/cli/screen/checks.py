@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.node import short
 from gpunode.cli.screen.text import BLANK, Line, Style, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed
-from gpunode.facts.nvml import Inventory
-from gpunode.recipe import Recipe
-from gpunode.workflow.verify import Check, Report
+
+if TYPE_CHECKING:
+    from gpunode.facts.nvml import Inventory
+    from gpunode.recipe import Recipe
+    from gpunode.workflow.verify import Check, Report
 
 _STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "not run": "dim"}
 _WIDEST = 36

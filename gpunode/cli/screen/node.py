@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from gpunode.catalog.gpus import lookup
 from gpunode.cli.screen.text import Line, Span, indented, line, padded, prose, span
 from gpunode.cli.screen.words import DOT, MARKS, listed
 from gpunode.facts.model import Distro, Facts, Kernels, Known, PciDevice, Platform
-from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer
-from gpunode.recipe import Recipe
 from gpunode.steps.selection import own_gpus
-from gpunode.workflow.status import RuntimeStatus, Status
+
+if TYPE_CHECKING:
+    from gpunode.facts.nvml import Gpu, NvmlAnswer
+    from gpunode.recipe import Recipe
+    from gpunode.workflow.status import RuntimeStatus, Status
 
 _PLATFORMS = {
     "bare-metal": "bare metal",
@@ -97,6 +100,8 @@ def _labelled(label: str, rows: Sequence[Line]) -> Iterator[Line]:
 
 
 def _gpu_rows(found: Status) -> Iterator[Line]:
+    from gpunode.facts.nvml import Inventory
+
     told = {str(gpu.pci): gpu for gpu in found.nvml.gpus} if isinstance(found.nvml, Inventory) else {}
     width = max((len(name) for _, name in found.gpus), default=0)
     for address, name in found.gpus:
@@ -131,6 +136,8 @@ def _driver(found: Status) -> Iterator[Line]:
 
 def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
     """What NVML says, or why it does not; then what to do about it."""
+    from gpunode.facts.nvml import Inventory, NoAnswer
+
     if isinstance(answer, Inventory):
         yield line(MARKS["passed"], f"NVML answers: driver {answer.driver}, CUDA up to {answer.cuda}", hang=2)
     elif isinstance(answer, NoAnswer):

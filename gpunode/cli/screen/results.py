@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, tzinfo
+from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.checks import check_lines, verdict, works
@@ -13,13 +13,18 @@ from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
-from gpunode.errors import GpunodeError, RebootRequired
-from gpunode.journal.record import RunSummary
-from gpunode.recipe import Recipe
-from gpunode.workflow.rehearse import Rehearsal
-from gpunode.workflow.rollback import RollbackResult, Undoing
-from gpunode.workflow.setup import SetupResult
-from gpunode.workflow.verify import Report
+from gpunode.errors import RebootRequired
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from gpunode.errors import GpunodeError
+    from gpunode.journal.record import RunSummary
+    from gpunode.recipe import Recipe
+    from gpunode.workflow.rehearse import Rehearsal
+    from gpunode.workflow.rollback import RollbackResult, Undoing
+    from gpunode.workflow.setup import SetupResult
+    from gpunode.workflow.verify import Report
 
 _RESTORED = "restored byte for byte"
 
@@ -142,6 +147,8 @@ def runs_lines(runs: Sequence[RunSummary], zone: tzinfo | None = None) -> Iterat
     if not runs:
         yield line(span("no run of gpunode is recorded on this node", "dim"))
         return
+    from datetime import datetime
+
     width = max(len(run.run) for run in runs)
     for run in runs:
         mark, result = _ended(run)

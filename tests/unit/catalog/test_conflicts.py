@@ -88,3 +88,8 @@ def test_whatever_is_pinned_is_a_driver_package() -> None:
     names = pinned_names(580)
 
     assert driver_packages(names) == set(names)
+
+
+def test_every_pattern_is_a_name_or_the_beginning_of_names() -> None:
+    patterns = [row["pattern"] for row in tables.rows("driver_packages.csv")]
+    assert not [pattern for pattern in patterns if set(pattern.removesuffix("*")) & set("*?[")]

@@ -86,6 +86,7 @@ def test_nobody_to_ask_is_a_usage_error_with_the_command_that_needs_no_answer(
     assert bool(capsys.readouterr().out) is not silent
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, Interrupted), (signal.SIGTERM, Terminated)])
 def test_a_signal_at_the_question_ends_it_at_once(
     number: int, kind: type[Interrupted], monkeypatch: pytest.MonkeyPatch

@@ -3,11 +3,31 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import gpunode
+
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
 
+ROOT = str(Path(gpunode.__file__).parent.parent)
+SAMPLE = f"{ROOT}/gpunode/samples/debian12-gtx1080"
+# What a node that is as it should be does not need.
+NOT_FOR_NOTHING = {
+    "gpunode.facts.cuda",
+    "gpunode.host.apt",
+    "gpunode.host.capture",
+    "gpunode.host.chroot",
+    "gpunode.host.cuda",
+    "gpunode.host.redact",
+    "gpunode.runtimes.docker",
+    "gpunode.runtimes.jsontext",
+    "gpunode.runtimes.tomltext",
+    "gpunode.workflow.rehearse",
+    "gpunode.workflow.rollback",
+    "gpunode.workflow.status",
+}
 LOADED = """
 import json, runpy, sys
 sys.argv = ["gpunode", {arguments}]
@@ -21,13 +41,17 @@ print("\\n" + json.dumps(sorted(sys.modules)))
 
 def loaded(*arguments: str) -> frozenset[str]:
     """Every module that the command line loads for ``arguments``, those of a bare Python left out."""
+    return loaded_by(LOADED.format(arguments=", ".join(map(repr, arguments))))
+
+
+def loaded_by(code: str) -> frozenset[str]:
+    """As ``loaded``, for a program that ends by printing the names of all modules."""
 
     def modules(code: str) -> set[str]:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         return set(json.loads(done.stdout.splitlines()[-1]))
 
-    bare = modules("import json, runpy, sys\nprint(json.dumps(sorted(sys.modules)))")
-    return frozenset(modules(LOADED.format(arguments=", ".join(map(repr, arguments)))) - bare)
+    return frozenset(modules(code) - modules("import json, runpy, sys\nprint(json.dumps(sorted(sys.modules)))"))
 
 
 def ours(found: frozenset[str]) -> set[str]:
@@ -62,3 +86,24 @@ def test_an_error_needs_no_workflow_and_without_a_terminal_no_rich() -> None:
     found = loaded("plan", "--no-such-option")
     assert not any(name.startswith(("gpunode.workflow", "gpunode.steps")) for name in found)
     assert not {"rich", "tomlkit", "sh", "pynvml", "distro"} & foreign(found)
+
+
+def test_a_setup_begins_with_what_a_run_without_changes_needs() -> None:
+    found = loaded_by("import json, runpy, sys, gpunode.cli.changing\nprint(json.dumps(sorted(sys.modules)))")
+    assert not NOT_FOR_NOTHING & found
+    assert not {"rich", "tomlkit", "sh", "pynvml", "distro"} & foreign(found)
+
+
+def test_a_planned_capture_starts_no_process_and_reads_no_journal() -> None:
+    found = loaded("plan", "docker", "--node", SAMPLE)
+    assert not {"rich", "sh", "pynvml", "distro"} & foreign(found)
+    assert not {"gpunode.host.local", "gpunode.journal.store", "gpunode.workflow.verify"} & found
+
+
+def test_the_child_that_asks_nvml_loads_little() -> None:
+    found = loaded_by("import json, runpy, sys, gpunode.host.nvml\nprint(json.dumps(sorted(sys.modules)))")
+    assert ours(found) == {"gpunode", "gpunode.host", "gpunode.host.child", "gpunode.host.nvml"}
+    bare = "import sys, gpunode.host.nvml\nprint(*{'pathlib', 'typing', 'dataclasses'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({ROOT!r})\n{bare}"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert done.stdout.strip() == ""

@@ -184,6 +184,7 @@ def test_a_program_is_not_looked_up_in_the_callers_path(tmp_path: Path, monkeypa
     assert run("uname").stdout == b"Linux\n"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_waits_for_the_command_to_end(tmp_path: Path) -> None:
     def interrupt() -> None:
         wait_for((tmp_path / "started").exists)
