@@ -60,7 +60,8 @@ def setup(
     ] = False,
     allow_disruption: Annotated[bool, typer.Option("--allow-disruption", help="go on though containers stop")] = False,
     lock_timeout: Annotated[
-        float, typer.Option("--lock-timeout", metavar="SECONDS", help="how long to wait while others use apt or dpkg")
+        float,
+        typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait while others use apt or dpkg"),
     ] = 600,
     upgrade: UpgradeOption = False,
     only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option

@@ -65,7 +65,12 @@ def recipe_at(place: str) -> Recipe:
 
 def _option(option: str, section: str, key: str, value: str) -> Recipe:
     """A recipe with that one value, checked as a file's would be, so that options and files take the same words."""
-    return parse(f"schema = 1\n[{section}]\n{key} = {json.dumps(value)}\n", f"{option} {value}", builtin.load)
+    try:
+        return parse(f"schema = 1\n[{section}]\n{key} = {json.dumps(value)}\n", option, builtin.load)
+    except RecipeError as error:
+        why = f"it takes: {', '.join(error.allowed)}"
+        hint = f"name one of these: {option} {error.allowed[0]}"
+        raise UsageError(f"{option} cannot be {json.dumps(value)}", why=why, hint=hint) from error
 
 
 def digest(recipe: Recipe) -> str:
@@ -98,6 +103,22 @@ def gpus(text: str) -> tuple[PciDevice, ...]:
             )
         found.append(PciDevice(f"image:{index:02x}", "10de", match[2].lower(), "0302"))
     return tuple(found)
+
+
+def gpus_to_set_up(text: str, *, image: bool) -> tuple[PciDevice, ...]:
+    """The GPUs that ``--gpu`` names for setup.
+
+    Raises:
+        UsageError: it is not a list of PCI ids, or no image is built.
+    """
+    named = gpus(text)
+    if named and not image:
+        raise UsageError(
+            "--gpu is for an image",
+            why="on a running machine the GPUs that are there count, and those that were named might be others",
+            hint="leave --gpu out, or name the image's root folder with --root",
+        )
+    return named
 
 
 def see(node: str, root: str, gpu: str) -> Seen:

@@ -204,6 +204,12 @@ def test_a_pipe_in_a_folder_does_not_hang(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_pipe_instead_of_a_file_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "node.tar.gz")
+    with pytest.raises(UsageError, match="is not a capture"):
+        load(tmp_path / "node.tar.gz")
+
+
 def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tgz", {"capture.json": b'{"schema": 2, "captures": "anything"}'})
     with pytest.raises(Refused, match="newer gpunode") as caught:
@@ -255,3 +261,9 @@ def test_what_is_saved_is_redacted(tmp_path: Path) -> None:
         assert load(tmp_path / name) == redact(secret) != secret
     assert not any(b"hunter2" in one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())
     assert b"hunter2" not in gzip.decompress((tmp_path / "x.tgz").read_bytes())
+
+
+def test_a_named_pipe_is_no_capture_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="not a capture"):
+        load(tmp_path / "pipe")
