@@ -16,6 +16,7 @@ _LOG_FOLDER = Path("/var/log/gpunode")
 
 def run(arguments: list[str]) -> int:
     """Runs the command that ``arguments`` name; every way it can end has its exit code."""
+    _open_standard_streams()
     from gpunode.cli.app import app
 
     command = typer.main.get_command(app)
@@ -34,11 +35,24 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
+def _open_standard_streams() -> None:
+    """Whoever closed one of them (``>&-``) gets it led nowhere: else the next file would take its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, so this one
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
 def _fail(arguments: list[str], error: GpunodeError) -> int:
     if "--json" in arguments:
         from gpunode.cli.envelope import failure
+        from gpunode.cli.screen.printer import tell_program
 
-        sys.stdout.write(failure(_command(arguments), error).as_json() + "\n")
+        tell_program(failure(_command(arguments), error).as_json())
     else:
         from gpunode.cli.screen.failures import error_lines
         from gpunode.cli.screen.printer import standard_error
@@ -74,8 +88,9 @@ def _bug(arguments: list[str], error: Exception) -> int:
     what = f"a bug in gpunode: {type(error).__name__}: {error}"
     if "--json" in arguments:
         from gpunode.cli.envelope import bug
+        from gpunode.cli.screen.printer import tell_program
 
-        sys.stdout.write(bug(_command(arguments), what, place).as_json() + "\n")
+        tell_program(bug(_command(arguments), what, place).as_json())
         return BUG[0]
     sys.stderr.write(
         f"gpunode: {what}\n"
@@ -112,7 +127,7 @@ def _written(descriptor: int, path: Path, text: str) -> str:
 
 def _reader_gone() -> int:
     """Whoever read our output has gone (``| head``)."""
-    from gpunode.cli.screen.printer import forget
+    from gpunode.cli.screen.printer import READER_GONE, forget
 
     forget(sys.stdout)
-    return 141  # 128 + SIGPIPE, as the shell has it
+    return READER_GONE

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gpunode import __version__
 from gpunode.change import CommandChange
 from gpunode.cli.commands import How, check_steps, failed_check, unknown
-from gpunode.cli.compose import Stop, Wanted, checked_root, digest, gpus, is_image, need_root
+from gpunode.cli.compose import Stop, Wanted, checked_root, digest, gpus_to_set_up, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import GpunodeError, RebootRequired
 from gpunode.host.local import LocalHost
@@ -19,9 +19,13 @@ from gpunode.host.process import CommandLog
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import survey
+from gpunode.workflow.events import Told
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import Report, verify
+
+# What packages' scripts make must be readable by the daemons that it is for, however strict the caller's own umask is.
+_UMASK = 0o022
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,15 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     started = time.monotonic()
     check_steps(only)
     need_root("setup")
-    recipe, place, named = wanted.read(), checked_root(root), gpus(gpu)
-    image, screen = is_image(root), how.screen()
+    recipe, place, image, screen = wanted.read(), checked_root(root), is_image(root), how.screen()
+    named = gpus_to_set_up(gpu, image=image)
+    os.umask(_UMASK)
     store = Store(place)
     log = CommandLog("setup", root=place)
     host = LocalHost(place, on_progress=screen.progress, log=log, lock_timeout_s=leave.lock_timeout_s)
     with store.lock(), Stop() as stop, screen:
+        # In the middle of somebody else's transaction packages look broken, and what is planned on that fails.
+        host.wait_for_others()
         facts = survey(host, image=image, gpus=named)
         asked = Asked(
             version=__version__,
@@ -77,10 +84,12 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         failure = (
             _reboot(reboots, done, leave) if reboots else failed_check(report, "applied, but " if done.changed else "")
         )
+        if log.problem:
+            screen.tell(Told(log.problem))
         screen.setup(recipe, done, report, failure, log=log.path)
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
-    how.answer(_setup_envelope(recipe, done, report, failure))
+    how.answer(_setup_envelope(recipe, done, report, failure, (log.problem,) if log.problem else ()))
 
 
 def resume_command() -> tuple[str, ...]:
@@ -108,13 +117,16 @@ def _reboot(reasons: Sequence[str], done: SetupResult, leave: Leave) -> RebootRe
     return RebootRequired(what, why="\n".join(reasons), hint=again)
 
 
-def _setup_envelope(recipe: Recipe, done: SetupResult, report: Report, failure: GpunodeError | None) -> Envelope:
+def _setup_envelope(
+    recipe: Recipe, done: SetupResult, report: Report, failure: GpunodeError | None, notes: Sequence[str]
+) -> Envelope:
     return Envelope(
         "setup",
         status=failure.status if failure else "ok",
         exit_code=failure.exit_code if failure else 0,
         changed=done.changed,
         changes=[change for stage in done.applied for change in stage.changes],
+        notes=notes,
         unknown=unknown(done.facts),
         errors=(failure,) if failure else (),
         result={
@@ -134,6 +146,7 @@ def rollback(run: str, how: How, root: str, *, yes: bool, force: bool) -> None:
 
     need_root("rollback")
     place, screen = checked_root(root), how.screen()
+    os.umask(_UMASK)
     store = Store(place)
     host = LocalHost(place, on_progress=screen.progress, log=CommandLog("rollback", root=place))
     with store.lock(), Stop() as stop, screen:

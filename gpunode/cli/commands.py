@@ -14,6 +14,7 @@ from gpunode.cli.answered import Answered
 from gpunode.cli.compose import Wanted, checked_root, digest, recipe_at, see
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.human import Screen
+from gpunode.cli.screen.printer import tell_program
 from gpunode.errors import (
     ChangesPending,
     GpunodeError,
@@ -45,7 +46,9 @@ class How:
     def answer(self, envelope: Envelope) -> None:
         """Tells a program the answer, and ends with its exit code unless that is 0."""
         if self.json:
-            sys.stdout.write(envelope.as_json() + "\n")
+            lost = tell_program(envelope.as_json())
+            if lost and not envelope.exit_code:
+                raise Answered(lost)
         if envelope.exit_code:
             raise Answered(envelope.exit_code)
 

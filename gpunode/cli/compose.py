@@ -105,6 +105,22 @@ def gpus(text: str) -> tuple[PciDevice, ...]:
     return tuple(found)
 
 
+def gpus_to_set_up(text: str, *, image: bool) -> tuple[PciDevice, ...]:
+    """The GPUs that ``--gpu`` names for setup.
+
+    Raises:
+        UsageError: it is not a list of PCI ids, or no image is built.
+    """
+    named = gpus(text)
+    if named and not image:
+        raise UsageError(
+            "--gpu is for an image",
+            why="on a running machine the GPUs that are there count, and those that were named might be others",
+            hint="leave --gpu out, or name the image's root folder with --root",
+        )
+    return named
+
+
 def see(node: str, root: str, gpu: str) -> Seen:
     """The node that plan, status and rehearse look at.
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from gpunode.change import (
 from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import files, runtime
+from gpunode.host.locks import wait_until_ended, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Settled, Simulation
 from gpunode.host.process import CommandLog, Finished, Runner
 from gpunode.host.services import Services
@@ -40,6 +42,7 @@ _KEY_LIMIT_BYTES = 1 << 20
 # DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
 _COMMAND_TIMEOUT_S = 7200.0
 _MODULE_TIMEOUT_S = 120.0
+_INITRAMFS_PATIENCE_S = 600.0
 # dockerd takes a reload at once, and is not asked again later.
 _CONTRADICTION_S = 5.0
 
@@ -81,6 +84,16 @@ class LocalHost:
         if probe.glob:
             return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
         return files.read(probe.path, probe.limit_bytes, root=self.root)
+
+    def wait_for_others(self) -> None:
+        """No other program is at work on the packages, be it the apt that a killed run of gpunode left behind.
+
+        Raises:
+            Busy: one kept a lock for longer than we wait.
+        """
+        # dpkg's own places, without asking apt for others: this must cost a node with nothing to do nothing.
+        locks = [Path(self.root, "var/lib/dpkg", name) for name in ("lock-frontend", "lock")]
+        wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         """What apt would do, changing nothing; None where there is no apt."""
@@ -180,6 +193,8 @@ class LocalHost:
 
         from gpunode.host.apt import UNATTENDED
 
+        # dpkg --configure, a build for dkms, a reboot: none may come in the middle of somebody else's transaction.
+        self.wait_for_others()
         with self._fit_for_packages():
             done = self.runner.run(change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear)
         if not done.ok:
@@ -207,6 +222,10 @@ class LocalHost:
         yield from (Settled(one, seconds) for one in triggers)
 
     def _initramfs(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
+        # Two at once take each other's draft away: a kernel that is being installed, or what a killed run left behind.
+        self.wait_for_others()
+        if self.root == "/":
+            wait_until_ended("update-initramfs", _INITRAMFS_PATIENCE_S, self._on_progress)
         with self._fit_for_packages():
             done = self.runner.run(("update-initramfs", "-u", "-k", "all"), timeout_s=_COMMAND_TIMEOUT_S)
         if not done.ok and not done.missing:

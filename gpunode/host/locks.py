@@ -117,6 +117,34 @@ def wait_until_free(
         sleep(min(_POLL_S, deadline - now))
 
 
+def runner_of(script: str, *, proc: Path = Path("/proc")) -> Holder | None:
+    """The process that runs ``script``, by itself or through its interpreter; None when there is none."""
+    for folder in proc.glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended meanwhile
+        if any(word.rpartition(b"/")[2] == script.encode() for word in words[:2]):
+            return Holder(script, int(folder.name), _command(int(folder.name), proc))
+    return None
+
+
+def wait_until_ended(
+    script: str,
+    limit_s: float,
+    on_progress: OnProgress,
+    *,
+    proc: Path = Path("/proc"),
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Nobody runs ``script``, which knows no lock of its own, or ``limit_s`` seconds have passed."""
+    waited = 0.0
+    while waited < limit_s and (found := runner_of(script, proc=proc)):
+        on_progress(Progress("wait", 100 * waited / limit_s, f"{found} is at it already"))
+        sleep(_POLL_S)
+        waited += _POLL_S
+
+
 def busy(found: Holder, waited_s: float) -> Busy:
     """The error that names who holds the lock."""
     look = f":\n  ps -fp {found.pid}" if found.pid else ""

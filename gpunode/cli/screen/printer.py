@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+READER_GONE = 141
+"""128 + SIGPIPE, as the shell has it."""
 _RICH: Mapping[str, str] = {
     "": "",
     "dim": "dim",
@@ -144,6 +146,22 @@ def forget(stream: TextIO) -> None:
         pass
     finally:
         os.close(nowhere)
+
+
+def tell_program(answer: str) -> int:
+    """``answer`` stands on standard output as one line, or standard error says why it could not.
+
+    Returns:
+        0, or the exit code of an answer that was lost and has none of its own: what was done stays done, though.
+    """
+    try:
+        standard_output().raw(f"{answer}\n")
+    except BrokenPipeError:
+        return READER_GONE
+    except UsageError as error:
+        standard_error().raw(f"gpunode: {error.what}: {error.why}\n")
+        return error.exit_code
+    return 0
 
 
 def standard_output() -> Printer:

@@ -261,3 +261,9 @@ def test_what_is_saved_is_redacted(tmp_path: Path) -> None:
         assert load(tmp_path / name) == redact(secret) != secret
     assert not any(b"hunter2" in one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())
     assert b"hunter2" not in gzip.decompress((tmp_path / "x.tgz").read_bytes())
+
+
+def test_a_named_pipe_is_no_capture_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="not a capture"):
+        load(tmp_path / "pipe")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from gpunode.change import (
     Trigger,
     inverse,
 )
-from gpunode.errors import ChangeFailed, Conflict, Refused
+from gpunode.errors import Busy, ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Probe, decode_found
 from gpunode.host import files
 from gpunode.host.local import LocalHost
@@ -294,6 +295,36 @@ def test_a_command_that_is_not_there_has_failed(tools: Tools) -> None:
     with pytest.raises(ChangeFailed) as caught:
         LocalHost().apply([CommandChange(("no-such-tool",), "x")])
     assert "command not found" in caught.value.why
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def busy_root(tmp_path: Path, allow_subprocess: None) -> Iterator[str]:
+    """A root folder in which somebody else is at work on the packages."""
+    (tmp_path / "var/lib/dpkg").mkdir(parents=True)
+    argv = [sys.executable, "-c", HOLD, str(tmp_path / "var/lib/dpkg/lock-frontend")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        yield str(tmp_path)
+        holder.communicate()
+
+
+def test_no_command_runs_in_the_middle_of_somebody_elses_transaction(busy_root: str) -> None:
+    """dpkg --configure beside unattended-upgrades, or the apt that a killed run left behind, would only fail."""
+    host = LocalHost(busy_root, lock_timeout_s=0)
+    with pytest.raises(Busy, match="lock-frontend is locked by process"):
+        host.apply([CommandChange(("dpkg", "--configure", "-a"), "it was interrupted")])
+    with pytest.raises(Busy):
+        host.trigger([Trigger("initramfs")])
 
 
 def test_the_initramfs_is_rebuilt_once_for_all_kernels(tools: Tools) -> None:

@@ -1,0 +1,51 @@
+"""How a command ends when those who should hear of it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpunode
+
+pytestmark = pytest.mark.usefixtures("allow_subprocess")
+PROJECT = str(Path(gpunode.__file__).parent.parent)
+
+
+def shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """``line``, in which ``gpunode`` is this one."""
+    env = {**os.environ, "PYTHONPATH": PROJECT, "PYTHON": sys.executable}
+    script = f'gpunode() {{ "$PYTHON" -m gpunode "$@"; }}\n{line}'
+    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, cwd=cwd, env=env, check=False)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_streams_harm_nothing(closed: str, tmp_path: Path) -> None:
+    assert shell(f"gpunode recipe list {closed}", tmp_path).returncode == 0
+    failed = shell(f"gpunode plan nonsense {closed}", tmp_path)
+    assert failed.returncode == 2, failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+    """Else the next error message would be written into it."""
+    code = (
+        "from gpunode.cli import boundary; import os\n"
+        "boundary._open_standard_streams()\n"
+        "assert os.open('victim', os.O_CREAT | os.O_WRONLY) > 2"
+    )
+    done = shell(f'"$PYTHON" -c "{code}" <&- >&- 2>&-', tmp_path)
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_an_answer_that_cannot_be_written_is_said_and_keeps_the_outcomes_exit_code(tmp_path: Path) -> None:
+    lost = shell("gpunode recipe list --json > /dev/full", tmp_path)
+    assert (lost.returncode, lost.stderr) == (2, "gpunode: the answer cannot be written: No space left on device\n")
+    (tmp_path / "bad.toml").write_text("schema = 2\n")
+    assert shell("gpunode recipe check bad.toml --json > /dev/full", tmp_path).returncode == 2
+    assert json.loads(shell("gpunode recipe check bad.toml --json", tmp_path).stdout)["exit_code"] == 2
