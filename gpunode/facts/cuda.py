@@ -15,7 +15,7 @@ SCHEMA = 1
 T = TypeVar("T")
 
 
-_LOOK = "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`) and run `gpunode doctor`"
+_LOOK = "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`) and run `gpunode verify`"
 # CUresult as cuda.h (CUDA 13) describes it; the sentences are gpunode's own.
 REMEDIES: Mapping[int, str] = {
     2: "the GPU's memory is taken: `nvidia-smi` lists by which processes; stop them, then try again",

@@ -45,10 +45,11 @@ def need(fact: Known[T] | Unknown, what: str) -> T:
         Undetermined: it is unknown, so a decision that rests on it is not taken.
     """
     if isinstance(fact, Unknown):
+        probe = fact.probe.removeprefix("file:")
         raise Undetermined(
             f"cannot tell {what}",
-            why=f"{fact.probe}: {fact.reason}",
-            hint=f"make {fact.probe} readable (run as root, install the tool it names), then run the command again",
+            why=fact.reason if fact.reason.startswith(probe) else f"{probe}: {fact.reason}",
+            hint=f"make {probe} readable (run as root, install the tool it names), then run the command again",
         )
     return fact.value
 

@@ -83,7 +83,8 @@ class Store:
         except FileNotFoundError:
             return ()
         except PermissionError as error:
-            raise UsageError("the journal is readable by root only", why=str(error), hint="run it with sudo") from error
+            why = f"{error.filename}: {error.strerror}"
+            raise UsageError("the journal is readable by root only", why=why, hint="run it with sudo") from error
         return tuple(sorted(names, key=_number))
 
     def runs(self) -> tuple[RunSummary, ...]:

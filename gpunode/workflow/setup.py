@@ -275,8 +275,9 @@ def refuse_while_running(docker: Fact[Unit], host: HostView, otherwise: str) -> 
     running = host.look(RUNNING_CONTAINERS)
     names = [line.partition(" ")[2] for line in running.text.splitlines() if line.strip()]
     if running.outcome == "ok" and names:
+        count = "1 running docker container" if len(names) == 1 else f"{len(names)} running docker containers"
         raise DrainRequired(
-            f"going on would stop {len(names)} running docker containers",
+            f"going on would stop {count}",
             why=f"running: {', '.join(names)}",
             hint=f"drain them first, or {otherwise}",
         )

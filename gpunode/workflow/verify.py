@@ -227,7 +227,7 @@ def _runtime(recipe: Recipe, effective: Effective) -> Iterator[Check]:
     try:
         found = effective(row.id)
     except GpunodeError as error:
-        yield Check("runtime", title, "failed", f"{error.what} {error.why}".strip(), f"systemctl status {row.unit}")
+        yield Check("runtime", title, "failed", _because(error.what, error.why), f"systemctl status {row.unit}")
         return
     if found is None:
         yield Check(

@@ -32,7 +32,7 @@ GOLDEN = Path(__file__).parent / "golden"
 WIDTHS = (80, 200)
 CHECKS = (
     Check("configuration", "as recipe containerd wants it", "passed", "every step finds nothing to do"),
-    Check("nvml", "the driver answers (NVML)", "passed", "driver 580.178.04, CUDA 13.0, 1 GPUs"),
+    Check("nvml", "the driver answers (NVML)", "passed", "driver 580.178.04, CUDA 13.0, 1 GPU"),
     Check("gpu-0", "GPU 0", "passed", "NVIDIA GeForce GTX 1080, 8192 MiB, persistence on"),
     Check("runtime", "containerd reads the runtime nvidia", "passed", "nvidia runs nvidia-container-runtime"),
 )

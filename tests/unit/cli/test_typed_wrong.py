@@ -33,3 +33,8 @@ def test_no_command_at_all_shows_the_help(typed: list[str], begins: str, capsys:
 def test_a_wrong_option_leads_to_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--nosuch"]) == 2
     assert "`gpunode plan --help`" in capsys.readouterr().err
+
+
+def test_nobody_waits_a_negative_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["setup", "--lock-timeout", "-5"]) == 2
+    assert "--lock-timeout" in capsys.readouterr().err

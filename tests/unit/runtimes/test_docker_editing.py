@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -148,7 +149,8 @@ def test_an_entry_with_the_right_path_keeps_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("data", "place"),
     [
-        (b'{\n  "a": 1,\n}\n', ":3:1: not valid JSON"),
+        # Python names the comma itself from 3.13 on, and before that what follows it.
+        (b'{\n  "a": 1,\n}\n', ":2:9: not valid JSON" if sys.version_info >= (3, 13) else ":3:1: not valid JSON"),
         (b'// no\n{"a": 1}', ":1:1: not valid JSON"),
         (b'{"a": 1}\n{"b": 2}', ":2:1: not valid JSON"),
         (b'{\n  "a": 1,\n  "b": {"x": 1, "x": 2}\n}', ":3:17: not valid JSON"),
