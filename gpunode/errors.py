@@ -48,7 +48,7 @@ class RecipeError(UsageError):
         super().__init__(
             f"{place}: {what}",
             why=f"allowed: {', '.join(allowed)}" if allowed else "",
-            hint=f"correct {key} in {file}, then run `gpunode recipe check {file}`" if key and is_file else "",
+            hint=f"correct {key or 'it'} in {file}, then run `gpunode recipe check {file}`" if is_file else "",
         )
         self.file, self.line, self.key, self.allowed = file, line, key, allowed
 
@@ -93,13 +93,6 @@ class VerifyFailed(GpunodeError):
     meaning = "applied, but the node does not work or does not meet its expectations"
 
 
-class ProblemFound(GpunodeError):
-    """Doctor found a problem."""
-
-    exit_code, status = 8, "problem-found"
-    meaning = "doctor found a problem"
-
-
 class JournalDamaged(GpunodeError):
     """A journal has a damaged middle; nothing is guessed."""
 
@@ -115,10 +108,10 @@ class RebootRequired(GpunodeError):
 
 
 class DrainRequired(GpunodeError):
-    """Going on would stop containers or GPU processes; they are named."""
+    """Going on would stop containers; they are named."""
 
     exit_code, status = 11, "drain-required"
-    meaning = "drain required: running containers or GPU processes would be stopped; named"
+    meaning = "drain required: running containers would be stopped; named"
 
 
 class Busy(GpunodeError):
@@ -149,7 +142,7 @@ class Terminated(Interrupted):
     meaning = "terminated by SIGTERM, after the atomic write in progress"
 
 
-SUCCESS = (0, "done, or nothing to do; doctor: healthy")
+SUCCESS = (0, "done, or nothing to do")
 BUG = (1, "a bug in gpunode (traceback in the log file, its path to the user)")
 
 

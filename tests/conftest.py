@@ -14,9 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from gpunode.host import process
+
+# `make test-long` names the long one: twenty times Hypothesis's usual number of examples.
+hypothesis.settings.register_profile("usual", deadline=None)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 _HERE = Path(__file__).parent
 _PURE = (_HERE / "unit", _HERE / "laws")

@@ -38,11 +38,6 @@ class Choice:
     warnings: tuple[str, ...] = ()
 
     @property
-    def version_prefix(self) -> str:
-        """What the version of every driver package starts with (``580.`` or ``580.178.04``)."""
-        return self.exact or f"{self.branch}."
-
-    @property
     def suffixed_names(self) -> bool:
         """Whether Ubuntu's package names carry the branch."""
         branch = branches.find(self.branch)

@@ -16,16 +16,6 @@ from gpunode.facts.model import Distro
 CUDA_BASE = "https://developer.download.nvidia.com/compute/cuda/repos"
 TOOLKIT_BASE = "https://nvidia.github.io/libnvidia-container"
 
-RETIRED_KEYS = frozenset({"AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80"})
-"""Keys that NVIDIA has withdrawn (7fa2af80, on 2022-04-27); nothing is signed with them any more."""
-
-OLD_TOOLKIT_LISTS = (
-    "/etc/apt/sources.list.d/nvidia-docker.list",
-    "/etc/apt/sources.list.d/nvidia-container-runtime.list",
-    "/etc/apt/sources.list.d/libnvidia-container.list",
-)
-"""List files of the toolkit's former repositories, as NVIDIA's former instructions named them."""
-
 _OLD_TOOLKIT_BASES = ("https://nvidia.github.io/nvidia-docker/", "https://nvidia.github.io/nvidia-container-runtime/")
 _ARCHITECTURES = {"amd64": "x86_64", "arm64": "sbsa"}
 

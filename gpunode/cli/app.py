@@ -3,7 +3,8 @@
 Only typer is imported here; every command imports what it needs, so ``gpunode plan --help`` loads no workflow.
 """
 
-from __future__ import annotations
+# No annotations from __future__ here: typer would compile each of 90 from its text, 3 ms at every start.
+# ruff: noqa: I002
 
 from typing import Annotated
 

@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> int:
     except GpunodeError as error:
         return _fail(arguments, error)
     except KeyboardInterrupt:
-        return _fail(arguments, Interrupted("interrupted", hint="nothing was half written"))
+        return _fail(arguments, Interrupted("interrupted", why="SIGINT came", hint="run the command again"))
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:  # the one broad except: what is not ours is a bug, and is kept for its report
@@ -70,8 +70,12 @@ def _command(arguments: list[str]) -> str:
 def _typer_error(arguments: list[str], error: Exception) -> int:
     """Typer's own usage errors keep their text; anything else is a bug."""
     format_message = getattr(error, "format_message", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and format_message is not None:
+        sys.stderr.write(f"{format_message()}\n")
+        return UsageError.exit_code
     if format_message is not None:
-        return _fail(arguments, UsageError(str(format_message()), hint="`gpunode --help` lists commands and options"))
+        command = getattr(getattr(error, "ctx", None), "command_path", "gpunode")
+        return _fail(arguments, UsageError(str(format_message()), hint=f"`{command} --help` says what it takes"))
     if type(error).__name__ in {"Exit", "Abort"}:
         return int(getattr(error, "exit_code", 1))
     return _bug(arguments, error)

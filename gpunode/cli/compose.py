@@ -65,7 +65,12 @@ def recipe_at(place: str) -> Recipe:
 
 def _option(option: str, section: str, key: str, value: str) -> Recipe:
     """A recipe with that one value, checked as a file's would be, so that options and files take the same words."""
-    return parse(f"schema = 1\n[{section}]\n{key} = {json.dumps(value)}\n", f"{option} {value}", builtin.load)
+    try:
+        return parse(f"schema = 1\n[{section}]\n{key} = {json.dumps(value)}\n", option, builtin.load)
+    except RecipeError as error:
+        why = f"it takes: {', '.join(error.allowed)}"
+        hint = f"name one of these: {option} {error.allowed[0]}"
+        raise UsageError(f"{option} cannot be {json.dumps(value)}", why=why, hint=hint) from error
 
 
 def digest(recipe: Recipe) -> str:

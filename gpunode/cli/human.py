@@ -172,7 +172,11 @@ class Screen:
             except EOFError:
                 answer = ""
         if answer.strip().lower() not in {"y", "yes"}:
-            raise UsageError("not agreed to; nothing was changed")
+            raise UsageError(
+                "nothing was changed",
+                why=f"the answer was {answer.strip() or 'no'}, not yes",
+                hint=again_command(self._argv),
+            )
 
     def plan(self, recipe: Recipe, facts: Facts, plans: Sequence[StagePlan]) -> None:
         """What setup would do, and why."""
@@ -233,7 +237,8 @@ class Screen:
         if self._silent:
             return
         self._printer.raw(text if text.endswith("\n") else f"{text}\n")
-        self._put(BLANK, line(span(f"# {name} with everything that it extends and every default:", "dim")))
+        title = f"# {name} with everything that it extends; what is not named has its default:"
+        self._put(BLANK, line(span(title, "dim")))
         self._printer.raw(whole)
 
     def recipe_is_good(self, file: str, found: Recipe) -> None:
@@ -258,7 +263,7 @@ def _answers_to_signals() -> Iterator[None]:
 
     def stop(number: int, _: FrameType | None) -> None:
         kind = Interrupted if number == signal.SIGINT else Terminated
-        raise kind("stopped before anything was changed")
+        raise kind("stopped before anything was changed", why="a signal came", hint="run the command again")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]

@@ -51,11 +51,6 @@ class Family:
     headers: Callable[[str], str]
     headers_meta: Callable[[str, Mapping[str, PackageState]], str | None]
 
-    @property
-    def toolkit_packages(self) -> tuple[str, ...]:
-        """The container toolkit's packages."""
-        return TOOLKIT_PACKAGES
-
     def supported(self, distro: Distro) -> bool:
         """Whether gpunode knows this release."""
         return distro.id == self.id and distro.version_id in self.versions

@@ -140,10 +140,10 @@ def _exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
     return value
 
 
-def answer_of(capture: Capture, timeout_s: float | None = None) -> CudaAnswer:
+def answer_of(capture: Capture) -> CudaAnswer:
     """What the CUDA child said; never raises, since a bad answer is an answer too."""
     if capture.outcome == "timeout":
-        return NoAnswer("hangs", hangs("a CUDA call", capture.error, timeout_s))
+        return NoAnswer("hangs", hangs("a CUDA call", capture.error))
     if capture.outcome == "absent":
         return NoAnswer("not asked", capture.error)
     if not capture.data.strip():

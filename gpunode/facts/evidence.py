@@ -6,7 +6,10 @@ import base64
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
+
+NOT_CAPTURED: Final = "not captured"
+"""The error of a probe that a capture does not hold: it was not asked, so it did not fail either."""
 
 Outcome: TypeAlias = Literal["ok", "absent", "denied", "failed", "timeout"]
 

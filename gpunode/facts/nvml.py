@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-from gpunode.facts.evidence import Capture
+from gpunode.facts.evidence import NOT_CAPTURED, Capture
 
 SCHEMA = 1
 KEY = "nvml"
@@ -323,10 +323,15 @@ def _unread(value: Mapping[str, object]) -> Unread:
     return Unread(code=_exactly(int, value, "code"), name=_exactly(str, value, "error"))
 
 
-def hangs(what: str, stderr: str, timeout_s: float | None) -> str:
-    """The sentence for a call that did not return; the child's last line names the call where it announces them."""
-    lines = stderr.strip().splitlines()
-    within = "" if timeout_s is None else f" within {timeout_s:g} s"
+def hangs(what: str, error: str) -> str:
+    """The sentence for a call that did not return; the child's last line names the call where it announces them.
+
+    Args:
+        what: the kind of call.
+        error: of the evidence; where the host says how long it waited, that is the first line, ``no answer within …``.
+    """
+    lines = error.strip().splitlines()
+    within = lines.pop(0).removeprefix("no answer") if lines and lines[0].startswith("no answer within ") else ""
     last = f" (last: {lines[-1]})" if lines else ""
     return (
         f"{what} did not return{within}{last}: the driver or a GPU hangs; "
@@ -334,12 +339,14 @@ def hangs(what: str, stderr: str, timeout_s: float | None) -> str:
     )
 
 
-def answer_of(capture: Capture, timeout_s: float | None = None) -> NvmlAnswer:
+def answer_of(capture: Capture) -> NvmlAnswer:
     """What NVML said, from the evidence; never raises, since a bad answer is an answer too."""
     if capture.outcome == "timeout":
-        return NoAnswer("hangs", hangs("a call into the NVIDIA driver", capture.error, timeout_s))
+        return NoAnswer("hangs", hangs("a call into the NVIDIA driver", capture.error))
     if capture.outcome in {"absent", "denied"}:
         return NoAnswer("not asked", capture.error or f"{capture.source}: {capture.outcome}")
+    if capture.error == NOT_CAPTURED:
+        return NoAnswer("not asked", "this capture does not hold its answer")
     if not capture.data.strip():
         return NoAnswer("crashed", _last_words(capture))
     try:

@@ -19,7 +19,7 @@ from typing import IO, Any, Final, get_args
 
 from gpunode.change import PackageChange
 from gpunode.errors import Refused, UsageError
-from gpunode.facts.evidence import Capture, Evidence, Outcome, Ownership, Probe
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Outcome, Ownership, Probe
 from gpunode.host.port import Simulation
 from gpunode.host.redact import redact
 
@@ -29,6 +29,7 @@ MAX_BYTES: Final = 256 << 20
 MAX_MEMBERS: Final = 4096
 _GZIP: Final = b"\x1f\x8b"
 _UNPACKING: Final = (tarfile.TarError, zlib.error)
+_READABLE: Final = "name a capture that is there and that you may read; `gpunode capture FILE` takes one"
 _AGAIN: Final = "take the capture again with `gpunode capture FILE`"
 
 
@@ -41,7 +42,7 @@ class CaptureHost:
     def look(self, probe: Probe, /) -> Capture:
         """What ``probe`` returned on the node."""
         found = self.evidence.get(probe.key)
-        return found or Capture(probe.source, "failed", error="not captured")
+        return found or Capture(probe.source, "failed", error=NOT_CAPTURED)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:  # noqa: ARG002
         """None: a capture has no package manager to ask."""
@@ -176,12 +177,12 @@ def load(path: Path) -> Evidence:
     try:
         if path.is_dir():
             return _load_folder(path)
-        if path.exists() and not path.is_file():
-            raise _unrecognised(path, b"")  # a named pipe would wait for a writer
+        if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
+            raise _unrecognised(path, b"")
         with path.open("rb") as file:
             return _load_file(file, path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read", why=str(error), hint="name a capture that you may read") from error
+        raise UsageError(f"{path} cannot be read", why=error.strerror or str(error), hint=_READABLE) from error
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, *_UNPACKING) as error:
         raise Refused(f"{path} is damaged", why=str(error), hint=f"copy it again, or {_AGAIN}") from error
 

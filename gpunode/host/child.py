@@ -1,4 +1,4 @@
-"""gpunode's own child programs: how they are started, how they answer, and what their end means.
+"""gpunode's own child programs: how they are started and how they answer.
 
 They exist because a call into a GPU driver can block in the kernel for ever. As a child, this module loads nothing
 but the standard library.
@@ -15,9 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
-
-    from gpunode.facts.evidence import Capture, Outcome
-    from gpunode.host.process import Finished, Runner
 
 # -I: neither the working folder nor PYTHON* variables decide what root runs.
 _ISOLATED = "-I"
@@ -57,20 +54,3 @@ def tell(ask: Callable[[], Mapping[str, object]]) -> NoReturn:
     with os.fdopen(out, "wb") as file:
         file.write(json.dumps(ask(), ensure_ascii=True).encode() + b"\n")
     os._exit(0)
-
-
-def capture(runner: Runner, argv: Sequence[str], timeout_s: float) -> Capture:
-    """What a child answered, as evidence."""
-    from gpunode.facts.evidence import Capture
-
-    finished = runner.run(argv, timeout_s=timeout_s)
-    error = finished.stderr.decode("utf-8", "replace")
-    return Capture(" ".join(argv), _outcome(finished), finished.stdout, error, finished.exit_status)
-
-
-def _outcome(finished: Finished) -> Outcome:
-    if finished.timed_out:
-        return "timeout"
-    if finished.missing:
-        return "absent"
-    return "ok" if finished.exit_status == 0 else "failed"

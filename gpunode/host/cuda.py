@@ -14,12 +14,10 @@ from array import array
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from gpunode.host.child import capture, command, tell
+from gpunode.host.child import command, tell
 
 if TYPE_CHECKING:
-    from gpunode.facts.cuda import CudaAnswer
     from gpunode.facts.evidence import Probe
-    from gpunode.host.process import Runner
 
 # Without persistence each GPU is woken first, which takes seconds; sixteen of them fit.
 TIMEOUT_S = 180.0
@@ -76,17 +74,10 @@ def argv() -> tuple[str, ...]:
 
 
 def probe(timeout_s: float = TIMEOUT_S) -> Probe:
-    """The same command as a probe."""
+    """The same command as a probe, killed after ``timeout_s``."""
     from gpunode.facts.evidence import Probe
 
     return Probe("cuda", argv=argv(), timeout_s=timeout_s)
-
-
-def vector_addition(runner: Runner, timeout_s: float = TIMEOUT_S) -> CudaAnswer:
-    """How every GPU that CUDA sees adds two vectors, in a child that is killed after ``timeout_s``."""
-    from gpunode.facts.cuda import answer_of
-
-    return answer_of(capture(runner, argv(), timeout_s), timeout_s)
 
 
 def main() -> None:

@@ -6,15 +6,13 @@ means is in ``gpunode.facts.nvml``. The only user of pynvml.
 
 from __future__ import annotations
 
-from gpunode.host.child import TYPE_CHECKING, capture, command, tell
+from gpunode.host.child import TYPE_CHECKING, command, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
     from gpunode.facts.evidence import Probe
-    from gpunode.facts.nvml import NvmlAnswer
-    from gpunode.host.process import Runner
 
 TIMEOUT_S = 30.0
 _MIB = 1 << 20
@@ -26,18 +24,11 @@ def argv() -> tuple[str, ...]:
 
 
 def probe(timeout_s: float = TIMEOUT_S) -> Probe:
-    """The same command as a probe, so that a capture holds NVML's answer."""
+    """The same command as a probe: killed after ``timeout_s``, and in a capture for as long as that is kept."""
     from gpunode.facts.evidence import Probe
     from gpunode.facts.nvml import KEY
 
     return Probe(KEY, argv=argv(), timeout_s=timeout_s)
-
-
-def inventory(runner: Runner, timeout_s: float = TIMEOUT_S) -> NvmlAnswer:
-    """What NVML says of this node's driver and GPUs, asked in a child that is killed after ``timeout_s``."""
-    from gpunode.facts.nvml import answer_of
-
-    return answer_of(capture(runner, argv(), timeout_s), timeout_s)
 
 
 def main() -> None:

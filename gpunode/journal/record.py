@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, Literal, TypeAlias, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias
 
 from gpunode.change import (
     Change,
@@ -205,15 +205,14 @@ def _plain(value: object) -> object:
 @cache
 def _shape(name: str) -> dict[str, str]:
     """The fields that are stored of a ``name``, and for each how it is read: a set, bytes, or as it stands."""
-    kind = _TYPES[name]
-    hints = get_type_hints(kind)
-    return {field.name: _reading(hints[field.name]) for field in fields(kind)}
+    # By the words of the annotations: to have typing evaluate them takes 3 ms of a run that reads one journal.
+    return {field.name: _reading(str(field.type)) for field in fields(_TYPES[name])}
 
 
-def _reading(hint: object) -> str:
-    if hint is bytes:
+def _reading(annotation: str) -> str:
+    if annotation == "bytes":
         return "bytes"
-    return "set" if get_origin(hint) is frozenset else ""
+    return "set" if annotation.startswith("frozenset[") else ""
 
 
 def _entry(line: bytes, load: Load, file: str, number: int) -> Entry:

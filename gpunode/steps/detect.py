@@ -58,7 +58,7 @@ def _guest(recipe: Recipe, platform: Platform) -> Outcome:
     if recipe.driver.version == "none":
         return Planned((), f"{where} ({platform.detail}): the driver comes from {owner}")
     return Refusal(
-        what=f"no driver is installed here: this is {where} ({platform.detail})",
+        what=f"gpunode installs no driver here: this is {where} ({platform.detail})",
         why=f"the kernel driver comes from {owner}; installing another one breaks it",
         hint="toolkit and runtime can be set up: run the command again with --driver none",
     )
@@ -73,7 +73,8 @@ def _no_gpu(devices: tuple[PciDevice, ...], facts: Facts) -> Refusal:
             hint="run gpunode inside the virtual machine, or unbind a GPU from vfio-pci first",
         )
     where = _LOOKED.get(facts.devices.probe, facts.devices.probe)
-    looked = f"{where} lists {len(devices)} PCI devices, none of vendor 10de with class 0300 or 0302"
+    count = "1 PCI device" if len(devices) == 1 else f"{len(devices)} PCI devices"
+    looked = f"{where} lists {count}, none of vendor 10de with class 0300 or 0302"
     return Refusal(
         what="no NVIDIA GPU found",
         why=looked + _not_ours(devices),
@@ -120,9 +121,10 @@ def _notes(devices: tuple[PciDevice, ...]) -> tuple[str, ...]:
     if passed := [d.address for d in gpus(devices) if d.driver == PASSED_THROUGH]:
         notes.append(f"{', '.join(passed)} is bound to {PASSED_THROUGH} for a virtual machine and is left alone")
     if switches := nvswitches(devices):
+        count = "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches"
         notes.append(
-            f"{len(switches)} NVSwitches: CUDA on these GPUs also needs nvidia-fabricmanager of the driver's exact "
-            "version, which this release does not install yet"
+            f"{count}: CUDA on these GPUs also needs nvidia-fabricmanager of the driver's exact version, which this "
+            "release does not install yet"
         )
     return tuple(notes)
 

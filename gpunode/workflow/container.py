@@ -8,7 +8,7 @@ from gpunode.facts.nvml import Inventory
 from gpunode.host import container
 from gpunode.host.process import Runner
 from gpunode.runtimes import Configured, Runtime
-from gpunode.workflow.verify import Check, Effective
+from gpunode.workflow.verify import Check, Effective, gpus
 
 
 def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory, Runtime], Check]:
@@ -18,7 +18,7 @@ def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory
         found = container.check(runner, _commands(row, effective(row.id)), inventory.uuids)
         title = "a container sees the same GPUs"
         if found.passed:
-            return Check("container", title, "passed", f"{len(inventory.uuids)} GPUs, by UUID, through {row.id}")
+            return Check("container", title, "passed", f"{gpus(len(inventory.uuids))}, by UUID, through {row.id}")
         return Check("container", title, "failed", "; ".join(found.problems), f"gpunode verify --runtime {row.id}")
 
     return check

@@ -56,7 +56,8 @@ def choose(store: Store, run: str = "") -> RunSummary:
             return newest
         none_left = "every recorded setup is rolled back already, or wrote no configuration"
         why = none_left if runs else "no run of gpunode is recorded on this node"
-        raise UsageError("there is nothing to roll back", why=why, hint="gpunode rollback --list")
+        hint = "gpunode rollback --list" if runs else "nothing; a run of gpunode setup is what can be rolled back"
+        raise UsageError("there is nothing to roll back", why=why, hint=hint)
     for candidate in runs:
         if run in (candidate.run, candidate.run.partition("-")[0].lstrip("0")):
             return candidate

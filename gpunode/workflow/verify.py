@@ -111,21 +111,30 @@ def verify(
     return Report(tuple(checks), inventory)
 
 
+def gpus(number: int) -> str:
+    """``1 GPU``, ``8 GPUs``."""
+    return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
 def configuration(recipe: Recipe, facts: Facts, host: HostView, planned: Sequence[StagePlan] | None = None) -> Check:
     """Whether every step, planned again, finds nothing to do; what only a reboot can show is not run."""
     title = f"as recipe {recipe.name} wants it"
     try:
         plans = plan(recipe, facts, host) if planned is None else planned
     except GpunodeError as error:
-        return Check("configuration", title, "failed", error.what, error.hint)
+        return Check("configuration", title, "failed", _because(error.what, error.why), error.hint)
     if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
-        return Check("configuration", title, "failed", refusal.what, refusal.hint)
+        return Check("configuration", title, "failed", _because(refusal.what, refusal.why), refusal.hint)
     if left := [step.step.title for stage in plans for step in stage.steps if step.changes]:
         hint = "gpunode plan shows what, gpunode setup does it"
         return Check("configuration", title, "failed", f"still to do: {', '.join(left)}", hint)
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
         return Check("configuration", title, "not run", f"known after a reboot: {'; '.join(waits)}", "reboot")
     return Check("configuration", title, "passed", "planned again, every step finds nothing to do")
+
+
+def _because(what: str, why: str) -> str:
+    return f"{what}: {why}" if why else what
 
 
 def _driver(answer: NvmlAnswer) -> Iterator[Check]:
@@ -140,7 +149,7 @@ def _driver(answer: NvmlAnswer) -> Iterator[Check]:
     if not answer.gpus:
         yield Check("nvml", title, "failed", f"driver {answer.driver} sees no GPU", "read `dmesg | grep -i nvrm`")
         return
-    yield Check("nvml", title, "passed", f"driver {answer.driver}, CUDA {answer.cuda}, {len(answer.gpus)} GPUs")
+    yield Check("nvml", title, "passed", f"driver {answer.driver}, CUDA {answer.cuda}, {gpus(len(answer.gpus))}")
     for gpu in answer.gpus:
         yield _gpu(gpu)
 
@@ -168,7 +177,7 @@ def _switch(name: str, value: bool | Unread) -> str:
 
 def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     """The loaded module, the library in use and the installed package are one driver."""
-    title = "module, library and package are one version"
+    title = "module, library, package: one version"
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     module = loaded.version if loaded else None
     library = None if isinstance(answer, NoAnswer) else str(answer.nvml or "")
@@ -282,10 +291,10 @@ def _vector_addition(answer: CudaAnswer) -> Check:
     if isinstance(answer, NoAnswer):
         return Check("cuda", title, "failed", answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
     if not isinstance(answer, CudaRun):
-        return Check("cuda", title, "failed", str(answer), "run `gpunode verify` without --cuda first")
+        return Check("cuda", title, "failed", str(answer), answer.remedy)
     if answer.passed:
         elements = sum(gpu.elements for gpu in answer.gpus)
-        return Check("cuda", title, "passed", f"Test PASSED: {elements} sums right on {len(answer.gpus)} GPUs")
+        return Check("cuda", title, "passed", f"Test PASSED: {elements} sums right on {gpus(len(answer.gpus))}")
     wrong = "; ".join(
         f"GPU {gpu.index} {gpu.name}: {gpu.error or f'{gpu.mismatches} of {gpu.elements} sums wrong'}"
         for gpu in answer.gpus

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gpunode.facts.evidence import Capture, Probe
+from gpunode.host.local import LocalHost
 from gpunode.host.process import Finished, Runner
 
 
@@ -41,3 +43,10 @@ def ended(
 ) -> Finished:
     """A command that has ended so."""
     return Finished(tuple(argv), 124 if late else status, out, err, 0.1, late)
+
+
+def looked(runner: Runner, probe: Probe) -> Capture:
+    """What ``probe`` returns to a host whose commands ``runner`` runs."""
+    host = LocalHost()
+    host.runner = runner
+    return host.look(probe)

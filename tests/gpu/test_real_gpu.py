@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.facts import cuda as cuda_facts
+from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.cuda import CudaRun
 from gpunode.facts.nvml import Inventory, compare
-from gpunode.host.cuda import ELEMENTS, vector_addition
-from gpunode.host.nvml import inventory
-from gpunode.host.process import Runner
+from gpunode.host import cuda, nvml
+from gpunode.host.cuda import ELEMENTS
+from gpunode.host.local import LocalHost
 
 pytestmark = pytest.mark.gpu
 LOADED = Path("/proc/driver/nvidia/version")
@@ -26,7 +28,7 @@ def _needs_a_gpu() -> None:
 
 
 def _inventory() -> Inventory:
-    found = inventory(Runner())
+    found = nvml_facts.answer_of(LocalHost().look(nvml.probe()))
     assert isinstance(found, Inventory), found
     assert found.gpus
     return found
@@ -61,7 +63,7 @@ def test_the_loaded_module_and_the_library_are_of_one_version() -> None:
 
 
 def test_every_gpu_adds_right() -> None:
-    found = vector_addition(Runner())
+    found = cuda_facts.answer_of(LocalHost().look(cuda.probe()))
     assert isinstance(found, CudaRun), found
     assert found.passed, found
     assert all(gpu.elements == ELEMENTS for gpu in found.gpus)

@@ -13,6 +13,7 @@ from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, encode_f
 from gpunode.facts.probes import PROBES
 from gpunode.host.capture import load, save
 from gpunode.host.redact import redact, text
+from tests.fakes.examples import examples
 
 PIECES = st.sampled_from(
     (
@@ -39,7 +40,7 @@ EVIDENCE = st.dictionaries(st.sampled_from([probe.key for probe in PROBES]) | st
 
 
 @given(EVIDENCE, st.sampled_from(["x.tar.gz", "x"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_is_loaded_is_what_was_saved_redacted(evidence: Evidence, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
@@ -56,7 +57,7 @@ def test_redacting_twice_is_redacting_once(evidence: Evidence) -> None:
 
 
 @given(TEXTS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_redacting_a_text_twice_is_redacting_it_once(value: str) -> None:
     once = text(value)
     assert text(once) == once

@@ -21,11 +21,12 @@ from gpunode.workflow.events import silent
 from gpunode.workflow.plan import pending, plan
 from gpunode.workflow.rollback import rollback, undoing
 from gpunode.workflow.setup import Asked, SetupResult, setup
+from tests.fakes.examples import examples
 from tests.laws.nodes import facts, recipes
 
 ASKED = Asked(version="law")
 quick = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 

@@ -292,7 +292,8 @@ def test_the_schema_for_editors_is_current() -> None:
 
 
 def test_the_schema_is_one_and_takes_what_the_parser_takes() -> None:
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    import jsonschema
+
     jsonschema.Draft202012Validator.check_schema(recipe.schema())
     checker = jsonschema.Draft202012Validator(recipe.schema())
     for name in builtin.names():

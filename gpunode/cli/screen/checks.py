@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.verify import Check, Report
 
 _STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "not run": "dim"}
-_WIDEST = 36
+_WIDEST = 38
 
 
 def check_lines(checks: Sequence[Check]) -> Iterator[Line]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.distros.dpkg_version import DpkgVersion
+from tests.fakes.examples import examples
 
 pytestmark = pytest.mark.skipif(not shutil.which("dpkg"), reason="needs dpkg")
 
@@ -44,7 +45,7 @@ def dpkg_says(left: str, operator: str, right: str) -> bool:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(versions, versions)
 def test_any_two_versions_are_ordered_as_dpkg_orders_them(left: str, right: str) -> None:
     assert (DpkgVersion(left) < DpkgVersion(right)) == dpkg_says(left, "lt", right)

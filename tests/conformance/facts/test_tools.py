@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gpunode.facts import apt_sources, dkms, dpkg, kernels, lspci, os_release, sysfs_pci
 from gpunode.facts.evidence import Found
+from tests.fakes.examples import examples
 
 
 def needs(tool: str) -> pytest.MarkDecorator:
@@ -87,7 +88,7 @@ def test_the_packages_of_this_machine() -> None:
 
 
 @needs("dpkg")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.tuples(*[st.from_regex(r"\A[0-9][0-9a-z.+~-]{0,8}\Z")] * 2))
 def test_versions_sort_as_dpkg_sorts_them(pair: tuple[str, str]) -> None:
     # Without a revision: dpkg compares the part before the last hyphen first.

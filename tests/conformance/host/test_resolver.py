@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpunode.host import files
+from tests.fakes.examples import examples
 
 _OPENAT2 = 437  # the same number on every architecture
 _RESOLVE_IN_ROOT = 0x10
@@ -54,7 +55,7 @@ LINKS = st.tuples(st.sampled_from(["", "/"]), PATHS).map("".join)
 NODES = st.tuples(PATHS, st.one_of(st.just("folder"), st.just("file"), LINKS.map(lambda target: f"link:{target}")))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(300), deadline=None)
 @given(nodes=st.lists(NODES, max_size=12), path=PATHS)
 def test_a_path_leads_where_the_kernel_says_it_leads(tmp_path: Path, nodes: list[tuple[str, str]], path: str) -> None:
     if not _has_openat2(tmp_path):

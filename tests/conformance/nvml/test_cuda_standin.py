@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts.cuda import CudaAnswer, CudaError, CudaRun
+from gpunode.facts.cuda import CudaAnswer, CudaError, CudaRun, answer_of
 from gpunode.facts.nvml import NoAnswer
-from gpunode.host.cuda import ELEMENTS, vector_addition
+from gpunode.host.cuda import ELEMENTS, probe
 from tests.fakes.compile import library
-from tests.fakes.runners import EnvRunner
+from tests.fakes.runners import EnvRunner, looked
 
 CALLS = [
     "cuCtxCreate_v2",
@@ -28,7 +28,7 @@ CALLS = [
 def _run(gpus: int = 1, faults: str = "", timeout_s: float = 120.0, **environment: str) -> CudaAnswer:
     folder = str(library("cuda/cuda.c", "libcuda.so.1"))
     runner = EnvRunner(LD_LIBRARY_PATH=folder, FAKE_CUDA_GPUS=str(gpus), FAKE_CUDA_FAULTS=faults, **environment)
-    return vector_addition(runner, timeout_s)
+    return answer_of(looked(runner, probe(timeout_s)))
 
 
 def test_all_gpus_add_right_and_keep_nothing(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import gpunode
-from gpunode.facts.nvml import ERRORS, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread
-from gpunode.host.nvml import argv, inventory
+from gpunode.facts.nvml import ERRORS, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread, answer_of
+from gpunode.host.nvml import argv, probe
 from tests.fakes.compile import library
-from tests.fakes.runners import EnvRunner
+from tests.fakes.runners import EnvRunner, looked
 
 # The functions that read one GPU, and the readings that fail with each.
 READERS = {
@@ -32,7 +32,7 @@ READERS = {
 def _ask(gpus: int = 1, faults: str = "", timeout_s: float = 60.0) -> NvmlAnswer:
     folder = str(library("nvml/nvml.c", "libnvidia-ml.so.1"))
     runner = EnvRunner(LD_LIBRARY_PATH=folder, FAKE_NVML_GPUS=str(gpus), FAKE_NVML_FAULTS=faults)
-    return inventory(runner, timeout_s)
+    return answer_of(looked(runner, probe(timeout_s)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 16])
@@ -126,7 +126,7 @@ def test_a_library_that_kills_the_child_is_said() -> None:
 
 
 def test_without_a_library_the_failure_is_its_absence() -> None:
-    found = inventory(EnvRunner())
+    found = answer_of(looked(EnvRunner(), probe()))
     if isinstance(found, Inventory) or getattr(found, "code", 12) != 12:
         pytest.skip("this machine has an NVIDIA driver's library")
     assert isinstance(found, NvmlFailure)

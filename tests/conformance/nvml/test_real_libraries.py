@@ -14,22 +14,22 @@ from types import ModuleType
 
 import pytest
 
+from gpunode.facts import cuda as cuda_facts
+from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.cuda import CudaError
 from gpunode.facts.nvml import NvmlFailure, driver_version
 from gpunode.host import cuda, nvml
 from gpunode.host.container import QUERY, HostFiles
-from gpunode.host.cuda import vector_addition
 from gpunode.host.image import image, rootfs
-from gpunode.host.nvml import inventory
 from tests.conformance.nvml import debian
-from tests.fakes.runners import EnvRunner
+from tests.fakes.runners import EnvRunner, looked
 
 
 def test_nvml_without_a_driver_says_that_the_driver_is_not_loaded(tmp_path: Path) -> None:
     debian.without_gpu()
     library = debian.only("libnvidia-ml.so.*.*")
     (tmp_path / "libnvidia-ml.so.1").symlink_to(library)
-    found = inventory(EnvRunner(LD_LIBRARY_PATH=str(tmp_path)))
+    found = nvml_facts.answer_of(looked(EnvRunner(LD_LIBRARY_PATH=str(tmp_path)), nvml.probe()))
     assert isinstance(found, NvmlFailure)
     assert (found.code, found.name, found.text) == (9, "DriverNotLoaded", "Driver Not Loaded")
     assert driver_version(found.nvml) == library.name.removeprefix("libnvidia-ml.so.")
@@ -39,7 +39,7 @@ def test_nvml_without_a_driver_says_that_the_driver_is_not_loaded(tmp_path: Path
 def test_cuda_without_a_driver_names_the_call(tmp_path: Path) -> None:
     debian.without_gpu()
     (tmp_path / "libcuda.so.1").symlink_to(debian.only("libcuda.so.*.*"))
-    found = vector_addition(EnvRunner(LD_LIBRARY_PATH=str(tmp_path)))
+    found = cuda_facts.answer_of(looked(EnvRunner(LD_LIBRARY_PATH=str(tmp_path)), cuda.probe()))
     assert isinstance(found, CudaError)
     assert found.call == "cuInit"
     assert found.name == "CUDA_ERROR_NO_DEVICE"

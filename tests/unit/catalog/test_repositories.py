@@ -6,7 +6,6 @@ import pytest
 
 from gpunode.catalog import tables
 from gpunode.catalog.repositories import (
-    RETIRED_KEYS,
     TOOLKIT,
     cuda_repository,
     is_old_toolkit_source,
@@ -87,10 +86,11 @@ def test_the_toolkits_repository_and_its_mirror() -> None:
 
 
 def test_every_pinned_key_is_a_whole_fingerprint_and_none_is_retired() -> None:
+    retired = "AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80"  # 7fa2af80, which NVIDIA withdrew on 2022-04-27
     pinned = {row["fingerprint"] for row in tables.rows("cuda_repositories.csv")} | {TOOLKIT.fingerprint}
 
-    assert all(re.fullmatch(r"[0-9A-F]{40}", fingerprint) for fingerprint in pinned | RETIRED_KEYS)
-    assert not pinned & RETIRED_KEYS
+    assert all(re.fullmatch(r"[0-9A-F]{40}", fingerprint) for fingerprint in pinned)
+    assert retired not in pinned
 
 
 def test_every_key_file_is_named_after_its_key() -> None:

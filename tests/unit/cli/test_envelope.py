@@ -126,7 +126,7 @@ def test_a_bug_keeps_its_traceback_and_is_an_envelope_too(
 
 def test_what_typer_does_not_take_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert boundary.run(["status", "--nonsense"]) == UsageError.exit_code
-    assert "gpunode --help" in capsys.readouterr().err
+    assert "gpunode status --help" in capsys.readouterr().err
     assert boundary.run(["recipe", "check", "no-such.toml", "--json"]) == UsageError.exit_code
     assert json.loads(capsys.readouterr().out)["command"] == "recipe check"
 

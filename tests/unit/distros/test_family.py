@@ -6,7 +6,7 @@ from gpunode.catalog import branches
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.repositories import TOOLKIT, cuda_repository
 from gpunode.distros import DISTROS, Family, family
-from gpunode.distros.family import repository_list
+from gpunode.distros.family import TOOLKIT_PACKAGES, repository_list
 from gpunode.facts.model import Distro
 from gpunode.recipe import Scope
 
@@ -64,13 +64,12 @@ def test_every_choice_names_its_modules_and_never_an_empty_meta_package(known: F
 
 
 def test_the_toolkit_is_four_packages() -> None:
-    for known in DISTROS:
-        assert set(known.toolkit_packages) == {
-            "nvidia-container-toolkit",
-            "nvidia-container-toolkit-base",
-            "libnvidia-container-tools",
-            "libnvidia-container1",
-        }
+    assert set(TOOLKIT_PACKAGES) == {
+        "nvidia-container-toolkit",
+        "nvidia-container-toolkit-base",
+        "libnvidia-container-tools",
+        "libnvidia-container1",
+    }
 
 
 def test_a_list_file_is_byte_for_byte_nvidias_own() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.evidence import Capture
+from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.nvml import (
     ERRORS,
     READINGS,
@@ -22,6 +22,7 @@ from gpunode.facts.nvml import (
     explain,
     parse,
 )
+from gpunode.host.capture import CaptureHost
 
 GPU: dict[str, Any] = {
     "index": 0,
@@ -167,6 +168,11 @@ def test_why_there_is_no_answer_is_said() -> None:
     assert died.kind == "crashed"
     assert "ImportError: no pynvml" in died.reason
     assert absent == NoAnswer("not asked", "no such program")
+
+
+def test_a_capture_without_nvmls_answer_does_not_say_that_nvml_crashed() -> None:
+    found = answer_of(CaptureHost({}).look(Probe("nvml", argv=("nvml",))))
+    assert found == NoAnswer("not asked", "this capture does not hold its answer")
 
 
 @pytest.mark.parametrize(

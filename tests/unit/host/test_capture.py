@@ -204,6 +204,12 @@ def test_a_pipe_in_a_folder_does_not_hang(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_pipe_instead_of_a_file_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "node.tar.gz")
+    with pytest.raises(UsageError, match="is not a capture"):
+        load(tmp_path / "node.tar.gz")
+
+
 def test_a_newer_schema_is_refused_with_the_way_out(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tgz", {"capture.json": b'{"schema": 2, "captures": "anything"}'})
     with pytest.raises(Refused, match="newer gpunode") as caught:

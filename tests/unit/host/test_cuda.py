@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.cuda import CudaError, CudaRun, parse
+from gpunode.facts.cuda import CudaError, CudaRun, answer_of, parse
 from gpunode.facts.nvml import NoAnswer
-from gpunode.host.cuda import PTX, argv, vector_addition
-from tests.fakes.runners import ScriptedRunner, ended
+from gpunode.host.cuda import PTX, argv, probe
+from tests.fakes.runners import ScriptedRunner, ended, looked
 
 GPU: dict[str, Any] = {
     "index": 0,
@@ -83,7 +83,7 @@ def test_what_to_do_fits_the_error() -> None:
 
 def test_the_ends_of_the_child_are_told_apart() -> None:
     def end(**given: Any) -> object:
-        return vector_addition(ScriptedRunner(lambda argv: ended(argv, **given)), timeout_s=7)
+        return answer_of(looked(ScriptedRunner(lambda argv: ended(argv, **given)), probe(7)))
 
     assert end(out=_answer(error=ERROR)) == CudaError(**ERROR)  # type: ignore[arg-type]
     hung = end(late=True, err=b"CUDA: cuInit\nGPU 3: cuCtxSynchronize\n")

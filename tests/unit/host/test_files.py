@@ -17,6 +17,7 @@ from gpunode.change import FileState
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.evidence import decode_found
 from gpunode.host import files
+from tests.fakes.examples import examples
 
 UID, GID = os.getuid(), os.getgid()
 
@@ -29,7 +30,7 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
 @given(content=st.binary(max_size=3000), mode=st.integers(0, 0o7777))
 def test_what_is_written_is_what_is_there(tmp_path: Path, content: bytes, mode: int) -> None:
     wanted = owned(content, mode)

@@ -33,6 +33,7 @@ from gpunode.host import files
 from gpunode.host.local import LocalHost
 from gpunode.host.port import Host, Progress
 from gpunode.workflow.converge import look
+from tests.fakes.examples import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 UID, GID = os.getuid(), os.getgid()
@@ -139,7 +140,7 @@ def test_a_survey_is_what_each_look_is_and_one_stuck_command_delays_no_other(too
 # -- files --------------------------------------------------------------------------------------------------------
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
 @given(before=STATES, after=STATES)
 def test_a_file_change_is_made_once_and_undone_exactly(
     tmp_path: Path, before: FileState | None, after: FileState | None

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from gpunode.facts.evidence import Capture
 from gpunode.facts.nvml import NoAnswer, NvmlFailure, answer_of
-from gpunode.host.nvml import argv, inventory, probe
-from tests.fakes.runners import ScriptedRunner, ended
+from gpunode.host.nvml import argv, probe
+from tests.fakes.runners import ScriptedRunner, ended, looked
 
 NOT_LOADED = b'{"schema":1,"error":{"code":9,"name":"DriverNotLoaded","text":"Driver Not Loaded"}}'
 
 
 def test_the_answer_is_the_same_live_and_from_evidence() -> None:
     runner = ScriptedRunner(lambda argv: ended(argv, out=NOT_LOADED))
-    live = inventory(runner)
+    live = answer_of(looked(runner, probe()))
     assert live == NvmlFailure(9, "DriverNotLoaded", "Driver Not Loaded")
     assert answer_of(Capture(probe().source, "ok", NOT_LOADED)) == live
     assert runner.calls == [argv()]
@@ -19,16 +19,15 @@ def test_the_answer_is_the_same_live_and_from_evidence() -> None:
 
 
 def test_a_driver_that_hangs_is_named_as_that() -> None:
-    found = inventory(ScriptedRunner(lambda argv: ended(argv, late=True)), timeout_s=30)
+    found = answer_of(looked(ScriptedRunner(lambda argv: ended(argv, late=True)), probe(30)))
     assert isinstance(found, NoAnswer)
     assert found.kind == "hangs"
     assert "a call into the NVIDIA driver did not return within 30 s" in found.reason
 
 
 def test_a_child_that_dies_tells_its_last_words() -> None:
-    found = inventory(
-        ScriptedRunner(lambda argv: ended(argv, 1, err=b"Traceback\nModuleNotFoundError: No module named 'pynvml'"))
-    )
+    said = b"Traceback\nModuleNotFoundError: No module named 'pynvml'"
+    found = answer_of(looked(ScriptedRunner(lambda argv: ended(argv, 1, err=said)), probe()))
     assert isinstance(found, NoAnswer)
     assert found.kind == "crashed"
     assert "No module named 'pynvml'" in found.reason
