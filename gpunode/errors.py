@@ -43,11 +43,12 @@ class RecipeError(UsageError):
     """A recipe says something that gpunode does not understand; names file, line, key and the allowed values."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
-        place = f"{file}:{line}" if line else file
+        is_file = not file.startswith("--")  # else an option, which is checked as a file of one line would be
+        place = f"{file}:{line}" if line and is_file else file
         super().__init__(
             f"{place}: {what}",
             why=f"allowed: {', '.join(allowed)}" if allowed else "",
-            hint=f"correct {key or 'it'} in {file}, then run `gpunode recipe check {file}`",
+            hint=f"correct {key or 'it'} in {file}, then run `gpunode recipe check {file}`" if is_file else "",
         )
         self.file, self.line, self.key, self.allowed = file, line, key, allowed
 

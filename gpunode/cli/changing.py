@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpunode import __version__
@@ -16,6 +17,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.errors import GpunodeError, RebootRequired
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
+from gpunode.journal.record import made
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import survey
@@ -68,15 +70,16 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             started=started,
             resume=resume_command() if leave.reboot and not image else (),
         )
-        done = make(
-            recipe,
-            host,
-            store,
-            facts,
-            advance=lambda _, __: survey(host, image=image, gpus=named),
-            asked=asked,
-            tell=screen.tell,
-        )
+        with _told_what_was_done("setup", how, store):
+            done = make(
+                recipe,
+                host,
+                store,
+                facts,
+                advance=lambda _, __: survey(host, image=image, gpus=named),
+                asked=asked,
+                tell=screen.tell,
+            )
         reboots = tuple(wait.reason for wait in done.waits if wait.for_ == "reboot")
         # Where nothing was changed, the preview is the plan for the facts that verify would plan with.
         planned = None if done.changed or only else done.preview
@@ -90,6 +93,33 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
     how.answer(_setup_envelope(recipe, done, report, failure, (log.problem,) if log.problem else ()))
+
+
+@contextmanager
+def _told_what_was_done(command: str, how: How, store: Store) -> Iterator[None]:
+    """A program hears of a run that stopped in its middle with what it had changed by then."""
+    before = store.ids()
+    try:
+        yield
+    except GpunodeError as error:
+        if how.json:
+            how.answer(stopped(command, error, store, before))
+        raise
+
+
+def stopped(command: str, error: GpunodeError, store: Store, before: Sequence[str]) -> Envelope:
+    """The answer of a run that ``error`` ended, if one was begun since those of ``before``."""
+    begun = [run for run in store.ids() if run not in before]
+    changes = made(store.read(begun[-1])) if begun else ()
+    return Envelope(
+        command,
+        status=error.status,
+        exit_code=error.exit_code,
+        changed=bool(changes),
+        changes=changes,
+        errors=(error,),
+        result={"run": begun[-1]} if begun else {},
+    )
 
 
 def resume_command() -> tuple[str, ...]:
@@ -156,9 +186,10 @@ def rollback(run: str, how: How, root: str, *, yes: bool, force: bool) -> None:
             how.answer(Envelope("rollback", result={"of": back.of}))
             return
         screen.confirm_rollback(back, yes=yes)
-        done = undo.rollback(
-            back, host, store, version=__version__, argv=tuple(sys.argv[1:]), tell=screen.tell, pause=stop.pause
-        )
+        with _told_what_was_done("rollback", how, store):
+            done = undo.rollback(
+                back, host, store, version=__version__, argv=tuple(sys.argv[1:]), tell=screen.tell, pause=stop.pause
+            )
         screen.rollback(done)
     result = {"of": done.of, "run": done.run, "triggers": done.settled}
     how.answer(Envelope("rollback", changed=True, changes=done.changes, result=result))

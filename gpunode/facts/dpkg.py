@@ -12,7 +12,8 @@ _FIELD = re.compile(r"\n(Package|Status|Version|Architecture|Auto-Installed): *(
 _JOURNAL = re.compile(r"/\d+\Z")
 # dpkg(1), "Package states": of these `dpkg --configure -a` makes installed.
 _UNFINISHED = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
-_PRESENT = _UNFINISHED | {"installed", "half-installed"}
+# One that is half-installed has lost some of its files and is not there; apt installs it anew when it is asked for.
+_PRESENT = _UNFINISHED | {"installed"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,18 @@ def need(fact: Known[T] | Unknown, what: str) -> T:
         raise Undetermined(
             f"cannot tell {what}",
             why=fact.reason if fact.reason.startswith(probe) else f"{probe}: {fact.reason}",
-            hint=f"make {probe} readable (run as root, install the tool it names), then run the command again",
+            hint=_remedy(fact),
         )
     return fact.value
+
+
+def _remedy(fact: Unknown) -> str:
+    place = fact.probe.removeprefix("file:")
+    if fact.reason.startswith("not understood"):
+        return "correct what stands there, then run the command again"
+    if place != fact.probe:
+        return f"look at it with `ls -ld {place}`; what belongs there is a file that root can read, or nothing"
+    return f"make {place} readable (run as root, install the tool it names), then run the command again"
 
 
 def known(fact: Known[T] | Unknown, default: T) -> T:

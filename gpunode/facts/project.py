@@ -70,7 +70,7 @@ def _after(facts: Facts, change: Change) -> Facts:
         case ModuleChange(module=module, after=wanted):
             return _with_module(facts, module.replace("-", "_"), wanted=wanted)
         case CommandChange(argv=argv):
-            repairs = argv[0] == "dpkg" and "--configure" in argv
+            repairs = any("dpkg" in word for word in argv) and any("--configure" in word for word in argv)
             return replace(facts, dpkg_interrupted=Known(False, PLAN)) if repairs else facts
 
 

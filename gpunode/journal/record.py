@@ -261,6 +261,13 @@ def _damaged(file: str, line: int, why: str) -> JournalDamaged:
     )
 
 
+def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
+    """The changes of a run that are known to have been made, in their order."""
+    known = tuple(entries)
+    done = {entry.seq for entry in known if isinstance(entry, Done)}
+    return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
+
+
 def undo(
     entries: Iterable[Entry],
     *,

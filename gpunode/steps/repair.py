@@ -7,12 +7,20 @@ from gpunode.facts.model import Facts, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Step
 
-# A configuration file that the user changed stays: nobody is there to be asked, and dpkg would give up.
-_REPAIR = ("dpkg", "--force-confdef", "--force-confold", "--configure", "-a")
+# A configuration file that the user changed stays: nobody is there to be asked, and dpkg would give up. Where a package
+# was unpacked before one that it needs, dpkg cannot finish it, and apt gets what is missing; it may take nothing away.
+_KEEP = ("--force-confdef", "--force-confold")
+_FINISH = ("dpkg", *_KEEP, "--configure", "-a")
+_COMPLETE = (
+    *("apt-get", "-q", "-y", "--no-install-recommends", "--no-remove"),
+    *(word for option in _KEEP for word in ("-o", f"Dpkg::Options::={option}")),
+    *("--fix-broken", "install"),
+)
+_REPAIR = ("sh", "-c", f"{' '.join(_FINISH)} || {' '.join(_COMPLETE)}")
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """Plans ``dpkg --configure -a`` where dpkg was stopped in the middle of its work."""
+    """Plans ``dpkg --configure -a``, and what it takes beside, where dpkg was stopped in the middle of its work."""
     del recipe
     if not need(facts.dpkg_interrupted, "whether dpkg was interrupted"):
         return Planned((), "dpkg finished its last work")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import pytest
@@ -114,6 +115,26 @@ def test_the_repair_asks_nobody_about_a_configuration_file_and_keeps_the_users(n
 
     assert node.installed()["lab-conf"] == "2"
     assert node.read("/etc/lab.conf") == "ours\n"
+
+
+def test_a_package_that_was_unpacked_without_what_it_needs_gets_it(node: Chroot) -> None:
+    """As a power cut between two packages leaves it; dpkg alone cannot finish such a one."""
+    needed, needing = Package("lab-needed", "1"), Package("lab-needing", "1", depends=("lab-needed",))
+    build_all([needed, needing], node.path("/root"))
+    node.write("/etc/apt/sources.list.d/lab-local.list", "deb [trusted=yes] file:/root/local ./\n")
+    node.path("/root/local").mkdir()
+    node.path(f"/root/{needed.file_name}").rename(node.path(f"/root/local/{needed.file_name}"))
+    index = "Package: lab-needed\nVersion: 1\nArchitecture: {arch}\nFilename: ./{file}\nSize: {size}\nSHA256: {hash}\n"
+    content = node.path(f"/root/local/{needed.file_name}").read_bytes()
+    arch = needed.file_name.rpartition("_")[2].removesuffix(".deb")
+    index = index.format(arch=arch, file=needed.file_name, size=len(content), hash=hashlib.sha256(content).hexdigest())
+    node.write("/root/local/Packages", index)
+    node.run("apt-get", "update")
+    node.run("dpkg", "--unpack", f"/root/{needing.file_name}")
+
+    setup_ok(node)
+
+    assert {"lab-needed", "lab-needing"} <= set(node.installed())
 
 
 def test_a_lock_that_is_held_names_its_holder(node: Chroot) -> None:

@@ -52,6 +52,11 @@ def test_auto_marks_are_those_of_the_same_architecture() -> None:
     assert {name for name, state in found.items() if state.auto} == {"libc6:i386", "tzdata"}
 
 
+def test_what_dpkg_was_killed_in_the_middle_of_unpacking_is_not_there() -> None:
+    found = dpkg.entries(paragraph("dpkg") + paragraph("nvidia-container-toolkit", "install reinstreq half-installed"))
+    assert set(dpkg.packages(found)) == {"dpkg"}
+
+
 @pytest.mark.parametrize("status", ["half-configured", "unpacked", "triggers-pending", "triggers-awaited"])
 def test_an_unfinished_package_means_that_dpkg_was_interrupted(status: str) -> None:
     assert dpkg.interrupted(dpkg.entries(paragraph("nvidia-dkms-580", f"install ok {status}")), [])

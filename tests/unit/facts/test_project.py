@@ -20,6 +20,9 @@ from gpunode.change import (
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Unknown, holds, need
 from gpunode.facts.project import project
+from gpunode.recipe import Recipe
+from gpunode.steps.outcome import Planned
+from gpunode.steps.repair import REPAIR
 
 KERNEL = "6.1.0-25-amd64"
 KEY = SigningKey("https://r/3bf863cc.pub", frozenset({"EB693B3035CD5710E231E123A4B469963BF863CC"}))
@@ -121,6 +124,13 @@ def test_loading_the_driver_tells_version_and_flavour(facts: Facts) -> None:
     assert need(after.modules, "x") == {"nvidia", "nvidia_uvm"}
     assert need(after.loaded_driver, "x") == LoadedDriver("595.91.07", True)
     assert need(project(after, [ModuleChange("nvidia", True, False)]).loaded_driver, "x") is None
+
+
+def test_what_the_repair_step_plans_repairs(facts: Facts) -> None:
+    broken = replace(facts, dpkg_interrupted=Known(value=True, probe="x"))
+    outcome = REPAIR.plan(Recipe("test"), broken)
+    assert isinstance(outcome, Planned)
+    assert need(project(broken, outcome.changes).dpkg_interrupted, "x") is False
 
 
 def test_services_and_repairs(facts: Facts) -> None:

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from gpunode.errors import Undetermined
+from gpunode.facts.model import Unknown, need
+
+
+@pytest.mark.parametrize(
+    ("unknown", "hint"),
+    [
+        (Unknown("not understood: /etc/apt/sources.list.d/x.list:1: no entry", "apt-sources"), "correct what stands"),
+        (Unknown("it is a named pipe", "file:/etc/containerd/config.toml"), "`ls -ld /etc/containerd/config.toml`"),
+        (Unknown("lspci: command not found", "lspci"), "install the tool it names"),
+    ],
+)
+def test_the_remedy_fits_what_kept_it_from_being_known(unknown: Unknown, hint: str) -> None:
+    with pytest.raises(Undetermined) as caught:
+        need(unknown, "which it is")
+    assert hint in caught.value.hint
+    assert "file:" not in caught.value.why
