@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.cli.compose import Wanted, gpus_to_set_up
-from gpunode.errors import RecipeError, UsageError
+from gpunode.cli.compose import gpus_to_set_up
+from gpunode.errors import UsageError
 
 
 def test_gpus_are_named_for_images_only() -> None:
@@ -12,11 +12,3 @@ def test_gpus_are_named_for_images_only() -> None:
     with pytest.raises(UsageError, match="--gpu is for an image"):
         gpus_to_set_up("10de:1b80", image=False)
     assert gpus_to_set_up("", image=False) == ()
-
-
-def test_a_bad_option_is_not_sent_to_the_recipe_checker() -> None:
-    with pytest.raises(RecipeError) as caught:
-        Wanted(runtime="podmann").read()
-    assert caught.value.what.startswith("--runtime podmann: ")
-    assert "containerd, docker" in caught.value.why
-    assert caught.value.hint == ""
