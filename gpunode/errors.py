@@ -43,12 +43,11 @@ class RecipeError(UsageError):
     """A recipe says something that gpunode does not understand; names file, line, key and the allowed values."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
-        is_file = not file.startswith("--")  # else an option, which is checked as a file of one line would be
-        place = f"{file}:{line}" if line and is_file else file
+        place = f"{file}:{line}" if line else file
         super().__init__(
             f"{place}: {what}",
             why=f"allowed: {', '.join(allowed)}" if allowed else "",
-            hint=f"correct {key or 'it'} in {file}, then run `gpunode recipe check {file}`" if is_file else "",
+            hint=f"correct {key or 'it'} in {file}, then run `gpunode recipe check {file}`",
         )
         self.file, self.line, self.key, self.allowed = file, line, key, allowed
 

@@ -60,7 +60,7 @@ def setup(
     ] = False,
     allow_disruption: Annotated[bool, typer.Option("--allow-disruption", help="go on though containers stop")] = False,
     lock_timeout: Annotated[
-        float,
+        int,
         typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait while others use apt or dpkg"),
     ] = 600,
     upgrade: UpgradeOption = False,

@@ -58,6 +58,8 @@ def _remedy(fact: Unknown) -> str:
     place = fact.probe.removeprefix("file:")
     if fact.reason.startswith("not understood"):
         return "correct what stands there, then run the command again"
+    if "Permission denied" in fact.reason:
+        return "run the command as root"
     if place != fact.probe:
         return f"look at it with `ls -ld {place}`; what belongs there is a file that root can read, or nothing"
     return f"make {place} readable (run as root, install the tool it names), then run the command again"

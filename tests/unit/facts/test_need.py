@@ -11,6 +11,7 @@ from gpunode.facts.model import Unknown, need
     [
         (Unknown("not understood: /etc/apt/sources.list.d/x.list:1: no entry", "apt-sources"), "correct what stands"),
         (Unknown("it is a named pipe", "file:/etc/containerd/config.toml"), "`ls -ld /etc/containerd/config.toml`"),
+        (Unknown("/etc/x may not be read: Permission denied", "file:/etc/x"), "as root"),
         (Unknown("lspci: command not found", "lspci"), "install the tool it names"),
     ],
 )
@@ -19,3 +20,9 @@ def test_the_remedy_fits_what_kept_it_from_being_known(unknown: Unknown, hint: s
         need(unknown, "which it is")
     assert hint in caught.value.hint
     assert "file:" not in caught.value.why
+
+
+def test_a_file_that_cannot_be_read_is_named_once() -> None:
+    with pytest.raises(Undetermined) as caught:
+        need(Unknown("/etc/x may not be read: Permission denied", "file:/etc/x"), "what /etc/x holds")
+    assert caught.value.why == "/etc/x may not be read: Permission denied"
