@@ -150,7 +150,18 @@ def _with_gpus(facts: Facts, gpu: str) -> Facts:
 
 def is_image(root: str) -> bool:
     """Whether ``root`` is a mounted root and not the system that runs."""
-    return Path(root).resolve() != Path("/")
+    return _resolved(root) != Path("/")
+
+
+def _resolved(root: str) -> Path:
+    try:
+        return Path(root).resolve()
+    except OSError as error:
+        raise UsageError(
+            f"--root {root} leads nowhere",
+            why=f"the folder that it is relative to: {error.strerror}",
+            hint="name the root folder by its whole path",
+        ) from error
 
 
 def checked_root(root: str) -> str:
@@ -165,7 +176,7 @@ def checked_root(root: str) -> str:
             why="there is no folder etc in it",
             hint="mount the image first, then name its root folder",
         )
-    return str(Path(root).resolve())
+    return str(_resolved(root))
 
 
 def need_root(command: str) -> None:

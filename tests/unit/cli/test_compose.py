@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from gpunode.cli.compose import gpus_to_set_up
+from gpunode.cli.compose import checked_root, gpus_to_set_up
 from gpunode.errors import UsageError
 
 
@@ -12,3 +14,14 @@ def test_gpus_are_named_for_images_only() -> None:
     with pytest.raises(UsageError, match="--gpu is for an image"):
         gpus_to_set_up("10de:1b80", image=False)
     assert gpus_to_set_up("", image=False) == ()
+
+
+def test_a_relative_root_in_a_folder_that_is_gone_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match="leads nowhere"):
+        checked_root(".")
