@@ -72,7 +72,7 @@ def test_a_refusal_does_not_hide_what_comes_after_it() -> None:
     """The archive is named with another key in a file that serves others too; the steps after it still differ."""
     rival = (
         b"deb [signed-by=/mine.gpg] https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /\n"
-        b"deb http://deb.debian.org/debian bookworm main\n"
+        b"deb http://mirror.example.org/debian bookworm main\n"
     )
     packages = {"docker-ce": PackageState("5:28.5.2-1"), "nvidia-container-toolkit": PackageState("1.19.1-1")}
     node = hand_built(packages=packages, files={"/etc/apt/sources.list": rival, DAEMON_JSON: _docker()})
