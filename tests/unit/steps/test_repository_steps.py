@@ -114,7 +114,8 @@ def test_an_entry_with_another_key_goes_since_apt_would_refuse_both() -> None:
 
 
 def test_a_file_that_serves_other_archives_too_is_never_removed() -> None:
-    rival = f"deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\ndeb http://mirror.example.org/debian bookworm main\n"
+    own = "deb http://mirror.example.org/debian bookworm main\n"
+    rival = f"deb [signed-by=/etc/apt/keyrings/mine.gpg] {CUDA_URI} /\n{own}"
     no = refusal(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival.encode()})))
     assert "mine.list:1" in no.what
     crowded = (
