@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpunode import __version__
 from gpunode.change import CommandChange
-from gpunode.cli.commands import How, check_steps, failed_check, unknown
+from gpunode.cli.commands import How, check_steps, shortcoming, unknown
 from gpunode.cli.compose import Stop, Wanted, checked_root, digest, gpus_to_set_up, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import GpunodeError, RebootRequired
@@ -85,7 +85,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         planned = None if done.changed or only else done.preview
         report = Report(()) if image or reboots else verify(recipe, done.facts, host, host.effective, planned=planned)
         failure = (
-            _reboot(reboots, done, leave) if reboots else failed_check(report, "applied, but " if done.changed else "")
+            _reboot(reboots, done, leave) if reboots else shortcoming(report, "applied, but " if done.changed else "")
         )
         if log.problem:
             screen.tell(Told(log.problem))

@@ -142,7 +142,7 @@ def verify(wanted: Wanted, how: How, *, cuda: bool, container: bool) -> None:
         check = container_check(host.runner, host.effective) if container else None
         report = look(recipe, facts, host, host.effective, Extra(cuda, check))
         screen.report(recipe, report)
-    failure = failed_check(report, "")
+    failure = shortcoming(report, "")
     how.answer(
         Envelope(
             "verify",
@@ -155,10 +155,10 @@ def verify(wanted: Wanted, how: How, *, cuda: bool, container: bool) -> None:
     )
 
 
-def failed_check(report: Report, prefix: str) -> VerifyFailed | None:
-    """The error that a report amounts to: that of its first failed check."""
+def shortcoming(report: Report, prefix: str) -> GpunodeError | None:
+    """The error that a report amounts to: its first failed check, else what could not be told."""
     if not report.failed:
-        return None
+        return next(iter(report.untold), None)
     first = report.failed[0]
     return VerifyFailed(f"{prefix}{first.title}: {first.detail}", hint=first.hint)
 

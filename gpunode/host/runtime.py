@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation
-from gpunode.errors import ChangeFailed, Refused
+from gpunode.errors import ChangeFailed, Refused, Undetermined
 from gpunode.host import files
 from gpunode.host.process import Finished, Runner
 from gpunode.runtimes import Configured, containerd_dump, runtime
@@ -128,7 +128,7 @@ def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: f
     while True:
         try:
             found = _effective_docker(runner)
-        except ChangeFailed:
+        except (ChangeFailed, Undetermined):
             return ""
         wrong = _differences(expectation, found) if found else []
         if not wrong or time.monotonic() >= deadline:
@@ -144,6 +144,7 @@ def effective(runner: Runner, name: str) -> Configured | None:
 
     Raises:
         ChangeFailed: it does not answer.
+        Undetermined: it answers root alone.
     """
     return _EFFECTIVE[name](runner)
 
@@ -176,10 +177,17 @@ def _effective_docker(runner: Runner) -> Configured | None:
     return Configured(handlers, str(answer["default"]) or None)
 
 
-def _no_answer(name: str, told: Finished) -> ChangeFailed:
+def _no_answer(name: str, told: Finished) -> ChangeFailed | Undetermined:
+    said = told.last_lines(6)
+    if "permission denied" in said.lower():
+        return Undetermined(
+            f"cannot tell what {name} is configured to do",
+            why=said,
+            hint="run the command again as root: sudo gpunode …",
+        )
     return ChangeFailed(
         f"{name} does not say what it is configured to do",
-        why=told.last_lines(6) or f"{told.argv[0]} exited with {told.exit_status}",
+        why=said or f"{told.argv[0]} exited with {told.exit_status}",
         hint=f"systemctl status {name}",
     )
 

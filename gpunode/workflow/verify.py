@@ -28,6 +28,10 @@ Status: TypeAlias = Literal["passed", "failed", "not run"]
 Effective: TypeAlias = Callable[[str], Configured | None]
 
 
+_WANTED = "as the recipe wants it"
+_READS = "the container runtime reads the runtime nvidia"
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was looked at.
@@ -46,10 +50,16 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What verify found; ``inventory`` is what NVML told, when it did."""
+    """What verify found.
+
+    Attributes:
+        inventory: what NVML told, when it did.
+        untold: why checks could not be made for want of evidence, such as root's rights.
+    """
 
     checks: tuple[Check, ...]
     inventory: Inventory | None = None
+    untold: tuple[Undetermined, ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -89,15 +99,16 @@ def verify(
         planned: the plan of the whole recipe for these very facts, where there is one already.
     """
     extra = extra or Extra()
+    untold: list[Undetermined] = []
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(host.look, nvml.probe())
-        as_wanted = configuration(recipe, facts, host, planned)
-        runtime_checks = tuple(_runtime(recipe, effective))
+        as_wanted = _told(lambda: [configuration(recipe, facts, host, planned)], "configuration", _WANTED, untold)
+        runtime_checks = _told(lambda: [*_runtime(recipe, effective)], "runtime", _READS, untold)
         answer = nvml_facts.answer_of(asked.result())
     inventory = answer if isinstance(answer, Inventory) else None
     checks = [
-        as_wanted,
+        *as_wanted,
         *_driver(answer),
         *_versions(recipe, facts, answer),
         *_device_nodes(facts, inventory),
@@ -108,7 +119,16 @@ def verify(
         checks.append(_vector_addition(_cuda_answer(host)))
     if extra.container is not None:
         checks.append(_container(recipe, inventory, extra.container))
-    return Report(tuple(checks), inventory)
+    return Report(tuple(checks), inventory, tuple(untold))
+
+
+def _told(ask: Callable[[], Sequence[Check]], id: str, title: str, untold: list[Undetermined]) -> Sequence[Check]:  # noqa: A002 - the check's own word
+    """The checks that ``ask`` makes; where evidence is missing, one that was not run, and why in ``untold``."""
+    try:
+        return ask()
+    except Undetermined as error:
+        untold.append(error)
+        return [Check(id, title, "not run", _because(error.what, error.why), error.hint)]
 
 
 def gpus(number: int) -> str:
@@ -121,6 +141,8 @@ def configuration(recipe: Recipe, facts: Facts, host: HostView, planned: Sequenc
     title = f"as recipe {recipe.name} wants it"
     try:
         plans = plan(recipe, facts, host) if planned is None else planned
+    except Undetermined:
+        raise
     except GpunodeError as error:
         return Check("configuration", title, "failed", _because(error.what, error.why), error.hint)
     if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
@@ -226,6 +248,8 @@ def _runtime(recipe: Recipe, effective: Effective) -> Iterator[Check]:
     title = f"{row.id} reads the runtime nvidia"
     try:
         found = effective(row.id)
+    except Undetermined:
+        raise
     except GpunodeError as error:
         yield Check("runtime", title, "failed", _because(error.what, error.why), f"systemctl status {row.unit}")
         return

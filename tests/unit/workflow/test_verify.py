@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.errors import Refused
+from gpunode.errors import Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, LoadedDriver, Unknown
 from gpunode.host.rehearsal import RehearsalHost
@@ -158,7 +158,8 @@ def test_what_a_removed_driver_left_behind_is_no_installed_version() -> None:
 def test_a_bus_that_cannot_be_read_does_not_hide_what_the_driver_answers() -> None:
     blind = with_driver("580.95.05", devices=Unknown("lspci did not answer in time", "lspci"), device_nodes=NODES)
     found = report(node=blind)
-    assert check(found, "configuration").status == "failed"
+    assert check(found, "configuration").status == "not run"
+    assert [error.exit_code for error in found.untold] == [13]
     assert check(found, "nvml").status == "passed"
     assert check(found, "versions").status == "passed"
 
@@ -210,3 +211,13 @@ def test_a_container_is_not_started_where_the_driver_does_not_answer() -> None:
     for wanted in (recipe("docker"), recipe("none")):
         found = verify(wanted, node, Answering(Capture("nvml", "timeout")), lambda _name: None, Extra(container=never))
         assert check(found, "container").status == "not run"
+
+
+def test_a_runtime_that_answers_root_alone_is_not_called_broken() -> None:
+    def closed(_name: str) -> Configured | None:
+        raise Undetermined("cannot tell what containerd is configured to do", why="permission denied", hint="as root")
+
+    node = with_driver("580.95.05", device_nodes=NODES)
+    found = verify(Recipe("test", runtime=Runtime(name="containerd")), node, Answering(ANSWER), closed)
+    assert check(found, "runtime").status == "not run"
+    assert [error.what for error in found.untold] == ["cannot tell what containerd is configured to do"]
