@@ -319,3 +319,17 @@ def test_with_another_root_it_runs_under_chroot(tmp_path: Path) -> None:
     assert done.missing
     assert b"no-shell-here" in done.stderr
     assert done.argv == ("no-shell-here",)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to be another user")
+def test_a_program_behind_a_closed_folder_is_missing(tmp_path: Path) -> None:
+    program = tmp_path / "closed" / "tool"
+    program.parent.mkdir(mode=0o700)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        done = Runner().run((str(program),), timeout_s=5)
+    finally:
+        os.seteuid(0)
+    assert done.missing
