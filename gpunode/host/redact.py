@@ -37,6 +37,8 @@ _PERHAPS_KEY: Final = re.compile(rf"({_STRING})(\s*[=:])?", re.DOTALL)
 _USERINFO: Final = re.compile(r"(?<=://)[^\s/?#\"'<>]*(?=@)")
 _QUERY: Final = re.compile(r"(?<=[?&])((?:[\w-]*token|sig|signature|[\w-]*key|password)=)([^&\s\"'#]+)", re.IGNORECASE)
 _PRIVATE_KEY: Final = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(.*?)(?=-----END|\Z)", re.DOTALL)
+# Two passes do for what was found so far; the bound is for text that was made to go on for ever.
+_PASSES: Final = 8
 _PLAIN: Final = frozenset({"true", "false", "null", "none"})
 # The system's own tables: no person writes a secret there, and dpkg's descriptions speak of passwords.
 _TABLES: Final = ("/proc/", "/sys/", "/var/lib/", "/boot/", "/lib/", "/usr/", "/dev/", "lspci", "uname", "systemctl")
@@ -77,6 +79,15 @@ def content(data: bytes) -> bytes:
 
 def text(value: str) -> str:
     """``value`` without secrets."""
+    # What one replacement leaves may be the user and password of an address to the next: until nothing changes.
+    for _ in range(_PASSES):
+        if (after := _once(value)) == value:
+            break
+        value = after
+    return value
+
+
+def _once(value: str) -> str:
     value = _PRIVATE_KEY.sub(lambda match: match[1] + _block(match[2]), value)
     value = _USERINFO.sub(lambda match: ":".join(map(_mask, match[0].split(":", 1))), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpunode.facts.derive import derive
@@ -57,6 +57,7 @@ def test_redacting_twice_is_redacting_once(evidence: Evidence) -> None:
 
 
 @given(TEXTS)
+@example("https://passwordhttps:///}u:p@h")
 @settings(max_examples=examples(500), deadline=None)
 def test_redacting_a_text_twice_is_redacting_it_once(value: str) -> None:
     once = text(value)
