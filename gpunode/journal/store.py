@@ -181,7 +181,7 @@ class Store:
                 raise Refused(
                     f"run {run} can no longer be undone",
                     why=f"the first run and the newest {self._keep} keep their backups; this one is older",
-                    hint="`gpunode log` still shows what it changed",
+                    hint="`gpunode rollback --list` still shows what it changed",
                 ) from error
             raise _bad_object(path, run, "is missing") from error
         if record.digest(content) != name:

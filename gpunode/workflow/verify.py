@@ -30,6 +30,7 @@ Effective: TypeAlias = Callable[[str], Configured | None]
 
 _WANTED = "as the recipe wants it"
 _READS = "the container runtime reads the runtime nvidia"
+_SEES = "a container sees the same GPUs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ def verify(
     if extra.cuda:
         checks.append(_vector_addition(_cuda_answer(host)))
     if extra.container is not None:
-        checks.append(_container(recipe, inventory, extra.container))
+        run = extra.container
+        checks += _told(lambda: [_container(recipe, inventory, run)], "container", _SEES, untold)
     return Report(tuple(checks), inventory, tuple(untold))
 
 
@@ -214,9 +216,9 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
 
 def _package_version(recipe: Recipe, facts: Facts) -> str | None:
     """The installed driver's; None where there is none, or nobody can tell which it should be."""
-    if not wants_driver(recipe, facts):
-        return None
     try:
+        if not wants_driver(recipe, facts):
+            return None
         found, chosen = family_of(facts), choice(recipe, facts)
     except Undetermined:
         return None
@@ -328,9 +330,14 @@ def _vector_addition(answer: CudaAnswer) -> Check:
 
 
 def _container(recipe: Recipe, inventory: Inventory | None, run: Callable[[Inventory, Runtime], Check]) -> Check:
-    title = "a container sees the same GPUs"
+    title = _SEES
     if recipe.runtime.name == "none":
         return Check("container", title, "not run", "the recipe has no container runtime", "name one with --runtime")
     if inventory is None:
         return Check("container", title, "not run", "NVML does not answer on the host", "first make the driver answer")
-    return run(inventory, runtime(recipe.runtime.name))
+    try:
+        return run(inventory, runtime(recipe.runtime.name))
+    except Undetermined:
+        raise
+    except GpunodeError as error:
+        return Check("container", title, "failed", _because(error.what, error.why), error.hint)

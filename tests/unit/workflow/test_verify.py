@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.errors import Refused, Undetermined
+from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, LoadedDriver, Unknown
 from gpunode.host.rehearsal import RehearsalHost
@@ -221,3 +221,25 @@ def test_a_runtime_that_answers_root_alone_is_not_called_broken() -> None:
     found = verify(Recipe("test", runtime=Runtime(name="containerd")), node, Answering(ANSWER), closed)
     assert check(found, "runtime").status == "not run"
     assert [error.what for error in found.untold] == ["cannot tell what containerd is configured to do"]
+
+
+def test_a_runtime_that_cannot_be_asked_leaves_the_other_checks_standing() -> None:
+    node = with_driver("580.95.05", device_nodes=NODES)
+    wanted = Recipe("test", runtime=Runtime(name="containerd"))
+    for error, status, told in (
+        (ChangeFailed("containerd does not say", why="it crashed", hint="systemctl status containerd"), "failed", 0),
+        (Undetermined("cannot tell", why="permission denied", hint="as root"), "not run", 1),
+    ):
+
+        def broken(_inventory: object, _row: object, error: GpunodeError = error) -> Check:
+            raise error
+
+        found = verify(wanted, node, Answering(ANSWER), lambda _name: None, Extra(container=broken))
+        assert check(found, "container").status == status
+        assert len(found.untold) == told
+        assert check(found, "nvml").status == "passed"
+
+
+def test_a_machine_of_unknown_kind_does_not_hide_what_the_driver_answers() -> None:
+    node = with_driver("580.95.05", platform=Unknown("did not answer in time", "virt"), device_nodes=NODES)
+    assert check(report(node=node), "nvml").status == "passed"
