@@ -21,11 +21,12 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json":
 def merged(base: bytes, ours: bytes, theirs: bytes, *, path: str = "") -> bytes | None:
     """``theirs`` with what makes ``ours`` of ``base`` done to it as well; None where both changed the same lines.
 
-    An edit may stand right beside lines that go. For a TOML or JSON file, by the end of its ``path``, the result also
-    has to differ from ``theirs`` in exactly those values in which ``ours`` differs from ``base``; else it is None.
+    Edits may stand side by side. For a TOML or JSON file, by the end of its ``path``, the result has to differ from
+    ``theirs`` in exactly those values in which ``ours`` differs from ``base``; else it is None.
     """
     lines = [text.splitlines(keepends=True) for text in (base, ours, theirs)]
-    edits = _joined(_edits(lines[0], lines[1]), _edits(lines[0], lines[2]))
+    parse = _PARSERS.get(path[path.rfind(".") :]) if "." in path else None
+    edits = _joined(_edits(lines[0], lines[1]), _edits(lines[0], lines[2]), is_checked=parse is not None)
     if edits is None:
         return None
     result, place = list[bytes](), 0
@@ -33,7 +34,6 @@ def merged(base: bytes, ours: bytes, theirs: bytes, *, path: str = "") -> bytes 
         result += (*lines[0][place:first], *new)
         place = last
     text = b"".join((*result, *lines[0][place:]))
-    parse = _PARSERS.get(path[path.rfind(".") :]) if "." in path else None
     return text if parse is None or _same_effect(parse, base, ours, theirs, text) else None
 
 
@@ -42,18 +42,19 @@ def _edits(base: list[bytes], other: list[bytes]) -> list[_Edit]:
     return [(i, j, tuple(other[k:m])) for tag, i, j, k, m in codes if tag != "equal"]
 
 
-def _joined(ours: list[_Edit], theirs: list[_Edit]) -> list[_Edit] | None:
-    """Both, in order; None when two are about the same lines and not the same edit."""
+def _joined(ours: list[_Edit], theirs: list[_Edit], *, is_checked: bool) -> list[_Edit] | None:
+    """Both, in order; None when two are about the same lines and not the same edit.
+
+    Of two that begin at the same line, new lines come first: that may be wrong, unless what it means ``is_checked``.
+    """
     both = sorted({*ours, *theirs})
     for one, next_one in pairwise(both):
-        if next_one[0] < one[1] or (next_one[0] == one[1] and not _may_touch(one, next_one)):
+        begin_together = one[0] == next_one[0]
+        both_add = begin_together and one[1] == next_one[1]
+        is_deletion = not next_one[2]
+        if next_one[0] < one[1] or both_add or (begin_together and not is_deletion and not is_checked):
             return None
     return both
-
-
-def _may_touch(one: _Edit, next_one: _Edit) -> bool:
-    """Lines that go beside lines that come: whichever is first, the result is the same."""
-    return any(not a[2] and b[0] == b[1] for a, b in ((one, next_one), (next_one, one)))
 
 
 def _same_effect(parse: Callable[[str], Any], base: bytes, ours: bytes, theirs: bytes, result: bytes) -> bool:

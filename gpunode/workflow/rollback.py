@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -119,10 +119,9 @@ def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[P
     The configuration files of packages that were purged come with these, whatever they are now.
     """
     states: dict[str, FileState | None] = {}
-    for part in parts:
-        change = part.change
-        if not isinstance(change, FileChange):
-            continue
+    changes = [(part, part.change) for part in parts if isinstance(part.change, FileChange)]
+    purged = {change.path for part, change in changes if part.step == CONFFILES and change.after is not None}
+    for part, change in changes:
         after = change.after if isinstance(change.after, FileState) else None
         if part.step == CONFFILES:
             if after is not None:
@@ -132,7 +131,8 @@ def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[P
         states[change.path] = now
         if now == after:
             continue
-        if now != change.before and not force:
+        went_with_its_package = now is None and change.path in purged
+        if now != change.before and not went_with_its_package and not force:
             raise edited(change, now)
         yield replace(part, change=replace(change, before=now))
         states[change.path] = after
@@ -162,12 +162,8 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
 def _refuse_later(store: Store, of: str, touched: AbstractSet[str], *, whole: bool) -> None:
     runs = store.runs()
     since = runs[[run.run for run in runs].index(of) :]
-    # A rollback takes a run back, and neither counts: not the one that is undone, not the one that undid it. One of
-    # the configuration alone has left the packages as they were.
     here = {run.run: run for run in since}
-    cancelled = {run.run for run in since if run.undone_by and (run.undone_whole or not whole)}
-    cancelled |= {run.run for run in since if run.begin.of in here and (run.begin.whole or not whole)}
-    later = [run for run in since[1:] if run.run not in cancelled and not touched.isdisjoint(run.subjects)]
+    later = [run for run in since[1:] if not touched.isdisjoint(_standing(run, here))]
     if later:
         both = ", ".join(sorted(touched & {one for run in later for one in run.subjects})[:6])
         raise Conflict(
@@ -175,6 +171,13 @@ def _refuse_later(store: Store, of: str, touched: AbstractSet[str], *, whole: bo
             why=f"undoing {of} alone would mix their versions of {both}",
             hint="\n".join(f"gpunode rollback {run.run}{' --packages' if whole else ''}" for run in reversed(later)),
         )
+
+
+def _standing(run: RunSummary, here: Mapping[str, RunSummary]) -> AbstractSet[str]:
+    """What of ``run`` still counts: nothing of a rollback that takes one of ``here`` back, nor what that took back."""
+    if run.begin.of in here or run.undone_whole:
+        return frozenset()
+    return frozenset(run.subjects) - frozenset(here[run.undone_by].subjects if run.undone_by in here else ())
 
 
 def edited(change: FileChange, now: FileState | None) -> Conflict:

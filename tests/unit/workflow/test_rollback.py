@@ -169,7 +169,8 @@ def test_running_containers_are_not_stopped_by_a_rollback_unasked(store: Store, 
     with pytest.raises(DrainRequired, match="1 running docker") as caught:
         undoing(store, host, run)
     assert "--allow-disruption" in caught.value.hint
-    undoing(store, host, run, disrupt=True)
+    back = undoing(store, host, run, disrupt=True)
+    rollback(back, host, store, version="test", argv=(), tell=lambda _event: None)
     assert host.files[DAEMON_JSON] is None
 
 
