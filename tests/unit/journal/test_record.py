@@ -35,6 +35,7 @@ from gpunode.journal.record import (
     summary,
     undo,
     unsettled,
+    whole,
 )
 
 RESTART = Trigger("restart", "docker.service")
@@ -105,6 +106,25 @@ class TestWholeLines:
         other = lines((replace(BEGIN, run="000002-20270115T080000Z"), Done(1)))
         with pytest.raises(JournalDamaged, match="damaged in line 2"):
             decode(self.WRITTEN[0] + other[1], str.encode)
+
+
+def test_what_a_power_cut_left_of_the_last_line_is_dropped_and_a_hole_before_it_is_damage() -> None:
+    first, second = lines((BEGIN, Done(1)))
+    for hole in (second[:30] + bytes(len(second) - 31) + b"\n", bytes(40) + second[40:]):
+        assert whole(first + hole) == first
+        assert decode(first + hole, str.encode) == (BEGIN,)
+        with pytest.raises(JournalDamaged, match="damaged in line 2"):
+            decode(first + hole + encode(Commit("done"), above=hole), str.encode)
+    with pytest.raises(JournalDamaged, match="damaged in line 1"):
+        decode(first[:-1] + b"\0" + second, str.encode)
+
+
+def test_what_is_written_at_once_is_one_line_so_that_all_of_it_counts_or_nothing() -> None:
+    first = encode(BEGIN)
+    several = encode(Done(1), Done(2), above=first)
+    assert several.count(b"\n") == 1
+    assert decode(first + several, str.encode) == (BEGIN, Done(1), Done(2))
+    assert decode(first + several[:-1], str.encode) == (BEGIN,)
 
 
 def test_attributes_of_a_file_are_kept_in_the_line() -> None:

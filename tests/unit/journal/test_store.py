@@ -254,6 +254,25 @@ class TestRetention:
         assert "ada had its backups forgotten" in refused.value.why
         assert store.footprint().files["/etc/containerd/config.toml"].forgotten
 
+    def test_a_run_can_be_forgotten_again_after_the_power_went_in_the_middle(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        run = setup_run(store)
+        with run.path.open("ab") as journal:
+            journal.write(b'{"v":2,"su')
+        store.forget(run.id, "ada")
+        assert [run.forgotten for run in store.runs()] == [True]
+
+    def test_a_run_that_cannot_begin_takes_no_backups_away(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = Store(tmp_path, keep=2)
+        runs = self.chain(store, 3)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "mkdir", Disk.refuse)
+            with pytest.raises(ChangeFailed):
+                store.begin("setup", version="0.1.0")
+        assert [self.kept(store, run) for run in runs] == [True, True, True]
+
     def test_a_run_that_was_cut_short_cannot_be_forgotten(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
         cut = store.begin("setup", version="0.1.0")
@@ -299,6 +318,10 @@ class Disk:
         self.code = code
         self.call = call
         monkeypatch.setattr(os, call, self.fail_once)
+
+    @staticmethod
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fail_once(self, descriptor: int, *args: bytes) -> int:
         self.left -= 1
