@@ -18,7 +18,20 @@ from gpunode.change import Change, FileChange, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
 from gpunode.journal import record
 from gpunode.journal.lock import held
-from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Owe, Result, RunSummary, Settle, Verb
+from gpunode.journal.record import (
+    Begin,
+    Commit,
+    CutShort,
+    Done,
+    Entry,
+    Failed,
+    Intent,
+    Owe,
+    Result,
+    RunSummary,
+    Settle,
+    Verb,
+)
 
 KEEP = 50
 _RUN = re.compile(r"(\d{6,})-\d{8}T\d{6}Z")
@@ -114,6 +127,40 @@ class Store:
             JournalDamaged: one of the journals is.
         """
         return record.owed_since(entry for run in self.ids() for entry in self._unloaded(run))
+
+    def cut_short(self) -> CutShort | None:
+        """The newest run, if it has no end; None when it has, or there is none. Call it under ``lock``.
+
+        Raises:
+            JournalDamaged: its journal is.
+        """
+        # A run that was killed before its first entry did nothing, so it hides nobody.
+        began = (entries for run in reversed(self.ids()) if (entries := self._unloaded(run)))
+        return record.cut_short(next(began, ()))
+
+    def conclude(self, run: str, why: str) -> None:
+        """The run that was cut short is over: ``why`` says how that is known. Call it under ``lock``.
+
+        Raises:
+            ChangeFailed: it could not be written.
+        """
+        path = self._path(run)
+        with _unwritable(f"the end of run {run} could not be recorded", path):
+            whole = path.read_bytes()
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                # A torn last line goes first: what follows it would make it damage.
+                os.ftruncate(descriptor, whole.rfind(b"\n") + 1)
+                _write_all(descriptor, record.encode(Commit("interrupted", why, self._clock())))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def sweep(self) -> None:
+        """The half backups of a run that was killed are gone; nothing ever needed them. Call it under ``lock``."""
+        for draft in self.objects.glob("??/.*"):
+            with contextlib.suppress(OSError):
+                draft.unlink()
 
     def unsettled(self) -> tuple[FileChange, ...]:
         """The file changes of the runs so far, newest first, that owe what none of them has settled.
