@@ -491,3 +491,28 @@ def summary(entries: Iterable[Entry]) -> RunSummary | None:
             case _:
                 pass
     return None if begin is None else RunSummary(begin, tuple(subjects), commit, forgotten=forgotten)
+
+
+@dataclass(frozen=True, slots=True)
+class CutShort:
+    """A run that has no end: it was killed, or the power went.
+
+    Attributes:
+        made: the changes that are known to have been made, in their order.
+        begun: those of which nobody knows whether they were, wholly or in part.
+    """
+
+    begin: Begin
+    made: tuple[Change, ...] = ()
+    begun: tuple[Change, ...] = ()
+
+
+def cut_short(entries: Iterable[Entry]) -> CutShort | None:
+    """How far a run came that has no end; None when it has one, and when it was cut before its first entry."""
+    known = tuple(entries)
+    begin = next((entry for entry in known if isinstance(entry, Begin)), None)
+    if begin is None or any(isinstance(entry, Commit) for entry in known):
+        return None
+    ended = {entry.seq for entry in known if isinstance(entry, Done | Failed)}
+    begun = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq not in ended)
+    return CutShort(begin, made(known), tuple(begun))

@@ -22,6 +22,7 @@ from gpunode.journal.lock import held
 from gpunode.journal.record import (
     Begin,
     Commit,
+    CutShort,
     Done,
     Entry,
     Failed,
@@ -208,6 +209,40 @@ class Store:
             JournalDamaged: one of the journals is.
         """
         return record.owed_since(entry for run in self.ids() for entry in self._unloaded(run))
+
+    def cut_short(self) -> CutShort | None:
+        """The newest run, if it has no end; None when it has, or there is none. Call it under ``lock``.
+
+        Raises:
+            JournalDamaged: its journal is.
+        """
+        # A run that was killed before its first entry did nothing, so it hides nobody.
+        began = (entries for run in reversed(self.ids()) if (entries := self._unloaded(run)))
+        return record.cut_short(next(began, ()))
+
+    def conclude(self, run: str, why: str) -> None:
+        """The run that was cut short is over: ``why`` says how that is known. Call it under ``lock``.
+
+        Raises:
+            ChangeFailed: it could not be written.
+        """
+        path = self._path(run)
+        with _unwritable(f"the end of run {run} could not be recorded", path):
+            whole = path.read_bytes()
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                # A torn last line goes first: what follows it would make it damage.
+                os.ftruncate(descriptor, whole.rfind(b"\n") + 1)
+                _write_all(descriptor, record.encode(Commit("interrupted", why, self._clock())))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def sweep(self) -> None:
+        """The half backups of a run that was killed are gone; nothing ever needed them. Call it under ``lock``."""
+        for draft in self.objects.glob("??/.*"):
+            with contextlib.suppress(OSError):
+                draft.unlink()
 
     def unsettled(self) -> tuple[FileChange, ...]:
         """The file changes of the runs so far, newest first, that owe what none of them has settled.

@@ -20,6 +20,7 @@ from gpunode.journal.record import (
     FORMAT,
     Begin,
     Commit,
+    CutShort,
     Done,
     Entry,
     Failed,
@@ -27,6 +28,7 @@ from gpunode.journal.record import (
     Owe,
     RunSummary,
     Settle,
+    cut_short,
     decode,
     digest,
     encode,
@@ -214,3 +216,21 @@ def test_a_run_in_short_names_what_it_changed_once() -> None:
     end = Commit("failed", "docker did not start")
     assert summary((BEGIN, *twice, end)) == RunSummary(BEGIN, ("/a",), end)
     assert summary(()) is None
+
+
+class TestCutShort:
+    def test_a_run_that_has_ended_was_not(self) -> None:
+        assert cut_short((BEGIN, Commit("failed"))) is None
+        assert cut_short(()) is None
+
+    def test_what_is_known_to_be_made_is_told_from_what_was_under_way(self) -> None:
+        first, second, third = write("/a", b"1", b"2"), write("/b", b"1", b"2"), write("/c", b"1", b"2")
+        entries = (
+            BEGIN,
+            Intent(1, "runtime", "x", first),
+            Done(1),
+            Intent(2, "runtime", "x", second),
+            Failed(2, "no room"),
+            Intent(3, "runtime", "x", third),
+        )
+        assert cut_short(entries) == CutShort(BEGIN, (first,), (third,))
