@@ -10,6 +10,7 @@ from gpunode.errors import Conflict, GpunodeError, Interrupted, Undetermined, Us
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Unknown
 from gpunode.host.port import Host, Settled
+from gpunode.host.redact import without_secrets
 from gpunode.journal.record import RunSummary, undo
 from gpunode.journal.store import Store
 from gpunode.workflow.apply import Applier
@@ -126,7 +127,7 @@ def _refuse_later(store: Store, of: str, back: Sequence[Change]) -> None:
 
 
 def _edited(change: FileChange, now: FileState | None) -> Conflict:
-    shown = "\n".join(diff(FileChange(change.path, change.before, now)))
+    shown = "\n".join(diff(without_secrets(FileChange(change.path, change.before, now)))) or "(secrets alone differ)"
     return Conflict(
         f"{change.path} was edited since gpunode wrote it",
         why=f"the edit:\n{shown}",
