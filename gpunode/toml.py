@@ -29,6 +29,7 @@ def loads(text: str, parse_float: Callable[[str], Any] = float) -> dict[str, Any
             line = text.count("\n", 0, found.start()) + 1
             raise ValueError(f"A key of more than {_PARTS} parts (at line {line}, column 1)")
     try:
-        return tomllib.loads(text, parse_float=parse_float)
+        document: dict[str, Any] = tomllib.loads(text, parse_float=parse_float)
     except RecursionError as error:
         raise ValueError("Nested too deeply") from error
+    return document
