@@ -25,6 +25,7 @@ from typing import Any, TypeAlias, final
 
 from gpunode.errors import ChangeFailed
 from gpunode.host import files
+from gpunode.host.own import why_foreign
 
 _LOG_FOLDER = "/var/log/gpunode"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -116,6 +117,8 @@ class CommandLog:
 
     def _write(self, entry: bytes) -> None:
         folder = Path(self._root + files.prepare(_LOG_FOLDER, root=self._root or "/")[0])
+        if why := why_foreign(folder):
+            raise OSError(errno.EPERM, f"{folder} may be another user's: {why}")
         folder.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(folder / Path(self.path).name, flags, 0o600)

@@ -256,6 +256,17 @@ def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert log.problem
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a folder to another user")
+def test_a_log_is_not_written_where_another_user_waits_for_it(tmp_path: Path) -> None:
+    folder = tmp_path / "var/log/gpunode"
+    folder.mkdir(parents=True)
+    os.chown(folder, 1234, 1234)
+    log = CommandLog("x", root=str(tmp_path))
+    Runner(log=log).run(("true",), timeout_s=20)
+    assert list(folder.iterdir()) == []
+    assert "it belongs to the user with the id 1234" in log.problem
+
+
 def test_the_log_of_an_image_stays_in_it(tmp_path: Path) -> None:
     (tmp_path / "image/var").mkdir(parents=True)
     (tmp_path / "logs").mkdir()
