@@ -9,6 +9,7 @@ import contextlib
 import getpass
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from gpunode.change import Change, FileChange, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
+from gpunode.host.own import read, refuse_foreign
 from gpunode.journal import footprint, record
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.lock import held
@@ -39,7 +41,11 @@ KEEP = 50
 _NOBODY_LOGGED_IN = 0xFFFFFFFF
 # All of it was done; a reboot may be due.
 _THROUGH = frozenset({"done", "waiting"})
-_RUN = re.compile(r"(\d{6,})-\d{8}T\d{6}Z")
+_RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
+# A journal of a thousand packages has half a megabyte.
+_LONGEST_JOURNAL = 16 << 20
+# As much as is ever read of a file that is to be replaced.
+_LARGEST_OBJECT = 64 << 20
 
 
 class Store:
@@ -111,14 +117,16 @@ class Store:
 
         Raises:
             UsageError: only root may read them.
+            Refused: another user may have put them there.
         """
+        for folder in (self.folder, self._runs, self.objects):
+            refuse_foreign(folder, self.root)
         try:
             names = [folder.name for folder in self._runs.iterdir() if _RUN.fullmatch(folder.name)]
         except FileNotFoundError:
             return ()
         except PermissionError as error:
-            why = f"{error.filename}: {error.strerror}"
-            raise UsageError("the journal is readable by root only", why=why, hint="run it with sudo") from error
+            raise _roots_alone(error) from error
         return tuple(sorted(names, key=_number))
 
     def runs(self) -> tuple[RunSummary, ...]:
@@ -168,9 +176,11 @@ class Store:
     def _perhaps(self, name: str) -> bytes | None:
         """The bytes of a backup object; None when it was forgotten."""
         try:
-            content = self._object(name).read_bytes()
+            content = read(self._object(name), _LARGEST_OBJECT)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise _bad_object(self._object(name), "some run", f"cannot be read: {error.strerror}") from error
         if record.digest(content) != name:
             raise _bad_object(self._object(name), "some run", "is not what was saved: its sha256 is another")
         return content
@@ -256,7 +266,9 @@ class Store:
 
     def lock(self, timeout_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
         """Nobody else changes this node meanwhile; see ``lock.held``."""
-        return held(self.root / "run/gpunode/lock", timeout_s)
+        lock = self.root / "run/gpunode/lock"
+        refuse_foreign(lock.parent, self.root)
+        return held(lock, timeout_s)
 
     def save(self, content: bytes) -> str:
         """The name of ``content``'s backup object, which is on the disk. Raises OSError."""
@@ -285,22 +297,25 @@ class Store:
         """The journal of ``run``; empty when the power went before its first line."""
         if run not in self.ids():
             raise UsageError(f"there is no run {run!r}", hint="see which there are: gpunode rollback --list")
+        return self._journal(run)
+
+    def _journal(self, run: str) -> bytes:
         try:
-            return self._path(run).read_bytes()
+            return read(self._path(run), _LONGEST_JOURNAL)
         except FileNotFoundError:
             return b""
+        except PermissionError as error:
+            raise _roots_alone(error) from error
+        except OSError as error:
+            raise record.damaged(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
 
     def _unloaded(self, run: str) -> tuple[Entry, ...]:
-        try:
-            data = self._path(run).read_bytes()
-        except FileNotFoundError:
-            return ()
-        return record.unloaded(data, file=str(self._path(run)), run=run)
+        return record.unloaded(self._journal(run), file=str(self._path(run)), run=run)
 
     def _load(self, name: str, run: str, kept: Collection[str]) -> bytes:
         path = self._object(name)
         try:
-            content = path.read_bytes()
+            content = read(path, _LARGEST_OBJECT)
         except FileNotFoundError as error:
             if run not in kept:
                 raise Refused(
@@ -309,19 +324,18 @@ class Store:
                     hint="`gpunode rollback --list` still shows what it changed",
                 ) from error
             raise _bad_object(path, run, "is missing") from error
+        except OSError as error:
+            raise _bad_object(path, run, f"cannot be read: {error.strerror}") from error
         if record.digest(content) != name:
             raise _bad_object(path, run, "is not what was saved: its sha256 is another")
         return content
 
     def _make_folders(self) -> None:
         for folder in (self.folder, self._runs, self.objects):
+            refuse_foreign(folder, self.root)
             _make(folder)
-        if not self.folder.resolve().is_relative_to(self.root.resolve()):
-            raise Refused(
-                f"{self.folder} is a link out of {self.root}",
-                why=f"it leads to {self.folder.resolve()}, so this image's journal would land on another system",
-                hint="replace the link by a folder",
-            )
+            if stat.S_IMODE(folder.stat().st_mode) != 0o700:
+                folder.chmod(0o700)
 
     def _next_id(self, now: float) -> str:
         numbers = [_number(run) for run in self.ids()]
@@ -518,6 +532,11 @@ def _marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
     return tuple(replace(run, undone_by=undone.get(run.run, ""), undone_whole=run.run in whole) for run in runs)
 
 
+def _roots_alone(error: PermissionError) -> UsageError:
+    why = f"{error.filename}: {error.strerror}"
+    return UsageError("the journal is readable by root only", why=why, hint="run it with sudo")
+
+
 def _bad_object(path: Path, run: str, how: str) -> JournalDamaged:
     return JournalDamaged(
         f"a backup of run {run} {how}",
@@ -551,9 +570,10 @@ def _make(folder: Path) -> None:
 
 
 def _holds(path: Path, content: bytes) -> bool:
+    """Whether the object is there and whole; what cannot be read is replaced."""
     try:
-        return path.read_bytes() == content
-    except FileNotFoundError:
+        return read(path, _LARGEST_OBJECT) == content
+    except OSError:
         return False
 
 

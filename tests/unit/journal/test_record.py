@@ -83,6 +83,14 @@ def test_an_older_line_without_a_newer_field_is_read() -> None:
         b'{"is":"done","seq":1}}',
         b'{"is":["done"]}',
         b"{" * 100000 + b"}",
+        b'{"is":"done","seq":"1"}',
+        b'{"is":"done","seq":-1}',
+        b'{"is":"done","seq":true}',
+        b'{"is":"done","seq":1,"at":1e300}',
+        b'{"is":"done","seq":1,"at":NaN}',
+        b'{"is":"failed","seq":1,"why":["x"]}',
+        b'{"is":"commit","result":null}',
+        b'{"is":"done","seq":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
 def test_a_line_with_a_true_checksum_that_says_nonsense_is_damage_too(body: bytes) -> None:
@@ -232,3 +240,9 @@ class TestCutShort:
             Intent(3, "runtime", "x", third),
         )
         assert cut_short(entries) == CutShort(BEGIN, (first,), (third,))
+
+
+def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:
+    line = encode(BEGIN).replace(b'"v":2', b'"v":' + b"9" * 5000)
+    with pytest.raises(JournalDamaged, match="line 1"):
+        decode(line, str.encode)
