@@ -121,13 +121,20 @@ class LocalHost:
         return runtime.effective(self.runner, name)
 
     def realize(self, change: Change, /) -> Change:
-        """``change`` with the bytes of a signing key, fetched by apt's own downloader and compared."""
-        if not isinstance(change, FileChange) or not isinstance(change.after, SigningKey):
+        """``change`` with what only now is known: a key's bytes, a file's attributes, the folders that it needs."""
+        if not isinstance(change, FileChange):
             return change
-        key = change.after
-        with self._fit_for_packages():
-            data = self.apt.fetch(key.url, _KEY_LIMIT_BYTES)
-        return replace(change, after=FileState(_keyring(data, key), key.mode))
+        if isinstance(key := change.after, SigningKey):
+            with self._fit_for_packages():
+                data = self.apt.fetch(key.url, _KEY_LIMIT_BYTES)
+            change = replace(change, after=FileState(_keyring(data, key), key.mode))
+        try:
+            if change.before is None:
+                return replace(change, folders=files.missing_folders(change.path, root=self.root))
+            kept = files.attributes(change.path, root=self.root)
+        except OSError:
+            return change  # whoever makes the change finds out what is wrong there, and says it
+        return replace(change, before=replace(change.before, attributes=kept))
 
     def apply(self, changes: Sequence[Change], /) -> None:
         """Makes ``changes`` in their order; package changes that follow one another are one transaction."""
@@ -167,6 +174,7 @@ class LocalHost:
             raise _edited_since(change, current)
         if after is None:
             files.remove(change.path, root=self.root)
+            files.remove_folders(change.folders, root=self.root)
         else:
             files.replace(change.path, after, root=self.root)
 

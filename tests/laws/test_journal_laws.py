@@ -21,6 +21,7 @@ from gpunode.journal.record import (
     decode,
     digest,
     encode,
+    lines,
     owed,
     undo,
     unloaded,
@@ -53,7 +54,7 @@ def backups(journal: Sequence[Entry]) -> dict[str, bytes]:
 
 
 def written(journal: Sequence[Entry]) -> bytes:
-    return b"".join(map(encode, journal))
+    return b"".join(lines(journal))
 
 
 @given(journals)
