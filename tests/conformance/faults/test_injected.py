@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
 from tests.conformance.faults import runs
-from tests.conformance.faults.node import CASES, Case, Course, Verb, check, prepared
+from tests.conformance.faults.node import CASES, VERBS, Case, Course, Courses, Verb, check
 from tests.conformance.faults.runs import Call, Fault
 
 pytestmark = pytest.mark.skipif(bool(runs.why_not()), reason=runs.why_not())
 ERRORS = ("ENOSPC", "EIO", "EROFS", "EDQUOT")
-VERBS: tuple[Verb, ...] = ("setup", "rollback")
 # What the runs do; the first test says when this is no longer all of it.
-KINDS = ("open", "write", "size", "sync", "rename", "unlink", "mkdir", "mode", "owner", "attribute", "rmdir")
+KINDS = ("open", "write", "size", "sync", "rename", "unlink", "mkdir", "mode", "owner", "attribute")
 
-Courses: TypeAlias = Callable[[Case, Verb], tuple[Course, tuple[Call, ...]]]
+Watched: TypeAlias = Callable[[Course], tuple[Call, ...]]
 
 
 @pytest.fixture(scope="module")
-def courses(tmp_path_factory: pytest.TempPathFactory) -> Courses:
-    """Each verb of each case with the calls by which it writes, looked up once."""
-    known: dict[tuple[str, Verb], tuple[Course, tuple[Call, ...]]] = {}
-
-    def look_up(case: Case, verb: Verb) -> tuple[Course, tuple[Call, ...]]:
-        if (case.name, verb) not in known:
-            folder = tmp_path_factory.mktemp(f"{case.name}-{verb}")
-            course = prepared(case, verb, folder)
-            known[case.name, verb] = course, course.calls(folder / "watched")
-        return known[case.name, verb]
-
-    return look_up
+def watched() -> Watched:
+    """The calls by which a course writes, looked up once."""
+    return cache(lambda course: course.calls())
 
 
-def test_every_kind_of_call_that_writes_is_among_the_tests(courses: Courses) -> None:
-    made = {call.kind for case in CASES for verb in VERBS for call in courses(case, verb)[1]}
+def test_every_kind_of_call_that_writes_is_among_the_tests(courses: Courses, watched: Watched) -> None:
+    made = {call.kind for case in CASES for verb in VERBS for call in watched(courses(case, verb))}
 
     assert made == set(KINDS)
 
@@ -50,9 +41,11 @@ def _of_kind(kind: str, calls: tuple[Call, ...]) -> tuple[tuple[int, Call], ...]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_call_fails_and_nothing_is_lost(courses: Courses, tmp_path: Path, case: Case, verb: Verb, kind: str) -> None:
-    course, calls = courses(case, verb)
-    for place, call in _of_kind(kind, calls):
+def test_a_call_fails_and_nothing_is_lost(
+    courses: Courses, watched: Watched, tmp_path: Path, case: Case, verb: Verb, kind: str
+) -> None:
+    course = courses(case, verb)
+    for place, call in _of_kind(kind, watched(course)):
         _try(course, call, ERRORS[place % len(ERRORS)], tmp_path / "root")
 
 
@@ -62,10 +55,10 @@ def test_a_call_fails_and_nothing_is_lost(courses: Courses, tmp_path: Path, case
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_call_fails_in_every_way(
-    courses: Courses, tmp_path: Path, case: Case, verb: Verb, kind: str, error: str
+    courses: Courses, watched: Watched, tmp_path: Path, case: Case, verb: Verb, kind: str, error: str
 ) -> None:
-    course, calls = courses(case, verb)
-    for place, call in _of_kind(kind, calls):
+    course = courses(case, verb)
+    for place, call in _of_kind(kind, watched(course)):
         if ERRORS[place % len(ERRORS)] != error:
             _try(course, call, error, tmp_path / "root")
 
@@ -75,5 +68,4 @@ def _try(course: Course, call: Call, error: str, root: Path) -> None:
     try:
         check(course, root, answer)
     except AssertionError as problem:
-        problem.add_note(f"{error} at {call}; {answer}")
-        raise
+        raise AssertionError(f"{error} at {call}; {answer}\n{problem}") from problem
