@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import shutil
-import subprocess
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conformance import mounts
 from tests.conformance.faults.node import (
     CASES,
     CONFIG,
@@ -27,43 +25,12 @@ from tests.conformance.faults.node import (
     tree,
 )
 from tests.conformance.faults.runs import run
+from tests.conformance.mounts import in_own_mounts, mount, unmount
 
-_CLONE_NEWNS = 0x20000
 _PAGE = 4096
 
 
-def _why_not() -> str:
-    if os.geteuid() != 0:
-        return "needs root: mounts file systems"
-    may = subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
-    return "" if may else "needs a mount namespace of its own"
-
-
-pytestmark = pytest.mark.skipif(bool(_why_not()), reason=_why_not())
-
-
-def in_own_mounts(body: Callable[[], None]) -> None:
-    """``body`` done in a process whose mounts nobody else sees and which go with it; its failure is the test's."""
-    ours, its = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            assert ctypes.CDLL(None).unshare(_CLONE_NEWNS) == 0
-            subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-            body()
-        except BaseException:
-            os.write(its, traceback.format_exc()[-8000:].encode())
-        finally:
-            os._exit(0)
-    os.close(its)
-    with os.fdopen(ours, "rb") as said:
-        problem = said.read().decode()
-    os.waitpid(pid, 0)
-    assert not problem, problem
-
-
-def mount(*words: str | Path) -> None:
-    subprocess.run(["mount", *map(str, words)], check=True)
+pytestmark = pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not())
 
 
 def _filled(course: Course, root: Path, what: str, free: int) -> None:
@@ -91,7 +58,7 @@ def test_a_full_disk_of_every_size_loses_nothing(
             _filled(course, root, what, free)
             answer = run(course.case.arguments(course.verb, root))
             check(course, root, answer)
-            subprocess.run(["umount", root], check=True)
+            unmount(root)
             if answer.exit_code == 0 and free > 0:
                 return
         raise AssertionError("no size was enough")
@@ -119,7 +86,7 @@ def test_a_read_only_disk_is_named_before_anything_is_begun(
         assert answer.exit_code == exit_code, answer
         assert "ead-only" in str(answer)
         assert "findmnt" in str(answer) or "write access" in str(answer)
-        subprocess.run(["umount", root / below], check=True)
+        unmount(root / below)
         assert not [*root.glob("var/lib/gpunode/runs/*")]
         check(course, root, answer)
 
