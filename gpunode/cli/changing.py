@@ -256,6 +256,7 @@ def _undo(
         if not back.parts:
             how.answer(Envelope(verb, notes=back.notes, result={"of": back.of}))
             return
+        host.vet(back.files)
         screen.confirm_shown(verb, yes=leave.yes)
         with _told_what_was_done(verb, how, store):
             done = undo.rollback(
