@@ -38,6 +38,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="one JSON object on sta
 VerboseOption = Annotated[
     bool, typer.Option("-v", "--verbose", help="show steps that have nothing to do, and packages")
 ]
+LockTimeoutOption = Annotated[
+    int, typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait while others change the node")
+]
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before changing the node")]
 
 
@@ -59,10 +62,7 @@ def setup(
         bool, typer.Option("--reboot", help="reboot once if that is needed, and go on afterwards")
     ] = False,
     allow_disruption: Annotated[bool, typer.Option("--allow-disruption", help="go on though containers stop")] = False,
-    lock_timeout: Annotated[
-        int,
-        typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait while others use apt or dpkg"),
-    ] = 600,
+    lock_timeout: LockTimeoutOption = 600,
     upgrade: UpgradeOption = False,
     only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option
     root: RootOption = "/",
@@ -153,6 +153,7 @@ def rollback(
         bool, typer.Option("--force", help="also put back files edited since; the edit is backed up")
     ] = False,
     yes: YesOption = False,
+    lock_timeout: LockTimeoutOption = 600,
     root: RootOption = "/",
     json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -166,7 +167,7 @@ def rollback(
         return
     from gpunode.cli import changing
 
-    changing.rollback(run, how, root, yes=yes, force=force)
+    changing.rollback(run, how, root, yes=yes, force=force, lock_timeout_s=lock_timeout)
 
 
 @app.command()

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from gpunode import __version__
@@ -14,6 +14,7 @@ from gpunode.change import CommandChange
 from gpunode.cli.commands import How, check_steps, shortcoming, unknown
 from gpunode.cli.compose import Stop, Wanted, checked_root, digest, gpus_to_set_up, is_image, need_root
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.human import Screen, answers_to_signals
 from gpunode.errors import GpunodeError, RebootRequired
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
@@ -28,6 +29,7 @@ from gpunode.workflow.verify import Report, verify
 
 # What packages' scripts make must be readable by the daemons that it is for, however strict the caller's own umask is.
 _UMASK = 0o022
+LOCK_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,13 @@ class Leave:
     """What setup may do beyond changing files and packages.
 
     Attributes:
-        lock_timeout_s: how long it waits while somebody else uses apt or dpkg.
+        lock_timeout_s: how long it waits while somebody else is at work on the node.
     """
 
     yes: bool = False
     reboot: bool = False
     allow_disruption: bool = False
-    lock_timeout_s: float = 600.0
+    lock_timeout_s: float = LOCK_TIMEOUT_S
 
 
 def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, leave: Leave) -> None:
@@ -54,10 +56,9 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     os.umask(_UMASK)
     store = Store(place)
     log = CommandLog("setup", root=place)
-    host = LocalHost(place, on_progress=screen.progress, log=log, lock_timeout_s=leave.lock_timeout_s)
-    with store.lock(), Stop() as stop, screen:
-        # In the middle of somebody else's transaction packages look broken, and what is planned on that fails.
-        host.wait_for_others()
+    stop = Stop()
+    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
+    with screen, _alone(store, host, screen, leave.lock_timeout_s), stop:
         facts = survey(host, image=image, gpus=named)
         asked = Asked(
             version=__version__,
@@ -93,6 +94,19 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
     how.answer(_setup_envelope(recipe, done, report, failure, (log.problem,) if log.problem else ()))
+
+
+@contextmanager
+def _alone(store: Store, host: LocalHost, screen: Screen, lock_timeout_s: float) -> Iterator[None]:
+    """Nobody else is at work on this node when it begins, nor another gpunode meanwhile.
+
+    In the middle of somebody else's transaction packages look broken, and what is planned on that fails.
+    """
+    with ExitStack() as stack:
+        with answers_to_signals():
+            stack.enter_context(store.lock(lock_timeout_s, screen.progress))
+            host.wait_until_alone()
+        yield
 
 
 @contextmanager
@@ -170,7 +184,7 @@ def _setup_envelope(
     )
 
 
-def rollback(run: str, how: How, root: str, *, yes: bool, force: bool) -> None:
+def rollback(run: str, how: How, root: str, *, yes: bool, force: bool, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
     """Puts a run's configuration back."""
     from gpunode.workflow import rollback as undo
 
@@ -178,8 +192,9 @@ def rollback(run: str, how: How, root: str, *, yes: bool, force: bool) -> None:
     place, screen = checked_root(root), how.screen()
     os.umask(_UMASK)
     store = Store(place)
-    host = LocalHost(place, on_progress=screen.progress, log=CommandLog("rollback", root=place))
-    with store.lock(), Stop() as stop, screen:
+    stop, log = Stop(), CommandLog("rollback", root=place)
+    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=lock_timeout_s)
+    with screen, _alone(store, host, screen, lock_timeout_s), stop:
         back = undo.undoing(store, host, undo.choose(store, run).run, force=force)
         screen.undoing(back)
         if not back.changes:

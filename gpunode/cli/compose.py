@@ -15,7 +15,7 @@ from gpunode.errors import Interrupted, RecipeError, Terminated, UsageError
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice
-from gpunode.host.port import HostView
+from gpunode.host.port import HostView, OnProgress, Progress
 from gpunode.recipe import Recipe, line_of, parse, render
 from gpunode.steps import STEPS
 from gpunode.steps.detect import DETECT
@@ -217,6 +217,16 @@ class Stop:
 
     def _note(self, number: int, _: object) -> None:
         self._signal = number
+
+    def heeded(self, on_progress: OnProgress) -> OnProgress:
+        """``on_progress``, which also ends a wait for somebody else, in which nothing is being written."""
+
+        def hear(progress: Progress) -> None:
+            on_progress(progress)
+            if progress.phase == "wait":
+                self.pause()
+
+        return hear
 
     def pause(self) -> None:
         """Nothing, unless a signal came.

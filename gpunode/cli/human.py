@@ -165,7 +165,7 @@ class Screen:
                 why=f"{why}; nothing was changed",
                 hint=again_command(self._argv),
             )
-        with _answers_to_signals():
+        with answers_to_signals():
             self._put(BLANK)
             try:
                 answer = input("Go on? [y/N] ")
@@ -258,8 +258,8 @@ class Screen:
 
 
 @contextmanager
-def _answers_to_signals() -> Iterator[None]:
-    """While a question waits nothing is being written, so a signal ends the command at once."""
+def answers_to_signals() -> Iterator[None]:
+    """While a question or gpunode itself waits nothing is being written, so a signal ends the command at once."""
 
     def stop(number: int, _: FrameType | None) -> None:
         kind = Interrupted if number == signal.SIGINT else Terminated

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gpunode.change import Change, FileChange, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
+from gpunode.host.port import OnProgress, unheard
 from gpunode.journal import footprint, record
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.lock import held
@@ -219,9 +220,11 @@ class Store:
         indebted = next(index for index, run in enumerate(runs) if record.owed(self._unloaded(run)))
         return record.unsettled(entry for run in runs[indebted:] for entry in self.read(run))
 
-    def lock(self, timeout_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
+    def lock(
+        self, timeout_s: float = 0.0, on_progress: OnProgress = unheard
+    ) -> contextlib.AbstractContextManager[None]:
         """Nobody else changes this node meanwhile; see ``lock.held``."""
-        return held(self.root / "run/gpunode/lock", timeout_s)
+        return held(self.root / "run/gpunode/lock", timeout_s, on_progress)
 
     def save(self, content: bytes) -> str:
         """The name of ``content``'s backup object, which is on the disk. Raises OSError."""
