@@ -171,6 +171,18 @@ def rollback(
 
 
 @app.command()
+def log(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="all that is recorded of this run (default: a table)")] = "",
+    root: RootOption = "/",
+    json: JsonOption = False,
+) -> None:
+    """Show what gpunode did here, when and for whom; with RUN every file, package and command."""
+    from gpunode.cli import commands
+
+    commands.log(run, commands.How(json=json), root)
+
+
+@app.command()
 def capture(
     file: Annotated[str, typer.Argument(metavar="FILE", help="a .tar.gz to write, or a folder name")],
     json: JsonOption = False,

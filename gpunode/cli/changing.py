@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpunode import __version__
 from gpunode.change import CommandChange
 from gpunode.cli.commands import How, check_steps, shortcoming, unknown
-from gpunode.cli.compose import Stop, Wanted, checked_root, digest, gpus_to_set_up, is_image, need_root
+from gpunode.cli.compose import Stop, Wanted, announcer, checked_root, digest, gpus_to_set_up, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.human import Screen, answers_to_signals
 from gpunode.errors import GpunodeError, RebootRequired
@@ -54,7 +54,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     recipe, place, image, screen = wanted.read(), checked_root(root), is_image(root), how.screen()
     named = gpus_to_set_up(gpu, image=image)
     os.umask(_UMASK)
-    store = Store(place)
+    store = Store(place, announce=announcer(root))
     log = CommandLog("setup", root=place)
     stop = Stop()
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
@@ -191,7 +191,7 @@ def rollback(run: str, how: How, root: str, *, yes: bool, force: bool, lock_time
     need_root("rollback")
     place, screen = checked_root(root), how.screen()
     os.umask(_UMASK)
-    store = Store(place)
+    store = Store(place, announce=announcer(root))
     stop, log = Stop(), CommandLog("rollback", root=place)
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=lock_timeout_s)
     with screen, _alone(store, host, screen, lock_timeout_s), stop:

@@ -8,7 +8,9 @@ import os
 import re
 import sys
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpunode import builtin
 from gpunode.errors import Interrupted, RecipeError, Terminated, UsageError
@@ -19,6 +21,9 @@ from gpunode.host.port import HostView, OnProgress, Progress
 from gpunode.recipe import Recipe, line_of, parse, render
 from gpunode.steps import STEPS
 from gpunode.steps.detect import DETECT
+
+if TYPE_CHECKING:
+    from gpunode.journal.store import Announce
 
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _DEFAULT_RECIPES = {"containerd": "containerd", "docker": "docker", "none": "bare-metal", "": "bare-metal"}
@@ -192,6 +197,19 @@ def need_root(command: str) -> None:
             why="it writes under /etc and runs apt",
             hint=f"sudo gpunode {typed}\n(gpunode plan shows what it would do, without root)",
         )
+
+
+def announcer(root: str) -> Announce:
+    """What tells systemd's journal of the runs on this machine; those of an image are none of its business."""
+
+    @cache
+    def teller() -> Announce:
+        from gpunode.host.journald import Journald
+        from gpunode.journal import announce
+
+        return announce.to((lambda _: None) if is_image(root) else Journald().send)
+
+    return lambda entries, entry: teller()(entries, entry)
 
 
 class Stop:

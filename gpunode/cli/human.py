@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
+    from gpunode.journal.chronicle import Chronicle
     from gpunode.journal.record import RunSummary
     from gpunode.recipe import Recipe
     from gpunode.workflow.converge import StagePlan
@@ -214,6 +215,12 @@ class Screen:
     def runs(self, found: Sequence[RunSummary]) -> None:
         """The recorded runs."""
         self._put(*results.runs_lines(found))
+
+    def log(self, found: Sequence[Chronicle], logins: Mapping[int, str], *, whole: bool) -> None:
+        """The recorded runs as a table, or one of them whole."""
+        from gpunode.cli.screen.log import run_lines, table_lines
+
+        self._put(*(run_lines(found[0], logins) if whole else table_lines(found)))
 
     def undoing(self, back: Undoing) -> None:
         """What a rollback will do."""

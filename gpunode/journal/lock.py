@@ -39,6 +39,18 @@ def held(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = unheard) 
         os.close(descriptor)
 
 
+def holder(path: Path) -> Holder | None:
+    """The living process that has signed the lock at ``path``; takes no lock, and sees none that it may not read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return _holder(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
 def _acquired(path: Path, deadline: float, on_progress: OnProgress) -> int:
     """The lock file that is at ``path`` now, locked: one that was taken away meanwhile keeps nobody out."""
     while True:
@@ -63,7 +75,7 @@ def _open(path: Path) -> int:
 
 def _wait(descriptor: int, path: Path, deadline: float, on_progress: OnProgress) -> None:
     def who() -> Holder | None:
-        return None if _taken(descriptor, path) else _holder(descriptor, path)
+        return None if _taken(descriptor, path) else _holder(descriptor, path) or Holder(str(path), 0, "")
 
     def say(found: Holder) -> str:
         return f"another gpunode is changing this node: {found}"
@@ -95,13 +107,13 @@ def _sign(descriptor: int, text: str) -> None:
         os.pwrite(descriptor, text.encode("utf-8", "replace"), 0)
 
 
-def _holder(descriptor: int, path: Path) -> Holder:
+def _holder(descriptor: int, path: Path) -> Holder | None:
     """The process that signed the lock, if it is that one still: its pid may be another's by now."""
     with contextlib.suppress(OSError):
         pid, _, started = os.pread(descriptor, 4096, 0).partition(b"\n")[0].decode("ascii", "replace").partition(" ")
         if pid.isdecimal() and started and started == _started(pid):
             return named(str(path), int(pid))
-    return Holder(str(path), 0, "")
+    return None
 
 
 def _started(pid: str) -> str:

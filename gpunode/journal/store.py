@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from gpunode.change import Change, FileChange, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
+from gpunode.host.locks import Holder
 from gpunode.host.port import OnProgress, unheard
 from gpunode.journal import footprint, record
 from gpunode.journal.footprint import Footprint
-from gpunode.journal.lock import held
+from gpunode.journal.lock import held, holder
 from gpunode.journal.record import (
     Begin,
     Commit,
@@ -37,7 +39,12 @@ from gpunode.journal.record import (
 
 KEEP = 50
 _NOBODY_LOGGED_IN = 0xFFFFFFFF
+Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 _RUN = re.compile(r"(\d{6,})-\d{8}T\d{6}Z")
+
+
+def _unheard(_entries: Sequence[Entry], _entry: Entry) -> None:
+    """Nobody listens."""
 
 
 class Store:
@@ -47,17 +54,25 @@ class Store:
         root: where the node's file system stands; ``/`` unless an image is built.
         keep: how many of the newest runs keep their backups, beside the first one.
         clock: seconds since the epoch.
+        announce: hears every entry once it is on the disk, with all of its run so far.
     """
 
     def __init__(
-        self, root: str | os.PathLike[str] = "/", *, keep: int = KEEP, clock: Callable[[], float] = time.time
+        self,
+        root: str | os.PathLike[str] = "/",
+        *,
+        keep: int = KEEP,
+        clock: Callable[[], float] = time.time,
+        announce: Announce = _unheard,
     ) -> None:
         self.root = Path(root)
         self.folder = self.root / "var/lib/gpunode"
         self.objects = self.folder / "objects"
         self._runs = self.folder / "runs"
+        self._lock = self.root / "run/gpunode/lock"
         self._keep = keep
         self._clock = clock
+        self.announce = announce
 
     def begin(
         self,
@@ -224,7 +239,11 @@ class Store:
         self, timeout_s: float = 0.0, on_progress: OnProgress = unheard
     ) -> contextlib.AbstractContextManager[None]:
         """Nobody else changes this node meanwhile; see ``lock.held``."""
-        return held(self.root / "run/gpunode/lock", timeout_s, on_progress)
+        return held(self._lock, timeout_s, on_progress)
+
+    def at_work(self) -> Holder | None:
+        """The gpunode that is changing this node, as far as the lock names it; takes no lock."""
+        return holder(self._lock)
 
     def save(self, content: bytes) -> str:
         """The name of ``content``'s backup object, which is on the disk. Raises OSError."""
@@ -428,6 +447,8 @@ class Run:
             raise
         self._last = (self._last, *lines)[-1]
         self._entries.extend(entries)
+        for entry in entries:
+            self._store.announce(self._entries, entry)
 
     def _withdraw(self, size: int, error: OSError) -> None:
         """Takes back a torn line; where that fails nothing may follow it, since it would lie in the middle."""
