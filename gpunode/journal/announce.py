@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from gpunode.change import (
@@ -30,6 +31,10 @@ ENDED: Final = "35ec43e986f34f3fa8ae5a0bebc707e5"
 # Of syslog(3).
 _ERROR, _WARNING, _NOTICE, _INFO = "3", "4", "5", "6"
 _PRIORITY: Mapping[Result, str] = {"done": _NOTICE, "waiting": _NOTICE, "interrupted": _WARNING, "failed": _ERROR}
+
+
+# Run, step and archive are the same in hundreds of messages.
+_redacted = lru_cache(maxsize=64)(redact)
 
 
 def to(send: Send) -> Announce:
@@ -64,7 +69,7 @@ def fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
         case _:
             return {}
     own = {"SYSLOG_IDENTIFIER": "gpunode", "GPUNODE_RUN": begin.run, "GPUNODE_VERB": begin.verb}
-    return {name: redact(value) for name, value in {**about, **own}.items() if value}
+    return {name: _redacted(value) for name, value in {**about, **own}.items() if value}
 
 
 def _intent(entries: Sequence[Entry], seq: int) -> Intent:
