@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -29,7 +29,7 @@ from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import files, runtime
 from gpunode.host.locks import wait_until_ended, wait_until_free
-from gpunode.host.port import OnProgress, Progress, Settled, Simulation, unheard
+from gpunode.host.port import OnProgress, Progress, Settled, Simulation, Workloads, unheard
 from gpunode.host.process import CommandLog, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.runtimes import Configured
@@ -106,6 +106,16 @@ class LocalHost:
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         """What apt would do, changing nothing; None where there is no apt."""
         return self.apt.simulate(changes)
+
+    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+        """The versions of each package that apt can get, or finds in its index as installed."""
+        return self.apt.offered(names)
+
+    def workloads(self) -> Workloads:
+        """What uses the GPUs, and the containers that run; none in an image, where nothing runs."""
+        from gpunode.host import workloads
+
+        return workloads.running() if self.root == "/" else Workloads()
 
     def check(self, expectation: RuntimeExpectation, change: FileChange, /) -> str:
         """Has the runtime's own parser read the candidate; see ``runtime.check``."""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -42,6 +42,10 @@ FORMAT = 2
 Verb: TypeAlias = Literal["setup", "rollback", "remove"]
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
+# The stage whose files are a node's configuration, which a plain rollback gives back; and the step under which the
+# configuration files of packages that are purged are backed up, in whatever stage.
+CONFIGURATION = "runtime"
+CONFFILES = "conffiles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,29 +322,20 @@ def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
     return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
 
 
-def undo(
-    entries: Iterable[Entry],
-    *,
-    stages: Iterable[str] | None = ("runtime",),
-    kinds: tuple[type[Change], ...] = (FileChange,),
-) -> tuple[Change, ...]:
-    """The changes that undo a run, newest first; by default only those to runtime and toolkit configuration files.
+def backwards(entries: Iterable[Entry]) -> tuple[Intent, ...]:
+    """The intents of a run, newest first, each with the change that undoes it; those that nothing undoes left out.
 
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
-
-    Args:
-        entries: of one run.
-        stages: whose changes are undone; None means every stage's.
-        kinds: of the changes that are undone.
     """
-    wanted = None if stages is None else frozenset(stages)
     intents = [entry for entry in entries if isinstance(entry, Intent)]
-    backwards = (
-        inverse(intent.change)
-        for intent in reversed(intents)
-        if isinstance(intent.change, kinds) and (wanted is None or intent.stage in wanted)
-    )
-    return tuple(change for change in backwards if change is not None)
+    back = ((intent, inverse(intent.change)) for intent in reversed(intents))
+    return tuple(replace(intent, change=change) for intent, change in back if change is not None)
+
+
+def undo(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
+    """The changes that give the files of runtimes and toolkit back as they were before a run, newest first."""
+    back = ((intent.stage, intent.change) for intent in backwards(entries))
+    return tuple(change for stage, change in back if stage == CONFIGURATION and isinstance(change, FileChange))
 
 
 def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:

@@ -40,6 +40,8 @@ from gpunode.journal.record import (
 KEEP = 50
 _NOBODY_LOGGED_IN = 0xFFFFFFFF
 Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
+# All of it was done; a reboot may be due.
+_THROUGH = frozenset({"done", "waiting"})
 _RUN = re.compile(r"(\d{6,})-\d{8}T\d{6}Z")
 
 
@@ -497,10 +499,12 @@ def _number(run: str) -> int:
 def _marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
     """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing."""
     undone: dict[str, str] = {}
+    whole: set[str] = set()
     for run in reversed(runs):
-        if run.begin.of and run.run not in undone and run.commit is not None and run.commit.result == "done":
+        if run.begin.of and run.run not in undone and run.commit is not None and run.commit.result in _THROUGH:
             undone.setdefault(run.begin.of, run.run)
-    return tuple(replace(run, undone_by=undone.get(run.run, "")) for run in runs)
+            whole |= {run.begin.of} if run.begin.whole else set()
+    return tuple(replace(run, undone_by=undone.get(run.run, ""), undone_whole=run.run in whole) for run in runs)
 
 
 def _bad_object(path: Path, run: str, how: str) -> JournalDamaged:
