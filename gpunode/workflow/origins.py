@@ -81,15 +81,20 @@ def _vouching(archive: Archive, sources: Iterable[AptSource], host: HostView) ->
 
 
 def _serves(source: AptSource, archive: Archive) -> bool:
-    if _bare(source.uri) != _bare(archive.uri):
+    if not _means(_bare(source.uri), _bare(archive.uri)):
         return False
     if not source.components:
-        return archive.part.strip("./") == source.suite.strip("./")
-    return archive.part in {f"{source.suite}/{component}" for component in source.components}
+        return _means(source.suite.strip("./"), archive.part.strip("./"))
+    return any(_means(f"{source.suite}/{component}", archive.part) for component in source.components)
 
 
 def _bare(uri: str) -> str:
     return _USERINFO.sub("", uri).rstrip("/")
+
+
+def _means(written: str, printed: str) -> bool:
+    """Whether what is ``written`` in the sources is what apt prints, which names the architecture; sources.list(5)."""
+    return re.fullmatch(re.escape(written).replace(re.escape("$(ARCH)"), "[^/]+"), printed) is not None
 
 
 def _way(source: AptSource, host: HostView) -> str:

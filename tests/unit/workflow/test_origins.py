@@ -107,6 +107,16 @@ def test_without_signed_by_every_key_that_apt_trusts_would_do() -> None:
     assert of("nvidia-driver", "535.309.01-1", Node()) == trusted
 
 
+def test_the_architecture_in_an_address_is_what_apt_puts_there() -> None:
+    node = Node("toolkit | 1 | http://mirror/stable/deb/amd64  Packages\n")
+    sources = "deb [trusted=yes] http://mirror/$(ARCH)/deb/amd64 /\ndeb http://mirror/stable/deb/$(ARCH) /\n"
+    found = of("toolkit", "1", node, sources)
+    assert found == (
+        "http://mirror/stable/deb/amd64, no signature asked for (trusted=yes in /etc/apt/sources.list) "
+        "or signed by a key of /etc/apt/trusted.gpg.d"
+    )
+
+
 def test_two_archives_of_one_version_are_both_told_with_their_own_ways() -> None:
     assert of("dkms", "3.0.10-8", Node()) == (
         "http://deb.example/debian bookworm/main, signed by a key of /etc/apt/trusted.gpg.d; or "
