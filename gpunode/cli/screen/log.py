@@ -13,7 +13,7 @@ from gpunode.journal.announce import did, kind
 from gpunode.journal.chronicle import Chronicle, Debt, Deed
 from gpunode.workflow.log import number
 
-_HEAD = ("run", "when", "who", "what", "result", "changed", "undone by")
+_HEAD = ("run", "when", "who", "what", "result", "changed")
 _MARKS = {"done": "done", "failed": "failed", "intended": "waits"}
 _LABEL = 9
 
@@ -25,7 +25,7 @@ def table_lines(runs: Sequence[Chronicle], zone: tzinfo | None = None) -> Iterat
         return
     rows = [_row(run, zone) for run in runs]
     widths = [max(map(cells, column)) for column in zip(_HEAD, *rows, strict=True)]
-    yield line(span(_columns(_HEAD, widths), "dim"), hang=widths[0] + 2)
+    yield line(Span("  "), span(_columns(_HEAD, widths), "dim"), hang=widths[0] + 4)
     for run, row in zip(runs, rows, strict=True):
         yield line(_mark(run), span(_columns(row, widths)), hang=widths[0] + 4)
     yield line("one of them: ", span("sudo gpunode log RUN", "command"))
@@ -39,12 +39,11 @@ def _row(run: Chronicle, zone: tzinfo | None) -> tuple[str, ...]:
     kinds = Counter(kind(change) for change in run.changes)
     return (
         number(run.begin.run),
-        moment(run.begin.at, zone),
+        moment(run.begin.at, zone, "%Y-%m-%d %H:%M %z"),
         run.begin.user,
         _verb(run),
-        run.ending,
+        f"{run.ending}, undone by {number(run.undone_by)}" if run.undone_by else run.ending,
         listed(count(many, noun) for noun, many in sorted(kinds.items())) or "nothing",
-        number(run.undone_by),
     )
 
 
@@ -58,9 +57,9 @@ def _mark(run: Chronicle) -> Span:
     return MARKS["waits" if run.ending in {"waiting", "going on"} else "failed"]
 
 
-def moment(at: float, zone: tzinfo | None = None) -> str:
+def moment(at: float, zone: tzinfo | None = None, form: str = "%Y-%m-%d %H:%M:%S %z") -> str:
     """A time on this machine's clock, with its zone."""
-    return datetime.fromtimestamp(at, zone).astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %z")
+    return datetime.fromtimestamp(at, zone).astimezone(zone).strftime(form)
 
 
 def run_lines(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None = None) -> Iterator[Line]:
@@ -130,7 +129,7 @@ def _deeds(deeds: Sequence[Deed]) -> Iterator[Line]:
         notes = list(_notes(deed))
         # Packages come by the dozen from one archive, for one reason: said once, with the first.
         if deed.intent.reason and deed.intent.reason != reason:
-            notes.insert(0, f"because {deed.intent.reason}")
+            notes.insert(0, f"why: {deed.intent.reason}")
         if (comes := _origin(deed)) and comes != origin:
             notes.append(f"from {comes}")
         reason, origin = deed.intent.reason, comes or origin
@@ -174,7 +173,7 @@ def _origin(deed: Deed) -> str:
 
 
 def _debt(debt: Debt, zone: tzinfo | None) -> Line:
-    by = f"  for {listed(map(str, debt.owed_by), 4)}" if debt.owed_by else "  of an earlier run"
+    by = f"  for change {listed(map(str, debt.owed_by), 4)}" if debt.owed_by else "  of an earlier run"
     if debt.settled_at is None:
         return line(MARKS["waits"], str(debt.trigger), "  owed at its end", span(by, "dim"), hang=4)
     note = f": {debt.note}" if debt.note else ""

@@ -151,9 +151,7 @@ def test_a_node_without_runs_has_an_empty_log(tmp_path: Path, capsys: pytest.Cap
 def test_a_person_reads_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commands.log("", How(), str(root))
     table = capsys.readouterr().out
-    assert re.search(
-        r"1 +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4} +alice +setup containerd +done +1 command, 1 file", table
-    )
+    assert re.search(r"1 +\d{4}-\d\d-\d\d \d\d:\d\d [+-]\d{4} +alice +setup containerd +done +1 command, 1 file", table)
     assert "cut short" in table
     commands.log("2", How(), str(root))
     page = " ".join(capsys.readouterr().out.split())
@@ -163,7 +161,7 @@ def test_a_person_reads_the_same(root: Path, capsys: pytest.CaptureFixture[str])
         "0600",
         "470 → 595",
         f"from {CUDA}",
-        "because",
+        "why: because",
         "000002-",
     ):
         assert word in page, word
