@@ -19,8 +19,6 @@ _LATE_UNITS = ("cloud-config.service", "cloud-final.service")
 _AT_WORK = (b"init", b"modules", b"single", b"--all-stages")
 _QUERY_LIMIT_S = 20.0
 
-IsQueued = Callable[[str], bool]
-
 
 def wait_until_done(
     runner: Runner,
@@ -45,14 +43,13 @@ def wait_until_done(
         Busy: it is still at work after ``limit_s``.
     """
     proc = root / "proc"
-    if not has_begun(root / "run/cloud-init") or started_us(proc):
+    if not has_begun(root / "run/cloud-init") or started_us(proc) or _is_part_of_the_boot(runner, own_unit(proc)):
         return
-    unit = own_unit(proc)
 
     def who() -> Holder | None:
         if not has_begun(root / "run/cloud-init"):
             return None
-        return at_work(proc) or _queued(runner, unit)
+        return at_work(proc) or _queued(runner)
 
     wait_while(who, _say, _busy, clock() + limit_s, on_progress, clock=clock, sleep=sleep)
 
@@ -111,19 +108,31 @@ def _is_stage(pid: int, proc: Path) -> bool:
     return is_cloud_init and any(word in _AT_WORK for word in words)
 
 
-def _queued(runner: Runner, own: str) -> Holder | None:
-    """cloud-init's stage that systemd has yet to start; None when its last one has ended, well or badly.
+def _is_part_of_the_boot(runner: Runner, unit: str) -> bool:
+    """Whether the boot waits for ``unit`` to be through, and so may cloud-init's last stage.
 
-    A unit that is itself part of the boot may be what that stage is queued behind, so such a one waits for none.
+    Source: cloud-init@22.4.2:systemd/cloud-final.service.tmpl, After=multi-user.target; cloud-init@25.1 does all its
+    stages in one process, which waits for that unit.
     """
-    units = (*_LATE_UNITS, *((own,) if own else ()))
+    if not unit:
+        return False
+    states = _states(runner, unit, "multi-user.target")
+    is_starting = states.get(unit, {}).get("ActiveState") == "activating"
+    return is_starting and states.get("multi-user.target", {}).get("ActiveState") != "active"
+
+
+def _queued(runner: Runner) -> Holder | None:
+    """cloud-init's stage that systemd has yet to start; None when its last one has ended, well or badly."""
+    states = _states(runner, *_LATE_UNITS)
+    return next((Holder(unit, 0, "") for unit in _LATE_UNITS if states.get(unit, {}).get("Job")), None)
+
+
+def _states(runner: Runner, *units: str) -> dict[str, dict[str, str]]:
+    """What systemd says of ``units``, by name; nothing where there is no systemd."""
     argv = ("systemctl", "show", "--property=Id,ActiveState,Job", *units)
     blocks = runner.run(argv, timeout_s=_QUERY_LIMIT_S).stdout.decode("utf-8", "replace").split("\n\n")
     states = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in blocks]
-    if any(state.get("Id") == own and state.get("ActiveState") == "activating" for state in states):
-        return None
-    waiting = (state["Id"] for state in states if state.get("Id") in _LATE_UNITS and state.get("Job"))
-    return next((Holder(unit, 0, "") for unit in waiting), None)
+    return {state.get("Id", ""): state for state in states}
 
 
 def _say(found: Holder) -> str:

@@ -145,12 +145,31 @@ def test_without_systemd_only_its_processes_count(
     assert node.wait() == []
 
 
-def test_a_unit_of_the_boot_waits_for_no_stage_that_may_wait_for_it(tmp_path: Path, tools: Tools) -> None:
-    """cloud-final comes after multi-user.target, which comes after every unit that it wants."""
-    tools.add("systemctl", f"cat <<'.'\n{QUEUED}\nId=ours.service\nActiveState=activating\n.")
+@pytest.mark.parametrize("words", [FINAL, ("/usr/bin/python3", "/usr/bin/cloud-init", "--all-stages")])
+def test_a_unit_for_which_the_boot_waits_does_not_wait_for_cloud_init(
+    tmp_path: Path, tools: Tools, words: tuple[str, ...]
+) -> None:
+    """cloud-final comes after multi-user.target, which comes after every unit that it wants: both would wait."""
+    starting = "Id=ours.service\nActiveState=activating\n\nId=multi-user.target\nActiveState=inactive\nJob=1\n"
+    tools.add("systemctl", f"cat <<'.'\n{starting}.")
     node = Node(tmp_path, "0::/system.slice/ours.service")
     node.has("status.json")
+    node.process(9, 1, *words)
     assert node.wait() == []
     assert "ours.service" in tools.calls[0]
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        "Id=ours.service\nActiveState=activating\n\nId=multi-user.target\nActiveState=active\n",
+        "Id=ours.service\nActiveState=active\n\nId=multi-user.target\nActiveState=inactive\nJob=1\n",
+    ],
+)
+def test_any_other_unit_waits(tmp_path: Path, tools: Tools, states: str) -> None:
+    """One that comes after the boot, as the one that goes on after a reboot, or a daemon that is up."""
+    tools.add("systemctl", f"cat <<'.'\n{states}.")
+    node = Node(tmp_path, "0::/system.slice/ours.service")
+    node.has("status.json")
     node.process(9, 1, *FINAL)
-    assert len(node.wait(ends_with="result.json")) == 1, "one that is at work waits for nobody and is waited for"
+    assert len(node.wait(ends_with="result.json")) == 1
