@@ -240,7 +240,12 @@ class Store:
     def lock(
         self, timeout_s: float = 0.0, on_progress: OnProgress = unheard
     ) -> contextlib.AbstractContextManager[None]:
-        """Nobody else changes this node meanwhile; see ``lock.held``."""
+        """Nobody else changes this node meanwhile; see ``lock.held``.
+
+        Raises:
+            Refused: an image's folder for it is a link out of the image.
+        """
+        self._demand_inside(self._lock.parent, "lock")
         return held(self._lock, timeout_s, on_progress)
 
     def at_work(self) -> Holder | None:
@@ -306,10 +311,13 @@ class Store:
     def _make_folders(self) -> None:
         for folder in (self.folder, self._runs, self.objects):
             _make(folder)
-        if not self.folder.resolve().is_relative_to(self.root.resolve()):
+        self._demand_inside(self.folder, "journal")
+
+    def _demand_inside(self, folder: Path, what: str) -> None:
+        if not folder.resolve().is_relative_to(self.root.resolve()):
             raise Refused(
-                f"{self.folder} is a link out of {self.root}",
-                why=f"it leads to {self.folder.resolve()}, so this image's journal would land on another system",
+                f"{folder} is a link out of {self.root}",
+                why=f"it leads to {folder.resolve()}, so this image's {what} would land on another system",
                 hint="replace the link by a folder",
             )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.errors import Busy, ChangeFailed
+from gpunode.errors import Busy, ChangeFailed, Refused
 from gpunode.host.port import Progress
 from gpunode.journal.store import Store
 
@@ -133,6 +133,15 @@ def test_a_missing_or_wrong_run_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(ChangeFailed, match="nothing was changed"), Store(tmp_path).lock():
         pass
+
+
+def test_the_lock_of_an_image_is_not_taken_on_another_system(tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "image/run").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Refused, match="a link out of"):
+        Store(tmp_path / "image").lock()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_lock_is_held_though_there_is_no_room_to_say_by_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
