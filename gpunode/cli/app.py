@@ -38,6 +38,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="one JSON object on sta
 VerboseOption = Annotated[
     bool, typer.Option("-v", "--verbose", help="show steps that have nothing to do, and packages")
 ]
+LockTimeoutOption = Annotated[
+    int, typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait while others change the node")
+]
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before changing the node")]
 DisruptionOption = Annotated[
     bool,
@@ -63,10 +66,7 @@ def setup(
         bool, typer.Option("--reboot", help="reboot once if that is needed, and go on afterwards")
     ] = False,
     allow_disruption: Annotated[bool, typer.Option("--allow-disruption", help="go on though containers stop")] = False,
-    lock_timeout: Annotated[
-        int,
-        typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait while others use apt or dpkg"),
-    ] = 600,
+    lock_timeout: LockTimeoutOption = 600,
     upgrade: UpgradeOption = False,
     only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option
     root: RootOption = "/",
@@ -166,6 +166,7 @@ def rollback(
     ] = False,
     allow_disruption: DisruptionOption = False,
     yes: YesOption = False,
+    lock_timeout: LockTimeoutOption = 600,
     root: RootOption = "/",
     json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -180,9 +181,9 @@ def rollback(
     from gpunode.cli import changing
 
     if forget:
-        changing.forget(run, how, root, yes=yes)
+        changing.forget(run, how, root, yes=yes, lock_timeout_s=lock_timeout)
         return
-    changing.rollback(run, how, root, changing.UndoLeave(yes, packages, force, allow_disruption))
+    changing.rollback(run, how, root, changing.UndoLeave(yes, packages, force, allow_disruption, lock_timeout))
 
 
 @app.command()
@@ -192,6 +193,7 @@ def remove(
     ] = False,
     allow_disruption: DisruptionOption = False,
     yes: YesOption = False,
+    lock_timeout: LockTimeoutOption = 600,
     root: RootOption = "/",
     json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -200,7 +202,19 @@ def remove(
     from gpunode.cli import changing, commands
 
     how = commands.How(json=json, verbose=verbose)
-    changing.remove(how, root, changing.UndoLeave(yes, True, force, allow_disruption))
+    changing.remove(how, root, changing.UndoLeave(yes, True, force, allow_disruption, lock_timeout))
+
+
+@app.command()
+def log(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="all that is recorded of this run (default: a table)")] = "",
+    root: RootOption = "/",
+    json: JsonOption = False,
+) -> None:
+    """Show what gpunode did here, when and for whom; with RUN every file, package and command."""
+    from gpunode.cli import commands
+
+    commands.log(run, commands.How(json=json), root)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -195,6 +195,35 @@ def beside(host: HostView, path: str) -> tuple[str, ...]:
 
     looked = host.look(Probe("beside", glob=f"{path}*", contents=False))
     return tuple(leftovers(path, (one.path for one in decode_found(looked.data))))
+
+
+def log(run: str, how: How, root: str) -> None:
+    """Shows the recorded runs, or all that is recorded of one."""
+    from gpunode.cli import audit
+    from gpunode.journal.store import Store
+    from gpunode.workflow.log import told
+
+    found = told(Store(checked_root(root)), run)
+    logins = _logins({one.begin.loginuid for one in found})
+    how.screen().log(found, logins, whole=bool(run))
+    if run:
+        result = {"schema": audit.SCHEMA, "run": audit.whole(found[0], logins)}
+    else:
+        result = {"schema": audit.SCHEMA, "runs": [audit.summary(one, logins) for one in found]}
+    how.answer(Envelope("log", result=result))
+
+
+def _logins(uids: Iterable[int | None]) -> dict[int, str]:
+    """The names of those of ``uids`` that this machine knows, on which the runs were made, also those for an image."""
+    import pwd
+    from contextlib import suppress
+
+    names: dict[int, str] = {}
+    for uid in uids:
+        with suppress(KeyError):
+            if uid is not None:
+                names[uid] = pwd.getpwuid(uid).pw_name
+    return names
 
 
 def capture(file: str, how: How) -> None:

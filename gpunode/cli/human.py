@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
+    from gpunode.journal.chronicle import Chronicle
     from gpunode.journal.record import RunSummary
     from gpunode.recipe import Recipe
     from gpunode.workflow.converge import StagePlan
@@ -161,7 +162,7 @@ class Screen:
                 why=f"{why}; nothing was changed",
                 hint=again_command(self._argv),
             )
-        with _answers_to_signals():
+        with answers_to_signals():
             self._put(BLANK)
             try:
                 answer = input("Go on? [y/N] ")
@@ -210,6 +211,12 @@ class Screen:
     def runs(self, found: Sequence[RunSummary], file: str) -> None:
         """The recorded runs, of ``file`` alone where it is given."""
         self._put(*results.runs_lines(found, file))
+
+    def log(self, found: Sequence[Chronicle], logins: Mapping[int, str], *, whole: bool) -> None:
+        """The recorded runs as a table, or one of them whole."""
+        from gpunode.cli.screen.log import run_lines, table_lines
+
+        self._put(*(run_lines(found[0], logins) if whole else table_lines(found)))
 
     def undoing(self, back: Undoing, *, whole: bool = False) -> None:
         """What a rollback or a removal will do."""
@@ -268,8 +275,8 @@ class Screen:
 
 
 @contextmanager
-def _answers_to_signals() -> Iterator[None]:
-    """While a question waits nothing is being written, so a signal ends the command at once."""
+def answers_to_signals() -> Iterator[None]:
+    """While a question or gpunode itself waits nothing is being written, so a signal ends the command at once."""
 
     def stop(number: int, _: FrameType | None) -> None:
         kind = Interrupted if number == signal.SIGINT else Terminated

@@ -401,7 +401,7 @@ def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
             case Done() | Failed():
                 _conclude(debts, (run, entry.seq), entry)
             case Settle(trigger=trigger):
-                for settled in _settles(trigger):
+                for settled in settles(trigger):
                     debts.pop(settled, None)
             case Commit() | Forget():
                 pass
@@ -421,7 +421,8 @@ def _conclude(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[
             debtors[debtor] = end.at
 
 
-def _settles(trigger: Trigger) -> tuple[Trigger, ...]:
+def settles(trigger: Trigger) -> tuple[Trigger, ...]:
+    """What is settled with ``trigger``: a restart does a reload's work, too."""
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
 
@@ -439,7 +440,7 @@ def unsettled(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
                 waiting.pop((run, entry.seq), None)
             case Settle(trigger=trigger):
                 for _, owes in waiting.values():
-                    owes.difference_update(_settles(trigger))
+                    owes.difference_update(settles(trigger))
             case _:
                 pass
     return tuple(change for change, owes in reversed(waiting.values()) if owes)

@@ -20,6 +20,7 @@ from gpunode.steps.outcome import Planned, Waits
 from gpunode.workflow.apply import Applier, at_the_end
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
+from gpunode.workflow.origins import with_origins
 from gpunode.workflow.plan import plan
 from gpunode.workflow.reboot import UNIT, arrange, resume_unit
 from gpunode.workflow.recovery import told
@@ -226,7 +227,7 @@ class _Course:
                 or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
                 "  apt-cache policy\n  apt-mark showhold\nthen run the same command again",
             )
-        return exact
+        return with_origins(exact, self.host, known(facts.sources, ()))
 
     def _enact(self, facts: Facts, stage: StagePlan) -> Facts:
         if stage.changes:
