@@ -20,6 +20,7 @@ from gpunode.steps.outcome import Planned, Waits
 from gpunode.workflow.apply import Applier, at_the_end
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
+from gpunode.workflow.locking import lacked
 from gpunode.workflow.plan import plan
 from gpunode.workflow.reboot import UNIT, arrange, resume_unit
 from gpunode.workflow.transaction import resolved
@@ -205,12 +206,14 @@ class _Course:
             arrange(self.applier, self.asked.resume, known(self.facts.file(UNIT), None))
 
     def _exact(self, facts: Facts, stage: StagePlan) -> StagePlan:
-        exact = resolved(stage, known(facts.packages, {}), self.host.simulate)
+        exact = self._resolved(facts, stage)
         if exact.unresolved:
             # A fresh image has no index of its distribution at all, and an old one names what is gone.
             self.applier.tell(Told("the package index lacks what the plan asks for; the whole index is refreshed"))
             self.settled += self.applier.settle([Trigger("index-refresh")])
-            exact = resolved(stage, known(facts.packages, {}), self.host.simulate)
+            exact = self._resolved(facts, stage)
+        if self.recipe.lock and (lacking := lacked(exact.unresolved, self.recipe.lock)):
+            raise lacking
         if exact.unresolved:
             raise ChangeFailed(
                 "apt cannot install what the plan asks for; no package was touched",
@@ -220,6 +223,9 @@ class _Course:
                 "  apt-cache policy\n  apt-mark showhold\nthen run the same command again",
             )
         return exact
+
+    def _resolved(self, facts: Facts, stage: StagePlan) -> StagePlan:
+        return resolved(stage, known(facts.packages, {}), self.host.simulate, self.recipe.lock)
 
     def _enact(self, facts: Facts, stage: StagePlan) -> Facts:
         if stage.changes:
