@@ -20,7 +20,7 @@ from gpunode.host.process import CommandLog
 from gpunode.journal.record import made
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
-from gpunode.workflow.converge import survey
+from gpunode.workflow.converge import notes_of, survey
 from gpunode.workflow.events import Told
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
@@ -92,7 +92,8 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         screen.setup(recipe, done, report, failure, log=log.path)
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
-    how.answer(_setup_envelope(recipe, done, report, failure, (log.problem,) if log.problem else ()))
+    notes = [*notes_of(done.preview), *([log.problem] if log.problem else [])]
+    how.answer(_setup_envelope(recipe, done, report, failure, notes))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from gpunode.errors import (
 from gpunode.facts.model import Facts, Unknown
 from gpunode.recipe import Recipe
 from gpunode.steps import STEPS
-from gpunode.workflow.converge import raise_refusal
+from gpunode.workflow.converge import notes_of, raise_refusal
 
 if TYPE_CHECKING:
     from gpunode.workflow.converge import StagePlan
@@ -120,7 +120,7 @@ def _planned(
         exit_code=failure.exit_code if failure else 0,
         changed=any(stage.changes for stage in plans),
         changes=[change for stage in plans for change in stage.changes],
-        notes=[note for stage in plans for step in stage.steps for note in getattr(step.outcome, "notes", ())],
+        notes=notes_of(plans),
         unknown=unknown(facts),
         errors=(failure,) if failure else (),
         result={"steps": steps, "waits": [wait.reason for stage in plans for wait in stage.waits], **more},
