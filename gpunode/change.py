@@ -87,7 +87,11 @@ Unsettled: TypeAlias = Deferred | SigningKey
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """A file is created (``before`` is None), replaced, or removed (``after`` is None)."""
+    """A file is created (``before`` is None), replaced, or removed (``after`` is None).
+
+    One that stays as it is (``before == after``) owes its triggers all the same: somebody else has changed it, and its
+    daemon has not read it.
+    """
 
     path: str
     before: FileState | None

@@ -198,12 +198,14 @@ class Unit:
 
     Attributes:
         started_at: seconds since the epoch when its main process started; None when it does not run.
+        changed_at: when its state last changed, as it does at a start and at a reload; None when nobody can tell.
     """
 
     state: ServiceState
     exists: bool = True
     started_at: float | None = None
     masked: bool = False
+    changed_at: float | None = None
 
 
 Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
@@ -220,6 +222,7 @@ class Facts:
         architecture: in Debian's words (``amd64``).
         files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
         folders: those that were read whole, each with its probe: a file that ``files`` lacks there does not exist.
+        changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
         units: only those that steps ask about.
         dpkg_interrupted: whether dpkg stopped in the middle of its work.
     """
@@ -241,6 +244,7 @@ class Facts:
     units: Mapping[str, Fact[Unit]] = field(default_factory=dict)
     files: Files = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
+    changed_at: Mapping[str, float] = field(default_factory=dict)
 
     def file(self, path: str) -> Known[FileState | None] | Unknown:
         """The state of the file at ``path``; unknown where nobody looked."""

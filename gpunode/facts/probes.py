@@ -45,6 +45,7 @@ UNIT_PROPERTIES: Final = (
     "UnitFileState",
     "MainPID",
     "ExecMainStartTimestamp",
+    "StateChangeTimestamp",
 )
 _STORED: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 _MIB: Final = 1 << 20

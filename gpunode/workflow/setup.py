@@ -198,7 +198,11 @@ class _Course:
             raise_refusal([stage])
             self.applied.append(stage)
         late = {trigger for trigger in self.owed if not trigger.ends_stage}
-        self.settled += self.applier.settle(settle_order({*late, *at_the_end(self.applied)}))
+        ending = self.applier.settle(settle_order({*late, *at_the_end(self.applied)}))
+        self.settled += ending
+        if ending:
+            # Daemons have been started anew since the node was looked at.
+            self.facts = self.advance(self.facts, self.applied[-1])
         # Asked again at the end: what came last, such as a module that something else loaded, may call for a reboot.
         left = (plan_stage(self.recipe, self.facts, stage, self.asked.only) for stage in STAGES)
         self.waits = tuple(wait for stage in left for wait in stage.waits)
@@ -261,7 +265,8 @@ def _missing_headers(problem: str) -> str:
 
 
 def _is_unsettled(change: object) -> bool:
-    return isinstance(change, FileChange) and isinstance(change.after, Deferred)
+    """Whether a stage's end leaves a change open: what a package brings, and a daemon that reads at the run's end."""
+    return isinstance(change, FileChange) and (isinstance(change.after, Deferred) or change.before == change.after)
 
 
 def _refuse_disruption(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: Facts, host: Host) -> None:

@@ -129,7 +129,7 @@ def test_a_version_that_the_archive_has_no_more_is_refused_before_a_package_is_t
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "code", "word"),
+    ("change", "options", "exit_code", "word"),
     [
         (('release = "12"', 'release = "13"'), (), 3, "debian 13"),
         (('architecture = "amd64"', 'architecture = "arm64"'), (), 3, "arm64"),
@@ -138,13 +138,17 @@ def test_a_version_that_the_archive_has_no_more_is_refused_before_a_package_is_t
     ],
 )
 def test_a_lock_that_cannot_be_meant_touches_nothing(
-    lock: tuple[str, dict[str, str], Chroot], change: tuple[str, str], options: tuple[str, ...], code: int, word: str
+    lock: tuple[str, dict[str, str], Chroot],
+    change: tuple[str, str],
+    options: tuple[str, ...],
+    exit_code: int,
+    word: str,
 ) -> None:
     text, _, node = lock
     node.write("/root/other.lock", text.replace(*change))
     before = node.fingerprint("/etc", "/var/lib/dpkg", "/var/lib/gpunode")
     refused = setup(node, "--lock", "/root/other.lock", *options)
-    assert refused.exit_code == code
+    assert refused.exit_code == exit_code
     assert word.replace(LOCK, "/root/other.lock") in refused.error
     assert node.fingerprint("/etc", "/var/lib/dpkg", "/var/lib/gpunode") == before
 
