@@ -218,6 +218,7 @@ class Facts:
     Attributes:
         packages: by name; foreign architectures as ``name:arch``.
         headers: kernels with a build tree under /lib/modules.
+        run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
         modules: names of the loaded kernel modules, as lsmod prints them.
         architecture: in Debian's words (``amd64``).
         files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
@@ -245,6 +246,7 @@ class Facts:
     files: Files = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
     changed_at: Mapping[str, float] = field(default_factory=dict)
+    run_installer: Fact[bool] = Unknown("not captured", "run-installer")
 
     def file(self, path: str) -> Known[FileState | None] | Unknown:
         """The state of the file at ``path``; unknown where nobody looked."""

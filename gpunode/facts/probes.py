@@ -64,6 +64,7 @@ _STATIC: Final = (
     _listing("kernel-builds", "/lib/modules/*/build"),
     _listing("kernel-sources", "/usr/src/*"),
     *(_listing(key, f"/lib/modules/*/{place}") for key, place in _MODULE_PLACES.items()),
+    _listing("run-installer", "/usr/bin/nvidia-uninstall"),
     _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
     Probe("dpkg-status", path="/var/lib/dpkg/status", limit_bytes=64 * _MIB),
     _listing("dpkg-updates", "/var/lib/dpkg/updates/*"),
