@@ -36,6 +36,7 @@ class Drift:
         step: whose plan must name it.
         answer: setup heals it; plan and setup refuse to go on and say what to do; or plan names it in a note.
         facts: does the same to the facts of a node; None where only a real node shows it.
+        booted: whether only a booted machine shows it: in a chroot systemd tells nothing of units.
         undo: what a person does where setup heals nothing.
     """
 
@@ -46,6 +47,7 @@ class Drift:
     answer: Answer = "healed"
     facts: Inject | None = None
     undo: str = ""
+    booted: bool = False
 
 
 def _file(path: str, change: Callable[[FileState], FileState | None]) -> Inject:
@@ -171,8 +173,8 @@ DRIFTS: Final = (
           "dpkg -i --force-depends --force-downgrade /root/drift/libcuda1_*.deb", "driver",
           facts=_state("libcuda1", version="580.65.06-1")),
     Drift("driver-replaced", "the whole driver is of another branch",
-          "apt-get -y -o Dir::Etc::PreferencesParts=/dev/null install nvidia-driver-cuda=595.91.07-1 "
-          "nvidia-kernel-dkms=595.91.07-1 nvidia-persistenced=595.91.07-1", "driver",
+          "apt-get -y -o Dir::Etc::PreferencesParts=/root/drift/preferences install nvidia-driver-cuda "
+          "nvidia-kernel-dkms", "driver",
           facts=_packages(lambda packages: {
               name: replace(state, version="595.91.07-1") if state.version.startswith("580.") else state
               for name, state in packages.items()})),
@@ -196,13 +198,17 @@ DRIFTS: Final = (
     Drift("new-kernel", "a new kernel comes without headers", "touch /boot/vmlinuz-9.9.9-amd64", "headers",
           facts=_new_kernel, undo="rm /boot/vmlinuz-9.9.9-amd64"),
     Drift("unit-disabled", "nvidia-persistenced is disabled", "systemctl disable nvidia-persistenced.service",
-          "persistence", facts=_unit("nvidia-persistenced.service", enabled=False)),
+          "persistence", facts=_unit("nvidia-persistenced.service", enabled=False), booted=True),
+    Drift("unit-stopped", "nvidia-persistenced is stopped", "systemctl stop nvidia-persistenced.service",
+          "persistence", facts=_unit("nvidia-persistenced.service", active=False), booted=True),
+    Drift("runtime-stopped", "the container runtime is stopped", "systemctl stop containerd.service",
+          "runtime-config", facts=_unit("containerd.service", active=False), booted=True),
     Drift("runtime-disabled", "the container runtime is disabled", "systemctl disable containerd.service",
-          "runtime-config", facts=_unit("containerd.service", enabled=False)),
+          "runtime-config", facts=_unit("containerd.service", enabled=False), booted=True),
     Drift("unit-masked", "nvidia-persistenced is masked, which is somebody's decision",
           "systemctl mask nvidia-persistenced.service", "persistence", "noted",
           facts=_unit("nvidia-persistenced.service", masked=True),
-          undo="systemctl unmask nvidia-persistenced.service"),
+          undo="systemctl unmask nvidia-persistenced.service", booted=True),
     Drift("dpkg-interrupted", "dpkg was interrupted", "dpkg --unpack /root/drift/lab-drift_*.deb", "repair",
           facts=lambda facts: replace(facts, dpkg_interrupted=Known(value=True, probe=PLAN))),
     Drift("held", "a package is held at another version",

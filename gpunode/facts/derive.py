@@ -122,6 +122,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         units=_units(reader, image=image),
         files=_files(evidence),
         changed_at=_changed_at(evidence),
+        dkms=_fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
         run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )

@@ -208,6 +208,14 @@ class Unit:
     changed_at: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DkmsBuild:
+    """What DKMS itself holds to be installed for a kernel, whether or not the file is there."""
+
+    module: str
+    version: str
+
+
 Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
 
 
@@ -219,6 +227,7 @@ class Facts:
         packages: by name; foreign architectures as ``name:arch``.
         headers: kernels with a build tree under /lib/modules.
         run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
+        dkms: the driver that DKMS says it has installed, by kernel.
         modules: names of the loaded kernel modules, as lsmod prints them.
         architecture: in Debian's words (``amd64``).
         files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
@@ -247,6 +256,7 @@ class Facts:
     folders: Mapping[str, str] = field(default_factory=dict)
     changed_at: Mapping[str, float] = field(default_factory=dict)
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
+    dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
 
     def file(self, path: str) -> Known[FileState | None] | Unknown:
         """The state of the file at ``path``; unknown where nobody looked."""

@@ -32,11 +32,12 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
         folder.mkdir()
         (folder / "config.toml").write_text(COMMENTED)
         chroots.repositories.keys.stranger.write_keyring(folder / "stranger.gpg")
+        made.write("/root/drift/preferences/other", "Package: *\nPin: version 595.*\nPin-Priority: 1001\n")
         build_all([Package("lab-drift", "1"), Package("libcuda1", "580.65.06-1")], folder)
         yield made
 
 
-@pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.id)
+@pytest.mark.parametrize("drift", [drift for drift in DRIFTS if not drift.booted], ids=lambda drift: drift.id)
 def test_a_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
     node.run("sh", "-c", drift.shell, env=NONINTERACTIVE)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.drifts import DRIFTS, Drift
 from tests.e2e.chroot.scenario import Answer, by_kind
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.leftovers import leftovers, marks
@@ -254,3 +255,21 @@ def test_verify_and_status_tell_a_node_that_works_from_one_whose_containerd_lost
     assert lost.exit_code == 7
     failed = {check["id"] for check in lost.result["checks"] if check["status"] == "failed"}
     assert failed == {"configuration", "runtime"}
+
+
+@pytest.mark.parametrize("drift", [drift for drift in DRIFTS if drift.booted], ids=lambda drift: drift.id)
+def test_a_drift_of_units_is_found_named_and_put_right(course: Course, drift: Drift) -> None:
+    node = course.node
+    setup_ok(node, "containerd")
+    node.run("sh", "-c", drift.shell)
+
+    found = ask(node, "plan", "/root/containerd.toml", "--check")
+
+    if drift.answer == "noted":
+        assert [note for note in found.envelope["notes"] if "masked" in note]
+        node.run("sh", "-c", drift.undo)
+    else:
+        assert found.exit_code == 4
+        assert [step["id"] for step in found.result["steps"] if step["changes"]] == [drift.step]
+    setup_ok(node, "containerd")
+    assert ask(node, "plan", "/root/containerd.toml", "--check").exit_code == 0
