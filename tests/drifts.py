@@ -160,6 +160,12 @@ DRIFTS: Final = (
           facts=_file(PIN, lambda state: replace(state, content=state.content.replace(b": -1", b": 500")))),
     Drift("pin-unreadable", "that file is readable for root alone", f"chmod 600 {PIN}", "driver-pin",
           facts=_mode(PIN, 0o600)),
+    Drift("pin-overruled", "another preferences file, which apt reads before, decides over the driver",
+          "printf 'Package: nvidia-*\\nPin: release o=NVIDIA\\nPin-Priority: 600\\n' > "
+          "/etc/apt/preferences.d/00-site", "driver-pin", "noted",
+          facts=lambda facts: replace(facts, files={**facts.files, "/etc/apt/preferences.d/00-site": Known(
+              FileState(b"Package: nvidia-*\nPin: release o=NVIDIA\nPin-Priority: 600\n"), PLAN)}),
+          undo="rm /etc/apt/preferences.d/00-site"),
     Drift("blacklist-deleted", "the file that keeps nouveau off the card is deleted", f"rm {BLACKLIST}", "nouveau",
           facts=_gone(BLACKLIST)),
     Drift("blacklist-edited", "that file is edited", f"sed -i '/nouveau/d' {BLACKLIST}", "nouveau",

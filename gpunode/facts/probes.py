@@ -16,6 +16,7 @@ UNITS: Final = (
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
 FILES: Final = (
     RESUME_UNIT,
+    "/etc/apt/preferences",
     "/etc/containerd/config.toml",
     "/etc/docker/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",
