@@ -32,7 +32,9 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
         folder.mkdir()
         (folder / "config.toml").write_text(COMMENTED)
         chroots.repositories.keys.stranger.write_keyring(folder / "stranger.gpg")
-        made.write("/root/drift/preferences/other", "Package: *\nPin: version 595.*\nPin-Priority: 1001\n")
+        made.write(
+            "/root/drift/preferences/other", "Package: /nvidia|cuda|nvcuvid/\nPin: version 595.*\nPin-Priority: 1001\n"
+        )
         build_all([Package("lab-drift", "1"), Package("libcuda1", "580.65.06-1")], folder)
         yield made
 

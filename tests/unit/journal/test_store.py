@@ -43,9 +43,9 @@ def store(tmp_path: Path, clock: Clock) -> Store:
     return Store(tmp_path, clock=clock)
 
 
-def setup_run(store: Store, content: bytes = b"version = 3\n") -> Run:
+def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState | None = BEFORE) -> Run:
     run = store.begin("setup", version="0.1.0", recipe="containerd", argv=("gpunode", "setup"))
-    change = FileChange("/etc/containerd/config.toml", BEFORE, FileState(content), frozenset({RESTART}))
+    change = FileChange("/etc/containerd/config.toml", before, FileState(content), frozenset({RESTART}))
     run.done(run.intend("runtime", "configure-containerd", change))
     run.settle(RESTART)
     run.commit("done")
@@ -148,7 +148,7 @@ def test_a_damaged_journal_stops_with_file_and_line(store: Store) -> None:
 
 def test_a_journal_of_a_newer_gpunode_says_so(store: Store) -> None:
     run = setup_run(store)
-    run.path.write_bytes(run.path.read_bytes().replace(b'{"v":1', b'{"v":2'))
+    run.path.write_bytes(run.path.read_bytes().replace(b'{"v":2', b'{"v":3'))
     with pytest.raises(JournalDamaged) as stopped:
         store.runs()
     assert "newer gpunode" in stopped.value.why
@@ -214,12 +214,73 @@ class TestRetention:
         except Refused as refusal:
             return "no longer be undone" not in refusal.what
 
+    def chain(self, store: Store, length: int) -> list[Run]:
+        """Runs each of which found what the one before had left."""
+        return [setup_run(store, b"%d" % n, FileState(b"%d" % (n - 1)) if n else BEFORE) for n in range(length)]
+
     def test_the_first_run_and_the_newest_keep_their_backups(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=2)
-        runs = [setup_run(store, b"%d" % n) for n in range(5)]
+        runs = self.chain(store, 5)
         assert [self.kept(store, run) for run in runs] == [True, False, False, True, True]
         assert len(store.runs()) == 5, "what was changed stays readable"
         assert store.owed() == {}, "what was settled stays settled"
+
+    def test_what_the_node_was_before_gpunode_stays_however_old_it_is(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, keep=1)
+        store.begin("setup", version="0.1.0").commit("done")
+        self.chain(store, 4)
+        for _ in range(3):
+            store.begin("setup", version="0.1.0").commit("done")
+        (span,) = store.footprint().files["/etc/containerd/config.toml"].spans
+        assert (span.before, span.after) == (BEFORE, FileState(b"3"))
+
+    def test_an_edit_between_two_runs_keeps_what_is_needed_to_tell_it_from_gpunodes(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, keep=1)
+        setup_run(store, b"ours")
+        setup_run(store, b"ours again", FileState(b"theirs"))
+        store.begin("setup", version="0.1.0").commit("done")
+        store.begin("setup", version="0.1.0").commit("done")
+        first, second = store.footprint().files["/etc/containerd/config.toml"].spans
+        assert (first.before, first.after, second.before) == (BEFORE, FileState(b"ours"), FileState(b"theirs"))
+
+    def test_a_forgotten_run_gives_its_backups_up_and_says_so(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        first, second = setup_run(store, b"one"), setup_run(store, b"two", FileState(b"one"))
+        assert store.forget(first.id, "ada") == (1, len(BEFORE.content)), "the second run still needs b'one'"
+        assert [self.kept(store, first), self.kept(store, second)] == [False, True]
+        assert [run.forgotten for run in store.runs()] == [True, False]
+        with pytest.raises(Refused, match="can no longer be undone") as refused:
+            store.read(first.id)
+        assert "ada had its backups forgotten" in refused.value.why
+        assert store.footprint().files["/etc/containerd/config.toml"].forgotten
+
+    def test_a_run_can_be_forgotten_again_after_the_power_went_in_the_middle(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        run = setup_run(store)
+        with run.path.open("ab") as journal:
+            journal.write(b'{"v":2,"su')
+        store.forget(run.id, "ada")
+        assert [run.forgotten for run in store.runs()] == [True]
+
+    def test_a_run_that_cannot_begin_takes_no_backups_away(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = Store(tmp_path, keep=2)
+        runs = self.chain(store, 3)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "mkdir", Disk.refuse)
+            with pytest.raises(ChangeFailed):
+                store.begin("setup", version="0.1.0")
+        assert [self.kept(store, run) for run in runs] == [True, True, True]
+
+    def test_a_run_that_was_cut_short_cannot_be_forgotten(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        cut = store.begin("setup", version="0.1.0")
+        cut.intend("runtime", "configure-containerd", CONFIG)
+        cut.close()
+        with pytest.raises(Refused, match="cannot be forgotten"):
+            store.forget(cut.id)
+        assert self.kept(store, cut)
 
     def test_a_run_that_was_cut_short_keeps_its_backups(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=2)
@@ -231,10 +292,16 @@ class TestRetention:
             setup_run(store, b"%d" % n)
         assert self.kept(store, cut)
 
+    def test_a_journal_in_another_runs_folder_is_damage(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        first, second = setup_run(store), setup_run(store)
+        second.path.write_bytes(first.path.read_bytes())
+        with pytest.raises(JournalDamaged, match="damaged in line 1"):
+            store.runs()
+
     def test_a_journal_that_cannot_be_read_stops_all_removal(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=1)
-        for n in range(3):
-            setup_run(store, b"%d" % n)
+        self.chain(store, 3)
         saved = sorted(store.objects.glob("??/*"))
         run = store.folder / "runs" / store.ids()[1] / "journal.jsonl"
         run.write_bytes(b"damaged\n" + run.read_bytes())
@@ -251,6 +318,10 @@ class Disk:
         self.code = code
         self.call = call
         monkeypatch.setattr(os, call, self.fail_once)
+
+    @staticmethod
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fail_once(self, descriptor: int, *args: bytes) -> int:
         self.left -= 1
@@ -344,3 +415,43 @@ def test_the_user_behind_sudo_is_recorded(store: Store, monkeypatch: pytest.Monk
     monkeypatch.setenv("SUDO_USER", "ada")
     store.begin("setup", version="0.1.0").commit("done")
     assert [run.begin.user for run in store.runs()] == ["ada"]
+
+
+class TestCutShort:
+    def test_the_newest_run_without_an_end_is_found_behind_one_that_never_began(self, store: Store) -> None:
+        setup_run(store)
+        assert store.cut_short() is None
+        run = store.begin("setup", version="0.1.0")
+        run.intend("runtime", "x", CONFIG)
+        run.close()
+        store.begin("setup", version="0.1.0").path.write_bytes(b'{"v":')
+
+        found = store.cut_short()
+
+        assert found is not None
+        assert (found.begin.run, [change.path for change in found.begun if isinstance(change, FileChange)]) == (
+            run.id,
+            [CONFIG.path],
+        )
+
+    def test_a_run_is_concluded_behind_its_torn_last_line(self, store: Store) -> None:
+        run = store.begin("setup", version="0.1.0")
+        run.close()
+        with run.path.open("ab") as file:
+            file.write(b'{"v":1,"sum":"')
+
+        store.conclude(run.id, "found done")
+
+        assert store.cut_short() is None
+        (summary,) = store.runs()
+        assert summary.commit is not None
+        assert (summary.commit.result, summary.commit.why) == ("interrupted", "found done")
+
+    def test_a_half_backup_is_swept_and_a_whole_one_stays(self, store: Store) -> None:
+        name = store.save(b"whole")
+        draft = store.objects / name[:2] / f".{name}.123"
+        draft.write_bytes(b"wh")
+
+        store.sweep()
+
+        assert [path.name for path in store.objects.rglob("*") if path.is_file()] == [name]
