@@ -30,6 +30,9 @@ DriverOption = Annotated[
 UpgradeOption = Annotated[
     bool, typer.Option("--upgrade", help="bring driver and toolkit to the newest of their branch")
 ]
+LockOption = Annotated[
+    str, typer.Option("--lock", metavar="FILE", help="exactly the package versions that this lock file holds")
+]
 OnlyOption = Annotated[list[str], typer.Option("--only", metavar="STEP", help="take this step alone; may be repeated")]
 RootOption = Annotated[str, typer.Option("--root", metavar="DIR", help="a mounted root instead of this machine")]
 GpuOption = Annotated[str, typer.Option("--gpu", metavar="IDS", help="GPUs of the image's machine: 10de:1b80[,…]")]
@@ -68,6 +71,7 @@ def setup(
     allow_disruption: Annotated[bool, typer.Option("--allow-disruption", help="go on though containers stop")] = False,
     lock_timeout: LockTimeoutOption = 600,
     upgrade: UpgradeOption = False,
+    lock: LockOption = "",
     only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option
     root: RootOption = "/",
     gpu: GpuOption = "",
@@ -80,7 +84,7 @@ def setup(
     from gpunode.cli.compose import Wanted
 
     leave = changing.Leave(yes, reboot, allow_disruption, lock_timeout)
-    wanted = Wanted(recipe, runtime, driver, upgrade)
+    wanted = Wanted(recipe, runtime, driver, upgrade, lock)
     changing.setup(wanted, How(json=json, verbose=verbose), tuple(only), root, gpu, leave)
 
 
@@ -91,6 +95,14 @@ def plan(
     driver: DriverOption = "",
     check: Annotated[bool, typer.Option("--check", help="end with 4 when something is to be done")] = False,
     upgrade: UpgradeOption = False,
+    lock: Annotated[
+        str,
+        typer.Option(
+            "--lock",
+            metavar="FILE",
+            help="as setup's; a file that is not there is written, with --upgrade also one that is",
+        ),
+    ] = "",
     only: OnlyOption = [],  # noqa: B006
     root: RootOption = "/",
     gpu: GpuOption = "",
@@ -103,7 +115,7 @@ def plan(
     from gpunode.cli.compose import Wanted
 
     how = commands.How(json=json, verbose=verbose)
-    commands.plan(Wanted(recipe, runtime, driver, upgrade), how, tuple(only), node, root, gpu, check=check)
+    commands.plan(Wanted(recipe, runtime, driver, upgrade, lock), how, tuple(only), node, root, gpu, check=check)
 
 
 @app.command()

@@ -22,7 +22,7 @@ from gpunode.host.process import CommandLog
 from gpunode.journal.record import CutShort, made
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
-from gpunode.workflow.converge import survey
+from gpunode.workflow.converge import notes_of, survey
 from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import half_written, told
 from gpunode.workflow.setup import Asked, SetupResult
@@ -99,7 +99,8 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         screen.setup(recipe, done, report, failure, log=log.path)
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
-    how.answer(_setup_envelope(recipe, done, report, failure, (log.problem,) if log.problem else ()))
+    notes = [*notes_of(done.preview), *([log.problem] if log.problem else [])]
+    how.answer(_setup_envelope(recipe, done, report, failure, notes))
 
 
 def _swept(store: Store, host: LocalHost) -> CutShort | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode import __version__, builtin
 from gpunode import recipe as recipes
@@ -22,8 +22,9 @@ from gpunode.errors import (
     VerifyFailed,
 )
 from gpunode.facts.model import Facts, Unknown
+from gpunode.recipe import Recipe
 from gpunode.steps import STEPS
-from gpunode.workflow.converge import raise_refusal
+from gpunode.workflow.converge import notes_of, raise_refusal
 
 if TYPE_CHECKING:
     from gpunode.host.port import HostView
@@ -60,17 +61,54 @@ def plan(wanted: Wanted, how: How, only: Sequence[str], node: str, root: str, gp
     from gpunode.workflow.plan import plan as make_plan
 
     check_steps(only)
-    recipe = wanted.read()
+    writing = _lock_to_write(wanted, only, check=check)
+    recipe = (replace(wanted, lock="") if writing else wanted).read()
     seen = see(node, root, gpu)
     plans = make_plan(recipe, seen.facts, seen.host, only)
     raise_refusal(plans)
-    how.screen().plan(recipe, seen.facts, plans)
+    screen = how.screen()
+    screen.plan(recipe, seen.facts, plans)
+    lock = writing(recipe, seen.facts, plans, screen) if writing else {}
     todo = pending(plans)
     failure = ChangesPending("changes are pending", hint="gpunode setup makes them") if todo and check else None
-    how.answer(_planned("plan", plans, seen.facts, failure))
+    how.answer(_planned("plan", plans, seen.facts, failure, lock))
 
 
-def _planned(command: str, plans: Sequence[StagePlan], facts: Facts, failure: GpunodeError | None) -> Envelope:
+Writing: TypeAlias = Callable[[Recipe, Facts, "Sequence[StagePlan]", Screen], Mapping[str, object]]
+
+
+def _lock_to_write(wanted: Wanted, only: Sequence[str], *, check: bool) -> Writing | None:
+    """What writes the lock file once there is a plan; None where one is only read, or none is named.
+
+    A file that is there is read, as setup reads it, unless --upgrade asks for newer versions.
+    """
+    if not wanted.lock or check:
+        return None
+    from gpunode.cli.lockfiles import former_lock, refuse_part, there_is, write_lock
+
+    if there_is(wanted.lock) and not wanted.upgrade:
+        return None
+    refuse_part(only)
+    former = former_lock(wanted.lock)
+
+    def write(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], screen: Screen) -> Mapping[str, object]:
+        from gpunode.workflow.locking import lock_of
+
+        lock = lock_of(recipe, facts, plans, wanted.lock)
+        changed = write_lock(lock, former)
+        screen.locked(lock, changed, renewed=former is not None)
+        return {"lock": {"file": lock.file, "packages": lock.packages, "changed": changed}}
+
+    return write
+
+
+def _planned(
+    command: str,
+    plans: Sequence[StagePlan],
+    facts: Facts,
+    failure: GpunodeError | None,
+    more: Mapping[str, object],
+) -> Envelope:
     steps = [
         {"id": step.step.id, "stage": stage.stage, "reason": step.outcome.reason, "changes": len(step.changes)}
         for stage in plans
@@ -83,10 +121,10 @@ def _planned(command: str, plans: Sequence[StagePlan], facts: Facts, failure: Gp
         exit_code=failure.exit_code if failure else 0,
         changed=any(stage.changes for stage in plans),
         changes=[change for stage in plans for change in stage.changes],
-        notes=[note for stage in plans for step in stage.steps for note in getattr(step.outcome, "notes", ())],
+        notes=notes_of(plans),
         unknown=unknown(facts),
         errors=(failure,) if failure else (),
-        result={"steps": steps, "waits": [wait.reason for stage in plans for wait in stage.waits]},
+        result={"steps": steps, "waits": [wait.reason for stage in plans for wait in stage.waits], **more},
     )
 
 

@@ -37,13 +37,21 @@ class Wanted:
     runtime: str = ""
     driver: str = ""
     upgrade: bool = False
+    lock: str = ""
 
     def read(self) -> Recipe:
         """The recipe, with what the command line overrides.
 
         Raises:
-            RecipeError, UsageError: it cannot be understood.
+            RecipeError, UsageError: it cannot be understood, or the lock cannot.
         """
+        if self.lock and self.upgrade:
+            raise UsageError(
+                "--lock and --upgrade contradict each other",
+                why="the one asks for the versions of a file, the other for the newest",
+                hint="upgrade one node without --lock, then renew the lock there:\n"
+                f"  gpunode plan --upgrade --lock {self.lock}",
+            )
         base = recipe_at(self.recipe or _DEFAULT_RECIPES.get(self.runtime, "bare-metal"))
         wanted = replace(base, upgrade=self.upgrade)
         if self.runtime:
@@ -52,6 +60,10 @@ class Wanted:
         if self.driver:
             version = _option("--driver", "driver", "version", self.driver).driver.version
             wanted = replace(wanted, driver=replace(wanted.driver, version=version))
+        if self.lock:
+            from gpunode.cli.lockfiles import read_lock
+
+            wanted = replace(wanted, lock=read_lock(self.lock))
         return wanted
 
 
@@ -80,7 +92,12 @@ def _option(option: str, section: str, key: str, value: str) -> Recipe:
 
 def digest(recipe: Recipe) -> str:
     """The hash by which the journal knows a recipe: of its meaning, not of its file's comments."""
-    return hashlib.sha256(render(recipe).encode()).hexdigest()
+    meaning = render(recipe)
+    if recipe.lock:
+        from gpunode import lockfile
+
+        meaning += lockfile.render(recipe.lock, "")
+    return hashlib.sha256(meaning.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

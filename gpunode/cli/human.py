@@ -14,6 +14,7 @@ from gpunode.cli.screen.commands import again_command
 from gpunode.cli.screen.events import applied_lines, applying, settled_line, triggering
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.live import LiveLine
+from gpunode.cli.screen.locks import lock_lines
 from gpunode.cli.screen.node import node_line, status_lines
 from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error, standard_output
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from gpunode.host.port import Progress
     from gpunode.journal.chronicle import Chronicle
     from gpunode.journal.record import RunSummary
-    from gpunode.recipe import Recipe
+    from gpunode.lockfile import Moved
+    from gpunode.recipe import Recipe, VersionLock
     from gpunode.workflow.converge import StagePlan
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
@@ -178,6 +180,10 @@ class Screen:
     def plan(self, recipe: Recipe, facts: Facts, plans: Sequence[StagePlan]) -> None:
         """What setup would do, and why."""
         self._put(*plan_lines(recipe, facts, plans, self._argv, verbose=self._verbose))
+
+    def locked(self, lock: VersionLock, changed: Sequence[Moved], *, renewed: bool) -> None:
+        """Which versions the lock file now holds."""
+        self._put(*lock_lines(lock, changed, self._argv, renewed=renewed))
 
     def setup(
         self, recipe: Recipe, done: SetupResult, report: Report, failure: GpunodeError | None, *, log: str

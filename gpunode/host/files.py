@@ -11,6 +11,7 @@ import fnmatch
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -234,7 +235,9 @@ def _kind(status: os.stat_result) -> str:
 
 
 def _ownership(status: os.stat_result) -> Ownership:
-    return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+    # From before the clock was set back: such a date says nothing about what came later.
+    changed = status.st_ctime if status.st_ctime <= time.time() else None
+    return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, changed)
 
 
 def state(path: str, *, root: str = "/") -> FileState | None:
