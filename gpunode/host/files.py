@@ -362,6 +362,10 @@ def _replace_at(place: _Place, path: str, state: FileState) -> None:
         os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
     try:
         _sync_folder(place.folder)
+        if former is None:
+            # A run that was killed may have made the folders above and not come to syncing them.
+            for folder in place.folders[:-1]:
+                _sync_folder(folder)
     except OSError as error:
         raise ChangeFailed(
             f"{path} was replaced, but may be the old one again after a power cut",
@@ -387,9 +391,11 @@ def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
 
 
 def sweep(path: str, *, root: str = "/") -> None:
-    """No temporary file of a run that was killed stands beside ``path`` any more."""
+    """No temporary file of a run that was killed stands beside ``path`` any more, and what it wrote is on the disk."""
     with suppress(OSError), _place(path, root) as place:
         _sweep(place.folder)
+        for folder in place.folders:
+            _sync_folder(folder)
 
 
 def _sweep(folder: int) -> None:

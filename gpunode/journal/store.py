@@ -184,7 +184,6 @@ class Store:
             Refused: it was cut short, so the next setup or rollback still needs it.
             ChangeFailed: it could not be written down; nothing is gone.
         """
-        data = record.whole(self._bytes(run))
         if not any(isinstance(entry, Commit) for entry in self._unloaded(run)):
             raise Refused(
                 f"run {run} cannot be forgotten",
@@ -193,13 +192,7 @@ class Store:
             )
         entry = Forget(user or invoking_user(), self._clock())
         with _unwritable(f"that run {run} is forgotten cannot be written down, so it is not", self._path(run)):
-            descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                os.ftruncate(descriptor, len(data))
-                _write_all(descriptor, record.encode(entry, above=data.splitlines(keepends=True)[-1]))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            self._amend(run, entry)
         return self._collect(self._kept(self.ids()))
 
     def owed(self) -> dict[Trigger, float]:
@@ -226,17 +219,22 @@ class Store:
         Raises:
             ChangeFailed: it could not be written.
         """
-        path = self._path(run)
-        with _unwritable(f"the end of run {run} could not be recorded", path):
-            whole = path.read_bytes()
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            try:
-                # A torn last line goes first: what follows it would make it damage.
-                os.ftruncate(descriptor, whole.rfind(b"\n") + 1)
-                _write_all(descriptor, record.encode(Commit("interrupted", why, self._clock())))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with _unwritable(f"the end of run {run} could not be recorded", self._path(run)):
+            self._amend(run, Commit("interrupted", why, self._clock()))
+
+    def _amend(self, run: str, entry: Entry) -> None:
+        """``entry`` stands on the disk as the last of a run that is over. Raises OSError."""
+        data = record.whole(self._bytes(run))
+        descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            # A torn last line goes first: what follows it would make it damage.
+            os.ftruncate(descriptor, len(data))
+            # And a whole one, which a killed run may not have synced, is on the disk before another follows it.
+            os.fsync(descriptor)
+            _write_all(descriptor, record.encode(entry, above=data.splitlines(keepends=True)[-1]))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def sweep(self) -> None:
         """The half backups of a run that was killed are gone; nothing ever needed them. Call it under ``lock``."""
