@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from time import monotonic, time
@@ -29,7 +29,7 @@ from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import files, runtime
 from gpunode.host.locks import wait_until_ended, wait_until_free
-from gpunode.host.port import OnProgress, Progress, Settled, Simulation
+from gpunode.host.port import OnProgress, Progress, Settled, Simulation, Workloads
 from gpunode.host.process import CommandLog, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.runtimes import Configured
@@ -104,6 +104,16 @@ class LocalHost:
         """What apt would do, changing nothing; None where there is no apt."""
         return self.apt.simulate(changes)
 
+    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+        """The versions of each package that apt can get, or finds in its index as installed."""
+        return self.apt.offered(names)
+
+    def workloads(self) -> Workloads:
+        """What uses the GPUs, and the containers that run; none in an image, where nothing runs."""
+        from gpunode.host import workloads
+
+        return workloads.running() if self.root == "/" else Workloads()
+
     def check(self, expectation: RuntimeExpectation, change: FileChange, /) -> str:
         """Has the runtime's own parser read the candidate; see ``runtime.check``."""
         return runtime.check(self.runner, expectation, change)
@@ -124,6 +134,12 @@ class LocalHost:
     def effective(self, name: str) -> Configured | None:
         """What the container runtime has; see ``runtime.effective``."""
         return runtime.effective(self.runner, name)
+
+    def vet(self, changes: Sequence[Change], /) -> None:
+        """Nothing, if every file among ``changes`` can be changed and nothing else is lost; see ``files.check``."""
+        for change in changes:
+            if isinstance(change, FileChange):
+                files.check(change.path, root=self.root)
 
     def realize(self, change: Change, /) -> Change:
         """``change`` with what only now is known: a key's bytes, a file's attributes, the folders that it needs."""
@@ -173,15 +189,14 @@ class LocalHost:
                 hint="run the command again",
             )
         current = files.state(change.path, root=self.root)
-        if current == after:
-            return
-        if current != change.before:
-            raise _edited_since(change, current)
+        if current != after:
+            _refuse_edited(change, current)
+            if after is None:
+                files.remove(change.path, root=self.root, still=partial(_refuse_edited, change))
+            else:
+                files.replace(change.path, after, root=self.root, still=partial(_refuse_edited, change))
         if after is None:
-            files.remove(change.path, root=self.root)
-            files.remove_folders(change.folders, root=self.root)
-        else:
-            files.replace(change.path, after, root=self.root)
+            files.remove_empty(change.folders, root=self.root)
 
     def _apply_module(self, change: ModuleChange) -> None:
         if self.root != "/":
@@ -289,14 +304,17 @@ def _keyring(data: bytes, key: SigningKey) -> bytes:
     return binary
 
 
-def _edited_since(change: FileChange, current: FileState | None) -> Conflict:
+def _refuse_edited(change: FileChange, current: FileState | None) -> None:
+    """Raises when the file is not what ``change`` replaces."""
+    if current == change.before:
+        return
     if current is None:
         is_now = "it is gone, unlike the one that was found"
     elif change.before and current.content == change.before.content:
         is_now = f"it now has mode {current.mode:04o} and owner {current.uid}:{current.gid}"
     else:
         is_now = "it is neither the one that was found nor the one that is wanted"
-    return Conflict(
+    raise Conflict(
         f"{change.path} was edited meanwhile",
         why=f"{is_now}; it was left as it is",
         hint="run the command again; it looks anew and shows the change first",

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -43,6 +43,10 @@ FORMAT = 2
 Verb: TypeAlias = Literal["setup", "rollback", "remove"]
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
+# The stage whose files are a node's configuration, which a plain rollback gives back; and the step under which the
+# configuration files of packages that are purged are backed up, in whatever stage.
+CONFIGURATION = "runtime"
+CONFFILES = "conffiles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +171,20 @@ _NAMES: dict[type[Any], str] = {
     Trigger: "trigger",
 }
 _TYPES = {name: kind for kind, name in _NAMES.items()}
+# By the words of the annotations, see _shape.
+_SCALARS: dict[str, tuple[type[Any], ...]] = {
+    "str": (str,),
+    "Verb": (str,),
+    "Result": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "float": (int, float),
+}
+_WORDS = "tuple[str, ...]"
+_LARGEST_NUMBER = 1 << 36
 _ENTRIES = (Begin, Intent, Done, Failed, Owe, Settle, Commit, Forget)
-_LINE = re.compile(rb'\{"v":([0-9]+),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
+_LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
 
 
 def digest(content: bytes) -> str:
@@ -274,24 +290,24 @@ def _reading(annotation: str) -> str:
         return "bytes"
     if annotation == "tuple[tuple[str, bytes], ...]":
         return "attributes"
+    if annotation in _SCALARS or annotation == _WORDS:
+        return annotation
     return "set" if annotation.startswith("frozenset[") else ""
 
 
 def _entries(line: bytes, above: bytes, load: Load, file: str, number: int) -> tuple[Entry, ...]:
     match = _LINE.fullmatch(line)
     if match is not None and int(match[1]) > FORMAT:
-        raise _damaged(file, number, f"a newer gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
+        raise damaged(file, number, f"a newer gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
     if match is None or _checksum(match[1], _sum(above), match[3]) != match[2]:
-        raise _damaged(
-            file, number, "the line, or the one before it, is not as it was written: its checksum is another"
-        )
+        raise damaged(file, number, "the line, or the one before it, is not as it was written: its checksum is another")
     try:
         read = _typed(json.loads(match[3]), load)
-    except (ValueError, TypeError, KeyError) as error:
-        raise _damaged(file, number, f"the line says what no gpunode of this format writes: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise damaged(file, number, f"the line says what no gpunode of this format writes: {error}") from error
     entries = read if isinstance(read, tuple) else (read,)
     if not all(isinstance(entry, _ENTRIES) for entry in entries):
-        raise _damaged(file, number, "the line is no entry of a journal")
+        raise damaged(file, number, "the line is no entry of a journal")
     return entries
 
 
@@ -315,11 +331,24 @@ def _read(reading: str, value: Any, load: Load) -> Any:
             return frozenset(_typed(item, load) for item in value)
         case "attributes":
             return tuple((name, bytes.fromhex(content)) for name, content in value.items())
+        case _ if reading == _WORDS:
+            return tuple(_scalar("str", word) for word in value)
+        case _ if reading in _SCALARS:
+            return _scalar(reading, value)
         case _:
             return _typed(value, load)
 
 
-def _damaged(file: str, line: int, why: str) -> JournalDamaged:
+def _scalar(annotation: str, value: Any) -> Any:
+    """``value``, which a field of that type can hold; no number is negative here, and no time is that far away."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if type(value) not in _SCALARS[annotation] or (is_number and not 0 <= value < _LARGEST_NUMBER):
+        raise ValueError(f"{str(value)[:40]!r} is no {annotation}")
+    return value
+
+
+def damaged(file: str, line: int, why: str) -> JournalDamaged:
+    """The error that stops everything that reads the journal ``file``."""
     return JournalDamaged(
         f"the journal {file} is damaged in line {line}",
         why=why,
@@ -335,29 +364,20 @@ def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
     return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
 
 
-def undo(
-    entries: Iterable[Entry],
-    *,
-    stages: Iterable[str] | None = ("runtime",),
-    kinds: tuple[type[Change], ...] = (FileChange,),
-) -> tuple[Change, ...]:
-    """The changes that undo a run, newest first; by default only those to runtime and toolkit configuration files.
+def backwards(entries: Iterable[Entry]) -> tuple[Intent, ...]:
+    """The intents of a run, newest first, each with the change that undoes it; those that nothing undoes left out.
 
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
-
-    Args:
-        entries: of one run.
-        stages: whose changes are undone; None means every stage's.
-        kinds: of the changes that are undone.
     """
-    wanted = None if stages is None else frozenset(stages)
     intents = [entry for entry in entries if isinstance(entry, Intent)]
-    backwards = (
-        inverse(intent.change)
-        for intent in reversed(intents)
-        if isinstance(intent.change, kinds) and (wanted is None or intent.stage in wanted)
-    )
-    return tuple(change for change in backwards if change is not None)
+    back = ((intent, inverse(intent.change)) for intent in reversed(intents))
+    return tuple(replace(intent, change=change) for intent, change in back if change is not None)
+
+
+def undo(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
+    """The changes that give the files of runtimes and toolkit back as they were before a run, newest first."""
+    back = ((intent.stage, intent.change) for intent in backwards(entries))
+    return tuple(change for stage, change in back if stage == CONFIGURATION and isinstance(change, FileChange))
 
 
 def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
@@ -468,7 +488,7 @@ def unloaded(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tupl
     """
     entries = decode(data, str.encode, file=file)
     if run and entries and not (isinstance(entries[0], Begin) and entries[0].run == run):
-        raise _damaged(file, 1, f"it does not begin run {run}, in whose folder it lies")
+        raise damaged(file, 1, f"it does not begin run {run}, in whose folder it lies")
     return entries
 
 

@@ -9,6 +9,7 @@ import contextlib
 import getpass
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from gpunode.change import Change, FileChange, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
+from gpunode.host.own import read, refuse_foreign
 from gpunode.journal import footprint, record
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.lock import held
@@ -37,7 +39,13 @@ from gpunode.journal.record import (
 
 KEEP = 50
 _NOBODY_LOGGED_IN = 0xFFFFFFFF
-_RUN = re.compile(r"(\d{6,})-\d{8}T\d{6}Z")
+# All of it was done; a reboot may be due.
+_THROUGH = frozenset({"done", "waiting"})
+_RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
+# A journal of a thousand packages has half a megabyte.
+_LONGEST_JOURNAL = 16 << 20
+# As much as is ever read of a file that is to be replaced.
+_LARGEST_OBJECT = 64 << 20
 
 
 class Store:
@@ -109,14 +117,16 @@ class Store:
 
         Raises:
             UsageError: only root may read them.
+            Refused: another user may have put them there.
         """
+        for folder in (self.folder, self._runs, self.objects):
+            refuse_foreign(folder, self.root)
         try:
             names = [folder.name for folder in self._runs.iterdir() if _RUN.fullmatch(folder.name)]
         except FileNotFoundError:
             return ()
         except PermissionError as error:
-            why = f"{error.filename}: {error.strerror}"
-            raise UsageError("the journal is readable by root only", why=why, hint="run it with sudo") from error
+            raise _roots_alone(error) from error
         return tuple(sorted(names, key=_number))
 
     def runs(self) -> tuple[RunSummary, ...]:
@@ -166,9 +176,11 @@ class Store:
     def _perhaps(self, name: str) -> bytes | None:
         """The bytes of a backup object; None when it was forgotten."""
         try:
-            content = self._object(name).read_bytes()
+            content = read(self._object(name), _LARGEST_OBJECT)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise _bad_object(self._object(name), "some run", f"cannot be read: {error.strerror}") from error
         if record.digest(content) != name:
             raise _bad_object(self._object(name), "some run", "is not what was saved: its sha256 is another")
         return content
@@ -190,9 +202,8 @@ class Store:
                 why="it was cut short, and what it did is finished or undone with its backups",
                 hint="run `gpunode setup` or `gpunode rollback` first",
             )
-        entry = Forget(user or invoking_user(), self._clock())
         with _unwritable(f"that run {run} is forgotten cannot be written down, so it is not", self._path(run)):
-            self._amend(run, entry)
+            self._add(run, Forget(user or invoking_user(), self._clock()))
         return self._collect(self._kept(self.ids()))
 
     def owed(self) -> dict[Trigger, float]:
@@ -220,18 +231,18 @@ class Store:
             ChangeFailed: it could not be written.
         """
         with _unwritable(f"the end of run {run} could not be recorded", self._path(run)):
-            self._amend(run, Commit("interrupted", why, self._clock()))
+            self._add(run, Commit("interrupted", why, self._clock()))
 
-    def _amend(self, run: str, entry: Entry) -> None:
-        """``entry`` stands on the disk as the last of a run that is over. Raises OSError."""
-        data = record.whole(self._bytes(run))
+    def _add(self, run: str, entry: Entry) -> None:
+        """``entry`` stands at the end of a run that is over. Raises OSError."""
+        written = record.whole(self._bytes(run))
         descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             # A torn last line goes first: what follows it would make it damage.
-            os.ftruncate(descriptor, len(data))
+            os.ftruncate(descriptor, len(written))
             # And a whole one, which a killed run may not have synced, is on the disk before another follows it.
             os.fsync(descriptor)
-            _write_all(descriptor, record.encode(entry, above=data.splitlines(keepends=True)[-1]))
+            _write_all(descriptor, record.encode(entry, above=written.splitlines(keepends=True)[-1]))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -257,7 +268,9 @@ class Store:
 
     def lock(self, timeout_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
         """Nobody else changes this node meanwhile; see ``lock.held``."""
-        return held(self.root / "run/gpunode/lock", timeout_s)
+        lock = self.root / "run/gpunode/lock"
+        refuse_foreign(lock.parent, self.root)
+        return held(lock, timeout_s)
 
     def save(self, content: bytes) -> str:
         """The name of ``content``'s backup object, which is on the disk. Raises OSError."""
@@ -286,22 +299,25 @@ class Store:
         """The journal of ``run``; empty when the power went before its first line."""
         if run not in self.ids():
             raise UsageError(f"there is no run {run!r}", hint="see which there are: gpunode rollback --list")
+        return self._journal(run)
+
+    def _journal(self, run: str) -> bytes:
         try:
-            return self._path(run).read_bytes()
+            return read(self._path(run), _LONGEST_JOURNAL)
         except FileNotFoundError:
             return b""
+        except PermissionError as error:
+            raise _roots_alone(error) from error
+        except OSError as error:
+            raise record.damaged(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
 
     def _unloaded(self, run: str) -> tuple[Entry, ...]:
-        try:
-            data = self._path(run).read_bytes()
-        except FileNotFoundError:
-            return ()
-        return record.unloaded(data, file=str(self._path(run)), run=run)
+        return record.unloaded(self._journal(run), file=str(self._path(run)), run=run)
 
     def _load(self, name: str, run: str, kept: Collection[str]) -> bytes:
         path = self._object(name)
         try:
-            content = path.read_bytes()
+            content = read(path, _LARGEST_OBJECT)
         except FileNotFoundError as error:
             if run not in kept:
                 raise Refused(
@@ -310,19 +326,18 @@ class Store:
                     hint="`gpunode rollback --list` still shows what it changed",
                 ) from error
             raise _bad_object(path, run, "is missing") from error
+        except OSError as error:
+            raise _bad_object(path, run, f"cannot be read: {error.strerror}") from error
         if record.digest(content) != name:
             raise _bad_object(path, run, "is not what was saved: its sha256 is another")
         return content
 
     def _make_folders(self) -> None:
         for folder in (self.folder, self._runs, self.objects):
+            refuse_foreign(folder, self.root)
             _make(folder)
-        if not self.folder.resolve().is_relative_to(self.root.resolve()):
-            raise Refused(
-                f"{self.folder} is a link out of {self.root}",
-                why=f"it leads to {self.folder.resolve()}, so this image's journal would land on another system",
-                hint="replace the link by a folder",
-            )
+            if stat.S_IMODE(folder.stat().st_mode) != 0o700:
+                folder.chmod(0o700)
 
     def _next_id(self, now: float) -> str:
         numbers = [_number(run) for run in self.ids()]
@@ -511,10 +526,17 @@ def _number(run: str) -> int:
 def _marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
     """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing."""
     undone: dict[str, str] = {}
+    whole: set[str] = set()
     for run in reversed(runs):
-        if run.begin.of and run.run not in undone and run.commit is not None and run.commit.result == "done":
+        if run.begin.of and run.run not in undone and run.commit is not None and run.commit.result in _THROUGH:
             undone.setdefault(run.begin.of, run.run)
-    return tuple(replace(run, undone_by=undone.get(run.run, "")) for run in runs)
+            whole |= {run.begin.of} if run.begin.whole else set()
+    return tuple(replace(run, undone_by=undone.get(run.run, ""), undone_whole=run.run in whole) for run in runs)
+
+
+def _roots_alone(error: PermissionError) -> UsageError:
+    why = f"{error.filename}: {error.strerror}"
+    return UsageError("the journal is readable by root only", why=why, hint="run it with sudo")
 
 
 def _bad_object(path: Path, run: str, how: str) -> JournalDamaged:
@@ -550,9 +572,10 @@ def _make(folder: Path) -> None:
 
 
 def _holds(path: Path, content: bytes) -> bool:
+    """Whether the object is there and whole; what cannot be read is replaced."""
     try:
-        return path.read_bytes() == content
-    except FileNotFoundError:
+        return read(path, _LARGEST_OBJECT) == content
+    except OSError:
         return False
 
 

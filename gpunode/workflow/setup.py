@@ -127,6 +127,7 @@ def setup(
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not asked.allow_disruption:
         _refuse_disruption(preview, owed, facts, host)
+    host.vet([change for stage in preview for change in stage.changes])
     started += _waited_for(lambda: asked.confirm(preview))
     unsettled = tuple(change for change in store.unsettled() if change.triggers & set(owed))
     run = store.begin(

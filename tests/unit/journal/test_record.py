@@ -28,6 +28,7 @@ from gpunode.journal.record import (
     Owe,
     RunSummary,
     Settle,
+    backwards,
     cut_short,
     decode,
     digest,
@@ -82,6 +83,14 @@ def test_an_older_line_without_a_newer_field_is_read() -> None:
         b'{"is":"done","seq":1}}',
         b'{"is":["done"]}',
         b"{" * 100000 + b"}",
+        b'{"is":"done","seq":"1"}',
+        b'{"is":"done","seq":-1}',
+        b'{"is":"done","seq":true}',
+        b'{"is":"done","seq":1,"at":1e300}',
+        b'{"is":"done","seq":1,"at":NaN}',
+        b'{"is":"failed","seq":1,"why":["x"]}',
+        b'{"is":"commit","result":null}',
+        b'{"is":"done","seq":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
 def test_a_line_with_a_true_checksum_that_says_nonsense_is_damage_too(body: bytes) -> None:
@@ -148,22 +157,19 @@ class TestUndo:
         entries = (BEGIN, Intent(1, "runtime", "x", write("/a", b"1", b"2")), Failed(1, "disk full"))
         assert undo(entries) == (write("/a", b"2", b"1"),)
 
-    def test_packages_and_modules_only_when_asked(self) -> None:
+    def test_packages_modules_and_blacklists_are_undone_only_with_the_whole_run(self) -> None:
         package = PackageChange("docker.io", None, PackageState("20"))
         module = ModuleChange("nvidia", False, True)
         command = CommandChange(("dpkg", "--configure", "-a"), "interrupted")
-        changes: tuple[Change, ...] = (package, module, command)
-        entries = [Intent(n, "runtime", "x", change) for n, change in enumerate(changes)]
-        assert undo(entries) == ()
-        assert undo(entries, kinds=(PackageChange,)) == (PackageChange("docker.io", PackageState("20"), None),)
-        assert undo(entries, kinds=(ModuleChange, CommandChange)) == (ModuleChange("nvidia", True, False),)
-
-    def test_blacklists_stay_unless_their_stage_is_named(self) -> None:
         blacklist = write("/etc/modprobe.d/gpunode-nouveau.conf", None, b"blacklist nouveau\n")
-        entries = [Intent(1, "kernel", "x", blacklist)]
+        changes: tuple[Change, ...] = (package, module, command, blacklist)
+        entries = [Intent(n, "packages", "x", change) for n, change in enumerate(changes)]
         assert undo(entries) == ()
-        assert undo(entries, stages=("kernel",)) == (write(blacklist.path, b"blacklist nouveau\n", None),)
-        assert undo(entries, stages=None) == undo(entries, stages=("kernel",))
+        assert [intent.change for intent in backwards(entries)] == [
+            write(blacklist.path, b"blacklist nouveau\n", None),
+            ModuleChange("nvidia", True, False),
+            PackageChange("docker.io", PackageState("20"), None),
+        ]
 
 
 class TestUnsettled:
@@ -234,3 +240,9 @@ class TestCutShort:
             Intent(3, "runtime", "x", third),
         )
         assert cut_short(entries) == CutShort(BEGIN, (first,), (third,))
+
+
+def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:
+    line = encode(BEGIN).replace(b'"v":2', b'"v":' + b"9" * 5000)
+    with pytest.raises(JournalDamaged, match="line 1"):
+        decode(line, str.encode)
