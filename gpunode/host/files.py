@@ -386,12 +386,14 @@ def _replace_at(place: _Place, path: str, state: FileState, still: Still) -> Non
         _fill(fd, path, state, place if former else None)
         still(_state_at(place))
         os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
-    _settle(place, f"{path} was replaced, but may be the old one again after a power cut")
+    # Above a new file also folders that were there: a run that was killed may have made them and not synced them.
+    _settle(place, f"{path} was replaced, but may be the old one again after a power cut", new=former is None)
 
 
-def _settle(place: _Place, otherwise: str) -> None:
+def _settle(place: _Place, otherwise: str, *, new: bool = False) -> None:
     try:
-        _sync_folder(place.folder)
+        for folder in reversed(place.folders if new else place.folders[-1:]):
+            _sync_folder(folder)
     except OSError as error:
         why = f"its folder could not be synced: {error.strerror}"
         raise ChangeFailed(otherwise, why=why, hint=f"{_HINTS[errno.EIO]}, then run the command again") from error
@@ -452,9 +454,11 @@ def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
 
 
 def sweep(path: str, *, root: str = "/") -> None:
-    """No temporary file of a run that was killed stands beside ``path`` any more."""
+    """No temporary file of a run that was killed stands beside ``path`` any more, and what it wrote is on the disk."""
     with suppress(OSError), _place(path, root) as place:
         _sweep(place.folder)
+        for folder in place.folders:
+            _sync_folder(folder)
 
 
 def _sweep(folder: int) -> None:

@@ -256,6 +256,8 @@ class Store:
         try:
             # A torn last line goes first: what follows it would make it damage.
             os.ftruncate(descriptor, len(written))
+            # And a whole one, which a killed run may not have synced, is on the disk before another follows it.
+            os.fsync(descriptor)
             _write_all(descriptor, record.encode(entry, above=written.splitlines(keepends=True)[-1]))
             os.fsync(descriptor)
         finally:
