@@ -72,9 +72,10 @@ def _taken(descriptor: int) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    """The lock file names its holder; content that a dead one left is overwritten."""
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n{' '.join(sys.argv)}\n".encode("utf-8", "replace"), 0)
+    """The lock file names its holder, if the disk has room; content that a dead one left is overwritten."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n{' '.join(sys.argv)}\n".encode("utf-8", "replace"), 0)
 
 
 def _busy(descriptor: int, path: Path) -> Busy:
