@@ -52,8 +52,12 @@ Cgroup: TypeAlias = Literal["auto", "systemd"]
 _NUMBER = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
 _NUMBER_WORDS = ("a branch such as 580", "a version such as 580.178.04")
 # What an address may hold is what a line of APT's sources can hold: no blank, no bracket, no quote.
-_ADDRESS = r"|(https?://|file:/)[^\s\[\]\"'<>\\]+"
-_ADDRESS_WORDS = ("an http://, https:// or file:/ address", '"" for NVIDIA\'s own')
+# No password either: it would stand in a file for all to read and in the list of processes.
+_ADDRESS = r"|(https?://[^\s\[\]\"'<>\\@?#/]+(/[^\s\[\]\"'<>\\?#]*)?|file:/[^\s\[\]\"'<>\\?#]+)"
+_ADDRESS_WORDS = (
+    "an http://, https:// or file:/ address (user and password belong in /etc/apt/auth.conf.d)",
+    '"" for NVIDIA\'s own',
+)
 _KEY = r"|[0-9A-F]{40}"
 _KEY_WORDS = ("40 upper-case hex digits without blanks", '"" for NVIDIA\'s own key')
 

@@ -314,9 +314,10 @@ def recipe_from_node(node: str, output: str, how: How) -> None:
 
 def _write_new(path: Path, text: str) -> None:
     """Raises UsageError when there is a file already: a recipe may be somebody's work."""
+    from gpunode.host.files import create
+
     try:
-        with path.open("x") as file:
-            file.write(text)
+        create(path, text.encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written",

@@ -20,6 +20,7 @@ from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.cli.screen.text import BLANK, Line, Span, line, prose, span
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
+from gpunode.host.process import redact
 from gpunode.workflow.events import (
     Applied,
     Applying,
@@ -256,13 +257,13 @@ class Screen:
         self._put(*results.recipes_lines(found))
 
     def recipe(self, name: str, text: str, whole: str) -> None:
-        """A recipe's text, and beneath it what it amounts to with all that it extends."""
+        """A recipe's text, secrets redacted, and beneath it what it amounts to with all that it extends."""
         if self._silent:
             return
-        self._printer.raw(text if text.endswith("\n") else f"{text}\n")
+        self._printer.raw(redact(text if text.endswith("\n") else f"{text}\n"))
         title = f"# {name} with everything that it extends; what is not named has its default:"
         self._put(BLANK, line(span(title, "dim")))
-        self._printer.raw(whole)
+        self._printer.raw(redact(whole))
 
     def recipe_is_good(self, file: str, found: Recipe) -> None:
         """The recipe can be understood."""

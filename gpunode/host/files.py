@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 from gpunode.change import FileState
@@ -568,6 +569,38 @@ def remove(path: str, *, root: str = "/", still: Still = _whatever) -> None:
     except OSError as error:
         if error.errno not in _ABSENT:
             raise _failed(path, "removed", error) from error
+
+
+def create(path: Path, content: bytes) -> None:
+    """There is a new file with ``content``, for its owner alone; whole, or not at all.
+
+    Raises:
+        FileExistsError: something is there already, be it a link to nothing; it is as it was.
+        OSError: it could not be written.
+    """
+    folder = _open_folder(str(path.parent))
+    try:
+        with _temporary(folder) as (name, fd):
+            _write(fd, content)
+            os.fsync(fd)
+            _name(name, path.name, folder)
+        _sync_folder(folder)
+    finally:
+        os.close(folder)
+
+
+def _name(draft: str, name: str, folder: int) -> None:
+    """``draft`` is called ``name``, too, which was free."""
+    try:
+        # Not a rename, which would replace what has come there meanwhile.
+        os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        # FAT and some network file systems have no second names.
+        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
+            raise
+        if name in _names(folder):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 @contextmanager
