@@ -18,11 +18,12 @@ from gpunode.cli.envelope import Envelope
 from gpunode.errors import GpunodeError, RebootRequired, UsageError
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
-from gpunode.journal.record import made
+from gpunode.journal.record import CutShort, made
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import survey
 from gpunode.workflow.events import Told
+from gpunode.workflow.recovery import half_written, told
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import Report, verify
@@ -62,6 +63,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     with store.lock(), Stop() as stop, screen:
         # In the middle of somebody else's transaction packages look broken, and what is planned on that fails.
         host.wait_for_others()
+        _swept(store, host)
         facts = survey(host, image=image, gpus=named)
         asked = Asked(
             version=__version__,
@@ -97,6 +99,15 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
     how.answer(_setup_envelope(recipe, done, report, failure, (log.problem,) if log.problem else ()))
+
+
+def _swept(store: Store, host: LocalHost) -> CutShort | None:
+    """The newest run, if it was cut short; the half files that it left are gone."""
+    cut = store.cut_short()
+    if cut is not None:
+        store.sweep()
+        host.sweep(half_written(cut))
+    return cut
 
 
 @contextmanager
@@ -236,6 +247,8 @@ def _undo(
     with store.lock(), Stop() as stop, screen:
         if leave.whole:
             host.wait_for_others()
+        if (cut := _swept(store, host)) is not None:
+            screen.tell(Told(told(cut, f"a {verb} takes back whatever it wrote")))
         back = undoing(store, host)
         screen.undoing(back, whole=leave.whole)
         for path in (change.path for change in back.files):

@@ -447,6 +447,12 @@ def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
         )
 
 
+def sweep(path: str, *, root: str = "/") -> None:
+    """No temporary file of a run that was killed stands beside ``path`` any more."""
+    with suppress(OSError), _place(path, root) as place:
+        _sweep(place.folder)
+
+
 def _sweep(folder: int) -> None:
     """What a run that was killed in the middle of a write left here is gone; there is only one run at a time."""
     for name in filter(_TEMPORARY.fullmatch, _names(folder)):

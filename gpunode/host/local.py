@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -94,6 +94,11 @@ class LocalHost:
         # dpkg's own places, without asking apt for others: this must cost a node with nothing to do nothing.
         locks = [Path(self.root, "var/lib/dpkg", name) for name in ("lock-frontend", "lock")]
         wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress)
+
+    def sweep(self, paths: Iterable[str]) -> None:
+        """What a run that was killed left beside ``paths`` is gone. Call it under gpunode's own lock."""
+        for path in paths:
+            files.sweep(path, root=self.root)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         """What apt would do, changing nothing; None where there is no apt."""
