@@ -385,7 +385,7 @@ def _replace_at(place: _Place, path: str, state: FileState, still: Still) -> Non
     _sweep(place.folder)
     with _temporary(place.folder) as (name, fd):
         _fill(fd, path, state, place if former else None)
-        still(_state_at(place))
+        still(_state_at(place, path))
         os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
     # Above a new file also folders that were there: a run that was killed may have made them and not synced them.
     _settle(place, f"{path} was replaced, but may be the old one again after a power cut", new=former is None)
@@ -400,10 +400,11 @@ def _settle(place: _Place, otherwise: str, *, new: bool = False) -> None:
         raise ChangeFailed(otherwise, why=why, hint=f"{_HINTS[errno.EIO]}, then run the command again") from error
 
 
-def _state_at(place: _Place) -> FileState | None:
-    """What is there now; None for nothing, and for what is no file or too long, which nobody expects either."""
+def _state_at(place: _Place, path: str) -> FileState | None:
+    """What is there now; of a file that is too long its beginning, which nobody expects either."""
+    _refuse_unless_file(path, _lstat(place))
     with suppress(FileNotFoundError):
-        capture = _read_at(place, _LARGEST_STATE, place.path)
+        capture = _read_at(place, _LARGEST_STATE, path)
         if capture.ownership is not None:
             return FileState(capture.data, capture.ownership.mode, capture.ownership.uid, capture.ownership.gid)
     return None
@@ -428,14 +429,12 @@ def check(path: str, *, root: str = "/") -> None:
             point, is kept from changes by chattr(1) or fs-verity; or the file system is mounted read-only.
     """
     # What else is wrong there is found, and said, by whoever makes the change.
-    with suppress(OSError), _place(_nearest(path, root), root) as place:
-        _checked(place, path)
-        metadata.refuse_read_only(path, place.folder)
-
-
-def _nearest(path: str, root: str) -> str:
-    """``path``, or where its first missing folder would be made."""
-    return next(iter(missing_folders(path, root=root)), path)
+    with suppress(OSError):
+        # Where the first missing folder would be made, it is that which must be allowed.
+        nearest = next(iter(missing_folders(path, root=root)), path)
+        with _place(nearest, root) as place:
+            _checked(place, nearest)
+            metadata.refuse_read_only(nearest, place.folder)
 
 
 def _lstat(place: _Place) -> os.stat_result | None:
@@ -563,7 +562,7 @@ def remove(path: str, *, root: str = "/", still: Still = _whatever) -> None:
     try:
         with _place(path, root) as place:
             if _checked(place, path) is not None:
-                still(_state_at(place))
+                still(_state_at(place, path))
                 os.unlink(place.name, dir_fd=place.folder)
                 _settle(place, f"{path} was removed, but may be there again after a power cut")
     except OSError as error:

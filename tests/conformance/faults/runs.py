@@ -33,6 +33,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 _KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
 _CALL = re.compile(r"(\w+)\((.*)\) += (\S+)(.*)")
+_STANDARD = re.compile(r"[12][,<]")
 _OPENED_TO_WRITE = re.compile(r"O_(?:WRONLY|RDWR|CREAT|TRUNC)")
 
 Prepare: TypeAlias = Callable[[], None]
@@ -65,6 +66,11 @@ class Call:
     def kind(self) -> str:
         """What it does; a key of ``KINDS``."""
         return _KIND_OF[self.name]
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is the user who is written to."""
+        return self.name == "write" and _STANDARD.match(self.arguments) is not None
 
     @property
     def writes(self) -> bool:
@@ -126,6 +132,25 @@ def calls(arguments: Sequence[str]) -> tuple[Call, ...]:
         answer = _command(arguments, folder, ["-e", f"trace={names}", "-o", str(folder / "log")], lambda: None)
         assert answer.exit_code == 0, answer
         return tuple(call for call in _parsed((folder / "log").read_text()) if call.writes)
+
+
+def calls_of_python(arguments: Sequence[str]) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
+    """The writing calls of ``python -m gpunode`` started anew, and those of its threads and children."""
+    with _scratch() as folder:
+        names = ",".join(f"?{name}" for name in _KIND_OF)
+        strace = ("strace", "-f", "-y", "-e", f"trace={names}", "-o", str(folder / "log"))
+        with (folder / "answer").open("wb") as answer:
+            subprocess.run(
+                [*strace, sys.executable, "-m", "gpunode", *arguments],
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+                stdout=answer,
+                stderr=answer,
+                check=True,
+            )
+        lines = [line.split(maxsplit=1) for line in (folder / "log").read_text().splitlines()]
+    ours = "\n".join(rest for pid, rest in lines if pid == lines[0][0])
+    others = "\n".join(rest for pid, rest in lines if pid != lines[0][0])
+    return tuple(c for c in _parsed(ours) if c.writes), tuple(c for c in _parsed(others) if c.writes)
 
 
 def _parsed(log: str) -> Iterator[Call]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,20 @@ def test_every_kind_of_call_that_writes_is_among_the_tests(courses: Courses, wat
     made = {call.kind for case in CASES for verb in VERBS for call in watched(courses(case, verb))}
 
     assert made == set(KINDS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_python_started_anew_makes_the_same_calls_and_all_itself(
+    courses: Courses, watched: Watched, tmp_path: Path, case: Case, verb: Verb
+) -> None:
+    course, root = courses(case, verb), tmp_path / "root"
+    shutil.copytree(course.start, root, symlinks=True)
+
+    own, others = runs.calls_of_python(case.arguments(verb, root))
+
+    assert [call.name for call in own if not call.answers] == [c.name for c in watched(course) if not c.answers]
+    assert not [call for call in others if str(root) in call.arguments], "no thread and no child writes there"
 
 
 def _of_kind(kind: str, calls: tuple[Call, ...]) -> tuple[tuple[int, Call], ...]:
