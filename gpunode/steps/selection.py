@@ -152,9 +152,11 @@ def _held_by_file(found: Family, chosen: Choice, facts: Facts) -> str:
     """
     present = known(facts.file(PIN_FILE), None)
     exact = _EXACT_PIN.search(present.content) if present else None
-    version = exact[1].decode() if exact else ""
-    is_own = present is not None and present.content == found.pin(replace(chosen, exact=version))
-    return version if version and is_own and is_version_of(version, chosen) else ""
+    if present is None or exact is None:
+        return ""
+    version = exact[1].decode()
+    is_own = present.content == found.pin(replace(chosen, exact=version))
+    return version if is_own and is_version_of(version, chosen) else ""
 
 
 def _locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | Refusal:

@@ -138,7 +138,7 @@ def test_an_older_file_that_was_brought_back_with_its_old_date_is_noticed(node: 
 
 def test_what_containerd_cannot_read_is_told_before_it_is_restarted(node: Machine) -> None:
     setup_ok(node, "containerd")
-    node.write(CONTAINERD_CONFIG, node.read(CONTAINERD_CONFIG) + '\noom_score = "high"\n')
+    node.write(CONTAINERD_CONFIG, 'oom_score = "high"\n' + node.read(CONTAINERD_CONFIG))
     before = _starts(node)
 
     refused = setup(node, "containerd")
