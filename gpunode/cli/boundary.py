@@ -102,16 +102,20 @@ def _bug(arguments: list[str], error: Exception) -> int:
 
 def _keep(text: str) -> str:
     """Where the traceback now is: under /var/log for root, else in a private temporary file."""
-    import tempfile
     import time
 
-    name = time.strftime("bug-%Y%m%dT%H%M%SZ.txt", time.gmtime())
+    from gpunode.host.own import why_foreign
+
+    # Two in one second are two bugs.
+    name = time.strftime(f"bug-%Y%m%dT%H%M%SZ-{os.getpid()}.txt", time.gmtime())
     try:
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and not why_foreign(_LOG_FOLDER):
             _LOG_FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
             return _written(
                 os.open(_LOG_FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), _LOG_FOLDER / name, text
             )
+        import tempfile
+
         descriptor, path = tempfile.mkstemp(prefix="gpunode-", suffix=f"-{name}")
         return _written(descriptor, Path(path), text)
     except OSError:

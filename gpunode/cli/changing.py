@@ -19,11 +19,12 @@ from gpunode.cli.human import Screen, answers_to_signals
 from gpunode.errors import GpunodeError, RebootRequired, UsageError
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
-from gpunode.journal.record import made
+from gpunode.journal.record import CutShort, made
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import survey
 from gpunode.workflow.events import Told
+from gpunode.workflow.recovery import half_written, told
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import Report, verify
@@ -63,6 +64,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     stop = Stop()
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
     with screen, _alone(store, host, screen, leave.lock_timeout_s), stop:
+        _swept(store, host)
         facts = survey(host, image=image, gpus=named)
         asked = Asked(
             version=__version__,
@@ -98,6 +100,15 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
     how.answer(_setup_envelope(recipe, done, report, failure, (log.problem,) if log.problem else ()))
+
+
+def _swept(store: Store, host: LocalHost) -> CutShort | None:
+    """The newest run, if it was cut short; the half files that it left are gone."""
+    cut = store.cut_short()
+    if cut is not None:
+        store.sweep()
+        host.sweep(half_written(cut))
+    return cut
 
 
 @contextmanager
@@ -255,6 +266,8 @@ def _undo(
     stop, log = Stop(), CommandLog(verb, root=place)
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
     with screen, _alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:
+        if (cut := _swept(store, host)) is not None:
+            screen.tell(Told(told(cut, f"a {verb} takes back whatever it wrote")))
         back = undoing(store, host)
         screen.undoing(back, whole=leave.whole)
         for path in (change.path for change in back.files):
@@ -262,6 +275,7 @@ def _undo(
         if not back.parts:
             how.answer(Envelope(verb, notes=back.notes, result={"of": back.of}))
             return
+        host.vet(back.files)
         screen.confirm_shown(verb, yes=leave.yes)
         with _told_what_was_done(verb, how, store):
             done = undo.rollback(

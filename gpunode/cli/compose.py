@@ -63,7 +63,7 @@ def recipe_at(place: str) -> Recipe:
     """
     found, ids = builtin.read(place), tuple(step.id for step in STEPS if step.id != DETECT.id)
     if wrong := [step for step in found.skip if step not in ids]:
-        what = f"skip names {', '.join(wrong)}, which is no step that can be left out"
+        what = f"skip names {', '.join(dict.fromkeys(wrong))[:200]}, which is no step that can be left out"
         raise RecipeError(what, file=place, line=line_of(builtin.load(place), ("skip",)), key="skip", allowed=ids)
     return found
 

@@ -113,8 +113,10 @@ def conffiles(text: str, names: Collection[str]) -> Mapping[str, tuple[str, ...]
     return found
 
 
-def needed(text: str, leaving: Collection[str]) -> Mapping[str, str]:
+def needed(text: str, leaving: Collection[str], changing: Collection[str] = ()) -> Mapping[str, str]:
     """Those of the packages ``leaving`` that others still need, each with the name of one that needs it.
+
+    Those ``changing`` their version are there afterwards; what they need then ``text`` does not tell, so nobody asks.
 
     A dependency with several alternatives needs one of ``leaving`` only when no package that stays is another of them.
     What recommends a package does not need it. Versions are left to apt, whose simulation has the last word.
@@ -129,6 +131,7 @@ def needed(text: str, leaving: Collection[str]) -> Mapping[str, str]:
         found = {
             by_leaving[alternative]: one.name
             for one in staying
+            if one.name not in changing
             for clause in one.depends
             if not there.intersection(clause)
             for alternative in clause

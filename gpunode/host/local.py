@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from time import monotonic, time
@@ -103,6 +103,11 @@ class LocalHost:
         locks = [Path(self.root, "var/lib/dpkg", name) for name in ("lock-frontend", "lock")]
         wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress)
 
+    def sweep(self, paths: Iterable[str]) -> None:
+        """What a run that was killed left beside ``paths`` is gone. Call it under gpunode's own lock."""
+        for path in paths:
+            files.sweep(path, root=self.root)
+
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         """What apt would do, changing nothing; None where there is no apt."""
         return self.apt.simulate(changes)
@@ -137,6 +142,12 @@ class LocalHost:
     def effective(self, name: str) -> Configured | None:
         """What the container runtime has; see ``runtime.effective``."""
         return runtime.effective(self.runner, name)
+
+    def vet(self, changes: Sequence[Change], /) -> None:
+        """Nothing, if every file among ``changes`` can be changed and nothing else is lost; see ``files.check``."""
+        for change in changes:
+            if isinstance(change, FileChange):
+                files.check(change.path, root=self.root)
 
     def realize(self, change: Change, /) -> Change:
         """``change`` with what only now is known: a key's bytes, a file's attributes, the folders that it needs."""
@@ -186,15 +197,14 @@ class LocalHost:
                 hint="run the command again",
             )
         current = files.state(change.path, root=self.root)
-        if current == after:
-            return
-        if current != change.before:
-            raise _edited_since(change, current)
+        if current != after:
+            _refuse_edited(change, current)
+            if after is None:
+                files.remove(change.path, root=self.root, still=partial(_refuse_edited, change))
+            else:
+                files.replace(change.path, after, root=self.root, still=partial(_refuse_edited, change))
         if after is None:
-            files.remove(change.path, root=self.root)
-            files.remove_folders(change.folders, root=self.root)
-        else:
-            files.replace(change.path, after, root=self.root)
+            files.remove_empty(change.folders, root=self.root)
 
     def _apply_module(self, change: ModuleChange) -> None:
         if self.root != "/":
@@ -302,14 +312,17 @@ def _keyring(data: bytes, key: SigningKey) -> bytes:
     return binary
 
 
-def _edited_since(change: FileChange, current: FileState | None) -> Conflict:
+def _refuse_edited(change: FileChange, current: FileState | None) -> None:
+    """Raises when the file is not what ``change`` replaces."""
+    if current == change.before:
+        return
     if current is None:
         is_now = "it is gone, unlike the one that was found"
     elif change.before and current.content == change.before.content:
         is_now = f"it now has mode {current.mode:04o} and owner {current.uid}:{current.gid}"
     else:
         is_now = "it is neither the one that was found nor the one that is wanted"
-    return Conflict(
+    raise Conflict(
         f"{change.path} was edited meanwhile",
         why=f"{is_now}; it was left as it is",
         hint="run the command again; it looks anew and shows the change first",

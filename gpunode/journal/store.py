@@ -9,6 +9,7 @@ import contextlib
 import getpass
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import TypeAlias
 from gpunode.change import Change, FileChange, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
 from gpunode.host.locks import Holder
+from gpunode.host.own import read, refuse_foreign
 from gpunode.host.port import OnProgress, unheard
 from gpunode.journal import footprint, record
 from gpunode.journal.footprint import Footprint
@@ -25,6 +27,7 @@ from gpunode.journal.lock import held, holder
 from gpunode.journal.record import (
     Begin,
     Commit,
+    CutShort,
     Done,
     Entry,
     Failed,
@@ -42,7 +45,11 @@ _NOBODY_LOGGED_IN = 0xFFFFFFFF
 Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 # All of it was done; a reboot may be due.
 _THROUGH = frozenset({"done", "waiting"})
-_RUN = re.compile(r"(\d{6,})-\d{8}T\d{6}Z")
+_RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
+# A journal of a thousand packages has half a megabyte.
+_LONGEST_JOURNAL = 16 << 20
+# As much as is ever read of a file that is to be replaced.
+_LARGEST_OBJECT = 64 << 20
 
 
 def _unheard(_entries: Sequence[Entry], _entry: Entry) -> None:
@@ -97,7 +104,6 @@ class Store:
         now = self._clock()
         with _unwritable(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
-            self._begin_collection()
             run = self._next_id(now)
             who = user or invoking_user()
             begin = Begin(
@@ -117,21 +123,26 @@ class Store:
             )
             folder = self._runs / run
             folder.mkdir(mode=0o700)
-            return Run(self, begin, folder / "journal.jsonl", self._clock)
+            begun = Run(self, begin, folder / "journal.jsonl", self._clock)
+        # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
+        self._begin_collection()
+        return begun
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all runs, oldest first; by their number, since a clock may jump.
 
         Raises:
             UsageError: only root may read them.
+            Refused: another user may have put them there.
         """
+        for folder in (self.folder, self._runs, self.objects):
+            refuse_foreign(folder, self.root)
         try:
             names = [folder.name for folder in self._runs.iterdir() if _RUN.fullmatch(folder.name)]
         except FileNotFoundError:
             return ()
         except PermissionError as error:
-            why = f"{error.filename}: {error.strerror}"
-            raise UsageError("the journal is readable by root only", why=why, hint="run it with sudo") from error
+            raise _roots_alone(error) from error
         return tuple(sorted(names, key=_number))
 
     def runs(self) -> tuple[RunSummary, ...]:
@@ -181,9 +192,11 @@ class Store:
     def _perhaps(self, name: str) -> bytes | None:
         """The bytes of a backup object; None when it was forgotten."""
         try:
-            content = self._object(name).read_bytes()
+            content = read(self._object(name), _LARGEST_OBJECT)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise _bad_object(self._object(name), "some run", f"cannot be read: {error.strerror}") from error
         if record.digest(content) != name:
             raise _bad_object(self._object(name), "some run", "is not what was saved: its sha256 is another")
         return content
@@ -199,21 +212,14 @@ class Store:
             Refused: it was cut short, so the next setup or rollback still needs it.
             ChangeFailed: it could not be written down; nothing is gone.
         """
-        lines = self._bytes(run).splitlines(keepends=True)
         if not any(isinstance(entry, Commit) for entry in self._unloaded(run)):
             raise Refused(
                 f"run {run} cannot be forgotten",
                 why="it was cut short, and what it did is finished or undone with its backups",
                 hint="run `gpunode setup` or `gpunode rollback` first",
             )
-        entry = Forget(user or invoking_user(), self._clock())
         with _unwritable(f"that run {run} is forgotten cannot be written down, so it is not", self._path(run)):
-            descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                _write_all(descriptor, record.encode(entry, lines[-1]))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            self._add(run, Forget(user or invoking_user(), self._clock()))
         return self._collect(self._kept(self.ids()))
 
     def owed(self) -> dict[Trigger, float]:
@@ -223,6 +229,43 @@ class Store:
             JournalDamaged: one of the journals is.
         """
         return record.owed_since(entry for run in self.ids() for entry in self._unloaded(run))
+
+    def cut_short(self) -> CutShort | None:
+        """The newest run, if it has no end; None when it has, or there is none. Call it under ``lock``.
+
+        Raises:
+            JournalDamaged: its journal is.
+        """
+        # A run that was killed before its first entry did nothing, so it hides nobody.
+        began = (entries for run in reversed(self.ids()) if (entries := self._unloaded(run)))
+        return record.cut_short(next(began, ()))
+
+    def conclude(self, run: str, why: str) -> None:
+        """The run that was cut short is over: ``why`` says how that is known. Call it under ``lock``.
+
+        Raises:
+            ChangeFailed: it could not be written.
+        """
+        with _unwritable(f"the end of run {run} could not be recorded", self._path(run)):
+            self._add(run, Commit("interrupted", why, self._clock()))
+
+    def _add(self, run: str, entry: Entry) -> None:
+        """``entry`` stands at the end of a run that is over. Raises OSError."""
+        written = record.whole(self._bytes(run))
+        descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            # A torn last line goes first: what follows it would make it damage.
+            os.ftruncate(descriptor, len(written))
+            _write_all(descriptor, record.encode(entry, above=written.splitlines(keepends=True)[-1]))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def sweep(self) -> None:
+        """The half backups of a run that was killed are gone; nothing ever needed them. Call it under ``lock``."""
+        for draft in self.objects.glob("??/.*"):
+            with contextlib.suppress(OSError):
+                draft.unlink()
 
     def unsettled(self) -> tuple[FileChange, ...]:
         """The file changes of the runs so far, newest first, that owe what none of them has settled.
@@ -243,9 +286,9 @@ class Store:
         """Nobody else changes this node meanwhile; see ``lock.held``.
 
         Raises:
-            Refused: an image's folder for it is a link out of the image.
+            Refused: its folder is somebody else's, or a link out of an image.
         """
-        self._demand_inside(self._lock.parent, "lock")
+        refuse_foreign(self._lock.parent, self.root)
         return held(self._lock, timeout_s, on_progress)
 
     def at_work(self) -> Holder | None:
@@ -256,17 +299,16 @@ class Store:
         """The name of ``content``'s backup object, which is on the disk. Raises OSError."""
         name = record.digest(content)
         path = self._object(name)
-        with contextlib.suppress(FileNotFoundError):
-            if path.read_bytes() == content:
-                return name
         _make(path.parent)
-        draft = path.with_name(f".{name}.{os.getpid()}")
-        try:
-            _write_file(draft, content)
-            draft.rename(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        if not _holds(path, content):
+            draft = path.with_name(f".{name}.{os.getpid()}")
+            try:
+                _write_file(draft, content)
+                draft.rename(path)
+            except OSError:
+                draft.unlink(missing_ok=True)
+                raise
+        # Also when it was there: a run that was killed may have named it so and not come to this.
         _sync_folder(path.parent)
         return name
 
@@ -280,22 +322,25 @@ class Store:
         """The journal of ``run``; empty when the power went before its first line."""
         if run not in self.ids():
             raise UsageError(f"there is no run {run!r}", hint="see which there are: gpunode rollback --list")
+        return self._journal(run)
+
+    def _journal(self, run: str) -> bytes:
         try:
-            return self._path(run).read_bytes()
+            return read(self._path(run), _LONGEST_JOURNAL)
         except FileNotFoundError:
             return b""
+        except PermissionError as error:
+            raise _roots_alone(error) from error
+        except OSError as error:
+            raise record.damaged(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
 
     def _unloaded(self, run: str) -> tuple[Entry, ...]:
-        try:
-            data = self._path(run).read_bytes()
-        except FileNotFoundError:
-            return ()
-        return record.unloaded(data, file=str(self._path(run)), run=run)
+        return record.unloaded(self._journal(run), file=str(self._path(run)), run=run)
 
     def _load(self, name: str, run: str, kept: Collection[str]) -> bytes:
         path = self._object(name)
         try:
-            content = path.read_bytes()
+            content = read(path, _LARGEST_OBJECT)
         except FileNotFoundError as error:
             if run not in kept:
                 raise Refused(
@@ -304,22 +349,18 @@ class Store:
                     hint="`gpunode rollback --list` still shows what it changed",
                 ) from error
             raise _bad_object(path, run, "is missing") from error
+        except OSError as error:
+            raise _bad_object(path, run, f"cannot be read: {error.strerror}") from error
         if record.digest(content) != name:
             raise _bad_object(path, run, "is not what was saved: its sha256 is another")
         return content
 
     def _make_folders(self) -> None:
         for folder in (self.folder, self._runs, self.objects):
+            refuse_foreign(folder, self.root)
             _make(folder)
-        self._demand_inside(self.folder, "journal")
-
-    def _demand_inside(self, folder: Path, what: str) -> None:
-        if not folder.resolve().is_relative_to(self.root.resolve()):
-            raise Refused(
-                f"{folder} is a link out of {self.root}",
-                why=f"it leads to {folder.resolve()}, so this image's {what} would land on another system",
-                hint="replace the link by a folder",
-            )
+            if stat.S_IMODE(folder.stat().st_mode) != 0o700:
+                folder.chmod(0o700)
 
     def _next_id(self, now: float) -> str:
         numbers = [_number(run) for run in self.ids()]
@@ -329,11 +370,12 @@ class Store:
         return frozenset((*runs[:1], *runs[-self._keep :]))
 
     def _begin_collection(self) -> None:
-        """As ``_collect``, once there are more runs than keep their backups; the one that begins is one of them."""
+        """As ``_collect``, once there are more runs than keep their backups; what cannot be removed stays."""
         runs = self.ids()
-        kept = frozenset((*runs[:1], *runs[len(runs) + 1 - self._keep :]))
+        kept = self._kept(runs)
         if len(kept) < len(runs):
-            self._collect(kept)
+            with contextlib.suppress(OSError):
+                self._collect(kept)
 
     def _collect(self, kept: Collection[str]) -> tuple[int, int]:
         """Removes the objects that nothing needs; none when a journal cannot be read.
@@ -445,17 +487,19 @@ class Run:
 
     def _append(self, *entries: Entry) -> None:
         """``entries`` are on the disk, all of them or, as far as the disk still obeys, none."""
+        if not entries:
+            return
         if self._broken:
             raise OSError(f"an earlier write to it failed: {self._broken}")
         before = os.fstat(self._descriptor).st_size
         try:
-            lines = record.lines(entries, self._last)
-            _write_all(self._descriptor, b"".join(lines))
+            line = record.encode(*entries, above=self._last)
+            _write_all(self._descriptor, line)
             os.fsync(self._descriptor)
         except OSError as error:
             self._withdraw(before, error)
             raise
-        self._last = (self._last, *lines)[-1]
+        self._last = line
         self._entries.extend(entries)
         for entry in entries:
             self._store.announce(self._entries, entry)
@@ -515,6 +559,11 @@ def _marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
     return tuple(replace(run, undone_by=undone.get(run.run, ""), undone_whole=run.run in whole) for run in runs)
 
 
+def _roots_alone(error: PermissionError) -> UsageError:
+    why = f"{error.filename}: {error.strerror}"
+    return UsageError("the journal is readable by root only", why=why, hint="run it with sudo")
+
+
 def _bad_object(path: Path, run: str, how: str) -> JournalDamaged:
     return JournalDamaged(
         f"a backup of run {run} {how}",
@@ -539,12 +588,20 @@ def _unwritable(what: str, place: Path) -> Iterator[None]:
 
 def _make(folder: Path) -> None:
     """``folder`` exists, and so it will after a power cut."""
-    if folder.is_dir():
-        return
-    if not folder.parent.is_dir():
-        _make(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    if not folder.is_dir():
+        if not folder.parent.is_dir():
+            _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    # Also when it was there: a run that was killed may have made it and not come to this.
     _sync_folder(folder.parent)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether the object is there and whole; what cannot be read is replaced."""
+    try:
+        return read(path, _LARGEST_OBJECT) == content
+    except OSError:
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

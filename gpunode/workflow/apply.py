@@ -31,6 +31,7 @@ from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Trig
 Pause = Callable[[], None]
 _UNITS = frozenset({"reload", "restart"})
 _RECOVERY = "recovery"
+DEPENDENCIES = "dependencies"
 
 
 @dataclass(slots=True)
@@ -137,7 +138,7 @@ class Applier:
 
             def step_of(change: PackageChange) -> str:
                 found = plan.step_of(change)
-                return found.step.id if found else "dependencies"
+                return found.step.id if found else DEPENDENCIES
 
             self.transaction(plan.stage, tuple(c for c in batch if isinstance(c, PackageChange)), step_of)
             return

@@ -50,7 +50,7 @@ def removing(footprint: Footprint, host: Host, facts: Facts, *, force: bool = Fa
     added = {name: None for name, before in footprint.packages.items() if before is None or before.config_files_only}
     installed = undo.installed(facts)
     packages, staying = undo.packages_back(added, installed, present.dpkg_status(host))
-    undo.check_transaction(host, packages)
+    packages = undo.completed(host, packages)
     units = (Part("kernel", _STEP, replace(change, before=change.after, after=change.before))
              for change in footprint.services.values())  # fmt: skip
     parts = undo.backward(

@@ -10,10 +10,11 @@ from gpunode.change import FileChange, FileState, PackageChange, ServiceChange, 
 from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
+from gpunode.host.redact import without_secrets
 from gpunode.journal.record import CONFFILES, CONFIGURATION, Begin, Entry, RunSummary, Verb, backwards
 from gpunode.journal.store import Store
 from gpunode.workflow import present, undo
-from gpunode.workflow.apply import Applier
+from gpunode.workflow.apply import DEPENDENCIES, Applier
 from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import refuse_while_running
 from gpunode.workflow.undo import Part, Undo, Undoing
@@ -147,16 +148,21 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
     if backward:
         # The other way round, the archives that have the packages are yet to come back.
         packages, lost = undo.obtainable(host, packages)
-        undo.check_transaction(host, packages)
+        packages = undo.completed(host, packages)
     units = (part for part in parts if isinstance(part.change, ServiceChange))
     everything = (
         *undone.parts,
-        *(replace(steps[change.name], change=change) for change in packages),
+        *(_package(steps, change) for change in packages),
         *(part for unit in units if (part := undo.service_back(facts, unit)) is not None),
     )
     ordered = undo.backward(everything) if backward else undo.forward(everything)
     reboot = undo.reboot_reason(facts, packages)
     return replace(undone, parts=ordered, notes=(*notes, *lost), lost=bool(lost), reboot=reboot)
+
+
+def _package(steps: Mapping[str, Part], change: PackageChange) -> Part:
+    known = steps.get(change.name)
+    return replace(known, change=change) if known else Part("packages", DEPENDENCIES, change)
 
 
 def _refuse_later(store: Store, of: str, touched: AbstractSet[str], *, whole: bool) -> None:
@@ -187,8 +193,10 @@ def edited(change: FileChange, now: FileState | None) -> Conflict:
         change: what would take gpunode's version back.
         now: what is there.
     """
-    edit = "\n".join(diff(FileChange(change.path, change.before, now)))
-    back = "\n".join(diff(change))
+    edit, back = (
+        "\n".join(diff(without_secrets(one))) or "(secrets alone differ)"
+        for one in (FileChange(change.path, change.before, now), change)
+    )
     return Conflict(
         f"{change.path} was edited since gpunode wrote it",
         why=f"what somebody did to gpunode's version:\n{edit}\nwhat undoing it would do to gpunode's version:\n{back}",

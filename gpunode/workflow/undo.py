@@ -23,10 +23,10 @@ from gpunode.errors import DrainRequired, Refused
 from gpunode.facts import dpkg
 from gpunode.facts.model import Facts, Known, need
 from gpunode.host.apt_plan import unplanned
-from gpunode.host.port import Host, HostView, Settled
+from gpunode.host.port import Action, Host, HostView, Settled
 from gpunode.journal.record import CONFFILES, CONFIGURATION
 from gpunode.workflow import present
-from gpunode.workflow.apply import Applier
+from gpunode.workflow.apply import DEPENDENCIES, Applier
 
 _RESTARTS_DOCKER = Trigger("restart", "docker.service")
 _DOCKER = frozenset({"docker.io", "docker-ce"})
@@ -138,7 +138,9 @@ def packages_back(
         for name, state in wanted.items()
         if not _is_so(installed.get(name), state)
     ]
-    staying = dpkg.needed(status, [change.name for change in changes if change.after is None])
+    leaving = [change.name for change in changes if change.after is None]
+    changing = [change.name for change in changes if change.after is not None]
+    staying = dpkg.needed(status, leaving, changing)
     notes = tuple(f"{name} stays: {by} needs it now" for name, by in sorted(staying.items()))
     return tuple(change for change in changes if change.name not in staying), notes
 
@@ -191,20 +193,30 @@ def _lost(change: PackageChange, offered: Sequence[str]) -> str:
     return f"{change.name} {_version(change)} does not come back: the archives have it no more{others}"
 
 
-def check_transaction(host: HostView, packages: Sequence[PackageChange]) -> None:
-    """Nothing, when the package manager would do just that.
+def completed(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
+    """``packages`` with what the package manager brings along with them.
 
     Raises:
         Refused: it would do something else.
     """
     simulation = host.simulate(packages) if packages else None
-    if simulation is not None and (wrong := unplanned(packages, simulation)):
+    if simulation is None:
+        return tuple(packages)
+    if wrong := unplanned(packages, simulation):
         raise Refused(
             "apt would do something else than to bring the former packages back; no package was touched",
             why="\n".join(wrong),
             hint="a hold, a pin or a package that came since usually asks for this; the configuration alone comes back "
             "with\n  gpunode rollback",
         )
+    named = {change.name for change in packages}
+    others = (action for action in simulation.actions if action.verb == "install" and action.name not in named)
+    return (*packages, *(_dependency(action) for action in others))
+
+
+def _dependency(action: Action) -> PackageChange:
+    former = PackageState(action.former) if action.former else None
+    return PackageChange(action.name, former, PackageState(action.version, auto=former is None))
 
 
 def service_back(facts: Facts, part: Part) -> Part | None:
@@ -291,10 +303,10 @@ class Undo:
 
     def _transaction(self, batch: Sequence[Part]) -> None:
         self.applier.pause()
-        changes = tuple(part.change for part in batch if isinstance(part.change, PackageChange))
-        steps = {part.change: part.step for part in batch}
-        check_transaction(self.host, changes)
-        self.applier.transaction(batch[0].stage, changes, steps.__getitem__)
+        steps = {part.change.name: part.step for part in batch if isinstance(part.change, PackageChange)}
+        wanted = tuple(part.change for part in batch if isinstance(part.change, PackageChange))
+        changes = completed(self.host, wanted)
+        self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change.name, DEPENDENCIES))
 
     def _one(self, part: Part) -> None:
         change, note = part.change, ""

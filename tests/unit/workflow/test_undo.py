@@ -180,6 +180,12 @@ class TestWholeRollback:
         assert "kubelet" in refused.value.why
         assert host.files[CONTAINERD] == OURS
 
+    def test_what_apt_brings_along_is_journaled_with_it(self, host: Machine, store: Store) -> None:
+        along = Action("install", "libnvidia-legacy", "470.256.02-1")
+        host.solver = lambda changes: Simulation((*_obeys(changes).actions, along))
+        back = undoing(store, host, newest(store), now())
+        assert PackageChange("libnvidia-legacy", None, PackageState("470.256.02-1", auto=True)) in back.packages
+
     def test_a_loaded_module_asks_for_a_reboot(self, host: Machine, store: Store) -> None:
         back = undoing(store, host, newest(store), now(loaded=True))
         assert "580.178.04" in back.reboot
