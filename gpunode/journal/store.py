@@ -288,7 +288,7 @@ class Store:
         """Nobody else changes this node meanwhile; see ``lock.held``.
 
         Raises:
-            Refused: an image's folder for it is a link out of the image, or another user may have put it there.
+            Refused: its folder is somebody else's, or a link out of an image.
         """
         refuse_foreign(self._lock.parent, self.root)
         return held(self._lock, timeout_s, on_progress)
