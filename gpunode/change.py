@@ -42,12 +42,15 @@ class FileState:
 
     Attributes:
         mode: the permission bits alone (``0o644``).
+        attributes: the extended attributes by name, ACL and capabilities among them. No plan asks for any, so states
+            are not compared by them; a file that was removed comes back with them.
     """
 
     content: bytes
     mode: int = 0o644
     uid: int = 0
     gid: int = 0
+    attributes: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +90,18 @@ Unsettled: TypeAlias = Deferred | SigningKey
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """A file is created (``before`` is None), replaced, or removed (``after`` is None)."""
+    """A file is created (``before`` is None), replaced, or removed (``after`` is None).
+
+    Attributes:
+        folders: those that are made for a new file, outermost first; whoever undoes the change removes them again.
+            They are known when the change is about to be made, and changes are not compared by them.
+    """
 
     path: str
     before: FileState | None
     after: FileState | Unsettled | None
     triggers: frozenset[Trigger] = frozenset()
+    folders: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +111,14 @@ class PackageState:
     Attributes:
         auto: installed as somebody's dependency, so autoremove may take it.
         config_files_only: dpkg's ``rc``: removed, its configuration files stay.
+        origin: the archive that it comes from and the key that vouches for it; for the record, so not compared.
     """
 
     version: str
     auto: bool = False
     held: bool = False
     config_files_only: bool = False
+    origin: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

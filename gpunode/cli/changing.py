@@ -1,20 +1,21 @@
-"""The two commands that change a node: setup and rollback."""
+"""The commands that change a node: setup, rollback and remove."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from gpunode import __version__
 from gpunode.change import CommandChange
-from gpunode.cli.commands import How, check_steps, shortcoming, unknown
+from gpunode.cli.commands import How, beside, check_steps, shortcoming, unknown
 from gpunode.cli.compose import Stop, Wanted, checked_root, digest, gpus_to_set_up, is_image, need_root
 from gpunode.cli.envelope import Envelope
-from gpunode.errors import GpunodeError, RebootRequired
+from gpunode.errors import GpunodeError, RebootRequired, UsageError
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
 from gpunode.journal.record import CutShort, made
@@ -26,6 +27,9 @@ from gpunode.workflow.recovery import half_written, told
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import Report, verify
+
+if TYPE_CHECKING:
+    from gpunode.workflow.undo import Undoing
 
 # What packages' scripts make must be readable by the daemons that it is for, however strict the caller's own umask is.
 _UMASK = 0o022
@@ -181,28 +185,123 @@ def _setup_envelope(
     )
 
 
-def rollback(run: str, how: How, root: str, *, yes: bool, force: bool) -> None:
-    """Puts a run's configuration back."""
+@dataclass(frozen=True, slots=True)
+class UndoLeave:
+    """What rollback and remove may do.
+
+    Attributes:
+        whole: undo packages, sources, units and all else, and not the configuration alone.
+        force: put back files that somebody edited since.
+        allow_disruption: stop containers, and take the driver from processes that use a GPU.
+    """
+
+    yes: bool = False
+    whole: bool = False
+    force: bool = False
+    allow_disruption: bool = False
+
+
+def rollback(run: str, how: How, root: str, leave: UndoLeave) -> None:
+    """Puts back what a run changed: its configuration, or all of it."""
     from gpunode.workflow import rollback as undo
 
     need_root("rollback")
-    place, screen = checked_root(root), how.screen()
+    place = checked_root(root)
+
+    def undoing(store: Store, host: LocalHost) -> Undoing:
+        of = undo.choose(store, run, whole=leave.whole).run
+        facts = survey(host, image=is_image(root)) if leave.whole else None
+        return undo.undoing(store, host, of, facts, force=leave.force, disrupt=leave.allow_disruption)
+
+    _undo("rollback", undoing, how, place, leave)
+
+
+def remove(how: How, root: str, leave: UndoLeave) -> None:
+    """Takes everything away that gpunode added."""
+    from gpunode.workflow.remove import removing
+
+    need_root("remove")
+    place = checked_root(root)
+
+    def undoing(store: Store, host: LocalHost) -> Undoing:
+        facts = survey(host, image=is_image(root))
+        return removing(store.footprint(), host, facts, force=leave.force, disrupt=leave.allow_disruption)
+
+    _undo("remove", undoing, how, place, leave)
+
+
+def _undo(
+    verb: Literal["rollback", "remove"],
+    undoing: Callable[[Store, LocalHost], Undoing],
+    how: How,
+    place: str,
+    leave: UndoLeave,
+) -> None:
+    """Shows what ``undoing`` finds, asks, does it, and answers."""
+    from gpunode.workflow import rollback as undo
+
+    screen = how.screen()
     os.umask(_UMASK)
     store = Store(place)
-    host = LocalHost(place, on_progress=screen.progress, log=CommandLog("rollback", root=place))
+    host = LocalHost(place, on_progress=screen.progress, log=CommandLog(verb, root=place))
     with store.lock(), Stop() as stop, screen:
+        if leave.whole:
+            host.wait_for_others()
         if (cut := _swept(store, host)) is not None:
-            screen.tell(Told(told(cut, "a rollback of it takes back whatever it wrote")))
-        back = undo.undoing(store, host, undo.choose(store, run).run, force=force)
-        screen.undoing(back)
-        if not back.changes:
-            how.answer(Envelope("rollback", result={"of": back.of}))
+            screen.tell(Told(told(cut, "a rollback of it takes back whatever it did")))
+        back = undoing(store, host)
+        screen.undoing(back, whole=leave.whole)
+        for path in (change.path for change in back.files):
+            screen.leftovers(path, beside(host, path))
+        if not back.parts:
+            how.answer(Envelope(verb, notes=back.notes, result={"of": back.of}))
             return
-        screen.confirm_rollback(back, yes=yes)
-        with _told_what_was_done("rollback", how, store):
+        screen.confirm_shown(verb, yes=leave.yes)
+        with _told_what_was_done(verb, how, store):
             done = undo.rollback(
-                back, host, store, version=__version__, argv=tuple(sys.argv[1:]), tell=screen.tell, pause=stop.pause
+                back,
+                host,
+                store,
+                version=__version__,
+                argv=tuple(sys.argv[1:]),
+                tell=screen.tell,
+                pause=stop.pause,
+                verb=verb,
+                whole=leave.whole,
             )
-        screen.rollback(done)
-    result = {"of": done.of, "run": done.run, "triggers": done.settled}
-    how.answer(Envelope("rollback", changed=True, changes=done.changes, result=result))
+        failure = undo.shortcoming(done)
+        screen.rollback(done, failure)
+    how.answer(
+        Envelope(
+            verb,
+            status=failure.status if failure else "ok",
+            exit_code=failure.exit_code if failure else 0,
+            changed=True,
+            changes=done.undone.changes,
+            notes=done.undone.notes,
+            errors=(failure,) if failure else (),
+            result={"of": done.of, "run": done.run, "triggers": done.settled},
+        )
+    )
+
+
+def forget(run: str, how: How, root: str, *, yes: bool) -> None:
+    """Gives up undoing a run; its backups go, its journal stays."""
+    from gpunode.workflow.rollback import choose
+
+    need_root("rollback --forget")
+    if not run:
+        raise UsageError(
+            "rollback --forget needs the run that is to be forgotten",
+            why="what is forgotten can never be undone, so gpunode does not choose it",
+            hint="gpunode rollback --list\nsudo gpunode rollback --forget RUN",
+        )
+    store, screen = Store(checked_root(root)), how.screen()
+    with store.lock(), screen:
+        chosen = choose(store, run)
+        screen.forgetting(chosen)
+        screen.confirm_shown("rollback --forget", yes=yes)
+        objects, freed = store.forget(chosen.run)
+        screen.forgotten(chosen, objects, freed)
+    result = {"forgotten": chosen.run, "subjects": chosen.subjects, "objects": objects, "freed_bytes": freed}
+    how.answer(Envelope("rollback", changed=True, result=result))

@@ -26,6 +26,7 @@ from gpunode.steps import STEPS
 from gpunode.workflow.converge import raise_refusal
 
 if TYPE_CHECKING:
+    from gpunode.host.port import HostView
     from gpunode.workflow.converge import StagePlan
     from gpunode.workflow.verify import Report
 
@@ -173,13 +174,27 @@ def status(how: How, node: str) -> None:
     how.answer(Envelope("status", unknown=unknown(seen.facts), result={"status": found}))
 
 
-def runs(how: How, root: str) -> None:
-    """Lists the recorded runs."""
+def runs(how: How, root: str, file: str) -> None:
+    """Lists the recorded runs, or those that changed ``file``, with what others left beside it."""
+    from gpunode.host.local import LocalHost
     from gpunode.journal.store import Store
 
-    found = Store(checked_root(root)).runs()
-    how.screen().runs(found)
-    how.answer(Envelope("rollback", result={"runs": found}))
+    place = checked_root(root)
+    found = [run for run in Store(place).runs() if not file or file in run.subjects]
+    left = beside(LocalHost(place), file) if file else ()
+    screen = how.screen()
+    screen.runs(found, file)
+    screen.leftovers(file, left)
+    how.answer(Envelope("rollback", result={"runs": found, "leftovers": left}))
+
+
+def beside(host: HostView, path: str) -> tuple[str, ...]:
+    """The files beside ``path`` that other tools or people left there as its former versions."""
+    from gpunode.facts.evidence import Probe, decode_found
+    from gpunode.workflow.undo import leftovers
+
+    looked = host.look(Probe("beside", glob=f"{path}*", contents=False))
+    return tuple(leftovers(path, (one.path for one in decode_found(looked.data))))
 
 
 def capture(file: str, how: How) -> None:

@@ -238,6 +238,37 @@ def state(path: str, *, root: str = "/") -> FileState | None:
     return FileState(capture.data, owner.mode, owner.uid, owner.gid)
 
 
+def attributes(path: str, *, root: str = "/") -> tuple[tuple[str, bytes], ...]:
+    """The extended attributes of the file, by name, but for those that belong to its present content alone.
+
+    Raises:
+        OSError: there is no such file, or they cannot be read.
+    """
+    with _place(path, root) as place:
+        at = _by_proc(place)
+        return tuple((name, os.getxattr(at, name, follow_symlinks=False)) for name in sorted(_attributes(at)))
+
+
+def missing_folders(path: str, *, root: str = "/") -> tuple[str, ...]:
+    """The folders above ``path`` that are not there, outermost first.
+
+    Raises:
+        OSError: something on the way is no folder, or cannot be entered.
+    """
+    missing: list[str] = []
+    above = path.rpartition("/")[0]
+    while above:
+        try:
+            with _place(f"{above}/.", root) as place:
+                if place.name != ".":
+                    place.enter(place.name, make=False)
+                break
+        except FileNotFoundError:
+            missing.append(above)
+        above = above.rpartition("/")[0]
+    return tuple(reversed(missing))
+
+
 def find(pattern: str, limit: int, *, contents: bool, root: str = "/") -> Capture:
     """What matches ``pattern`` (``*``, ``?`` and ``[…]`` in any component), as ``encode_found`` writes it.
 
@@ -388,6 +419,9 @@ def _fill(fd: int, state: FileState, former: _Place | None) -> None:
     os.fchown(fd, state.uid, state.gid)
     if former is not None:
         _copy_attributes(former, fd)
+    else:
+        for name, value in state.attributes:
+            _set_attribute(fd, name, value)
     os.fchmod(fd, state.mode)
     os.fsync(fd)
 
@@ -399,15 +433,19 @@ def _write(fd: int, content: bytes) -> None:
 
 
 def _copy_attributes(former: _Place, fd: int) -> None:
-    # By way of /proc, since the calls on a name cannot start at an open folder.
-    path = f"/proc/self/fd/{former.folder}/{former.name}"
+    path = _by_proc(former)
     for name in _attributes(path):
-        _copy_attribute(name, path, fd)
+        _set_attribute(fd, name, os.getxattr(path, name, follow_symlinks=False))
 
 
-def _copy_attribute(name: str, path: str, fd: int) -> None:
+def _by_proc(place: _Place) -> str:
+    """A path for the calls that cannot start at an open folder."""
+    return f"/proc/self/fd/{place.folder}/{place.name}"
+
+
+def _set_attribute(fd: int, name: str, value: bytes) -> None:
     try:
-        os.setxattr(fd, name, os.getxattr(path, name, follow_symlinks=False))
+        os.setxattr(fd, name, value)
     except OSError as error:
         # In a container nobody may set a label, and the file gets the folder's; an ACL must not be lost.
         if error.errno != errno.ENOTSUP and not (error.errno in _DENIED and name.startswith("security.")):

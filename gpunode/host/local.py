@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -29,7 +29,7 @@ from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import files, runtime
 from gpunode.host.locks import wait_until_ended, wait_until_free
-from gpunode.host.port import OnProgress, Progress, Settled, Simulation
+from gpunode.host.port import OnProgress, Progress, Settled, Simulation, Workloads
 from gpunode.host.process import CommandLog, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.runtimes import Configured
@@ -104,6 +104,16 @@ class LocalHost:
         """What apt would do, changing nothing; None where there is no apt."""
         return self.apt.simulate(changes)
 
+    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+        """The versions of each package that apt can get, or finds in its index as installed."""
+        return self.apt.offered(names)
+
+    def workloads(self) -> Workloads:
+        """What uses the GPUs, and the containers that run; none in an image, where nothing runs."""
+        from gpunode.host import workloads
+
+        return workloads.running() if self.root == "/" else Workloads()
+
     def check(self, expectation: RuntimeExpectation, change: FileChange, /) -> str:
         """Has the runtime's own parser read the candidate; see ``runtime.check``."""
         return runtime.check(self.runner, expectation, change)
@@ -126,13 +136,20 @@ class LocalHost:
         return runtime.effective(self.runner, name)
 
     def realize(self, change: Change, /) -> Change:
-        """``change`` with the bytes of a signing key, fetched by apt's own downloader and compared."""
-        if not isinstance(change, FileChange) or not isinstance(change.after, SigningKey):
+        """``change`` with what only now is known: a key's bytes, a file's attributes, the folders that it needs."""
+        if not isinstance(change, FileChange):
             return change
-        key = change.after
-        with self._fit_for_packages():
-            data = self.apt.fetch(key.url, _KEY_LIMIT_BYTES)
-        return replace(change, after=FileState(_keyring(data, key), key.mode))
+        if isinstance(key := change.after, SigningKey):
+            with self._fit_for_packages():
+                data = self.apt.fetch(key.url, _KEY_LIMIT_BYTES)
+            change = replace(change, after=FileState(_keyring(data, key), key.mode))
+        try:
+            if change.before is None:
+                return replace(change, folders=files.missing_folders(change.path, root=self.root))
+            kept = files.attributes(change.path, root=self.root)
+        except OSError:
+            return change  # whoever makes the change finds out what is wrong there, and says it
+        return replace(change, before=replace(change.before, attributes=kept))
 
     def apply(self, changes: Sequence[Change], /) -> None:
         """Makes ``changes`` in their order; package changes that follow one another are one transaction."""
@@ -172,6 +189,7 @@ class LocalHost:
             raise _edited_since(change, current)
         if after is None:
             files.remove(change.path, root=self.root)
+            files.remove_folders(change.folders, root=self.root)
         else:
             files.replace(change.path, after, root=self.root)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -65,6 +65,19 @@ class Settled:
     skipped: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """What would be disturbed.
+
+    Attributes:
+        gpu: processes that have a GPU's device open, as ``pid (command)``.
+        containers: running containers of containerd, as ``namespace/id``.
+    """
+
+    gpu: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
+
+
 class HostView(Protocol):
     """A node that can be looked at and not changed: plan, doctor and capture see no more."""
 
@@ -116,6 +129,14 @@ class Host(HostView, Protocol):
             ChangeFailed: it could not be done; what was put back is said.
             Busy: a lock is held.
         """
+        ...
+
+    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+        """The versions of each package that its archives have now."""
+        ...
+
+    def workloads(self) -> Workloads:
+        """What uses the GPUs, and the containers that run."""
         ...
 
     def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:

@@ -1,7 +1,8 @@
 """Entries of the journal: what is written, how it is read back, what it undoes and owes. Pure.
 
-A journal is one JSON object a line, ``{"v":1,"sum":"…","entry":{…}}``; ``sum`` is taken over the format and
-the bytes of ``entry`` as they stand. The bytes of files are not in it: a state names its backup object by sha256.
+A journal is one JSON object a line, ``{"v":2,"sum":"…","entry":{…}}``; ``sum`` is taken over the format, the sum of
+the line before, and the bytes of ``entry`` as they stand: a line that is changed, lost, moved or foreign is noticed.
+The bytes of files are not in it: a state names its backup object by sha256.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -35,10 +36,16 @@ from gpunode.change import (
 )
 from gpunode.errors import JournalDamaged
 
-FORMAT = 1
-Verb: TypeAlias = Literal["setup", "rollback"]
+# 2: each line vouches for the one before; who by number; attributes of files, folders made, origins of packages;
+# forgotten runs. Format 1 is read, too.
+FORMAT = 2
+Verb: TypeAlias = Literal["setup", "rollback", "remove"]
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
+# The stage whose files are a node's configuration, which a plain rollback gives back; and the step under which the
+# configuration files of packages that are purged are backed up, in whatever stage.
+CONFIGURATION = "runtime"
+CONFFILES = "conffiles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,11 @@ class Begin:
     Attributes:
         at: seconds since the epoch, here and in every other entry.
         boot_id: of the kernel that it runs under; empty in an image.
+        user: who asked for it, behind sudo where there is one.
         of: the run that is undone; empty unless the verb is ``rollback``.
+        whole: whether packages, sources and all else are undone, too, and not the configuration alone.
+        uid: the real one; 0 behind sudo. Likewise ``loginuid``, which the kernel keeps through su and sudo from the
+            login on (audit's auid); None where nobody logged in, such as in a unit.
     """
 
     run: str
@@ -61,6 +72,9 @@ class Begin:
     user: str
     argv: tuple[str, ...]
     of: str = ""
+    whole: bool = False
+    uid: int = 0
+    loginuid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +137,15 @@ class Commit:
     at: float = 0.0
 
 
-Entry: TypeAlias = Begin | Intent | Done | Failed | Owe | Settle | Commit
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Somebody gave up undoing this run, after it was over; its backups may go."""
+
+    user: str
+    at: float = 0.0
+
+
+Entry: TypeAlias = Begin | Intent | Done | Failed | Owe | Settle | Commit | Forget
 
 _NAMES: dict[type[Any], str] = {
     Begin: "begin",
@@ -133,6 +155,7 @@ _NAMES: dict[type[Any], str] = {
     Owe: "owe",
     Settle: "settle",
     Commit: "commit",
+    Forget: "forget",
     FileChange: "file",
     FileState: "file-state",
     Deferred: "deferred",
@@ -147,7 +170,7 @@ _NAMES: dict[type[Any], str] = {
     Trigger: "trigger",
 }
 _TYPES = {name: kind for kind, name in _NAMES.items()}
-_ENTRIES = (Begin, Intent, Done, Failed, Owe, Settle, Commit)
+_ENTRIES = (Begin, Intent, Done, Failed, Owe, Settle, Commit, Forget)
 _LINE = re.compile(rb'\{"v":([0-9]+),"sum":"([0-9a-f]{16})","entry":(\{.*\})\}', re.DOTALL)
 
 
@@ -156,10 +179,19 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def encode(entry: Entry) -> bytes:
-    """``entry`` as one line of a journal."""
+def encode(entry: Entry, above: bytes = b"") -> bytes:
+    """``entry`` as the line of a journal that follows the line ``above``; empty for the first."""
     body = json.dumps(_plain(entry), separators=(",", ":")).encode()
-    return b'{"v":%d,"sum":"%s","entry":%s}\n' % (FORMAT, _checksum(b"%d" % FORMAT, body), body)
+    version = b"%d" % FORMAT
+    return b'{"v":%s,"sum":"%s","entry":%s}\n' % (version, _checksum(version, _sum(above), body), body)
+
+
+def lines(entries: Iterable[Entry], above: bytes = b"") -> tuple[bytes, ...]:
+    """``entries`` as the lines that follow the line ``above``."""
+    written: list[bytes] = []
+    for entry in entries:
+        written.append(encode(entry, written[-1] if written else above))
+    return tuple(written)
 
 
 def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
@@ -173,8 +205,9 @@ def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Ent
     Raises:
         JournalDamaged: a line is not as it was written; nothing is guessed from the others.
     """
-    lines = data.split(b"\n")[:-1]
-    return tuple(_entry(line, load, file, number) for number, line in enumerate(lines, 1))
+    read = data.split(b"\n")[:-1]
+    above = (b"", *read)
+    return tuple(_entry(line, above[number - 1], load, file, number) for number, line in enumerate(read, 1))
 
 
 def contents(change: Change) -> Iterator[bytes]:
@@ -185,8 +218,15 @@ def contents(change: Change) -> Iterator[bytes]:
                 yield state.content
 
 
-def _checksum(version: bytes, body: bytes) -> bytes:
-    return hashlib.sha256(b"%s:%s" % (version, body)).hexdigest()[:16].encode()
+def _sum(line: bytes) -> bytes:
+    """The sum that a line carries; empty for no line."""
+    match = _LINE.fullmatch(line.rstrip(b"\n"))
+    return match[2] if match else b""
+
+
+def _checksum(version: bytes, above: bytes, body: bytes) -> bytes:
+    covered = b"%s:%s" % (version, body) if version == b"1" else b"%s:%s:%s" % (version, above, body)
+    return hashlib.sha256(covered).hexdigest()[:16].encode()
 
 
 def _plain(value: object) -> object:
@@ -198,13 +238,21 @@ def _plain(value: object) -> object:
     if isinstance(value, frozenset):
         return sorted((_plain(item) for item in value), key=json.dumps)
     if (name := _NAMES.get(type(value))) is not None:
-        return {"is": name, **{key: _plain(getattr(value, key)) for key in _shape(name)}}
+        return {"is": name, **{key: _written(kind, getattr(value, key)) for key, kind in _shape(name).items()}}
     return value
+
+
+def _written(reading: str, value: object) -> object:
+    """The inverse of ``_read``."""
+    if reading == "attributes":
+        assert isinstance(value, tuple)
+        return {name: content.hex() for name, content in value}
+    return _plain(value)
 
 
 @cache
 def _shape(name: str) -> dict[str, str]:
-    """The fields that are stored of a ``name``, and for each how it is read: a set, bytes, or as it stands."""
+    """The fields that are stored of a ``name``, and for each how it is read; empty for as it stands."""
     # By the words of the annotations: to have typing evaluate them takes 3 ms of a run that reads one journal.
     return {field.name: _reading(str(field.type)) for field in fields(_TYPES[name])}
 
@@ -212,15 +260,19 @@ def _shape(name: str) -> dict[str, str]:
 def _reading(annotation: str) -> str:
     if annotation == "bytes":
         return "bytes"
+    if annotation == "tuple[tuple[str, bytes], ...]":
+        return "attributes"
     return "set" if annotation.startswith("frozenset[") else ""
 
 
-def _entry(line: bytes, load: Load, file: str, number: int) -> Entry:
+def _entry(line: bytes, above: bytes, load: Load, file: str, number: int) -> Entry:
     match = _LINE.fullmatch(line)
     if match is not None and int(match[1]) > FORMAT:
         raise _damaged(file, number, f"a newer gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
-    if match is None or _checksum(match[1], match[3]) != match[2]:
-        raise _damaged(file, number, "the line is not as it was written: its checksum does not match")
+    if match is None or _checksum(match[1], _sum(above), match[3]) != match[2]:
+        raise _damaged(
+            file, number, "the line, or the one before it, is not as it was written: its checksum is another"
+        )
     try:
         entry = _typed(json.loads(match[3]), load)
     except (ValueError, TypeError, KeyError) as error:
@@ -248,6 +300,8 @@ def _read(reading: str, value: Any, load: Load) -> Any:
             return load(value)
         case "set":
             return frozenset(_typed(item, load) for item in value)
+        case "attributes":
+            return tuple((name, bytes.fromhex(content)) for name, content in value.items())
         case _:
             return _typed(value, load)
 
@@ -268,29 +322,20 @@ def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
     return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
 
 
-def undo(
-    entries: Iterable[Entry],
-    *,
-    stages: Iterable[str] | None = ("runtime",),
-    kinds: tuple[type[Change], ...] = (FileChange,),
-) -> tuple[Change, ...]:
-    """The changes that undo a run, newest first; by default only those to runtime and toolkit configuration files.
+def backwards(entries: Iterable[Entry]) -> tuple[Intent, ...]:
+    """The intents of a run, newest first, each with the change that undoes it; those that nothing undoes left out.
 
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
-
-    Args:
-        entries: of one run.
-        stages: whose changes are undone; None means every stage's.
-        kinds: of the changes that are undone.
     """
-    wanted = None if stages is None else frozenset(stages)
     intents = [entry for entry in entries if isinstance(entry, Intent)]
-    backwards = (
-        inverse(intent.change)
-        for intent in reversed(intents)
-        if isinstance(intent.change, kinds) and (wanted is None or intent.stage in wanted)
-    )
-    return tuple(change for change in backwards if change is not None)
+    back = ((intent, inverse(intent.change)) for intent in reversed(intents))
+    return tuple(replace(intent, change=change) for intent, change in back if change is not None)
+
+
+def undo(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
+    """The changes that give the files of runtimes and toolkit back as they were before a run, newest first."""
+    back = ((intent.stage, intent.change) for intent in backwards(entries))
+    return tuple(change for stage, change in back if stage == CONFIGURATION and isinstance(change, FileChange))
 
 
 def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
@@ -316,7 +361,7 @@ def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
             case Settle(trigger=trigger):
                 for settled in _settles(trigger):
                     debts.pop(settled, None)
-            case Commit():
+            case Commit() | Forget():
                 pass
     return {trigger: max(debts[trigger].values()) for trigger in settle_order(t for t, by in debts.items() if by)}
 
@@ -371,12 +416,16 @@ class RunSummary:
         subjects: what it changed, or may have changed when it was cut short; once each, in order.
         commit: None while the run goes on, and for ever when it was cut short.
         undone_by: the rollback that undid it and was not undone itself; empty when there is none.
+        undone_whole: whether that undid the packages, too.
+        forgotten: whether somebody had its backups forgotten.
     """
 
     begin: Begin
     subjects: tuple[str, ...] = ()
     commit: Commit | None = None
     undone_by: str = ""
+    undone_whole: bool = False
+    forgotten: bool = False
 
     @property
     def run(self) -> str:
@@ -389,13 +438,16 @@ class RunSummary:
         return self.begin.verb
 
 
-def unloaded(data: bytes, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
+def unloaded(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tuple[Entry, ...]:
     """The entries of a journal without the bytes of files: each ``content`` is the name of its backup object.
 
     Raises:
-        JournalDamaged: as ``decode``.
+        JournalDamaged: as ``decode``; or it is of another run than ``run``, where that is given.
     """
-    return decode(data, str.encode, file=file)
+    entries = decode(data, str.encode, file=file)
+    if run and entries and not (isinstance(entries[0], Begin) and entries[0].run == run):
+        raise _damaged(file, 1, f"it does not begin run {run}, in whose folder it lies")
+    return entries
 
 
 def summary(entries: Iterable[Entry]) -> RunSummary | None:
@@ -403,6 +455,7 @@ def summary(entries: Iterable[Entry]) -> RunSummary | None:
     begin: Begin | None = None
     commit: Commit | None = None
     subjects: dict[str, None] = {}
+    forgotten = False
     for entry in entries:
         match entry:
             case Begin():
@@ -411,9 +464,11 @@ def summary(entries: Iterable[Entry]) -> RunSummary | None:
                 commit = entry
             case Intent(change=change):
                 subjects[subject(change)] = None
+            case Forget():
+                forgotten = True
             case _:
                 pass
-    return None if begin is None else RunSummary(begin, tuple(subjects), commit)
+    return None if begin is None else RunSummary(begin, tuple(subjects), commit, forgotten=forgotten)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from gpunode.change import Change, FileChange, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
-from gpunode.journal import record
+from gpunode.journal import footprint, record
+from gpunode.journal.footprint import Footprint
 from gpunode.journal.lock import held
 from gpunode.journal.record import (
     Begin,
@@ -25,6 +26,7 @@ from gpunode.journal.record import (
     Done,
     Entry,
     Failed,
+    Forget,
     Intent,
     Owe,
     Result,
@@ -34,6 +36,9 @@ from gpunode.journal.record import (
 )
 
 KEEP = 50
+_NOBODY_LOGGED_IN = 0xFFFFFFFF
+# All of it was done; a reboot may be due.
+_THROUGH = frozenset({"done", "waiting"})
 _RUN = re.compile(r"(\d{6,})-\d{8}T\d{6}Z")
 
 
@@ -66,6 +71,7 @@ class Store:
         boot_id: str = "",
         argv: Sequence[str] = (),
         of: str = "",
+        whole: bool = False,
         user: str | None = None,
     ) -> Run:
         """A new run, on the disk; backups that nothing can need any more are removed. Call it under ``lock``.
@@ -76,10 +82,23 @@ class Store:
         now = self._clock()
         with _unwritable(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
-            self._collect()
+            self._begin_collection()
             run = self._next_id(now)
+            who = user or invoking_user()
             begin = Begin(
-                run, now, verb, version, recipe, recipe_sha256, boot_id, user or invoking_user(), tuple(argv), of
+                run,
+                now,
+                verb,
+                version,
+                recipe,
+                recipe_sha256,
+                boot_id,
+                who,
+                tuple(argv),
+                of,
+                whole,
+                os.getuid(),
+                loginuid(),
             )
             folder = self._runs / run
             folder.mkdir(mode=0o700)
@@ -118,7 +137,63 @@ class Store:
             JournalDamaged: the journal or one of its backups is damaged.
         """
         kept = self._kept(self.ids())
+        if (given_up := _forgotten(self._unloaded(run))) is not None:
+            raise Refused(
+                f"run {run} can no longer be undone",
+                why=f"{given_up.user} had its backups forgotten",
+                hint="`gpunode log` still shows what it changed; `gpunode remove` takes away what gpunode added",
+            )
         return record.decode(self._bytes(run), lambda name: self._load(name, run, kept), file=str(self._path(run)))
+
+    def entries(self, run: str) -> tuple[Entry, ...]:
+        """The entries of a run as they are recorded, each ``content`` the name of its backup object.
+
+        Raises:
+            UsageError: there is no such run.
+            JournalDamaged: the journal is.
+        """
+        self._bytes(run)
+        return self._unloaded(run)
+
+    def footprint(self) -> Footprint:
+        """What all runs together have made of this node, with the bytes of files.
+
+        Raises:
+            JournalDamaged: one of the journals is, or a backup object that is needed.
+        """
+        return footprint.of(entry for run in self.ids() for entry in self._unloaded(run)).loaded(self._perhaps)
+
+    def _perhaps(self, name: str) -> bytes | None:
+        """The bytes of a backup object; None when it was forgotten."""
+        try:
+            content = self._object(name).read_bytes()
+        except FileNotFoundError:
+            return None
+        if record.digest(content) != name:
+            raise _bad_object(self._object(name), "some run", "is not what was saved: its sha256 is another")
+        return content
+
+    def forget(self, run: str, user: str | None = None) -> tuple[int, int]:
+        """The run can no longer be undone: what only it needed is gone. Call it under ``lock``.
+
+        Returns:
+            How many objects that were, and their bytes.
+
+        Raises:
+            UsageError: there is no such run.
+            Refused: it was cut short, so the next setup or rollback still needs it.
+            ChangeFailed: it could not be written down; nothing is gone.
+        """
+        if not any(isinstance(entry, Commit) for entry in self._unloaded(run)):
+            raise Refused(
+                f"run {run} cannot be forgotten",
+                why="it was cut short, and what it did is finished or undone with its backups",
+                hint="run `gpunode setup` or `gpunode rollback` first",
+            )
+        entry = Forget(user or invoking_user(), self._clock())
+        with _unwritable(f"that run {run} is forgotten cannot be written down, so it is not", self._path(run)):
+            self._add(run, entry)
+        return self._collect(self._kept(self.ids()))
 
     def owed(self) -> dict[Trigger, float]:
         """What the runs so far owe and none has settled, each with the time when it was last owed.
@@ -144,17 +219,21 @@ class Store:
         Raises:
             ChangeFailed: it could not be written.
         """
-        path = self._path(run)
-        with _unwritable(f"the end of run {run} could not be recorded", path):
-            whole = path.read_bytes()
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            try:
-                # A torn last line goes first: what follows it would make it damage.
-                os.ftruncate(descriptor, whole.rfind(b"\n") + 1)
-                _write_all(descriptor, record.encode(Commit("interrupted", why, self._clock())))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with _unwritable(f"the end of run {run} could not be recorded", self._path(run)):
+            self._add(run, Commit("interrupted", why, self._clock()))
+
+    def _add(self, run: str, entry: Entry) -> None:
+        """``entry`` is the last of a run that is over, on the disk. Raises OSError."""
+        lines = self._bytes(run).splitlines(keepends=True)
+        # A torn last line goes first: what follows it would make it damage.
+        whole = lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
+        descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, sum(map(len, whole)))
+            _write_all(descriptor, record.encode(entry, whole[-1] if whole else b""))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def sweep(self) -> None:
         """The half backups of a run that was killed are gone; nothing ever needed them. Call it under ``lock``."""
@@ -217,7 +296,7 @@ class Store:
             data = self._path(run).read_bytes()
         except FileNotFoundError:
             return ()
-        return record.unloaded(data, file=str(self._path(run)))
+        return record.unloaded(data, file=str(self._path(run)), run=run)
 
     def _load(self, name: str, run: str, kept: Collection[str]) -> bytes:
         path = self._object(name)
@@ -252,27 +331,32 @@ class Store:
     def _kept(self, runs: Sequence[str]) -> frozenset[str]:
         return frozenset((*runs[:1], *runs[-self._keep :]))
 
-    def _collect(self) -> None:
-        """Removes the objects that no kept and no unfinished run names; nothing when a journal cannot be read."""
+    def _begin_collection(self) -> None:
+        """As ``_collect``, once there are more runs than keep their backups; the one that begins is one of them."""
         runs = self.ids()
-        # The run that begins is one of the newest, too.
         kept = frozenset((*runs[:1], *runs[len(runs) + 1 - self._keep :]))
-        if len(kept) == len(runs):
-            return
-        try:
-            needed = {name for run in runs for name in self._needed(run, kept)}
-        except (JournalDamaged, OSError):
-            return
-        for path in self.objects.glob("??/*"):
-            if path.name not in needed:
-                path.unlink(missing_ok=True)
+        if len(kept) < len(runs):
+            self._collect(kept)
 
-    def _needed(self, run: str, kept: Collection[str]) -> Iterator[str]:
-        entries = self._unloaded(run)
-        if run in kept or not any(isinstance(entry, Commit) for entry in entries):
-            for entry in entries:
-                if isinstance(entry, Intent):
-                    yield from (content.decode() for content in record.contents(entry.change))
+    def _collect(self, kept: Collection[str]) -> tuple[int, int]:
+        """Removes the objects that nothing needs; none when a journal cannot be read.
+
+        Returns:
+            How many, and their bytes.
+        """
+        try:
+            journals = {run: self._unloaded(run) for run in self.ids()}
+        except (JournalDamaged, OSError):
+            return 0, 0
+        needed = {name for run, entries in journals.items() for name in _names(entries, kept=run in kept)}
+        # What `remove` takes the node back to, however old the run is that found it.
+        standing = (entry for entries in journals.values() if not _forgotten(entries) for entry in entries)
+        needed |= footprint.of(standing).objects
+        gone = [path for path in self.objects.glob("??/*") if path.name not in needed]
+        freed = sum(path.stat().st_size for path in gone)
+        for path in gone:
+            path.unlink(missing_ok=True)
+        return len(gone), freed
 
 
 class Run:
@@ -284,6 +368,7 @@ class Run:
         self._store = store
         self._clock = clock
         self._entries: list[Entry] = []
+        self._last = b""
         self._broken = ""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
@@ -367,11 +452,13 @@ class Run:
             raise OSError(f"an earlier write to it failed: {self._broken}")
         before = os.fstat(self._descriptor).st_size
         try:
-            _write_all(self._descriptor, b"".join(map(record.encode, entries)))
+            lines = record.lines(entries, self._last)
+            _write_all(self._descriptor, b"".join(lines))
             os.fsync(self._descriptor)
         except OSError as error:
             self._withdraw(before, error)
             raise
+        self._last = (self._last, *lines)[-1]
         self._entries.extend(entries)
 
     def _withdraw(self, size: int, error: OSError) -> None:
@@ -392,6 +479,28 @@ def invoking_user() -> str:
         return str(os.getuid())
 
 
+def loginuid(proc: Path = Path("/proc")) -> int | None:
+    """Who logged in, whatever su and sudo came since; None for nobody. Source: proc(5), /proc/pid/loginuid."""
+    try:
+        number = int((proc / "self/loginuid").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if number == _NOBODY_LOGGED_IN else number
+
+
+def _forgotten(entries: Iterable[Entry]) -> Forget | None:
+    return next((entry for entry in entries if isinstance(entry, Forget)), None)
+
+
+def _names(entries: Sequence[Entry], *, kept: bool) -> Iterator[str]:
+    """The objects that a run needs to be undone: none once it is over and old, or forgotten."""
+    if _forgotten(entries) or not (kept or not any(isinstance(entry, Commit) for entry in entries)):
+        return
+    for entry in entries:
+        if isinstance(entry, Intent):
+            yield from (content.decode() for content in record.contents(entry.change))
+
+
 def _number(run: str) -> int:
     return int(run.partition("-")[0])
 
@@ -399,10 +508,12 @@ def _number(run: str) -> int:
 def _marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
     """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing."""
     undone: dict[str, str] = {}
+    whole: set[str] = set()
     for run in reversed(runs):
-        if run.begin.of and run.run not in undone and run.commit is not None and run.commit.result == "done":
+        if run.begin.of and run.run not in undone and run.commit is not None and run.commit.result in _THROUGH:
             undone.setdefault(run.begin.of, run.run)
-    return tuple(replace(run, undone_by=undone.get(run.run, "")) for run in runs)
+            whole |= {run.begin.of} if run.begin.whole else set()
+    return tuple(replace(run, undone_by=undone.get(run.run, ""), undone_whole=run.run in whole) for run in runs)
 
 
 def _bad_object(path: Path, run: str, how: str) -> JournalDamaged:

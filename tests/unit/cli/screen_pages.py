@@ -23,8 +23,9 @@ from gpunode.errors import ChangeFailed, RebootRequired
 from gpunode.host.port import Progress, Settled
 from gpunode.journal.record import Begin, Commit, RunSummary
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
-from gpunode.workflow.rollback import RollbackResult, Undoing
+from gpunode.workflow.rollback import RollbackResult
 from gpunode.workflow.status import status
+from gpunode.workflow.undo import Part, Undoing
 from gpunode.workflow.verify import Check, Report
 from tests.unit.cli import screen_nodes as nodes
 
@@ -105,9 +106,9 @@ def status_good(screen: Screen) -> None:
 
 
 def rollback(screen: Screen) -> None:
-    screen.undoing(Undoing("000003-20250501T120000Z", (BACK,)))
-    done = RollbackResult("000003-20250501T120000Z", "000004-20250501T121500Z", (BACK,), (Settled(RESTART, 0.4),))
-    screen.rollback(done)
+    undone = Undoing("000003-20250501T120000Z", (Part("runtime", "runtime-config", BACK),))
+    screen.undoing(undone)
+    screen.rollback(RollbackResult(undone, "000004-20250501T121500Z", (Settled(RESTART, 0.4),)), None)
 
 
 def runs(screen: Screen) -> None:
@@ -119,7 +120,7 @@ def runs(screen: Screen) -> None:
         RunSummary(undo, (nodes.CONFIG,), Commit("done")),
         RunSummary(cut, tuple(f"package-{number}" for number in range(12))),
     )
-    screen._put(*runs_lines(found, timezone.utc))
+    screen._put(*runs_lines(found, zone=timezone.utc))
 
 
 def failure(screen: Screen) -> None:

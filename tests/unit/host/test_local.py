@@ -251,7 +251,41 @@ def test_what_is_no_key_at_all_is_refused_and_shown() -> None:
     "change", [FileChange("/x", None, owned(b"x")), ModuleChange("nvidia", before=False, after=True)]
 )
 def test_what_is_settled_stays_as_it_is(change: Change) -> None:
-    assert LocalHost().realize(change) is change
+    assert LocalHost().realize(change) == change
+
+
+def test_the_folders_that_a_new_file_needs_are_known_before_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    realized = LocalHost(str(tmp_path)).realize(FileChange("/etc/a/b/c", None, owned(b"x")))
+    assert isinstance(realized, FileChange)
+    assert realized.folders == ("/etc/a", "/etc/a/b")
+
+
+def test_a_file_that_is_removed_comes_back_with_its_attributes_and_without_the_folders_made_for_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    try:
+        os.setxattr(path, "user.note", b"keep")
+    except OSError:
+        pytest.skip("the file system of the temporary folder has no extended attributes")
+    host, state = LocalHost(str(tmp_path)), files.state("/file", root=str(tmp_path))
+    removal = host.realize(FileChange("/file", state, None))
+    host.apply([removal])
+    assert not path.exists()
+    back = inverse(removal)
+    assert back is not None
+    host.apply([back])
+    assert os.getxattr(path, "user.note") == b"keep"
+
+    made = host.realize(FileChange("/new/folder/file", None, owned(b"x")))
+    host.apply([made])
+    assert (tmp_path / "new/folder/file").exists()
+    unmade = inverse(made)
+    assert unmade is not None
+    host.apply([unmade])
+    assert not (tmp_path / "new").exists()
 
 
 # -- modules, commands, initramfs ---------------------------------------------------------------------------------

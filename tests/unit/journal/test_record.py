@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gpunode.change import (
 )
 from gpunode.errors import JournalDamaged
 from gpunode.journal.record import (
+    FORMAT,
     Begin,
     Commit,
     CutShort,
@@ -26,10 +28,12 @@ from gpunode.journal.record import (
     Owe,
     RunSummary,
     Settle,
+    backwards,
     cut_short,
     decode,
     digest,
     encode,
+    lines,
     owed,
     summary,
     undo,
@@ -46,9 +50,10 @@ def write(path: str, before: bytes | None, after: bytes | None, *owes: Trigger) 
     return FileChange(path, was, now, frozenset(owes))
 
 
-def test_the_format_on_the_disk_is_the_one_that_was_released() -> None:
-    """Journals outlive the gpunode that wrote them: these bytes are readable for as long as the format is 1."""
-    golden = Path(__file__).with_name("format-1.jsonl").read_bytes()
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_journal_of_every_format_so_far_is_read(number: int) -> None:
+    """Journals outlive the gpunode that wrote them; the newest format is written in these very bytes."""
+    golden = Path(__file__).with_name(f"format-{number}.jsonl").read_bytes()
     journal: tuple[Entry, ...] = (
         BEGIN,
         Intent(1, "runtime", "configure", write("/etc/docker/daemon.json", None, b"{}", RESTART), "no handler", 2.0),
@@ -56,7 +61,7 @@ def test_the_format_on_the_disk_is_the_one_that_was_released() -> None:
         Settle(RESTART, "restarted", 3.0),
         Commit("done", "", 4.0),
     )
-    assert b"".join(map(encode, journal)) == golden
+    assert (b"".join(lines(journal)) == golden) is (number == FORMAT)
     assert decode(golden, {digest(b"{}"): b"{}"}.__getitem__) == journal
 
 
@@ -85,6 +90,35 @@ def test_a_line_with_a_true_checksum_that_says_nonsense_is_damage_too(body: byte
         decode(encode(BEGIN) + line + encode(BEGIN), str.encode)
 
 
+class TestWholeLines:
+    """A line vouches for the one before it, so nobody can take whole lines away, or bring others, unseen."""
+
+    WRITTEN = lines((BEGIN, Done(1), Done(2), Commit("done")))
+
+    @pytest.mark.parametrize(
+        ("kept", "line"),
+        [((1, 2, 3), 1), ((0, 2, 3), 2), ((0, 1, 3), 3), ((0, 2, 1, 3), 2), ((0, 1, 1, 2, 3), 3)],
+        ids=["the first is gone", "the second is gone", "the third is gone", "swapped", "twice"],
+    )
+    def test_a_line_that_is_not_in_its_place_is_damage(self, kept: tuple[int, ...], line: int) -> None:
+        with pytest.raises(JournalDamaged, match=f"damaged in line {line}"):
+            decode(b"".join(self.WRITTEN[number] for number in kept), str.encode)
+
+    def test_a_line_of_another_journal_is_damage(self) -> None:
+        other = lines((replace(BEGIN, run="000002-20270115T080000Z"), Done(1)))
+        with pytest.raises(JournalDamaged, match="damaged in line 2"):
+            decode(self.WRITTEN[0] + other[1], str.encode)
+
+
+def test_attributes_of_a_file_are_kept_in_the_line() -> None:
+    state = FileState(b"x", attributes=(("security.capability", bytes(range(20))), ("user.note", b"")))
+    (read,) = decode(encode(Intent(1, "runtime", "x", FileChange("/a", state, None))), {digest(b"x"): b"x"}.__getitem__)
+    assert isinstance(read, Intent)
+    assert isinstance(read.change, FileChange)
+    assert read.change.before is not None
+    assert read.change.before.attributes == state.attributes
+
+
 class TestUndo:
     def test_a_file_that_was_written_twice_goes_back_both_steps(self) -> None:
         first, second = write("/a", b"1", b"2"), write("/a", b"2", b"3")
@@ -95,22 +129,19 @@ class TestUndo:
         entries = (BEGIN, Intent(1, "runtime", "x", write("/a", b"1", b"2")), Failed(1, "disk full"))
         assert undo(entries) == (write("/a", b"2", b"1"),)
 
-    def test_packages_and_modules_only_when_asked(self) -> None:
+    def test_packages_modules_and_blacklists_are_undone_only_with_the_whole_run(self) -> None:
         package = PackageChange("docker.io", None, PackageState("20"))
         module = ModuleChange("nvidia", False, True)
         command = CommandChange(("dpkg", "--configure", "-a"), "interrupted")
-        changes: tuple[Change, ...] = (package, module, command)
-        entries = [Intent(n, "runtime", "x", change) for n, change in enumerate(changes)]
-        assert undo(entries) == ()
-        assert undo(entries, kinds=(PackageChange,)) == (PackageChange("docker.io", PackageState("20"), None),)
-        assert undo(entries, kinds=(ModuleChange, CommandChange)) == (ModuleChange("nvidia", True, False),)
-
-    def test_blacklists_stay_unless_their_stage_is_named(self) -> None:
         blacklist = write("/etc/modprobe.d/gpunode-nouveau.conf", None, b"blacklist nouveau\n")
-        entries = [Intent(1, "kernel", "x", blacklist)]
+        changes: tuple[Change, ...] = (package, module, command, blacklist)
+        entries = [Intent(n, "packages", "x", change) for n, change in enumerate(changes)]
         assert undo(entries) == ()
-        assert undo(entries, stages=("kernel",)) == (write(blacklist.path, b"blacklist nouveau\n", None),)
-        assert undo(entries, stages=None) == undo(entries, stages=("kernel",))
+        assert [intent.change for intent in backwards(entries)] == [
+            write(blacklist.path, b"blacklist nouveau\n", None),
+            ModuleChange("nvidia", True, False),
+            PackageChange("docker.io", PackageState("20"), None),
+        ]
 
 
 class TestUnsettled:

@@ -43,9 +43,9 @@ def store(tmp_path: Path, clock: Clock) -> Store:
     return Store(tmp_path, clock=clock)
 
 
-def setup_run(store: Store, content: bytes = b"version = 3\n") -> Run:
+def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState | None = BEFORE) -> Run:
     run = store.begin("setup", version="0.1.0", recipe="containerd", argv=("gpunode", "setup"))
-    change = FileChange("/etc/containerd/config.toml", BEFORE, FileState(content), frozenset({RESTART}))
+    change = FileChange("/etc/containerd/config.toml", before, FileState(content), frozenset({RESTART}))
     run.done(run.intend("runtime", "configure-containerd", change))
     run.settle(RESTART)
     run.commit("done")
@@ -148,7 +148,7 @@ def test_a_damaged_journal_stops_with_file_and_line(store: Store) -> None:
 
 def test_a_journal_of_a_newer_gpunode_says_so(store: Store) -> None:
     run = setup_run(store)
-    run.path.write_bytes(run.path.read_bytes().replace(b'{"v":1', b'{"v":2'))
+    run.path.write_bytes(run.path.read_bytes().replace(b'{"v":2', b'{"v":3'))
     with pytest.raises(JournalDamaged) as stopped:
         store.runs()
     assert "newer gpunode" in stopped.value.why
@@ -214,12 +214,54 @@ class TestRetention:
         except Refused as refusal:
             return "no longer be undone" not in refusal.what
 
+    def chain(self, store: Store, length: int) -> list[Run]:
+        """Runs each of which found what the one before had left."""
+        return [setup_run(store, b"%d" % n, FileState(b"%d" % (n - 1)) if n else BEFORE) for n in range(length)]
+
     def test_the_first_run_and_the_newest_keep_their_backups(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=2)
-        runs = [setup_run(store, b"%d" % n) for n in range(5)]
+        runs = self.chain(store, 5)
         assert [self.kept(store, run) for run in runs] == [True, False, False, True, True]
         assert len(store.runs()) == 5, "what was changed stays readable"
         assert store.owed() == {}, "what was settled stays settled"
+
+    def test_what_the_node_was_before_gpunode_stays_however_old_it_is(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, keep=1)
+        store.begin("setup", version="0.1.0").commit("done")
+        self.chain(store, 4)
+        for _ in range(3):
+            store.begin("setup", version="0.1.0").commit("done")
+        (span,) = store.footprint().files["/etc/containerd/config.toml"].spans
+        assert (span.before, span.after) == (BEFORE, FileState(b"3"))
+
+    def test_an_edit_between_two_runs_keeps_what_is_needed_to_tell_it_from_gpunodes(self, tmp_path: Path) -> None:
+        store = Store(tmp_path, keep=1)
+        setup_run(store, b"ours")
+        setup_run(store, b"ours again", FileState(b"theirs"))
+        store.begin("setup", version="0.1.0").commit("done")
+        store.begin("setup", version="0.1.0").commit("done")
+        first, second = store.footprint().files["/etc/containerd/config.toml"].spans
+        assert (first.before, first.after, second.before) == (BEFORE, FileState(b"ours"), FileState(b"theirs"))
+
+    def test_a_forgotten_run_gives_its_backups_up_and_says_so(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        first, second = setup_run(store, b"one"), setup_run(store, b"two", FileState(b"one"))
+        assert store.forget(first.id, "ada") == (1, len(BEFORE.content)), "the second run still needs b'one'"
+        assert [self.kept(store, first), self.kept(store, second)] == [False, True]
+        assert [run.forgotten for run in store.runs()] == [True, False]
+        with pytest.raises(Refused, match="can no longer be undone") as refused:
+            store.read(first.id)
+        assert "ada had its backups forgotten" in refused.value.why
+        assert store.footprint().files["/etc/containerd/config.toml"].forgotten
+
+    def test_a_run_that_was_cut_short_cannot_be_forgotten(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        cut = store.begin("setup", version="0.1.0")
+        cut.intend("runtime", "configure-containerd", CONFIG)
+        cut.close()
+        with pytest.raises(Refused, match="cannot be forgotten"):
+            store.forget(cut.id)
+        assert self.kept(store, cut)
 
     def test_a_run_that_was_cut_short_keeps_its_backups(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=2)
@@ -231,10 +273,16 @@ class TestRetention:
             setup_run(store, b"%d" % n)
         assert self.kept(store, cut)
 
+    def test_a_journal_in_another_runs_folder_is_damage(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        first, second = setup_run(store), setup_run(store)
+        second.path.write_bytes(first.path.read_bytes())
+        with pytest.raises(JournalDamaged, match="damaged in line 1"):
+            store.runs()
+
     def test_a_journal_that_cannot_be_read_stops_all_removal(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=1)
-        for n in range(3):
-            setup_run(store, b"%d" % n)
+        self.chain(store, 3)
         saved = sorted(store.objects.glob("??/*"))
         run = store.folder / "runs" / store.ids()[1] / "journal.jsonl"
         run.write_bytes(b"damaged\n" + run.read_bytes())

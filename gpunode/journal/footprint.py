@@ -1,0 +1,181 @@
+"""What all runs of a journal together have made of a node: what `remove` takes away again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpunode.change import (
+    Change,
+    CommandChange,
+    FileChange,
+    FileState,
+    ModuleChange,
+    PackageChange,
+    PackageState,
+    ServiceChange,
+)
+from gpunode.journal.record import CONFFILES, Begin, Commit, Entry, Failed, Intent
+
+_THROUGH = frozenset({"done", "waiting"})
+
+
+@dataclass(frozen=True, slots=True)
+class FileTrail:
+    """What gpunode did to one file.
+
+    Attributes:
+        spans: the changes, oldest first. Those that followed one another are one; between two of them somebody else
+            wrote the file.
+        forgotten: whether the bytes of one of them are gone, so that it cannot be taken back.
+    """
+
+    spans: tuple[FileChange, ...]
+    stage: str
+    forgotten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What gpunode did to a node, each thing with what was there before the first run that touched it.
+
+    Attributes:
+        packages: the state before gpunode by name; None for what was not there.
+        services: from what the unit was before gpunode to what it was left as.
+        modules: those that gpunode loaded.
+        commands: those that were run, oldest first.
+    """
+
+    files: Mapping[str, FileTrail] = field(default_factory=dict)
+    packages: Mapping[str, PackageState | None] = field(default_factory=dict)
+    services: Mapping[str, ServiceChange] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    commands: tuple[CommandChange, ...] = ()
+
+    @property
+    def objects(self) -> frozenset[str]:
+        """The backup objects that are needed to take it all back; of a footprint that is not loaded."""
+        return frozenset(
+            state.content.decode()
+            for trail in self.files.values()
+            for span in trail.spans
+            for state in (span.before, span.after)
+            if isinstance(state, FileState)
+        )
+
+    def loaded(self, load: Callable[[str], bytes | None]) -> Footprint:
+        """The same with the bytes of files, which ``load`` gives by the name of their object, or None for lost ones."""
+        return replace(self, files={path: _loaded(trail, load) for path, trail in self.files.items()})
+
+
+def of(entries: Iterable[Entry]) -> Footprint:
+    """The footprint of ``entries``: those of all runs, oldest first, as ``Store.entries`` gives them.
+
+    A change that was only intended counts, since it may have happened; so does a package of a transaction that failed
+    in its middle. What was undone leaves no trace, and a removal that stands leaves none of what came before it.
+    """
+    changes = [change for run in _standing(_runs(entries)) for change in _changes(run)]
+    return Footprint(
+        files=_files(changes),
+        packages=_packages(changes),
+        services=_services(changes),
+        modules=_modules(changes),
+        commands=tuple(change for _, change in changes if isinstance(change, CommandChange)),
+    )
+
+
+def _runs(entries: Iterable[Entry]) -> list[list[Entry]]:
+    runs: list[list[Entry]] = []
+    for entry in entries:
+        if isinstance(entry, Begin):
+            runs.append([])
+        if runs:
+            runs[-1].append(entry)
+    return runs
+
+
+def _standing(runs: Sequence[Sequence[Entry]]) -> Sequence[Sequence[Entry]]:
+    """The runs since the last removal that was done and not undone."""
+    undone: set[str] = set()
+    for index in range(len(runs) - 1, -1, -1):
+        begin, *rest = runs[index]
+        assert isinstance(begin, Begin)
+        if begin.run in undone or not any(isinstance(entry, Commit) and entry.result in _THROUGH for entry in rest):
+            continue
+        if begin.verb == "remove":
+            return runs[index + 1 :]
+        undone.add(begin.of)
+    return runs
+
+
+def _changes(run: Iterable[Entry]) -> Iterator[tuple[str, Change]]:
+    """The changes of a run that were made, each with its stage."""
+    intents: dict[int, Intent] = {}
+    for entry in run:
+        if isinstance(entry, Intent):
+            intents[entry.seq] = entry
+        if isinstance(entry, Failed) and not isinstance(intents[entry.seq].change, PackageChange):
+            del intents[entry.seq]
+    # A package's own configuration files go and come with it.
+    yield from ((intent.stage, intent.change) for intent in intents.values() if intent.step != CONFFILES)
+
+
+def _files(changes: Iterable[tuple[str, Change]]) -> dict[str, FileTrail]:
+    trails: dict[str, FileTrail] = {}
+    for stage, change in changes:
+        if isinstance(change, FileChange):
+            former = trails.get(change.path, FileTrail((), stage))
+            trails[change.path] = replace(former, spans=_extended(former.spans, change))
+    return {path: trail for path, trail in trails.items() if trail.spans}
+
+
+def _extended(spans: tuple[FileChange, ...], change: FileChange) -> tuple[FileChange, ...]:
+    """``spans`` with ``change`` after them; a way that leads back to where it began is none."""
+    if spans and spans[-1].after == change.before:
+        last = spans[-1]
+        folders = tuple(dict.fromkeys((*last.folders, *change.folders)))
+        joined = FileChange(change.path, last.before, change.after, last.triggers | change.triggers, folders)
+        return spans[:-1] if joined.before == joined.after else (*spans[:-1], joined)
+    return spans if change.before == change.after else (*spans, change)
+
+
+def _packages(changes: Iterable[tuple[str, Change]]) -> dict[str, PackageState | None]:
+    first: dict[str, PackageState | None] = {}
+    for _, change in changes:
+        if isinstance(change, PackageChange):
+            first.setdefault(change.name, change.before)
+    return first
+
+
+def _services(changes: Iterable[tuple[str, Change]]) -> dict[str, ServiceChange]:
+    found: dict[str, ServiceChange] = {}
+    for _, change in changes:
+        if isinstance(change, ServiceChange):
+            former = found.get(change.unit, change)
+            found[change.unit] = replace(former, after=change.after)
+    return {unit: change for unit, change in found.items() if change.before != change.after}
+
+
+def _modules(changes: Iterable[tuple[str, Change]]) -> tuple[str, ...]:
+    loaded = {change.module: change.after for _, change in changes if isinstance(change, ModuleChange)}
+    return tuple(module for module, is_loaded in loaded.items() if is_loaded)
+
+
+def _loaded(trail: FileTrail, load: Callable[[str], bytes | None]) -> FileTrail:
+    forgotten = False
+
+    def state(of: FileState) -> FileState:
+        nonlocal forgotten
+        content = load(of.content.decode())
+        forgotten = forgotten or content is None
+        return replace(of, content=content or b"")
+
+    spans = tuple(
+        replace(
+            span,
+            before=span.before and state(span.before),
+            after=state(span.after) if isinstance(span.after, FileState) else span.after,
+        )
+        for span in trail.spans
+    )
+    return replace(trail, spans=spans, forgotten=forgotten)
