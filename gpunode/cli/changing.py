@@ -30,6 +30,7 @@ from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import Report, verify
 
 if TYPE_CHECKING:
+    from gpunode.cli.human import Screen
     from gpunode.workflow.undo import Undoing
 
 # What packages' scripts make must be readable by the daemons that it is for, however strict the caller's own umask is.
@@ -268,7 +269,9 @@ def _undo(
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
     with screen, _alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:
         if (cut := _swept(store, host)) is not None:
-            screen.tell(Told(told(cut, f"a {verb} takes back whatever it wrote")))
+            screen.tell(Told(told(cut, f"a {verb} takes back whatever it did")))
+        if leave.whole:
+            _finish_dpkgs_work(verb, host, store, screen, stop, leave)
         back = undoing(store, host)
         screen.undoing(back, whole=leave.whole)
         for path in (change.path for change in back.files):
@@ -304,6 +307,25 @@ def _undo(
             result={"of": done.of, "run": done.run, "triggers": done.settled},
         )
     )
+
+
+def _finish_dpkgs_work(
+    verb: Literal["rollback", "remove"],
+    host: LocalHost,
+    store: Store,
+    screen: Screen,
+    stop: Stop,
+    leave: UndoLeave,
+) -> None:
+    """Which packages there are can be told: dpkg was not interrupted, or what it began is finished by now."""
+    from gpunode.workflow.repair import finish, unfinished
+
+    if (work := unfinished(survey(host, image=host.root != "/"), host)) is None:
+        return
+    screen.tell(Told(f"{work.why}: it is finished first, since only then it is known what there is to take back"))
+    screen.confirm_shown(verb, yes=leave.yes)
+    argv = tuple(sys.argv[1:])
+    finish(work, host, store, verb=verb, version=__version__, argv=argv, tell=screen.tell, pause=stop.pause)
 
 
 def forget(run: str, how: How, root: str, *, yes: bool, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:

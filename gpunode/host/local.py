@@ -232,7 +232,9 @@ class LocalHost:
         # dpkg --configure, a build for dkms, a reboot: none may come in the middle of somebody else's transaction.
         self.wait_for_others()
         with self._fit_for_packages():
-            done = self.runner.run(change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear)
+            done = self.runner.run(
+                change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear, outlives=True
+            )
         if not done.ok:
             raise _command_failed(done, f"{subject(change)} failed ({change.why})")
 
@@ -263,7 +265,7 @@ class LocalHost:
         if self.root == "/":
             wait_until_ended("update-initramfs", _INITRAMFS_PATIENCE_S, self._on_progress)
         with self._fit_for_packages():
-            done = self.runner.run(("update-initramfs", "-u", "-k", "all"), timeout_s=_COMMAND_TIMEOUT_S)
+            done = self.runner.run(("update-initramfs", "-u", "-k", "all"), timeout_s=_COMMAND_TIMEOUT_S, outlives=True)
         if not done.ok and not done.missing:
             raise _command_failed(done, "the initramfs could not be rebuilt")
         skipped = "update-initramfs is not installed" if done.missing else ""
