@@ -325,7 +325,7 @@ def _finish_dpkgs_work(
     screen.tell(Told(f"{work.why}: it is finished first, since only then it is known what there is to take back"))
     screen.confirm_shown(verb, yes=leave.yes)
     argv = tuple(sys.argv[1:])
-    finish(work, host, store, verb=verb, version=__version__, argv=argv, tell=screen.tell, pause=stop.pause)
+    finish(work, host, store, version=__version__, argv=argv, tell=screen.tell, pause=stop.pause)
 
 
 def forget(run: str, how: How, root: str, *, yes: bool, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
