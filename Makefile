@@ -8,6 +8,8 @@ READY  := $(VENV)/.ready
 # What `make test` runs; for one folder or one test: make test TESTS=tests/unit PYTEST_ARGS="-k journal"
 TESTS       ?= tests
 PYTEST_ARGS ?=
+# Which mutants; for one module: make mutants MUTANTS='gpunode.merging.*'
+MUTANTS     ?=
 # The tests in chroots: auto (run them where the machine can, else skip and say why), require (fail instead), off.
 GPUNODE_E2E ?= auto
 export GPUNODE_E2E
@@ -15,7 +17,7 @@ export GPUNODE_E2E
 MARKERS  := not long$(if $(filter off,$(GPUNODE_E2E)), and not e2e)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-e2e test-long check format docs bench wheel clean
+.PHONY: help venv demo test test-e2e test-long mutants check format docs bench wheel clean
 
 help: ## this list
 	@echo 'gpunode: turn a bare Linux host into a working NVIDIA GPU node, prove it, and undo it.'
@@ -52,6 +54,11 @@ test-e2e: $(READY) ## the tests in chroots and containers; fails where the machi
 test-long: $(READY) ## everything, for as long as it takes; the results go into docs/verification.md
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -ra $(PYTEST_ARGS) $(TESTS)
 
+mutants: $(READY) ## change the pure core in thousands of small ways, and list the changes that no test notices
+	$(BIN)/python -m pip install --quiet --group mutation
+	HYPOTHESIS_PROFILE=mutants $(BIN)/mutmut run $(MUTANTS)
+	$(BIN)/mutmut results
+
 check: $(READY) ## ruff, mypy --strict, the import contracts, the generated pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -73,4 +80,4 @@ wheel: $(READY) ## a wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## remove what make has made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

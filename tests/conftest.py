@@ -19,9 +19,18 @@ import pytest
 
 from gpunode.host import process
 
-# `make test-long` names the long one: twenty times Hypothesis's usual number of examples.
+# `make test-long` names the long one: twenty times Hypothesis's usual number of examples. `make mutants` names the one
+# of few examples, the same in each run, so that a mutant that lives does so again; what kills one need not be small.
 hypothesis.settings.register_profile("usual", deadline=None)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
+hypothesis.settings.register_profile(
+    "mutants",
+    deadline=None,
+    max_examples=30,
+    derandomize=True,
+    database=None,
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 _HERE = Path(__file__).parent

@@ -106,6 +106,12 @@ class TestDiff:
         assert "A" * 40 in shown
         assert "known after its download" in shown
 
+    def test_a_file_that_is_known_only_later_is_named_with_what_is_there_now(self) -> None:
+        later = Deferred("what the package ships", "the transaction")
+        known_later = "+ (what the package ships; known after the transaction)"
+        assert list(diff(FileChange("/etc/x", None, later))) == ["--- /dev/null", "+++ /etc/x", known_later]
+        assert list(diff(FileChange("/etc/x", FileState(b""), later))) == ["--- /etc/x", "+++ /etc/x", known_later]
+
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b"])
     def test_bytes_that_are_no_text_are_not_shown(self, content: bytes) -> None:
         assert list(diff(replaced(b"a\n", content))) == ["binary file /etc/x differs"]

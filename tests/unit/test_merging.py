@@ -37,6 +37,43 @@ def test_lines_that_would_change_their_meaning_without_ours_stay_with_a_person()
     assert taken_out(OURS + b"  debug = true\n", path="/etc/some.conf") == BEFORE + b"  debug = true\n"
 
 
+def test_a_file_is_of_the_kind_that_the_end_of_its_path_says() -> None:
+    assert taken_out(OURS + b"  debug = true\n", path="/etc/containerd/conf.d/99-nvidia.toml") is None
+
+
+def test_of_two_who_add_lines_at_one_place_nobody_is_put_first() -> None:
+    assert merged(b"a = 1\n", b"a = 1\nb = 2\n", b"a = 1\nc = 3\n", path="x.toml") is None
+    assert merged(b"a\n", b"a\nb\n", b"a\nc\n") is None
+
+
+def test_lines_added_before_one_that_goes_stay_and_before_one_that_changes_only_where_the_meaning_is_known() -> None:
+    assert merged(b"a\nb\nc\n", b"a\nc\n", b"a\nnew\nb\nc\n") == b"a\nnew\nc\n"
+    assert merged(b"a = 1\n", b"a = 2\n", b"b = 1\na = 1\n", path="x.toml") == b"b = 1\na = 2\n"
+    assert merged(b"a = 1\n", b"a = 2\n", b"b = 1\na = 1\n") is None
+
+
+def test_edits_that_overlap_are_not_merged() -> None:
+    assert merged(b"a\nb\nc\n", b"A\nB\nc\n", b"a\nBB\nCC\n") is None
+
+
+def test_a_list_in_which_both_changed_something_stays_with_a_person() -> None:
+    base = b'disabled_plugins = [\n  "cri",\n  "aufs",\n  "zfs",\n]\n'
+    assert merged(base, base.replace(b'  "cri",\n', b""), base.replace(b'  "zfs",\n', b""), path="x.toml") is None
+
+
+def test_a_long_file_of_lines_that_recur_is_merged_like_a_short_one() -> None:
+    base = [b"[[mirror]]\n", b"# none\n"] * 200
+    ours = [*base[:200], b"[ours]\n", *base[201:]]
+    theirs = [b"[theirs]\n", *base[1:-1], b"# theirs\n"]
+    both = [b"[theirs]\n", *ours[1:-1], b"# theirs\n"]
+    assert merged(b"".join(base), b"".join(ours), b"".join(theirs)) == b"".join(both)
+
+
+def test_a_file_that_was_empty_is_so_again_but_for_what_was_added() -> None:
+    ours = b'{\n  "runtimes": {}\n}\n'
+    assert merged(ours, b"", ours + b"\n", path="/etc/docker/daemon.json") == b"\n"
+
+
 @pytest.mark.parametrize("now", [b"\xff\xfe", b"version = ", b"[[["])
 def test_what_cannot_be_parsed_is_not_merged(now: bytes) -> None:
     assert taken_out(OURS.replace(b"version = 2\n", now + b"\n", 1)) is None

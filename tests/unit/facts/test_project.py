@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpunode.change import (
+    Change,
     CommandChange,
     Deferred,
     FileChange,
@@ -18,8 +19,8 @@ from gpunode.change import (
     SigningKey,
 )
 from gpunode.facts.derive import derive
-from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Unknown, holds, need
-from gpunode.facts.project import project
+from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Promised, Unit, Unknown, holds, need
+from gpunode.facts.project import PLAN, project
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Planned
 from gpunode.steps.repair import REPAIR
@@ -67,7 +68,26 @@ def test_a_key_is_promised_and_no_other_key_is_taken_for_it(facts: Facts) -> Non
 
 def test_a_deferred_file_is_promised(facts: Facts) -> None:
     later = Deferred("config.toml with the nvidia runtime", "containerd is installed")
-    assert holds(project(facts, [FileChange("/etc/c", None, later)]).file("/etc/c"), later)
+    fact = project(facts, [FileChange("/etc/c", None, later)]).file("/etc/c")
+    assert holds(fact, later)
+    assert fact == Promised("config.toml with the nvidia runtime; known after containerd is installed", PLAN, later)
+
+
+def test_a_file_that_is_yet_to_be_written_has_no_time_and_others_keep_theirs(facts: Facts) -> None:
+    """A daemon is taken to have read a file that a plan writes, since the change owes its restart."""
+    node = replace(facts, changed_at={"/etc/a": 1.0, "/etc/b": 2.0})
+    for after in (FileState(b""), None, Deferred("what the package ships", "the transaction")):
+        assert project(node, [FileChange("/etc/a", None, after)]).changed_at == {"/etc/b": 2.0}
+
+
+def test_what_a_plan_makes_known_names_the_plan(facts: Facts) -> None:
+    state = FileState(b"")
+    todo: list[Change] = [FileChange("/etc/a", None, state), install("vim", "9"), ModuleChange("nouveau", True, False)]
+    after = project(facts, [*todo, CommandChange(("dpkg", "--configure", "-a"), "dpkg was interrupted")])
+    assert after.file("/etc/a") == Known(state, PLAN)
+    assert after.packages == Known({"vim": PackageState("9")}, PLAN)
+    assert after.modules == Known(frozenset(), PLAN)
+    assert after.dpkg_interrupted == Known(value=False, probe=PLAN)
 
 
 def test_a_list_file_brings_its_sources(facts: Facts) -> None:
@@ -78,12 +98,54 @@ def test_a_list_file_brings_its_sources(facts: Facts) -> None:
     assert need(project(after, [FileChange(LIST, None, None)]).sources, "x") == ()
 
 
+def test_a_list_that_apt_would_not_read_leaves_the_sources_unknown(facts: Facts) -> None:
+    after = project(facts, [FileChange(LIST, None, FileState(b"deb nonsense\n"))])
+    assert after.sources == Unknown(f"{LIST}:1: not an entry that apt reads", PLAN)
+
+
+def test_a_list_whose_comments_are_not_utf8_is_read(facts: Facts) -> None:
+    after = project(facts, [FileChange(LIST, None, FileState(b"# f\xfcr\ndeb https://r/x/ /\n"))])
+    assert [one.file for one in need(after.sources, "x")] == [LIST]
+
+
 def test_headers_and_a_dkms_driver_give_every_kernel_its_module(facts: Facts) -> None:
     todo = [install("nvidia-dkms-580-open", "580."), install(f"linux-headers-{KERNEL}"), install("linux-headers-amd64")]
     after = project(facts, todo)
     assert need(after.headers, "x") == {KERNEL}
     assert need(after.packages, "x")["nvidia-dkms-580-open"].version == "580."
-    assert [(one.kernel, one.version, one.dkms) for one in need(after.module_files, "x")] == [(KERNEL, "580.", True)]
+    built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.", dkms=True)
+    assert after.module_files == Known((built,), PLAN)
+
+
+def test_purged_headers_take_the_module_of_their_kernel_along(facts: Facts) -> None:
+    node = project(facts, [install("nvidia-kernel-dkms", "470"), install(f"linux-headers-{KERNEL}")])
+    after = project(node, [PackageChange(f"linux-headers-{KERNEL}", PackageState("1"), None)])
+    assert after.headers == Known(frozenset(), PLAN)
+    assert after.module_files == Known((), PLAN)
+
+
+def test_modules_are_built_by_dkms_and_by_the_packages_that_call_it_and_by_nothing_else(facts: Facts) -> None:
+    node = replace(
+        facts,
+        packages=Known({"dkms": PackageState("3"), "nvidia-kernel-dkms": PackageState("470-1")}, "dpkg-status"),
+        headers=Known(frozenset({KERNEL}), "kernel-builds"),
+    )
+
+    def modules(*changes: Change) -> list[str]:
+        return [one.version for one in need(project(node, changes).module_files, "x")]
+
+    assert modules(CommandChange(("dkms", "autoinstall"), "no module")) == ["470"]
+    assert modules(install("linux-headers-6.1.0-26-amd64")) == ["470", "470"]
+    assert modules(install("vim"), CommandChange(("update-initramfs", "-u"), "x"), FileChange("/a", None, None)) == []
+
+
+def test_without_a_driver_that_is_installed_or_without_known_headers_nothing_is_built(facts: Facts) -> None:
+    removed = PackageState("470", config_files_only=True)
+    for packages in ({}, {"vim": PackageState("9"), "nvidia-kernel-dkms": removed}):
+        node = replace(facts, packages=Known(packages, "dpkg-status"))
+        assert project(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((), PLAN)
+    node = replace(facts, headers=Unknown("Permission denied", "kernel-builds"))
+    assert project(node, [install("nvidia-kernel-dkms")]).module_files == Known((), PLAN)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +184,14 @@ def test_loading_the_driver_tells_version_and_flavour(facts: Facts) -> None:
     after = project(facts, [installed, ModuleChange("nouveau", True, False), ModuleChange("nvidia-uvm", False, True)])
     after = project(after, [ModuleChange("nvidia", False, True)])
     assert need(after.modules, "x") == {"nvidia", "nvidia_uvm"}
-    assert need(after.loaded_driver, "x") == LoadedDriver("595.91.07", True)
-    assert need(project(after, [ModuleChange("nvidia", True, False)]).loaded_driver, "x") is None
+    assert after.loaded_driver == Known(LoadedDriver("595.91.07", True), PLAN)
+    assert project(after, [ModuleChange("nvidia-uvm", True, False)]).loaded_driver == after.loaded_driver
+    assert project(after, [ModuleChange("nvidia", True, False)]).loaded_driver == Known(None, PLAN)
+
+
+def test_the_version_of_a_prebuilt_driver_is_known_once_it_is_loaded(facts: Facts) -> None:
+    after = project(facts, [ModuleChange("nvidia", False, True)])
+    assert after.loaded_driver == Unknown("known after the module is loaded", PLAN)
 
 
 def test_what_the_repair_step_plans_repairs(facts: Facts) -> None:
@@ -144,6 +212,18 @@ def test_services_and_repairs(facts: Facts) -> None:
     )
     assert need(after.units["nvidia-persistenced.service"], "x").state == running
     assert need(after.dpkg_interrupted, "x") is False
+
+
+@pytest.mark.parametrize("argv", [("dpkg", "--audit"), ("tool", "--configure"), ("dkms", "autoinstall")])
+def test_other_commands_repair_nothing(facts: Facts, argv: tuple[str, ...]) -> None:
+    assert project(facts, [CommandChange(argv, "x")]).dpkg_interrupted == facts.dpkg_interrupted
+
+
+def test_a_unit_that_is_changed_exists_and_keeps_what_else_was_known_of_it(facts: Facts) -> None:
+    stopped, running = ServiceState(False, False), ServiceState(True, True)
+    unit = Known(Unit(stopped, exists=False, changed_at=7.0), "units")
+    after = project(replace(facts, units={"a.service": unit}), [ServiceChange("a.service", stopped, running)])
+    assert after.units == {"a.service": Known(Unit(running, exists=True, changed_at=7.0), PLAN)}
 
 
 def test_a_held_package_stays_held(facts: Facts) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpunode.change import (
     Change,
+    CommandChange,
     FileChange,
     FileState,
     ModuleChange,
@@ -62,6 +63,23 @@ def test_an_edit_in_between_makes_two() -> None:
     assert spans(run(1, wrote("0", "1")), run(2, wrote("edited", "2"))) == [("0", "1"), ("edited", "2")]
 
 
+def test_a_third_run_goes_on_from_the_second_and_leaves_the_first_alone() -> None:
+    first, second = run(1, wrote("0", "1")), run(2, wrote("edited", "2"))
+    assert spans(first, second, run(3, wrote("2", "3"))) == [("0", "1"), ("edited", "3")]
+    assert spans(first, second, run(3, wrote("2", "edited"))) == [("0", "1")]
+
+
+def test_a_file_of_which_only_the_daemon_had_not_read_is_not_changed() -> None:
+    assert spans(run(1, wrote("1", "1"))) == []
+
+
+def test_commands_are_known_in_their_order_and_files_with_their_stage() -> None:
+    first, second = CommandChange(("dpkg", "--configure", "-a"), "x"), CommandChange(("dkms", "autoinstall"), "x")
+    found = footprint.of([*run(1, first, wrote("0", "1")), *run(2, second)])
+    assert found.commands == (first, second)
+    assert found.files["/a"].stage == "runtime"
+
+
 def test_what_was_undone_leaves_no_trace() -> None:
     assert spans(run(1, wrote("0", "1")), run(2, wrote("1", "0"), verb="rollback", of=1)) == []
 
@@ -95,13 +113,15 @@ def test_a_removal_that_stands_ends_what_came_before_it() -> None:
     first, removed = run(1, wrote("0", "1")), run(2, wrote("1 edited", "edited"), verb="remove")
     assert spans(first, removed) == []
     assert spans(first, removed, run(3, wrote("edited", "3"))) == [("edited", "3")]
+    assert spans(first, removed, run(3, wrote("edited", "3"), result=None)) == [("edited", "3")]
 
 
 def test_a_removal_that_was_cut_short_or_undone_ends_nothing() -> None:
-    first = run(1, wrote("0", "1"))
+    first = run(1, wrote("0", "1"), wrote("0", "1", "/b"))
     assert spans(first, run(2, verb="remove", result=None)) == [("0", "1")]
     removed, back = run(2, wrote("1", "0"), verb="remove"), run(3, wrote("0", "1"), verb="rollback", of=2)
     assert spans(first, removed, back) == [("0", "1")]
+    assert spans(first, removed, back, path="/b") == [("0", "1")]
     undone_again = run(4, wrote("1", "0"), verb="rollback", of=3)
     assert spans(first, removed, back, undone_again) == []
 
@@ -114,6 +134,7 @@ def test_folders_and_triggers_of_all_runs_are_kept() -> None:
     first = FileChange("/a", None, state("1"), frozenset({RESTART}), ("/new",))
     second = FileChange("/a", state("1"), state("2"), frozenset({Trigger("initramfs")}))
     (span,) = footprint.of([*run(1, first), *run(2, second)]).files["/a"].spans
+    assert span.path == "/a"
     assert span.folders == ("/new",)
     assert span.triggers == {RESTART, Trigger("initramfs")}
 
@@ -123,5 +144,11 @@ def test_what_was_forgotten_is_known_to_be() -> None:
     assert bare.objects == {"name of 0", "name of 1"}
     kept = bare.loaded({"name of 0": b"0", "name of 1": b"1"}.get).files["/a"]
     assert not kept.forgotten
-    assert kept.spans[0].before == state("0")
+    assert (kept.spans[0].before, kept.spans[0].after) == (state("0"), state("1"))
     assert bare.loaded({"name of 1": b"1"}.get).files["/a"].forgotten
+
+
+def test_a_file_that_was_empty_and_one_that_is_gone_are_loaded_as_such() -> None:
+    gone = footprint.of(run(1, wrote("name of nothing", None))).loaded({"name of nothing": b""}.get).files["/a"]
+    assert not gone.forgotten
+    assert (gone.spans[0].before, gone.spans[0].after) == (state(""), None)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from gpunode.journal.record import (
     Done,
     Entry,
     Failed,
+    Forget,
     Intent,
     Owe,
     RunSummary,
@@ -35,8 +37,11 @@ from gpunode.journal.record import (
     encode,
     lines,
     owed,
+    owed_since,
+    settles,
     summary,
     undo,
+    unloaded,
     unsettled,
     whole,
 )
@@ -90,13 +95,37 @@ def test_an_older_line_without_a_newer_field_is_read() -> None:
         b'{"is":"done","seq":1,"at":NaN}',
         b'{"is":"failed","seq":1,"why":["x"]}',
         b'{"is":"commit","result":null}',
+        b'{"is":"done","seq":68719476736}',
+        b'{"is":"intent","seq":1,"stage":"s","step":"s","change":{"is":"command","argv":[1],"why":"w"}}',
         b'{"is":"done","seq":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
 def test_a_line_with_a_true_checksum_that_says_nonsense_is_damage_too(body: bytes) -> None:
     line = b'{"v":1,"sum":"%s","entry":%s}\n' % (digest(b"1:" + body)[:16].encode(), body)
-    with pytest.raises(JournalDamaged, match=r"journal\.jsonl is damaged in line 2"):
+    with pytest.raises(JournalDamaged, match=r"journal\.jsonl is damaged in line 2") as raised:
         decode(encode(BEGIN) + line + encode(BEGIN), str.encode)
+    assert raised.value.why
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"is":"done","seq":1,"more":2,"also":3}', "what no gpunode of this format writes: unknown: also, more"),
+        (b'{"is":"done","seq":"first"}', "what no gpunode of this format writes: 'first' is no int"),
+        (b'{"is":"trigger","kind":"cdi","target":""}', "no entry of a journal"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_said(body: bytes, why: str) -> None:
+    with pytest.raises(JournalDamaged) as raised:
+        decode(b'{"v":1,"sum":"%s","entry":%s}\n' % (digest(b"1:" + body)[:16].encode(), body), str.encode)
+    assert why in (raised.value.why or "")
+
+
+def test_a_journal_of_a_newer_gpunode_is_named_as_such() -> None:
+    newer = encode(BEGIN).replace(b'"v":%d' % FORMAT, b'"v":%d' % (FORMAT + 1))
+    with pytest.raises(JournalDamaged, match=r"x\.jsonl is damaged in line 1") as raised:
+        decode(newer, str.encode, file="x.jsonl")
+    assert raised.value.why == f"a newer gpunode wrote it, in format {FORMAT + 1}; this one reads {FORMAT}"
 
 
 class TestWholeLines:
@@ -118,6 +147,25 @@ class TestWholeLines:
         with pytest.raises(JournalDamaged, match="damaged in line 2"):
             decode(self.WRITTEN[0] + other[1], str.encode)
 
+    def test_a_journal_in_the_folder_of_another_run_is_damage(self) -> None:
+        first, second, *_ = self.WRITTEN
+        assert unloaded(first, run=BEGIN.run) == unloaded(first) == (BEGIN,)
+        assert unloaded(b"", run=BEGIN.run) == ()
+        for journal, run in ((first + second, "000002-20270115T080000Z"), (encode(Done(1)), BEGIN.run)):
+            with pytest.raises(JournalDamaged, match=r"journal x/journal\.jsonl is damaged in line 1") as raised:
+                unloaded(journal, file="x/journal.jsonl", run=run)
+            assert raised.value.why == f"it does not begin run {run}, in whose folder it lies"
+
+    def test_damage_is_named_with_its_file_and_a_way_out(self) -> None:
+        for read in (unloaded, partial(decode, load=str.encode)):
+            with pytest.raises(JournalDamaged, match=r"^the journal journal\.jsonl is damaged in line 1") as raised:
+                read(self.WRITTEN[1])
+            assert "its checksum is another" in (raised.value.why or "")
+            assert "Restore that file from a backup" in (raised.value.hint or "")
+            assert "can no longer undo that run" in (raised.value.hint or "")
+        with pytest.raises(JournalDamaged, match=r"x\.jsonl is damaged"):
+            unloaded(self.WRITTEN[1], file="x.jsonl")
+
 
 def test_what_a_power_cut_left_of_the_last_line_is_dropped_and_a_hole_before_it_is_damage() -> None:
     first, second = lines((BEGIN, Done(1)))
@@ -126,8 +174,12 @@ def test_what_a_power_cut_left_of_the_last_line_is_dropped_and_a_hole_before_it_
         assert decode(first + hole, str.encode) == (BEGIN,)
         with pytest.raises(JournalDamaged, match="damaged in line 2"):
             decode(first + hole + encode(Commit("done"), above=hole), str.encode)
+        with pytest.raises(JournalDamaged, match="damaged in line 2"):
+            decode(first + hole + b"\n", str.encode)
     with pytest.raises(JournalDamaged, match="damaged in line 1"):
         decode(first[:-1] + b"\0" + second, str.encode)
+    with pytest.raises(JournalDamaged, match="damaged in line 2"):
+        decode(first + second[:-1] + b"\0\0\n", str.encode)
 
 
 def test_what_is_written_at_once_is_one_line_so_that_all_of_it_counts_or_nothing() -> None:
@@ -136,6 +188,9 @@ def test_what_is_written_at_once_is_one_line_so_that_all_of_it_counts_or_nothing
     assert several.count(b"\n") == 1
     assert decode(first + several, str.encode) == (BEGIN, Done(1), Done(2))
     assert decode(first + several[:-1], str.encode) == (BEGIN,)
+    assert whole(first + several[:-1]) == first
+    intent = Intent(1, "runtime", "x", write("/a", None, b"1"))
+    assert decode(encode(intent, Done(1)), {digest(b"1"): b"1"}.__getitem__) == (intent, Done(1))
 
 
 def test_attributes_of_a_file_are_kept_in_the_line() -> None:
@@ -184,11 +239,20 @@ class TestUnsettled:
         entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER))
         assert unsettled((*entries, Failed(1, "no"))) == (self.ONE,)
 
+    def test_a_package_that_failed_is_no_matter(self) -> None:
+        entries = (BEGIN, Intent(1, "packages", "x", PackageChange("p", None, PackageState("1"))), Failed(1, "no"))
+        assert unsettled(entries) == ()
+
     def test_only_files_are_put_back(self) -> None:
         assert unsettled((BEGIN, Intent(1, "kernel", "x", ModuleChange("nvidia", False, True)), Owe(RESTART, 1))) == ()
 
 
 class TestOwed:
+    def test_only_a_restart_does_the_work_of_another_trigger(self) -> None:
+        assert settles(RESTART) == (RESTART, RELOAD)
+        for trigger in (RELOAD, Trigger("daemon-reload"), Trigger("index-refresh", "/etc/apt/sources.list")):
+            assert settles(trigger) == (trigger,)
+
     def test_a_restart_reads_what_a_reload_would_have(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", write("/a", None, b"1", RELOAD, RESTART)))
         assert owed(entries) == (RELOAD, RESTART)
@@ -210,6 +274,14 @@ class TestOwed:
         entries = (BEGIN, Intent(1, "runtime", "x", change), BEGIN, Intent(1, "runtime", "x", write("/b", None, b"")))
         assert owed((*entries, Failed(1, "put back"))) == (RESTART,)
 
+    def test_a_debt_dates_from_when_its_last_change_was_made(self) -> None:
+        """A daemon that started after that owes nothing any more."""
+        one, other = (Intent(n, "runtime", "x", write("/a", None, b"1", RESTART), at=float(n)) for n in (1, 2))
+        assert owed_since((BEGIN, one, other)) == {RESTART: 2.0}
+        assert owed_since((BEGIN, one, other, Done(1, 3.0))) == {RESTART: 3.0}
+        assert owed_since((BEGIN, one, Done(1, 3.0), Done(9, 4.0))) == {RESTART: 3.0}
+        assert owed_since((BEGIN, one, Done(1, 3.0), Owe(RELOAD, 1, 4.0))) == {RELOAD: 4.0, RESTART: 3.0}
+
     def test_more_can_be_owed_than_the_change_says(self) -> None:
         assert owed((BEGIN, Owe(Trigger("cdi"), 1), Owe(Trigger("initramfs"), 1))) == (
             Trigger("initramfs"),
@@ -222,6 +294,8 @@ def test_a_run_in_short_names_what_it_changed_once() -> None:
     end = Commit("failed", "docker did not start")
     assert summary((BEGIN, *twice, end)) == RunSummary(BEGIN, ("/a",), end)
     assert summary(()) is None
+    assert summary((BEGIN, *twice)) == RunSummary(BEGIN, ("/a",), None)
+    assert summary((BEGIN, end, Forget("ada"))) == RunSummary(BEGIN, (), end, forgotten=True)
 
 
 class TestCutShort:

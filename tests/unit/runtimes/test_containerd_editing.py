@@ -376,9 +376,19 @@ def test_an_empty_file_says_nothing() -> None:
 def test_refusals_say_where_and_why(data: bytes, place: str, why: str) -> None:
     with pytest.raises(Refused) as refused:
         configure(data, Wish())
+    assert "/etc/containerd/config.toml" in refused.value.what
     assert place in refused.value.what
     assert why in refused.value.why
-    assert refused.value.hint
+    assert "/etc/containerd/config.toml" in refused.value.hint
+
+
+@pytest.mark.parametrize("data", [b"version = 2\nx = \n", b"version = 2\nx = '\xff'\n", b"version = 2\nplugins = 3\n"])
+def test_what_cannot_be_read_is_named_as_the_file_or_as_the_daemons_answer(data: bytes) -> None:
+    with pytest.raises(Refused, match=r"^/etc/containerd/config\.toml:2") as refused:
+        inspect(data)
+    assert "/etc/containerd/config.toml" in refused.value.hint
+    with pytest.raises(Refused, match=r"^the output of `containerd config dump`:2"):
+        containerd_dump(data)
 
 
 def test_deep_nesting_is_refused() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -156,20 +158,61 @@ def test_an_entry_with_the_right_path_keeps_its_arguments() -> None:
         (b'{\n  "a": 1,\n  "b": {"x": 1, "x": 2}\n}', ":3:17: not valid JSON"),
         (b'{"a": 1, "\\u0061": 2}', ":1:10: not valid JSON"),
         (b'{"a": NaN}', ":1:7: not valid JSON"),
+        (b'{"a": NaN, "b": NaN}', ":1:7: not valid JSON"),
+        (b'{"a": "x\ty"}', ":1:9: not valid JSON"),
+        (b"\x0c", ":1:1: not valid JSON"),
+        (b"X", ":1:1: not valid JSON"),
         (b"[]", ":1:1: the file is not an object"),
         (b"null", ":1:1: the file is not an object"),
         (b'{\n "runtimes": []}', ":2:14: runtimes is not an object"),
         (b'{"features": true}', ":1:14: features is not an object"),
         (b'{"a": "\xff"}', ":1:8: not UTF-8"),
-        (b'{"a":' + b"[" * 100_000, "not valid JSON"),
+        (b"\n[]", ":2:1: the file is not an object"),
+        (b'{"a":' + b"[" * 100_000, ": not valid JSON"),
     ],
 )
-def test_refusals_say_where(data: bytes, place: str) -> None:
+@pytest.mark.parametrize("use", [inspect, partial(configure, wish=Wish())])
+def test_refusals_say_where(data: bytes, place: str, use: Callable[[bytes], object]) -> None:
     with pytest.raises(Refused) as refused:
-        configure(data, Wish())
-    assert place in refused.value.what
+        use(data)
+    assert f"/etc/docker/daemon.json{place}" in refused.value.what
     assert refused.value.why
-    assert refused.value.hint
+    assert "/etc/docker/daemon.json" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b'{"runtimes": "\\u00fc"}', 'it is "ü"'),
+        (b'{"runtimes": "' + b"x" * 500 + b'"}', 'it is "' + "x" * 193),
+        (b"[1]", 'it is ["1"]'),
+        (b'{"a": NaN}', "NaN is not JSON. "),
+        (b'{"a": 1, "a": 2}', 'the key "a" stands twice in one object. '),
+        (b'{"a" 1}', "Expecting ':' delimiter. "),
+        (b'{"a":' + b"[" * 100_000, "nested too deeply. "),
+    ],
+)
+def test_refusals_say_why_and_show_the_beginning_of_what_stands_there(data: bytes, why: str) -> None:
+    with pytest.raises(Refused) as refused:
+        inspect(data)
+    assert refused.value.why.startswith(why)
+    assert len(refused.value.why) <= 200
+
+
+def test_what_dockerd_would_not_take_for_a_setting_is_none() -> None:
+    assert inspect(b'{"default-runtime": true, "features": {"cdi": "yes"}}') == Configured()
+    assert inspect(b'{"default-runtime": "", "features": {"cdi": null}}') == Configured()
+
+
+def test_cdi_that_is_switched_off_is_switched_on_where_wished() -> None:
+    data = b'{"features": {"buildkit": true, "cdi": false}}'
+    assert configure(data, Wish()).startswith(data[:-1])
+    assert b'{"buildkit": true, "cdi": true}' in configure(data, Wish(cdi=True))
+
+
+def test_a_runtime_that_names_no_program_is_one_all_the_same() -> None:
+    data = b'{"runtimes": {"a": {"runtimeType": "io.x.v1"}, "b": null, "c": {"path": true}, "d": {"path": "/d"}}}'
+    assert inspect(data).handlers == {"a": "", "b": "", "c": "", "d": "/d"}
 
 
 def test_the_cgroup_driver_is_dockerds_own_matter() -> None:

@@ -1,0 +1,56 @@
+"""JSON edited as text: a new member is written as its neighbours are, and every other byte stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpunode.runtimes.jsontext import Malformed, parse, put
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value", "after"),
+    [
+        ('{"a": 1}', "b", 2, '{"a": 1, "b": 2}'),
+        ('{"a":1}', "b", 2, '{"a":1,"b":2}'),
+        ('{"a": [1,"x"]}', "b", 2, '{"a": [1,"x"],"b": 2}'),
+        ('{"a": 1  ,  "b": 2}', "c", 3, '{"a": 1  ,  "b": 2,  "c": 3}'),
+        ('{"a":\n 1}', "b", 2, '{"a":\n 1, "b": 2}'),
+        ('{"a": 1}', "a", {"x": 2}, '{"a": {"x": 2}}'),
+        ('{"a": 1}', "a", {"x": "/ü"}, '{"a": {"x": "/ü"}}'),
+        ('{\n "a": 1\n}', "a", {"x": "/ü"}, '{\n "a": {\n  "x": "/ü"\n }\n}'),
+        ('{\n\t"a" : 1\n}', "b", {"x": 2}, '{\n\t"a" : 1,\n\t"b" : {\n\t\t"x" : 2\n\t}\n}'),
+        ("{}", "a", {"x": 2}, '{\n    "a": {\n        "x": 2\n    }\n}'),
+        ("\n  {}", "a", 1, '\n  {\n      "a": 1\n  }'),
+        ('{\n  "o": {}\n}', "o.a", 1, '{\n  "o": {\n    "a": 1\n  }\n}'),
+        ('{\n  "p": {},\n  "o": {}\n}', "o.a", 1, '{\n  "p": {},\n  "o": {\n    "a": 1\n  }\n}'),
+        ('{\n  "o": {"a": 1}\n}', "o.b", {"x": 2}, '{\n  "o": {"a": 1, "b": {"x": 2}}\n}'),
+        (
+            '{\n  "o": {\n    "a": {"x": 1}\n  }\n}',
+            "o.a",
+            {"x": 2},
+            '{\n  "o": {\n    "a": {\n      "x": 2\n    }\n  }\n}',
+        ),
+    ],
+)
+def test_a_member_is_written_as_its_neighbours_are(text: str, path: str, value: Any, after: str) -> None:
+    assert put(text, tuple(path.split(".")), value) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        ('{"o": {"x": 1}, "x": 1,\n "y": 1, "y": 2}', 2, 10),
+        ('{"x": 1, "l": [{"y": 1}, {"y": 1}],\n "x": 2}', 2, 2),
+        ('\n{"x": 1, "x": 2}', 2, 10),
+    ],
+)
+def test_a_key_that_stands_twice_is_named_with_its_place(text: str, line: int, column: int) -> None:
+    with pytest.raises(Malformed, match="stands twice in one object") as raised:
+        parse(text)
+    assert (raised.value.line, raised.value.column) == (line, column)
+
+
+def test_numbers_are_read_as_they_are_spelt() -> None:
+    assert parse('{"a": 0.10, "b": -0, "c": 1e400}') == {"a": "0.10", "b": "-0", "c": "1e400"}

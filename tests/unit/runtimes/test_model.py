@@ -1,0 +1,99 @@
+"""Whether a runtime is as wished: the handler, the default, and one cgroup driver for all pods of a node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.runtimes.model import Configured, Wish, cgroup_handlers, needs_runc, satisfies
+
+WISH = Wish(version=(1, 7))
+AS_WISHED = Configured({"nvidia": WISH.binary, "runc": ""}, schema=2)
+
+
+def test_a_handler_that_runs_another_program_or_none_is_not_as_wished() -> None:
+    assert satisfies(AS_WISHED, WISH)
+    for handlers in ({"runc": ""}, {"nvidia": "", "runc": ""}, {"nvidia": "/opt/other", "runc": ""}):
+        assert not satisfies(replace(AS_WISHED, handlers=handlers), WISH)
+
+
+def test_default_and_cdi_matter_where_they_are_wished() -> None:
+    for wish, configured in (
+        (replace(WISH, default=True), replace(AS_WISHED, default="nvidia")),
+        (replace(WISH, cdi=True), replace(AS_WISHED, cdi=True)),
+    ):
+        assert satisfies(configured, wish)
+        assert satisfies(configured, WISH)
+        assert not satisfies(AS_WISHED, wish)
+    assert not satisfies(replace(AS_WISHED, default="runc"), replace(WISH, default=True))
+    assert not satisfies(replace(AS_WISHED, cdi=False), replace(WISH, cdi=True))
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "sound"),
+    [
+        ({}, False),
+        ({"nvidia": True}, False),
+        ({"runc": True}, False),
+        ({"nvidia": True, "runc": False}, False),
+        ({"nvidia": True, "runc": True}, True),
+    ],
+)
+def test_systemds_driver_is_for_all_of_the_family_or_for_none(cgroup: dict[str, bool], sound: bool) -> None:
+    assert satisfies(replace(AS_WISHED, systemd_cgroup=cgroup), replace(WISH, systemd_cgroup=True)) is sound
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "sound"),
+    [
+        ({}, True),
+        ({"nvidia": False}, True),
+        ({"nvidia": True}, False),
+        ({"runc": True}, False),
+        ({"nvidia": True, "runc": True}, True),
+    ],
+)
+def test_a_handler_is_under_the_driver_of_the_default_runtime(cgroup: dict[str, bool], sound: bool) -> None:
+    assert satisfies(replace(AS_WISHED, systemd_cgroup=cgroup), WISH) is sound
+
+
+def test_a_default_that_is_no_runc_says_nothing_of_the_driver() -> None:
+    kata = replace(
+        AS_WISHED, handlers={**AS_WISHED.handlers, "kata": ""}, default="kata", systemd_cgroup={"kata": True}
+    )
+    assert satisfies(kata, WISH)
+    crun = replace(AS_WISHED, default="crun", systemd_cgroup={"nvidia": True})
+    assert satisfies(crun, WISH)
+    assert not satisfies(replace(crun, handlers={**AS_WISHED.handlers, "crun": ""}), WISH)
+
+
+def test_docker_takes_its_driver_from_the_host() -> None:
+    assert satisfies(Configured({"nvidia": WISH.binary}), replace(WISH, systemd_cgroup=True))
+
+
+def test_the_driver_is_set_for_the_handler_and_for_those_of_runcs_family_that_are_there() -> None:
+    there = {"kata": "", "crun": "", "runc": "", "nvidia": ""}
+    assert cgroup_handlers(WISH, there) == ("nvidia", "runc", "crun")
+    assert cgroup_handlers(replace(WISH, handler="runc"), there) == ("runc", "crun")
+    assert cgroup_handlers(WISH, {}) == ("nvidia",)
+
+
+@pytest.mark.parametrize(
+    ("default", "schema", "version", "systemd", "needed"),
+    [
+        ("runc", 2, None, False, True),
+        ("runc", 2, (1, 7, 24), False, True),
+        ("runc", 2, (2,), False, False),
+        ("runc", 2, (2,), True, True),
+        ("runc", 3, None, False, False),
+        ("runc", 3, None, True, True),
+        ("nvidia", 2, (1, 7), True, False),
+    ],
+)
+def test_a_file_without_runc_breaks_containerd_1_and_leaves_containerd_2_under_cgroupfs(
+    default: str, schema: int, version: tuple[int, ...] | None, systemd: bool, needed: bool
+) -> None:
+    wish = Wish(version=version, systemd_cgroup=systemd)
+    assert needs_runc(default, {"nvidia": ""}, schema, wish) is needed
+    assert not needs_runc(default, {"nvidia": "", "runc": ""}, schema, wish)
