@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from difflib import SequenceMatcher
 from typing import Any
@@ -307,6 +308,56 @@ options = {{ BinaryName = "{BINARY}" }} # ours
     assert configure(data, Wish()) == changed
 
 
+def nvidia_in(data: bytes) -> dict[str, Any]:
+    table: dict[str, Any] = read(data)["plugins"][CRI[2]]["containerd"]["runtimes"]["nvidia"]
+    return table
+
+
+@pytest.mark.parametrize(
+    ("default", "copied"),
+    [("", "runc"), ("crun", "crun"), ("kata", "kata"), ("nvidia-legacy", "runc"), ("gone", "runc")],
+)
+def test_a_new_handler_is_a_copy_of_the_runtime_that_it_stands_in_for(default: str, copied: str) -> None:
+    tables = "".join(
+        f"""
+[plugins."{CRI[2]}".containerd.runtimes.{name}]
+runtime_type = "io.containerd.{name}.v2"
+[plugins."{CRI[2]}".containerd.runtimes.{name}.options]
+Root = "/{name}"
+"""
+        for name in ("nvidia-legacy", "kata", "crun", "runc")
+    )
+    data = f"""version = 2
+[plugins."{CRI[2]}".containerd]
+default_runtime_name = "{default}"
+{tables}"""
+    assert nvidia_in(configure(data.encode(), Wish())) == {
+        "runtime_type": f"io.containerd.{copied}.v2",
+        "options": {"Root": f"/{copied}", "BinaryName": BINARY},
+    }
+
+
+@pytest.mark.parametrize(
+    ("runc", "nvidia", "after"),
+    [({}, {"SystemdCgroup": True}, False), ({"SystemdCgroup": True}, {}, True), ({}, {"Root": "/x"}, None)],
+)
+def test_a_handler_joins_the_cgroup_driver_of_runc_and_says_no_more_than_it_must(
+    runc: dict[str, Any], nvidia: dict[str, Any], after: bool | None
+) -> None:
+    def options(table: dict[str, Any]) -> str:
+        return ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
+
+    data = f"""version = 2
+[plugins."{CRI[2]}".containerd.runtimes]
+runc = {{ runtime_type = "io.containerd.runc.v2", options = {{ {options(runc)} }} }}
+nvidia = {{ runtime_type = "io.containerd.runc.v2", options = {{ {options({"BinaryName": BINARY, **nvidia})} }} }}
+"""
+    assert nvidia_in(configure(data.encode(), Wish(cdi=True)))["options"].get("SystemdCgroup") is after
+    # As the default it has nobody to join.
+    as_default = nvidia_in(configure(data.encode(), Wish(default=True)))
+    assert as_default["options"] == {"BinaryName": BINARY, **nvidia}
+
+
 def test_a_comment_look_alike_in_a_string_is_no_place_for_a_table() -> None:
     text = b'version = 2\nx = """\n# no comment"""\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
     out = configure(text, Wish(default=True))
@@ -366,8 +417,12 @@ def test_an_empty_file_says_nothing() -> None:
         (b"version = '2'\n", ":1: version is not a whole number", "'2'"),
         (b"version = true\n", ":1: version is not a whole number", "True"),
         (b"version = 2\nplugins = 3\n", ":2: plugins is not a table", "3"),
-        (b"version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\nruntimes = []\n", ":3: ", "[]"),
-        (b"version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = 1\n", ":3: ", "1"),
+        (b"version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\nruntimes = []\n", ":3: plugins.", "[]"),
+        (
+            b"version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = 1\n",
+            ".cri.enable_cdi is not true or",
+            "1",
+        ),
         (b"disabled_plugins = ['cri']\n", "schema 1", "cri"),
         (b"[plugins.cri]\nversion = 2\n", "schema 1", "line 2"),
         (b"version = 4\n", "version = 4", "schema 3"),
@@ -380,6 +435,19 @@ def test_refusals_say_where_and_why(data: bytes, place: str, why: str) -> None:
     assert place in refused.value.what
     assert why in refused.value.why
     assert "/etc/containerd/config.toml" in refused.value.hint
+
+
+def test_a_file_of_schema_1_is_refused_with_all_that_is_wrong_with_it_and_a_way_on() -> None:
+    with pytest.raises(Refused, match="schema 1 is not edited") as refused:
+        configure(b'\n# as shipped\ndisabled_plugins = ["cri"]\n[plugins.cri]\nversion = 2\n[x]\n', Wish())
+    assert refused.value.why.startswith("without `version = 2` containerd reads the file as schema 1")
+    assert '; its disabled_plugins names "cri", so' in refused.value.why
+    assert "; the version on line 5 stands below a table header" in refused.value.why
+    assert refused.value.hint.splitlines() == [
+        "write a full configuration, then run the command again:",
+        "  cp /etc/containerd/config.toml /etc/containerd/config.toml.schema1",
+        "  containerd config default > /etc/containerd/config.toml",
+    ]
 
 
 @pytest.mark.parametrize("data", [b"version = 2\nx = \n", b"version = 2\nx = '\xff'\n", b"version = 2\nplugins = 3\n"])

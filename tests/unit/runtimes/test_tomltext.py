@@ -1,0 +1,157 @@
+"""TOML edited as text: what is new stands where its neighbours do, and every other byte stays."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from gpunode.runtimes.tomlread import Document, parse
+from gpunode.runtimes.tomltext import Uneditable, edit, line_of
+
+GONE = object()
+TABLE = {"k": 1, "s": "x"}
+
+
+def with_value(document: Document, path: str, value: Any) -> Document:
+    after = copy.deepcopy(document)
+    *way, last = path.split("/")
+    table = after
+    for key in way:
+        table = table.setdefault(key, {})
+    if value is GONE:
+        del table[last]
+    else:
+        table[last] = value
+    return after
+
+
+def edited(text: str, path: str, value: Any) -> str:
+    before = parse(text)
+    return edit(text, before, with_value(before, path, value))
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "after"),
+    [
+        ("a = 1\nb = 2 # two\n# three\nc = 3\n", "b", "a = 1\n# three\nc = 3\n"),
+        (
+            "[x]\na = 1\n\n[y]\nb = 2\nbb = 2\n[y.z]\nc = 3\n# tail\n\n[w]\nd = 4\n",
+            "y",
+            "[x]\na = 1\n\n# tail\n\n[w]\nd = 4\n",
+        ),
+        ("y.a = 1\ny.b = 2\nz = 3\n", "y/a", "y.b = 2\nz = 3\n"),
+        ("y = { a = 1, b = 2 } # c\nz = 3\n", "y/a", "y = {  b = 2 } # c\nz = 3\n"),
+    ],
+    ids=["a line", "a table with those below it", "a dotted key", "a key of an inline table"],
+)
+def test_what_goes_takes_its_lines_along_and_no_other(text: str, path: str, after: str) -> None:
+    assert edited(text, path, GONE) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value", "after"),
+    [
+        ("a = 1 # one\nb = 2\n", "a", 5, "a = 5 # one\nb = 2\n"),
+        ("a = 1", "b", 2, "a = 1\nb = 2\n"),
+        ("a = 1\n\n[t]\n", "b", True, "a = 1\nb = true\n\n[t]\n"),
+        ("[a]", "a/b", 2, "[a]\n  b = 2\n"),
+        ("  [a]\n[b]\n", "a/b", 2, "  [a]\n    b = 2\n[b]\n"),
+        ("[a]\nx = 1\n[X.y]\nz = 1\n", "X/y/q", 2, "[a]\nx = 1\n[X.y]\nz = 1\nq = 2\n"),
+        ('["a\\u0062".c]\nx = 1\n[d]\n', "ab/c/q", 2, '["a\\u0062".c]\nx = 1\nq = 2\n[d]\n'),
+        ("[a]\n  b.x = 1 # c\n", "a/b/y", {"u": 1, "v": {"w": 2}}, "[a]\n  b.x = 1 # c\n  b.y.u = 1\n  b.y.v.w = 2\n"),
+        ("a = { b = { x = 1 } } # c\n", "a/b/y", 2, "a = { b = { x = 1, y = 2} } # c\n"),
+        ("x = [\n 1,\n # two\n 2,\n]\ny = 1\n", "x", [1], "x = [1]\ny = 1\n"),
+    ],
+)
+def test_a_value_stands_beside_its_siblings(text: str, path: str, value: Any, after: str) -> None:
+    assert edited(text, path, value) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "after"),
+    [
+        ("[d]\nz = 1\n", "q/r", '[d]\nz = 1\n\n[q.r]\nk = 1\ns = "x"\n'),
+        ("a = 1\r\n", "b", 'a = 1\r\n\r\n[b]\r\n  k = 1\r\n  s = "x"\r\n'),
+        (
+            "[a]\nx = 1\n[a.c]\ny = 1\n\n[d]\nz = 1\n",
+            "a/b",
+            '[a]\nx = 1\n[a.c]\ny = 1\n[a.b]\nk = 1\ns = "x"\n\n[d]\nz = 1\n',
+        ),
+        (
+            "[a]\nx = 1\n[a.c]\ny = 1\n# of c\n\n# of d\n[d]\nz = 1\n",
+            "a/b",
+            '[a]\nx = 1\n[a.c]\ny = 1\n# of c\n[a.b]\nk = 1\ns = "x"\n\n# of d\n[d]\nz = 1\n',
+        ),
+        ("[d]\nz = 1\n\n[a]\nx = 1\n# end", "a/b", '[d]\nz = 1\n\n[a]\nx = 1\n# end\n\n[a.b]\nk = 1\ns = "x"\n'),
+        ("['a']\nx = 1\n['a'.'b c']\n", "a/d e", "['a']\nx = 1\n['a'.'b c']\n[a.'d e']\nk = 1\ns = 'x'\n"),
+        ('["a"]\nx = 1\n', "a/d e", '["a"]\nx = 1\n\n[a."d e"]\nk = 1\ns = "x"\n'),
+    ],
+    ids=[
+        "no relatives",
+        "no tables, and their line ends",
+        "beside its sibling",
+        "below the comment of its sibling, above that of the next",
+        "at the end, below the last comment",
+        "single quotes",
+        "double quotes",
+    ],
+)
+def test_a_table_stands_beside_its_nearest_relatives(text: str, path: str, after: str) -> None:
+    assert edited(text, path, TABLE) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        (
+            "[d]\n  z = 1\n\n  [d.e]\n    y = 1\n",
+            '[d]\n  z = 1\n\n  [d.e]\n    y = 1\n\n  [d.f]\n    k = 1\n\n    [d.f.o]\n      s = "x"\n',
+        ),
+        (
+            "[d]\n\tz = 1\n\n[d.e]\n\ty = 1\n",
+            '[d]\n\tz = 1\n\n[d.e]\n\ty = 1\n\n[d.f]\n\tk = 1\n\n[d.f.o]\n\ts = "x"\n',
+        ),
+        (
+            "[d]\nz = 1\n[d.e]\ny = 1\n[g]\n",
+            '[d]\nz = 1\n[d.e]\ny = 1\n[d.f]\nk = 1\n[d.f.o]\ns = "x"\n[g]\n',
+        ),
+    ],
+    ids=["keys and tables indented", "keys indented, with tabs", "nothing indented, no blank lines"],
+)
+def test_tables_in_tables_are_indented_and_parted_as_the_others_are(text: str, after: str) -> None:
+    assert edited(text, "d/f", {"k": 1, "o": {"s": "x"}}) == after
+
+
+def test_a_table_above_one_that_is_in_it_leaves_that_ones_comment_with_it() -> None:
+    parted = "[a]\nx = 1\n\n# about\n  # c\n[a.b.c]\ny = 1\n\n[d]\n"
+    assert edited(parted, "a/b/k", 1) == parted.replace("# about", "[a.b]\nk = 1\n\n# about")
+    apart = "[a]\nx = 1\n\n# of a\n\n[a.b.c]\ny = 1\n"
+    assert edited(apart, "a/b/k", 1) == apart.replace("[a.b.c]", "[a.b]\nk = 1\n\n[a.b.c]")
+    close = "[a]\nx = 1\n# about\n[a.b.c]\ny = 1\n[d]\nz = 1\n[e]\n"
+    assert edited(close, "a/b/k", 1) == close.replace("# about", "[a.b]\nk = 1\n# about")
+
+
+def test_every_kind_of_value_and_key_is_written() -> None:
+    value = {"d": False, "u": "\x7f'\"ü\n", "l": [1, [True], {"i": "x"}], "k k": {}, "n": {"m": {"o": 1}}}
+    assert edited("[a]\nx = 1\n", "a/e", value) == (
+        '[a]\nx = 1\n\n[a.e]\nd = false\nu = "\\u007f\'\\"ü\\n"\nl = [1, [true], { i = "x" }]\n\n'
+        '[a.e."k k"]\n\n[a.e.n.m]\no = 1\n'
+    )
+
+
+def test_what_has_no_place_is_named() -> None:
+    with pytest.raises(Uneditable, match=r"^k$"):
+        edited("# a key of the root would have to stand here\n[a]\nx = 1\n", "k", 1)
+    with pytest.raises(Uneditable, match=r"^a\.b$"):
+        edited("[a.b]\nc = 1\n[d]\n", "a/b", 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [("k", 2), ("a", 4), ("a/x", 6), ("a/t/y", 8), ("b/c", 9), ("bc/d/z", 12), ("z", 0), ("a/z", 0)],
+)
+def test_the_line_on_which_a_key_is_set_or_a_table_begins(path: str, line: int) -> None:
+    text = '\nk = 1\n\n[a] # x\n# x = 0\nx = """\n"""\nt = { y = 1 }\n[[b.c]]\n[[b.c]]\n["b\\u0063".d]\nz = 1\n'
+    assert line_of(text, tuple(path.split("/"))) == line
