@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Configured, Wish, containerd_dump, runtime, satisfies
+from gpunode.runtimes import Configured, Wish, containerd_dump, runtime, satisfies, tomltext
 from gpunode.runtimes.containerd import configure, inspect
 
 if sys.version_info >= (3, 11):
@@ -414,6 +415,8 @@ def test_an_empty_file_says_nothing() -> None:
     [
         (b"version = 2\nx = \n", ":2: not valid TOML", "line 2"),
         (b"version = 2\nx = '\xff'\n", ":2:6: not UTF-8", "0xff"),
+        (b"\n# x\nx = '\xff'\n\n", ":3:6: not UTF-8", "0xff"),
+        (b"\n\xff\n", ":2:1: not UTF-8", "0xff"),
         (b"version = '2'\n", ":1: version is not a whole number", "'2'"),
         (b"version = true\n", ":1: version is not a whole number", "True"),
         (b"version = 2\nplugins = 3\n", ":2: plugins is not a table", "3"),
@@ -435,6 +438,46 @@ def test_refusals_say_where_and_why(data: bytes, place: str, why: str) -> None:
     assert place in refused.value.what
     assert why in refused.value.why
     assert "/etc/containerd/config.toml" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("body", "what", "why"),
+    [
+        ("containerd.default_runtime_name = 7", ":3: {}.containerd.default_runtime_name is not a string", "it is 7"),
+        ("containerd.runtimes.x = 'y'", ":3: {}.containerd.runtimes.x is not a table", "it is 'y'"),
+        ("containerd.runtimes.x.options = []", ":3: {}.containerd.runtimes.x.options is not a table", "it is []"),
+        (
+            "containerd.runtimes.x.options.SystemdCgroup = 'yes'",
+            ":3: {}.containerd.runtimes.x.options.SystemdCgroup is not true or false",
+            "it is 'yes'",
+        ),
+        ("enable_cdi = 0", ":3: {}.enable_cdi is not true or false", "it is 0"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named_with_its_path_and_line(body: str, what: str, why: str) -> None:
+    with pytest.raises(Refused) as refused:
+        inspect(f"version = 2\n[plugins.'{CRI[2]}']\n{body}\n".encode())
+    assert refused.value.what == "/etc/containerd/config.toml" + what.format(f"plugins.{CRI[2]}")
+    assert refused.value.why == why
+
+
+def test_what_a_handler_leaves_out_is_read_as_the_daemon_reads_it() -> None:
+    at = f"[plugins.'{CRI[2]}'.containerd.runtimes"
+    text = f"version = 2\n{at}.bare]\nruntime_type = 'io.x.v2'\n{at}.untyped.options]\nBinaryName = '/b'\n"
+    assert inspect(text.encode()).handlers == {"bare": "", "untyped": ""}
+    assert inspect(b"root = '/x'\n").schema == 1
+
+
+def test_a_schema_that_is_newer_than_gpunode_is_read_where_the_last_known_one_stood() -> None:
+    assert inspect(f"version = 4\n[plugins.'{CRI[3]}']\nenable_cdi = true\n".encode()).cdi is True
+
+
+def test_a_file_in_which_no_edit_fits_is_refused_with_a_way_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tomltext, "_candidates", lambda *_: iter(()))
+    with pytest.raises(Refused, match=r"config\.toml: gpunode found no way to write plugins ") as refused:
+        configure(V2, Wish())
+    assert "would change what the file means elsewhere" in refused.value.why
+    assert "write the CRI plugin's section of /etc/containerd/config.toml with table headers" in refused.value.hint
 
 
 def test_a_file_of_schema_1_is_refused_with_all_that_is_wrong_with_it_and_a_way_on() -> None:
@@ -465,9 +508,20 @@ def test_deep_nesting_is_refused() -> None:
 
 
 def test_the_runtime_binary_is_an_absolute_path() -> None:
-    assert inspect(configure(None, Wish(binary="nvidia-container-runtime"))).handlers["nvidia"] == BINARY
-    with pytest.raises(Refused, match="not an absolute path"):
+    with pytest.raises(Refused, match=r"config\.toml: the runtime binary .* is not an absolute path") as refused:
         configure(None, Wish(binary="bin/nvidia-container-runtime"))
+    assert "does not search" in refused.value.why
+    assert BINARY in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [Wish(), Wish(default=True), Wish(systemd_cgroup=True), Wish(cdi=True), Wish(version=(2, 1)), Wish("gpu")],
+)
+def test_the_name_that_nvidia_ctk_takes_alone_is_as_good_as_its_path(wish: Wish) -> None:
+    alone = configure(None, replace(wish, binary="nvidia-container-runtime"))
+    assert alone == configure(None, wish)
+    assert inspect(alone).handlers[wish.handler] == BINARY
 
 
 def test_a_dump_is_read_as_a_configuration_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import date
 from typing import Any
 
 import pytest
@@ -41,10 +42,11 @@ def edited(text: str, path: str, value: Any) -> str:
             "y",
             "[x]\na = 1\n\n# tail\n\n[w]\nd = 4\n",
         ),
+        ("\ny = 1\nz = 3\n", "y", "\nz = 3\n"),
         ("y.a = 1\ny.b = 2\nz = 3\n", "y/a", "y.b = 2\nz = 3\n"),
         ("y = { a = 1, b = 2 } # c\nz = 3\n", "y/a", "y = {  b = 2 } # c\nz = 3\n"),
     ],
-    ids=["a line", "a table with those below it", "a dotted key", "a key of an inline table"],
+    ids=["a line", "a table with those below it", "the first line", "a dotted key", "a key of an inline table"],
 )
 def test_what_goes_takes_its_lines_along_and_no_other(text: str, path: str, after: str) -> None:
     assert edited(text, path, GONE) == after
@@ -58,6 +60,12 @@ def test_what_goes_takes_its_lines_along_and_no_other(text: str, path: str, afte
         ("a = 1\n\n[t]\n", "b", True, "a = 1\nb = true\n\n[t]\n"),
         ("[a]", "a/b", 2, "[a]\n  b = 2\n"),
         ("  [a]\n[b]\n", "a/b", 2, "  [a]\n    b = 2\n[b]\n"),
+        ("[a]\nx = 1\n", "a/b c", "it's", '[a]\nx = 1\n"b c" = "it\'s"\n'),
+        ("['a']\nx = 1\n", "a/b c", "it is", "['a']\nx = 1\n'b c' = 'it is'\n"),
+        ("['a']\nx = 1\n", "a/b", "it's", "['a']\nx = 1\nb = \"it's\"\n"),
+        ('[\'a\']\n["b"."c"]\nx = 1\n', "b/c/d", "x", '[\'a\']\n["b"."c"]\nx = 1\nd = "x"\n'),
+        ("[t]\nx = 1\n[t.a]\nc = 1\n", "t/a", 3, "[t]\nx = 1\na = 3\n"),
+        ("a = 1\nb = 2\n", "a", {"c": 1}, "b = 2\n\n[a]\n  c = 1\n"),
         ("[a]\nx = 1\n[X.y]\nz = 1\n", "X/y/q", 2, "[a]\nx = 1\n[X.y]\nz = 1\nq = 2\n"),
         ('["a\\u0062".c]\nx = 1\n[d]\n', "ab/c/q", 2, '["a\\u0062".c]\nx = 1\nq = 2\n[d]\n'),
         ("[a]\n  b.x = 1 # c\n", "a/b/y", {"u": 1, "v": {"w": 2}}, "[a]\n  b.x = 1 # c\n  b.y.u = 1\n  b.y.v.w = 2\n"),
@@ -72,6 +80,8 @@ def test_a_value_stands_beside_its_siblings(text: str, path: str, value: Any, af
 @pytest.mark.parametrize(
     ("text", "path", "after"),
     [
+        ("[a]\n  x = 1\n[b]\n    y = 1\n", "q", '[a]\n  x = 1\n[b]\n    y = 1\n[q]\n    k = 1\n    s = "x"\n'),
+        ("\n[a]\nx = 1\n[b]\n", "q", '\n[a]\nx = 1\n[b]\n\n[q]\nk = 1\ns = "x"\n'),
         ("[d]\nz = 1\n", "q/r", '[d]\nz = 1\n\n[q.r]\nk = 1\ns = "x"\n'),
         ("a = 1\r\n", "b", 'a = 1\r\n\r\n[b]\r\n  k = 1\r\n  s = "x"\r\n'),
         (
@@ -89,6 +99,8 @@ def test_a_value_stands_beside_its_siblings(text: str, path: str, value: Any, af
         ('["a"]\nx = 1\n', "a/d e", '["a"]\nx = 1\n\n[a."d e"]\nk = 1\ns = "x"\n'),
     ],
     ids=[
+        "indented as the last",
+        "a blank line above every other one",
         "no relatives",
         "no tables, and their line ends",
         "beside its sibling",
@@ -124,6 +136,16 @@ def test_tables_in_tables_are_indented_and_parted_as_the_others_are(text: str, a
     assert edited(text, "d/f", {"k": 1, "o": {"s": "x"}}) == after
 
 
+def test_a_table_without_siblings_is_indented_by_its_depth_below_the_nearest_one_above_it() -> None:
+    text = "[a]\n  [a.b]\n    x = 1\n"
+    assert edited(text, "a/b/c", TABLE) == text + '    [a.b.c]\n      k = 1\n      s = "x"\n'
+    deep = "[a]\n  [a.b.c.d]\n    x = 1\n"
+    assert edited(deep, "a/b/e", TABLE) == deep + '    [a.b.e]\n      k = 1\n      s = "x"\n'
+    assert edited("x = 1\n", "a", {"k": 1, "b": TABLE}) == (
+        'x = 1\n\n[a]\n  k = 1\n\n  [a.b]\n    k = 1\n    s = "x"\n'
+    )
+
+
 def test_a_table_above_one_that_is_in_it_leaves_that_ones_comment_with_it() -> None:
     parted = "[a]\nx = 1\n\n# about\n  # c\n[a.b.c]\ny = 1\n\n[d]\n"
     assert edited(parted, "a/b/k", 1) == parted.replace("# about", "[a.b]\nk = 1\n\n# about")
@@ -134,11 +156,26 @@ def test_a_table_above_one_that_is_in_it_leaves_that_ones_comment_with_it() -> N
 
 
 def test_every_kind_of_value_and_key_is_written() -> None:
-    value = {"d": False, "u": "\x7f'\"ü\n", "l": [1, [True], {"i": "x"}], "k k": {}, "n": {"m": {"o": 1}}}
-    assert edited("[a]\nx = 1\n", "a/e", value) == (
-        '[a]\nx = 1\n\n[a.e]\nd = false\nu = "\\u007f\'\\"ü\\n"\nl = [1, [true], { i = "x" }]\n\n'
-        '[a.e."k k"]\n\n[a.e.n.m]\no = 1\n'
-    )
+    value = {
+        "d": False,
+        "u": "\x7f'\"ü\n",
+        "l": [1, [True], {"i i": "x"}, {}],
+        "t": date(1979, 5, 27),
+        "k k": {},
+        "n": {"m": {"o": 1}},
+    }
+    assert edited("[a]\nx = 1\n", "a/e", value).splitlines()[3:] == [
+        "[a.e]",
+        "d = false",
+        'u = "\\u007f\'\\"ü\\n"',
+        'l = [1, [true], { "i i" = "x" }, {}]',
+        "t = 1979-05-27",
+        "",
+        '[a.e."k k"]',
+        "",
+        "[a.e.n.m]",
+        "o = 1",
+    ]
 
 
 def test_what_has_no_place_is_named() -> None:
