@@ -38,7 +38,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="one JSON object on sta
 VerboseOption = Annotated[
     bool, typer.Option("-v", "--verbose", help="show steps that have nothing to do, and packages")
 ]
+LockTimeoutOption = Annotated[
+    int, typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait while others change the node")
+]
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before changing the node")]
+DisruptionOption = Annotated[
+    bool,
+    typer.Option("--allow-disruption", help="go on though containers stop or processes lose the GPU"),
+]
 
 
 @app.callback(invoke_without_command=False)
@@ -59,10 +66,7 @@ def setup(
         bool, typer.Option("--reboot", help="reboot once if that is needed, and go on afterwards")
     ] = False,
     allow_disruption: Annotated[bool, typer.Option("--allow-disruption", help="go on though containers stop")] = False,
-    lock_timeout: Annotated[
-        int,
-        typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait while others use apt or dpkg"),
-    ] = 600,
+    lock_timeout: LockTimeoutOption = 600,
     upgrade: UpgradeOption = False,
     only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option
     root: RootOption = "/",
@@ -147,26 +151,70 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
 
 @app.command()
 def rollback(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="the run to undo (default: the newest)")] = "",
-    list_: Annotated[bool, typer.Option("--list", help="list the recorded runs")] = False,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="the run to undo (default: the newest); with --list, a file")
+    ] = "",
+    packages: Annotated[
+        bool, typer.Option("--packages", help="also packages, sources, keys, pins, units: all that the run changed")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="list the recorded runs, or those that changed a file")] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="give up undoing RUN: its backups go, its record stays")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="also put back files edited since; the edit is backed up")
     ] = False,
+    allow_disruption: DisruptionOption = False,
     yes: YesOption = False,
+    lock_timeout: LockTimeoutOption = 600,
     root: RootOption = "/",
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Put the runtime's configuration back as it was before a run, byte for byte."""
+    """Put the runtime's configuration back as it was before a run, byte for byte; on request all of the run."""
     from gpunode.cli import commands
 
     how = commands.How(json=json, verbose=verbose)
     if list_:
-        commands.runs(how, root)
+        commands.runs(how, root, run)
         return
     from gpunode.cli import changing
 
-    changing.rollback(run, how, root, yes=yes, force=force)
+    if forget:
+        changing.forget(run, how, root, yes=yes, lock_timeout_s=lock_timeout)
+        return
+    changing.rollback(run, how, root, changing.UndoLeave(yes, packages, force, allow_disruption, lock_timeout))
+
+
+@app.command()
+def remove(
+    force: Annotated[
+        bool, typer.Option("--force", help="also put back files whose edits cannot be told from gpunode's lines")
+    ] = False,
+    allow_disruption: DisruptionOption = False,
+    yes: YesOption = False,
+    lock_timeout: LockTimeoutOption = 600,
+    root: RootOption = "/",
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Take everything away that gpunode added to this node, whatever its age; name what stays."""
+    from gpunode.cli import changing, commands
+
+    how = commands.How(json=json, verbose=verbose)
+    changing.remove(how, root, changing.UndoLeave(yes, True, force, allow_disruption, lock_timeout))
+
+
+@app.command()
+def log(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="all that is recorded of this run (default: a table)")] = "",
+    root: RootOption = "/",
+    json: JsonOption = False,
+) -> None:
+    """Show what gpunode did here, when and for whom; with RUN every file, package and command."""
+    from gpunode.cli import commands
+
+    commands.log(run, commands.How(json=json), root)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from gpunode.steps import STEPS
 from gpunode.workflow.converge import raise_refusal
 
 if TYPE_CHECKING:
+    from gpunode.host.port import HostView
     from gpunode.workflow.converge import StagePlan
     from gpunode.workflow.verify import Report
 
@@ -173,13 +174,56 @@ def status(how: How, node: str) -> None:
     how.answer(Envelope("status", unknown=unknown(seen.facts), result={"status": found}))
 
 
-def runs(how: How, root: str) -> None:
-    """Lists the recorded runs."""
+def runs(how: How, root: str, file: str) -> None:
+    """Lists the recorded runs, or those that changed ``file``, with what others left beside it."""
+    from gpunode.host.local import LocalHost
     from gpunode.journal.store import Store
 
-    found = Store(checked_root(root)).runs()
-    how.screen().runs(found)
-    how.answer(Envelope("rollback", result={"runs": found}))
+    place = checked_root(root)
+    found = [run for run in Store(place).runs() if not file or file in run.subjects]
+    left = beside(LocalHost(place), file) if file else ()
+    screen = how.screen()
+    screen.runs(found, file)
+    screen.leftovers(file, left)
+    how.answer(Envelope("rollback", result={"runs": found, "leftovers": left}))
+
+
+def beside(host: HostView, path: str) -> tuple[str, ...]:
+    """The files beside ``path`` that other tools or people left there as its former versions."""
+    from gpunode.facts.evidence import Probe, decode_found
+    from gpunode.workflow.undo import leftovers
+
+    looked = host.look(Probe("beside", glob=f"{path}*", contents=False))
+    return tuple(leftovers(path, (one.path for one in decode_found(looked.data))))
+
+
+def log(run: str, how: How, root: str) -> None:
+    """Shows the recorded runs, or all that is recorded of one."""
+    from gpunode.cli import audit
+    from gpunode.journal.store import Store
+    from gpunode.workflow.log import told
+
+    found = told(Store(checked_root(root)), run)
+    logins = _logins({one.begin.loginuid for one in found})
+    how.screen().log(found, logins, whole=bool(run))
+    if run:
+        result = {"schema": audit.SCHEMA, "run": audit.whole(found[0], logins)}
+    else:
+        result = {"schema": audit.SCHEMA, "runs": [audit.summary(one, logins) for one in found]}
+    how.answer(Envelope("log", result=result))
+
+
+def _logins(uids: Iterable[int | None]) -> dict[int, str]:
+    """The names of those of ``uids`` that this machine knows, on which the runs were made, also those for an image."""
+    import pwd
+    from contextlib import suppress
+
+    names: dict[int, str] = {}
+    for uid in uids:
+        with suppress(KeyError):
+            if uid is not None:
+                names[uid] = pwd.getpwuid(uid).pw_name
+    return names
 
 
 def capture(file: str, how: How) -> None:

@@ -8,17 +8,22 @@ import os
 import re
 import sys
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpunode import builtin
 from gpunode.errors import Interrupted, RecipeError, Terminated, UsageError
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice
-from gpunode.host.port import HostView
+from gpunode.host.port import HostView, OnProgress, Progress
 from gpunode.recipe import Recipe, line_of, parse, render
 from gpunode.steps import STEPS
 from gpunode.steps.detect import DETECT
+
+if TYPE_CHECKING:
+    from gpunode.journal.store import Announce
 
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _DEFAULT_RECIPES = {"containerd": "containerd", "docker": "docker", "none": "bare-metal", "": "bare-metal"}
@@ -194,6 +199,19 @@ def need_root(command: str) -> None:
         )
 
 
+def announcer(root: str) -> Announce:
+    """What tells systemd's journal of the runs on this machine; those of an image are none of its business."""
+
+    @cache
+    def teller() -> Announce:
+        from gpunode.host.journald import Journald
+        from gpunode.journal import announce
+
+        return announce.to((lambda _: None) if is_image(root) else Journald().send)
+
+    return lambda entries, entry: teller()(entries, entry)
+
+
 class Stop:
     """Remembers a signal until the atomic write in progress is over."""
 
@@ -217,6 +235,16 @@ class Stop:
 
     def _note(self, number: int, _: object) -> None:
         self._signal = number
+
+    def heeded(self, on_progress: OnProgress) -> OnProgress:
+        """``on_progress``, which also ends a wait for somebody else, in which nothing is being written."""
+
+        def hear(progress: Progress) -> None:
+            on_progress(progress)
+            if progress.phase == "wait":
+                self.pause()
+
+        return hear
 
     def pause(self) -> None:
         """Nothing, unless a signal came.

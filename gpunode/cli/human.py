@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
+    from gpunode.journal.chronicle import Chronicle
     from gpunode.journal.record import RunSummary
     from gpunode.recipe import Recipe
     from gpunode.workflow.converge import StagePlan
     from gpunode.workflow.rehearse import Rehearsal
-    from gpunode.workflow.rollback import RollbackResult, Undoing
+    from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
     from gpunode.workflow.status import Status
+    from gpunode.workflow.undo import Undoing
     from gpunode.workflow.verify import Report
 
 
@@ -60,7 +62,7 @@ class Screen:
         self._live = LiveLine(self._printer)
         self._node: tuple[Facts, Recipe] | None = None
         self._rehearsed = ""
-        self._undoing = self._said = False
+        self._said = False
 
     def __enter__(self) -> Screen:
         return self
@@ -83,8 +85,8 @@ class Screen:
             self._live.progress(progress)
 
     def tell(self, event: Event) -> None:
-        """What happens, as it happens; a rehearsed rollback is told as a whole at the end, each file compared."""
-        if self._silent or self._is_rehearsed_rollback(event):
+        """What happens, as it happens."""
+        if self._silent:
             return
         match event:
             case Surveyed(recipe=recipe, facts=facts):
@@ -121,10 +123,6 @@ class Screen:
         if going_on := self._live.end():
             self._put(results.stopped_line(*going_on))
 
-    def _is_rehearsed_rollback(self, event: Event) -> bool:
-        self._undoing = self._undoing or (isinstance(event, Applying) and event.step == "rollback")
-        return self._undoing and bool(self._rehearsed)
-
     def _begin(self, title: str, *, announce: bool = False) -> None:
         """``title`` goes on; where no line moves, only what takes minutes is announced."""
         if self._rehearsed:
@@ -150,10 +148,9 @@ class Screen:
         self._ask("setup", yes=yes)
         self._put(BLANK, line(span("setup", "bold")))
 
-    def confirm_rollback(self, back: Undoing, *, yes: bool) -> None:
-        """As ``confirm``, for a rollback, which ``undoing`` has shown."""
-        del back
-        self._ask("rollback", yes=yes)
+    def confirm_shown(self, verb: str, *, yes: bool) -> None:
+        """As ``confirm``, for a verb whose changes have been shown."""
+        self._ask(verb, yes=yes)
         self._put(BLANK)
 
     def _ask(self, verb: str, *, yes: bool) -> None:
@@ -166,7 +163,7 @@ class Screen:
                 why=f"{why}; nothing was changed",
                 hint=again_command(self._argv),
             )
-        with _answers_to_signals():
+        with answers_to_signals():
             self._put(BLANK)
             try:
                 answer = input("Go on? [y/N] ")
@@ -212,18 +209,38 @@ class Screen:
         """The node in one screen."""
         self._put(*status_lines(facts, found))
 
-    def runs(self, found: Sequence[RunSummary]) -> None:
-        """The recorded runs."""
-        self._put(*results.runs_lines(found))
+    def runs(self, found: Sequence[RunSummary], file: str) -> None:
+        """The recorded runs, of ``file`` alone where it is given."""
+        self._put(*results.runs_lines(found, file))
 
-    def undoing(self, back: Undoing) -> None:
-        """What a rollback will do."""
-        self._put(*results.undoing_lines(back))
+    def log(self, found: Sequence[Chronicle], logins: Mapping[int, str], *, whole: bool) -> None:
+        """The recorded runs as a table, or one of them whole."""
+        from gpunode.cli.screen.log import run_lines, table_lines
 
-    def rollback(self, done: RollbackResult) -> None:
-        """What a rollback did."""
+        self._put(*(run_lines(found[0], logins) if whole else table_lines(found)))
+
+    def undoing(self, back: Undoing, *, whole: bool = False) -> None:
+        """What a rollback or a removal will do."""
+        self._put(*results.undoing_lines(back, whole=whole, verbose=self._verbose))
+
+    def rollback(self, done: RollbackResult, failure: GpunodeError | None) -> None:
+        """What a rollback or a removal did."""
         self._live.close()
-        self._put(*results.rollback_lines(done, self._argv))
+        self._put(*results.rollback_lines(done, failure, self._argv))
+        if failure and not self._silent and not isinstance(failure, RebootRequired):
+            standard_error().put(error_lines(failure))
+
+    def forgetting(self, run: RunSummary) -> None:
+        """What stops being undoable."""
+        self._put(*results.forgetting_lines(run))
+
+    def forgotten(self, run: RunSummary, objects: int, freed: int) -> None:
+        """The run can no longer be undone."""
+        self._put(*results.forgotten_lines(run, objects, freed))
+
+    def leftovers(self, path: str, found: Sequence[str]) -> None:
+        """What others left beside a file."""
+        self._put(*results.leftover_lines(path, found))
 
     def captured(self, file: str, count: int, failed: Sequence[str]) -> None:
         """Where the capture is."""
@@ -259,8 +276,8 @@ class Screen:
 
 
 @contextmanager
-def _answers_to_signals() -> Iterator[None]:
-    """While a question waits nothing is being written, so a signal ends the command at once."""
+def answers_to_signals() -> Iterator[None]:
+    """While a question or gpunode itself waits nothing is being written, so a signal ends the command at once."""
 
     def stop(number: int, _: FrameType | None) -> None:
         kind = Interrupted if number == signal.SIGINT else Terminated

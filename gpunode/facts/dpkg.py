@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.change import PackageState
 
 _FIELD = re.compile(r"\n(Package|Status|Version|Architecture|Auto-Installed): *(.*)")
+_RELATIONS = re.compile(r"\n(Package|Status|Architecture|Depends|Pre-Depends|Provides): *(.*)")
+_CONFFILES = re.compile(r"\nConffiles:((?:\n .*)*)")
 _JOURNAL = re.compile(r"/\d+\Z")
 # dpkg(1), "Package states": of these `dpkg --configure -a` makes installed.
 _UNFINISHED = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
@@ -96,3 +98,67 @@ def interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
     """
     return any(_JOURNAL.search(path) for path in updates) or any(entry.status in _UNFINISHED for entry in found)
+
+
+def conffiles(text: str, names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+    """The configuration files that dpkg keeps for each of the packages ``names`` and takes with it in a purge."""
+    found: dict[str, tuple[str, ...]] = {}
+    for paragraph in text.split("\n\n"):
+        fields = dict(_FIELD.findall("\n" + paragraph))
+        listed = _CONFFILES.search(paragraph)
+        if listed and fields.get("Package", "").strip() in names:
+            # "PATH MD5 [obsolete]"; what the package no longer ships may be another package's by now.
+            rows = (line.split() for line in listed[1].splitlines())
+            found[fields["Package"].strip()] = tuple(row[0] for row in rows if len(row) == 2)
+    return found
+
+
+def needed(text: str, leaving: Collection[str], changing: Collection[str] = ()) -> Mapping[str, str]:
+    """Those of the packages ``leaving`` that others still need, each with the name of one that needs it.
+
+    Those ``changing`` their version are there afterwards; what they need then ``text`` does not tell, so nobody asks.
+
+    A dependency with several alternatives needs one of ``leaving`` only when no package that stays is another of them.
+    What recommends a package does not need it. Versions are left to apt, whose simulation has the last word.
+    """
+    relations = list(_relations(text))
+    kept: dict[str, str] = {}
+    while True:
+        gone = {name for name in leaving if name not in kept}
+        staying = [one for one in relations if one.name not in gone]
+        there = {name for one in staying for name in (one.name, *one.provides)}
+        by_leaving = {name: one.name for one in relations if one.name in gone for name in (one.name, *one.provides)}
+        found = {
+            by_leaving[alternative]: one.name
+            for one in staying
+            if one.name not in changing
+            for clause in one.depends
+            if not there.intersection(clause)
+            for alternative in clause
+            if alternative in by_leaving
+        }
+        if not found:
+            return kept
+        kept |= found
+
+
+@dataclass(frozen=True, slots=True)
+class _Relations:
+    name: str
+    provides: tuple[str, ...]
+    depends: tuple[tuple[str, ...], ...]
+
+
+def _relations(text: str) -> Iterator[_Relations]:
+    for paragraph in text.split("\n\n"):
+        fields = dict(_RELATIONS.findall("\n" + paragraph))
+        if fields.get("Status", "").split()[2:] and fields["Status"].split()[2] in _PRESENT:
+            clauses = ",".join(filter(None, (fields.get("Pre-Depends"), fields.get("Depends")))).split(",")
+            depends = tuple(tuple(map(_bare, clause.split("|"))) for clause in clauses if clause.strip())
+            provides = tuple(_bare(word) for word in fields.get("Provides", "").split(",") if word.strip())
+            yield _Relations(fields.get("Package", "").strip(), provides, depends)
+
+
+def _bare(relation: str) -> str:
+    """The package of ``libc6:any (>= 2.36) [amd64]``."""
+    return re.split(r"[\s:(\[<]", relation.strip(), maxsplit=1)[0]

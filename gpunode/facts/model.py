@@ -180,6 +180,7 @@ class AptSource:
     Attributes:
         line: where it stands in ``file``, from 1.
         signed_by: the keyring's path; empty when the entry names none.
+        trusted: the entry's word on it (``trusted=yes``: no signature is asked for); empty when it says none.
     """
 
     file: str
@@ -190,6 +191,7 @@ class AptSource:
     signed_by: str = ""
     enabled: bool = True
     source_package: bool = False
+    trusted: str = ""
 
 
 @dataclass(frozen=True, slots=True)

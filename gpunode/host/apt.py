@@ -10,7 +10,7 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +22,12 @@ from gpunode.host.apt_output import (
     failed_fetches,
     incomplete_update,
     list_prefix,
+    parse_madison,
     parse_simulation,
     parse_status,
 )
 from gpunode.host.apt_plan import arguments, is_install, is_removal, purged_by_dpkg, unplanned
-from gpunode.host.locks import busy, first_holder, wait_until_free
+from gpunode.host.locks import MARK, busy, first_holder, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Simulation
 from gpunode.host.process import Finished, Runner, redact
 
@@ -49,6 +50,7 @@ UNATTENDED = {
     "NEEDRESTART_SUSPEND": "1",
     "NEEDRESTART_MODE": "l",
     "UCF_FORCE_CONFFOLD": "1",
+    MARK[0]: MARK[1],
 }
 """The environment in which neither apt nor dpkg nor what they start asks anybody anything, or restarts services."""
 
@@ -130,6 +132,13 @@ class Apt:
         if finished.missing:
             return None
         return parse_simulation(_text(finished.stdout), _text(finished.stderr), ok=finished.ok)
+
+    def offered(self, names: Collection[str]) -> Mapping[str, frozenset[str]]:
+        """The versions of each package that the index names; those that are merely installed are not among them."""
+        if not names:
+            return {}
+        finished = self._run(("apt-cache", "madison", *names), _QUERY_LIMIT_S)
+        return parse_madison(_text(finished.stdout))
 
     def transact(self, changes: Sequence[PackageChange]) -> None:
         """``changes`` are made, in one transaction; packages are marked as their states say.

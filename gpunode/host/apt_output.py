@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from gpunode.host.port import Action, Progress, Simulation
@@ -51,6 +51,16 @@ def messages(output: str, kinds: str = "E") -> list[str]:
             found[-1] += "\n" + line.rstrip()
         else:
             wanted = False
+    return found
+
+
+def parse_madison(output: str) -> Mapping[str, frozenset[str]]:
+    """The versions of each package in what ``apt-cache madison`` printed: ``name | version | archive``."""
+    found: dict[str, frozenset[str]] = {}
+    for line in output.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == 3 and not fields[2].endswith(" Sources"):
+            found[fields[0]] = found.get(fields[0], frozenset()) | {fields[1]}
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -25,6 +25,10 @@ class Progress:
 
 
 OnProgress: TypeAlias = Callable[[Progress], None]
+
+
+def unheard(_: Progress) -> None:
+    """Nobody listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,19 @@ class Settled:
     skipped: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """What would be disturbed.
+
+    Attributes:
+        gpu: processes that have a GPU's device open, as ``pid (command)``.
+        containers: running containers of containerd, as ``namespace/id``.
+    """
+
+    gpu: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
+
+
 class HostView(Protocol):
     """A node that can be looked at and not changed: plan, doctor and capture see no more."""
 
@@ -79,6 +96,14 @@ class HostView(Protocol):
 
 class Host(HostView, Protocol):
     """A node that can be changed."""
+
+    def vet(self, changes: Sequence[Change], /) -> None:
+        """Nothing, if every file among ``changes`` can be replaced or removed and nothing else is lost by it.
+
+        Raises:
+            Refused: one has other names, is sealed, is a mount point, or stands where nothing can be written.
+        """
+        ...
 
     def realize(self, change: Change, /) -> Change:
         """``change`` with every unsettled state replaced by what it is: a key is fetched and compared.
@@ -116,6 +141,14 @@ class Host(HostView, Protocol):
             ChangeFailed: it could not be done; what was put back is said.
             Busy: a lock is held.
         """
+        ...
+
+    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+        """The versions of each package that its archives have now."""
+        ...
+
+    def workloads(self) -> Workloads:
+        """What uses the GPUs, and the containers that run."""
         ...
 
     def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:

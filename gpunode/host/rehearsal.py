@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, RuntimeExpectation, SigningKey, Trigger
 from gpunode.errors import Conflict
 from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
-from gpunode.host.port import Settled, Simulation
+from gpunode.host.port import Settled, Simulation, Workloads
 from gpunode.runtimes import runtime
 
 
@@ -29,6 +29,9 @@ class RehearsalHost:
         """None: a capture has no package manager."""
         del changes
         return None
+
+    def vet(self, changes: Sequence[Change], /) -> None:
+        """A file in a dictionary has no more to it than a change says."""
 
     def realize(self, change: Change, /) -> Change:
         """A key is named, not fetched: a rehearsal reaches no network."""
@@ -61,6 +64,15 @@ class RehearsalHost:
         if self.files.get(change.path) != change.before:
             raise Conflict(f"{change.path} is not as it was planned for", why="something else wrote it meanwhile")
         self.files[change.path] = change.after if isinstance(change.after, FileState) else None
+
+    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+        """Nothing: a capture has no archives."""
+        del names
+        return {}
+
+    def workloads(self) -> Workloads:
+        """None: nothing runs on a captured node."""
+        return Workloads()
 
     def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
         """Says that none was run."""

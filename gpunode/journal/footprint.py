@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpunode.change import (
@@ -15,7 +15,9 @@ from gpunode.change import (
     PackageState,
     ServiceChange,
 )
-from gpunode.journal.record import Begin, Entry, Failed, Intent
+from gpunode.journal.record import CONFFILES, Begin, Commit, Entry, Failed, Intent
+
+_THROUGH = frozenset({"done", "waiting"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,10 @@ class Footprint:
 def of(entries: Iterable[Entry]) -> Footprint:
     """The footprint of ``entries``: those of all runs, oldest first, as ``Store.entries`` gives them.
 
-    A change that was only intended counts, since it may have happened; one that failed does not. What was undone
-    leaves no trace.
+    A change that was only intended counts, since it may have happened; so does a package of a transaction that failed
+    in its middle. What was undone leaves no trace, and a removal that stands leaves none of what came before it.
     """
-    changes = list(_changes(entries))
+    changes = [change for run in _standing(_runs(entries)) for change in _changes(run)]
     return Footprint(
         files=_files(changes),
         packages=_packages(changes),
@@ -82,21 +84,40 @@ def of(entries: Iterable[Entry]) -> Footprint:
     )
 
 
-def _changes(entries: Iterable[Entry]) -> Iterator[tuple[str, Change]]:
-    """The changes that were made, each with its stage."""
-    run: dict[int, Intent] = {}
+def _runs(entries: Iterable[Entry]) -> list[list[Entry]]:
+    runs: list[list[Entry]] = []
     for entry in entries:
-        match entry:
-            case Begin():
-                yield from ((intent.stage, intent.change) for intent in run.values())
-                run = {}
-            case Intent():
-                run[entry.seq] = entry
-            case Failed():
-                run.pop(entry.seq, None)
-            case _:
-                pass
-    yield from ((intent.stage, intent.change) for intent in run.values())
+        if isinstance(entry, Begin):
+            runs.append([])
+        if runs:
+            runs[-1].append(entry)
+    return runs
+
+
+def _standing(runs: Sequence[Sequence[Entry]]) -> Sequence[Sequence[Entry]]:
+    """The runs since the last removal that was done and not undone."""
+    undone: set[str] = set()
+    for index in range(len(runs) - 1, -1, -1):
+        begin, *rest = runs[index]
+        assert isinstance(begin, Begin)
+        if begin.run in undone or not any(isinstance(entry, Commit) and entry.result in _THROUGH for entry in rest):
+            continue
+        if begin.verb == "remove":
+            return runs[index + 1 :]
+        undone.add(begin.of)
+    return runs
+
+
+def _changes(run: Iterable[Entry]) -> Iterator[tuple[str, Change]]:
+    """The changes of a run that were made, each with its stage."""
+    intents: dict[int, Intent] = {}
+    for entry in run:
+        if isinstance(entry, Intent):
+            intents[entry.seq] = entry
+        if isinstance(entry, Failed) and not isinstance(intents[entry.seq].change, PackageChange):
+            del intents[entry.seq]
+    # A package's own configuration files go and come with it.
+    yield from ((intent.stage, intent.change) for intent in intents.values() if intent.step != CONFFILES)
 
 
 def _files(changes: Iterable[tuple[str, Change]]) -> dict[str, FileTrail]:

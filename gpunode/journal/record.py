@@ -2,6 +2,7 @@
 
 A journal is one JSON object a line, ``{"v":2,"sum":"…","entry":{…}}``; ``sum`` is taken over the format, the sum of
 the line before, and the bytes of ``entry`` as they stand: a line that is changed, lost, moved or foreign is noticed.
+What is written at once is one line, a list of entries where they are several: all of it counts, or nothing.
 The bytes of files are not in it: a state names its backup object by sha256.
 """
 
@@ -11,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -42,6 +43,10 @@ FORMAT = 2
 Verb: TypeAlias = Literal["setup", "rollback", "remove"]
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
+# The stage whose files are a node's configuration, which a plain rollback gives back; and the step under which the
+# configuration files of packages that are purged are backed up, in whatever stage.
+CONFIGURATION = "runtime"
+CONFFILES = "conffiles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,7 @@ _SCALARS: dict[str, tuple[type[Any], ...]] = {
 _WORDS = "tuple[str, ...]"
 _LARGEST_NUMBER = 1 << 36
 _ENTRIES = (Begin, Intent, Done, Failed, Owe, Settle, Commit, Forget)
-_LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\})\}', re.DOTALL)
+_LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
 
 
 def digest(content: bytes) -> str:
@@ -187,23 +192,23 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def encode(entry: Entry, above: bytes = b"") -> bytes:
-    """``entry`` as the line of a journal that follows the line ``above``; empty for the first."""
-    body = json.dumps(_plain(entry), separators=(",", ":")).encode()
+def encode(entry: Entry, *more: Entry, above: bytes = b"") -> bytes:
+    """The entries as the line of a journal that follows the line ``above``; empty for the first."""
+    body = json.dumps(_plain((entry, *more) if more else entry), separators=(",", ":")).encode()
     version = b"%d" % FORMAT
     return b'{"v":%s,"sum":"%s","entry":%s}\n' % (version, _checksum(version, _sum(above), body), body)
 
 
 def lines(entries: Iterable[Entry], above: bytes = b"") -> tuple[bytes, ...]:
-    """``entries`` as the lines that follow the line ``above``."""
+    """``entries`` as the lines that follow the line ``above``, one for each."""
     written: list[bytes] = []
     for entry in entries:
-        written.append(encode(entry, written[-1] if written else above))
+        written.append(encode(entry, above=written[-1] if written else above))
     return tuple(written)
 
 
 def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
-    """The entries of a journal; a last line without its line end was never acted upon and is dropped.
+    """The entries of a journal; what a power cut left of a last line was never acted upon and is dropped.
 
     Args:
         data: the journal as it is on the disk.
@@ -213,9 +218,24 @@ def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Ent
     Raises:
         JournalDamaged: a line is not as it was written; nothing is guessed from the others.
     """
-    read = data.split(b"\n")[:-1]
+    read = whole(data).split(b"\n")[:-1]
     above = (b"", *read)
-    return tuple(_entry(line, above[number - 1], load, file, number) for number, line in enumerate(read, 1))
+    return tuple(
+        entry for number, line in enumerate(read, 1) for entry in _entries(line, above[number - 1], load, file, number)
+    )
+
+
+def whole(data: bytes) -> bytes:
+    """A journal without what a power cut may leave of its last line.
+
+    That is a line without its end; or zeroes in it, which no line holds: the file was already as long, and of the bytes
+    themselves some had not reached the disk.
+    """
+    ended = data[: data.rfind(b"\n") + 1]
+    last = ended.rfind(b"\n", 0, -1) + 1
+    until_the_hole, hole, _ = ended[last:].partition(b"\0")
+    # Behind a line that is all there, a zero stands for the line's end: that was on the disk once, so it is damage.
+    return ended[:last] if hole and not _LINE.fullmatch(until_the_hole) else ended
 
 
 def contents(change: Change) -> Iterator[bytes]:
@@ -275,19 +295,20 @@ def _reading(annotation: str) -> str:
     return "set" if annotation.startswith("frozenset[") else ""
 
 
-def _entry(line: bytes, above: bytes, load: Load, file: str, number: int) -> Entry:
+def _entries(line: bytes, above: bytes, load: Load, file: str, number: int) -> tuple[Entry, ...]:
     match = _LINE.fullmatch(line)
     if match is not None and int(match[1]) > FORMAT:
         raise damaged(file, number, f"a newer gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
     if match is None or _checksum(match[1], _sum(above), match[3]) != match[2]:
         raise damaged(file, number, "the line, or the one before it, is not as it was written: its checksum is another")
     try:
-        entry = _typed(json.loads(match[3]), load)
+        read = _typed(json.loads(match[3]), load)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise damaged(file, number, f"the line says what no gpunode of this format writes: {error}") from error
-    if not isinstance(entry, _ENTRIES):
+    entries = read if isinstance(read, tuple) else (read,)
+    if not all(isinstance(entry, _ENTRIES) for entry in entries):
         raise damaged(file, number, "the line is no entry of a journal")
-    return entry
+    return entries
 
 
 def _typed(value: Any, load: Load) -> Any:
@@ -343,29 +364,20 @@ def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
     return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
 
 
-def undo(
-    entries: Iterable[Entry],
-    *,
-    stages: Iterable[str] | None = ("runtime",),
-    kinds: tuple[type[Change], ...] = (FileChange,),
-) -> tuple[Change, ...]:
-    """The changes that undo a run, newest first; by default only those to runtime and toolkit configuration files.
+def backwards(entries: Iterable[Entry]) -> tuple[Intent, ...]:
+    """The intents of a run, newest first, each with the change that undoes it; those that nothing undoes left out.
 
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
-
-    Args:
-        entries: of one run.
-        stages: whose changes are undone; None means every stage's.
-        kinds: of the changes that are undone.
     """
-    wanted = None if stages is None else frozenset(stages)
     intents = [entry for entry in entries if isinstance(entry, Intent)]
-    backwards = (
-        inverse(intent.change)
-        for intent in reversed(intents)
-        if isinstance(intent.change, kinds) and (wanted is None or intent.stage in wanted)
-    )
-    return tuple(change for change in backwards if change is not None)
+    back = ((intent, inverse(intent.change)) for intent in reversed(intents))
+    return tuple(replace(intent, change=change) for intent, change in back if change is not None)
+
+
+def undo(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
+    """The changes that give the files of runtimes and toolkit back as they were before a run, newest first."""
+    back = ((intent.stage, intent.change) for intent in backwards(entries))
+    return tuple(change for stage, change in back if stage == CONFIGURATION and isinstance(change, FileChange))
 
 
 def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
@@ -389,7 +401,7 @@ def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
             case Done() | Failed():
                 _conclude(debts, (run, entry.seq), entry)
             case Settle(trigger=trigger):
-                for settled in _settles(trigger):
+                for settled in settles(trigger):
                     debts.pop(settled, None)
             case Commit() | Forget():
                 pass
@@ -409,7 +421,8 @@ def _conclude(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[
             debtors[debtor] = end.at
 
 
-def _settles(trigger: Trigger) -> tuple[Trigger, ...]:
+def settles(trigger: Trigger) -> tuple[Trigger, ...]:
+    """What is settled with ``trigger``: a restart does a reload's work, too."""
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
 
@@ -427,7 +440,7 @@ def unsettled(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
                 waiting.pop((run, entry.seq), None)
             case Settle(trigger=trigger):
                 for _, owes in waiting.values():
-                    owes.difference_update(_settles(trigger))
+                    owes.difference_update(settles(trigger))
             case _:
                 pass
     return tuple(change for change, owes in reversed(waiting.values()) if owes)
@@ -499,3 +512,28 @@ def summary(entries: Iterable[Entry]) -> RunSummary | None:
             case _:
                 pass
     return None if begin is None else RunSummary(begin, tuple(subjects), commit, forgotten=forgotten)
+
+
+@dataclass(frozen=True, slots=True)
+class CutShort:
+    """A run that has no end: it was killed, or the power went.
+
+    Attributes:
+        made: the changes that are known to have been made, in their order.
+        begun: those of which nobody knows whether they were, wholly or in part.
+    """
+
+    begin: Begin
+    made: tuple[Change, ...] = ()
+    begun: tuple[Change, ...] = ()
+
+
+def cut_short(entries: Iterable[Entry]) -> CutShort | None:
+    """How far a run came that has no end; None when it has one, and when it was cut before its first entry."""
+    known = tuple(entries)
+    begin = next((entry for entry in known if isinstance(entry, Begin)), None)
+    if begin is None or any(isinstance(entry, Commit) for entry in known):
+        return None
+    ended = {entry.seq for entry in known if isinstance(entry, Done | Failed)}
+    begun = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq not in ended)
+    return CutShort(begin, made(known), tuple(begun))

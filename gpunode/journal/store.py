@@ -14,16 +14,20 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from gpunode.change import Change, FileChange, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
+from gpunode.host.locks import Holder
 from gpunode.host.own import read, refuse_foreign
+from gpunode.host.port import OnProgress, unheard
 from gpunode.journal import footprint, record
 from gpunode.journal.footprint import Footprint
-from gpunode.journal.lock import held
+from gpunode.journal.lock import held, holder
 from gpunode.journal.record import (
     Begin,
     Commit,
+    CutShort,
     Done,
     Entry,
     Failed,
@@ -38,11 +42,18 @@ from gpunode.journal.record import (
 
 KEEP = 50
 _NOBODY_LOGGED_IN = 0xFFFFFFFF
+Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
+# All of it was done; a reboot may be due.
+_THROUGH = frozenset({"done", "waiting"})
 _RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _LONGEST_JOURNAL = 16 << 20
 # As much as is ever read of a file that is to be replaced.
 _LARGEST_OBJECT = 64 << 20
+
+
+def _unheard(_entries: Sequence[Entry], _entry: Entry) -> None:
+    """Nobody listens."""
 
 
 class Store:
@@ -52,17 +63,25 @@ class Store:
         root: where the node's file system stands; ``/`` unless an image is built.
         keep: how many of the newest runs keep their backups, beside the first one.
         clock: seconds since the epoch.
+        announce: hears every entry once it is on the disk, with all of its run so far.
     """
 
     def __init__(
-        self, root: str | os.PathLike[str] = "/", *, keep: int = KEEP, clock: Callable[[], float] = time.time
+        self,
+        root: str | os.PathLike[str] = "/",
+        *,
+        keep: int = KEEP,
+        clock: Callable[[], float] = time.time,
+        announce: Announce = _unheard,
     ) -> None:
         self.root = Path(root)
         self.folder = self.root / "var/lib/gpunode"
         self.objects = self.folder / "objects"
         self._runs = self.folder / "runs"
+        self._lock = self.root / "run/gpunode/lock"
         self._keep = keep
         self._clock = clock
+        self.announce = announce
 
     def begin(
         self,
@@ -85,7 +104,6 @@ class Store:
         now = self._clock()
         with _unwritable(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
-            self._begin_collection()
             run = self._next_id(now)
             who = user or invoking_user()
             begin = Begin(
@@ -105,7 +123,10 @@ class Store:
             )
             folder = self._runs / run
             folder.mkdir(mode=0o700)
-            return Run(self, begin, folder / "journal.jsonl", self._clock)
+            begun = Run(self, begin, folder / "journal.jsonl", self._clock)
+        # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
+        self._begin_collection()
+        return begun
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all runs, oldest first; by their number, since a clock may jump.
@@ -191,21 +212,14 @@ class Store:
             Refused: it was cut short, so the next setup or rollback still needs it.
             ChangeFailed: it could not be written down; nothing is gone.
         """
-        lines = self._bytes(run).splitlines(keepends=True)
         if not any(isinstance(entry, Commit) for entry in self._unloaded(run)):
             raise Refused(
                 f"run {run} cannot be forgotten",
                 why="it was cut short, and what it did is finished or undone with its backups",
                 hint="run `gpunode setup` or `gpunode rollback` first",
             )
-        entry = Forget(user or invoking_user(), self._clock())
         with _unwritable(f"that run {run} is forgotten cannot be written down, so it is not", self._path(run)):
-            descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                _write_all(descriptor, record.encode(entry, lines[-1]))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            self._add(run, Forget(user or invoking_user(), self._clock()))
         return self._collect(self._kept(self.ids()))
 
     def owed(self) -> dict[Trigger, float]:
@@ -215,6 +229,43 @@ class Store:
             JournalDamaged: one of the journals is.
         """
         return record.owed_since(entry for run in self.ids() for entry in self._unloaded(run))
+
+    def cut_short(self) -> CutShort | None:
+        """The newest run, if it has no end; None when it has, or there is none. Call it under ``lock``.
+
+        Raises:
+            JournalDamaged: its journal is.
+        """
+        # A run that was killed before its first entry did nothing, so it hides nobody.
+        began = (entries for run in reversed(self.ids()) if (entries := self._unloaded(run)))
+        return record.cut_short(next(began, ()))
+
+    def conclude(self, run: str, why: str) -> None:
+        """The run that was cut short is over: ``why`` says how that is known. Call it under ``lock``.
+
+        Raises:
+            ChangeFailed: it could not be written.
+        """
+        with _unwritable(f"the end of run {run} could not be recorded", self._path(run)):
+            self._add(run, Commit("interrupted", why, self._clock()))
+
+    def _add(self, run: str, entry: Entry) -> None:
+        """``entry`` stands at the end of a run that is over. Raises OSError."""
+        written = record.whole(self._bytes(run))
+        descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            # A torn last line goes first: what follows it would make it damage.
+            os.ftruncate(descriptor, len(written))
+            _write_all(descriptor, record.encode(entry, above=written.splitlines(keepends=True)[-1]))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def sweep(self) -> None:
+        """The half backups of a run that was killed are gone; nothing ever needed them. Call it under ``lock``."""
+        for draft in self.objects.glob("??/.*"):
+            with contextlib.suppress(OSError):
+                draft.unlink()
 
     def unsettled(self) -> tuple[FileChange, ...]:
         """The file changes of the runs so far, newest first, that owe what none of them has settled.
@@ -229,28 +280,35 @@ class Store:
         indebted = next(index for index, run in enumerate(runs) if record.owed(self._unloaded(run)))
         return record.unsettled(entry for run in runs[indebted:] for entry in self.read(run))
 
-    def lock(self, timeout_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        """Nobody else changes this node meanwhile; see ``lock.held``."""
-        lock = self.root / "run/gpunode/lock"
-        refuse_foreign(lock.parent, self.root)
-        return held(lock, timeout_s)
+    def lock(
+        self, timeout_s: float = 0.0, on_progress: OnProgress = unheard
+    ) -> contextlib.AbstractContextManager[None]:
+        """Nobody else changes this node meanwhile; see ``lock.held``.
+
+        Raises:
+            Refused: an image's folder for it is a link out of the image, or another user may have put it there.
+        """
+        refuse_foreign(self._lock.parent, self.root)
+        return held(self._lock, timeout_s, on_progress)
+
+    def at_work(self) -> Holder | None:
+        """The gpunode that is changing this node, as far as the lock names it; takes no lock."""
+        return holder(self._lock)
 
     def save(self, content: bytes) -> str:
         """The name of ``content``'s backup object, which is on the disk. Raises OSError."""
         name = record.digest(content)
         path = self._object(name)
-        # What is there and cannot be read is replaced.
-        with contextlib.suppress(OSError):
-            if read(path, _LARGEST_OBJECT) == content:
-                return name
         _make(path.parent)
-        draft = path.with_name(f".{name}.{os.getpid()}")
-        try:
-            _write_file(draft, content)
-            draft.rename(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        if not _holds(path, content):
+            draft = path.with_name(f".{name}.{os.getpid()}")
+            try:
+                _write_file(draft, content)
+                draft.rename(path)
+            except OSError:
+                draft.unlink(missing_ok=True)
+                raise
+        # Also when it was there: a run that was killed may have named it so and not come to this.
         _sync_folder(path.parent)
         return name
 
@@ -312,11 +370,12 @@ class Store:
         return frozenset((*runs[:1], *runs[-self._keep :]))
 
     def _begin_collection(self) -> None:
-        """As ``_collect``, once there are more runs than keep their backups; the one that begins is one of them."""
+        """As ``_collect``, once there are more runs than keep their backups; what cannot be removed stays."""
         runs = self.ids()
-        kept = frozenset((*runs[:1], *runs[len(runs) + 1 - self._keep :]))
+        kept = self._kept(runs)
         if len(kept) < len(runs):
-            self._collect(kept)
+            with contextlib.suppress(OSError):
+                self._collect(kept)
 
     def _collect(self, kept: Collection[str]) -> tuple[int, int]:
         """Removes the objects that nothing needs; none when a journal cannot be read.
@@ -428,18 +487,22 @@ class Run:
 
     def _append(self, *entries: Entry) -> None:
         """``entries`` are on the disk, all of them or, as far as the disk still obeys, none."""
+        if not entries:
+            return
         if self._broken:
             raise OSError(f"an earlier write to it failed: {self._broken}")
         before = os.fstat(self._descriptor).st_size
         try:
-            lines = record.lines(entries, self._last)
-            _write_all(self._descriptor, b"".join(lines))
+            line = record.encode(*entries, above=self._last)
+            _write_all(self._descriptor, line)
             os.fsync(self._descriptor)
         except OSError as error:
             self._withdraw(before, error)
             raise
-        self._last = (self._last, *lines)[-1]
+        self._last = line
         self._entries.extend(entries)
+        for entry in entries:
+            self._store.announce(self._entries, entry)
 
     def _withdraw(self, size: int, error: OSError) -> None:
         """Takes back a torn line; where that fails nothing may follow it, since it would lie in the middle."""
@@ -488,10 +551,12 @@ def _number(run: str) -> int:
 def _marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
     """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing."""
     undone: dict[str, str] = {}
+    whole: set[str] = set()
     for run in reversed(runs):
-        if run.begin.of and run.run not in undone and run.commit is not None and run.commit.result == "done":
+        if run.begin.of and run.run not in undone and run.commit is not None and run.commit.result in _THROUGH:
             undone.setdefault(run.begin.of, run.run)
-    return tuple(replace(run, undone_by=undone.get(run.run, "")) for run in runs)
+            whole |= {run.begin.of} if run.begin.whole else set()
+    return tuple(replace(run, undone_by=undone.get(run.run, ""), undone_whole=run.run in whole) for run in runs)
 
 
 def _roots_alone(error: PermissionError) -> UsageError:
@@ -523,12 +588,20 @@ def _unwritable(what: str, place: Path) -> Iterator[None]:
 
 def _make(folder: Path) -> None:
     """``folder`` exists, and so it will after a power cut."""
-    if folder.is_dir():
-        return
-    if not folder.parent.is_dir():
-        _make(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    if not folder.is_dir():
+        if not folder.parent.is_dir():
+            _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    # Also when it was there: a run that was killed may have made it and not come to this.
     _sync_folder(folder.parent)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether the object is there and whole; what cannot be read is replaced."""
+    try:
+        return read(path, _LARGEST_OBJECT) == content
+    except OSError:
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

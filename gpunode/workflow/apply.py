@@ -19,16 +19,19 @@ from gpunode.change import (
     triggers,
 )
 from gpunode.errors import ChangeFailed, GpunodeError
+from gpunode.facts import dpkg
 from gpunode.host.port import Host, Settled
-from gpunode.journal.record import Failed, Intent
+from gpunode.journal.record import CONFFILES, Failed, Intent
 from gpunode.journal.store import Run
 from gpunode.steps.outcome import Planned
+from gpunode.workflow import present
 from gpunode.workflow.converge import StagePlan
 from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Triggering
 
 Pause = Callable[[], None]
 _UNITS = frozenset({"reload", "restart"})
 _RECOVERY = "recovery"
+DEPENDENCIES = "dependencies"
 
 
 @dataclass(slots=True)
@@ -132,7 +135,12 @@ class Applier:
     def _batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
             self.pause()
-            self._transaction(plan, batch)
+
+            def step_of(change: PackageChange) -> str:
+                found = plan.step_of(change)
+                return found.step.id if found else DEPENDENCIES
+
+            self.transaction(plan.stage, tuple(c for c in batch if isinstance(c, PackageChange)), step_of)
             return
         for change in batch:
             self.pause()
@@ -168,14 +176,25 @@ class Applier:
         self._make((concrete,), (seq,))
         self.tell(Applied(stage, step, (concrete,), time.monotonic() - started, note))
 
-    def _transaction(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
-        self.tell(Applying(plan.stage, "packages", batch))
+    def transaction(
+        self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]
+    ) -> None:
+        """Makes package changes in one transaction; what it purges has its configuration files backed up first."""
+        self.tell(Applying(stage, "packages", batch))
         started = time.monotonic()
-        seqs: list[int] = []
-        for step, same in groupby(batch, key=plan.step_of):
-            seqs += self.run.intend_all(plan.stage, step.step.id if step else "dependencies", tuple(same))
+        kept = tuple(self._conffiles(batch))
+        seqs = [*self.run.intend_all(stage, CONFFILES, kept, "the purge takes it along")] if kept else []
+        for step, same in groupby(batch, key=step_of):
+            seqs += self.run.intend_all(stage, step, tuple(same))
         self._make(batch, tuple(seqs))
-        self.tell(Applied(plan.stage, "packages", batch, time.monotonic() - started))
+        self.tell(Applied(stage, "packages", batch, time.monotonic() - started))
+
+    def _conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
+        purged = [change.name for change in batch if change.after is None and change.before is not None]
+        found = dpkg.conffiles(present.dpkg_status(self.host), purged) if purged else {}
+        for path in sorted({path for paths in found.values() for path in paths}):
+            if (state := present.state(self.host, path)) is not None:
+                yield self.host.realize(FileChange(path, state, None))
 
     def _make(self, changes: tuple[Change, ...], seqs: tuple[int, ...]) -> None:
         try:

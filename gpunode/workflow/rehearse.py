@@ -12,7 +12,7 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import projected
-from gpunode.workflow.events import Observer
+from gpunode.workflow.events import Observer, silent
 from gpunode.workflow.rollback import RollbackResult, rollback, undoing
 from gpunode.workflow.setup import Asked, SetupResult, setup
 from gpunode.workflow.verify import Check, configuration
@@ -56,8 +56,9 @@ def rehearse(
     if not done.run:
         return Rehearsal(done, checks)
     back = undoing(store, host, done.run)
-    undone = rollback(back, host, store, version=asked.version, argv=asked.argv, tell=tell)
-    restored = {change.path: host.files.get(change.path) == _before(files, change.path) for change in undone.changes}
+    # Told as a whole at the end, each file compared.
+    undone = rollback(back, host, store, version=asked.version, argv=asked.argv, tell=silent)
+    restored = {change.path: host.files.get(change.path) == _before(files, change.path) for change in back.files}
     return Rehearsal(done, checks, undone, restored)
 
 

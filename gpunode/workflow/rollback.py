@@ -1,50 +1,49 @@
-"""rollback: the runtime and toolkit configuration of a run is put back, byte for byte, through the journal."""
+"""rollback: what a run changed comes back through the journal: its configuration byte for byte, on request all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
-from gpunode.change import Change, FileChange, FileState, Trigger, diff, subject, triggers
-from gpunode.errors import Conflict, GpunodeError, Interrupted, Undetermined, UsageError
-from gpunode.facts.evidence import Capture, Probe
-from gpunode.facts.model import Unknown
+from gpunode.change import FileChange, FileState, PackageChange, ServiceChange, diff, subject
+from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, UsageError, VerifyFailed
+from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
 from gpunode.host.redact import without_secrets
-from gpunode.journal.record import RunSummary, undo
+from gpunode.journal.record import CONFFILES, CONFIGURATION, Begin, Entry, RunSummary, Verb, backwards
 from gpunode.journal.store import Store
-from gpunode.workflow.apply import Applier
+from gpunode.workflow import present, undo
+from gpunode.workflow.apply import DEPENDENCIES, Applier
 from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import refuse_while_running
+from gpunode.workflow.undo import Part, Undo, Undoing
 
-_RESTARTS_DOCKER = Trigger("restart", "docker.service")
-
-
-@dataclass(frozen=True, slots=True)
-class Undoing:
-    """What a rollback will do, shown before it is done.
-
-    Attributes:
-        of: the run that is undone.
-        changes: newest first; those already as they were left out.
-    """
-
-    of: str
-    changes: tuple[FileChange, ...]
+_DOCKER = "docker.service"
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackResult:
-    """What a rollback did; ``run`` is itself a run that can be rolled back."""
+    """What a rollback or a removal did; ``run`` is itself a run that can be rolled back."""
 
-    of: str
+    undone: Undoing
     run: str
-    changes: tuple[FileChange, ...]
     settled: tuple[Settled, ...]
 
+    @property
+    def of(self) -> str:
+        """The run that was undone."""
+        return self.undone.of
 
-def choose(store: Store, run: str = "") -> RunSummary:
-    """The run to undo: the one named, by its id or number, else the newest setup that stands with configuration.
+
+def choose(store: Store, run: str = "", *, whole: bool = False) -> RunSummary:
+    """The run to undo: the one named, by its id or number, else the newest setup that stands.
+
+    Args:
+        store: the journal.
+        run: its id or number; empty for the newest.
+        whole: whether packages, sources and all else are to be undone, too: then a setup of which only the
+            configuration was undone still stands.
 
     Raises:
         UsageError: there is none.
@@ -52,8 +51,9 @@ def choose(store: Store, run: str = "") -> RunSummary:
     runs = store.runs()
     if not run:
         # A rollback is undone by its name alone: asked twice, the command goes back, and not to and fro.
-        standing = (one for one in reversed(runs) if one.verb == "setup" and one.subjects and not one.undone_by)
-        if (newest := next((one for one in standing if undo(store.read(one.run))), None)) is not None:
+        setups = (one for one in reversed(runs) if one.verb == "setup" and one.subjects and not one.forgotten)
+        standing = (one for one in setups if not (one.undone_whole if whole else one.undone_by))
+        if (newest := next((one for one in standing if _parts(store.read(one.run), whole=whole)), None)) is not None:
             return newest
         none_left = "every recorded setup is rolled back already, or wrote no configuration"
         why = none_left if runs else "no run of gpunode is recorded on this node"
@@ -69,70 +69,139 @@ def choose(store: Store, run: str = "") -> RunSummary:
     )
 
 
-def undoing(store: Store, host: Host, of: str, *, force: bool = False) -> Undoing:
+def _parts(entries: Sequence[Entry], *, whole: bool) -> tuple[Part, ...]:
+    """What undoes a run, newest first; by default only the files of runtimes and toolkit."""
+    return tuple(
+        Part(intent.stage, intent.step, intent.change)
+        for intent in backwards(entries)
+        if whole or (intent.stage == CONFIGURATION and isinstance(intent.change, FileChange))
+    )
+
+
+def undoing(
+    store: Store, host: Host, of: str, facts: Facts | None = None, *, force: bool = False, disrupt: bool = False
+) -> Undoing:
     """What undoes ``of``, compared with the node as it is.
 
+    Args:
+        store: the journal.
+        host: the node.
+        of: the run.
+        facts: of the node, where packages, sources, units and all else are undone, too; None for configuration alone.
+        force: whether files come back that somebody edited since; the edit is backed up as any other version.
+        disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
+
     Raises:
-        Conflict: a later run touched a file of it, or somebody edited one since; ``force`` overrules the latter, the
-            present version being backed up as any other.
-        DrainRequired: docker would be restarted while containers run; ``force`` overrules that, too.
+        Conflict: a later run touched something of it, or somebody edited a file since.
+        DrainRequired: containers would be stopped, or processes lose the driver.
         Undetermined: a file, or what docker runs, cannot be read.
+        Refused: the package manager would do something else.
     """
-    back = tuple(change for change in undo(store.read(of)) if isinstance(change, FileChange))
-    _refuse_later(store, of, back)
-    changes: list[FileChange] = []
-    states: dict[str, FileState | None] = {}
-    for change in back:
-        now = states[change.path] if change.path in states else _present(host, change.path)
-        states[change.path] = now
-        if now == change.after:
-            continue
-        if now != change.before and not force:
-            raise _edited(change, now)
-        changes.append(FileChange(change.path, now, change.after, change.triggers))
-        states[change.path] = change.after if isinstance(change.after, FileState) else None
-    if _RESTARTS_DOCKER in triggers(changes) and not force:
-        refuse_while_running(Unknown("not asked", "units"), host, "go on with --force")
-    return Undoing(of, tuple(changes))
-
-
-def _present(host: Host, path: str) -> FileState | None:
-    capture: Capture = host.look(Probe(path, path=path, limit_bytes=64 << 20))
-    if capture.outcome == "absent":
-        return None
-    if capture.outcome != "ok" or capture.ownership is None:
-        raise Undetermined(
-            f"{path} cannot be read, so whether somebody edited it is not known",
-            why=capture.error or capture.outcome,
-            hint=f"look at it with `ls -l {path}`, then run the command again",
+    entries = store.read(of)
+    parts = _parts(entries, whole=facts is not None)
+    _refuse_later(store, of, {subject(part.change) for part in parts}, whole=facts is not None)
+    files = tuple(_files_back(host, parts, force=force))
+    if facts is None:
+        undone = Undoing(of, files)
+    else:
+        is_setup = isinstance(entries[0], Begin) and entries[0].verb == "setup"
+        undone = _whole(host, facts, Undoing(of, files), parts, backward=is_setup)
+    if not disrupt:
+        docker = facts.unit(_DOCKER) if facts else Unknown("not asked", "units")
+        undo.refuse_disruption(
+            undone.parts, host, lambda: refuse_while_running(docker, host, "go on with --allow-disruption")
         )
-    owner = capture.ownership
-    return FileState(capture.data, owner.mode, owner.uid, owner.gid)
+    return undone
 
 
-def _refuse_later(store: Store, of: str, back: Sequence[Change]) -> None:
-    paths = {subject(change) for change in back}
+def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[Part]:
+    """The files among ``parts`` that are not as they were, each from what is there now.
+
+    The configuration files of packages that were purged come with these, whatever they are now.
+    """
+    states: dict[str, FileState | None] = {}
+    changes = [(part, part.change) for part in parts if isinstance(part.change, FileChange)]
+    purged = {change.path for part, change in changes if part.step == CONFFILES and change.after is not None}
+    for part, change in changes:
+        after = change.after if isinstance(change.after, FileState) else None
+        if part.step == CONFFILES:
+            if after is not None:
+                yield part
+            continue
+        now = states[change.path] if change.path in states else present.state(host, change.path)
+        states[change.path] = now
+        if now == after:
+            continue
+        went_with_its_package = now is None and change.path in purged
+        if now != change.before and not went_with_its_package and not force:
+            raise edited(change, now)
+        yield replace(part, change=replace(change, before=now))
+        states[change.path] = after
+
+
+def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, backward: bool) -> Undoing:
+    """``undone``, which has the files, with the packages and units of ``parts``, in order."""
+    steps = {part.change.name: part for part in parts if isinstance(part.change, PackageChange)}
+    wanted = {name: undo.state_of(part.change) for name, part in steps.items()}
+    packages, notes = undo.packages_back(wanted, undo.installed(facts), present.dpkg_status(host))
+    lost: tuple[str, ...] = ()
+    if backward:
+        # The other way round, the archives that have the packages are yet to come back.
+        packages, lost = undo.obtainable(host, packages)
+        packages = undo.completed(host, packages)
+    units = (part for part in parts if isinstance(part.change, ServiceChange))
+    everything = (
+        *undone.parts,
+        *(_package(steps, change) for change in packages),
+        *(part for unit in units if (part := undo.service_back(facts, unit)) is not None),
+    )
+    ordered = undo.backward(everything) if backward else undo.forward(everything)
+    reboot = undo.reboot_reason(facts, packages)
+    return replace(undone, parts=ordered, notes=(*notes, *lost), lost=bool(lost), reboot=reboot)
+
+
+def _package(steps: Mapping[str, Part], change: PackageChange) -> Part:
+    known = steps.get(change.name)
+    return replace(known, change=change) if known else Part("packages", DEPENDENCIES, change)
+
+
+def _refuse_later(store: Store, of: str, touched: AbstractSet[str], *, whole: bool) -> None:
     runs = store.runs()
     since = runs[[run.run for run in runs].index(of) :]
-    # A rollback takes a run back, and neither counts: not the one that is undone, not the one that undid it.
-    cancelled = {run.run for run in since if run.undone_by or run.begin.of in {one.run for one in since}}
-    later = [run for run in since[1:] if run.run not in cancelled and paths & set(run.subjects)]
+    here = {run.run: run for run in since}
+    later = [run for run in since[1:] if not touched.isdisjoint(_standing(run, here))]
     if later:
-        touched = ", ".join(sorted(paths & {s for r in later for s in r.subjects}))
+        both = ", ".join(sorted(touched & {one for run in later for one in run.subjects})[:6])
         raise Conflict(
-            f"later runs changed the same files: {', '.join(r.run for r in later)}",
-            why=f"undoing {of} alone would mix their versions of {touched}",
-            hint="\n".join(f"gpunode rollback {r.run}" for r in reversed(later)),
+            f"later runs changed the same things: {', '.join(run.run for run in later)}",
+            why=f"undoing {of} alone would mix their versions of {both}",
+            hint="\n".join(f"gpunode rollback {run.run}{' --packages' if whole else ''}" for run in reversed(later)),
         )
 
 
-def _edited(change: FileChange, now: FileState | None) -> Conflict:
-    shown = "\n".join(diff(without_secrets(FileChange(change.path, change.before, now)))) or "(secrets alone differ)"
+def _standing(run: RunSummary, here: Mapping[str, RunSummary]) -> AbstractSet[str]:
+    """What of ``run`` still counts: nothing of a rollback that takes one of ``here`` back, nor what that took back."""
+    if run.begin.of in here or run.undone_whole:
+        return frozenset()
+    return frozenset(run.subjects) - frozenset(here[run.undone_by].subjects if run.undone_by in here else ())
+
+
+def edited(change: FileChange, now: FileState | None) -> Conflict:
+    """The three versions of a file that somebody edited since, as the two ways from gpunode's to the others.
+
+    Args:
+        change: what would take gpunode's version back.
+        now: what is there.
+    """
+    edit, back = (
+        "\n".join(diff(without_secrets(one))) or "(secrets alone differ)"
+        for one in (FileChange(change.path, change.before, now), change)
+    )
     return Conflict(
         f"{change.path} was edited since gpunode wrote it",
-        why=f"the edit:\n{shown}",
-        hint="keep the edit and leave the file as it is, or add --force: the present version is backed up first and "
-        "comes back by rolling back the rollback",
+        why=f"what somebody did to gpunode's version:\n{edit}\nwhat undoing it would do to gpunode's version:\n{back}",
+        hint="do the second by hand and keep the first, or add --force: the present version is backed up before, and "
+        "comes back by rolling that run back",
     )
 
 
@@ -145,21 +214,38 @@ def rollback(
     argv: tuple[str, ...],
     tell: Observer,
     pause: Callable[[], None] = lambda: None,
+    verb: Verb = "rollback",
+    whole: bool = False,
 ) -> RollbackResult:
-    """The files are as they were before the run, and the daemons that read them have read them again.
+    """Everything is as ``undone`` says, and the daemons that read the files have read them again.
 
     Raises:
-        ChangeFailed: one could not be restored; every backup is kept.
+        ChangeFailed: something could not be restored; every backup is kept.
     """
-    run = store.begin("rollback", version=version, argv=argv, of=undone.of)
-    applier = Applier(host, run, tell, pause)
+    run = store.begin(verb, version=version, argv=argv, of=undone.of, whole=whole)
+    course = Undo(Applier(host, run, tell, pause), host, f"as it was before {undone.of or 'gpunode'}")
     try:
-        for change in undone.changes:
-            applier.pause()
-            applier.one("runtime", "rollback", change, f"as it was before {undone.of}")
-        settled = applier.settle(triggers(undone.changes))
+        course.carry_out(undone.parts)
     except GpunodeError as error:
         run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
         raise
-    run.commit("done")
-    return RollbackResult(undone.of, run.id, undone.changes, settled)
+    except BaseException as error:
+        run.commit("failed", f"a bug: {type(error).__name__}")
+        raise
+    run.commit("waiting" if undone.reboot else "done", undone.reboot)
+    return RollbackResult(undone, run.id, tuple(course.settled))
+
+
+def shortcoming(done: RollbackResult) -> GpunodeError | None:
+    """What a rollback or removal that is through could not do; None when it did it all."""
+    if done.undone.lost:
+        return VerifyFailed(
+            "not everything came back as it was",
+            why="\n".join(done.undone.notes),
+            hint="install what is missing in a version that the archives have",
+        )
+    if done.undone.reboot:
+        return RebootRequired(
+            "a reboot is needed; everything before it is done", why=done.undone.reboot, hint="systemctl reboot"
+        )
+    return None

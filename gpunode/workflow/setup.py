@@ -20,8 +20,10 @@ from gpunode.steps.outcome import Planned, Waits
 from gpunode.workflow.apply import Applier, at_the_end
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
+from gpunode.workflow.origins import with_origins
 from gpunode.workflow.plan import plan
 from gpunode.workflow.reboot import UNIT, arrange, resume_unit
+from gpunode.workflow.recovery import told
 from gpunode.workflow.transaction import resolved
 
 _RESTARTS_DOCKER = Trigger("restart", "docker.service")
@@ -112,15 +114,21 @@ def setup(
     if recipe.upgrade and preview[0].changes == ():
         host.trigger((Trigger("index-refresh"),))
         preview = plan(recipe, facts, host, asked.only)
-    owed = _still_owed(store.owed(), facts)
+    owed, cut = _still_owed(store.owed(), facts), store.cut_short()
     tell(Previewed(preview))
+    nothing_to_do = not owed and not any(stage.changes for stage in preview)
+    if cut is not None:
+        tell(Told(told(cut, "nothing of it is left to do" if nothing_to_do else "this run finishes it")))
     if owed:
         tell(Told(f"an earlier run was cut short and still owes: {', '.join(map(str, owed))}"))
     waits = tuple(wait for stage in preview for wait in stage.waits)
-    if not owed and not any(stage.changes for stage in preview) and not (waits and asked.resume):
+    if nothing_to_do and not (waits and asked.resume):
+        if cut is not None:
+            store.conclude(cut.begin.run, "cut short; a later run found nothing left to do")
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not asked.allow_disruption:
         _refuse_disruption(preview, owed, facts, host)
+    host.vet([change for stage in preview for change in stage.changes])
     started += _waited_for(lambda: asked.confirm(preview))
     unsettled = tuple(change for change in store.unsettled() if change.triggers & set(owed))
     run = store.begin(
@@ -219,7 +227,7 @@ class _Course:
                 or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
                 "  apt-cache policy\n  apt-mark showhold\nthen run the same command again",
             )
-        return exact
+        return with_origins(exact, self.host, known(facts.sources, ()))
 
     def _enact(self, facts: Facts, stage: StagePlan) -> Facts:
         if stage.changes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.cli.screen.changes import diff_lines
+from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.checks import check_lines, verdict, works
 from gpunode.cli.screen.commands import rollback_command, root_of, setup_command, verify_command
 from gpunode.cli.screen.events import downtime, settled_line
@@ -18,12 +18,14 @@ from gpunode.errors import RebootRequired
 if TYPE_CHECKING:
     from datetime import tzinfo
 
+    from gpunode.change import FileChange, PackageChange
     from gpunode.errors import GpunodeError
     from gpunode.journal.record import RunSummary
     from gpunode.recipe import Recipe
     from gpunode.workflow.rehearse import Rehearsal
-    from gpunode.workflow.rollback import RollbackResult, Undoing
+    from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
+    from gpunode.workflow.undo import Undoing
     from gpunode.workflow.verify import Report
 
 _RESTORED = "restored byte for byte"
@@ -122,30 +124,76 @@ def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
         )
 
 
-def undoing_lines(back: Undoing) -> Iterator[Line]:
-    """What a rollback will do, as diffs."""
-    if not back.changes:
-        yield line(MARKS["nothing"], f"nothing to put back: every file of run {back.of} is as it was before")
-        return
-    yield line(span("rollback", "bold"), f" of run {back.of} puts back {count(len(back.changes), 'file')}")
-    for change in back.changes:
-        yield from indented(tuple(diff_lines(change)), 4)
-    yield note("packages, sources and the driver stay as they are: a rollback is of the runtime's configuration")
+def undoing_lines(back: Undoing, *, whole: bool, verbose: bool) -> Iterator[Line]:
+    """What a rollback or a removal will do: diffs, packages, units, and what it leaves or cannot do."""
+    if not back.parts:
+        yield line(MARKS["nothing"], _nothing(back, whole=whole))
+    else:
+        what = f"rollback of run {back.of}" if back.of else "remove everything that gpunode added"
+        yield line(span(what, "bold"))
+        yield from indented(tuple(change_lines(back.changes, verbose=verbose)), 4)
+    yield from (note(text) for text in back.notes)
+    if back.reboot:
+        yield note(f"a reboot is needed afterwards: {back.reboot}")
+    if not whole:
+        yield note("packages, sources and the driver stay as they are; --packages takes them back, too")
 
 
-def rollback_lines(done: RollbackResult, argv: Sequence[str]) -> Iterator[Line]:
-    """Each file, the downtime, and the run that would undo this."""
+def _nothing(back: Undoing, *, whole: bool) -> str:
+    if not back.of:
+        return "nothing to remove: there is nothing on this node that gpunode added"
+    return f"nothing to put back: {'all' if whole else 'every file'} of run {back.of} is as it was before"
+
+
+def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
+    """Each file, the downtime, what is left to do, and the run that would undo this."""
     yield BLANK
-    yield from (line(MARKS["done"], f"{change.path} {_RESTORED}", hang=2) for change in done.changes)
+    yield from (line(MARKS["done"], f"{change.path} {_put_back(done, change)}", hang=2) for change in done.undone.files)
+    if packages := done.undone.packages:
+        yield line(MARKS["done"], ", ".join(_gone_and_back(packages)), hang=2)
+    if isinstance(failure, RebootRequired):
+        yield from reboot_lines(failure)
     if down := downtime(done.settled):
         yield _fact("took", down)
     yield _fact("undo", rollback_command(argv, done.run), command=True)
 
 
-def runs_lines(runs: Sequence[RunSummary], zone: tzinfo | None = None) -> Iterator[Line]:
+def _put_back(done: RollbackResult, change: FileChange) -> str:
+    if change.after is None:
+        return "removed"
+    return _RESTORED if done.of else "without what gpunode wrote"
+
+
+def _gone_and_back(packages: Sequence[PackageChange]) -> Iterator[str]:
+    if back := sum(change.after is not None for change in packages):
+        yield f"{count(back, 'package')} as before"
+    if gone := sum(change.after is None for change in packages):
+        yield f"{count(gone, 'package')} purged"
+
+
+def forgotten_lines(run: RunSummary, objects: int, freed: int) -> Iterator[Line]:
+    """What is no longer undoable, and what that freed."""
+    yield line(MARKS["done"], f"run {run.run} is forgotten: {count(objects, 'backup')}, {freed} bytes freed", hang=2)
+    yield line("see: ", span(f"gpunode log {run.run}", "command"), " still tells what it did", hang=5)
+
+
+def forgetting_lines(run: RunSummary) -> Iterator[Line]:
+    """What stops being undoable."""
+    yield line(span("forget", "bold"), f" run {run.run}: this can no longer be undone", hang=2)
+    yield from (line(Span("    "), name) for name in run.subjects)
+
+
+def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
+    """What other tools or people left beside a file."""
+    if found:
+        yield note(f"beside {path} lie versions that gpunode did not write: {', '.join(found)}")
+
+
+def runs_lines(runs: Sequence[RunSummary], file: str = "", zone: tzinfo | None = None) -> Iterator[Line]:
     """The recorded runs, the newest last: id, time, verb, how it ended, what it changed."""
     if not runs:
-        yield line(span("no run of gpunode is recorded on this node", "dim"))
+        about = f"no recorded run of gpunode changed {file}" if file else "no run of gpunode is recorded on this node"
+        yield line(span(about, "dim"))
         return
     from datetime import datetime
 
@@ -157,6 +205,7 @@ def runs_lines(runs: Sequence[RunSummary], zone: tzinfo | None = None) -> Iterat
         yield line(mark, span(padded(run.run, width), "bold"), f"  {when}  {verb}", span(result, "dim"), hang=width + 4)
         what = listed(run.subjects, 6) or "nothing"
         undone = f"; undone by {run.undone_by}" if run.undone_by else ""
+        undone += "; its backups are forgotten" if run.forgotten else ""
         yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), span(undone, "warn"), hang=width + 4)
     yield line("undo one: ", span("sudo gpunode rollback RUN", "command"))
 

@@ -84,3 +84,46 @@ def test_hostile_text_is_a_value_error_at_most(text: str) -> None:
         dpkg.entries(text)
     except ValueError:
         return
+
+
+INSTALLED = "Status: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+RELATED = "\n".join(
+    f"Package: {name}\n{INSTALLED}{relations}"
+    for name, relations in (
+        ("driver", "Depends: module (= 1), libcuda1:amd64 (>= 1) | libcuda.so.1\nPre-Depends: dpkg (>= 1.17)\n"),
+        ("module", "Depends: dkms | builder\n"),
+        ("dkms", "Conffiles:\n /etc/dkms/framework.conf 0123\n /etc/dkms/old.conf 4567 obsolete\n"),
+        ("libcuda1", "Provides: libcuda.so.1 (= 1), cuda\n"),
+        ("zfs-dkms", "Depends: dkms (>= 3), libc6\nRecommends: module\n"),
+        ("app", "Depends: cuda, libc6 [amd64] <!nocheck>\n"),
+    )
+)
+
+
+def test_what_nobody_else_needs_may_leave() -> None:
+    assert dpkg.needed(RELATED, ["driver"]) == {}
+    assert dpkg.needed(RELATED, ["driver", "module"]) == {}, "a recommendation is no need"
+
+
+def test_what_others_need_is_named_with_one_that_needs_it() -> None:
+    assert dpkg.needed(RELATED, ["driver", "module", "dkms"]) == {"dkms": "zfs-dkms"}
+    assert dpkg.needed(RELATED, ["libcuda1", "driver"]) == {"libcuda1": "app"}, "a provided name counts"
+
+
+def test_need_goes_on_through_what_stays_for_others() -> None:
+    assert dpkg.needed(RELATED, ["module", "dkms"]) == {"module": "driver", "dkms": "zfs-dkms"}
+    everything = ["driver", "module", "dkms", "libcuda1", "zfs-dkms", "app"]
+    assert dpkg.needed(RELATED, everything) == {}
+
+
+def test_what_changes_its_version_needs_what_its_other_version_does() -> None:
+    assert dpkg.needed(RELATED, ["module"], changing=["driver"]) == {}
+
+
+def test_an_alternative_that_stays_is_enough() -> None:
+    other = f"{RELATED}\n\nPackage: builder\n{INSTALLED}"
+    assert dpkg.needed(other, ["dkms", "zfs-dkms"]) == {}
+
+
+def test_configuration_files_are_those_that_the_package_still_ships() -> None:
+    assert dpkg.conffiles(RELATED, ["dkms", "app"]) == {"dkms": ("/etc/dkms/framework.conf",)}

@@ -20,6 +20,7 @@ from gpunode.journal.record import (
     FORMAT,
     Begin,
     Commit,
+    CutShort,
     Done,
     Entry,
     Failed,
@@ -27,6 +28,8 @@ from gpunode.journal.record import (
     Owe,
     RunSummary,
     Settle,
+    backwards,
+    cut_short,
     decode,
     digest,
     encode,
@@ -35,6 +38,7 @@ from gpunode.journal.record import (
     summary,
     undo,
     unsettled,
+    whole,
 )
 
 RESTART = Trigger("restart", "docker.service")
@@ -115,6 +119,25 @@ class TestWholeLines:
             decode(self.WRITTEN[0] + other[1], str.encode)
 
 
+def test_what_a_power_cut_left_of_the_last_line_is_dropped_and_a_hole_before_it_is_damage() -> None:
+    first, second = lines((BEGIN, Done(1)))
+    for hole in (second[:30] + bytes(len(second) - 31) + b"\n", bytes(40) + second[40:]):
+        assert whole(first + hole) == first
+        assert decode(first + hole, str.encode) == (BEGIN,)
+        with pytest.raises(JournalDamaged, match="damaged in line 2"):
+            decode(first + hole + encode(Commit("done"), above=hole), str.encode)
+    with pytest.raises(JournalDamaged, match="damaged in line 1"):
+        decode(first[:-1] + b"\0" + second, str.encode)
+
+
+def test_what_is_written_at_once_is_one_line_so_that_all_of_it_counts_or_nothing() -> None:
+    first = encode(BEGIN)
+    several = encode(Done(1), Done(2), above=first)
+    assert several.count(b"\n") == 1
+    assert decode(first + several, str.encode) == (BEGIN, Done(1), Done(2))
+    assert decode(first + several[:-1], str.encode) == (BEGIN,)
+
+
 def test_attributes_of_a_file_are_kept_in_the_line() -> None:
     state = FileState(b"x", attributes=(("security.capability", bytes(range(20))), ("user.note", b"")))
     (read,) = decode(encode(Intent(1, "runtime", "x", FileChange("/a", state, None))), {digest(b"x"): b"x"}.__getitem__)
@@ -134,22 +157,19 @@ class TestUndo:
         entries = (BEGIN, Intent(1, "runtime", "x", write("/a", b"1", b"2")), Failed(1, "disk full"))
         assert undo(entries) == (write("/a", b"2", b"1"),)
 
-    def test_packages_and_modules_only_when_asked(self) -> None:
+    def test_packages_modules_and_blacklists_are_undone_only_with_the_whole_run(self) -> None:
         package = PackageChange("docker.io", None, PackageState("20"))
         module = ModuleChange("nvidia", False, True)
         command = CommandChange(("dpkg", "--configure", "-a"), "interrupted")
-        changes: tuple[Change, ...] = (package, module, command)
-        entries = [Intent(n, "runtime", "x", change) for n, change in enumerate(changes)]
-        assert undo(entries) == ()
-        assert undo(entries, kinds=(PackageChange,)) == (PackageChange("docker.io", PackageState("20"), None),)
-        assert undo(entries, kinds=(ModuleChange, CommandChange)) == (ModuleChange("nvidia", True, False),)
-
-    def test_blacklists_stay_unless_their_stage_is_named(self) -> None:
         blacklist = write("/etc/modprobe.d/gpunode-nouveau.conf", None, b"blacklist nouveau\n")
-        entries = [Intent(1, "kernel", "x", blacklist)]
+        changes: tuple[Change, ...] = (package, module, command, blacklist)
+        entries = [Intent(n, "packages", "x", change) for n, change in enumerate(changes)]
         assert undo(entries) == ()
-        assert undo(entries, stages=("kernel",)) == (write(blacklist.path, b"blacklist nouveau\n", None),)
-        assert undo(entries, stages=None) == undo(entries, stages=("kernel",))
+        assert [intent.change for intent in backwards(entries)] == [
+            write(blacklist.path, b"blacklist nouveau\n", None),
+            ModuleChange("nvidia", True, False),
+            PackageChange("docker.io", PackageState("20"), None),
+        ]
 
 
 class TestUnsettled:
@@ -202,6 +222,24 @@ def test_a_run_in_short_names_what_it_changed_once() -> None:
     end = Commit("failed", "docker did not start")
     assert summary((BEGIN, *twice, end)) == RunSummary(BEGIN, ("/a",), end)
     assert summary(()) is None
+
+
+class TestCutShort:
+    def test_a_run_that_has_ended_was_not(self) -> None:
+        assert cut_short((BEGIN, Commit("failed"))) is None
+        assert cut_short(()) is None
+
+    def test_what_is_known_to_be_made_is_told_from_what_was_under_way(self) -> None:
+        first, second, third = write("/a", b"1", b"2"), write("/b", b"1", b"2"), write("/c", b"1", b"2")
+        entries = (
+            BEGIN,
+            Intent(1, "runtime", "x", first),
+            Done(1),
+            Intent(2, "runtime", "x", second),
+            Failed(2, "no room"),
+            Intent(3, "runtime", "x", third),
+        )
+        assert cut_short(entries) == CutShort(BEGIN, (first,), (third,))
 
 
 def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:

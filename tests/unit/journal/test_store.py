@@ -254,6 +254,25 @@ class TestRetention:
         assert "ada had its backups forgotten" in refused.value.why
         assert store.footprint().files["/etc/containerd/config.toml"].forgotten
 
+    def test_a_run_can_be_forgotten_again_after_the_power_went_in_the_middle(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        run = setup_run(store)
+        with run.path.open("ab") as journal:
+            journal.write(b'{"v":2,"su')
+        store.forget(run.id, "ada")
+        assert [run.forgotten for run in store.runs()] == [True]
+
+    def test_a_run_that_cannot_begin_takes_no_backups_away(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = Store(tmp_path, keep=2)
+        runs = self.chain(store, 3)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "mkdir", Disk.refuse)
+            with pytest.raises(ChangeFailed):
+                store.begin("setup", version="0.1.0")
+        assert [self.kept(store, run) for run in runs] == [True, True, True]
+
     def test_a_run_that_was_cut_short_cannot_be_forgotten(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
         cut = store.begin("setup", version="0.1.0")
@@ -299,6 +318,10 @@ class Disk:
         self.code = code
         self.call = call
         monkeypatch.setattr(os, call, self.fail_once)
+
+    @staticmethod
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fail_once(self, descriptor: int, *args: bytes) -> int:
         self.left -= 1
@@ -402,6 +425,46 @@ def test_the_user_behind_sudo_is_recorded(store: Store, monkeypatch: pytest.Monk
     monkeypatch.setenv("SUDO_USER", "ada")
     store.begin("setup", version="0.1.0").commit("done")
     assert [run.begin.user for run in store.runs()] == ["ada"]
+
+
+class TestCutShort:
+    def test_the_newest_run_without_an_end_is_found_behind_one_that_never_began(self, store: Store) -> None:
+        setup_run(store)
+        assert store.cut_short() is None
+        run = store.begin("setup", version="0.1.0")
+        run.intend("runtime", "x", CONFIG)
+        run.close()
+        store.begin("setup", version="0.1.0").path.write_bytes(b'{"v":')
+
+        found = store.cut_short()
+
+        assert found is not None
+        assert (found.begin.run, [change.path for change in found.begun if isinstance(change, FileChange)]) == (
+            run.id,
+            [CONFIG.path],
+        )
+
+    def test_a_run_is_concluded_behind_its_torn_last_line(self, store: Store) -> None:
+        run = store.begin("setup", version="0.1.0")
+        run.close()
+        with run.path.open("ab") as file:
+            file.write(b'{"v":1,"sum":"')
+
+        store.conclude(run.id, "found done")
+
+        assert store.cut_short() is None
+        (summary,) = store.runs()
+        assert summary.commit is not None
+        assert (summary.commit.result, summary.commit.why) == ("interrupted", "found done")
+
+    def test_a_half_backup_is_swept_and_a_whole_one_stays(self, store: Store) -> None:
+        name = store.save(b"whole")
+        draft = store.objects / name[:2] / f".{name}.123"
+        draft.write_bytes(b"wh")
+
+        store.sweep()
+
+        assert [path.name for path in store.objects.rglob("*") if path.is_file()] == [name]
 
 
 def as_pipe(path: Path) -> None:

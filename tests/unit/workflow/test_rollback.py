@@ -168,8 +168,9 @@ def test_running_containers_are_not_stopped_by_a_rollback_unasked(store: Store, 
     host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
     with pytest.raises(DrainRequired, match="1 running docker") as caught:
         undoing(store, host, run)
-    assert "--force" in caught.value.hint
-    undo(host, store, run, force=True)
+    assert "--allow-disruption" in caught.value.hint
+    back = undoing(store, host, run, disrupt=True)
+    rollback(back, host, store, version="test", argv=(), tell=lambda _event: None)
     assert host.files[DAEMON_JSON] is None
 
 

@@ -232,6 +232,42 @@ def test_only_the_file_of_the_daemon_that_failed_is_put_back(store: Store) -> No
     assert "put back: nothing" in caught.value.why
 
 
+# -- an earlier run that was cut short ---------------------------------------------------------------------------------
+
+
+def told(node: Facts, host: Node, store: Store) -> tuple[SetupResult, list[str]]:
+    events: list[Event] = []
+    done = setup(recipe("containerd"), host, store, node, advance=projected, asked=ONLY_CONFIG, tell=events.append)
+    return done, [event.text for event in events if isinstance(event, Told)]
+
+
+def test_a_run_that_was_cut_short_is_told_and_finished(store: Store) -> None:
+    cut = store.begin("setup", version="test", user="ada")
+    cut.close()
+
+    done, (said,) = told(containerd(), Node(containerd()), store)
+
+    assert done.changed
+    assert cut.id in said
+    assert "by ada" in said
+    assert said.endswith("cut short before its first change; this run finishes it")
+
+
+def test_a_run_that_had_nothing_left_to_do_is_told_once(store: Store) -> None:
+    first = Node(containerd())
+    run(containerd(), first, store, recipe("containerd"))
+    cut = store.begin("setup", version="test")
+    cut.close()
+    node = containerd(files={CONTAINERD: first.bytes_of(CONTAINERD)})
+
+    done, (said,) = told(node, Node(node), store)
+    _, again = told(node, Node(node), store)
+
+    assert not done.changed
+    assert said.endswith("nothing of it is left to do")
+    assert again == []
+
+
 # -- what an earlier run owes ------------------------------------------------------------------------------------------
 
 

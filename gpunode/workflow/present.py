@@ -1,0 +1,35 @@
+"""What a node holds right now, where a change depends on it to the byte."""
+
+from __future__ import annotations
+
+from gpunode.change import FileState
+from gpunode.errors import Undetermined
+from gpunode.facts.evidence import Probe
+from gpunode.host.port import HostView
+
+_DPKG_STATUS = "/var/lib/dpkg/status"
+_LIMIT = 64 << 20
+
+
+def state(host: HostView, path: str) -> FileState | None:
+    """The file as it is; None where there is none.
+
+    Raises:
+        Undetermined: it cannot be read.
+    """
+    capture = host.look(Probe(path, path=path, limit_bytes=_LIMIT))
+    if capture.outcome == "absent":
+        return None
+    if capture.outcome != "ok" or capture.ownership is None:
+        raise Undetermined(
+            f"{path} cannot be read, so whether somebody edited it is not known",
+            why=capture.error or capture.outcome,
+            hint=f"look at it with `ls -l {path}`, then run the command again",
+        )
+    owner = capture.ownership
+    return FileState(capture.data, owner.mode, owner.uid, owner.gid)
+
+
+def dpkg_status(host: HostView) -> str:
+    """The text of dpkg's status file; empty where no dpkg manages the packages."""
+    return host.look(Probe("dpkg-status", path=_DPKG_STATUS, limit_bytes=_LIMIT)).text

@@ -1,0 +1,153 @@
+"""remove: a node is decommissioned; everything that gpunode added goes, what others need stays and is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gpunode import merging
+from gpunode.change import FileChange, FileState, PackageState, RuntimeExpectation, Trigger
+from gpunode.facts.evidence import Probe
+from gpunode.facts.model import Facts
+from gpunode.host.port import Host, HostView
+from gpunode.journal.footprint import FileTrail, Footprint
+from gpunode.runtimes import RUNTIMES
+from gpunode.workflow import present, undo
+from gpunode.workflow.rollback import edited
+from gpunode.workflow.setup import refuse_while_running
+from gpunode.workflow.undo import Part, Undoing
+
+_STEP = "remove"
+_DOCKER = "docker.service"
+# Where DKMS (Debian) and shim-signed (Ubuntu) keep the key that they sign modules with.
+_MACHINE_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
+
+
+@dataclass(frozen=True, slots=True)
+class _Back:
+    """A file without what gpunode did to it."""
+
+    state: FileState | None
+    is_merged: bool = False
+
+
+def removing(footprint: Footprint, host: Host, facts: Facts, *, force: bool = False, disrupt: bool = False) -> Undoing:
+    """What takes everything away that gpunode added, whatever the age of the node.
+
+    Args:
+        footprint: what all runs have made of it.
+        host: the node.
+        facts: of it.
+        force: whether a file from which gpunode's part cannot be told any more comes back as it was before gpunode.
+        disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
+
+    Raises:
+        Conflict: somebody edited the very lines of a file that gpunode wrote.
+        DrainRequired: containers would be stopped, or processes lose the driver.
+        Refused: the package manager would do something else.
+    """
+    files, file_notes = _files(footprint, host, force=force)
+    added = {name: None for name, before in footprint.packages.items() if before is None or before.config_files_only}
+    installed = undo.installed(facts)
+    packages, staying = undo.packages_back(added, installed, present.dpkg_status(host))
+    packages = undo.completed(host, packages)
+    units = (Part("kernel", _STEP, replace(change, before=change.after, after=change.before))
+             for change in footprint.services.values())  # fmt: skip
+    parts = undo.backward(
+        (
+            *files,
+            *(Part("packages", _STEP, change) for change in packages),
+            *(part for unit in units if (part := undo.service_back(facts, unit)) is not None),
+        )
+    )
+    if not disrupt:
+        docker = facts.unit(_DOCKER)
+        undo.refuse_disruption(parts, host, lambda: refuse_while_running(docker, host, "go on with --allow-disruption"))
+    notes = (*file_notes, *staying, *_not_undone(footprint.packages, installed), *_enrolled_keys(host))
+    return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages))
+
+
+def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part], list[str]]:
+    parts: list[Part] = []
+    notes: list[str] = []
+    for path, trail in footprint.files.items():
+        now = present.state(host, path)
+        if trail.forgotten and now is not None:
+            notes.append(f"{path} stays as it is: what it was before gpunode has been forgotten (rollback --forget)")
+            continue
+        back = _without(trail, now, force=force)
+        if back.state == now:
+            continue
+        change = FileChange(path, now, back.state, _owed(trail), _folders(trail))
+        parts.append(Part(trail.stage, _STEP, change, _expectation(path) if back.is_merged else None))
+        if back.is_merged:
+            notes.append(f"{path} was edited since gpunode wrote it; the edits stay, gpunode's lines go")
+    return parts, notes
+
+
+def _owed(trail: FileTrail) -> frozenset[Trigger]:
+    return frozenset().union(*(span.triggers for span in trail.spans))
+
+
+def _folders(trail: FileTrail) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(folder for span in trail.spans for folder in span.folders))
+
+
+def _without(trail: FileTrail, now: FileState | None, *, force: bool) -> _Back:
+    """The file without gpunode's changes, the newest taken out first.
+
+    Raises:
+        Conflict: one cannot be told from what somebody wrote since.
+    """
+    back = _Back(now)
+    for span in reversed(trail.spans):
+        after = span.after if isinstance(span.after, FileState) else None
+        if back.state == after:
+            back = replace(back, state=span.before)
+        elif after is None or back.state is None:
+            return back  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
+        elif back.state != span.before:
+            back = _Back(_merged(span, after, back.state, force=force), is_merged=not force)
+    return back
+
+
+def _merged(span: FileChange, after: FileState, now: FileState, *, force: bool) -> FileState | None:
+    """``now`` without what ``span`` did; the file from before ``span`` where ``force`` says so."""
+    before = span.before
+    if force:
+        return before
+    content = merging.merged(after.content, before.content if before else b"", now.content, path=span.path)
+    if content is None:
+        raise edited(replace(span, before=after, after=before), now)
+    if before is None:
+        return replace(now, content=content) if content.strip() else None
+    mode = before.mode if now.mode == after.mode else now.mode
+    owner = before if (now.uid, now.gid) == (after.uid, after.gid) else now
+    return replace(now, content=content, mode=mode, uid=owner.uid, gid=owner.gid)
+
+
+def _expectation(path: str) -> RuntimeExpectation | None:
+    """That the runtime whose file it is can read it."""
+    return next((RuntimeExpectation(row.id, path) for row in RUNTIMES if row.config == path), None)
+
+
+def _not_undone(first: Mapping[str, PackageState | None], installed: Mapping[str, PackageState]) -> Iterator[str]:
+    """What gpunode did to packages that were there before it: that is not taken back."""
+    there = {name: state for name, state in first.items() if state is not None and not state.config_files_only}
+    gone = sorted(name for name in there if name not in installed)
+    changed = sorted(name for name in there if name in installed and installed[name].version != there[name].version)
+    if gone:
+        yield f"gpunode purged these, and they do not come back: {', '.join(gone)}"
+    if changed:
+        yield f"these were there before, in other versions, and stay as they are: {', '.join(changed)}"
+
+
+def _enrolled_keys(host: HostView) -> Iterator[str]:
+    """Keys for Secure Boot that are in the firmware: only its own console takes one out again."""
+    for key in _MACHINE_KEYS:
+        told = host.look(Probe("mok-test", argv=("mokutil", "--test-key", key)))
+        if "already enrolled" in f"{told.text}{told.error}":
+            yield (
+                f"the key {key} stays enrolled for Secure Boot; `mokutil --delete {key}`, a reboot and the password on "
+                "the console take it out"
+            )

@@ -1,0 +1,335 @@
+"""Taking changes back, for rollback and remove: compared with the node as it is, put in order, carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from gpunode.catalog.conflicts import driver_packages
+from gpunode.change import (
+    Change,
+    CommandChange,
+    FileChange,
+    ModuleChange,
+    PackageChange,
+    PackageState,
+    RuntimeExpectation,
+    ServiceChange,
+    Trigger,
+    triggers,
+)
+from gpunode.errors import DrainRequired, Refused
+from gpunode.facts import dpkg
+from gpunode.facts.model import Facts, Known, need
+from gpunode.host.apt_plan import unplanned
+from gpunode.host.port import Action, Host, HostView, Settled
+from gpunode.journal.record import CONFFILES, CONFIGURATION
+from gpunode.workflow import present
+from gpunode.workflow.apply import DEPENDENCIES, Applier
+
+_RESTARTS_DOCKER = Trigger("restart", "docker.service")
+_DOCKER = frozenset({"docker.io", "docker-ce"})
+_CONTAINERD = frozenset({"containerd", "containerd.io"})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A change that takes something back, with the stage and the step of the one that it takes back.
+
+    Attributes:
+        expectation: what a runtime's own parser must find in the file first; None where it comes back as it was.
+    """
+
+    stage: str
+    step: str
+    change: Change
+    expectation: RuntimeExpectation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Undoing:
+    """What will be taken back, shown before it is done.
+
+    Attributes:
+        of: the run that is undone; empty for all of them.
+        parts: in the order in which they are carried out.
+        notes: what the user should know: what stays and why, what cannot come back.
+        lost: whether something of the former state cannot come back.
+        reboot: why the rest needs a reboot; empty when it does not.
+    """
+
+    of: str
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()
+    lost: bool = False
+    reboot: str = ""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What is changed, in order."""
+        return tuple(part.change for part in self.parts)
+
+    @property
+    def files(self) -> tuple[FileChange, ...]:
+        """The files among the changes."""
+        return tuple(change for change in self.changes if isinstance(change, FileChange))
+
+    @property
+    def packages(self) -> tuple[PackageChange, ...]:
+        """The packages among the changes: one transaction."""
+        return tuple(change for change in self.changes if isinstance(change, PackageChange))
+
+
+def backward(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """``parts`` in the order in which a setup is taken back: what uses a thing goes before the thing.
+
+    A daemon's configuration before the packages that it names, the blacklist of nouveau after the driver. The archives
+    and pins go last, so that the packages can be had, and asked about, while they are there.
+    """
+    return tuple(sorted(parts, key=lambda part: _backward_rank(part)))
+
+
+def _backward_rank(part: Part) -> int:
+    match part.change:
+        case ServiceChange():
+            return 0
+        case FileChange() if part.stage == CONFIGURATION and part.step != CONFFILES:
+            return 1
+        case ModuleChange() | CommandChange():
+            return 2
+        case PackageChange():
+            return 3
+        case FileChange():
+            return 4
+
+
+def forward(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """``parts`` in the order in which a setup makes such changes: to take a rollback back."""
+    return tuple(sorted(parts, key=_forward_rank))
+
+
+def _forward_rank(part: Part) -> int:
+    match part.change:
+        case FileChange():
+            if part.step == CONFFILES:
+                return 3
+            return {"sources": 0, CONFIGURATION: 5}.get(part.stage, 1)
+        case PackageChange():
+            return 2
+        case ModuleChange() | CommandChange():
+            return 4
+        case ServiceChange():
+            return 6
+
+
+def packages_back(
+    wanted: Mapping[str, PackageState | None], installed: Mapping[str, PackageState], status: str
+) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
+    """What brings the packages to ``wanted``, and a note for each that stays because others need it now.
+
+    Args:
+        wanted: the state by name; None for what was not there.
+        installed: the packages that there are.
+        status: the text of dpkg's status file.
+    """
+    changes = [
+        PackageChange(name, installed.get(name), state)
+        for name, state in wanted.items()
+        if not _is_so(installed.get(name), state)
+    ]
+    leaving = [change.name for change in changes if change.after is None]
+    changing = [change.name for change in changes if change.after is not None]
+    staying = dpkg.needed(status, leaving, changing)
+    notes = tuple(f"{name} stays: {by} needs it now" for name, by in sorted(staying.items()))
+    return tuple(change for change in changes if change.name not in staying), notes
+
+
+def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:
+    """Whether a package is as wanted already; nothing brings back the mere residue of a removed one."""
+    if wanted is None or wanted.config_files_only:
+        return present is None or (wanted is not None and present.config_files_only)
+    return present == wanted
+
+
+def state_of(change: Change) -> PackageState | None:
+    """The settled state that a package change leads to; None for none."""
+    return change.after if isinstance(change, PackageChange) and isinstance(change.after, PackageState) else None
+
+
+def obtainable(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
+    """``changes`` without those to versions that no archive has any more, and a note for each of these.
+
+    Where what is left needs one of them, nothing comes back: a removal must not hang on that.
+    """
+    coming = [change for change in changes if _is_fetched(change)]
+    offered = host.offered([change.name for change in coming])
+    gone = [change for change in coming if _version(change) not in offered.get(change.name, ())]
+    if not gone:
+        return tuple(changes), ()
+    notes = tuple(_lost(change, sorted(offered.get(change.name, ()))) for change in gone)
+    rest = tuple(change for change in changes if change not in gone)
+    simulation = host.simulate(rest) if rest else None
+    if simulation is None or not simulation.problem:
+        return rest, notes
+    left = [change for change in coming if change not in gone]
+    also = f"nor does what came with it: {', '.join(change.name for change in left)}"
+    return tuple(change for change in rest if change not in left), (*notes, also)
+
+
+def _is_fetched(change: PackageChange) -> bool:
+    state = state_of(change)
+    is_there = change.before is not None and state is not None and change.before.version == state.version
+    return state is not None and not state.config_files_only and not is_there
+
+
+def _version(change: PackageChange) -> str:
+    state = state_of(change)
+    return state.version if state else ""
+
+
+def _lost(change: PackageChange, offered: Sequence[str]) -> str:
+    others = f" (they have {', '.join(offered)})" if offered else ""
+    return f"{change.name} {_version(change)} does not come back: the archives have it no more{others}"
+
+
+def completed(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
+    """``packages`` with what the package manager brings along with them.
+
+    Raises:
+        Refused: it would do something else.
+    """
+    simulation = host.simulate(packages) if packages else None
+    if simulation is None:
+        return tuple(packages)
+    if wrong := unplanned(packages, simulation):
+        raise Refused(
+            "apt would do something else than to bring the former packages back; no package was touched",
+            why="\n".join(wrong),
+            hint="a hold, a pin or a package that came since usually asks for this; the configuration alone comes back "
+            "with\n  gpunode rollback",
+        )
+    named = {change.name for change in packages}
+    others = (action for action in simulation.actions if action.verb == "install" and action.name not in named)
+    return (*packages, *(_dependency(action) for action in others))
+
+
+def _dependency(action: Action) -> PackageChange:
+    former = PackageState(action.former) if action.former else None
+    return PackageChange(action.name, former, PackageState(action.version, auto=former is None))
+
+
+def service_back(facts: Facts, part: Part) -> Part | None:
+    """``part``, a unit's, from what the unit is now; None where nothing is left to do, or the unit is gone."""
+    change = part.change
+    assert isinstance(change, ServiceChange)
+    fact = facts.unit(change.unit)
+    if not isinstance(fact, Known) or not fact.value.exists or fact.value.state == change.after:
+        return None
+    return replace(part, change=replace(change, before=fact.value.state))
+
+
+def reboot_reason(facts: Facts, packages: Sequence[PackageChange]) -> str:
+    """Why a reboot is needed after ``packages``: the driver goes, and its module stays in the kernel until then."""
+    loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
+    if loaded is None or not _takes(packages, driver_packages(change.name for change in packages)):
+        return ""
+    return f"the kernel keeps the module of driver {loaded.version} until the next boot"
+
+
+def _takes(packages: Sequence[PackageChange], names: Collection[str]) -> bool:
+    return any(change.after is None and change.name in names for change in packages)
+
+
+def refuse_disruption(parts: Sequence[Part], host: Host, docker_containers: Callable[[], None]) -> None:
+    """Nothing, unless it would stop running containers or take the driver from processes that use a GPU.
+
+    Args:
+        parts: what is to be done.
+        host: the node.
+        docker_containers: raises when docker runs containers.
+
+    Raises:
+        DrainRequired: they are named.
+    """
+    changes = [part.change for part in parts]
+    packages = [change for change in changes if isinstance(change, PackageChange)]
+    stopped = {change.unit for change in changes if isinstance(change, ServiceChange) and not change.after.active}
+    if _RESTARTS_DOCKER in triggers(changes) or _takes(packages, _DOCKER) or "docker.service" in stopped:
+        docker_containers()
+    workloads = host.workloads()
+    if _takes(packages, driver_packages(change.name for change in packages)) and workloads.gpu:
+        raise _drain("take the driver from", "process", workloads.gpu)
+    if _takes(packages, _CONTAINERD) and workloads.containers:
+        raise _drain("take containerd from", "container", workloads.containers)
+
+
+def _drain(doing: str, what: str, named: Sequence[str]) -> DrainRequired:
+    number = f"1 {what}" if len(named) == 1 else f"{len(named)} {what}{'es' if what.endswith('s') else 's'}"
+    return DrainRequired(
+        f"going on would {doing} {number}",
+        why=f"running: {', '.join(named[:20])}" + (" …" if len(named) > 20 else ""),
+        hint="end them first, or go on with --allow-disruption",
+    )
+
+
+@dataclass(slots=True)
+class Undo:
+    """Carries parts out in one journaled run; ``settled`` gathers what was triggered."""
+
+    applier: Applier
+    host: Host
+    reason: str
+    settled: list[Settled] = field(default_factory=list)
+
+    def carry_out(self, parts: Sequence[Part]) -> None:
+        """Every part is done in its turn, then what they owe.
+
+        Raises:
+            GpunodeError: one could not be done; those before it stay done, and journaled.
+        """
+        for kind, same in groupby(parts, key=lambda part: type(part.change)):
+            batch = tuple(same)
+            if kind is PackageChange:
+                self._transaction(batch)
+                continue
+            for part in batch:
+                self.applier.pause()
+                self._one(part)
+            owed = [one for one in triggers(part.change for part in batch) if one.ends_stage]
+            self.settled += self.applier.settle(owed)
+        late = [one for one in triggers(part.change for part in parts) if not one.ends_stage]
+        self.settled += self.applier.settle(late)
+
+    def _transaction(self, batch: Sequence[Part]) -> None:
+        self.applier.pause()
+        steps = {part.change.name: part.step for part in batch if isinstance(part.change, PackageChange)}
+        wanted = tuple(part.change for part in batch if isinstance(part.change, PackageChange))
+        changes = completed(self.host, wanted)
+        self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change.name, DEPENDENCIES))
+
+    def _one(self, part: Part) -> None:
+        change, note = part.change, ""
+        if isinstance(change, FileChange):
+            if change.before is None:
+                # A package that came back meanwhile has brought its own version, which nobody could know before.
+                change = replace(change, before=present.state(self.host, change.path))
+            if part.step == CONFFILES and change.before is None:
+                return  # its package did not come back
+            if part.expectation is not None:
+                note = self.host.check(part.expectation, change)
+        self.applier.one(part.stage, part.step, change, self.reason, note)
+
+
+def installed(facts: Facts) -> Mapping[str, PackageState]:
+    """The packages that there are. Raises Undetermined when that cannot be told."""
+    return need(facts.packages, "which packages are installed")
+
+
+# What editors, tools and people call the version before: also a date, as in config.toml.20260101 or config.toml-2026.
+_LEFT = (".bak", ".backup", ".orig", ".old", ".save", ".prev", ".dpkg-", ".ucf-", ".rpm", ".2", "-2", "_2", "~")
+
+
+def leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
+    """Those of ``names`` that other tools or people left beside ``path`` as its former versions."""
+    return (name for name in names if name.startswith(path) and name.removeprefix(path).startswith(_LEFT))

@@ -1,0 +1,252 @@
+"""gpunode killed: before and after every call that changes a file, and whenever. The next run finishes or takes back.
+
+Each kill is followed by two ways on, each on a copy of the node: setup once more, and rollback. All the time another
+process reads the configuration file, and only ever sees the whole former or the whole wanted one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from tests.conformance.crash.killing import Boundaries, Ended, Poller, boundaries, preload, run
+from tests.conformance.crash.nodes import CREATED, EDITED, REPLACED, Case, Row, Tree, copy, litter, row, tree
+from tests.fakes.examples import examples
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="setup and rollback run as root only")
+
+# 128 + the number of SIGINT, SIGTERM or SIGHUP; a run that was through when it came has ended well.
+_STOPPED = {signal.SIGINT: {130}, signal.SIGTERM: {143, -signal.SIGTERM}, signal.SIGHUP: {143, -signal.SIGHUP}}
+Command: TypeAlias = Callable[[Path], tuple[str, ...]]
+"""The arguments of gpunode for a root."""
+Kill: TypeAlias = Callable[[Path], Ended]
+"""Has gpunode end in its middle on a root."""
+
+
+@dataclass
+class Lab:
+    """A case's node before setup and after, and room for copies of it.
+
+    Attributes:
+        seconds: that a whole setup takes.
+        problems: what went wrong, with the kill after which it did.
+    """
+
+    case: Case
+    folder: Path
+    former: Tree = field(init=False)
+    wanted: Tree = field(init=False)
+    seconds: float = field(init=False)
+    problems: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bare, self.done = self.case.make(self.folder / "bare"), self.folder / "done"
+        preload(self.case.setup(copy(self.bare, self.folder / "first")))
+        ended = run(self.case.setup(copy(self.bare, self.done)))
+        assert ended.status == 0, ended.said
+        self.seconds = ended.seconds
+        self.former, self.wanted = tree(self.bare), tree(self.done)
+        assert self.former != self.wanted
+
+    def boundaries(self, command: Command, start: Path) -> list[str]:
+        """The calls of a whole run from ``start`` on."""
+        with self.node(start) as node:
+            return boundaries(command(node))
+
+    @contextmanager
+    def node(self, start: Path) -> Iterator[Path]:
+        """A copy of ``start``, gone afterwards."""
+        room = self.folder / "node"
+        try:
+            yield copy(start, room / "root")
+        finally:
+            shutil.rmtree(room)
+
+    def survives(self, start: Path, kills: Iterable[tuple[str, Kill]]) -> None:
+        """Each of ``kills``, on a node of its own that is as ``start``, leaves what the next run can work with."""
+        for label, kill in kills:
+            with self.node(start) as node:
+                with Poller(partial(row, node, self.case.path), self._rows()) as reader:
+                    ended = kill(node)
+                    away = copy(node, node.parent / "rolled-back")
+                    faults = list(self._finished(node))
+                with Poller(partial(row, away, self.case.path), self._rows()) as second_reader:
+                    faults += self._taken_back(away)
+                assert reader.ended == second_reader.ended == -signal.SIGKILL
+                if reader.saw or second_reader.saw:
+                    faults.append(f"a reader saw {reader.saw}{second_reader.saw}")
+                self.problems += [f"{label} (ended {ended.status}): {fault}" for fault in faults]
+
+    def _rows(self) -> tuple[Row | None, Row | None]:
+        return self.former.get(self.case.path), self.wanted.get(self.case.path)
+
+    def _finished(self, node: Path) -> Iterator[str]:
+        """What is wrong after one more setup, and after another one."""
+        again = run(self.case.setup(node))
+        if again.status:
+            yield f"setup again: {again.status}: {again.said}"
+        yield from _differences("setup again", tree(node), self.wanted)
+        yield from (f"setup again left {name}" for name in litter(node))
+        third = run(self.case.setup(node))
+        if third.status or third.envelope["changed"]:
+            yield f"not converged: {third.said}"
+
+    def _taken_back(self, node: Path) -> Iterator[str]:
+        """What is wrong after a rollback; one that finds nothing written has nothing to take back."""
+        back = run(rollback(node))
+        if back.status and not (back.status == 2 and "there is nothing to roll back" in back.said):
+            yield f"rollback: {back.status}: {back.said}"
+        yield from _differences("rollback", tree(node), self.former)
+        yield from (f"rollback left {name}" for name in litter(node))
+
+
+def _differences(after: str, found: Tree, meant: Tree) -> Iterator[str]:
+    for name in sorted(found.keys() | meant.keys()):
+        if found.get(name) != meant.get(name):
+            yield f"{after}: {name} is {found.get(name)}, not {meant.get(name)}"
+
+
+def rollback(node: Path) -> tuple[str, ...]:
+    return ("rollback", "--root", str(node), "--yes", "--json")
+
+
+def setup_or_rollback(lab: Lab) -> tuple[tuple[str, Command, Path], ...]:
+    """The two commands, each with the node from which it has something to do."""
+    return ("setup", lab.case.setup, lab.bare), ("rollback", rollback, lab.done)
+
+
+def killed_at(command: Command, number: int, *, torn: bool = False) -> Kill:
+    """A run that dies right before its call ``number``, or in the middle of it."""
+
+    def kill(node: Path) -> Ended:
+        ended = run(command(node), Boundaries(number, torn=torn))
+        assert ended.status == -signal.SIGKILL, ended.said
+        return ended
+
+    return kill
+
+
+def every(command: Command, calls: Sequence[str]) -> Iterator[tuple[str, Kill]]:
+    """A kill before each call and, for a write, one in its middle; so there is one after each, too."""
+    for number, call in enumerate(calls):
+        yield f"killed before {number}, {call}", killed_at(command, number)
+        if call.startswith("write "):
+            yield f"killed in {number}, {call}", killed_at(command, number, torn=True)
+
+
+def twice(first: Kill, second: Kill) -> Kill:
+    """One after the other."""
+
+    def kill(node: Path) -> Ended:
+        first(node)
+        return second(node)
+
+    return kill
+
+
+def whenever(command: Command, number: int, after_s: float) -> Kill:
+    """A signal ``number`` comes ``after_s`` after the start."""
+    return lambda node: run(command(node), sent=number, after_s=after_s)
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    return Lab(request.param, tmp_path)
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """Random moments; the seed is said when the test fails, and is to be put in here to have them again."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+@pytest.mark.parametrize(
+    "lab",
+    [REPLACED, CREATED, pytest.param(EDITED, marks=pytest.mark.long)],
+    indirect=True,
+    ids=lambda case: case.id,
+)
+def test_setup_killed_at_every_boundary(lab: Lab) -> None:
+    calls = lab.boundaries(lab.case.setup, lab.bare)
+    assert sum("journal.jsonl" in call for call in calls) >= 10, "the journal's own writes are among them"
+    assert any(call.startswith("os.rename") for call in calls)
+
+    lab.survives(lab.bare, every(lab.case.setup, calls))
+
+    assert not lab.problems, "\n".join(lab.problems)
+
+
+@pytest.mark.parametrize(
+    "lab",
+    [REPLACED, pytest.param(CREATED, marks=pytest.mark.long), pytest.param(EDITED, marks=pytest.mark.long)],
+    indirect=True,
+    ids=lambda case: case.id,
+)
+def test_rollback_killed_at_every_boundary(lab: Lab) -> None:
+    lab.survives(lab.done, every(rollback, lab.boundaries(rollback, lab.done)))
+
+    assert not lab.problems, "\n".join(lab.problems)
+
+
+@pytest.mark.parametrize("lab", [REPLACED, CREATED], indirect=True, ids=lambda case: case.id)
+def test_the_run_that_recovers_is_killed_too(lab: Lab, chance: random.Random) -> None:
+    """Two kills, one after the other, each at a boundary: the second in a setup or in a rollback."""
+    calls = lab.boundaries(lab.case.setup, lab.bare)
+
+    def kills() -> Iterator[tuple[str, Kill]]:
+        for number in range(examples(8)):
+            command, name = ((lab.case.setup, "setup"), (rollback, "rollback"))[number % 2]
+            first, second = chance.randrange(len(calls)), chance.randrange(len(calls))
+            # The second run has fewer calls than the first where there is less to do; then it is not killed.
+            again = lambda node, command=command, second=second: run(command(node), Boundaries(second))  # noqa: E731
+            label = f"setup killed before {first}, {calls[first]}, then {name} before {second}"
+            yield label, twice(killed_at(lab.case.setup, first), again)
+
+    lab.survives(lab.bare, kills())
+
+    assert not lab.problems, "\n".join(lab.problems)
+
+
+@pytest.mark.parametrize("lab", [REPLACED, CREATED], indirect=True, ids=lambda case: case.id)
+def test_killed_whenever(lab: Lab, chance: random.Random) -> None:
+    for name, command, start in setup_or_rollback(lab):
+        moments = [chance.uniform(0, lab.seconds) for _ in range(examples(7))]
+        lab.survives(
+            start, ((f"{name} killed after {at:.4f} s", whenever(command, signal.SIGKILL, at)) for at in moments)
+        )
+
+    assert not lab.problems, "\n".join(lab.problems)
+
+
+@pytest.mark.parametrize("lab", [REPLACED], indirect=True, ids=lambda case: case.id)
+def test_asked_to_stop_whenever(lab: Lab, chance: random.Random) -> None:
+    """A run that is asked to stop says so by its exit code, and the next goes on as after a kill."""
+
+    def stopped(command: Command, number: signal.Signals, after_s: float) -> Kill:
+        def kill(node: Path) -> Ended:
+            ended = run(command(node), sent=number, after_s=after_s)
+            if ended.status not in {0, *_STOPPED[number]}:
+                lab.problems.append(f"{number.name} after {after_s:.4f} s: {ended.status}: {ended.said}")
+            return ended
+
+        return kill
+
+    for name, command, start in setup_or_rollback(lab):
+        chosen = [(number, chance.uniform(0, lab.seconds)) for number in _STOPPED for _ in range(examples(4))]
+        lab.survives(
+            start, ((f"{name}, {number.name} after {at:.4f} s", stopped(command, number, at)) for number, at in chosen)
+        )
+
+    assert not lab.problems, "\n".join(lab.problems)

@@ -1,0 +1,127 @@
+"""What many runs have made of a node, told in one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpunode.change import (
+    Change,
+    FileChange,
+    FileState,
+    ModuleChange,
+    PackageChange,
+    PackageState,
+    ServiceChange,
+    ServiceState,
+    Trigger,
+)
+from gpunode.journal import footprint
+from gpunode.journal.record import CONFFILES, Begin, Commit, Entry, Failed, Intent, Result, Verb
+
+RESTART = Trigger("restart", "containerd.service")
+
+
+def state(content: str) -> FileState:
+    return FileState(content.encode())
+
+
+def wrote(before: str | None, after: str | None, path: str = "/a") -> FileChange:
+    was, now = (None if text is None else state(text) for text in (before, after))
+    return FileChange(path, was, now, frozenset({RESTART}))
+
+
+def run(
+    number: int,
+    *changes: Change,
+    verb: Verb = "setup",
+    of: int = 0,
+    result: Result | None = "done",
+    failed: Sequence[int] = (),
+    step: str = "x",
+) -> list[Entry]:
+    begin = Begin(str(number), 0.0, verb, "", "", "", "", "", (), str(of) if of else "")
+    entries: list[Entry] = [begin, *(Intent(n, "runtime", step, change) for n, change in enumerate(changes))]
+    entries += [Failed(n, "no") for n in failed]
+    return [*entries, *([Commit(result)] if result else [])]
+
+
+def spans(*runs: list[Entry], path: str = "/a") -> list[tuple[str | None, str | None]]:
+    trail = footprint.of(entry for one in runs for entry in one).files.get(path)
+    texts = []
+    for span in trail.spans if trail else ():
+        assert span.after is None or isinstance(span.after, FileState)
+        texts.append(tuple(one.content.decode() if one else None for one in (span.before, span.after)))
+    return texts  # type: ignore[return-value]
+
+
+def test_runs_that_follow_one_another_are_one_way() -> None:
+    assert spans(run(1, wrote(None, "1")), run(2, wrote("1", "2")), run(3, wrote("2", "3"))) == [(None, "3")]
+
+
+def test_an_edit_in_between_makes_two() -> None:
+    assert spans(run(1, wrote("0", "1")), run(2, wrote("edited", "2"))) == [("0", "1"), ("edited", "2")]
+
+
+def test_what_was_undone_leaves_no_trace() -> None:
+    assert spans(run(1, wrote("0", "1")), run(2, wrote("1", "0"), verb="rollback", of=1)) == []
+
+
+def test_a_failed_write_did_not_happen_and_one_that_was_only_meant_may_have() -> None:
+    assert spans(run(1, wrote("0", "1"), failed=[0])) == []
+    assert spans(run(1, wrote("0", "1"), result=None)) == [("0", "1")]
+
+
+def test_a_failed_transaction_may_have_brought_some_packages() -> None:
+    change = PackageChange("dkms", None, PackageState("3"))
+    assert footprint.of(run(1, change, failed=[0], result="failed")).packages == {"dkms": None}
+
+
+def test_a_package_is_as_before_the_first_run_that_touched_it() -> None:
+    old, new, newer = (PackageState(version) for version in ("1", "2", "3"))
+    found = footprint.of([*run(1, PackageChange("p", old, new)), *run(2, PackageChange("p", new, newer))])
+    assert found.packages == {"p": old}
+
+
+def test_units_and_modules_are_as_the_first_run_found_them() -> None:
+    off, on = ServiceState(enabled=False, active=False), ServiceState(enabled=True, active=True)
+    found = footprint.of(run(1, ServiceChange("a.service", off, on), ModuleChange("nvidia", before=False, after=True)))
+    assert found.services == {"a.service": ServiceChange("a.service", off, on)}
+    assert found.modules == ("nvidia",)
+    undone = run(2, ServiceChange("a.service", on, off), verb="rollback", of=1)
+    assert footprint.of([*run(1, ServiceChange("a.service", off, on)), *undone]).services == {}
+
+
+def test_a_removal_that_stands_ends_what_came_before_it() -> None:
+    first, removed = run(1, wrote("0", "1")), run(2, wrote("1 edited", "edited"), verb="remove")
+    assert spans(first, removed) == []
+    assert spans(first, removed, run(3, wrote("edited", "3"))) == [("edited", "3")]
+
+
+def test_a_removal_that_was_cut_short_or_undone_ends_nothing() -> None:
+    first = run(1, wrote("0", "1"))
+    assert spans(first, run(2, verb="remove", result=None)) == [("0", "1")]
+    removed, back = run(2, wrote("1", "0"), verb="remove"), run(3, wrote("0", "1"), verb="rollback", of=2)
+    assert spans(first, removed, back) == [("0", "1")]
+    undone_again = run(4, wrote("1", "0"), verb="rollback", of=3)
+    assert spans(first, removed, back, undone_again) == []
+
+
+def test_configuration_files_of_packages_go_with_their_packages() -> None:
+    assert spans(run(1, wrote("theirs", None), step=CONFFILES)) == []
+
+
+def test_folders_and_triggers_of_all_runs_are_kept() -> None:
+    first = FileChange("/a", None, state("1"), frozenset({RESTART}), ("/new",))
+    second = FileChange("/a", state("1"), state("2"), frozenset({Trigger("initramfs")}))
+    (span,) = footprint.of([*run(1, first), *run(2, second)]).files["/a"].spans
+    assert span.folders == ("/new",)
+    assert span.triggers == {RESTART, Trigger("initramfs")}
+
+
+def test_what_was_forgotten_is_known_to_be() -> None:
+    bare = footprint.of(run(1, wrote("name of 0", "name of 1")))
+    assert bare.objects == {"name of 0", "name of 1"}
+    kept = bare.loaded({"name of 0": b"0", "name of 1": b"1"}.get).files["/a"]
+    assert not kept.forgotten
+    assert kept.spans[0].before == state("0")
+    assert bare.loaded({"name of 1": b"1"}.get).files["/a"].forgotten

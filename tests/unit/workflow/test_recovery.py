@@ -1,0 +1,38 @@
+"""What is told of a run that was cut short."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
+from gpunode.journal.record import Begin, CutShort
+from gpunode.workflow.recovery import half_written, told
+
+BEGIN = Begin("000003-20270115T080000Z", 1_800_000_000.0, "setup", "0.1.0", "containerd", "", "", "ada", ())
+FILE = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""))
+PACKAGES = tuple(PackageChange(f"lab-{n}", None, PackageState("1")) for n in range(5))
+
+
+@pytest.mark.parametrize(
+    ("made", "begun", "how_far"),
+    [
+        ((), (), "before its first change"),
+        ((FILE,), (), "after 1 change, the last of them /etc/modprobe.d/x.conf"),
+        ((), (FILE,), "in the middle of /etc/modprobe.d/x.conf"),
+        (
+            (FILE, FILE),
+            PACKAGES,
+            "after 2 changes, the last of them /etc/modprobe.d/x.conf, in the middle of lab-0, lab-1, lab-2 and 2 more",
+        ),
+    ],
+)
+def test_how_far_it_came_is_said(made: tuple[Change, ...], begun: tuple[Change, ...], how_far: str) -> None:
+    assert told(CutShort(BEGIN, made, begun), "this run finishes it") == (
+        "run 000003-20270115T080000Z (setup containerd, begun 2027-01-15 08:00 UTC by ada) was cut short "
+        f"{how_far}; this run finishes it"
+    )
+
+
+def test_a_half_file_may_be_beside_what_was_written_and_beside_each_runtimes_file() -> None:
+    paths = half_written(CutShort(BEGIN, (), (FILE, *PACKAGES)))
+    assert paths == ("/etc/modprobe.d/x.conf", "/etc/containerd/config.toml", "/etc/docker/daemon.json")

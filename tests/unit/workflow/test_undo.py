@@ -1,0 +1,320 @@
+"""rollback --packages and remove: what they would do, in what order, what they leave and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import (
+    Change,
+    FileChange,
+    FileState,
+    KnownAfter,
+    PackageChange,
+    PackageState,
+    ServiceChange,
+    ServiceState,
+    Trigger,
+    subject,
+)
+from gpunode.errors import Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
+from gpunode.facts.model import Facts, Known, LoadedDriver
+from gpunode.host.port import Action, Simulation, Workloads
+from gpunode.journal.record import CONFFILES
+from gpunode.journal.store import Store
+from gpunode.workflow.events import silent
+from gpunode.workflow.remove import removing
+from gpunode.workflow.rollback import RollbackResult, choose, rollback, shortcoming, undoing
+from gpunode.workflow.undo import Undoing, leftovers
+from tests.unit.steps.machines import CONTAINERD, CUDA_LIST, machine, unit
+from tests.unit.workflow.nodes import Node
+
+STATUS = "/var/lib/dpkg/status"
+BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
+UNIT = "nvidia-persistenced.service"
+RESTART, REFRESH, INITRAMFS = (
+    Trigger("restart", "containerd.service"),
+    Trigger("index-refresh", CUDA_LIST),
+    Trigger("initramfs"),
+)
+FORMER, OURS = FileState(b"# mine\n"), FileState(b"# mine\nnvidia = true\n")
+OFF, ON = ServiceState(enabled=False, active=False), ServiceState(enabled=True, active=True)
+NEW, OLD = PackageState("580.178.04-1"), PackageState("470.256.02-1")
+
+
+class Machine(Node):
+    """A node with archives and workloads."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts, solver=_obeys)
+        self.archives: dict[str, frozenset[str]] = {"nvidia-driver": frozenset({OLD.version})}
+        self.busy = Workloads()
+
+    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+        return {name: self.archives[name] for name in names if name in self.archives}
+
+    def workloads(self) -> Workloads:
+        return self.busy
+
+
+def _obeys(changes: Sequence[PackageChange]) -> Simulation:
+    return Simulation(
+        tuple(
+            Action("purge", change.name)
+            if change.after is None
+            else Action("install", change.name, "" if isinstance(change.after, KnownAfter) else change.after.version)
+            for change in changes
+        )
+    )
+
+
+def paragraph(name: str, depends: str = "", conffile: str = "") -> str:
+    relations = f"Depends: {depends}\n" if depends else ""
+    kept = f"Conffiles:\n {conffile} 0123\n" if conffile else ""
+    return f"Package: {name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n{relations}{kept}\n"
+
+
+# What a setup does: archive, packages, blacklist, unit, configuration.
+CHANGES: tuple[tuple[str, Change], ...] = (
+    ("sources", FileChange(CUDA_LIST, None, FileState(b"deb x\n"), frozenset({REFRESH}))),
+    ("packages", FileChange(BLACKLIST, None, FileState(b"blacklist nouveau\n"), frozenset({INITRAMFS}))),
+    ("packages", PackageChange("nvidia-driver-cuda", None, NEW)),
+    ("packages", PackageChange("dkms", None, PackageState("3"))),
+    ("packages", PackageChange("nvidia-driver", OLD, None)),
+    ("kernel", ServiceChange(UNIT, OFF, ON)),
+    ("runtime", FileChange(CONTAINERD, FORMER, OURS, frozenset({RESTART}))),
+)
+AFTER = {"nvidia-driver-cuda": NEW, "dkms": PackageState("3")}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+@pytest.fixture
+def host(store: Store) -> Machine:
+    """A node on which that setup has run."""
+    made = Machine(machine(files={CONTAINERD: FORMER}))
+    run = store.begin("setup", version="test")
+    for stage, change in CHANGES:
+        run.done(run.intend(stage, "step", change))
+        made.apply([change])
+    run.commit("done")
+    made.files[STATUS] = FileState("".join(map(paragraph, AFTER)).encode())
+    return made
+
+
+def now(packages: Mapping[str, PackageState] = AFTER, *, loaded: bool = False) -> Facts:
+    driver = LoadedDriver("580.178.04", open_module=False) if loaded else None
+    return machine(packages=packages, units={UNIT: unit()}, loaded_driver=Known(driver, "nvidia-version"))
+
+
+def newest(store: Store) -> str:
+    return store.ids()[-1]
+
+
+def undo(host: Machine, store: Store, back: Undoing) -> RollbackResult:
+    return rollback(back, host, store, version="test", argv=(), tell=silent, whole=True)
+
+
+class TestWholeRollback:
+    def test_what_uses_a_thing_goes_before_the_thing(self, host: Machine, store: Store) -> None:
+        back = undoing(store, host, newest(store), now())
+        subjects = list(map(subject, back.changes))
+        assert subjects[:2] == [UNIT, CONTAINERD]
+        assert set(subjects[2:5]) == {"nvidia-driver-cuda", "dkms", "nvidia-driver"}
+        assert subjects[5:] == [BLACKLIST, CUDA_LIST], "the blacklist never goes while the driver stays"
+        assert (back.lost, back.notes, back.reboot) == (False, (), "")
+
+    def test_it_can_be_rolled_back_in_the_order_of_a_setup(self, host: Machine, store: Store) -> None:
+        done = undo(host, store, undoing(store, host, newest(store), now()))
+        assert host.files[CONTAINERD] == FORMER
+        assert host.files[CUDA_LIST] is None
+        then = machine(packages={"nvidia-driver": OLD}, units={UNIT: unit(active=False, enabled=False)})
+        again = undoing(store, host, done.run, then)
+        subjects = list(map(subject, again.changes))
+        assert subjects[0] == CUDA_LIST
+        assert subjects.index("nvidia-driver-cuda") < subjects.index(CONTAINERD) < subjects.index(UNIT)
+        host.triggered.clear()
+        undo(host, store, again)
+        assert host.files[CONTAINERD] == OURS
+        assert host.triggered[0] == REFRESH, "the index is read before packages are asked for"
+
+    def test_daemons_read_what_came_back_and_the_initramfs_is_built_once(self, host: Machine, store: Store) -> None:
+        host.triggered.clear()
+        undo(host, store, undoing(store, host, newest(store), now()))
+        assert host.triggered == [REFRESH, INITRAMFS, RESTART]
+        assert store.owed() == {}
+
+    def test_what_is_as_before_already_is_left_out(self, host: Machine, store: Store) -> None:
+        back = undoing(store, host, newest(store), now({"nvidia-driver": OLD, "dkms": PackageState("3")}))
+        assert [change.name for change in back.packages] == ["dkms"]
+
+    def test_a_package_that_was_upgraded_since_goes_all_the_same(self, host: Machine, store: Store) -> None:
+        newer = {**AFTER, "nvidia-driver-cuda": PackageState("580.200.01-1")}
+        back = undoing(store, host, newest(store), now(newer))
+        assert PackageChange("nvidia-driver-cuda", newer["nvidia-driver-cuda"], None) in back.packages
+
+    def test_what_others_need_now_stays_and_is_named(self, host: Machine, store: Store) -> None:
+        host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), paragraph("zfs-dkms", "dkms"))).encode())
+        back = undoing(store, host, newest(store), now())
+        assert "dkms" not in [change.name for change in back.packages]
+        assert back.notes == ("dkms stays: zfs-dkms needs it now",)
+
+    def test_what_the_archives_have_no_more_is_said_and_ends_as_not_whole(self, host: Machine, store: Store) -> None:
+        host.archives = {"nvidia-driver": frozenset({"535.261.03-1"})}
+        back = undoing(store, host, newest(store), now())
+        assert "nvidia-driver" not in [change.name for change in back.packages]
+        assert back.notes == (
+            f"nvidia-driver {OLD.version} does not come back: the archives have it no more (they have 535.261.03-1)",
+        )
+        assert isinstance(shortcoming(undo(host, store, back)), VerifyFailed)
+
+    def test_an_apt_that_would_do_something_else_is_refused_before_anything(self, host: Machine, store: Store) -> None:
+        host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", "kubelet")))
+        with pytest.raises(Refused, match="something else") as refused:
+            undoing(store, host, newest(store), now())
+        assert "kubelet" in refused.value.why
+        assert host.files[CONTAINERD] == OURS
+
+    def test_what_apt_brings_along_is_journaled_with_it(self, host: Machine, store: Store) -> None:
+        along = Action("install", "libnvidia-legacy", "470.256.02-1")
+        host.solver = lambda changes: Simulation((*_obeys(changes).actions, along))
+        back = undoing(store, host, newest(store), now())
+        assert PackageChange("libnvidia-legacy", None, PackageState("470.256.02-1", auto=True)) in back.packages
+
+    def test_a_loaded_module_asks_for_a_reboot(self, host: Machine, store: Store) -> None:
+        back = undoing(store, host, newest(store), now(loaded=True))
+        assert "580.178.04" in back.reboot
+        assert isinstance(shortcoming(undo(host, store, back)), RebootRequired)
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_processes_on_a_gpu_are_named_and_not_robbed(self, host: Machine, store: Store, verb: str) -> None:
+        host.busy = Workloads(gpu=("812 (python3 train.py)",))
+
+        def planned(*, disrupt: bool) -> Undoing:
+            if verb == "remove":
+                return removing(store.footprint(), host, now(), disrupt=disrupt)
+            return undoing(store, host, newest(store), now(), disrupt=disrupt)
+
+        with pytest.raises(DrainRequired, match="take the driver from 1 process") as refused:
+            planned(disrupt=False)
+        assert "812 (python3 train.py)" in refused.value.why
+        assert planned(disrupt=True).packages
+
+    def test_a_plain_rollback_before_leaves_the_packages_to_be_undone(self, host: Machine, store: Store) -> None:
+        run = newest(store)
+        plain = undoing(store, host, run)
+        rollback(plain, host, store, version="test", argv=(), tell=silent)
+        assert choose(store, whole=True).run == run
+        whole = undoing(store, host, run, now())
+        assert CONTAINERD not in map(subject, whole.changes)
+        undo(host, store, whole)
+        with pytest.raises(Exception, match="nothing to roll back"):
+            choose(store, whole=True)
+
+    def test_a_later_run_on_the_same_package_comes_first(self, host: Machine, store: Store) -> None:
+        first = newest(store)
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "driver", PackageChange("nvidia-driver-cuda", NEW, PackageState("595.1-1"))))
+        run.commit("done")
+        assert undoing(store, host, first).changes, "the configuration alone is no matter of packages"
+        with pytest.raises(Conflict, match="later runs changed the same things") as refused:
+            undoing(store, host, first, now())
+        assert refused.value.hint == f"gpunode rollback {run.id} --packages"
+
+    def test_a_configuration_file_that_was_purged_with_its_package_comes_back_edited_as_it_was(
+        self, host: Machine, store: Store
+    ) -> None:
+        path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n", 0o600)
+        run = store.begin("setup", version="test")
+        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.done(run.intend("packages", "conflicts", PackageChange("nvidia-driver", OLD, None)))
+        run.commit("done")
+        back = undoing(store, host, run.id, now({}))
+        assert list(map(subject, back.changes)) == ["nvidia-driver", path]
+        host.files[path] = FileState(b"as the package ships it\n")  # apt has brought it meanwhile
+        undo(host, store, back)
+        assert host.files[path] == edited
+
+    def test_what_a_purge_takes_along_is_backed_up_before(self, host: Machine, store: Store) -> None:
+        path, edited = "/etc/dkms/framework.conf", FileState(b"edited by hand\n")
+        host.files[path] = edited
+        host.files[STATUS] = FileState(
+            "".join((paragraph("nvidia-driver-cuda"), paragraph("dkms", conffile=path))).encode()
+        )
+        done = undo(host, store, undoing(store, host, newest(store), now()))
+        host.files[path] = None
+        again = undoing(store, host, done.run, machine(units={UNIT: unit(active=False, enabled=False)}))
+        assert FileChange(path, None, edited) in again.files
+
+
+class TestRemove:
+    def test_everything_goes_that_was_added_and_what_was_there_is_as_before(self, host: Machine, store: Store) -> None:
+        back = removing(store.footprint(), host, now())
+        assert {change.name: change.after for change in back.packages} == {"nvidia-driver-cuda": None, "dkms": None}
+        undo(host, store, back)
+        assert (host.files[CONTAINERD], host.files[CUDA_LIST], host.files[BLACKLIST]) == (FORMER, None, None)
+
+    def test_what_was_purged_is_named_and_does_not_come_back(self, host: Machine, store: Store) -> None:
+        back = removing(store.footprint(), host, now())
+        assert "gpunode purged these, and they do not come back: nvidia-driver" in back.notes
+
+    def test_an_edit_of_years_ago_stays(self, host: Machine, store: Store) -> None:
+        host.files[CONTAINERD] = FileState(b"# mine, edited\nnvidia = true\n")
+        back = removing(store.footprint(), host, now())
+        assert [c.after for c in back.files if c.path == CONTAINERD] == [FileState(b"# mine, edited\n")]
+        assert any("the edits stay" in note for note in back.notes)
+
+    def test_an_edit_of_gpunodes_own_lines_is_a_conflict_unless_forced(self, host: Machine, store: Store) -> None:
+        host.files[CONTAINERD] = FileState(b"# mine\nnvidia = false\n")
+        with pytest.raises(Conflict, match="was edited since") as refused:
+            removing(store.footprint(), host, now())
+        assert "+nvidia = false" in refused.value.why
+        assert "-nvidia = true" in refused.value.why
+        forced = removing(store.footprint(), host, now(), force=True)
+        assert [c.after for c in forced.files if c.path == CONTAINERD] == [FORMER]
+
+    def test_an_edit_between_two_setups_stays_too(self, host: Machine, store: Store) -> None:
+        between = FileState(b"# mine\n# theirs\nnvidia = true\n")
+        run = store.begin("setup", version="test")
+        again = FileChange(CONTAINERD, between, FileState(b"# mine\n# theirs\nnvidia = 2\n"), frozenset({RESTART}))
+        run.done(run.intend("runtime", "step", again))
+        run.commit("done")
+        host.files[CONTAINERD] = again.after if isinstance(again.after, FileState) else None
+        back = removing(store.footprint(), host, now())
+        assert [c.after for c in back.files if c.path == CONTAINERD] == [FileState(b"# mine\n# theirs\n")]
+
+    def test_a_file_that_gpunode_made_goes_but_for_what_others_added(self, host: Machine, store: Store) -> None:
+        host.files[CUDA_LIST] = FileState(b"deb x\ndeb theirs\n")
+        back = removing(store.footprint(), host, now())
+        assert [c.after for c in back.files if c.path == CUDA_LIST] == [FileState(b"deb theirs\n")]
+
+    def test_a_file_that_somebody_removed_stays_removed(self, host: Machine, store: Store) -> None:
+        host.files[CONTAINERD] = None
+        assert CONTAINERD not in map(subject, removing(store.footprint(), host, now()).changes)
+
+    def test_what_was_forgotten_is_left_and_named(self, host: Machine, store: Store) -> None:
+        store.forget(newest(store))
+        back = removing(store.footprint(), host, now())
+        assert not back.files
+        assert any(CONTAINERD in note and "forgotten" in note for note in back.notes)
+        assert len(back.packages) == 2, "packages need no backup"
+
+    def test_a_second_removal_finds_nothing(self, host: Machine, store: Store) -> None:
+        back = removing(store.footprint(), host, now())
+        rollback(back, host, store, version="test", argv=(), tell=silent, verb="remove", whole=True)
+        assert removing(store.footprint(), host, machine()).parts == ()
+
+
+def test_versions_that_others_left_beside_a_file_are_known_by_their_names() -> None:
+    names = [f"/etc/a.toml{end}" for end in ("", ".bak", "~", ".dpkg-dist", ".20260101", ".d", "c", ".gpunode-1")]
+    assert list(leftovers("/etc/a.toml", names)) == [
+        "/etc/a.toml.bak",
+        "/etc/a.toml~",
+        "/etc/a.toml.dpkg-dist",
+        "/etc/a.toml.20260101",
+    ]
