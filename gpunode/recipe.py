@@ -52,8 +52,12 @@ Cgroup: TypeAlias = Literal["auto", "systemd"]
 _NUMBER = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
 _NUMBER_WORDS = ("a branch such as 580", "a version such as 580.178.04")
 # What an address may hold is what a line of APT's sources can hold: no blank, no bracket, no quote.
-_ADDRESS = r"|(https?://|file:/)[^\s\[\]\"'<>\\]+"
-_ADDRESS_WORDS = ("an http://, https:// or file:/ address", '"" for NVIDIA\'s own')
+# No password either: it would stand in a file for all to read and in the list of processes.
+_ADDRESS = r"|(https?://[^\s\[\]\"'<>\\@?#/]+(/[^\s\[\]\"'<>\\?#]*)?|file:/[^\s\[\]\"'<>\\?#]+)"
+_ADDRESS_WORDS = (
+    "an http://, https:// or file:/ address (user and password belong in /etc/apt/auth.conf.d)",
+    '"" for NVIDIA\'s own',
+)
 _KEY = r"|[0-9A-F]{40}"
 _KEY_WORDS = ("40 upper-case hex digits without blanks", '"" for NVIDIA\'s own key')
 
@@ -144,6 +148,26 @@ class Expect:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionLock:
+    """Exact package versions, as a lock file holds them.
+
+    Attributes:
+        file: where it was read from.
+        recipe: the name of the recipe that it was written with; for people.
+        distribution: os-release's ID; versions differ between distributions and their releases.
+        release: os-release's VERSION_ID.
+        packages: version by name; a package of a foreign architecture as ``name:arch``.
+    """
+
+    file: str
+    recipe: str
+    distribution: str
+    release: str
+    architecture: str
+    packages: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """The wanted state of a node.
 
@@ -151,6 +175,7 @@ class Recipe:
         name: of the file that it was read from, without its ending.
         upgrade: whether a satisfied driver and toolkit are brought to the newest of their branch. Asked for on the
             command line alone, never by a file, so that re-runs do not drift.
+        lock: the versions that packages must have; asked for on the command line alone, likewise.
     """
 
     name: str
@@ -165,6 +190,7 @@ class Recipe:
     runtime: Runtime = field(default_factory=Runtime)
     expect: Expect = field(default_factory=Expect)
     upgrade: bool = False
+    lock: VersionLock | None = None
 
 
 _SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
@@ -320,7 +346,7 @@ def _layer(text: str, file: str) -> _Layer:
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if len(text) > LIMIT_BYTES:
         raise RecipeError(f"longer than the {LIMIT_BYTES >> 20} MiB that a recipe may have", file=file)
-    raw = _Layer(file, text, _toml(text, file))
+    raw = _Layer(file, text, read_toml(text, file))
     if not _is(raw.values.get("schema", SCHEMA), (int,)) or raw.values.get("schema", SCHEMA) != SCHEMA:
         raise raw.error(
             f"schema is {_shown(raw.values['schema'])}: not a format that I know", ("schema",), (str(SCHEMA),)
@@ -328,14 +354,19 @@ def _layer(text: str, file: str) -> _Layer:
     return _Layer(file, text, dict(_flat(raw)))
 
 
-def _toml(text: str, file: str) -> Mapping[str, Any]:
+def read_toml(text: str, file: str, error_kind: type[RecipeError] = RecipeError) -> Mapping[str, Any]:
+    """What ``text``, the content of ``file``, says as TOML.
+
+    Raises:
+        RecipeError: it is not TOML; it is of ``error_kind`` and names the line.
+    """
     try:
         values: Mapping[str, Any] = _reader().loads(text)
     except ValueError as error:
         place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
         reason = str(error)[: place.start()] if place else str(error)
         line = int(place[1]) if place and place[1] else text.count("\n") + 1 if place else 0
-        raise RecipeError(f"not TOML: {_brief(reason)}", file=file, line=line) from error
+        raise error_kind(f"not TOML: {_brief(reason)}", file=file, line=line) from error
     return values
 
 

@@ -100,6 +100,11 @@ def interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
     return any(_JOURNAL.search(path) for path in updates) or any(entry.status in _UNFINISHED for entry in found)
 
 
+def half_installed(found: Iterable[Entry]) -> tuple[str, ...]:
+    """The packages that have lost some of their files, or never got them all; dpkg refuses to remove them."""
+    return tuple(entry.name for entry in found if entry.status == "half-installed")
+
+
 def conffiles(text: str, names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
     """The configuration files that dpkg keeps for each of the packages ``names`` and takes with it in a purge."""
     found: dict[str, tuple[str, ...]] = {}

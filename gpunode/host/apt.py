@@ -27,7 +27,7 @@ from gpunode.host.apt_output import (
     parse_status,
 )
 from gpunode.host.apt_plan import arguments, is_install, is_removal, purged_by_dpkg, unplanned
-from gpunode.host.locks import busy, first_holder, wait_until_free
+from gpunode.host.locks import MARK, busy, first_holder, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Simulation
 from gpunode.host.process import Finished, Runner, redact
 
@@ -50,6 +50,7 @@ UNATTENDED = {
     "NEEDRESTART_SUSPEND": "1",
     "NEEDRESTART_MODE": "l",
     "UCF_FORCE_CONFFOLD": "1",
+    MARK[0]: MARK[1],
 }
 """The environment in which neither apt nor dpkg nor what they start asks anybody anything, or restarts services."""
 
@@ -244,7 +245,7 @@ class Apt:
         try:
             self._persist(
                 "change the packages",
-                lambda: self._run(argv, _TRANSACTION_LIMIT_S, status=True),
+                lambda: self._transaction(argv),
                 self._places.install_locks,
                 cure,
             )
@@ -277,7 +278,7 @@ class Apt:
 
     def _command(self, doing: str, argv: tuple[str, ...]) -> None:
         locks = self._places.install_locks
-        self._persist(doing, lambda: self._run(argv, _TRANSACTION_LIMIT_S), locks, _nothing)
+        self._persist(doing, lambda: self._transaction(argv), locks, _nothing)
 
     # -- trying, waiting, failing -------------------------------------------------------------------------------
 
@@ -329,9 +330,21 @@ class Apt:
                     return _text(file.read(_LOG_LIMIT))
         return ""
 
-    def _run(self, argv: tuple[str, ...], timeout_s: float, *, status: bool = False) -> Finished:
-        heard = self._hear if status else None
-        return self._runner.run(argv, timeout_s=timeout_s, env=UNATTENDED, limit_bytes=_OUTPUT_LIMIT, status=heard)
+    def _transaction(self, argv: tuple[str, ...]) -> Finished:
+        """Dpkg is not ended in its middle, not even by gpunode's own end."""
+        return self._run(argv, _TRANSACTION_LIMIT_S, status=argv[0] == "apt-get", outlives=True)
+
+    def _run(
+        self, argv: tuple[str, ...], timeout_s: float, *, status: bool = False, outlives: bool = False
+    ) -> Finished:
+        return self._runner.run(
+            argv,
+            timeout_s=timeout_s,
+            env=UNATTENDED,
+            limit_bytes=_OUTPUT_LIMIT,
+            status=self._hear if status else None,
+            outlives=outlives,
+        )
 
     def _hear(self, line: str) -> None:
         if progress := parse_status(line):

@@ -79,7 +79,7 @@ def _members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
     rows: dict[str, object] = {}
     names: set[str] = {INDEX}
     for key, capture in sorted(evidence.items()):
-        row = _row(capture)
+        row = _row(key, capture)
         if capture.data:
             row["file"] = name = _member_name(key, names)
             names.add(name)
@@ -89,7 +89,7 @@ def _members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
     yield INDEX, (json.dumps(index, indent=1) + "\n").encode()
 
 
-def _row(capture: Capture) -> dict[str, object]:
+def _row(key: str, capture: Capture) -> dict[str, object]:
     row: dict[str, object] = {"source": capture.source, "outcome": capture.outcome}
     if capture.error:
         row["error"] = capture.error
@@ -98,6 +98,9 @@ def _row(capture: Capture) -> dict[str, object]:
     if capture.ownership is not None:
         own = capture.ownership
         row.update(mode=f"{own.mode:04o}", uid=own.uid, gid=own.gid)
+        # Of the other files it would only make two captures of one state differ.
+        if own.changed is not None and key.startswith("file:"):
+            row["changed"] = round(own.changed, 6)
     return row
 
 
@@ -356,5 +359,12 @@ def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Path) -
         data=read(str(name)) if name is not None else b"",
         error=row.get("error", ""),
         exit_status=status,
-        ownership=Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"])) if "mode" in row else None,
+        ownership=_ownership(row),
     )
+
+
+def _ownership(row: Mapping[str, Any]) -> Ownership | None:
+    if "mode" not in row:
+        return None
+    changed = float(row["changed"]) if "changed" in row else None
+    return Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"]), changed)

@@ -11,9 +11,11 @@ import fnmatch
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 from gpunode.change import FileState
@@ -234,7 +236,9 @@ def _kind(status: os.stat_result) -> str:
 
 
 def _ownership(status: os.stat_result) -> Ownership:
-    return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+    # From before the clock was set back: such a date says nothing about what came later.
+    changed = status.st_ctime if status.st_ctime <= time.time() else None
+    return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, changed)
 
 
 def state(path: str, *, root: str = "/") -> FileState | None:
@@ -383,12 +387,14 @@ def _replace_at(place: _Place, path: str, state: FileState, still: Still) -> Non
         _fill(fd, path, state, place if former else None)
         still(_state_at(place, path))
         os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
-    _settle(place, f"{path} was replaced, but may be the old one again after a power cut")
+    # Above a new file also folders that were there: a run that was killed may have made them and not synced them.
+    _settle(place, f"{path} was replaced, but may be the old one again after a power cut", new=former is None)
 
 
-def _settle(place: _Place, otherwise: str) -> None:
+def _settle(place: _Place, otherwise: str, *, new: bool = False) -> None:
     try:
-        _sync_folder(place.folder)
+        for folder in reversed(place.folders if new else place.folders[-1:]):
+            _sync_folder(folder)
     except OSError as error:
         why = f"its folder could not be synced: {error.strerror}"
         raise ChangeFailed(otherwise, why=why, hint=f"{_HINTS[errno.EIO]}, then run the command again") from error
@@ -448,9 +454,11 @@ def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
 
 
 def sweep(path: str, *, root: str = "/") -> None:
-    """No temporary file of a run that was killed stands beside ``path`` any more."""
+    """No temporary file of a run that was killed stands beside ``path`` any more, and what it wrote is on the disk."""
     with suppress(OSError), _place(path, root) as place:
         _sweep(place.folder)
+        for folder in place.folders:
+            _sync_folder(folder)
 
 
 def _sweep(folder: int) -> None:
@@ -560,6 +568,38 @@ def remove(path: str, *, root: str = "/", still: Still = _whatever) -> None:
     except OSError as error:
         if error.errno not in _ABSENT:
             raise _failed(path, "removed", error) from error
+
+
+def create(path: Path, content: bytes) -> None:
+    """There is a new file with ``content``, for its owner alone; whole, or not at all.
+
+    Raises:
+        FileExistsError: something is there already, be it a link to nothing; it is as it was.
+        OSError: it could not be written.
+    """
+    folder = _open_folder(str(path.parent))
+    try:
+        with _temporary(folder) as (name, fd):
+            _write(fd, content)
+            os.fsync(fd)
+            _name(name, path.name, folder)
+        _sync_folder(folder)
+    finally:
+        os.close(folder)
+
+
+def _name(draft: str, name: str, folder: int) -> None:
+    """``draft`` is called ``name``, too, which was free."""
+    try:
+        # Not a rename, which would replace what has come there meanwhile.
+        os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        # FAT and some network file systems have no second names.
+        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
+            raise
+        if name in _names(folder):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 @contextmanager

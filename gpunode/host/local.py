@@ -29,7 +29,7 @@ from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import files, runtime
 from gpunode.host.locks import wait_until_ended, wait_until_free
-from gpunode.host.port import OnProgress, Progress, Settled, Simulation, Workloads
+from gpunode.host.port import OnProgress, Progress, Settled, Simulation, Workloads, unheard
 from gpunode.host.process import CommandLog, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.runtimes import Configured
@@ -47,17 +47,13 @@ _INITRAMFS_PATIENCE_S = 600.0
 _CONTRADICTION_S = 5.0
 
 
-def _unheard(_: Progress) -> None:
-    """Nobody listens."""
-
-
 class LocalHost:
     """The node that gpunode runs on, or the one whose root is mounted at ``root``; a ``port.Host``."""
 
     def __init__(
         self,
         root: str = "/",
-        on_progress: OnProgress = _unheard,
+        on_progress: OnProgress = unheard,
         log: CommandLog | None = None,
         *,
         lock_timeout_s: float = 600.0,
@@ -84,6 +80,18 @@ class LocalHost:
         if probe.glob:
             return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
         return files.read(probe.path, probe.limit_bytes, root=self.root)
+
+    def wait_until_alone(self) -> None:
+        """Neither cloud-init nor anybody else is at work on this node; cloud-init may itself have started gpunode.
+
+        Raises:
+            Busy: somebody was at it for longer than we wait.
+        """
+        if self.root == "/":
+            from gpunode.host.cloud_init import wait_until_done
+
+            wait_until_done(self.runner, self._lock_timeout_s, self._on_progress)
+        self.wait_for_others()
 
     def wait_for_others(self) -> None:
         """No other program is at work on the packages, be it the apt that a killed run of gpunode left behind.
@@ -224,7 +232,9 @@ class LocalHost:
         # dpkg --configure, a build for dkms, a reboot: none may come in the middle of somebody else's transaction.
         self.wait_for_others()
         with self._fit_for_packages():
-            done = self.runner.run(change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear)
+            done = self.runner.run(
+                change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear, outlives=True
+            )
         if not done.ok:
             raise _command_failed(done, f"{subject(change)} failed ({change.why})")
 
@@ -255,7 +265,7 @@ class LocalHost:
         if self.root == "/":
             wait_until_ended("update-initramfs", _INITRAMFS_PATIENCE_S, self._on_progress)
         with self._fit_for_packages():
-            done = self.runner.run(("update-initramfs", "-u", "-k", "all"), timeout_s=_COMMAND_TIMEOUT_S)
+            done = self.runner.run(("update-initramfs", "-u", "-k", "all"), timeout_s=_COMMAND_TIMEOUT_S, outlives=True)
         if not done.ok and not done.missing:
             raise _command_failed(done, "the initramfs could not be rebuilt")
         skipped = "update-initramfs is not installed" if done.missing else ""

@@ -20,7 +20,7 @@ def why_foreign(folder: Path) -> str:
         if stat.S_ISLNK(itself.st_mode) and itself.st_uid not in ours:
             return f"it is a link that the user with the id {itself.st_uid} made"
         status = folder.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return "it is a link to nothing" if folder.is_symlink() else ""
     except OSError as error:  # such as links in a circle
         return error.strerror or str(error)

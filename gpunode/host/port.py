@@ -27,6 +27,10 @@ class Progress:
 OnProgress: TypeAlias = Callable[[Progress], None]
 
 
+def unheard(_: Progress) -> None:
+    """Nobody listens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """One package that a simulated transaction would install, upgrade or remove.

@@ -34,6 +34,8 @@ _TERM_PATIENCE_S = 5.0
 _KILL_PATIENCE_S = 5.0
 # How long the pipes of a finished command are still read: a daemon that it started may hold them for ever.
 _LINGER_S = 1.0
+# Its reader may end before the writer does; only then is the rest thrown away.
+_RELAY = "trap '' PIPE; cat 2>/dev/null || exec cat >/dev/null"
 _LONGEST_LINE = 1 << 16
 _EMPTY_ENV: Mapping[str, str] = {}
 
@@ -155,6 +157,7 @@ class Runner:
         limit_bytes: int = 1 << 20,
         on_line: OnLine | None = None,
         status: OnLine | None = None,
+        outlives: bool = False,
     ) -> Finished:
         """The command has ended, by itself or, past ``timeout_s``, with its whole process group.
 
@@ -169,11 +172,14 @@ class Runner:
             limit_bytes: how much of each output stream is kept.
             on_line: is called with each line of standard output and standard error as it comes.
             status: is called with each line that comes through the status pipe.
+            outlives: should gpunode be killed, it goes on to its end undisturbed; any other one dies of its next
+                line, as nobody reads it.
         """
         started = time.monotonic()
-        with signals_held(), _Descriptors(stdin, with_status=status is not None) as fd:
+        with signals_held(), _Descriptors(stdin, with_status=status is not None, relayed=outlives) as fd:
             words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
-            child = _start(words if self.root == "/" else ("chroot", self.root, *words), fd, _environment(env))
+            whole = words if self.root == "/" else ("chroot", self.root, *words)
+            child = _start(whole, fd.stdin, fd.child_out, fd.child_err, _environment(env), fd.child_status)
             fd.close_childs()
             out, err = _Stream(fd.out, limit_bytes, on_line), _Stream(fd.err, limit_bytes, on_line)
             timed_out = False
@@ -216,12 +222,14 @@ def _find(program: str) -> str | None:
 class _Descriptors:
     """The descriptors of one command: ``out``, ``err`` and ``status`` are ours to read, the ``child_`` ones are its."""
 
-    def __init__(self, stdin: bytes, *, with_status: bool) -> None:
+    def __init__(self, stdin: bytes, *, with_status: bool, relayed: bool) -> None:
         self._open: set[int] = set()
+        self._relays: list[Any] = []
         self.stdin = self._input(stdin)
-        self.out, self.child_out = self._pipe()
-        self.err, self.child_err = self._pipe()
-        self.status, self.child_status = self._pipe() if with_status else (-1, -1)
+        channel = self._relayed if relayed else self._pipe
+        self.out, self.child_out = channel()
+        self.err, self.child_err = channel()
+        self.status, self.child_status = channel() if with_status else (-1, -1)
         if with_status:
             os.set_inheritable(self.child_status, True)
 
@@ -242,6 +250,17 @@ class _Descriptors:
         self._open |= {ours, childs}
         return ours, childs
 
+    def _relayed(self) -> tuple[int, int]:
+        """As ``_pipe``, with a process in between that goes on reading when nobody takes what it passes on."""
+        (ours, theirs), (relays, childs) = self._pipe(), os.pipe()
+        self._open |= {relays, childs}
+        started = _start(("sh", "-c", _RELAY), relays, theirs, theirs, _environment({}))
+        if isinstance(started, _NotStarted):
+            raise ChangeFailed("no command can be started", why=started.why, hint="look at `ulimit -u` and `free -m`")
+        self._relays.append(started)
+        self._close({relays, theirs})
+        return ours, childs
+
     def close_childs(self) -> None:
         """Now the child alone holds its ends, so its end of file reaches us."""
         self._close({self.stdin, self.child_out, self.child_err, self.child_status} & self._open)
@@ -257,9 +276,11 @@ class _Descriptors:
 
     def __exit__(self, *_: object) -> None:
         self._close(set(self._open))
+        for relay in self._relays:
+            relay.is_alive()  # reaps it; one that a daemon keeps busy stays with that daemon
 
 
-def _start(argv: tuple[str, ...], fd: _Descriptors, env: Mapping[str, str]) -> Any:
+def _start(argv: tuple[str, ...], stdin: int, out: int, err: int, env: Mapping[str, str], status: int = -1) -> Any:
     """The running process (``sh``'s own object), or why there is none."""
     import sh
 
@@ -270,11 +291,11 @@ def _start(argv: tuple[str, ...], fd: _Descriptors, env: Mapping[str, str]) -> A
         # All three streams are descriptors of ours, so sh reads nothing and starts no thread that would. bg is 1 and
         # not True, for which sh would have the child ignore SIGHUP, and with it every daemon that the child starts.
         options: dict[str, Any] = {
-            "_in": fd.stdin,
-            "_out": fd.child_out,
-            "_err": fd.child_err,
+            "_in": stdin,
+            "_out": out,
+            "_err": err,
             "_env": dict(env),
-            "_pass_fds": {fd.child_status} if fd.child_status >= 0 else set(),
+            "_pass_fds": {status} if status >= 0 else set(),
             "_new_session": True,
             "_tty_out": False,
             "_bg": 1,

@@ -40,7 +40,7 @@ from gpunode.errors import JournalDamaged
 # 2: each line vouches for the one before; who by number; attributes of files, folders made, origins of packages;
 # forgotten runs. Format 1 is read, too.
 FORMAT = 2
-Verb: TypeAlias = Literal["setup", "rollback", "remove"]
+Verb: TypeAlias = Literal["setup", "rollback", "remove", "repair"]
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
 # The stage whose files are a node's configuration, which a plain rollback gives back; and the step under which the
@@ -401,7 +401,7 @@ def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
             case Done() | Failed():
                 _conclude(debts, (run, entry.seq), entry)
             case Settle(trigger=trigger):
-                for settled in _settles(trigger):
+                for settled in settles(trigger):
                     debts.pop(settled, None)
             case Commit() | Forget():
                 pass
@@ -421,7 +421,8 @@ def _conclude(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[
             debtors[debtor] = end.at
 
 
-def _settles(trigger: Trigger) -> tuple[Trigger, ...]:
+def settles(trigger: Trigger) -> tuple[Trigger, ...]:
+    """What is settled with ``trigger``: a restart does a reload's work, too."""
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
 
@@ -439,7 +440,7 @@ def unsettled(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
                 waiting.pop((run, entry.seq), None)
             case Settle(trigger=trigger):
                 for _, owes in waiting.values():
-                    owes.difference_update(_settles(trigger))
+                    owes.difference_update(settles(trigger))
             case _:
                 pass
     return tuple(change for change, owes in reversed(waiting.values()) if owes)

@@ -14,13 +14,16 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from gpunode.change import Change, FileChange, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
+from gpunode.host.locks import Holder
 from gpunode.host.own import read, refuse_foreign
+from gpunode.host.port import OnProgress, unheard
 from gpunode.journal import footprint, record
 from gpunode.journal.footprint import Footprint
-from gpunode.journal.lock import held
+from gpunode.journal.lock import held, holder
 from gpunode.journal.record import (
     Begin,
     Commit,
@@ -39,6 +42,7 @@ from gpunode.journal.record import (
 
 KEEP = 50
 _NOBODY_LOGGED_IN = 0xFFFFFFFF
+Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 # All of it was done; a reboot may be due.
 _THROUGH = frozenset({"done", "waiting"})
 _RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
@@ -48,6 +52,10 @@ _LONGEST_JOURNAL = 16 << 20
 _LARGEST_OBJECT = 64 << 20
 
 
+def _unheard(_entries: Sequence[Entry], _entry: Entry) -> None:
+    """Nobody listens."""
+
+
 class Store:
     """The journals and backups of one node.
 
@@ -55,17 +63,25 @@ class Store:
         root: where the node's file system stands; ``/`` unless an image is built.
         keep: how many of the newest runs keep their backups, beside the first one.
         clock: seconds since the epoch.
+        announce: hears every entry once it is on the disk, with all of its run so far.
     """
 
     def __init__(
-        self, root: str | os.PathLike[str] = "/", *, keep: int = KEEP, clock: Callable[[], float] = time.time
+        self,
+        root: str | os.PathLike[str] = "/",
+        *,
+        keep: int = KEEP,
+        clock: Callable[[], float] = time.time,
+        announce: Announce = _unheard,
     ) -> None:
         self.root = Path(root)
         self.folder = self.root / "var/lib/gpunode"
         self.objects = self.folder / "objects"
         self._runs = self.folder / "runs"
+        self._lock = self.root / "run/gpunode/lock"
         self._keep = keep
         self._clock = clock
+        self.announce = announce
 
     def begin(
         self,
@@ -240,6 +256,8 @@ class Store:
         try:
             # A torn last line goes first: what follows it would make it damage.
             os.ftruncate(descriptor, len(written))
+            # And a whole one, which a killed run may not have synced, is on the disk before another follows it.
+            os.fsync(descriptor)
             _write_all(descriptor, record.encode(entry, above=written.splitlines(keepends=True)[-1]))
             os.fsync(descriptor)
         finally:
@@ -264,11 +282,20 @@ class Store:
         indebted = next(index for index, run in enumerate(runs) if record.owed(self._unloaded(run)))
         return record.unsettled(entry for run in runs[indebted:] for entry in self.read(run))
 
-    def lock(self, timeout_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        """Nobody else changes this node meanwhile; see ``lock.held``."""
-        lock = self.root / "run/gpunode/lock"
-        refuse_foreign(lock.parent, self.root)
-        return held(lock, timeout_s)
+    def lock(
+        self, timeout_s: float = 0.0, on_progress: OnProgress = unheard
+    ) -> contextlib.AbstractContextManager[None]:
+        """Nobody else changes this node meanwhile; see ``lock.held``.
+
+        Raises:
+            Refused: its folder is somebody else's, or a link out of an image.
+        """
+        refuse_foreign(self._lock.parent, self.root)
+        return held(self._lock, timeout_s, on_progress)
+
+    def at_work(self) -> Holder | None:
+        """The gpunode that is changing this node, as far as the lock names it; takes no lock."""
+        return holder(self._lock)
 
     def save(self, content: bytes) -> str:
         """The name of ``content``'s backup object, which is on the disk. Raises OSError."""
@@ -476,6 +503,8 @@ class Run:
             raise
         self._last = line
         self._entries.extend(entries)
+        for entry in entries:
+            self._store.announce(self._entries, entry)
 
     def _withdraw(self, size: int, error: OSError) -> None:
         """Takes back a torn line; where that fails nothing may follow it, since it would lie in the middle."""

@@ -10,13 +10,15 @@ from gpunode.steps.outcome import Outcome, Planned, Step
 # A configuration file that the user changed stays: nobody is there to be asked, and dpkg would give up. Where a package
 # was unpacked before one that it needs, dpkg cannot finish it, and apt gets what is missing; it may take nothing away.
 _KEEP = ("--force-confdef", "--force-confold")
-_FINISH = ("dpkg", *_KEEP, "--configure", "-a")
+_CONFIGURE = ("dpkg", *_KEEP, "--configure", "-a")
 _COMPLETE = (
     *("apt-get", "-q", "-y", "--no-install-recommends", "--no-remove"),
     *(word for option in _KEEP for word in ("-o", f"Dpkg::Options::={option}")),
     *("--fix-broken", "install"),
 )
-_REPAIR = ("sh", "-c", f"{' '.join(_FINISH)} || {' '.join(_COMPLETE)}")
+_REPAIR = ("sh", "-c", f"{' '.join(_CONFIGURE)} || {' '.join(_COMPLETE)}")
+FINISH = ("sh", "-c", f"{' '.join(_CONFIGURE)}; {' '.join(_COMPLETE)}")
+"""As what is planned, and packages that are half installed are whole afterwards: a transaction would see to them."""
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:

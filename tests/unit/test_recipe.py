@@ -242,7 +242,7 @@ recipes = st.builds(
     ),
     st.builds(
         Repositories,
-        st.sampled_from(["", "https://m.example/~a/ü?x=%20"]),
+        st.sampled_from(["", "https://m.example/~a/ü/@b/x%20"]),
         st.sampled_from(["", "file:/srv"]),
         st.sampled_from(["", "F" * 40]),
         st.sampled_from(["", "0" * 40]),

@@ -194,11 +194,19 @@ class PrivateRunner(Runner):
         limit_bytes: int = 1 << 20,
         on_line: OnLine | None = None,
         status: OnLine | None = None,
+        outlives: bool = False,
     ) -> Finished:
         self.commands.append(tuple(argv))
         private = {**env, "APT_CONFIG": str(self.world / "apt.conf"), "DPKG_ADMINDIR": str(self.world / "var/lib/dpkg")}
         return super().run(
-            argv, timeout_s=timeout_s, stdin=stdin, env=private, limit_bytes=limit_bytes, on_line=on_line, status=status
+            argv,
+            timeout_s=timeout_s,
+            stdin=stdin,
+            env=private,
+            limit_bytes=limit_bytes,
+            on_line=on_line,
+            status=status,
+            outlives=outlives,
         )
 
 

@@ -301,3 +301,15 @@ def test_a_named_pipe_is_no_capture_and_nobody_waits_for_its_writer(tmp_path: Pa
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="not a capture"):
         load(tmp_path / "pipe")
+
+
+def test_when_a_configuration_file_last_changed_comes_along(tmp_path: Path) -> None:
+    """So a capture tells of a daemon that is older than its file; of other files it would only be noise."""
+    own = Ownership(0o644, 0, 0, 1795247197.25)
+    evidence = {
+        "file:/etc/docker/daemon.json": Capture("/etc/docker/daemon.json", "ok", b"{}", ownership=own),
+        "os-release": Capture("/etc/os-release", "ok", b"ID=debian\n", ownership=own),
+    }
+    save(evidence, tmp_path / "node")
+    found = {key: one.ownership.changed for key, one in load(tmp_path / "node").items() if one.ownership}
+    assert found == {"file:/etc/docker/daemon.json": 1795247197.25, "os-release": None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -145,6 +146,45 @@ def test_a_status_pipe_reaches_the_command_and_its_lines_come_back() -> None:
     assert done.stdout == b"out\n"
     assert done.dropped_bytes == 0
     assert done.argv[-1].isdigit()
+
+
+class TestOutliving:
+    """Commands that are to reach their end whatever becomes of gpunode."""
+
+    def test_its_output_and_status_come_while_it_runs(self) -> None:
+        lines: list[str] = []
+        states: list[str] = []
+        script = "echo one; echo half >&2; echo dlstatus:x > /proc/self/fd/$0; sleep 0.5; printf two; exit 3"
+        done = Runner().run(
+            (*SHELL, script, "{status_fd}"),
+            timeout_s=20,
+            on_line=lines.append,
+            status=states.append,
+            outlives=True,
+        )
+        assert (done.exit_status, done.stdout, done.stderr) == (3, b"one\ntwo", b"half\n")
+        assert (sorted(lines), states) == (["half", "one", "two"], ["dlstatus:x"])
+
+    def test_a_script_that_empties_its_standard_error_takes_nothing_back(self) -> None:
+        script = "echo first >&2; sleep 0.5; echo 2 > /dev/stderr; echo third >&2"
+        done = Runner().run((*SHELL, script), timeout_s=20, outlives=True)
+        assert done.stderr == b"first\n2\nthird\n"
+
+    def test_past_its_time_it_is_ended_and_what_it_said_is_kept(self) -> None:
+        done = Runner().run((*SHELL, "echo said; sleep 300"), timeout_s=1, outlives=True)
+        assert (done.exit_status, done.timed_out, done.stdout) == (124, True, b"said\n")
+
+    def test_it_goes_on_to_its_end_when_gpunode_is_killed(self, tmp_path: Path) -> None:
+        """A pipe would break under its next line, and dpkg then stops in its middle."""
+        script = f"echo > {tmp_path}/begun; sleep 1; echo more && echo > {tmp_path}/ended"
+        source = "import sys; from gpunode.host.process import Runner; Runner().run(('sh', '-c', sys.argv[1]), "
+        gpunode = subprocess.Popen([sys.executable, "-c", f"{source}timeout_s=60, outlives=True)", script])
+        try:
+            assert wait_for((tmp_path / "begun").exists)
+        finally:
+            gpunode.kill()
+            gpunode.wait()
+        assert wait_for((tmp_path / "ended").exists)
 
 
 def test_the_command_has_no_descriptors_of_ours() -> None:

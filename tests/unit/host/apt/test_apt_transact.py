@@ -38,6 +38,7 @@ class Scripted(Runner):
         limit_bytes: int = 1 << 20,
         on_line: OnLine | None = None,
         status: OnLine | None = None,
+        outlives: bool = False,
     ) -> Finished:
         self.commands.append(tuple(argv))
         verb = self._verb(argv)

@@ -1,0 +1,57 @@
+"""dpkg's unfinished work is finished before anybody asks which packages there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpunode.change import CommandChange
+from gpunode.errors import GpunodeError, Interrupted
+from gpunode.facts import dpkg
+from gpunode.facts.model import Facts, Known, known
+from gpunode.host.port import Host, HostView
+from gpunode.journal.store import Store
+from gpunode.steps.repair import FINISH
+from gpunode.workflow import present
+from gpunode.workflow.apply import Applier
+from gpunode.workflow.events import Observer
+
+
+def unfinished(facts: Facts, host: HostView) -> CommandChange | None:
+    """What finishes the work in whose middle dpkg was stopped; None when there is none.
+
+    Until then dpkg's status is not what is on the disk, and a package that lost some of its files can neither be
+    called installed nor be removed: apt installs it anew first.
+    """
+    if not isinstance(facts.packages, Known):
+        return None
+    half = dpkg.half_installed(dpkg.entries(present.dpkg_status(host)))
+    if not half and not known(facts.dpkg_interrupted, False):
+        return None
+    what = f"; {', '.join(half)} is half installed" if half else ""
+    return CommandChange(FINISH, f"an earlier run of dpkg was interrupted{what}")
+
+
+def finish(
+    work: CommandChange,
+    host: Host,
+    store: Store,
+    *,
+    version: str,
+    argv: tuple[str, ...],
+    tell: Observer,
+    pause: Callable[[], None],
+) -> None:
+    """``work`` is done, as a run of its own.
+
+    Raises:
+        ChangeFailed: it could not be; nothing else was touched.
+    """
+    run = store.begin("repair", version=version, argv=argv)
+    applier = Applier(host, run, tell, pause)
+    try:
+        applier.pause()
+        applier.one("sources", "repair", work, work.why)
+    except GpunodeError as error:
+        run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
+        raise
+    run.commit("done")

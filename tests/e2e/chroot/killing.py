@@ -1,0 +1,191 @@
+"""gpunode killed inside of an apt transaction: alone, so that apt lives on, or with everything that it has started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from tests.e2e.chroot.scenario import CONFIG, RECIPE
+from tests.e2e.lab.chroot import Chroot
+from tests.e2e.lab.tree import PROJECT, SITE
+
+Victims: TypeAlias = Literal["gpunode", "everything"]
+DPKG_LOG = "/var/log/dpkg.log"
+_LATEST_S = 120.0
+# What a run may change, compared by content, mode and owner.
+_WATCHED = ("/etc/apt", "/etc/containerd", "/etc/modprobe.d", "/usr/share/keyrings")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a node holds that a run brings and a rollback takes back.
+
+    Attributes:
+        packages: with version and dpkg's status.
+        audit: what dpkg says is wrong.
+    """
+
+    packages: str
+    auto: str
+    held: str
+    audit: str
+    files: dict[str, tuple[int, int, int, bytes]]
+
+    @property
+    def config(self) -> tuple[int, int, int, bytes] | None:
+        """The runtime's configuration."""
+        return self.files.get(CONFIG)
+
+
+def state(node: Chroot) -> State:
+    """The node's, now."""
+    listing = "${Package} ${Version} ${Status}\n"
+    packages, auto, held, audit = (
+        node.run(*argv).stdout
+        for argv in (
+            ("/usr/bin/dpkg-query", "-W", "-f", listing),
+            ("/usr/bin/apt-mark", "showauto"),
+            ("/usr/bin/apt-mark", "showhold"),
+            ("/usr/bin/dpkg", "--audit"),
+        )
+    )
+    return State(packages, auto, held, audit, {name: row for folder in _WATCHED for name, row in _rows(node, folder)})
+
+
+def _rows(node: Chroot, folder: str) -> Iterator[tuple[str, tuple[int, int, int, bytes]]]:
+    for path in sorted(node.path(folder).rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        name = f"{folder}/{path.relative_to(node.path(folder)).as_posix()}"
+        yield name, (status.st_mode, status.st_uid, status.st_gid, content)
+
+
+def steps(node: Chroot) -> int:
+    """How many changes of a package's state dpkg has written down so far."""
+    path = node.path(DPKG_LOG)
+    return path.read_text().count(" status ") if path.exists() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """The processes that a killed run has left, apt among them."""
+
+    pids: tuple[int, ...]
+
+    def alive(self) -> bool:
+        """Whether any of them is still there."""
+        return any(Path(f"/proc/{pid}").exists() for pid in self.pids)
+
+    def send(self, number: signal.Signals) -> None:
+        """All that are still there get the signal."""
+        for pid in self.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+@dataclass
+class Started:
+    """A run of gpunode that goes on by itself; what it says is in ``log`` inside."""
+
+    node: Chroot
+    process: subprocess.Popen[bytes]
+    log: str
+
+    @property
+    def pid(self) -> int:
+        """gpunode's, as this process sees it."""
+        deadline = time.monotonic() + _LATEST_S
+        while time.monotonic() < deadline:
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+            if children and b"gpunode" in Path(f"/proc/{children[0]}/cmdline").read_bytes():
+                return int(children[0])
+            assert self.process.poll() is None, self.said
+            time.sleep(0.005)
+        raise AssertionError(self.said)
+
+    @property
+    def said(self) -> str:
+        """All that it has printed."""
+        return self.node.read(self.log)
+
+    def kill_at(self, step: int, victims: Victims) -> Orphans:
+        """It is dead since dpkg has written down the change number ``step`` of this run.
+
+        Returns:
+            What it has started, if that lives on; it stands still.
+
+        Raises:
+            AssertionError: the run was over before.
+        """
+        pid, before = self.pid, steps(self.node)
+        deadline = time.monotonic() + _LATEST_S
+        while steps(self.node) - before < step:
+            assert self.process.poll() is None, f"it was over before step {step}\n{self.said}"
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.001)
+        children = _stopped(pid)[1:]
+        os.kill(pid, signal.SIGKILL)
+        orphans = Orphans(tuple(children))
+        if victims == "everything":
+            orphans.send(signal.SIGKILL)
+        # nsenter, which stands between, has stopped with gpunode.
+        self.process.send_signal(signal.SIGCONT)
+        self.process.wait()
+        return orphans
+
+    def until(self, text: str) -> str:
+        """All that it has printed, ``text`` by now among it.
+
+        Raises:
+            AssertionError: it ended before.
+        """
+        deadline = time.monotonic() + _LATEST_S
+        while text not in self.said:
+            assert self.process.poll() is None, f"it never said {text!r}\n{self.said}"
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.02)
+        return self.said
+
+
+def start(node: Chroot, *arguments: str) -> Started:
+    """``gpunode ARGUMENTS`` under way in ``node``."""
+    python = (f"PYTHONPATH={PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX=/run/lab-pycache")
+    log = f"/root/{arguments[0]}.log"
+    return Started(node, node.start("env", *python, "python3", "-m", "gpunode", *arguments, log=log), log)
+
+
+def start_setup(node: Chroot) -> Started:
+    """``gpunode setup`` under way in ``node``."""
+    return start(node, "setup", RECIPE, "--yes")
+
+
+def _stopped(pid: int) -> list[int]:
+    """The process and all of its descendants, which stand still, so that none goes on after another one's death."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop()
+        with suppress(ProcessLookupError, FileNotFoundError):
+            os.kill(one, signal.SIGSTOP)
+            found.append(one)
+            waiting += [int(child) for child in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+    return found
+
+
+def copy_disk(node: Chroot, target: Path) -> Path:
+    """What ``node`` has written to its disk until now, as a layer for another one."""
+    subprocess.run(["cp", "-a", os.fspath(node.upper), os.fspath(target)], check=True)
+    return target
+
+
+def discard(layer: Path) -> None:
+    """The layer is gone."""
+    shutil.rmtree(layer)

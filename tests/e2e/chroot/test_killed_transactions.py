@@ -1,0 +1,171 @@
+"""gpunode killed inside of a real apt transaction: the next setup finishes it, and a rollback takes it back."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tests.e2e.chroot.killing import Orphans, State, Victims, copy_disk, discard, start_setup, state, steps
+from tests.e2e.chroot.scenario import COMMENTED, CONFIG, RECIPE, Lab, as_machine, ask
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.chroot import Chroot
+from tests.e2e.lab.pci import T4
+from tests.e2e.lab.tree import Base
+
+pytestmark = pytest.mark.e2e
+
+# With the driver, a transaction compiles a module and runs maintainer scripts; without it, it is done in a second.
+RECIPES = {"toolkit": '[driver]\nversion = "none"\n', "driver": ""}
+_SOURCES = ("cuda-repository", "toolkit-repository", "driver-pin")
+# The real one takes longer than all else together, and no kill is meant for it.
+_QUICK_INITRAMFS = "#!/bin/sh\nexit 0\n"
+_COPIES = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A node whose package sources are there, and what a setup of it that nobody disturbs comes to.
+
+    Attributes:
+        steps: how many changes of package states dpkg writes down in it.
+    """
+
+    lab: Lab
+    base: Base
+    former: State
+    wanted: State
+    steps: int
+
+    def node(self) -> Chroot:
+        """A new one."""
+        return self.lab.node(self.base, [T4])
+
+    @contextmanager
+    def killed(self, step: int, victims: Victims) -> Iterator[tuple[Chroot, Orphans]]:
+        """A node whose setup was killed at ``step``, and what lives on of it."""
+        with self.node() as node:
+            orphans = start_setup(node).kill_at(step, victims)
+            try:
+                yield node, orphans
+            finally:
+                orphans.send(signal.SIGKILL)
+
+    @contextmanager
+    def copied(self, node: Chroot) -> Iterator[Chroot]:
+        """Another node whose disk is as that of ``node`` is now."""
+        layer = copy_disk(node, self.lab.folder / f"copied-{next(_COPIES)}")
+        try:
+            with self.lab.node(replace(self.base, layers=(layer, *self.base.layers)), [T4]) as other:
+                yield other
+        finally:
+            discard(layer)
+
+
+def prepare(lab: Lab, base: Base, more: str) -> Prepared:
+    target = lab.folder / f"prepared-{next(_COPIES)}"
+    with lab.node(base, [T4]) as node:
+        as_machine(node)
+        node.write("/usr/local/sbin/update-initramfs", _QUICK_INITRAMFS, 0o755)
+        node.write(CONFIG, COMMENTED, 0o640)
+        node.run("chown", "daemon:adm", CONFIG)
+        lab.recipe(node, "debian12", more=more)
+        only = [word for step in _SOURCES for word in ("--only", step)]
+        done = node.gpunode("setup", RECIPE, "--yes", *only)
+        assert done.returncode in {0, 7}, f"{done.stdout}\n{done.stderr}"
+        node.path("/root/setup.log").unlink(missing_ok=True)
+        node.halt()
+        node.upper.rename(target)
+    prepared = replace(base, layers=(target, *base.layers))
+    with lab.node(prepared, [T4]) as node:
+        former, before = state(node), steps(node)
+        done = node.gpunode("setup", RECIPE, "--yes")
+        assert done.returncode in {0, 7}, f"{done.stdout}\n{done.stderr}"
+        wanted = state(node)
+        assert wanted.audit == ""
+        return Prepared(lab, prepared, former, wanted, steps(node) - before)
+
+
+@pytest.fixture(scope="module")
+def prepared(bases: dict[str, Bases], chroots: Lab) -> Callable[[str], Prepared]:
+    made: dict[str, Prepared] = {}
+
+    def get(name: str) -> Prepared:
+        if name not in made:
+            made[name] = prepare(chroots, bases["bookworm"].runtime, RECIPES[name])
+        return made[name]
+
+    return get
+
+
+def end_setup(node: Chroot, orphans: Orphans, wanted: State) -> None:
+    """One more setup waits for what lives on, says what it found, and brings the node to the wanted state."""
+    again = start_setup(node)
+    if orphans.alive():
+        said = again.until("waiting: process")
+        assert "apt-get -q -y" in said, "its command is named"
+        assert "/var/lib/dpkg/lock" in said
+        orphans.send(signal.SIGCONT)
+    ended = again.process.wait()
+    assert ended in {0, 7}, again.said
+    assert "was cut short in the middle of" in again.said
+    assert state(node) == wanted, again.said
+    third = ask(node, "setup", RECIPE, "--yes")
+    assert third.envelope["changed"] is False, third.changes
+    assert litter(node) == []
+
+
+def take_back(node: Chroot, orphans: Orphans, former: State) -> None:
+    """A rollback brings the configuration back, and where it is asked to, the packages, too."""
+    orphans.send(signal.SIGCONT)
+    back = node.gpunode("rollback", "--yes")
+    assert back.returncode == 0 or "there is nothing to roll back" in back.stderr, back.stderr
+    assert "was cut short" in back.stdout + back.stderr
+    assert state(node).config == former.config
+    if "--packages" not in node.gpunode("rollback", "--help").stdout:
+        return
+    back = node.gpunode("rollback", "--packages", "--yes")
+    assert back.returncode == 0, f"{back.stdout}\n{back.stderr}"
+    assert state(node) == former, back.stdout
+    assert litter(node) == []
+
+
+def litter(node: Chroot) -> list[str]:
+    """Temporary files of a killed run that nobody has removed."""
+    places = ("/etc/*/.gpunode-*", "/etc/*/*/.gpunode-*", "/tmp/gpunode-*", "/var/lib/apt/gpunode-*")
+    return [str(path) for place in places for path in node.path("/").glob(place.lstrip("/"))]
+
+
+def is_survived(prepared: Prepared, step: int, victims: Victims) -> None:
+    with prepared.killed(step, victims) as (node, orphans):
+        if victims == "everything":
+            with prepared.copied(node) as other:
+                take_back(other, orphans, prepared.former)
+        end_setup(node, orphans, prepared.wanted)
+    if victims == "gpunode":
+        with prepared.killed(step, victims) as (node, orphans):
+            take_back(node, orphans, prepared.former)
+
+
+@pytest.mark.parametrize("victims", ["gpunode", "everything"])
+@pytest.mark.parametrize(
+    ("recipe", "share"),
+    [*(("toolkit", share) for share in (0.0, 0.3, 0.6, 0.9)), ("driver", 0.3), ("driver", 0.7)],
+)
+def test_a_killed_transaction(prepared: Callable[[str], Prepared], recipe: str, share: float, victims: Victims) -> None:
+    found = prepared(recipe)
+    is_survived(found, 1 + int(share * found.steps), victims)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(88))
+def test_a_transaction_killed_whenever(prepared: Callable[[str], Prepared], number: int) -> None:
+    """With the twelve above they are a hundred."""
+    found = prepared(("toolkit", "driver")[number % 2])
+    chance = random.Random(number)
+    is_survived(found, chance.randint(1, found.steps), chance.choice(("gpunode", "everything")))
