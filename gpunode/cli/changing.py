@@ -58,6 +58,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     recipe, place, image, screen = wanted.read(), checked_root(root), is_image(root), how.screen()
     named = gpus_to_set_up(gpu, image=image)
     os.umask(_UMASK)
+    _keep_mounts_private(place)
     store = Store(place)
     log = CommandLog("setup", root=place)
     host = LocalHost(place, on_progress=screen.progress, log=log, lock_timeout_s=leave.lock_timeout_s)
@@ -100,6 +101,13 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
     how.answer(_setup_envelope(recipe, done, report, failure, (log.problem,) if log.problem else ()))
+
+
+def _keep_mounts_private(place: str) -> None:
+    if place != "/":
+        from gpunode.host.chroot import keep_mounts_private
+
+        keep_mounts_private()
 
 
 def _swept(store: Store, host: LocalHost) -> CutShort | None:
@@ -243,6 +251,7 @@ def _undo(
 
     screen = how.screen()
     os.umask(_UMASK)
+    _keep_mounts_private(place)
     store = Store(place)
     host = LocalHost(place, on_progress=screen.progress, log=CommandLog(verb, root=place))
     with store.lock(), Stop() as stop, screen:
