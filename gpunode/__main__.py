@@ -10,7 +10,11 @@ def main() -> int:
     if sys.argv[1:] in (["--version"], ["-V"]):
         from gpunode import __version__
 
-        print(f"gpunode {__version__}")  # noqa: T201 - before anything else is imported: this must be quick
+        try:
+            print(f"gpunode {__version__}", flush=True)  # noqa: T201 - before anything else is imported: must be quick
+        except OSError:  # nobody reads it, or there is no room for it
+            sys.stdout = None  # or Python complains of it once more at its end
+            return 2
         return 0
     import gc
 

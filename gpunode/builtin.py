@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
+import stat
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -66,7 +69,11 @@ def read(place: str) -> recipe.Recipe:
 
 
 def _read(path: Path) -> str:
-    with path.open("rb") as file:
+    # Not waited for: a named pipe that nobody writes to would keep us for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        _refuse_unless_readable(descriptor)
+        os.set_blocking(descriptor, True)
         data = file.read(recipe.LIMIT_BYTES + 1)
     if len(data) > recipe.LIMIT_BYTES:
         raise RecipeError(f"longer than the {recipe.LIMIT_BYTES >> 20} MiB that a recipe may have", file=str(path))
@@ -75,6 +82,15 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise RecipeError(f"not text in UTF-8: {error.reason}", file=str(path), line=line) from error
+
+
+def _refuse_unless_readable(descriptor: int) -> None:
+    """Files alone, and the pipe in which a shell hands over what a command prints: ``gpunode plan <(…)``."""
+    kind = os.fstat(descriptor).st_mode
+    is_shells_pipe = stat.S_ISFIFO(kind) and str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")
+    if not stat.S_ISREG(kind) and not is_shells_pipe:
+        what = "a folder" if stat.S_ISDIR(kind) else "a named pipe" if stat.S_ISFIFO(kind) else "a device or the like"
+        raise OSError(errno.EINVAL, f"it is {what}, not a file")
 
 
 def _places() -> tuple[Path, Path]:

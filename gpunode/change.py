@@ -92,6 +92,9 @@ Unsettled: TypeAlias = Deferred | SigningKey
 class FileChange:
     """A file is created (``before`` is None), replaced, or removed (``after`` is None).
 
+    One that stays as it is (``before == after``) owes its triggers all the same: somebody else has changed it, and its
+    daemon has not read it.
+
     Attributes:
         folders: those that are made for a new file, outermost first; whoever undoes the change removes them again.
             They are known when the change is about to be made, and changes are not compared by them.

@@ -57,6 +57,15 @@ class RecipeError(UsageError):
         return {**super().as_dict(), **place}
 
 
+class LockFileError(RecipeError):
+    """As RecipeError, for a lock file: it is written by gpunode, so a damaged one is best written again."""
+
+    def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
+        super().__init__(what, file=file, line=line, key=key, allowed=allowed)
+        again = f"move {file} away and write it again with `gpunode plan --lock {file}`"
+        self.hint = f"{again}, or correct {key or 'it'}"
+
+
 class Refused(GpunodeError):
     """gpunode will not do this here; nothing was changed."""
 

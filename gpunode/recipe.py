@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -25,7 +24,7 @@ SCHEMA = 1
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 LIMIT_BYTES = 1 << 20
 _TRIES = 64
-_DOTS = 256
+_MOST_LAYERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,12 @@ Cgroup: TypeAlias = Literal["auto", "systemd"]
 _NUMBER = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
 _NUMBER_WORDS = ("a branch such as 580", "a version such as 580.178.04")
 # What an address may hold is what a line of APT's sources can hold: no blank, no bracket, no quote.
-_ADDRESS = r"|(https?://|file:/)[^\s\[\]\"'<>\\]+"
-_ADDRESS_WORDS = ("an http://, https:// or file:/ address", '"" for NVIDIA\'s own')
+# No password either: it would stand in a file for all to read and in the list of processes.
+_ADDRESS = r"|(https?://[^\s\[\]\"'<>\\@?#/]+(/[^\s\[\]\"'<>\\?#]*)?|file:/[^\s\[\]\"'<>\\?#]+)"
+_ADDRESS_WORDS = (
+    "an http://, https:// or file:/ address (user and password belong in /etc/apt/auth.conf.d)",
+    '"" for NVIDIA\'s own',
+)
 _KEY = r"|[0-9A-F]{40}"
 _KEY_WORDS = ("40 upper-case hex digits without blanks", '"" for NVIDIA\'s own key')
 
@@ -145,6 +148,26 @@ class Expect:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionLock:
+    """Exact package versions, as a lock file holds them.
+
+    Attributes:
+        file: where it was read from.
+        recipe: the name of the recipe that it was written with; for people.
+        distribution: os-release's ID; versions differ between distributions and their releases.
+        release: os-release's VERSION_ID.
+        packages: version by name; a package of a foreign architecture as ``name:arch``.
+    """
+
+    file: str
+    recipe: str
+    distribution: str
+    release: str
+    architecture: str
+    packages: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """The wanted state of a node.
 
@@ -152,6 +175,7 @@ class Recipe:
         name: of the file that it was read from, without its ending.
         upgrade: whether a satisfied driver and toolkit are brought to the newest of their branch. Asked for on the
             command line alone, never by a file, so that re-runs do not drift.
+        lock: the versions that packages must have; asked for on the command line alone, likewise.
     """
 
     name: str
@@ -166,6 +190,7 @@ class Recipe:
     runtime: Runtime = field(default_factory=Runtime)
     expect: Expect = field(default_factory=Expect)
     upgrade: bool = False
+    lock: VersionLock | None = None
 
 
 _SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
@@ -282,11 +307,15 @@ def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
     """The recipe and those that it extends, the farthest last."""
     layers = [_layer(text, file)]
     while base := layers[-1].values.get("extends"):
+        if "://" in base:
+            raise layers[-1].error("extends is an address, and a recipe is read from this machine alone", ("extends",))
         place = base_of(base, layers[-1].file)
         if place in (chain := [layer.file for layer in layers]):
             raise layers[-1].error(
                 f"recipes extend each other in a circle: {' → '.join([*chain, place])}", ("extends",)
             )
+        if len(layers) == _MOST_LAYERS:
+            raise layers[-1].error(f"more than {_MOST_LAYERS} recipes extend one another", ("extends",))
         try:
             layers.append(_layer(load(place), place))
         except RecipeError:
@@ -317,7 +346,7 @@ def _layer(text: str, file: str) -> _Layer:
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if len(text) > LIMIT_BYTES:
         raise RecipeError(f"longer than the {LIMIT_BYTES >> 20} MiB that a recipe may have", file=file)
-    raw = _Layer(file, text, _toml(text, file))
+    raw = _Layer(file, text, read_toml(text, file))
     if not _is(raw.values.get("schema", SCHEMA), (int,)) or raw.values.get("schema", SCHEMA) != SCHEMA:
         raise raw.error(
             f"schema is {_shown(raw.values['schema'])}: not a format that I know", ("schema",), (str(SCHEMA),)
@@ -325,25 +354,25 @@ def _layer(text: str, file: str) -> _Layer:
     return _Layer(file, text, dict(_flat(raw)))
 
 
-def _toml(text: str, file: str) -> Mapping[str, Any]:
-    # The reader takes time by the square of a dotted key's parts; no recipe needs a line with so many dots.
-    if line := next((n for n, one in enumerate(text.split("\n"), 1) if one.count(".") > _DOTS), 0):
-        raise RecipeError(f"more than {_DOTS} dots in a line", file=file, line=line)
+def read_toml(text: str, file: str, error_kind: type[RecipeError] = RecipeError) -> Mapping[str, Any]:
+    """What ``text``, the content of ``file``, says as TOML.
+
+    Raises:
+        RecipeError: it is not TOML; it is of ``error_kind`` and names the line.
+    """
     try:
         values: Mapping[str, Any] = _reader().loads(text)
     except ValueError as error:
         place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
         reason = str(error)[: place.start()] if place else str(error)
-        line = int(place[1]) if place and place[1] else text.count("\n") + 1
-        raise RecipeError(f"not TOML: {_brief(reason)}", file=file, line=line) from error
-    except RecursionError as error:
-        raise RecipeError("nested too deeply for a recipe", file=file) from error
+        line = int(place[1]) if place and place[1] else text.count("\n") + 1 if place else 0
+        raise error_kind(f"not TOML: {_brief(reason)}", file=file, line=line) from error
     return values
 
 
 def _reader() -> Any:
-    """The standard library's reader of TOML, or what it was made of."""
-    return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    """The reader of TOML, loaded when there is something to read."""
+    return import_module("gpunode.toml")
 
 
 def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
@@ -444,7 +473,7 @@ def _path(toml: str) -> tuple[str, ...]:
     """The one path that a line of TOML sets; empty when it sets none."""
     try:
         value: Any = _reader().loads(toml)
-    except (ValueError, RecursionError):
+    except ValueError:
         return ()
     path: list[str] = []
     while value and isinstance(value, list | dict):
@@ -460,7 +489,7 @@ def _outside_strings(text: str, line: int) -> bool:
     """Whether ``line`` starts outside of a text or list that spans lines: all before it is TOML by itself."""
     try:
         _reader().loads("\n".join(text.split("\n")[: line - 1]))
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return True
 

@@ -30,6 +30,9 @@ DriverOption = Annotated[
 UpgradeOption = Annotated[
     bool, typer.Option("--upgrade", help="bring driver and toolkit to the newest of their branch")
 ]
+LockOption = Annotated[
+    str, typer.Option("--lock", metavar="FILE", help="exactly the package versions that this lock file holds")
+]
 OnlyOption = Annotated[list[str], typer.Option("--only", metavar="STEP", help="take this step alone; may be repeated")]
 RootOption = Annotated[str, typer.Option("--root", metavar="DIR", help="a mounted root instead of this machine")]
 GpuOption = Annotated[str, typer.Option("--gpu", metavar="IDS", help="GPUs of the image's machine: 10de:1b80[,…]")]
@@ -37,6 +40,9 @@ NodeOption = Annotated[str, typer.Option("--node", metavar="CAPTURE", help="a ca
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON object on standard output and nothing else")]
 VerboseOption = Annotated[
     bool, typer.Option("-v", "--verbose", help="show steps that have nothing to do, and packages")
+]
+LockTimeoutOption = Annotated[
+    int, typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait while others change the node")
 ]
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before changing the node")]
 DisruptionOption = Annotated[
@@ -63,11 +69,9 @@ def setup(
         bool, typer.Option("--reboot", help="reboot once if that is needed, and go on afterwards")
     ] = False,
     allow_disruption: Annotated[bool, typer.Option("--allow-disruption", help="go on though containers stop")] = False,
-    lock_timeout: Annotated[
-        int,
-        typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait while others use apt or dpkg"),
-    ] = 600,
+    lock_timeout: LockTimeoutOption = 600,
     upgrade: UpgradeOption = False,
+    lock: LockOption = "",
     only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option
     root: RootOption = "/",
     gpu: GpuOption = "",
@@ -80,7 +84,7 @@ def setup(
     from gpunode.cli.compose import Wanted
 
     leave = changing.Leave(yes, reboot, allow_disruption, lock_timeout)
-    wanted = Wanted(recipe, runtime, driver, upgrade)
+    wanted = Wanted(recipe, runtime, driver, upgrade, lock)
     changing.setup(wanted, How(json=json, verbose=verbose), tuple(only), root, gpu, leave)
 
 
@@ -91,6 +95,14 @@ def plan(
     driver: DriverOption = "",
     check: Annotated[bool, typer.Option("--check", help="end with 4 when something is to be done")] = False,
     upgrade: UpgradeOption = False,
+    lock: Annotated[
+        str,
+        typer.Option(
+            "--lock",
+            metavar="FILE",
+            help="as setup's; a file that is not there is written, with --upgrade also one that is",
+        ),
+    ] = "",
     only: OnlyOption = [],  # noqa: B006
     root: RootOption = "/",
     gpu: GpuOption = "",
@@ -103,7 +115,7 @@ def plan(
     from gpunode.cli.compose import Wanted
 
     how = commands.How(json=json, verbose=verbose)
-    commands.plan(Wanted(recipe, runtime, driver, upgrade), how, tuple(only), node, root, gpu, check=check)
+    commands.plan(Wanted(recipe, runtime, driver, upgrade, lock), how, tuple(only), node, root, gpu, check=check)
 
 
 @app.command()
@@ -166,6 +178,7 @@ def rollback(
     ] = False,
     allow_disruption: DisruptionOption = False,
     yes: YesOption = False,
+    lock_timeout: LockTimeoutOption = 600,
     root: RootOption = "/",
     json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -180,9 +193,9 @@ def rollback(
     from gpunode.cli import changing
 
     if forget:
-        changing.forget(run, how, root, yes=yes)
+        changing.forget(run, how, root, yes=yes, lock_timeout_s=lock_timeout)
         return
-    changing.rollback(run, how, root, changing.UndoLeave(yes, packages, force, allow_disruption))
+    changing.rollback(run, how, root, changing.UndoLeave(yes, packages, force, allow_disruption, lock_timeout))
 
 
 @app.command()
@@ -192,6 +205,7 @@ def remove(
     ] = False,
     allow_disruption: DisruptionOption = False,
     yes: YesOption = False,
+    lock_timeout: LockTimeoutOption = 600,
     root: RootOption = "/",
     json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -200,7 +214,19 @@ def remove(
     from gpunode.cli import changing, commands
 
     how = commands.How(json=json, verbose=verbose)
-    changing.remove(how, root, changing.UndoLeave(yes, True, force, allow_disruption))
+    changing.remove(how, root, changing.UndoLeave(yes, True, force, allow_disruption, lock_timeout))
+
+
+@app.command()
+def log(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="all that is recorded of this run (default: a table)")] = "",
+    root: RootOption = "/",
+    json: JsonOption = False,
+) -> None:
+    """Show what gpunode did here, when and for whom; with RUN every file, package and command."""
+    from gpunode.cli import commands
+
+    commands.log(run, commands.How(json=json), root)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -30,6 +31,8 @@ def run(arguments: list[str]) -> int:
         return _fail(arguments, Interrupted("interrupted", why="SIGINT came", hint="run the command again"))
     except BrokenPipeError:
         return _reader_gone()
+    except OSError as error:
+        return _unwritten(arguments, error) if {"-h", "--help"} & set(arguments) else _bug(arguments, error)
     except Exception as error:  # the one broad except: what is not ours is a bug, and is kept for its report
         return _typer_error(arguments, error)
     return 0
@@ -47,7 +50,23 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
+def _unwritten(arguments: list[str], error: OSError) -> int:
+    """The help that typer prints, onto a full disk."""
+    from gpunode.cli.screen.printer import forget
+
+    forget(sys.stdout)
+    what = UsageError("the help cannot be written", why=error.strerror or "", hint="make room, or write elsewhere")
+    return _fail(arguments, what)
+
+
 def _fail(arguments: list[str], error: GpunodeError) -> int:
+    """The error is told, as far as anybody can be told; the exit code says it too."""
+    with suppress(UsageError, BrokenPipeError):
+        _tell(arguments, error)
+    return error.exit_code
+
+
+def _tell(arguments: list[str], error: GpunodeError) -> None:
     if "--json" in arguments:
         from gpunode.cli.envelope import failure
         from gpunode.cli.screen.printer import tell_program
@@ -58,7 +77,6 @@ def _fail(arguments: list[str], error: GpunodeError) -> int:
         from gpunode.cli.screen.printer import standard_error
 
         standard_error().put(error_lines(error))
-    return error.exit_code
 
 
 def _command(arguments: list[str]) -> str:
@@ -102,16 +120,20 @@ def _bug(arguments: list[str], error: Exception) -> int:
 
 def _keep(text: str) -> str:
     """Where the traceback now is: under /var/log for root, else in a private temporary file."""
-    import tempfile
     import time
 
-    name = time.strftime("bug-%Y%m%dT%H%M%SZ.txt", time.gmtime())
+    from gpunode.host.own import why_foreign
+
+    # Two in one second are two bugs.
+    name = time.strftime(f"bug-%Y%m%dT%H%M%SZ-{os.getpid()}.txt", time.gmtime())
     try:
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and not why_foreign(_LOG_FOLDER):
             _LOG_FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
             return _written(
                 os.open(_LOG_FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), _LOG_FOLDER / name, text
             )
+        import tempfile
+
         descriptor, path = tempfile.mkstemp(prefix="gpunode-", suffix=f"-{name}")
         return _written(descriptor, Path(path), text)
     except OSError:

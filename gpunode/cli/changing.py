@@ -6,22 +6,23 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gpunode import __version__
 from gpunode.change import CommandChange
 from gpunode.cli.commands import How, beside, check_steps, shortcoming, unknown
-from gpunode.cli.compose import Stop, Wanted, checked_root, digest, gpus_to_set_up, is_image, need_root
+from gpunode.cli.compose import Stop, Wanted, announcer, checked_root, digest, gpus_to_set_up, is_image, need_root
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.human import Screen, answers_to_signals
 from gpunode.errors import GpunodeError, RebootRequired, UsageError
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
 from gpunode.journal.record import CutShort, made
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
-from gpunode.workflow.converge import survey
+from gpunode.workflow.converge import notes_of, survey
 from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import half_written, told
 from gpunode.workflow.setup import Asked, SetupResult
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # What packages' scripts make must be readable by the daemons that it is for, however strict the caller's own umask is.
 _UMASK = 0o022
+LOCK_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,13 @@ class Leave:
     """What setup may do beyond changing files and packages.
 
     Attributes:
-        lock_timeout_s: how long it waits while somebody else uses apt or dpkg.
+        lock_timeout_s: how long it waits while somebody else is at work on the node.
     """
 
     yes: bool = False
     reboot: bool = False
     allow_disruption: bool = False
-    lock_timeout_s: float = 600.0
+    lock_timeout_s: float = LOCK_TIMEOUT_S
 
 
 def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, leave: Leave) -> None:
@@ -59,12 +61,11 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     named = gpus_to_set_up(gpu, image=image)
     os.umask(_UMASK)
     _keep_mounts_private(place)
-    store = Store(place)
+    store = Store(place, announce=announcer(place))
     log = CommandLog("setup", root=place)
-    host = LocalHost(place, on_progress=screen.progress, log=log, lock_timeout_s=leave.lock_timeout_s)
-    with store.lock(), Stop() as stop, screen:
-        # In the middle of somebody else's transaction packages look broken, and what is planned on that fails.
-        host.wait_for_others()
+    stop = Stop()
+    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
+    with screen, _alone(store, host, screen, leave.lock_timeout_s), stop:
         _swept(store, host)
         facts = survey(host, image=image, gpus=named)
         asked = Asked(
@@ -100,7 +101,8 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         screen.setup(recipe, done, report, failure, log=log.path)
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
-    how.answer(_setup_envelope(recipe, done, report, failure, (log.problem,) if log.problem else ()))
+    notes = [*notes_of(done.preview), *([log.problem] if log.problem else [])]
+    how.answer(_setup_envelope(recipe, done, report, failure, notes))
 
 
 def _keep_mounts_private(place: str) -> None:
@@ -117,6 +119,23 @@ def _swept(store: Store, host: LocalHost) -> CutShort | None:
         store.sweep()
         host.sweep(half_written(cut))
     return cut
+
+
+@contextmanager
+def _alone(
+    store: Store, host: LocalHost, screen: Screen, lock_timeout_s: float, *, others: bool = True
+) -> Iterator[None]:
+    """No other gpunode changes this node meanwhile, nor is anybody at work on it when it begins.
+
+    In the middle of somebody else's transaction packages look broken, and what is planned on that fails. A rollback
+    of the configuration alone leaves the ``others`` be: it mends what is broken now, and needs none of theirs.
+    """
+    with ExitStack() as stack:
+        with answers_to_signals():
+            stack.enter_context(store.lock(lock_timeout_s, screen.progress))
+            if others:
+                host.wait_until_alone()
+        yield
 
 
 @contextmanager
@@ -202,12 +221,14 @@ class UndoLeave:
         whole: undo packages, sources, units and all else, and not the configuration alone.
         force: put back files that somebody edited since.
         allow_disruption: stop containers, and take the driver from processes that use a GPU.
+        lock_timeout_s: how long they wait while somebody else is at work on the node.
     """
 
     yes: bool = False
     whole: bool = False
     force: bool = False
     allow_disruption: bool = False
+    lock_timeout_s: float = LOCK_TIMEOUT_S
 
 
 def rollback(run: str, how: How, root: str, leave: UndoLeave) -> None:
@@ -252,13 +273,12 @@ def _undo(
     screen = how.screen()
     os.umask(_UMASK)
     _keep_mounts_private(place)
-    store = Store(place)
-    host = LocalHost(place, on_progress=screen.progress, log=CommandLog(verb, root=place))
-    with store.lock(), Stop() as stop, screen:
-        if leave.whole:
-            host.wait_for_others()
+    store = Store(place, announce=announcer(place))
+    stop, log = Stop(), CommandLog(verb, root=place)
+    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
+    with screen, _alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:
         if (cut := _swept(store, host)) is not None:
-            screen.tell(Told(told(cut, "a rollback of it takes back whatever it did")))
+            screen.tell(Told(told(cut, f"a {verb} takes back whatever it did")))
         if leave.whole:
             _finish_dpkgs_work(verb, host, store, screen, stop, leave)
         back = undoing(store, host)
@@ -268,6 +288,7 @@ def _undo(
         if not back.parts:
             how.answer(Envelope(verb, notes=back.notes, result={"of": back.of}))
             return
+        host.vet(back.files)
         screen.confirm_shown(verb, yes=leave.yes)
         with _told_what_was_done(verb, how, store):
             done = undo.rollback(
@@ -313,10 +334,10 @@ def _finish_dpkgs_work(
     screen.tell(Told(f"{work.why}: it is finished first, since only then it is known what there is to take back"))
     screen.confirm_shown(verb, yes=leave.yes)
     argv = tuple(sys.argv[1:])
-    finish(work, host, store, verb=verb, version=__version__, argv=argv, tell=screen.tell, pause=stop.pause)
+    finish(work, host, store, version=__version__, argv=argv, tell=screen.tell, pause=stop.pause)
 
 
-def forget(run: str, how: How, root: str, *, yes: bool) -> None:
+def forget(run: str, how: How, root: str, *, yes: bool, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
     """Gives up undoing a run; its backups go, its journal stays."""
     from gpunode.workflow.rollback import choose
 
@@ -328,7 +349,7 @@ def forget(run: str, how: How, root: str, *, yes: bool) -> None:
             hint="gpunode rollback --list\nsudo gpunode rollback --forget RUN",
         )
     store, screen = Store(checked_root(root)), how.screen()
-    with store.lock(), screen:
+    with screen, store.lock(lock_timeout_s, screen.progress):
         chosen = choose(store, run)
         screen.forgetting(chosen)
         screen.confirm_shown("rollback --forget", yes=yes)

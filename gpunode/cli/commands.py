@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode import __version__, builtin
 from gpunode import recipe as recipes
@@ -22,8 +22,9 @@ from gpunode.errors import (
     VerifyFailed,
 )
 from gpunode.facts.model import Facts, Unknown
+from gpunode.recipe import Recipe
 from gpunode.steps import STEPS
-from gpunode.workflow.converge import raise_refusal
+from gpunode.workflow.converge import notes_of, raise_refusal
 
 if TYPE_CHECKING:
     from gpunode.host.port import HostView
@@ -60,17 +61,54 @@ def plan(wanted: Wanted, how: How, only: Sequence[str], node: str, root: str, gp
     from gpunode.workflow.plan import plan as make_plan
 
     check_steps(only)
-    recipe = wanted.read()
+    writing = _lock_to_write(wanted, only, check=check)
+    recipe = (replace(wanted, lock="") if writing else wanted).read()
     seen = see(node, root, gpu)
     plans = make_plan(recipe, seen.facts, seen.host, only)
     raise_refusal(plans)
-    how.screen().plan(recipe, seen.facts, plans)
+    screen = how.screen()
+    screen.plan(recipe, seen.facts, plans)
+    lock = writing(recipe, seen.facts, plans, screen) if writing else {}
     todo = pending(plans)
     failure = ChangesPending("changes are pending", hint="gpunode setup makes them") if todo and check else None
-    how.answer(_planned("plan", plans, seen.facts, failure))
+    how.answer(_planned("plan", plans, seen.facts, failure, lock))
 
 
-def _planned(command: str, plans: Sequence[StagePlan], facts: Facts, failure: GpunodeError | None) -> Envelope:
+Writing: TypeAlias = Callable[[Recipe, Facts, "Sequence[StagePlan]", Screen], Mapping[str, object]]
+
+
+def _lock_to_write(wanted: Wanted, only: Sequence[str], *, check: bool) -> Writing | None:
+    """What writes the lock file once there is a plan; None where one is only read, or none is named.
+
+    A file that is there is read, as setup reads it, unless --upgrade asks for newer versions.
+    """
+    if not wanted.lock or check:
+        return None
+    from gpunode.cli.lockfiles import former_lock, refuse_part, there_is, write_lock
+
+    if there_is(wanted.lock) and not wanted.upgrade:
+        return None
+    refuse_part(only)
+    former = former_lock(wanted.lock)
+
+    def write(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], screen: Screen) -> Mapping[str, object]:
+        from gpunode.workflow.locking import lock_of
+
+        lock = lock_of(recipe, facts, plans, wanted.lock)
+        changed = write_lock(lock, former)
+        screen.locked(lock, changed, renewed=former is not None)
+        return {"lock": {"file": lock.file, "packages": lock.packages, "changed": changed}}
+
+    return write
+
+
+def _planned(
+    command: str,
+    plans: Sequence[StagePlan],
+    facts: Facts,
+    failure: GpunodeError | None,
+    more: Mapping[str, object],
+) -> Envelope:
     steps = [
         {"id": step.step.id, "stage": stage.stage, "reason": step.outcome.reason, "changes": len(step.changes)}
         for stage in plans
@@ -83,10 +121,10 @@ def _planned(command: str, plans: Sequence[StagePlan], facts: Facts, failure: Gp
         exit_code=failure.exit_code if failure else 0,
         changed=any(stage.changes for stage in plans),
         changes=[change for stage in plans for change in stage.changes],
-        notes=[note for stage in plans for step in stage.steps for note in getattr(step.outcome, "notes", ())],
+        notes=notes_of(plans),
         unknown=unknown(facts),
         errors=(failure,) if failure else (),
-        result={"steps": steps, "waits": [wait.reason for stage in plans for wait in stage.waits]},
+        result={"steps": steps, "waits": [wait.reason for stage in plans for wait in stage.waits], **more},
     )
 
 
@@ -197,6 +235,35 @@ def beside(host: HostView, path: str) -> tuple[str, ...]:
     return tuple(leftovers(path, (one.path for one in decode_found(looked.data))))
 
 
+def log(run: str, how: How, root: str) -> None:
+    """Shows the recorded runs, or all that is recorded of one."""
+    from gpunode.cli import audit
+    from gpunode.journal.store import Store
+    from gpunode.workflow.log import told
+
+    found = told(Store(checked_root(root)), run)
+    logins = _logins({one.begin.loginuid for one in found})
+    how.screen().log(found, logins, whole=bool(run))
+    if run:
+        result = {"schema": audit.SCHEMA, "run": audit.whole(found[0], logins)}
+    else:
+        result = {"schema": audit.SCHEMA, "runs": [audit.summary(one, logins) for one in found]}
+    how.answer(Envelope("log", result=result))
+
+
+def _logins(uids: Iterable[int | None]) -> dict[int, str]:
+    """The names of those of ``uids`` that this machine knows, on which the runs were made, also those for an image."""
+    import pwd
+    from contextlib import suppress
+
+    names: dict[int, str] = {}
+    for uid in uids:
+        with suppress(KeyError):
+            if uid is not None:
+                names[uid] = pwd.getpwuid(uid).pw_name
+    return names
+
+
 def capture(file: str, how: How) -> None:
     """Saves what gpunode sees of this node."""
     from gpunode.facts.probes import PROBES
@@ -247,9 +314,10 @@ def recipe_from_node(node: str, output: str, how: How) -> None:
 
 def _write_new(path: Path, text: str) -> None:
     """Raises UsageError when there is a file already: a recipe may be somebody's work."""
+    from gpunode.host.files import create
+
     try:
-        with path.open("x") as file:
-            file.write(text)
+        create(path, text.encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written",

@@ -8,17 +8,22 @@ import os
 import re
 import sys
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpunode import builtin
 from gpunode.errors import Interrupted, RecipeError, Terminated, UsageError
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice
-from gpunode.host.port import HostView
+from gpunode.host.port import HostView, OnProgress, Progress
 from gpunode.recipe import Recipe, line_of, parse, render
 from gpunode.steps import STEPS
 from gpunode.steps.detect import DETECT
+
+if TYPE_CHECKING:
+    from gpunode.journal.store import Announce
 
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _DEFAULT_RECIPES = {"containerd": "containerd", "docker": "docker", "none": "bare-metal", "": "bare-metal"}
@@ -32,13 +37,21 @@ class Wanted:
     runtime: str = ""
     driver: str = ""
     upgrade: bool = False
+    lock: str = ""
 
     def read(self) -> Recipe:
         """The recipe, with what the command line overrides.
 
         Raises:
-            RecipeError, UsageError: it cannot be understood.
+            RecipeError, UsageError: it cannot be understood, or the lock cannot.
         """
+        if self.lock and self.upgrade:
+            raise UsageError(
+                "--lock and --upgrade contradict each other",
+                why="the one asks for the versions of a file, the other for the newest",
+                hint="upgrade one node without --lock, then renew the lock there:\n"
+                f"  gpunode plan --upgrade --lock {self.lock}",
+            )
         base = recipe_at(self.recipe or _DEFAULT_RECIPES.get(self.runtime, "bare-metal"))
         wanted = replace(base, upgrade=self.upgrade)
         if self.runtime:
@@ -47,6 +60,10 @@ class Wanted:
         if self.driver:
             version = _option("--driver", "driver", "version", self.driver).driver.version
             wanted = replace(wanted, driver=replace(wanted.driver, version=version))
+        if self.lock:
+            from gpunode.cli.lockfiles import read_lock
+
+            wanted = replace(wanted, lock=read_lock(self.lock))
         return wanted
 
 
@@ -58,7 +75,7 @@ def recipe_at(place: str) -> Recipe:
     """
     found, ids = builtin.read(place), tuple(step.id for step in STEPS if step.id != DETECT.id)
     if wrong := [step for step in found.skip if step not in ids]:
-        what = f"skip names {', '.join(wrong)}, which is no step that can be left out"
+        what = f"skip names {', '.join(dict.fromkeys(wrong))[:200]}, which is no step that can be left out"
         raise RecipeError(what, file=place, line=line_of(builtin.load(place), ("skip",)), key="skip", allowed=ids)
     return found
 
@@ -75,7 +92,12 @@ def _option(option: str, section: str, key: str, value: str) -> Recipe:
 
 def digest(recipe: Recipe) -> str:
     """The hash by which the journal knows a recipe: of its meaning, not of its file's comments."""
-    return hashlib.sha256(render(recipe).encode()).hexdigest()
+    meaning = render(recipe)
+    if recipe.lock:
+        from gpunode import lockfile
+
+        meaning += lockfile.render(recipe.lock, "")
+    return hashlib.sha256(meaning.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +216,19 @@ def need_root(command: str) -> None:
         )
 
 
+def announcer(root: str) -> Announce:
+    """What tells systemd's journal of the runs on this machine; those of an image are none of its business."""
+
+    @cache
+    def teller() -> Announce:
+        from gpunode.host.journald import Journald
+        from gpunode.journal import announce
+
+        return announce.to((lambda _: None) if is_image(root) else Journald().send)
+
+    return lambda entries, entry: teller()(entries, entry)
+
+
 class Stop:
     """Remembers a signal until the atomic write in progress is over."""
 
@@ -217,6 +252,16 @@ class Stop:
 
     def _note(self, number: int, _: object) -> None:
         self._signal = number
+
+    def heeded(self, on_progress: OnProgress) -> OnProgress:
+        """``on_progress``, which also ends a wait for somebody else, in which nothing is being written."""
+
+        def hear(progress: Progress) -> None:
+            on_progress(progress)
+            if progress.phase == "wait":
+                self.pause()
+
+        return hear
 
     def pause(self) -> None:
         """Nothing, unless a signal came.

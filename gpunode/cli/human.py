@@ -14,11 +14,13 @@ from gpunode.cli.screen.commands import again_command
 from gpunode.cli.screen.events import applied_lines, applying, settled_line, triggering
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.live import LiveLine
+from gpunode.cli.screen.locks import lock_lines
 from gpunode.cli.screen.node import node_line, status_lines
 from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.cli.screen.text import BLANK, Line, Span, line, prose, span
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
+from gpunode.host.process import redact
 from gpunode.workflow.events import (
     Applied,
     Applying,
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
 
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
+    from gpunode.journal.chronicle import Chronicle
     from gpunode.journal.record import RunSummary
-    from gpunode.recipe import Recipe
+    from gpunode.lockfile import Moved
+    from gpunode.recipe import Recipe, VersionLock
     from gpunode.workflow.converge import StagePlan
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
@@ -161,7 +165,7 @@ class Screen:
                 why=f"{why}; nothing was changed",
                 hint=again_command(self._argv),
             )
-        with _answers_to_signals():
+        with answers_to_signals():
             self._put(BLANK)
             try:
                 answer = input("Go on? [y/N] ")
@@ -177,6 +181,10 @@ class Screen:
     def plan(self, recipe: Recipe, facts: Facts, plans: Sequence[StagePlan]) -> None:
         """What setup would do, and why."""
         self._put(*plan_lines(recipe, facts, plans, self._argv, verbose=self._verbose))
+
+    def locked(self, lock: VersionLock, changed: Sequence[Moved], *, renewed: bool) -> None:
+        """Which versions the lock file now holds."""
+        self._put(*lock_lines(lock, changed, self._argv, renewed=renewed))
 
     def setup(
         self, recipe: Recipe, done: SetupResult, report: Report, failure: GpunodeError | None, *, log: str
@@ -211,6 +219,12 @@ class Screen:
         """The recorded runs, of ``file`` alone where it is given."""
         self._put(*results.runs_lines(found, file))
 
+    def log(self, found: Sequence[Chronicle], logins: Mapping[int, str], *, whole: bool) -> None:
+        """The recorded runs as a table, or one of them whole."""
+        from gpunode.cli.screen.log import run_lines, table_lines
+
+        self._put(*(run_lines(found[0], logins) if whole else table_lines(found)))
+
     def undoing(self, back: Undoing, *, whole: bool = False) -> None:
         """What a rollback or a removal will do."""
         self._put(*results.undoing_lines(back, whole=whole, verbose=self._verbose))
@@ -243,13 +257,13 @@ class Screen:
         self._put(*results.recipes_lines(found))
 
     def recipe(self, name: str, text: str, whole: str) -> None:
-        """A recipe's text, and beneath it what it amounts to with all that it extends."""
+        """A recipe's text, secrets redacted, and beneath it what it amounts to with all that it extends."""
         if self._silent:
             return
-        self._printer.raw(text if text.endswith("\n") else f"{text}\n")
+        self._printer.raw(redact(text if text.endswith("\n") else f"{text}\n"))
         title = f"# {name} with everything that it extends; what is not named has its default:"
         self._put(BLANK, line(span(title, "dim")))
-        self._printer.raw(whole)
+        self._printer.raw(redact(whole))
 
     def recipe_is_good(self, file: str, found: Recipe) -> None:
         """The recipe can be understood."""
@@ -268,8 +282,8 @@ class Screen:
 
 
 @contextmanager
-def _answers_to_signals() -> Iterator[None]:
-    """While a question waits nothing is being written, so a signal ends the command at once."""
+def answers_to_signals() -> Iterator[None]:
+    """While a question or gpunode itself waits nothing is being written, so a signal ends the command at once."""
 
     def stop(number: int, _: FrameType | None) -> None:
         kind = Interrupted if number == signal.SIGINT else Terminated

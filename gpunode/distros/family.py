@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.driver import Choice
@@ -91,7 +92,9 @@ def repository_list(uri: str, suite: str, signed_by: str, arch: str = "") -> byt
     return f"deb [{' '.join([*options, f'signed-by={signed_by}'])}] {uri} {suite}\n".encode()
 
 
-def _record(names: Sequence[str], pin: str, priority: int) -> str:
+@lru_cache(maxsize=16)
+def _record(names: tuple[str, ...], pin: str, priority: int) -> str:
+    # Remembered: on a node that is held at an exact version every driver step compares the file with its text.
     listed = " ".join(f"{name}:any" for name in names)
     package = textwrap.fill(
         f"Package: {listed}", width=120, subsequent_indent=" ", break_on_hyphens=False, break_long_words=False

@@ -68,7 +68,8 @@ def _entry(path: str, number: int, words: list[str], *, enabled: bool) -> AptSou
     uri, suite, components = rest[0], rest[1], tuple(rest[2:])
     if suite.endswith("/") == bool(components):
         raise ValueError(f"{path}:{number}: a suite has components, a path that ends in / has none")
-    return AptSource(path, number, uri, suite, components, options.get("signed-by", ""), enabled, kind == "deb-src")
+    signed_by, trusted = options.get("signed-by", ""), options.get("trusted", "")
+    return AptSource(path, number, uri, suite, components, signed_by, enabled, kind == "deb-src", trusted)
 
 
 def _options(word: str) -> Mapping[str, str]:
@@ -96,10 +97,11 @@ def _paragraph(path: str, start: int, lines: list[str]) -> Iterator[AptSource]:
     if any(suite.endswith("/") == bool(components) for suite in suites):
         raise ValueError(f"{path}:{first}: a suite has components, a path that ends in / has none")
     signed_by, enabled = _signed_by(fields.get("signed-by", "")), fields.get("enabled", "").lower() not in _FALSE
+    trusted = fields.get("trusted", "")
     for kind in types:
         for uri in uris:
             for suite in suites:
-                yield AptSource(path, first, uri, suite, components, signed_by, enabled, kind == "deb-src")
+                yield AptSource(path, first, uri, suite, components, signed_by, enabled, kind == "deb-src", trusted)
 
 
 def _fields(path: str, start: int, lines: list[str]) -> tuple[Mapping[str, str], int]:

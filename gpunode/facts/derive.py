@@ -121,6 +121,9 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         device_nodes=_device_nodes(reader, image=image),
         units=_units(reader, image=image),
         files=_files(evidence),
+        changed_at=_changed_at(evidence),
+        dkms=_fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
+        run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
 
@@ -303,6 +306,11 @@ def _files(evidence: Evidence) -> Files:
     for key, path in single.items():
         files[path] = _file(key, evidence.get(key))
     return files
+
+
+def _changed_at(evidence: Evidence) -> Mapping[str, float]:
+    owned = {key.removeprefix("file:"): one.ownership for key, one in evidence.items() if key.startswith("file:")}
+    return {path: own.changed for path, own in owned.items() if own is not None and own.changed is not None}
 
 
 def _folder(key: str, capture: Capture | None) -> Files:

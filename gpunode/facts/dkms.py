@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpunode.facts.evidence import Found
-from gpunode.facts.model import ModuleFile
+from gpunode.facts.model import DkmsBuild, ModuleFile
 
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest come with it.
 _MAIN = re.compile(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?\.ko(?:\.(?:xz|gz|zst))?")
@@ -30,9 +30,15 @@ def _link(found: Found) -> Iterator[tuple[tuple[str, str], str]]:
         yield (module, parts[1]), parts[0]
 
 
+def drivers(links: Iterable[Found]) -> Mapping[str, DkmsBuild]:
+    """The NVIDIA driver that DKMS holds to be installed, by kernel."""
+    builds = installed(links).items()
+    return {kernel: DkmsBuild(module, version) for (module, kernel), version in builds if _DRIVER.fullmatch(module)}
+
+
 def module_files(found: Iterable[Found], links: Iterable[Found]) -> tuple[ModuleFile, ...]:
     """The main NVIDIA modules among ``found``, by path, with the version that DKMS or the path tells."""
-    versions = {kernel: version for (module, kernel), version in installed(links).items() if _DRIVER.fullmatch(module)}
+    versions = {kernel: build.version for kernel, build in drivers(links).items()}
     paths = sorted({one.path for one in found if _MAIN.fullmatch(one.path.rpartition("/")[2])})
     return tuple(_module_file(path, versions) for path in paths)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 NOT_CAPTURED: Final = "not captured"
@@ -42,11 +42,18 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """A file's permission bits and owner, numeric."""
+    """A file's permission bits and owner, numeric, and when they or its content last changed.
+
+    Attributes:
+        changed: seconds since the epoch, by the inode's own clock (ctime), which no program can set: a file restored
+            with its old date is as new as its restoration. None where nobody can tell. Not compared: the same file,
+            written twice, is the same.
+    """
 
     mode: int
     uid: int
     gid: int
+    changed: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

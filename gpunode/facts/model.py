@@ -180,6 +180,7 @@ class AptSource:
     Attributes:
         line: where it stands in ``file``, from 1.
         signed_by: the keyring's path; empty when the entry names none.
+        trusted: the entry's word on it (``trusted=yes``: no signature is asked for); empty when it says none.
     """
 
     file: str
@@ -190,6 +191,7 @@ class AptSource:
     signed_by: str = ""
     enabled: bool = True
     source_package: bool = False
+    trusted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +200,22 @@ class Unit:
 
     Attributes:
         started_at: seconds since the epoch when its main process started; None when it does not run.
+        changed_at: when its state last changed, as it does at a start and at a reload; None when nobody can tell.
     """
 
     state: ServiceState
     exists: bool = True
     started_at: float | None = None
     masked: bool = False
+    changed_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DkmsBuild:
+    """What DKMS itself holds to be installed for a kernel, whether or not the file is there."""
+
+    module: str
+    version: str
 
 
 Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
@@ -216,10 +228,13 @@ class Facts:
     Attributes:
         packages: by name; foreign architectures as ``name:arch``.
         headers: kernels with a build tree under /lib/modules.
+        run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
+        dkms: the driver that DKMS says it has installed, by kernel.
         modules: names of the loaded kernel modules, as lsmod prints them.
         architecture: in Debian's words (``amd64``).
         files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
         folders: those that were read whole, each with its probe: a file that ``files`` lacks there does not exist.
+        changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
         units: only those that steps ask about.
         dpkg_interrupted: whether dpkg stopped in the middle of its work.
     """
@@ -241,6 +256,9 @@ class Facts:
     units: Mapping[str, Fact[Unit]] = field(default_factory=dict)
     files: Files = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
+    changed_at: Mapping[str, float] = field(default_factory=dict)
+    run_installer: Fact[bool] = Unknown("not captured", "run-installer")
+    dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
 
     def file(self, path: str) -> Known[FileState | None] | Unknown:
         """The state of the file at ``path``; unknown where nobody looked."""

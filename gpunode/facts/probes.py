@@ -16,6 +16,7 @@ UNITS: Final = (
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
 FILES: Final = (
     RESUME_UNIT,
+    "/etc/apt/preferences",
     "/etc/containerd/config.toml",
     "/etc/docker/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",
@@ -45,6 +46,7 @@ UNIT_PROPERTIES: Final = (
     "UnitFileState",
     "MainPID",
     "ExecMainStartTimestamp",
+    "StateChangeTimestamp",
 )
 _STORED: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 _MIB: Final = 1 << 20
@@ -63,6 +65,7 @@ _STATIC: Final = (
     _listing("kernel-builds", "/lib/modules/*/build"),
     _listing("kernel-sources", "/usr/src/*"),
     *(_listing(key, f"/lib/modules/*/{place}") for key, place in _MODULE_PLACES.items()),
+    _listing("run-installer", "/usr/bin/nvidia-uninstall"),
     _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
     Probe("dpkg-status", path="/var/lib/dpkg/status", limit_bytes=64 * _MIB),
     _listing("dpkg-updates", "/var/lib/dpkg/updates/*"),

@@ -81,6 +81,8 @@ def _mapped(fact: Known[T] | Unknown, change: Callable[[T], T]) -> Known[T] | Un
 
 def _with_file(facts: Facts, change: FileChange) -> Facts:
     path, after = change.path, change.after
+    # Whoever reads it does so after the change, since the change owes a trigger for that.
+    facts = replace(facts, changed_at={known: at for known, at in facts.changed_at.items() if known != path})
     if after is None or isinstance(after, FileState):
         files: dict[str, Known[FileState | None] | Unknown] = {**facts.files, path: Known(after, PLAN)}
         return replace(facts, files=files, sources=_sources(facts, path, after))

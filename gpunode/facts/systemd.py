@@ -46,6 +46,7 @@ def _unit(values: Mapping[str, str]) -> Unit:
         exists=load not in {"not-found", ""},
         started_at=_epoch(values.get("ExecMainStartTimestamp", "")) if runs else None,
         masked=load == "masked",
+        changed_at=_epoch(values.get("StateChangeTimestamp", "")),
     )
 
 

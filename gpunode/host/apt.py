@@ -29,7 +29,7 @@ from gpunode.host.apt_output import (
     parse_status,
 )
 from gpunode.host.apt_plan import arguments, is_install, is_removal, purged_by_dpkg, unplanned
-from gpunode.host.locks import busy, first_holder, wait_until_free
+from gpunode.host.locks import MARK, busy, first_holder, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Simulation
 from gpunode.host.process import Finished, Runner, redact
 
@@ -52,6 +52,7 @@ UNATTENDED = {
     "NEEDRESTART_SUSPEND": "1",
     "NEEDRESTART_MODE": "l",
     "UCF_FORCE_CONFFOLD": "1",
+    MARK[0]: MARK[1],
 }
 """The environment in which neither apt nor dpkg nor what they start asks anybody anything, or restarts services."""
 

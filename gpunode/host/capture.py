@@ -27,6 +27,9 @@ SCHEMA: Final = 1
 INDEX: Final = "capture.json"
 MAX_BYTES: Final = 256 << 20
 MAX_MEMBERS: Final = 4096
+# A real one is some hundred kilobytes; both bound the time that reading takes.
+MAX_PACKED: Final = 64 << 20
+MAX_INDEX: Final = 8 << 20
 _GZIP: Final = b"\x1f\x8b"
 _UNPACKING: Final = (tarfile.TarError, zlib.error)
 _READABLE: Final = "name a capture that is there and that you may read; `gpunode capture FILE` takes one"
@@ -76,7 +79,7 @@ def _members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
     rows: dict[str, object] = {}
     names: set[str] = {INDEX}
     for key, capture in sorted(evidence.items()):
-        row = _row(capture)
+        row = _row(key, capture)
         if capture.data:
             row["file"] = name = _member_name(key, names)
             names.add(name)
@@ -86,7 +89,7 @@ def _members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
     yield INDEX, (json.dumps(index, indent=1) + "\n").encode()
 
 
-def _row(capture: Capture) -> dict[str, object]:
+def _row(key: str, capture: Capture) -> dict[str, object]:
     row: dict[str, object] = {"source": capture.source, "outcome": capture.outcome}
     if capture.error:
         row["error"] = capture.error
@@ -95,6 +98,9 @@ def _row(capture: Capture) -> dict[str, object]:
     if capture.ownership is not None:
         own = capture.ownership
         row.update(mode=f"{own.mode:04o}", uid=own.uid, gid=own.gid)
+        # Of the other files it would only make two captures of one state differ.
+        if own.changed is not None and key.startswith("file:"):
+            row["changed"] = round(own.changed, 6)
     return row
 
 
@@ -188,6 +194,8 @@ def load(path: Path) -> Evidence:
 
 
 def _load_file(file: IO[bytes], path: Path) -> Evidence:
+    if os.fstat(file.fileno()).st_size > MAX_PACKED:
+        raise _harmful(path, "the archive", f"is larger than {MAX_PACKED >> 20} MiB")
     start = file.read(4096)
     file.seek(0)
     if not start.startswith(_GZIP):
@@ -243,7 +251,7 @@ def _read_archive(file: IO[bytes], path: Path) -> Mapping[str, bytes]:
     with tarfile.open(fileobj=metered, mode="r|") as archive:  # type: ignore[call-overload]
         for member in archive:
             _check_member(member, path, seen)
-            seen.add(member.name)
+            seen.add(_plain_name(member.name))
             if member.isreg():
                 unpacked = archive.extractfile(member)
                 members[member.name] = unpacked.read() if unpacked else b""
@@ -256,7 +264,7 @@ def _check_member(member: tarfile.TarInfo, path: Path, seen: set[str]) -> None:
     name = member.name
     if name.startswith("/") or ".." in name.split("/") or "\0" in name or "\\" in name:
         raise _harmful(path, name, "its name leads out of the capture")
-    if name in seen:
+    if member.isreg() and _plain_name(name) in seen:
         raise _harmful(path, name, "is there twice")
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise _harmful(path, name, "is a link, a device or the like, not a file")
@@ -266,11 +274,14 @@ def _check_member(member: tarfile.TarInfo, path: Path, seen: set[str]) -> None:
         raise _harmful(path, name, f"is one more than the {MAX_MEMBERS} that a capture has at most")
 
 
+def _plain_name(name: str) -> str:
+    """``./a//b`` and ``a/b`` are one place."""
+    return "/".join(part for part in name.split("/") if part not in {"", "."})
+
+
 def _without_top_folder(members: Mapping[str, bytes]) -> Mapping[str, bytes]:
     """The members named from the capture's own folder: people pack a folder as ``./`` or with its name before it."""
-    plain = {
-        "/".join(part for part in name.split("/") if part not in {"", "."}): data for name, data in members.items()
-    }
+    plain = {_plain_name(name): data for name, data in members.items()}
     indexes = sorted((name for name in plain if f"/{name}".endswith(f"/{INDEX}")), key=lambda name: name.count("/"))
     if not indexes:
         raise ValueError(f"no {INDEX} in it")
@@ -312,7 +323,9 @@ def _read_plain(folder: Path, name: str, limit: int) -> bytes:
 
 
 def _evidence(read: Callable[[str], bytes], path: Path) -> Evidence:
-    index = json.loads(read(INDEX))
+    if len(packed := read(INDEX)) > MAX_INDEX:
+        raise _harmful(path, INDEX, f"is larger than {MAX_INDEX >> 20} MiB")
+    index = json.loads(packed)
     schema = index.get("schema") if isinstance(index, dict) else None
     if type(schema) is not int or schema < 1:
         raise ValueError(f"{INDEX} names no schema")
@@ -325,6 +338,8 @@ def _evidence(read: Callable[[str], bytes], path: Path) -> Evidence:
     rows = index["captures"]
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise ValueError(f"{INDEX} does not list captures by name")
+    if len(rows) > MAX_MEMBERS:
+        raise _harmful(path, INDEX, f"lists more than the {MAX_MEMBERS} probes that a capture has at most")
     return {str(key): _capture(row, read, path) for key, row in rows.items()}
 
 
@@ -332,13 +347,24 @@ def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Path) -
     name, outcome, status = row.get("file"), row["outcome"], row.get("exit_status")
     if outcome not in get_args(Outcome):
         raise ValueError(f"unknown outcome {str(outcome)[:40]!r}")
+    if not isinstance(row["source"], str) or not isinstance(row.get("error", ""), str):
+        raise ValueError("source or error is no text")
+    if status is not None and type(status) is not int:
+        raise ValueError("exit_status is no number")
     if name is not None and not re.fullmatch(r"data/[A-Za-z0-9_][A-Za-z0-9_.-]*", str(name)):
         raise _harmful(path, str(name)[:200], "is not a file of the capture's data folder")
     return Capture(
-        source=str(row["source"]),
+        source=row["source"],
         outcome=outcome,
         data=read(str(name)) if name is not None else b"",
-        error=str(row.get("error", "")),
-        exit_status=None if status is None else int(status),
-        ownership=Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"])) if "mode" in row else None,
+        error=row.get("error", ""),
+        exit_status=status,
+        ownership=_ownership(row),
     )
+
+
+def _ownership(row: Mapping[str, Any]) -> Ownership | None:
+    if "mode" not in row:
+        return None
+    changed = float(row["changed"]) if "changed" in row else None
+    return Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"]), changed)

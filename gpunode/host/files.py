@@ -11,20 +11,22 @@ import fnmatch
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
 
 from gpunode.change import FileState
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.evidence import Capture, Found, Ownership, encode_found
+from gpunode.host import metadata
 
 # The kernel's own limit (path_resolution(7)).
 _MOST_LINKS = 40
 _TEMPORARY = re.compile(r"\.gpunode-[0-9a-f]{8}")
 _LARGEST_STATE = 64 << 20
-# They hold a digest of the old content and belong to it alone.
-_CONTENT_BOUND = frozenset({"security.ima", "security.evm"})
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -34,6 +36,7 @@ _KINDS = {
 }
 _DENIED = frozenset({errno.EACCES, errno.EPERM})
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+_IN_USE = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, *_ABSENT})
 
 
 @dataclass(slots=True)
@@ -87,9 +90,16 @@ def _open_folder(name: str, folder: int | None = None) -> int:
 
 
 def _make_folder(name: str, folder: int) -> None:
-    os.mkdir(name, 0o755, dir_fd=folder)
-    os.chmod(name, 0o755, dir_fd=folder)  # noqa: S103  whatever the umask, as a package would make it
-    _sync_folder(folder)
+    """A folder as a package would make it: 0755 and root's own, whatever the umask and a set-group-id bit above."""
+    os.mkdir(name, 0o700, dir_fd=folder)
+    try:
+        os.chown(name, os.geteuid(), os.getegid(), dir_fd=folder)
+        os.chmod(name, 0o755, dir_fd=folder)  # noqa: S103
+        _sync_folder(folder)
+    except OSError:
+        with suppress(OSError):
+            os.rmdir(name, dir_fd=folder)
+        raise
 
 
 @contextmanager
@@ -129,11 +139,17 @@ def _parts(path: str) -> list[str]:
 
 @contextmanager
 def _place(path: str, root: str, *, make: bool = False) -> Iterator[_Place]:
-    """Where ``path`` leads inside ``root``; the last component may be missing, with ``make`` its folders too."""
+    """Where ``path`` leads inside ``root``; the last component may be missing, with ``make`` its folders too.
+
+    Whatever then fails, the folders that were made are gone again, unless something stands in them.
+    """
     place = _Place([_open_folder(root)])
     try:
         _walk(place, path, make=make)
         yield place
+    except BaseException:
+        remove_folders(place.made, root=root)
+        raise
     finally:
         place.close()
 
@@ -220,7 +236,9 @@ def _kind(status: os.stat_result) -> str:
 
 
 def _ownership(status: os.stat_result) -> Ownership:
-    return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+    # From before the clock was set back: such a date says nothing about what came later.
+    changed = status.st_ctime if status.st_ctime <= time.time() else None
+    return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, changed)
 
 
 def state(path: str, *, root: str = "/") -> FileState | None:
@@ -245,8 +263,7 @@ def attributes(path: str, *, root: str = "/") -> tuple[tuple[str, bytes], ...]:
         OSError: there is no such file, or they cannot be read.
     """
     with _place(path, root) as place:
-        at = _by_proc(place)
-        return tuple((name, os.getxattr(at, name, follow_symlinks=False)) for name in sorted(_attributes(at)))
+        return metadata.attributes(place.folder, place.name)
 
 
 def missing_folders(path: str, *, root: str = "/") -> tuple[str, ...]:
@@ -332,42 +349,92 @@ def _found(path: str, name: str, place: _Place, limit: int | None, root: str) ->
     return Found(path, link)
 
 
-def replace(path: str, state: FileState, *, root: str = "/") -> None:
+Still: TypeAlias = Callable[[FileState | None], None]
+
+
+def _whatever(_: FileState | None) -> None:
+    """The file may be anything."""
+
+
+def replace(path: str, state: FileState, *, root: str = "/", still: Still = _whatever) -> None:
     """The file is as ``state`` says, whole and on the disk; before that it is the old one, whole.
 
-    A symbolic link stays and its target is replaced. Extended attributes (SELinux label, ACL, capabilities) of a former
-    file stay. Missing folders above are made, mode 0755.
+    A symbolic link stays and its target is replaced. A former file's extended attributes (SELinux label, ACL,
+    capabilities) and flags (chattr(1)) stay; one that comes back gets those of ``state``. Missing folders above are
+    made, mode 0755.
+
+    Args:
+        path: absolute, inside ``root``.
+        state: what it shall be.
+        root: the node's root.
+        still: called with the file as it is right before it is replaced; raises to leave it.
 
     Raises:
-        Refused: a folder, a device, a pipe or a socket stands there.
+        Refused: what stands there would lose something; see ``check``.
         ChangeFailed: it could not be written; everything is as it was.
     """
     try:
         with _place(path, root, make=True) as place:
-            try:
-                _replace_at(place, path, state)
-            except BaseException:
-                remove_folders(place.made, root=root)
-                raise
+            _replace_at(place, path, state, still)
     except OSError as error:
         raise _failed(path, "written", error) from error
 
 
-def _replace_at(place: _Place, path: str, state: FileState) -> None:
-    former = _lstat(place)
-    _refuse_unless_file(path, former)
+def _replace_at(place: _Place, path: str, state: FileState, still: Still) -> None:
+    former = _checked(place, path)
     _sweep(place.folder)
     with _temporary(place.folder) as (name, fd):
-        _fill(fd, state, place if former else None)
+        _fill(fd, path, state, place if former else None)
+        still(_state_at(place, path))
         os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+    # Above a new file also folders that were there: a run that was killed may have made them and not synced them.
+    _settle(place, f"{path} was replaced, but may be the old one again after a power cut", new=former is None)
+
+
+def _settle(place: _Place, otherwise: str, *, new: bool = False) -> None:
     try:
-        _sync_folder(place.folder)
+        for folder in reversed(place.folders if new else place.folders[-1:]):
+            _sync_folder(folder)
     except OSError as error:
-        raise ChangeFailed(
-            f"{path} was replaced, but may be the old one again after a power cut",
-            why=f"its folder could not be synced: {error.strerror}",
-            hint=_HINTS[errno.EIO],
-        ) from error
+        why = f"its folder could not be synced: {error.strerror}"
+        raise ChangeFailed(otherwise, why=why, hint=f"{_HINTS[errno.EIO]}, then run the command again") from error
+
+
+def _state_at(place: _Place, path: str) -> FileState | None:
+    """What is there now; of a file that is too long its beginning, which nobody expects either."""
+    _refuse_unless_file(path, _lstat(place))
+    with suppress(FileNotFoundError):
+        capture = _read_at(place, _LARGEST_STATE, path)
+        if capture.ownership is not None:
+            return FileState(capture.data, capture.ownership.mode, capture.ownership.uid, capture.ownership.gid)
+    return None
+
+
+def _checked(place: _Place, path: str) -> os.stat_result | None:
+    """The status of the file that is there, which may be replaced."""
+    status = _lstat(place)
+    _refuse_unless_file(path, status)
+    metadata.refuse_sealed(path, place.folder, place.name if status else None)
+    if status is not None:
+        metadata.refuse_other_names(path, status)
+        metadata.refuse_mount_point(path, place.folder, place.name)
+    return status
+
+
+def check(path: str, *, root: str = "/") -> None:
+    """The file, if there is one, can be replaced or removed, and nothing is lost by it.
+
+    Raises:
+        Refused: a folder, a device, a pipe or a socket stands there; or a file that has other names, is a mount
+            point, is kept from changes by chattr(1) or fs-verity; or the file system is mounted read-only.
+    """
+    # What else is wrong there is found, and said, by whoever makes the change.
+    with suppress(OSError):
+        # Where the first missing folder would be made, it is that which must be allowed.
+        nearest = next(iter(missing_folders(path, root=root)), path)
+        with _place(nearest, root) as place:
+            _checked(place, nearest)
+            metadata.refuse_read_only(nearest, place.folder)
 
 
 def _lstat(place: _Place) -> os.stat_result | None:
@@ -387,9 +454,11 @@ def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
 
 
 def sweep(path: str, *, root: str = "/") -> None:
-    """No temporary file of a run that was killed stands beside ``path`` any more."""
+    """No temporary file of a run that was killed stands beside ``path`` any more, and what it wrote is on the disk."""
     with suppress(OSError), _place(path, root) as place:
         _sweep(place.folder)
+        for folder in place.folders:
+            _sync_folder(folder)
 
 
 def _sweep(folder: int) -> None:
@@ -408,20 +477,26 @@ def _temporary(folder: int) -> Iterator[tuple[str, int]]:
     try:
         yield name, fd
     finally:
-        os.close(fd)
-        with suppress(FileNotFoundError):
+        # It was synced, so closing has nothing to tell; a draft that cannot be taken away is swept by the next run.
+        with suppress(OSError):
+            os.close(fd)
+        with suppress(OSError):
             os.unlink(name, dir_fd=folder)
 
 
-def _fill(fd: int, state: FileState, former: _Place | None) -> None:
-    """Content, owner, attributes, mode, in this order: a change of owner clears capabilities and set-id bits."""
+def _fill(fd: int, path: str, state: FileState, former: _Place | None) -> None:
+    """Flags, content, owner, attributes, mode, in this order.
+
+    btrfs takes the flag C of an empty file alone; a change of owner clears capabilities and set-id bits.
+    """
+    if former is not None:
+        metadata.copy_flags(former.folder, former.name, fd)
     _write(fd, state.content)
     os.fchown(fd, state.uid, state.gid)
     if former is not None:
-        _copy_attributes(former, fd)
-    else:
-        for name, value in state.attributes:
-            _set_attribute(fd, name, value)
+        metadata.keep_attributes(path, metadata.attributes(former.folder, former.name), fd)
+    elif state.attributes:
+        metadata.keep_attributes(path, state.attributes, fd)
     os.fchmod(fd, state.mode)
     os.fsync(fd)
 
@@ -430,35 +505,6 @@ def _write(fd: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
-
-
-def _copy_attributes(former: _Place, fd: int) -> None:
-    path = _by_proc(former)
-    for name in _attributes(path):
-        _set_attribute(fd, name, os.getxattr(path, name, follow_symlinks=False))
-
-
-def _by_proc(place: _Place) -> str:
-    """A path for the calls that cannot start at an open folder."""
-    return f"/proc/self/fd/{place.folder}/{place.name}"
-
-
-def _set_attribute(fd: int, name: str, value: bytes) -> None:
-    try:
-        os.setxattr(fd, name, value)
-    except OSError as error:
-        # In a container nobody may set a label, and the file gets the folder's; an ACL must not be lost.
-        if error.errno != errno.ENOTSUP and not (error.errno in _DENIED and name.startswith("security.")):
-            raise
-
-
-def _attributes(path: str) -> list[str]:
-    try:
-        return [name for name in os.listxattr(path, follow_symlinks=False) if name not in _CONTENT_BOUND]
-    except OSError as error:
-        if error.errno in {errno.ENOTSUP, errno.ENOENT}:
-            return []
-        raise
 
 
 def prepare(path: str, *, root: str = "/") -> tuple[str, tuple[str, ...]]:
@@ -471,7 +517,7 @@ def prepare(path: str, *, root: str = "/") -> tuple[str, tuple[str, ...]]:
         with _place(path, root, make=True) as place:
             return place.path, tuple(place.made)
     except OSError as error:
-        raise _failed(path, "prepared", error) from error
+        raise _failed(path, "prepared", error, "") from error
 
 
 def remove_folders(made: Sequence[str], *, root: str = "/") -> None:
@@ -481,23 +527,79 @@ def remove_folders(made: Sequence[str], *, root: str = "/") -> None:
             os.rmdir(place.name, dir_fd=place.folder)
 
 
-def remove(path: str, *, root: str = "/") -> None:
-    """There is no file any more, which is on the disk; a symbolic link stays and its target goes, so it can come back.
+def remove_empty(folders: Sequence[str], *, root: str = "/") -> None:
+    """The ``folders``, outermost first, are gone, but for those in which something stands by now.
 
     Raises:
-        Refused: a folder, a device, a pipe or a socket stands there.
+        ChangeFailed: one could not be removed.
+    """
+    for path in reversed(folders):
+        _remove_empty(path, root)
+
+
+def _remove_empty(path: str, root: str) -> None:
+    try:
+        with _place(path, root) as place:
+            os.rmdir(place.name, dir_fd=place.folder)
+            _sync_folder(place.folder)
+    except OSError as error:
+        if error.errno not in _IN_USE:
+            raise _failed(path, "removed", error, "; the folder is empty") from error
+
+
+def remove(path: str, *, root: str = "/", still: Still = _whatever) -> None:
+    """There is no file any more, which is on the disk; a symbolic link stays and its target goes, so it can come back.
+
+    Args:
+        path: absolute, inside ``root``.
+        root: the node's root.
+        still: called with the file as it is right before it is removed; raises to leave it.
+
+    Raises:
+        Refused: what stands there would lose something; see ``check``.
         ChangeFailed: it could not be removed; it is as it was.
     """
     try:
         with _place(path, root) as place:
-            former = _lstat(place)
-            _refuse_unless_file(path, former)
-            if former is not None:
+            if _checked(place, path) is not None:
+                still(_state_at(place, path))
                 os.unlink(place.name, dir_fd=place.folder)
-                _sync_folder(place.folder)
+                _settle(place, f"{path} was removed, but may be there again after a power cut")
     except OSError as error:
         if error.errno not in _ABSENT:
             raise _failed(path, "removed", error) from error
+
+
+def create(path: Path, content: bytes) -> None:
+    """There is a new file with ``content``, for its owner alone; whole, or not at all.
+
+    Raises:
+        FileExistsError: something is there already, be it a link to nothing; it is as it was.
+        OSError: it could not be written.
+    """
+    folder = _open_folder(str(path.parent))
+    try:
+        with _temporary(folder) as (name, fd):
+            _write(fd, content)
+            os.fsync(fd)
+            _name(name, path.name, folder)
+        _sync_folder(folder)
+    finally:
+        os.close(folder)
+
+
+def _name(draft: str, name: str, folder: int) -> None:
+    """``draft`` is called ``name``, too, which was free."""
+    try:
+        # Not a rename, which would replace what has come there meanwhile.
+        os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        # FAT and some network file systems have no second names.
+        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
+            raise
+        if name in _names(folder):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 @contextmanager
@@ -529,15 +631,16 @@ _HINTS = {
     errno.EPERM: "run the command as root; `lsattr -d {folder} {path}` shows whether it is immutable",
     errno.EBUSY: "{path} is a mount point of its own (`findmnt {path}`); unmount it, then run the command again",
     errno.ELOOP: "its symbolic links lead in a circle (`namei {path}`); correct them, then run the command again",
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), then run the command again",
     errno.EIO: "the disk reports an error (`dmesg | tail`)",
 }
 
 
-def _failed(path: str, verb: str, error: OSError) -> ChangeFailed:
+def _failed(path: str, verb: str, error: OSError, then: str = "; the file is as it was") -> ChangeFailed:
     hint = _HINTS.get(error.errno or 0, "correct that, then run the command again")
     folder = path.rpartition("/")[0] or "/"
     return ChangeFailed(
         f"{path} could not be {verb}",
-        why=f"{error.strerror or error}; the file is as it was",
+        why=f"{error.strerror or error}{then}",
         hint=hint.format(path=path, folder=folder),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from time import monotonic, time
@@ -29,7 +29,7 @@ from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import files, runtime
 from gpunode.host.locks import wait_until_ended, wait_until_free
-from gpunode.host.port import OnProgress, Progress, Settled, Simulation, Workloads
+from gpunode.host.port import OnProgress, Progress, Settled, Simulation, Workloads, unheard
 from gpunode.host.process import CommandLog, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.runtimes import Configured
@@ -47,17 +47,13 @@ _INITRAMFS_PATIENCE_S = 600.0
 _CONTRADICTION_S = 5.0
 
 
-def _unheard(_: Progress) -> None:
-    """Nobody listens."""
-
-
 class LocalHost:
     """The node that gpunode runs on, or the one whose root is mounted at ``root``; a ``port.Host``."""
 
     def __init__(
         self,
         root: str = "/",
-        on_progress: OnProgress = _unheard,
+        on_progress: OnProgress = unheard,
         log: CommandLog | None = None,
         *,
         lock_timeout_s: float = 600.0,
@@ -84,6 +80,18 @@ class LocalHost:
         if probe.glob:
             return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
         return files.read(probe.path, probe.limit_bytes, root=self.root)
+
+    def wait_until_alone(self) -> None:
+        """Neither cloud-init nor anybody else is at work on this node; cloud-init may itself have started gpunode.
+
+        Raises:
+            Busy: somebody was at it for longer than we wait.
+        """
+        if self.root == "/":
+            from gpunode.host.cloud_init import wait_until_done
+
+            wait_until_done(self.runner, self._lock_timeout_s, self._on_progress)
+        self.wait_for_others()
 
     def wait_for_others(self) -> None:
         """No other program is at work on the packages, be it the apt that a killed run of gpunode left behind.
@@ -140,6 +148,12 @@ class LocalHost:
         """What the container runtime has; see ``runtime.effective``."""
         return runtime.effective(self.runner, name)
 
+    def vet(self, changes: Sequence[Change], /) -> None:
+        """Nothing, if every file among ``changes`` can be changed and nothing else is lost; see ``files.check``."""
+        for change in changes:
+            if isinstance(change, FileChange):
+                files.check(change.path, root=self.root)
+
     def realize(self, change: Change, /) -> Change:
         """``change`` with what only now is known: a key's bytes, a file's attributes, the folders that it needs."""
         if not isinstance(change, FileChange):
@@ -188,15 +202,14 @@ class LocalHost:
                 hint="run the command again",
             )
         current = files.state(change.path, root=self.root)
-        if current == after:
-            return
-        if current != change.before:
-            raise _edited_since(change, current)
+        if current != after:
+            _refuse_edited(change, current)
+            if after is None:
+                files.remove(change.path, root=self.root, still=partial(_refuse_edited, change))
+            else:
+                files.replace(change.path, after, root=self.root, still=partial(_refuse_edited, change))
         if after is None:
-            files.remove(change.path, root=self.root)
-            files.remove_folders(change.folders, root=self.root)
-        else:
-            files.replace(change.path, after, root=self.root)
+            files.remove_empty(change.folders, root=self.root)
 
     def _apply_module(self, change: ModuleChange) -> None:
         if self.root != "/":
@@ -306,14 +319,17 @@ def _keyring(data: bytes, key: SigningKey) -> bytes:
     return binary
 
 
-def _edited_since(change: FileChange, current: FileState | None) -> Conflict:
+def _refuse_edited(change: FileChange, current: FileState | None) -> None:
+    """Raises when the file is not what ``change`` replaces."""
+    if current == change.before:
+        return
     if current is None:
         is_now = "it is gone, unlike the one that was found"
     elif change.before and current.content == change.before.content:
         is_now = f"it now has mode {current.mode:04o} and owner {current.uid}:{current.gid}"
     else:
         is_now = "it is neither the one that was found nor the one that is wanted"
-    return Conflict(
+    raise Conflict(
         f"{change.path} was edited meanwhile",
         why=f"{is_now}; it was left as it is",
         hint="run the command again; it looks anew and shows the change first",

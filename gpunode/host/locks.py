@@ -6,7 +6,7 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from gpunode.host.process import redact
 _FLOCK = "hhqqi0q"
 _POLL_S = 1.0
 _LONGEST_COMMAND = 160
+# In the environment of every apt and dpkg that gpunode starts, and so in that of all that they start.
+MARK = ("GPUNODE_STARTED", "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +27,21 @@ class Holder:
     """The process that holds a lock.
 
     Attributes:
-        pid: 0 when it runs outside this PID namespace, so the kernel does not say.
+        pid: 0 when the kernel does not say, as of a process outside this PID namespace.
         command: its command line on one line, cut, secrets redacted; empty when it ended meanwhile.
+        orphan: a gpunode started it that is no more: whoever asks has the lock of those who change this node.
     """
 
     path: str
     pid: int
     command: str
+    orphan: bool = False
 
     def __str__(self) -> str:
         if not self.pid:
-            return "a process outside this container"
-        return f"process {self.pid} ({self.command or 'its command is not known'})"
+            return "a process that is not seen from here"
+        since = ", left behind by an earlier gpunode" if self.orphan else ""
+        return f"process {self.pid} ({self.command or 'its command is not known'}{since})"
 
 
 def holder(path: Path, *, proc: Path = Path("/proc")) -> Holder | None:
@@ -44,13 +49,18 @@ def holder(path: Path, *, proc: Path = Path("/proc")) -> Holder | None:
     pid = _asked(path)
     if pid is None:
         pid = _listed(path, proc)
-    return None if pid is None else Holder(str(path), max(pid, 0), _command(pid, proc))
+    return None if pid is None else named(str(path), max(pid, 0), proc=proc)
+
+
+def named(path: str, pid: int, *, proc: Path = Path("/proc")) -> Holder:
+    """The process ``pid`` as the holder of ``path``, as far as it can be asked."""
+    return Holder(path, pid, _command(pid, proc), "=".join(MARK).encode() in _told(pid, "environ", proc).split(b"\0"))
 
 
 def _asked(path: Path) -> int | None:
     """What F_GETLK says; it needs the file opened, though not for writing, and takes no lock."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -83,11 +93,16 @@ def locked_by(table: str, major: int, minor: int, inode: int) -> int | None:
 
 
 def _command(pid: int, proc: Path) -> str:
+    words = _told(pid, "cmdline", proc).decode("utf-8", "replace").replace("\0", " ").split()
+    return redact(" ".join(words))[:_LONGEST_COMMAND]
+
+
+def _told(pid: int, what: str, proc: Path) -> bytes:
+    """What /proc tells of a process; nothing of one that has ended or that may not be asked."""
     try:
-        raw = (proc / str(pid) / "cmdline").read_bytes() if pid > 0 else b""
+        return (proc / str(pid) / what).read_bytes() if pid > 0 else b""
     except OSError:
-        return ""
-    return redact(" ".join(raw.decode("utf-8", "replace").replace("\0", " ").split()))[:_LONGEST_COMMAND]
+        return b""
 
 
 def first_holder(paths: Sequence[Path]) -> Holder | None:
@@ -108,25 +123,56 @@ def wait_until_free(
     Raises:
         Busy: a lock is still held at ``deadline``, which is on ``clock``; its holder is named.
     """
+
+    def say(found: Holder) -> str:
+        return f"{found} holds {found.path}"
+
+    wait_while(lambda: first_holder(paths), say, busy, deadline, on_progress, clock=clock, sleep=sleep)
+
+
+def wait_while(
+    who: Callable[[], Holder | None],
+    say: Callable[[Holder], str],
+    error: Callable[[Holder, float], Busy],
+    deadline: float,
+    on_progress: OnProgress,
+    *,
+    poll_s: float = _POLL_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """``who`` names nobody any more.
+
+    Args:
+        who: is asked again and again.
+        say: what the user reads meanwhile.
+        error: what is raised at ``deadline``; it takes how many seconds were waited.
+        deadline: on ``clock``.
+        on_progress: hears it.
+        poll_s: how often it is asked.
+        clock: seconds that only go up.
+        sleep: waits for some of them.
+    """
     started = clock()
-    while found := first_holder(paths):
+    while found := who():
         now = clock()
         if now >= deadline:
-            raise busy(found, now - started)
-        on_progress(Progress("wait", 100 * (now - started) / (deadline - started), f"{found} holds {found.path}"))
-        sleep(min(_POLL_S, deadline - now))
+            raise error(found, now - started)
+        on_progress(Progress("wait", 100 * (now - started) / (deadline - started), say(found)))
+        sleep(min(poll_s, deadline - now))
 
 
 def runner_of(script: str, *, proc: Path = Path("/proc")) -> Holder | None:
     """The process that runs ``script``, by itself or through its interpreter; None when there is none."""
+    return next((named(script, pid, proc=proc) for pid in running(script, proc=proc)), None)
+
+
+def running(script: str, *, proc: Path = Path("/proc")) -> Iterator[int]:
+    """The processes that run ``script``, by itself or through its interpreter."""
     for folder in proc.glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended meanwhile
+        words = _told(int(folder.name), "cmdline", proc).split(b"\0")
         if any(word.rpartition(b"/")[2] == script.encode() for word in words[:2]):
-            return Holder(script, int(folder.name), _command(int(folder.name), proc))
-    return None
+            yield int(folder.name)
 
 
 def wait_until_ended(

@@ -27,6 +27,10 @@ class Progress:
 OnProgress: TypeAlias = Callable[[Progress], None]
 
 
+def unheard(_: Progress) -> None:
+    """Nobody listens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """One package that a simulated transaction would install, upgrade or remove.
@@ -92,6 +96,14 @@ class HostView(Protocol):
 
 class Host(HostView, Protocol):
     """A node that can be changed."""
+
+    def vet(self, changes: Sequence[Change], /) -> None:
+        """Nothing, if every file among ``changes`` can be replaced or removed and nothing else is lost by it.
+
+        Raises:
+            Refused: one has other names, is sealed, is a mount point, or stands where nothing can be written.
+        """
+        ...
 
     def realize(self, change: Change, /) -> Change:
         """``change`` with every unsettled state replaced by what it is: a key is fetched and compared.

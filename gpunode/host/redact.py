@@ -1,12 +1,15 @@
-"""Evidence without its secrets. What is left has the same structure, so that configuration still parses and patches."""
+"""Text without its secrets: evidence, logs, screen and JSON alike.
+
+What is left has the same structure, so that configuration still parses and patches, and a diff still reads.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
 
 # A secret's replacement tells only which of these lengths it does not exceed; so redacting twice changes nothing.
@@ -17,7 +20,7 @@ _STRING: Final = (
 )
 _SENSITIVE: Final = (
     # The counts are bounded, so that a long word costs no more than its length.
-    r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key)[\w.-]{0,40}"
+    r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|(?:api|access|private)[_-]?key)[\w.-]{0,40}"
     r"|auth|_auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}"
 )
 _KEY: Final = rf"(?<![\w.?&-])(?:[\"']?)(?:{_SENSITIVE})(?:[\"']?)[ \t]*[=:][ \t]*"
@@ -37,6 +40,13 @@ _PERHAPS_KEY: Final = re.compile(rf"({_STRING})(\s*[=:])?", re.DOTALL)
 _USERINFO: Final = re.compile(r"(?<=://)[^\s/?#\"'<>]*(?=@)")
 _QUERY: Final = re.compile(r"(?<=[?&])((?:[\w-]*token|sig|signature|[\w-]*key|password)=)([^&\s\"'#]+)", re.IGNORECASE)
 _PRIVATE_KEY: Final = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(.*?)(?=-----END|\Z)", re.DOTALL)
+# Where no sign of assignment stands before it: an Authorization spoken of, an option's value, a line of netrc(5).
+_SPOKEN: Final = re.compile(
+    r"(\bbearer[ \t]+)([\w.~+/=-]{8,})"
+    r"|((?<!\w)--?(?:password|passphrase|token|secret|api-key)[ \t]+)([^\s'\"-][^\s'\"]*)"
+    r"|(\blogin\s+\S{1,256}\s+password\s+)(\S+)",
+    re.IGNORECASE,
+)
 # Two passes do for what was found so far; the bound is for text that was made to go on for ever.
 _PASSES: Final = 8
 _PLAIN: Final = frozenset({"true", "false", "null", "none"})
@@ -72,6 +82,20 @@ def _found(found: Found) -> Found:
     return found if found.data is None else replace(found, data=content(found.data))
 
 
+def without_secrets(change: FileChange) -> FileChange:
+    """``change`` as it may be shown; redacted as whole files, since one line does not tell that it belongs to a key."""
+
+    def shown(state: FileState) -> FileState:
+        return replace(state, content=content(state.content))
+
+    after = change.after
+    return replace(
+        change,
+        before=change.before and shown(change.before),
+        after=shown(after) if isinstance(after, FileState) else after,
+    )
+
+
 def content(data: bytes) -> bytes:
     """The bytes of a file, redacted; bytes that are not text stay."""
     return text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
@@ -91,7 +115,8 @@ def _once(value: str) -> str:
     value = _PRIVATE_KEY.sub(lambda match: match[1] + _block(match[2]), value)
     value = _USERINFO.sub(lambda match: ":".join(map(_mask, match[0].split(":", 1))), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
-    value = headers(value, _quoted)
+    value = _SPOKEN.sub(_spoken, value)
+    value = _HEADERS.sub(lambda table: _headers(table[0]), value)
     return _ASSIGNED.sub(_assigned, value)
 
 
@@ -106,16 +131,16 @@ def _block(body: str) -> str:
     return f"\n{_mask(body.strip())}\n" if body.strip() else body
 
 
-def headers(value: str, hide: Callable[[str], str]) -> str:
-    """``value`` with every string in a table of HTTP headers replaced by what ``hide`` makes of it."""
-    return _HEADERS.sub(lambda table: _headers(table[0], hide), value)
+def _spoken(match: re.Match[str]) -> str:
+    before, secret = (group for group in match.groups() if group is not None)
+    return before + _mask(secret)
 
 
-def _headers(table: str, hide: Callable[[str], str]) -> str:
+def _headers(table: str) -> str:
     # The table's own name may be quoted, and its keys are: only what no sign of assignment follows is a value.
     mark = "\n" if table.lstrip().startswith("[") else "{"
     head, mark, body = table.partition(mark)
-    return head + mark + _PERHAPS_KEY.sub(lambda match: match[0] if match[2] else hide(match[1]), body)
+    return head + mark + _PERHAPS_KEY.sub(lambda match: match[0] if match[2] else _quoted(match[1]), body)
 
 
 def _assigned(match: re.Match[str]) -> str:

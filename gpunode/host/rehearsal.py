@@ -30,6 +30,9 @@ class RehearsalHost:
         del changes
         return None
 
+    def vet(self, changes: Sequence[Change], /) -> None:
+        """A file in a dictionary has no more to it than a change says."""
+
     def realize(self, change: Change, /) -> Change:
         """A key is named, not fetched: a rehearsal reaches no network."""
         if isinstance(change, FileChange) and isinstance(change.after, SigningKey):

@@ -8,29 +8,60 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode.errors import Busy, ChangeFailed
+from gpunode.host.locks import Holder, named, wait_while
+from gpunode.host.port import OnProgress, unheard
 
-_POLL_S = 0.1
-_SHOWN = 160
+_POLL_S = 0.2
 
 
 @contextlib.contextmanager
-def held(path: Path, timeout_s: float = 0.0) -> Iterator[None]:
+def held(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = unheard) -> Iterator[None]:
     """The lock at ``path`` is held meanwhile; it is freed even when its holder dies.
+
+    Args:
+        path: of the lock file; its folder is made.
+        timeout_s: how long it is waited for.
+        on_progress: hears meanwhile who holds it.
 
     Raises:
         Busy: another process holds it after ``timeout_s``; its pid and command are named.
         ChangeFailed: the file cannot be opened for writing.
     """
-    descriptor = _open(path)
+    descriptor = _acquired(path, time.monotonic() + timeout_s, on_progress)
     try:
-        _acquire(descriptor, path, timeout_s)
-        _sign(descriptor)
+        _sign(descriptor, f"{os.getpid()} {_started('self')}\n{' '.join(sys.argv)}\n")
         yield
     finally:
+        _sign(descriptor, "")
+        os.close(descriptor)
+
+
+def holder(path: Path) -> Holder | None:
+    """The living process that has signed the lock at ``path``; takes no lock, and sees none that it may not read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return _holder(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _acquired(path: Path, deadline: float, on_progress: OnProgress) -> int:
+    """The lock file that is at ``path`` now, locked: one that was taken away meanwhile keeps nobody out."""
+    while True:
+        descriptor = _open(path)
+        try:
+            _wait(descriptor, path, deadline, on_progress)
+            if _is_at(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
 
 
@@ -39,61 +70,73 @@ def _open(path: Path) -> int:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise ChangeFailed(
-            f"the lock {path} cannot be opened, so nothing was changed",
-            why=error.strerror or str(error),
-            hint=f"make room and write access for {path.parent}, then run the same command again",
-        ) from error
+        raise _unusable(path, error) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Holder:
-    pid: int
-    command: str
+def _wait(descriptor: int, path: Path, deadline: float, on_progress: OnProgress) -> None:
+    def who() -> Holder | None:
+        return None if _taken(descriptor, path) else _holder(descriptor, path) or Holder(str(path), 0, "")
 
-    def __str__(self) -> str:
-        return f"pid {self.pid} ({self.command})"
+    def say(found: Holder) -> str:
+        return f"another gpunode is changing this node: {found}"
 
-
-def _acquire(descriptor: int, path: Path, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not _taken(descriptor):
-        if time.monotonic() >= deadline:
-            raise _busy(descriptor, path)
-        time.sleep(_POLL_S)
+    wait_while(who, say, _busy, deadline, on_progress, poll_s=_POLL_S)
 
 
-def _taken(descriptor: int) -> bool:
+def _taken(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise _unusable(path, error) from error
     return True
 
 
-def _sign(descriptor: int) -> None:
-    """The lock file names its holder; content that a dead one left is overwritten."""
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n{' '.join(sys.argv)}\n".encode("utf-8", "replace"), 0)
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except OSError:
+        return False
 
 
-def _busy(descriptor: int, path: Path) -> Busy:
-    holder = _holder(os.pread(descriptor, 4096, 0))
+def _sign(descriptor: int, text: str) -> None:
+    """The lock file names its holder, as far as there is room; what a dead one left is overwritten."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text.encode("utf-8", "replace"), 0)
+
+
+def _holder(descriptor: int, path: Path) -> Holder | None:
+    """The process that signed the lock, if it is that one still: its pid may be another's by now."""
+    with contextlib.suppress(OSError):
+        pid, _, started = os.pread(descriptor, 4096, 0).partition(b"\n")[0].decode("ascii", "replace").partition(" ")
+        if pid.isdecimal() and started and started == _started(pid):
+            return named(str(path), int(pid))
+    return None
+
+
+def _started(pid: str) -> str:
+    """When the process was started, in ticks since the boot; empty when there is none. Source: proc_pid_stat(5)."""
+    try:
+        stat = Path("/proc", pid, "stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    # The second field is a name in parentheses, which may hold anything.
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _busy(found: Holder, waited_s: float) -> Busy:
     return Busy(
-        "another gpunode is changing this node" + (f": {holder}" if holder else ""),
-        why=f"it holds {path}",
+        f"another gpunode is changing this node: {found}",
+        why=f"it holds {found.path}; gpunode waited {waited_s:.0f} s for it",
         hint="wait until it is done, then run the same command again; `gpunode status` works meanwhile",
     )
 
 
-def _holder(signature: bytes) -> _Holder | None:
-    """The process that signed the lock, as far as it lives; its command as the kernel tells it."""
-    pid, _, command = signature.decode("utf-8", "replace").partition("\n")
-    if not pid.isdecimal():
-        return None
-    try:
-        running = Path("/proc", pid, "cmdline").read_bytes()
-    except OSError:
-        return None
-    words = running.replace(b"\0", b" ").decode("utf-8", "replace").split() or command.split()
-    return _Holder(int(pid), " ".join(words)[:_SHOWN])
+def _unusable(path: Path, error: OSError) -> ChangeFailed:
+    return ChangeFailed(
+        f"the lock {path} cannot be taken, so nothing was changed",
+        why=error.strerror or str(error),
+        hint=f"make room and write access for {path.parent}, then run the same command again",
+    )

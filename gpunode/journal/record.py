@@ -2,6 +2,7 @@
 
 A journal is one JSON object a line, ``{"v":2,"sum":"…","entry":{…}}``; ``sum`` is taken over the format, the sum of
 the line before, and the bytes of ``entry`` as they stand: a line that is changed, lost, moved or foreign is noticed.
+What is written at once is one line, a list of entries where they are several: all of it counts, or nothing.
 The bytes of files are not in it: a state names its backup object by sha256.
 """
 
@@ -39,7 +40,7 @@ from gpunode.errors import JournalDamaged
 # 2: each line vouches for the one before; who by number; attributes of files, folders made, origins of packages;
 # forgotten runs. Format 1 is read, too.
 FORMAT = 2
-Verb: TypeAlias = Literal["setup", "rollback", "remove"]
+Verb: TypeAlias = Literal["setup", "rollback", "remove", "repair"]
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
 # The stage whose files are a node's configuration, which a plain rollback gives back; and the step under which the
@@ -170,8 +171,20 @@ _NAMES: dict[type[Any], str] = {
     Trigger: "trigger",
 }
 _TYPES = {name: kind for kind, name in _NAMES.items()}
+# By the words of the annotations, see _shape.
+_SCALARS: dict[str, tuple[type[Any], ...]] = {
+    "str": (str,),
+    "Verb": (str,),
+    "Result": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "float": (int, float),
+}
+_WORDS = "tuple[str, ...]"
+_LARGEST_NUMBER = 1 << 36
 _ENTRIES = (Begin, Intent, Done, Failed, Owe, Settle, Commit, Forget)
-_LINE = re.compile(rb'\{"v":([0-9]+),"sum":"([0-9a-f]{16})","entry":(\{.*\})\}', re.DOTALL)
+_LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
 
 
 def digest(content: bytes) -> str:
@@ -179,23 +192,23 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def encode(entry: Entry, above: bytes = b"") -> bytes:
-    """``entry`` as the line of a journal that follows the line ``above``; empty for the first."""
-    body = json.dumps(_plain(entry), separators=(",", ":")).encode()
+def encode(entry: Entry, *more: Entry, above: bytes = b"") -> bytes:
+    """The entries as the line of a journal that follows the line ``above``; empty for the first."""
+    body = json.dumps(_plain((entry, *more) if more else entry), separators=(",", ":")).encode()
     version = b"%d" % FORMAT
     return b'{"v":%s,"sum":"%s","entry":%s}\n' % (version, _checksum(version, _sum(above), body), body)
 
 
 def lines(entries: Iterable[Entry], above: bytes = b"") -> tuple[bytes, ...]:
-    """``entries`` as the lines that follow the line ``above``."""
+    """``entries`` as the lines that follow the line ``above``, one for each."""
     written: list[bytes] = []
     for entry in entries:
-        written.append(encode(entry, written[-1] if written else above))
+        written.append(encode(entry, above=written[-1] if written else above))
     return tuple(written)
 
 
 def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
-    """The entries of a journal; a last line without its line end was never acted upon and is dropped.
+    """The entries of a journal; what a power cut left of a last line was never acted upon and is dropped.
 
     Args:
         data: the journal as it is on the disk.
@@ -205,9 +218,24 @@ def decode(data: bytes, load: Load, *, file: str = "journal.jsonl") -> tuple[Ent
     Raises:
         JournalDamaged: a line is not as it was written; nothing is guessed from the others.
     """
-    read = data.split(b"\n")[:-1]
+    read = whole(data).split(b"\n")[:-1]
     above = (b"", *read)
-    return tuple(_entry(line, above[number - 1], load, file, number) for number, line in enumerate(read, 1))
+    return tuple(
+        entry for number, line in enumerate(read, 1) for entry in _entries(line, above[number - 1], load, file, number)
+    )
+
+
+def whole(data: bytes) -> bytes:
+    """A journal without what a power cut may leave of its last line.
+
+    That is a line without its end; or zeroes in it, which no line holds: the file was already as long, and of the bytes
+    themselves some had not reached the disk.
+    """
+    ended = data[: data.rfind(b"\n") + 1]
+    last = ended.rfind(b"\n", 0, -1) + 1
+    until_the_hole, hole, _ = ended[last:].partition(b"\0")
+    # Behind a line that is all there, a zero stands for the line's end: that was on the disk once, so it is damage.
+    return ended[:last] if hole and not _LINE.fullmatch(until_the_hole) else ended
 
 
 def contents(change: Change) -> Iterator[bytes]:
@@ -262,24 +290,25 @@ def _reading(annotation: str) -> str:
         return "bytes"
     if annotation == "tuple[tuple[str, bytes], ...]":
         return "attributes"
+    if annotation in _SCALARS or annotation == _WORDS:
+        return annotation
     return "set" if annotation.startswith("frozenset[") else ""
 
 
-def _entry(line: bytes, above: bytes, load: Load, file: str, number: int) -> Entry:
+def _entries(line: bytes, above: bytes, load: Load, file: str, number: int) -> tuple[Entry, ...]:
     match = _LINE.fullmatch(line)
     if match is not None and int(match[1]) > FORMAT:
-        raise _damaged(file, number, f"a newer gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
+        raise damaged(file, number, f"a newer gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
     if match is None or _checksum(match[1], _sum(above), match[3]) != match[2]:
-        raise _damaged(
-            file, number, "the line, or the one before it, is not as it was written: its checksum is another"
-        )
+        raise damaged(file, number, "the line, or the one before it, is not as it was written: its checksum is another")
     try:
-        entry = _typed(json.loads(match[3]), load)
-    except (ValueError, TypeError, KeyError) as error:
-        raise _damaged(file, number, f"the line says what no gpunode of this format writes: {error}") from error
-    if not isinstance(entry, _ENTRIES):
-        raise _damaged(file, number, "the line is no entry of a journal")
-    return entry
+        read = _typed(json.loads(match[3]), load)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise damaged(file, number, f"the line says what no gpunode of this format writes: {error}") from error
+    entries = read if isinstance(read, tuple) else (read,)
+    if not all(isinstance(entry, _ENTRIES) for entry in entries):
+        raise damaged(file, number, "the line is no entry of a journal")
+    return entries
 
 
 def _typed(value: Any, load: Load) -> Any:
@@ -302,11 +331,24 @@ def _read(reading: str, value: Any, load: Load) -> Any:
             return frozenset(_typed(item, load) for item in value)
         case "attributes":
             return tuple((name, bytes.fromhex(content)) for name, content in value.items())
+        case _ if reading == _WORDS:
+            return tuple(_scalar("str", word) for word in value)
+        case _ if reading in _SCALARS:
+            return _scalar(reading, value)
         case _:
             return _typed(value, load)
 
 
-def _damaged(file: str, line: int, why: str) -> JournalDamaged:
+def _scalar(annotation: str, value: Any) -> Any:
+    """``value``, which a field of that type can hold; no number is negative here, and no time is that far away."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if type(value) not in _SCALARS[annotation] or (is_number and not 0 <= value < _LARGEST_NUMBER):
+        raise ValueError(f"{str(value)[:40]!r} is no {annotation}")
+    return value
+
+
+def damaged(file: str, line: int, why: str) -> JournalDamaged:
+    """The error that stops everything that reads the journal ``file``."""
     return JournalDamaged(
         f"the journal {file} is damaged in line {line}",
         why=why,
@@ -359,7 +401,7 @@ def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
             case Done() | Failed():
                 _conclude(debts, (run, entry.seq), entry)
             case Settle(trigger=trigger):
-                for settled in _settles(trigger):
+                for settled in settles(trigger):
                     debts.pop(settled, None)
             case Commit() | Forget():
                 pass
@@ -379,7 +421,8 @@ def _conclude(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[
             debtors[debtor] = end.at
 
 
-def _settles(trigger: Trigger) -> tuple[Trigger, ...]:
+def settles(trigger: Trigger) -> tuple[Trigger, ...]:
+    """What is settled with ``trigger``: a restart does a reload's work, too."""
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
 
@@ -397,7 +440,7 @@ def unsettled(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
                 waiting.pop((run, entry.seq), None)
             case Settle(trigger=trigger):
                 for _, owes in waiting.values():
-                    owes.difference_update(_settles(trigger))
+                    owes.difference_update(settles(trigger))
             case _:
                 pass
     return tuple(change for change, owes in reversed(waiting.values()) if owes)
@@ -446,7 +489,7 @@ def unloaded(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tupl
     """
     entries = decode(data, str.encode, file=file)
     if run and entries and not (isinstance(entries[0], Begin) and entries[0].run == run):
-        raise _damaged(file, 1, f"it does not begin run {run}, in whose folder it lies")
+        raise damaged(file, 1, f"it does not begin run {run}, in whose folder it lies")
     return entries
 
 

@@ -9,16 +9,21 @@ import contextlib
 import getpass
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from gpunode.change import Change, FileChange, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
+from gpunode.host.locks import Holder
+from gpunode.host.own import read, refuse_foreign
+from gpunode.host.port import OnProgress, unheard
 from gpunode.journal import footprint, record
 from gpunode.journal.footprint import Footprint
-from gpunode.journal.lock import held
+from gpunode.journal.lock import held, holder
 from gpunode.journal.record import (
     Begin,
     Commit,
@@ -37,9 +42,18 @@ from gpunode.journal.record import (
 
 KEEP = 50
 _NOBODY_LOGGED_IN = 0xFFFFFFFF
+Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 # All of it was done; a reboot may be due.
 _THROUGH = frozenset({"done", "waiting"})
-_RUN = re.compile(r"(\d{6,})-\d{8}T\d{6}Z")
+_RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
+# A journal of a thousand packages has half a megabyte.
+_LONGEST_JOURNAL = 16 << 20
+# As much as is ever read of a file that is to be replaced.
+_LARGEST_OBJECT = 64 << 20
+
+
+def _unheard(_entries: Sequence[Entry], _entry: Entry) -> None:
+    """Nobody listens."""
 
 
 class Store:
@@ -49,17 +63,25 @@ class Store:
         root: where the node's file system stands; ``/`` unless an image is built.
         keep: how many of the newest runs keep their backups, beside the first one.
         clock: seconds since the epoch.
+        announce: hears every entry once it is on the disk, with all of its run so far.
     """
 
     def __init__(
-        self, root: str | os.PathLike[str] = "/", *, keep: int = KEEP, clock: Callable[[], float] = time.time
+        self,
+        root: str | os.PathLike[str] = "/",
+        *,
+        keep: int = KEEP,
+        clock: Callable[[], float] = time.time,
+        announce: Announce = _unheard,
     ) -> None:
         self.root = Path(root)
         self.folder = self.root / "var/lib/gpunode"
         self.objects = self.folder / "objects"
         self._runs = self.folder / "runs"
+        self._lock = self.root / "run/gpunode/lock"
         self._keep = keep
         self._clock = clock
+        self.announce = announce
 
     def begin(
         self,
@@ -82,7 +104,6 @@ class Store:
         now = self._clock()
         with _unwritable(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
-            self._begin_collection()
             run = self._next_id(now)
             who = user or invoking_user()
             begin = Begin(
@@ -102,21 +123,26 @@ class Store:
             )
             folder = self._runs / run
             folder.mkdir(mode=0o700)
-            return Run(self, begin, folder / "journal.jsonl", self._clock)
+            begun = Run(self, begin, folder / "journal.jsonl", self._clock)
+        # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
+        self._begin_collection()
+        return begun
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all runs, oldest first; by their number, since a clock may jump.
 
         Raises:
             UsageError: only root may read them.
+            Refused: another user may have put them there.
         """
+        for folder in (self.folder, self._runs, self.objects):
+            refuse_foreign(folder, self.root)
         try:
             names = [folder.name for folder in self._runs.iterdir() if _RUN.fullmatch(folder.name)]
         except FileNotFoundError:
             return ()
         except PermissionError as error:
-            why = f"{error.filename}: {error.strerror}"
-            raise UsageError("the journal is readable by root only", why=why, hint="run it with sudo") from error
+            raise _roots_alone(error) from error
         return tuple(sorted(names, key=_number))
 
     def runs(self) -> tuple[RunSummary, ...]:
@@ -166,9 +192,11 @@ class Store:
     def _perhaps(self, name: str) -> bytes | None:
         """The bytes of a backup object; None when it was forgotten."""
         try:
-            content = self._object(name).read_bytes()
+            content = read(self._object(name), _LARGEST_OBJECT)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise _bad_object(self._object(name), "some run", f"cannot be read: {error.strerror}") from error
         if record.digest(content) != name:
             raise _bad_object(self._object(name), "some run", "is not what was saved: its sha256 is another")
         return content
@@ -190,9 +218,8 @@ class Store:
                 why="it was cut short, and what it did is finished or undone with its backups",
                 hint="run `gpunode setup` or `gpunode rollback` first",
             )
-        entry = Forget(user or invoking_user(), self._clock())
         with _unwritable(f"that run {run} is forgotten cannot be written down, so it is not", self._path(run)):
-            self._add(run, entry)
+            self._add(run, Forget(user or invoking_user(), self._clock()))
         return self._collect(self._kept(self.ids()))
 
     def owed(self) -> dict[Trigger, float]:
@@ -223,14 +250,15 @@ class Store:
             self._add(run, Commit("interrupted", why, self._clock()))
 
     def _add(self, run: str, entry: Entry) -> None:
-        """``entry`` is the last of a run that is over, on the disk. Raises OSError."""
-        lines = self._bytes(run).splitlines(keepends=True)
-        # A torn last line goes first: what follows it would make it damage.
-        whole = lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
+        """``entry`` stands at the end of a run that is over. Raises OSError."""
+        written = record.whole(self._bytes(run))
         descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.ftruncate(descriptor, sum(map(len, whole)))
-            _write_all(descriptor, record.encode(entry, whole[-1] if whole else b""))
+            # A torn last line goes first: what follows it would make it damage.
+            os.ftruncate(descriptor, len(written))
+            # And a whole one, which a killed run may not have synced, is on the disk before another follows it.
+            os.fsync(descriptor)
+            _write_all(descriptor, record.encode(entry, above=written.splitlines(keepends=True)[-1]))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -254,25 +282,35 @@ class Store:
         indebted = next(index for index, run in enumerate(runs) if record.owed(self._unloaded(run)))
         return record.unsettled(entry for run in runs[indebted:] for entry in self.read(run))
 
-    def lock(self, timeout_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        """Nobody else changes this node meanwhile; see ``lock.held``."""
-        return held(self.root / "run/gpunode/lock", timeout_s)
+    def lock(
+        self, timeout_s: float = 0.0, on_progress: OnProgress = unheard
+    ) -> contextlib.AbstractContextManager[None]:
+        """Nobody else changes this node meanwhile; see ``lock.held``.
+
+        Raises:
+            Refused: its folder is somebody else's, or a link out of an image.
+        """
+        refuse_foreign(self._lock.parent, self.root)
+        return held(self._lock, timeout_s, on_progress)
+
+    def at_work(self) -> Holder | None:
+        """The gpunode that is changing this node, as far as the lock names it; takes no lock."""
+        return holder(self._lock)
 
     def save(self, content: bytes) -> str:
         """The name of ``content``'s backup object, which is on the disk. Raises OSError."""
         name = record.digest(content)
         path = self._object(name)
-        with contextlib.suppress(FileNotFoundError):
-            if path.read_bytes() == content:
-                return name
         _make(path.parent)
-        draft = path.with_name(f".{name}.{os.getpid()}")
-        try:
-            _write_file(draft, content)
-            draft.rename(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        if not _holds(path, content):
+            draft = path.with_name(f".{name}.{os.getpid()}")
+            try:
+                _write_file(draft, content)
+                draft.rename(path)
+            except OSError:
+                draft.unlink(missing_ok=True)
+                raise
+        # Also when it was there: a run that was killed may have named it so and not come to this.
         _sync_folder(path.parent)
         return name
 
@@ -286,22 +324,25 @@ class Store:
         """The journal of ``run``; empty when the power went before its first line."""
         if run not in self.ids():
             raise UsageError(f"there is no run {run!r}", hint="see which there are: gpunode rollback --list")
+        return self._journal(run)
+
+    def _journal(self, run: str) -> bytes:
         try:
-            return self._path(run).read_bytes()
+            return read(self._path(run), _LONGEST_JOURNAL)
         except FileNotFoundError:
             return b""
+        except PermissionError as error:
+            raise _roots_alone(error) from error
+        except OSError as error:
+            raise record.damaged(str(self._path(run)), 1, f"it cannot be read: {error.strerror}") from error
 
     def _unloaded(self, run: str) -> tuple[Entry, ...]:
-        try:
-            data = self._path(run).read_bytes()
-        except FileNotFoundError:
-            return ()
-        return record.unloaded(data, file=str(self._path(run)), run=run)
+        return record.unloaded(self._journal(run), file=str(self._path(run)), run=run)
 
     def _load(self, name: str, run: str, kept: Collection[str]) -> bytes:
         path = self._object(name)
         try:
-            content = path.read_bytes()
+            content = read(path, _LARGEST_OBJECT)
         except FileNotFoundError as error:
             if run not in kept:
                 raise Refused(
@@ -310,19 +351,18 @@ class Store:
                     hint="`gpunode rollback --list` still shows what it changed",
                 ) from error
             raise _bad_object(path, run, "is missing") from error
+        except OSError as error:
+            raise _bad_object(path, run, f"cannot be read: {error.strerror}") from error
         if record.digest(content) != name:
             raise _bad_object(path, run, "is not what was saved: its sha256 is another")
         return content
 
     def _make_folders(self) -> None:
         for folder in (self.folder, self._runs, self.objects):
+            refuse_foreign(folder, self.root)
             _make(folder)
-        if not self.folder.resolve().is_relative_to(self.root.resolve()):
-            raise Refused(
-                f"{self.folder} is a link out of {self.root}",
-                why=f"it leads to {self.folder.resolve()}, so this image's journal would land on another system",
-                hint="replace the link by a folder",
-            )
+            if stat.S_IMODE(folder.stat().st_mode) != 0o700:
+                folder.chmod(0o700)
 
     def _next_id(self, now: float) -> str:
         numbers = [_number(run) for run in self.ids()]
@@ -332,11 +372,12 @@ class Store:
         return frozenset((*runs[:1], *runs[-self._keep :]))
 
     def _begin_collection(self) -> None:
-        """As ``_collect``, once there are more runs than keep their backups; the one that begins is one of them."""
+        """As ``_collect``, once there are more runs than keep their backups; what cannot be removed stays."""
         runs = self.ids()
-        kept = frozenset((*runs[:1], *runs[len(runs) + 1 - self._keep :]))
+        kept = self._kept(runs)
         if len(kept) < len(runs):
-            self._collect(kept)
+            with contextlib.suppress(OSError):
+                self._collect(kept)
 
     def _collect(self, kept: Collection[str]) -> tuple[int, int]:
         """Removes the objects that nothing needs; none when a journal cannot be read.
@@ -448,18 +489,22 @@ class Run:
 
     def _append(self, *entries: Entry) -> None:
         """``entries`` are on the disk, all of them or, as far as the disk still obeys, none."""
+        if not entries:
+            return
         if self._broken:
             raise OSError(f"an earlier write to it failed: {self._broken}")
         before = os.fstat(self._descriptor).st_size
         try:
-            lines = record.lines(entries, self._last)
-            _write_all(self._descriptor, b"".join(lines))
+            line = record.encode(*entries, above=self._last)
+            _write_all(self._descriptor, line)
             os.fsync(self._descriptor)
         except OSError as error:
             self._withdraw(before, error)
             raise
-        self._last = (self._last, *lines)[-1]
+        self._last = line
         self._entries.extend(entries)
+        for entry in entries:
+            self._store.announce(self._entries, entry)
 
     def _withdraw(self, size: int, error: OSError) -> None:
         """Takes back a torn line; where that fails nothing may follow it, since it would lie in the middle."""
@@ -516,6 +561,11 @@ def _marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
     return tuple(replace(run, undone_by=undone.get(run.run, ""), undone_whole=run.run in whole) for run in runs)
 
 
+def _roots_alone(error: PermissionError) -> UsageError:
+    why = f"{error.filename}: {error.strerror}"
+    return UsageError("the journal is readable by root only", why=why, hint="run it with sudo")
+
+
 def _bad_object(path: Path, run: str, how: str) -> JournalDamaged:
     return JournalDamaged(
         f"a backup of run {run} {how}",
@@ -540,12 +590,20 @@ def _unwritable(what: str, place: Path) -> Iterator[None]:
 
 def _make(folder: Path) -> None:
     """``folder`` exists, and so it will after a power cut."""
-    if folder.is_dir():
-        return
-    if not folder.parent.is_dir():
-        _make(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    if not folder.is_dir():
+        if not folder.parent.is_dir():
+            _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    # Also when it was there: a run that was killed may have made it and not come to this.
     _sync_folder(folder.parent)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether the object is there and whole; what cannot be read is replaced."""
+    try:
+        return read(path, _LARGEST_OBJECT) == content
+    except OSError:
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, TypeAlias
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from gpunode.toml import loads
 
 Path: TypeAlias = tuple[str, ...]
 # TOML's own shape: tables of tables of values.
@@ -27,5 +23,5 @@ def parse(text: str) -> Document:
     Raises:
         ValueError: the text is not TOML, or holds a number that Python will not read.
     """
-    document: Document = tomllib.loads(text, parse_float=Verbatim)
+    document: Document = loads(text, parse_float=Verbatim)
     return document

@@ -8,8 +8,9 @@ from dataclasses import replace
 from gpunode.catalog.branches import ModuleFlavour
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageChange
-from gpunode.facts.model import Facts
+from gpunode.facts.model import Facts, known
 from gpunode.recipe import Recipe
+from gpunode.steps.locked import beside_driver
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import (
     WantedDriver,
@@ -26,6 +27,14 @@ _OTHER_FLAVOUR: Mapping[ModuleFlavour, ModuleFlavour] = {"open": "proprietary", 
 _STANDS_ALONE = "libxnvctrl"
 
 
+# It replaces files of packages and says so to nobody; its own uninstaller alone knows which.
+_RUN_INSTALLER = Refusal(
+    what="NVIDIA's .run installer has put a driver here, over or beside the packages",
+    why="/usr/bin/nvidia-uninstall is its uninstaller; two drivers in the same places are one that does not work",
+    hint="nvidia-uninstall\nthen run the command again (if only that file is left of it, remove the file)",
+)
+
+
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Purges exactly the installed driver packages of another version; never a pattern, never the toolkit.
 
@@ -35,13 +44,17 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
+    if known(facts.run_installer, default=False):
+        return _RUN_INSTALLER
     chosen = driver.chosen
     wanted = frozenset(driver.packages(recipe))
     rival = driver.family.dkms_package(replace(chosen, flavour=_OTHER_FLAVOUR[chosen.flavour]))
+    # What a lock names is brought to its version, not purged.
+    kept = {*wanted, *beside_driver(recipe)}
     old = {
         name: state
         for name, state in installed_driver_packages(facts).items()
-        if name not in wanted and (name == rival or _is_other(name, state.version, chosen))
+        if name not in kept and (name == rival or _is_other(name, state.version, chosen))
     }
     if not old:
         return Planned((), "no package of another driver is installed")

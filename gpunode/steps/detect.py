@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpunode.catalog.gpus import lookup, vgpu_profile
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, PciDevice, Platform, Unknown, need
-from gpunode.recipe import Recipe
+from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import PASSED_THROUGH, family_of, gpus, nvswitches, other_gpus, own_gpus, wants_driver
 
@@ -15,7 +15,9 @@ _LOOKED = {"lspci": "lspci", "pci-modalias": "/sys/bus/pci/devices (lspci is mis
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """Names the GPUs; refuses a node without one, and drivers where a driver cannot be installed."""
+    """Names the GPUs; refuses a node without one, drivers where none can be installed, a lock of other systems."""
+    if recipe.lock is not None and (refused := _other_system(recipe.lock, facts)):
+        return refused
     platform = need(facts.platform, "what kind of machine this is")
     if not platform.owns_kernel:
         return _guest(recipe, platform)
@@ -30,6 +32,20 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if wants_driver(recipe, facts) and (profile := _vgpu(usable)):
         return _vgpu_guest(profile)
     return Planned((), _describe(usable) + _not_ours(devices), _notes(devices))
+
+
+def _other_system(lock: VersionLock, facts: Facts) -> Refusal | None:
+    """The refusal of a lock whose versions are those of another distribution, release or architecture."""
+    distro = need(facts.distro, "which distribution this is")
+    here = (distro.id, distro.version_id, need(facts.architecture, "the architecture of this system"))
+    there = (lock.distribution, lock.release, lock.architecture)
+    if here == there:
+        return None
+    return Refusal(
+        what=f"{lock.file} is for {' '.join(there)}, and this is {' '.join(here)}",
+        why="every distribution, release and architecture has packages of its own, so no version in it fits here",
+        hint="write a lock for this kind of node: set one up without --lock, then gpunode plan --lock OTHER-FILE there",
+    )
 
 
 def _system(recipe: Recipe, facts: Facts) -> Family | Refusal | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpunode.catalog.driver import Choice
-from gpunode.change import KnownAfter, PackageChange
+from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
+from gpunode.steps.locked import astray, beside_driver, held_elsewhere, wanted_state
 from gpunode.steps.module import is_loaded
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
+from gpunode.steps.outcome import Outcome, Planned, Step
 from gpunode.steps.selection import WantedDriver, matches, own_gpus, prefix, wanted_driver
 
 _SHOWS = frozenset({"nvidia", "nouveau"})
@@ -22,21 +25,28 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     chosen = driver.chosen
     packages = need(facts.packages, "which packages are installed")
     names = driver.packages(recipe)
-    wanted = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
+    missing = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
+    # With a lock also what came along with them, each in its own version.
+    wanted = tuple(dict.fromkeys((*missing, *astray(recipe, packages, beside_driver(recipe)))))
     if held := [name for name in wanted if name in packages and packages[name].held]:
-        return Refusal(
-            what=f"{', '.join(held)} is held, and driver {prefix(chosen)}* asks for another version",
-            why="somebody ran apt-mark hold on it; gpunode breaks no holds",
-            hint=f"apt-mark unhold {' '.join(held)}, then run the command again",
-        )
+        return held_elsewhere(held, f"driver {prefix(chosen)}*")
     if not wanted:
         version = packages[names[0]].version
         return Planned((), f"driver {version} is installed; {chosen.reason}")
     after = KnownAfter(prefix(chosen), "driver")
-    changes = tuple(PackageChange(name, packages.get(name), after) for name in wanted)
+    changes = tuple(
+        PackageChange(name, packages.get(name), _after(recipe, name, packages.get(name), after)) for name in wanted
+    )
     is_new = any(not matches(packages.get(name), "") for name in wanted)
     notes = (*(_display(recipe, facts) if is_new else ()), *_until_reboot(chosen, facts))
     return Planned(changes, _reason(chosen, recipe), notes)
+
+
+def _after(recipe: Recipe, name: str, before: PackageState | None, otherwise: KnownAfter) -> PackageState | KnownAfter:
+    """The state to bring about; what came along as a dependency goes on counting as one."""
+    after = wanted_state(recipe, name, otherwise)
+    came_along = before is not None and before.auto and not before.config_files_only
+    return replace(after, auto=came_along) if isinstance(after, PackageState) else after
 
 
 def _until_reboot(chosen: Choice, facts: Facts) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.catalog.driver import Choice
-from gpunode.change import Change, CommandChange, ModuleChange
+from gpunode.change import CommandChange, ModuleChange
 from gpunode.facts.model import Facts, Kernels, LoadedDriver, ModuleFile, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Step, Waits
@@ -16,7 +16,7 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     """A module of the chosen version is on disk for every kernel that must have one.
 
     The driver's package has DKMS build them; ``dkms autoinstall`` may exit 0 with a build skipped, so the files are
-    what counts.
+    what counts. Where DKMS believes that a file is there which is not, it skips the build and has to be overruled.
     """
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
@@ -26,10 +26,16 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     missing = missing_for(chosen, kernels, facts)
     if not missing:
         return Planned((), f"built for {' and '.join(kernels.wanted)}")
-    changes: list[Change] = [
-        CommandChange(("dkms", "autoinstall", "-k", kernel), f"no module for kernel {kernel}") for kernel in missing
-    ]
-    return Planned(tuple(changes), f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
+    changes = tuple(_build(kernel, chosen, facts) for kernel in missing)
+    return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
+
+
+def _build(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
+    believed = known(facts.dkms, {}).get(kernel)
+    if believed is None or not is_version_of(believed.version, chosen):
+        return CommandChange(("dkms", "autoinstall", "-k", kernel), f"no module for kernel {kernel}")
+    argv = ("dkms", "install", "--force", "-m", believed.module, "-v", believed.version, "-k", kernel)
+    return CommandChange(argv, f"DKMS has built a module for kernel {kernel}, and its file is gone")
 
 
 def missing_for(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
+
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileChange, FileState
 from gpunode.distros.family import PIN_FILE
+from gpunode.facts.apt_preferences import in_order, parse
 from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
@@ -30,10 +34,28 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         )
     wanted = FileState(driver.family.pin(chosen))
     present = need(facts.file(PIN_FILE), f"what {PIN_FILE} holds")
+    notes = (*chosen.warnings, *_overruled(driver, recipe, facts))
     if present == wanted:
-        return Planned((), f"held at {_held(chosen.branch, chosen.exact)}", chosen.warnings)
+        return Planned((), f"held at {_held(chosen.branch, chosen.exact)}", notes)
     reason = f"driver {_held(chosen.branch, chosen.exact)}, {chosen.flavour} kernel modules: {chosen.reason}"
-    return Planned((FileChange(PIN_FILE, present, wanted),), reason, chosen.warnings)
+    return Planned((FileChange(PIN_FILE, present, wanted),), reason, notes)
+
+
+def _overruled(driver: WantedDriver, recipe: Recipe, facts: Facts) -> Iterator[str]:
+    """A warning for every record that apt reads before gpunode's own and that decides over a package of the driver."""
+    for path in takewhile(lambda path: path != PIN_FILE, in_order({*facts.files, PIN_FILE})):
+        state = known(facts.file(path), None)
+        for record in parse(path, state.content.decode("utf-8", "replace")) if state else ():
+            name = next((name for name in driver.packages(recipe) if record.names(name)), "")
+            if name and not _is_for(record.pin, driver.chosen):
+                place = f"{record.file}:{record.line}"
+                yield f"{place} decides over {name} before {PIN_FILE} does: apt may bring another driver; take it out"
+
+
+def _is_for(pin: str, chosen: Choice) -> bool:
+    """Whether a record is about the chosen versions, which it may want as much as it likes."""
+    kind, _, version = pin.partition(" ")
+    return kind == "version" and f"{version.strip().rstrip('*-')}.".replace("..", ".").startswith(f"{chosen.branch}.")
 
 
 def _held(branch: int, exact: str) -> str:

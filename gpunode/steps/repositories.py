@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.catalog.openpgp import fingerprints
 from gpunode.catalog.repositories import cuda_repository, is_old_toolkit_source, toolkit_repository
-from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
+from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger, subject
 from gpunode.distros.family import repository_list
 from gpunode.facts.model import AptSource, Facts, holds, known, need
 from gpunode.recipe import Recipe
@@ -100,9 +100,14 @@ def _enabled(repository: _Repository, facts: Facts) -> Outcome:
         *(replace(change, triggers=refresh) for change in written),
     ]
     signer = f"signed by the key …{repository.fingerprint[-16:]}"
+    touched = {subject(change) for change in changes}
+    mended = [change for change in _mended(repository, staying, facts) if change.path not in touched]
+    if not changes and mended:
+        paths = " and ".join(change.path for change in mended)
+        return Planned(tuple(mended), f"apt must be able to read {paths}, and nobody but root may write there")
     if not changes:
         return Planned((), f"{repository.uri} is enabled, {signer}")
-    return Planned(tuple(changes), f"packages come from {repository.uri}, {signer} and no other")
+    return Planned((*changes, *mended), f"packages come from {repository.uri}, {signer} and no other")
 
 
 def _removals(rivals: Sequence[AptSource], facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
@@ -115,9 +120,26 @@ def _keyring(repository: _Repository, facts: Facts, refresh: frozenset[Trigger])
     if holds(fact, repository.key):
         return []
     present = need(fact, f"what {repository.keyring} holds")
-    if present is not None and present.mode & _FOR_ALL and _trusts(present.content, repository.key):
+    if present is not None and _trusts(present.content, repository.key):
         return []
     return [FileChange(repository.keyring, present, repository.key, refresh)]
+
+
+def _mended(repository: _Repository, sources: Sequence[AptSource], facts: Facts) -> list[FileChange]:
+    """Mode and owner of list and keyring put right, where only they are wrong; a list of somebody else's stays so."""
+    own = [repository.list_file] if _home(repository, sources) == repository.list_file else []
+    states = ((path, known(facts.file(path), None)) for path in (repository.keyring, *own))
+    return [
+        FileChange(path, state, FileState(state.content))
+        for path, state in states
+        if state is not None and not _is_sound(state)
+    ]
+
+
+def _is_sound(state: FileState) -> bool:
+    """Whether apt's own user can read a file and nobody can write to it who is not root."""
+    by_group = state.mode & 0o020 and state.gid != 0
+    return bool(state.mode & _FOR_ALL) and state.uid == 0 and not by_group and not state.mode & 0o002
 
 
 def _trusts(keyring: bytes, key: SigningKey) -> bool:

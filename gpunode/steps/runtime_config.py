@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Literal
 
 from gpunode.change import (
     Change,
@@ -43,13 +44,17 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Refusal(refusal.what, refusal.why, refusal.hint)
     service = _service(row, facts)
     notes = (*_masked(row, facts), *_notes(row, after or present))
+    expectation = RuntimeExpectation(
+        row.id, row.config, frozenset({(wish.handler, wish.binary)}), wish.handler if wish.default else None
+    )
+    if after is None and present is not None and _is_unread(row, facts):
+        reread = FileChange(row.config, present, present, frozenset({Trigger(_reads_again(row), row.unit)}))
+        reason = f"{row.config} was changed after {row.unit} last read it"
+        return Planned((reread, *service), reason, notes, expectation)
     if after is None:
         return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish), notes)
     trigger = _trigger(row, present, after)
     changed = FileChange(row.config, present, after, frozenset({trigger}))
-    expectation = RuntimeExpectation(
-        row.id, row.config, frozenset({(wish.handler, wish.binary)}), wish.handler if wish.default else None
-    )
     reason = f"containers that ask for the runtime {wish.handler} get the GPU" + _default(wish)
     return Planned((changed, *service), reason, notes, expectation, _disrupts(trigger, present))
 
@@ -106,6 +111,20 @@ def _deferred(row: Runtime, fact: Unknown) -> Planned:
     if holds(fact, promise):
         return Planned((), reason)
     return Planned((FileChange(row.config, None, promise, frozenset({Trigger("restart", row.unit)})),), reason)
+
+
+def _is_unread(row: Runtime, facts: Facts) -> bool:
+    """Whether the daemon runs and is older than its file; where either time is unknown, nobody can tell."""
+    unit, changed = facts.unit(row.unit), facts.changed_at.get(row.config)
+    if isinstance(unit, Unknown) or changed is None or unit.value.started_at is None:
+        return False
+    reread = unit.value.changed_at if _reads_again(row) == "reload" else None
+    return changed > max(unit.value.started_at, reread or 0.0)
+
+
+def _reads_again(row: Runtime) -> Literal["reload", "restart"]:
+    """How a running daemon comes to read its file, where nobody knows what in it is new."""
+    return "reload" if row.id == "docker" else "restart"
 
 
 def _trigger(row: Runtime, before: FileState | None, after: FileState) -> Trigger:

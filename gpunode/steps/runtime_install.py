@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from gpunode.change import KnownAfter, PackageChange
+from collections.abc import Mapping
+
+from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, need
 from gpunode.recipe import Recipe
 from gpunode.runtimes import runtime
+from gpunode.steps.locked import astray, held_elsewhere, wanted_state
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import matches
+from gpunode.steps.selection import matches, not_locked
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -18,7 +21,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     packages = need(facts.packages, "which packages are installed")
     for name in row.packages:
         if matches(packages.get(name), ""):
-            return Planned((), f"{name} {packages[name].version} is installed")
+            return _installed(recipe, name, packages)
     unit = facts.unit(row.unit)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
         return Planned((), f"{row.unit} is here, installed by other means than its package; it is not replaced")
@@ -29,8 +32,24 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             hint=f'install {" or ".join(row.packages)}, or set runtime.install = "if-missing"',
         )
     first = row.packages[0]
+    if recipe.lock is not None and first not in recipe.lock.packages:
+        return not_locked(recipe.lock, first)
     reason = f"{row.id} is missing; the distribution's own package is taken"
-    return Planned((PackageChange(first, packages.get(first), KnownAfter(why="runtime")),), reason)
+    after = wanted_state(recipe, first, KnownAfter(why="runtime"))
+    return Planned((PackageChange(first, packages.get(first), after),), reason)
+
+
+def _installed(recipe: Recipe, name: str, packages: Mapping[str, PackageState]) -> Outcome:
+    """The package that provides the runtime, in the locked version where there is one."""
+    present, lock = packages[name], recipe.lock
+    if lock is not None and name not in lock.packages:
+        return not_locked(lock, name)
+    if lock is None or not astray(recipe, packages, (name,)):
+        return Planned((), f"{name} {present.version} is installed")
+    if present.held:
+        return held_elsewhere((name,), lock.file)
+    after = wanted_state(recipe, name, KnownAfter(why="runtime"))
+    return Planned((PackageChange(name, present, after),), f"the lock holds {name} at another version")
 
 
 RUNTIME_INSTALL = Step("runtime-install", "container runtime", "packages", plan)

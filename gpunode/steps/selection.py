@@ -15,12 +15,14 @@ from gpunode.catalog.gpus import is_nvswitch as _is_nvswitch
 from gpunode.change import PackageState
 from gpunode.distros import family
 from gpunode.distros.dpkg_version import DpkgVersion
-from gpunode.distros.family import Family
+from gpunode.distros.family import PIN_FILE, Family
 from gpunode.facts.model import Facts, PciDevice, known, need
-from gpunode.recipe import Flavour, Recipe
+from gpunode.recipe import Flavour, Recipe, VersionLock
 from gpunode.steps.outcome import Planned, Refusal
 
 _PINNING = "nvidia-driver-pinning-"
+_EXACT_PIN = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
+_REVISION = re.compile(r"-[^-]*\Z")
 _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 NVIDIA = "10de"
 # Display controllers: VGA compatible and 3D. The NVIDIA kernel module binds these and bridges of class 0680 alone
@@ -99,10 +101,13 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
 def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
     """The driver for this node's GPUs.
 
-    Where the recipe leaves the branch to gpunode, NVIDIA's pinning package has the first word, then the installed
-    driver: a branch that is still maintained and fits is kept, also by an upgrade, which brings the newest of it.
+    A lock has the first word. Where the recipe leaves the branch to gpunode, NVIDIA's pinning package follows, then the
+    installed driver: a branch that is still maintained and fits is kept, also by an upgrade, which brings the newest of
+    it.
     """
     present = models(need(facts.devices, "which PCI devices there are"))
+    if recipe.lock is not None:
+        return _locked(recipe, recipe.lock, facts, present)
     if recipe.driver.version == "auto":
         pinned = pinned_by_package(known(facts.packages, {}))
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
@@ -135,19 +140,87 @@ def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice
     if chosen is None:
         return None
     kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, maintained and fits, so it is kept"
+    if not recipe.upgrade and isinstance(found, Family) and (exact := _held_by_file(found, chosen, facts)):
+        return replace(chosen, exact=exact, reason=f"{PIN_FILE} holds it at {exact}, as was asked for earlier")
     return replace(chosen, reason=kept)
+
+
+def _held_by_file(found: Family, chosen: Choice, facts: Facts) -> str:
+    """The exact version at which gpunode's own preferences file holds the driver; empty when it holds a branch.
+
+    A lock or ``--driver VERSION`` wrote it. Without them a later run leaves it so, else it would undo what was asked.
+    """
+    present = known(facts.file(PIN_FILE), None)
+    exact = _EXACT_PIN.search(present.content) if present else None
+    if present is None or exact is None:
+        return ""
+    version = exact[1].decode()
+    is_own = present.content == found.pin(replace(chosen, exact=version))
+    return version if is_own and is_version_of(version, chosen) else ""
+
+
+def _locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | Refusal:
+    """The driver that the lock holds, if it serves this node's GPUs and agrees with what the recipe asks for."""
+    found = family_of(facts)
+    if isinstance(found, Refusal):
+        return found
+    version = locked_driver(lock)
+    if not version:
+        return _no_driver_in(lock)
+    asked = recipe.driver.version
+    if asked[0].isdigit() and not f"{version}.".startswith(f"{asked}."):
+        return Refusal(
+            what=f"{lock.file} holds driver {version}, and {asked} is asked for",
+            why="a lock and a driver version that contradict each other cannot both be had",
+            hint="leave the one or the other out",
+        )
+    wishes = [replace(recipe.driver, version=version, flavour=flavour) for flavour in _flavours(recipe)]
+    outcomes = [choose(present, wish) for wish in wishes]
+    fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
+    if not fitting:
+        return _as_refusal(outcomes[0])
+    for chosen in fitting:
+        if set(found.driver_packages(chosen, recipe.driver.scope)) <= lock.packages.keys():
+            return replace(chosen, reason=f"{lock.file} holds it")
+    lacking = next(n for n in found.driver_packages(fitting[0], recipe.driver.scope) if n not in lock.packages)
+    return not_locked(lock, lacking)
+
+
+def locked_driver(lock: VersionLock) -> str:
+    """The driver's own version that a lock holds (``580.178.04``); empty when it holds none, or more than one."""
+    versions = {lock.packages[name] for name in driver_packages(lock.packages)}
+    found = {_REVISION.sub("", DpkgVersion(version).without_epoch) for version in versions if branch_of(version)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _no_driver_in(lock: VersionLock) -> Refusal:
+    return Refusal(
+        what=f"{lock.file} holds no driver, or more than one version of it",
+        why="the recipe asks for a driver, and with a lock it is the one that the lock holds",
+        hint=f"write the lock with this recipe on a node that has the driver: gpunode plan --lock {lock.file}",
+    )
+
+
+def not_locked(lock: VersionLock, name: str) -> Refusal:
+    """The refusal of a package that is asked for and has no version in the lock."""
+    return Refusal(
+        what=f"{lock.file} names no version of {name}, which this node is to get",
+        why=f"it was written with recipe {lock.recipe} on a node that needed other packages",
+        hint="use a lock of a node with the same recipe, GPUs and scope, or write one for this kind of node",
+    )
 
 
 def _fitting(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Iterator[Choice]:
     """What the installed branches that are maintained can be for these GPUs, in either flavour that may be used."""
-    flavours: tuple[Flavour, ...] = (
-        ("open", "proprietary") if recipe.driver.flavour == "auto" else (recipe.driver.flavour,)
-    )
     for branch in installed_branches(facts):
-        for flavour in flavours if _is_active(branch) else ():
+        for flavour in _flavours(recipe) if _is_active(branch) else ():
             chosen = choose(present, replace(recipe.driver, version=str(branch), flavour=flavour))
             if isinstance(chosen, Choice):
                 yield chosen
+
+
+def _flavours(recipe: Recipe) -> tuple[Flavour, ...]:
+    return ("open", "proprietary") if recipe.driver.flavour == "auto" else (recipe.driver.flavour,)
 
 
 def _builds(dkms_package: str, chosen: Choice, facts: Facts) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, need
-from gpunode.recipe import Recipe
+from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.repositories import wants_toolkit
-from gpunode.steps.selection import matches
+from gpunode.steps.selection import matches, not_locked
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -19,6 +19,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "no container runtime is asked for")
     packages = need(facts.packages, "which packages are installed")
     wanted = _version(recipe, packages)
+    if isinstance(wanted, Refusal):
+        return wanted
     newer = recipe.upgrade and not wanted
     names = TOOLKIT_PACKAGES if newer else tuple(n for n in TOOLKIT_PACKAGES if not _right(packages, n, wanted))
     if held := [name for name in names if name in packages and packages[name].held]:
@@ -35,17 +37,35 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned(changes, "containers get the GPU through it" + (f"; all four at {wanted}" if wanted else ""))
 
 
-def _version(recipe: Recipe, packages: Mapping[str, PackageState]) -> str:
+def _version(recipe: Recipe, packages: Mapping[str, PackageState]) -> str | Refusal:
     """The version of all four; empty when any will do as long as it is one.
 
     NVIDIA's packages have had the revision 1 in every release (1.14.0 to 1.20.1).
     """
-    if recipe.toolkit.version != "auto":
-        return recipe.toolkit.version if "-" in recipe.toolkit.version else f"{recipe.toolkit.version}-1"
+    asked = recipe.toolkit.version
+    named = "" if asked == "auto" else asked if "-" in asked else f"{asked}-1"
+    if recipe.lock is not None:
+        return _locked(recipe.lock, named)
+    if named:
+        return named
     if recipe.upgrade:
         return ""
     present = {packages[name].version for name in TOOLKIT_PACKAGES if matches(packages.get(name), "")}
     return present.pop() if len(present) == 1 else ""
+
+
+def _locked(lock: VersionLock, named: str) -> str | Refusal:
+    """The one version of all four in the lock, unless the recipe names another."""
+    if missing := [name for name in TOOLKIT_PACKAGES if name not in lock.packages]:
+        return not_locked(lock, missing[0])
+    versions = {lock.packages[name] for name in TOOLKIT_PACKAGES}
+    if len(versions) > 1 or (named and named not in versions):
+        return Refusal(
+            what=f"{lock.file} holds the toolkit at {', '.join(sorted(versions))}, which cannot be",
+            why=f"the recipe asks for {named}" if named else "its packages must all be of one version",
+            hint="correct the lock, or write it again",
+        )
+    return versions.pop()
 
 
 def _right(packages: Mapping[str, PackageState], name: str, wanted: str) -> bool:

@@ -122,7 +122,7 @@ class Applier:
         made = [entry for entry in entries if isinstance(entry, Intent) and entry.seq not in failed]
         back = {entry.change for entry in made if entry.stage == _RECOVERY}
         files = (e.change for e in reversed(made) if isinstance(e.change, FileChange) and e.stage != _RECOVERY)
-        return [change for change in files if inverse(change) not in back]
+        return [change for change in files if change.before != change.after and inverse(change) not in back]
 
     def _restore(self, change: FileChange, failure: ChangeFailed) -> None:
         """The file is as before ``change``; what was rejected is kept, and ``failure`` says where."""

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from gpunode.change import Change, PackageChange, PackageState, Trigger, ordered, triggers
+from gpunode.catalog.managers import manager_of
+from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, ordered, triggers
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence, Probe
@@ -106,13 +107,31 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
     """The answers of a stage's steps, each seeing what the steps before it will have changed."""
     plans: list[StepPlan] = []
     for step in _steps(recipe, stage, only):
-        outcome = step.plan(recipe, facts)
+        outcome = _with_managers(step.plan(recipe, facts))
         changes = outcome.changes if isinstance(outcome, Planned) else ()
         plans.append(StepPlan(step, outcome, changes))
         if isinstance(outcome, Refusal):
             break
         facts = project(facts, changes)
     return StagePlan(stage, tuple(plans))
+
+
+def _with_managers(outcome: Outcome) -> Outcome:
+    """``outcome`` with a note for every file that it changes and that another program calls its own."""
+    if not isinstance(outcome, Planned):
+        return outcome
+    files = (change for change in outcome.changes if isinstance(change, FileChange) and change.before != change.after)
+    notes = tuple(note for change in files if (note := _managed(change)))
+    return replace(outcome, notes=(*outcome.notes, *notes)) if notes else outcome
+
+
+def _managed(change: FileChange) -> str:
+    if change.before is None or (manager := manager_of(change.before.content)) is None:
+        return ""
+    place = f"{change.path}:{manager.line}"
+    if not manager.name:
+        return f"{place} says that something generates this file: change it there too, or this will be undone"
+    return f"{place} says that {manager.name} manages this file: change it there too, or it will undo this"
 
 
 def _steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step]:
@@ -161,6 +180,12 @@ def _files_to_come(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
 
 def _is_present(state: PackageState | None) -> bool:
     return state is not None and not state.config_files_only
+
+
+def notes_of(plans: Sequence[StagePlan]) -> list[str]:
+    """What the user should know beside the changes."""
+    outcomes = (step.outcome for plan in plans for step in plan.steps)
+    return [note for outcome in outcomes if isinstance(outcome, Planned) for note in outcome.notes]
 
 
 def raise_refusal(plans: Sequence[StagePlan]) -> None:

@@ -23,7 +23,7 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
     def exact(now: Facts, stage: StagePlan) -> StagePlan:
         is_current = not any(plan.changes for plan in earlier)
         earlier.append(stage)
-        return resolved(stage, known(now.packages, {}), host.simulate) if is_current else stage
+        return resolved(stage, known(now.packages, {}), host.simulate, recipe.lock) if is_current else stage
 
     return tuple(walk(recipe, facts, exact, projected, only))
 

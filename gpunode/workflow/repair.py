@@ -9,7 +9,6 @@ from gpunode.errors import GpunodeError, Interrupted
 from gpunode.facts import dpkg
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, HostView
-from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.steps.repair import FINISH
 from gpunode.workflow import present
@@ -37,7 +36,6 @@ def finish(
     host: Host,
     store: Store,
     *,
-    verb: Verb,
     version: str,
     argv: tuple[str, ...],
     tell: Observer,
@@ -48,7 +46,7 @@ def finish(
     Raises:
         ChangeFailed: it could not be; nothing else was touched.
     """
-    run = store.begin(verb, version=version, argv=argv, whole=True)
+    run = store.begin("repair", version=version, argv=argv)
     applier = Applier(host, run, tell, pause)
     try:
         applier.pause()

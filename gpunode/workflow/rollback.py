@@ -10,6 +10,7 @@ from gpunode.change import FileChange, FileState, PackageChange, ServiceChange, 
 from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
+from gpunode.host.redact import without_secrets
 from gpunode.journal.record import CONFFILES, CONFIGURATION, Begin, Entry, RunSummary, Verb, backwards
 from gpunode.journal.store import Store
 from gpunode.workflow import present, undo
@@ -192,8 +193,10 @@ def edited(change: FileChange, now: FileState | None) -> Conflict:
         change: what would take gpunode's version back.
         now: what is there.
     """
-    edit = "\n".join(diff(FileChange(change.path, change.before, now)))
-    back = "\n".join(diff(change))
+    edit, back = (
+        "\n".join(diff(without_secrets(one))) or "(secrets alone differ)"
+        for one in (FileChange(change.path, change.before, now), change)
+    )
     return Conflict(
         f"{change.path} was edited since gpunode wrote it",
         why=f"what somebody did to gpunode's version:\n{edit}\nwhat undoing it would do to gpunode's version:\n{back}",

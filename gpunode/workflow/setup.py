@@ -20,6 +20,8 @@ from gpunode.steps.outcome import Planned, Waits
 from gpunode.workflow.apply import Applier, at_the_end
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
+from gpunode.workflow.locking import lacked
+from gpunode.workflow.origins import with_origins
 from gpunode.workflow.plan import plan
 from gpunode.workflow.reboot import UNIT, arrange, resume_unit
 from gpunode.workflow.recovery import told
@@ -127,6 +129,7 @@ def setup(
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not asked.allow_disruption:
         _refuse_disruption(preview, owed, facts, host)
+    host.vet([change for stage in preview for change in stage.changes])
     started += _waited_for(lambda: asked.confirm(preview))
     unsettled = tuple(change for change in store.unsettled() if change.triggers & set(owed))
     run = store.begin(
@@ -203,7 +206,11 @@ class _Course:
             raise_refusal([stage])
             self.applied.append(stage)
         late = {trigger for trigger in self.owed if not trigger.ends_stage}
-        self.settled += self.applier.settle(settle_order({*late, *at_the_end(self.applied)}))
+        ending = self.applier.settle(settle_order({*late, *at_the_end(self.applied)}))
+        self.settled += ending
+        if ending:
+            # Daemons have been started anew since the node was looked at.
+            self.facts = self.advance(self.facts, self.applied[-1])
         # Asked again at the end: what came last, such as a module that something else loaded, may call for a reboot.
         left = (plan_stage(self.recipe, self.facts, stage, self.asked.only) for stage in STAGES)
         self.waits = tuple(wait for stage in left for wait in stage.waits)
@@ -211,12 +218,14 @@ class _Course:
             arrange(self.applier, self.asked.resume, known(self.facts.file(UNIT), None))
 
     def _exact(self, facts: Facts, stage: StagePlan) -> StagePlan:
-        exact = resolved(stage, known(facts.packages, {}), self.host.simulate)
+        exact = self._resolved(facts, stage)
         if exact.unresolved:
             # A fresh image has no index of its distribution at all, and an old one names what is gone.
             self.applier.tell(Told("the package index lacks what the plan asks for; the whole index is refreshed"))
             self.settled += self.applier.settle([Trigger("index-refresh")])
-            exact = resolved(stage, known(facts.packages, {}), self.host.simulate)
+            exact = self._resolved(facts, stage)
+        if self.recipe.lock and (lacking := lacked(exact.unresolved, self.recipe.lock)):
+            raise lacking
         if exact.unresolved:
             raise ChangeFailed(
                 "apt cannot install what the plan asks for; no package was touched",
@@ -225,7 +234,10 @@ class _Course:
                 or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
                 "  apt-cache policy\n  apt-mark showhold\nthen run the same command again",
             )
-        return exact
+        return with_origins(exact, self.host, known(facts.sources, ()))
+
+    def _resolved(self, facts: Facts, stage: StagePlan) -> StagePlan:
+        return resolved(stage, known(facts.packages, {}), self.host.simulate, self.recipe.lock)
 
     def _enact(self, facts: Facts, stage: StagePlan) -> Facts:
         if stage.changes:
@@ -261,7 +273,8 @@ def _missing_headers(problem: str) -> str:
 
 
 def _is_unsettled(change: object) -> bool:
-    return isinstance(change, FileChange) and isinstance(change.after, Deferred)
+    """Whether a stage's end leaves a change open: what a package brings, and a daemon that reads at the run's end."""
+    return isinstance(change, FileChange) and (isinstance(change.after, Deferred) or change.before == change.after)
 
 
 def _refuse_disruption(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: Facts, host: Host) -> None:

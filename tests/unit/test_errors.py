@@ -21,7 +21,9 @@ def test_each_code_has_one_meaning() -> None:
     assert all(meanings)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in {GpunodeError, RecipeError}])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind is not GpunodeError and not issubclass(kind, RecipeError)]
+)
 def test_every_stop_says_what_why_and_what_next_in_json_too(kind: type[GpunodeError]) -> None:
     stop = kind("it stopped", why="because", hint="do this")
     assert json.loads(json.dumps(stop.as_dict())) == {

@@ -199,6 +199,19 @@ class TestHostile:
         assert len(refusal(f"{'k' * 10_000} = 1").what) < 200
         assert len(refusal(f'driver.version = "{"v" * 10_000}"').what) < 200
 
+    def test_a_chain_without_an_end_is_cut_where_it_is_too_long(self) -> None:
+        def load(place: str) -> str:
+            return f'extends = "./{int(place[4:-5]) + 1:d}.toml"'.replace("./", "./next")
+
+        with pytest.raises(RecipeError, match="more than 32 recipes extend one another") as stopped:
+            parse('extends = "./next1.toml"', "node.toml", load)
+        assert (stopped.value.key, stopped.value.line) == ("extends", 1)
+
+    def test_a_recipe_comes_from_no_other_machine_and_its_password_is_not_repeated(self) -> None:
+        with pytest.raises(RecipeError, match="from this machine alone") as stopped:
+            parse('extends = "https://me:hunter2@example.org/x.toml"', "node.toml", no_load)
+        assert "hunter2" not in str(stopped.value.as_dict())
+
     def test_a_hundred_thousand_lookalikes_in_a_text_do_not_take_for_ever(self) -> None:
         text = 'description = """\n' + "driver.version = 1\n" * 50_000 + '"""\n[driver]\nversion = 1'
         assert refusal(text).key == "driver.version"
@@ -229,7 +242,7 @@ recipes = st.builds(
     ),
     st.builds(
         Repositories,
-        st.sampled_from(["", "https://m.example/~a/ü?x=%20"]),
+        st.sampled_from(["", "https://m.example/~a/ü/@b/x%20"]),
         st.sampled_from(["", "file:/srv"]),
         st.sampled_from(["", "F" * 40]),
         st.sampled_from(["", "0" * 40]),

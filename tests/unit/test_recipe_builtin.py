@@ -120,3 +120,28 @@ def test_the_shipped_recipes_are_found_in_a_zipapp_laid_out_as_the_wheel(tmp_pat
         check=True,
     )
     assert done.stdout.decode().split() == [f"{packed}/gpunode/builtin.py", *SHIPPED, "docker"]
+
+
+def test_a_named_pipe_is_not_waited_for_and_is_no_empty_recipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.toml")
+    with pytest.raises(UsageError, match="cannot read the recipe") as stopped:
+        builtin.read(str(tmp_path / "x.toml"))
+    assert stopped.value.why == "it is a named pipe, not a file"
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "/dev/null"])
+def test_a_device_is_no_recipe(place: str) -> None:
+    with pytest.raises(UsageError) as stopped:
+        builtin.read(place)
+    assert "device" in stopped.value.why
+
+
+def test_what_a_shell_hands_over_in_a_pipe_is_read() -> None:
+    """As in ``gpunode plan <(make-recipe)``."""
+    reader, writer = os.pipe()
+    os.write(writer, b'[driver]\nversion = "580"\n')
+    os.close(writer)
+    try:
+        assert builtin.read(f"/dev/fd/{reader}").driver.version == "580"
+    finally:
+        os.close(reader)

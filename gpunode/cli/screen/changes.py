@@ -46,7 +46,9 @@ def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
         change: of the file.
         whole: whether a long file that is new is shown to its end; a file that was there always is.
     """
-    lines = [_diff_line(number, text) for number, text in enumerate(diff(change))]
+    from gpunode.host.redact import without_secrets  # only where there is a diff: its patterns take 4 ms to load
+
+    lines = [_diff_line(number, text) for number, text in enumerate(diff(without_secrets(change)))]
     if whole or change.before is not None or len(lines) <= _LINES_OF_NEW + 1:
         yield from lines
         return

@@ -11,12 +11,14 @@ _LEAVE = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "--upgrade"
 
 def setup_command(argv: Sequence[str]) -> str:
     """The command that does what ``argv``, a plan's or a rehearsal's, showed."""
-    return _joined("sudo gpunode setup", _without(argv[1:], {"--check", *_SHOWN_HOW}, {"--node"}))
+    # A lock that was renewed holds what --upgrade asked for.
+    done = {"--upgrade"} if any(word.partition("=")[0] == "--lock" for word in argv) else set()
+    return _joined("sudo gpunode setup", _without(argv[1:], {"--check", *_SHOWN_HOW, *done}, {"--node"}))
 
 
 def verify_command(argv: Sequence[str]) -> str:
     """The command that proves more of what ``argv``, a setup's, made; with its recipe, by which verify judges."""
-    words = _without(argv[1:], _SHOWN_HOW | _LEAVE, {"--only", "--root", "--gpu"})
+    words = _without(argv[1:], _SHOWN_HOW | _LEAVE, {"--only", "--root", "--gpu", "--lock"})
     return _joined("gpunode verify", [*words, "--cuda", "--container"])
 
 

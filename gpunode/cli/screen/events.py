@@ -61,6 +61,8 @@ def _did(changes: Sequence[Change]) -> Iterator[str]:
         yield f"{gone} purged" if brought else f"{count(gone, 'package')} purged"
     for change in changes:
         match change:
+            case FileChange(path=path, before=before, after=after) if before == after:
+                yield f"{path} stays as it is"
             case FileChange(path=path, before=before, after=after):
                 yield f"{path} {'removed' if after is None else 'created' if before is None else 'changed'}"
             case ServiceChange(unit=unit):

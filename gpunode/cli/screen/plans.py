@@ -118,7 +118,7 @@ def _owed(triggers: Sequence[Trigger]) -> list[str]:
 
 def _counts(plans: Sequence[StagePlan]) -> list[str]:
     changes = [change for stage in plans for change in stage.changes]
-    files = [change for change in changes if isinstance(change, FileChange)]
+    files = [change for change in changes if isinstance(change, FileChange) and change.before != change.after]
     packages = [change for change in changes if isinstance(change, PackageChange)]
     found = [
         (sum(change.before is None for change in files), "creates {}", "file"),

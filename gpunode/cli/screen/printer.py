@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TextIO
@@ -61,7 +62,7 @@ class Printer:
         self.is_terminal = stream.isatty() and os.environ.get("TERM", "") not in {"", "dumb"}
         self.keep_going = False
         wished = os.environ.get("COLUMNS", "")
-        self._width = width or (int(wished) if wished.isdecimal() and not self.is_terminal else 0)
+        self._width = width or (int(wished) if re.fullmatch("[0-9]{1,4}", wished) and not self.is_terminal else 0)
         self._console: Console | None = None
         self._gone = False
 

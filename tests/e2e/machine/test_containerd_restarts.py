@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.drifts import DRIFTS, Drift
 from tests.e2e.chroot.scenario import Answer, by_kind
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.leftovers import leftovers, marks
@@ -103,15 +104,47 @@ def test_a_second_setup_restarts_nothing_and_writes_nothing(course: Course) -> N
     assert course.files_after == course.files_between
 
 
-def test_an_edit_that_takes_nothing_from_gpunode_restarts_nothing(node: Machine) -> None:
+def test_a_file_that_was_edited_and_not_read_since_is_named_checked_and_read(node: Machine) -> None:
     setup_ok(node, "containerd")
     edited = node.read(CONTAINERD_CONFIG) + "\n# The night shift was here.\n"
     node.write(CONTAINERD_CONFIG, edited)
     before = _starts(node)
 
-    assert setup_ok(node, "containerd").envelope["changed"] is False
+    found = ask(node, "plan", "/root/containerd.toml", "--check")
+    assert found.exit_code == 4
+    (step,) = [step for step in found.result["steps"] if step["changes"]]
+    assert step["id"] == "runtime-config"
+    assert "changed after containerd.service last read it" in step["reason"]
     assert _starts(node) == before
+    setup_ok(node, "containerd")
+
+    after = _starts(node)
+    assert after[CONTAINERD].starts == before[CONTAINERD].starts + 1
+    assert after[DOCKER] == before[DOCKER]
     assert node.read(CONTAINERD_CONFIG) == edited
+    assert ask(node, "plan", "/root/containerd.toml", "--check").exit_code == 0
+    assert setup_ok(node, "containerd").envelope["changed"] is False
+
+
+def test_an_older_file_that_was_brought_back_with_its_old_date_is_noticed(node: Machine) -> None:
+    setup_ok(node, "containerd")
+    node.run("cp", "-p", CONTAINERD_CONFIG, "/root/backup.toml")
+    node.run("touch", "-d", "2020-01-01", "/root/backup.toml")
+    node.run("systemctl", "restart", CONTAINERD)
+    assert ask(node, "plan", "/root/containerd.toml", "--check").exit_code == 0
+    node.run("cp", "-p", "/root/backup.toml", CONTAINERD_CONFIG)
+    assert ask(node, "plan", "/root/containerd.toml", "--check").exit_code == 4
+
+
+def test_what_containerd_cannot_read_is_told_before_it_is_restarted(node: Machine) -> None:
+    setup_ok(node, "containerd")
+    node.write(CONTAINERD_CONFIG, 'oom_score = "high"\n' + node.read(CONTAINERD_CONFIG))
+    before = _starts(node)
+
+    refused = setup(node, "containerd")
+
+    assert refused.exit_code == 3
+    assert _starts(node) == before
 
 
 @pytest.mark.parametrize(
@@ -222,3 +255,21 @@ def test_verify_and_status_tell_a_node_that_works_from_one_whose_containerd_lost
     assert lost.exit_code == 7
     failed = {check["id"] for check in lost.result["checks"] if check["status"] == "failed"}
     assert failed == {"configuration", "runtime"}
+
+
+@pytest.mark.parametrize("drift", [drift for drift in DRIFTS if drift.booted], ids=lambda drift: drift.id)
+def test_a_drift_of_units_is_found_named_and_put_right(course: Course, drift: Drift) -> None:
+    node = course.node
+    setup_ok(node, "containerd")
+    node.run("sh", "-c", drift.shell)
+
+    found = ask(node, "plan", "/root/containerd.toml", "--check")
+
+    if drift.answer == "noted":
+        assert [note for note in found.envelope["notes"] if drift.undo.split()[-1] in note]
+        node.run("sh", "-c", drift.undo)
+    else:
+        assert found.exit_code == 4
+        assert [step["id"] for step in found.result["steps"] if step["changes"]] == [drift.step]
+    setup_ok(node, "containerd")
+    assert ask(node, "plan", "/root/containerd.toml", "--check").exit_code == 0

@@ -139,4 +139,19 @@ def test_verify_asks_the_daemon_itself(node: Machine) -> None:
     lost = ask(node, "verify", "/root/docker.toml")
 
     assert lost.exit_code == 7
-    assert {check["id"] for check in lost.result["checks"] if check["status"] == "failed"} == {"runtime"}
+    failed = {check["id"] for check in lost.result["checks"] if check["status"] == "failed"}
+    assert failed == {"configuration", "runtime"}
+
+
+def test_docker_reads_what_was_written_since_its_start_without_a_restart(node: Machine) -> None:
+    setup_ok(node, "docker")
+    before = start_of(node, DOCKER)
+    node.write(DOCKER_CONFIG, node.read(DOCKER_CONFIG) + "\n")
+
+    found = ask(node, "plan", "/root/docker.toml", "--check")
+    assert found.exit_code == 4
+    done = setup_ok(node, "docker")
+
+    assert [one["trigger"]["kind"] for one in done.result["triggers"]] == ["reload"]
+    assert start_of(node, DOCKER) == before
+    assert ask(node, "plan", "/root/docker.toml", "--check").exit_code == 0

@@ -17,10 +17,14 @@ from pathlib import Path
 from gpunode.change import FileChange, FileState, PackageChange, Trigger
 from gpunode.cli.human import Screen
 from gpunode.cli.screen.failures import error_lines
+from gpunode.cli.screen.log import run_lines, table_lines
 from gpunode.cli.screen.printer import Printer
 from gpunode.cli.screen.results import runs_lines
+from gpunode.cli.screen.text import BLANK
 from gpunode.errors import ChangeFailed, RebootRequired
 from gpunode.host.port import Progress, Settled
+from gpunode.journal import record
+from gpunode.journal.chronicle import Chronicle, chronicle
 from gpunode.journal.record import Begin, Commit, RunSummary
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.rollback import RollbackResult
@@ -28,6 +32,7 @@ from gpunode.workflow.status import status
 from gpunode.workflow.undo import Part, Undoing
 from gpunode.workflow.verify import Check, Report
 from tests.unit.cli import screen_nodes as nodes
+from tests.unit.journal.chronicles import BEGIN, RUN, entries
 
 GOLDEN = Path(__file__).parent / "golden"
 WIDTHS = (80, 200)
@@ -123,6 +128,27 @@ def runs(screen: Screen) -> None:
     screen._put(*runs_lines(found, zone=timezone.utc))
 
 
+def _logged() -> tuple[Chronicle, ...]:
+    """A run as the log reads it, the same cut short, and one that undid it."""
+    data = [b"".join(record.lines(entries(ended=ended))) for ended in (True, False)]
+    undo = replace(BEGIN, run="000004-20261121T091500Z", verb="rollback", recipe="", recipe_sha256="", of=RUN)
+    told = (
+        chronicle(record.unloaded(data[0]), undone_by=undo.run),
+        chronicle((undo, Commit("done", "", BEGIN.at + 2))),
+        chronicle(record.unloaded(data[1])),
+    )
+    return tuple(one for one in told if one is not None)
+
+
+def log(screen: Screen) -> None:
+    screen._put(*table_lines(_logged(), timezone.utc))
+
+
+def log_run(screen: Screen) -> None:
+    for run in (_logged()[0], _logged()[2]):
+        screen._put(*run_lines(run, {1000: "alice"}, timezone.utc), BLANK)
+
+
 def failure(screen: Screen) -> None:
     error = ChangeFailed(
         "containerd does not come back with its new configuration",
@@ -134,7 +160,7 @@ def failure(screen: Screen) -> None:
 
 
 PAGES: tuple[Callable[[Screen], None], ...] = (
-    plan, rehearse, setup, converged, reboot, verify, status_bare, status_good, rollback, runs, failure,
+    plan, rehearse, setup, converged, reboot, verify, status_bare, status_good, rollback, runs, log, log_run, failure,
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ KEYS = {
 KINDS = [
     kind
     for _, kind in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(kind, GpunodeError) and kind not in {GpunodeError, RecipeError}
+    if issubclass(kind, GpunodeError) and kind is not GpunodeError and not issubclass(kind, RecipeError)
 ]
 
 

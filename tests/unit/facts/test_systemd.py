@@ -19,6 +19,15 @@ def test_a_running_unit_tells_when_its_process_started() -> None:
     assert systemd.units(text) == {"docker.service": Unit(ServiceState(True, True), True, 1795247197.25)}
 
 
+def test_a_reload_shows_in_when_the_state_last_changed() -> None:
+    text = block(
+        MainPID="77",
+        ExecMainStartTimestamp="Sat 2026-11-21 07:46:37.250000 UTC",
+        StateChangeTimestamp="Sat 2026-11-21 07:46:38.500000 UTC",
+    )
+    assert systemd.units(text)["docker.service"].changed_at == 1795247198.5
+
+
 def test_a_stopped_unit_has_no_start() -> None:
     text = block(ActiveState="failed", MainPID="0", ExecMainStartTimestamp="Sat 2026-11-21 07:46:37.250000 UTC")
     assert systemd.units(text)["docker.service"] == Unit(ServiceState(True, False))

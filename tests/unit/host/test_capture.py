@@ -129,6 +129,40 @@ def test_a_harmful_member_is_named(tmp_path: Path, member: tarfile.TarInfo, name
     assert caught.value.why.startswith(f"{named}: ")
 
 
+@pytest.mark.parametrize("twin", ["./data/x", "data//x", "data/./x"])
+def test_a_second_member_at_the_same_place_is_refused_however_it_is_spelt(tmp_path: Path, twin: str) -> None:
+    path = archive(tmp_path / "x.tgz", {"capture.json": index(file="data/x"), "data/x": b"1", twin: b"2"})
+    with pytest.raises(Refused) as caught:
+        load(path)
+    assert caught.value.why == f"{twin}: is there twice"
+
+
+@pytest.mark.parametrize(
+    "row", [{"source": 5}, {"source": "/x", "error": []}, {"source": "/x", "exit_status": "1"}, {"source": None}]
+)
+def test_a_row_of_other_types_is_damage(tmp_path: Path, row: dict[str, object]) -> None:
+    with pytest.raises(Refused, match="is damaged"):
+        load(archive(tmp_path / "x.tgz", {"capture.json": index(**row)}))
+
+
+def test_an_index_of_a_million_probes_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    rows = ",".join(f'"{number}":{{"source":"x","outcome":"ok"}}' for number in range(capture.MAX_MEMBERS + 1))
+    many = f'{{"schema":1,"captures":{{{rows}}}}}'.encode()
+    for members, why in (({"capture.json": many}, "lists more"), ({"capture.json": many.ljust(9 << 20)}, "is larger")):
+        with pytest.raises(Refused) as caught:
+            load(archive(tmp_path / "x.tgz", members))
+        assert why in caught.value.why
+
+
+def test_an_archive_that_takes_for_ever_to_unpack_to_nothing_is_not_begun(tmp_path: Path) -> None:
+    path = tmp_path / "x.tgz"
+    path.write_bytes(gzip.compress(b""))
+    os.truncate(path, capture.MAX_PACKED + 1)
+    with pytest.raises(Refused) as caught:
+        load(path)
+    assert caught.value.why == "the archive: is larger than 64 MiB"
+
+
 def test_too_many_members_are_refused(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tgz", {f"data/{number}": b"" for number in range(capture.MAX_MEMBERS + 1)})
     with pytest.raises(Refused, match="not what a capture has"):
@@ -267,3 +301,15 @@ def test_a_named_pipe_is_no_capture_and_nobody_waits_for_its_writer(tmp_path: Pa
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="not a capture"):
         load(tmp_path / "pipe")
+
+
+def test_when_a_configuration_file_last_changed_comes_along(tmp_path: Path) -> None:
+    """So a capture tells of a daemon that is older than its file; of other files it would only be noise."""
+    own = Ownership(0o644, 0, 0, 1795247197.25)
+    evidence = {
+        "file:/etc/docker/daemon.json": Capture("/etc/docker/daemon.json", "ok", b"{}", ownership=own),
+        "os-release": Capture("/etc/os-release", "ok", b"ID=debian\n", ownership=own),
+    }
+    save(evidence, tmp_path / "node")
+    found = {key: one.ownership.changed for key, one in load(tmp_path / "node").items() if one.ownership}
+    assert found == {"file:/etc/docker/daemon.json": 1795247197.25, "os-release": None}

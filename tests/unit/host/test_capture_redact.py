@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from gpunode.change import FileChange, FileState, diff
 from gpunode.facts import apt_sources
 from gpunode.facts.evidence import Capture, Found, decode_found, encode_found
-from gpunode.host.redact import redact, text
+from gpunode.host.redact import redact, text, without_secrets
 
 CONTAINERD = '''version = 2
 [plugins."io.containerd.grpc.v1.cri".registry.configs."reg.example:5000".auth]
@@ -118,3 +119,12 @@ def test_every_file_of_a_folder_is_redacted_and_no_other_field() -> None:
 def test_dpkg_keeps_its_words() -> None:
     evidence = {"dpkg-status": Capture("/var/lib/dpkg/status", "ok", b"Description: password: a manager\n")}
     assert redact(evidence) == evidence
+
+
+def test_a_diff_shows_no_line_of_a_secret_that_spans_lines() -> None:
+    """A line by itself does not tell that it belongs to a key, a token or a header."""
+    before = '[x.headers]\nX-Team = [\n  "hunter2a",\n]\n[y.auth]\nidentitytoken = """\nhunter2b\n"""\n'
+    change = FileChange("/etc/x", FileState(before.encode()), FileState((before + "[z]\na = 1\n").encode()))
+    shown = "\n".join(diff(without_secrets(change)))
+    assert not leaks(shown)
+    assert "+[z]" in shown

@@ -6,7 +6,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpunode.change import FileState
-from gpunode.errors import ChangeFailed, Refused
+from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import decode_found
 from gpunode.host import files
 from tests.fakes.examples import examples
@@ -210,7 +210,7 @@ def test_a_failed_write_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
-def _no_space(_fd: int) -> None:
+def _no_space(*_args: object, **_named: object) -> None:
     raise OSError(28, os.strerror(28))
 
 
@@ -269,3 +269,98 @@ def test_a_candidate_stands_beside_the_file_for_root_alone_and_goes(tmp_path: Pa
         assert there.read_bytes() == b"version = 3"
         assert stat.S_IMODE(there.stat().st_mode) == 0o600
     assert names(tmp_path) == []
+
+
+def test_an_edit_in_the_last_moment_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.replace("/file", owned(b"old"), root=str(tmp_path))
+    before, seen = files.state("/file", root=str(tmp_path)), list[FileState | None]()
+
+    def edit(fd: int, _: int) -> None:
+        (tmp_path / "file").write_bytes(b"edited")
+
+    def still(now: FileState | None) -> None:
+        seen.append(now)
+        if now != before:
+            raise Conflict("edited")
+
+    monkeypatch.setattr(os, "fchmod", edit)
+    with pytest.raises(Conflict):
+        files.replace("/file", owned(b"new"), root=str(tmp_path), still=still)
+    assert [one.content for one in seen if one] == [b"edited"]
+    assert (tmp_path / "file").read_bytes() == b"edited"
+    with pytest.raises(Conflict):
+        files.remove("/file", root=str(tmp_path), still=still)
+    assert names(tmp_path) == ["file"]
+
+
+def test_an_attribute_that_cannot_be_kept_stops_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    monkeypatch.setattr(os, "listxattr", lambda path, **_: [] if isinstance(path, int) else ["security.selinux"])
+    monkeypatch.setattr(os, "getxattr", lambda *_, **__: b"system_u:object_r:etc_t:s0\0")
+    monkeypatch.setattr(os, "setxattr", _refuse_label)
+    with pytest.raises(ChangeFailed, match="/file could not be written") as caught:
+        files.replace("/file", owned(b"new"), root=str(tmp_path))
+    assert "security.selinux cannot be kept: Operation not permitted" in caught.value.why
+    assert "setfattr -x security.selinux /file" in caught.value.hint
+    assert (names(tmp_path), (tmp_path / "file").read_bytes()) == (["file"], b"old")
+
+
+def _refuse_label(*_args: object, **_named: object) -> None:
+    raise PermissionError(1, os.strerror(1))
+
+
+def test_an_attribute_that_the_new_file_has_already_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container nobody may set a label; the folder gives the same one to both."""
+    (tmp_path / "file").write_bytes(b"old")
+    monkeypatch.setattr(os, "listxattr", lambda *_, **__: ["security.selinux"])
+    monkeypatch.setattr(os, "getxattr", lambda *_, **__: b"system_u:object_r:etc_t:s0\0")
+    monkeypatch.setattr(os, "setxattr", _refuse_label)
+    files.replace("/file", owned(b"new"), root=str(tmp_path))
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def _written(root: Path) -> None:
+    files.replace("/file", owned(b"new"), root=str(root))
+
+
+def _removed(root: Path) -> None:
+    files.remove("/file", root=str(root))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(_written, "was replaced, but may be the old one"), (_removed, "was removed")]
+)
+def test_a_folder_that_cannot_be_synced_is_told_as_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], said: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: _no_space(fd) if stat.S_ISDIR(os.fstat(fd).st_mode) else real(fd))
+    with pytest.raises(ChangeFailed, match=said) as caught:
+        change(tmp_path)
+    assert "as it was" not in caught.value.why
+
+
+@pytest.mark.parametrize("call", ["chmod", "chown", "fsync", "rename"])
+def test_a_folder_that_could_not_be_made_right_is_gone_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(os, call, _refuse_rename)
+    with pytest.raises(ChangeFailed):
+        files.replace("/a/b/c", owned(b"new"), root=str(tmp_path))
+    assert names(tmp_path) == []
+
+
+def test_made_folders_go_when_they_are_empty(tmp_path: Path) -> None:
+    (tmp_path / "a/b/c").mkdir(parents=True)
+    (tmp_path / "a/mine").write_bytes(b"")
+    files.remove_empty(("/a", "/a/b", "/a/b/c"), root=str(tmp_path))
+    assert names(tmp_path / "a") == ["mine"]
+    files.remove_empty(("/a", "/a/b"), root=str(tmp_path))
+
+
+def test_a_made_folder_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr(os, "rmdir", _no_space)
+    with pytest.raises(ChangeFailed, match="/a could not be removed"):
+        files.remove_empty(("/a",), root=str(tmp_path))

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpunode.errors import Busy, ChangeFailed
+from gpunode.errors import Busy, ChangeFailed, Refused
+from gpunode.host.port import Progress
 from gpunode.journal.store import Store
 
 HOLDER = """
@@ -29,36 +32,61 @@ def holder(root: Path) -> subprocess.Popen[bytes]:
 def test_who_holds_the_lock_is_named_and_the_kernel_frees_it_when_it_dies(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         with (
-            pytest.raises(Busy, match=rf"pid {process.pid} \(\S*python\S* -c import sys") as stopped,
+            pytest.raises(Busy, match=rf"process {process.pid} \(\S*python\S* -c import sys") as stopped,
             Store(tmp_path).lock(),
         ):
             pass
         assert stopped.value.exit_code == 12
+        assert "run/gpunode/lock" in stopped.value.why
         process.kill()
     with Store(tmp_path).lock():
         pass
 
 
 @pytest.mark.usefixtures("allow_subprocess")
-def test_a_lock_is_waited_for(tmp_path: Path) -> None:
+def test_a_lock_is_waited_for_and_its_holder_told_meanwhile(tmp_path: Path) -> None:
+    heard: list[Progress] = []
     with holder(tmp_path) as process:
         assert process.stdin is not None
-        process.stdin.close()
-        with Store(tmp_path).lock(timeout_s=60):
+
+        def release(progress: Progress) -> None:
+            heard.append(progress)
+            assert process.stdin is not None
+            process.stdin.close()
+
+        with Store(tmp_path).lock(60, release):
             pass
+    assert {progress.phase for progress in heard} == {"wait"}
+    assert f"process {process.pid} (" in heard[0].detail
 
 
-@pytest.mark.parametrize("content", [b"", b"1\n", b"999999999\nold", b"-1\n", b"\xff\xfe" * 3000])
+@pytest.mark.parametrize("content", [b"", b"1\n", b"1 \n", b"999999999 1\nold", b"-1 1\n", b"\xff\xfe" * 3000])
 def test_what_a_dead_holder_left_is_harmless(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run/gpunode/lock"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with Store(tmp_path).lock():
         path.write_bytes(content)
-        with pytest.raises(Busy), Store(tmp_path).lock():
+        with pytest.raises(Busy, match="a process that is not seen from here"), Store(tmp_path).lock():
             pass
     with Store(tmp_path).lock():
         pass
+
+
+def test_a_process_that_got_the_pid_of_a_dead_holder_is_not_blamed(tmp_path: Path) -> None:
+    """This very process is alive and has this pid, but it was not started then."""
+    path = tmp_path / "run/gpunode/lock"
+    with Store(tmp_path).lock():
+        path.write_text(f"{os.getpid()} 1\ngpunode setup\n")
+        with pytest.raises(Busy) as stopped, Store(tmp_path).lock():
+            pass
+    assert str(os.getpid()) not in stopped.value.what
+
+
+def test_nothing_is_left_of_a_holder_that_is_done(tmp_path: Path) -> None:
+    with Store(tmp_path).lock():
+        assert (tmp_path / "run/gpunode/lock").read_text().startswith(f"{os.getpid()} ")
+    assert (tmp_path / "run/gpunode/lock").read_bytes() == b""
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -70,3 +98,56 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(ChangeFailed, match="nothing was changed"), Store(tmp_path).lock():
         pass
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_a_lock_file_that_was_taken_away_while_it_was_waited_for_keeps_out_whoever_comes(tmp_path: Path) -> None:
+    path = tmp_path / "run/gpunode/lock"
+    with holder(tmp_path) as process:
+
+        def take_away(_: Progress) -> None:
+            path.unlink(missing_ok=True)
+            process.kill()
+
+        with Store(tmp_path).lock(60, take_away), pytest.raises(Busy), Store(tmp_path).lock():
+            pass
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_run_folder_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ChangeFailed, match="nothing was changed") as stopped, Store(tmp_path).lock():
+        pass
+    assert os.strerror(error) in stopped.value.why
+    assert "run/gpunode" in stopped.value.hint
+
+
+def test_a_missing_or_wrong_run_folder(tmp_path: Path) -> None:
+    with Store(tmp_path / "missing").lock():
+        assert (tmp_path / "missing/run/gpunode/lock").exists()
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(Refused, match="is not used"), Store(tmp_path).lock():
+        pass
+
+
+def test_the_lock_of_an_image_is_not_taken_on_another_system(tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "image/run").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Refused, match="a link out of"):
+        Store(tmp_path / "image").lock()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_lock_is_held_though_there_is_no_room_to_say_by_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with Store(tmp_path).lock(), pytest.raises(Busy), Store(tmp_path).lock():
+        pass

@@ -38,6 +38,7 @@ from gpunode.journal.record import (
     summary,
     undo,
     unsettled,
+    whole,
 )
 
 RESTART = Trigger("restart", "docker.service")
@@ -82,6 +83,14 @@ def test_an_older_line_without_a_newer_field_is_read() -> None:
         b'{"is":"done","seq":1}}',
         b'{"is":["done"]}',
         b"{" * 100000 + b"}",
+        b'{"is":"done","seq":"1"}',
+        b'{"is":"done","seq":-1}',
+        b'{"is":"done","seq":true}',
+        b'{"is":"done","seq":1,"at":1e300}',
+        b'{"is":"done","seq":1,"at":NaN}',
+        b'{"is":"failed","seq":1,"why":["x"]}',
+        b'{"is":"commit","result":null}',
+        b'{"is":"done","seq":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
 def test_a_line_with_a_true_checksum_that_says_nonsense_is_damage_too(body: bytes) -> None:
@@ -108,6 +117,25 @@ class TestWholeLines:
         other = lines((replace(BEGIN, run="000002-20270115T080000Z"), Done(1)))
         with pytest.raises(JournalDamaged, match="damaged in line 2"):
             decode(self.WRITTEN[0] + other[1], str.encode)
+
+
+def test_what_a_power_cut_left_of_the_last_line_is_dropped_and_a_hole_before_it_is_damage() -> None:
+    first, second = lines((BEGIN, Done(1)))
+    for hole in (second[:30] + bytes(len(second) - 31) + b"\n", bytes(40) + second[40:]):
+        assert whole(first + hole) == first
+        assert decode(first + hole, str.encode) == (BEGIN,)
+        with pytest.raises(JournalDamaged, match="damaged in line 2"):
+            decode(first + hole + encode(Commit("done"), above=hole), str.encode)
+    with pytest.raises(JournalDamaged, match="damaged in line 1"):
+        decode(first[:-1] + b"\0" + second, str.encode)
+
+
+def test_what_is_written_at_once_is_one_line_so_that_all_of_it_counts_or_nothing() -> None:
+    first = encode(BEGIN)
+    several = encode(Done(1), Done(2), above=first)
+    assert several.count(b"\n") == 1
+    assert decode(first + several, str.encode) == (BEGIN, Done(1), Done(2))
+    assert decode(first + several[:-1], str.encode) == (BEGIN,)
 
 
 def test_attributes_of_a_file_are_kept_in_the_line() -> None:
@@ -212,3 +240,9 @@ class TestCutShort:
             Intent(3, "runtime", "x", third),
         )
         assert cut_short(entries) == CutShort(BEGIN, (first,), (third,))
+
+
+def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:
+    line = encode(BEGIN).replace(b'"v":2', b'"v":' + b"9" * 5000)
+    with pytest.raises(JournalDamaged, match="line 1"):
+        decode(line, str.encode)

@@ -254,6 +254,25 @@ class TestRetention:
         assert "ada had its backups forgotten" in refused.value.why
         assert store.footprint().files["/etc/containerd/config.toml"].forgotten
 
+    def test_a_run_can_be_forgotten_again_after_the_power_went_in_the_middle(self, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        run = setup_run(store)
+        with run.path.open("ab") as journal:
+            journal.write(b'{"v":2,"su')
+        store.forget(run.id, "ada")
+        assert [run.forgotten for run in store.runs()] == [True]
+
+    def test_a_run_that_cannot_begin_takes_no_backups_away(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = Store(tmp_path, keep=2)
+        runs = self.chain(store, 3)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "mkdir", Disk.refuse)
+            with pytest.raises(ChangeFailed):
+                store.begin("setup", version="0.1.0")
+        assert [self.kept(store, run) for run in runs] == [True, True, True]
+
     def test_a_run_that_was_cut_short_cannot_be_forgotten(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
         cut = store.begin("setup", version="0.1.0")
@@ -299,6 +318,10 @@ class Disk:
         self.code = code
         self.call = call
         monkeypatch.setattr(os, call, self.fail_once)
+
+    @staticmethod
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fail_once(self, descriptor: int, *args: bytes) -> int:
         self.left -= 1
@@ -386,6 +409,16 @@ def test_a_journal_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None
     (image / "var/lib").symlink_to(host)
     with pytest.raises(Refused, match="a link out of"):
         Store(image).begin("setup", version="0.1.0")
+    assert list(host.iterdir()) == []
+
+
+def test_the_lock_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    (tmp_path / "host").mkdir()
+    (tmp_path / "image/run").symlink_to(tmp_path / "host")
+    with pytest.raises(Refused, match="a link out of"), Store(tmp_path / "image").lock():
+        pass
+    assert list((tmp_path / "host").iterdir()) == []
 
 
 def test_the_user_behind_sudo_is_recorded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,3 +465,103 @@ class TestCutShort:
         store.sweep()
 
         assert [path.name for path in store.objects.rglob("*") if path.is_file()] == [name]
+
+
+def as_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def as_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def as_link(path: Path) -> None:
+    path.symlink_to("/etc/hostname")
+
+
+def as_endless(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 20 << 30)
+
+
+@pytest.mark.parametrize("planted", [as_pipe, as_folder, as_link, as_endless])
+class TestWhatStandsWhereGpunodeKeepsItsOwn:
+    """Neither waited for nor followed nor read whole: it is damage, and its place is named."""
+
+    def test_in_place_of_a_journal(self, store: Store, planted: Callable[[Path], None]) -> None:
+        run = setup_run(store)
+        run.path.unlink()
+        planted(run.path)
+        for act in (store.runs, store.owed, store.unsettled, lambda: store.read(run.id)):
+            with pytest.raises(JournalDamaged, match=f"{run.path} is damaged in line 1"):
+                act()
+
+    def test_in_place_of_a_backup(self, store: Store, planted: Callable[[Path], None]) -> None:
+        run = setup_run(store)
+        path = store.objects / digest(BEFORE.content)[:2] / digest(BEFORE.content)
+        path.unlink()
+        planted(path)
+        with pytest.raises(JournalDamaged) as stopped:
+            store.read(run.id)
+        assert stopped.value.why == str(path)
+
+
+def test_what_is_no_run_is_passed_over_and_a_run_that_is_no_folder_is_damage(store: Store) -> None:
+    setup_run(store)
+    runs = store.folder / "runs"
+    for name in ("x", "000009-bad", f"{'9' * 200}-20260101T000000Z", "٠٠٠٠٠٩-٢٠٢٦٠١٠١T٠٠٠٠٠٠Z"):
+        (runs / name).mkdir()
+    assert len(store.runs()) == 1
+    for planted in (as_link, lambda path: path.symlink_to("/etc"), lambda path: path.write_text("")):
+        planted(runs / "000007-20260101T000000Z")
+        with pytest.raises(JournalDamaged, match="000007"):
+            store.runs()
+        (runs / "000007-20260101T000000Z").unlink()
+
+
+@pytest.mark.parametrize("name", ["var/lib/gpunode", "var/lib/gpunode/runs", "var/lib/gpunode/objects"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a folder to another user")
+class TestAFolderThatAnotherUserCouldFill:
+    """Who can write a journal has root put any file anywhere at the next rollback."""
+
+    def refuse(self, store: Store, folder: Path, why: str) -> None:
+        for act in (store.runs, store.owed, store.footprint, lambda: store.begin("setup", version="0.1.0")):
+            before = sorted(store.root.rglob("*"))
+            with pytest.raises(Refused, match="another user's work") as stopped:
+                act()
+            assert stopped.value.what.startswith(str(folder))
+            assert why in stopped.value.why
+            assert sorted(store.root.rglob("*")) == before
+
+    def test_by_owning_it(self, store: Store, name: str) -> None:
+        setup_run(store)
+        os.chown(store.root / name, 1234, 1234)
+        self.refuse(store, store.root / name, "belongs to the user with the id 1234")
+
+    @pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
+    def test_by_its_mode(self, store: Store, name: str, mode: int) -> None:
+        setup_run(store)
+        (store.root / name).chmod(mode)
+        self.refuse(store, store.root / name, f"mode is {mode:04o}")
+
+    def test_by_a_link_of_theirs(self, store: Store, name: str) -> None:
+        setup_run(store)
+        (store.root / name).rename(store.root / "moved")
+        (store.root / name).symlink_to(store.root / "moved")
+        os.lchown(store.root / name, 1234, 1234)
+        self.refuse(store, store.root / name, "a link that the user with the id 1234 made")
+
+    def test_what_others_could_only_read_is_closed(self, store: Store, name: str) -> None:
+        setup_run(store)
+        (store.root / name).chmod(0o755)
+        setup_run(store, b"version = 4\n")
+        assert stat.S_IMODE((store.root / name).stat().st_mode) == 0o700
+
+
+def test_a_journal_on_another_disk_is_used_where_root_has_linked_it(store: Store) -> None:
+    (store.root / "disk").mkdir(mode=0o700)
+    (store.root / "var/lib").mkdir(parents=True)
+    (store.root / "var/lib/gpunode").symlink_to(store.root / "disk")
+    setup_run(store)
+    assert len(store.runs()) == 1
+    assert (store.root / "disk/runs").is_dir()

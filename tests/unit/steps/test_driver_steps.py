@@ -10,7 +10,8 @@ from gpunode.catalog import branches
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.distros.family import PIN_FILE
-from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
+from gpunode.facts.model import DkmsBuild, Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
+from gpunode.facts.project import project
 from gpunode.recipe import Recipe
 from gpunode.steps.blacklist import BLACKLIST, NOUVEAU
 from gpunode.steps.conflicts import CONFLICTS
@@ -297,6 +298,17 @@ def test_a_module_is_built_for_the_next_boot_too() -> None:
     (change,) = planned(MODULE_BUILD.plan(recipe(), node)).changes
     assert isinstance(change, CommandChange)
     assert change.argv == ("dkms", "autoinstall", "-k", NEWER)
+
+
+@pytest.mark.parametrize(("version", "verb"), [("580.95.05", "install"), ("470.256.02", "autoinstall")])
+def test_a_module_that_dkms_believes_to_be_there_is_installed_by_force(version: str, verb: str) -> None:
+    """``dkms autoinstall`` would skip it and exit 0: seen with dkms 3.0.10."""
+    node = with_driver("580.95.05", module_files=(), dkms={KERNEL: DkmsBuild("nvidia", version)})
+    (change,) = planned(MODULE_BUILD.plan(recipe(), node)).changes
+    assert isinstance(change, CommandChange)
+    assert change.argv[1] == verb
+    assert ("--force" in change.argv) is (verb == "install")
+    assert planned(MODULE_BUILD.plan(recipe(), project(node, [change]))).changes == ()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.catalog import openpgp
-from gpunode.change import FileState, SigningKey
+from gpunode.change import FileChange, FileState, SigningKey
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project
 from gpunode.recipe import Recipe, Repositories
@@ -45,7 +45,7 @@ MINE = Recipe(
 )
 
 
-def cuda(text: bytes = NVIDIA_CUDA, keyring: bytes | FileState | None = KEY, **more: bytes) -> Facts:
+def cuda(text: bytes | FileState = NVIDIA_CUDA, keyring: bytes | FileState | None = KEY, **more: bytes) -> Facts:
     held = {} if keyring is None else {CUDA_KEYRING: keyring}
     return machine(files={CUDA_LIST: text, **held, **{f"/etc/apt/sources.list.d/{k}": v for k, v in more.items()}})
 
@@ -92,11 +92,36 @@ def test_a_new_key_refreshes_the_file_that_names_the_archive() -> None:
 
 @pytest.mark.parametrize(
     "keyring",
-    [KEY + EXTRA, EXTRA, b"", b"<html>captive portal</html>", ARMORED, FileState(KEY, 0o600)],
-    ids=["an extra key", "another key", "empty", "no key", "armored in a .gpg", "unreadable for apt"],
+    [KEY + EXTRA, EXTRA, b"", b"<html>captive portal</html>", ARMORED],
+    ids=["an extra key", "another key", "empty", "no key", "armored in a .gpg"],
 )
-def test_a_keyring_that_apt_or_we_cannot_trust_is_fetched_anew(keyring: bytes | FileState) -> None:
+def test_a_keyring_that_nobody_can_trust_is_fetched_anew(keyring: bytes) -> None:
     assert set(files(planned(CUDA_REPOSITORY.plan(MINE, cuda(keyring=keyring))).changes)) == {CUDA_KEYRING}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        FileState(KEY, 0o600),
+        FileState(KEY, 0o666),
+        FileState(KEY, 0o664, gid=1000),
+        FileState(KEY, 0o644, uid=1000),
+    ],
+    ids=["unreadable for apt", "for all to write", "for a group to write", "a user's"],
+)
+def test_the_right_key_in_a_file_that_others_may_write_or_apt_cannot_read_needs_no_network(state: FileState) -> None:
+    (change,) = planned(CUDA_REPOSITORY.plan(MINE, cuda(keyring=state))).changes
+    assert change == FileChange(CUDA_KEYRING, state, FileState(KEY))
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o666])
+def test_so_does_a_list_and_only_ones_own(mode: int) -> None:
+    own = FileState(NVIDIA_CUDA, mode)
+    (change,) = planned(CUDA_REPOSITORY.plan(MINE, cuda(own))).changes
+    assert change == FileChange(CUDA_LIST, own, FileState(NVIDIA_CUDA))
+    path = "/etc/apt/sources.list.d/mine.list"
+    facts = machine(files={path: own, CUDA_KEYRING: KEY})
+    assert planned(CUDA_REPOSITORY.plan(MINE, facts)).changes == ()
 
 
 def test_the_armored_key_is_the_right_key_in_the_wrong_form() -> None:

@@ -13,10 +13,10 @@ from gpunode.facts.model import Facts
 from gpunode.host.port import Action, Simulation
 from gpunode.recipe import Recipe
 from gpunode.steps import STAGES, STEPS
-from gpunode.workflow.converge import StagePlan, raise_refusal
+from gpunode.workflow.converge import StagePlan, notes_of, raise_refusal
 from gpunode.workflow.plan import pending, plan
 from tests.laws.nodes import facts, recipes
-from tests.unit.steps.machines import machine, names, recipe, with_driver
+from tests.unit.steps.machines import CONTAINERD, machine, names, recipe, with_driver
 from tests.unit.workflow.nodes import Node
 
 
@@ -95,3 +95,17 @@ def test_nothing_that_is_no_drivers_is_ever_purged(wanted: Recipe, node: Facts) 
     kept = {"containerd", "docker.io", "dpkg", "linux-image-amd64"}
     assert not gone & kept
     assert not any("container" in name for name in gone)
+
+
+def test_a_file_that_another_manager_calls_its_own_is_named_before_it_is_changed() -> None:
+    text = b"# rack 7\n# Ansible managed\nversion = 2\n"
+    plans = plan(recipe("containerd"), with_driver(files={CONTAINERD: text}), Node(machine()))
+    (note,) = [note for note in notes_of(plans) if CONTAINERD in note]
+    assert f"{CONTAINERD}:2" in note
+    assert "Ansible" in note
+    assert "change it there too" in note
+
+
+def test_a_file_that_is_left_alone_is_not_named() -> None:
+    facts = machine(files={"/etc/modprobe.d/site.conf": b"# Ansible managed\n"})
+    assert not [note for note in notes_of(plan(recipe("containerd"), facts, Node(facts))) if "Ansible" in note]

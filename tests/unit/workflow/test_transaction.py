@@ -135,3 +135,36 @@ def test_an_upgrade_of_what_is_newest_already_is_nothing() -> None:
     there = PackageState("580.95.05-1")
     found = resolve([PackageChange("nvidia-driver-cuda", there, DRIVER)], {"nvidia-driver-cuda": there}, answers())
     assert found.asked == found.dependencies == ()
+
+
+def test_a_dependency_comes_in_the_locked_version_and_stays_a_dependency() -> None:
+    locked = {"nvidia-driver-cuda": "580.95.05-1", "libnvidia-egl-gbm1": "1.1.2-1"}
+    bring = PackageChange("nvidia-driver-cuda", None, PackageState("580.95.05-1"))
+    asked: list[dict[str, object]] = []
+
+    def solver(changes: Sequence[PackageChange]) -> Simulation:
+        asked.append({change.name: change.after for change in changes})
+        named = "libnvidia-egl-gbm1" in asked[-1]
+        return Simulation(
+            (install("nvidia-driver-cuda"), install("libnvidia-egl-gbm1", "1.1.2-1" if named else "1.1.3-1"))
+        )
+
+    found = resolve([bring], {}, solver, locked)
+    assert [sorted(names) for names in asked] == [["nvidia-driver-cuda"], ["libnvidia-egl-gbm1", "nvidia-driver-cuda"]]
+    assert found.asked == (bring,)
+    assert found.dependencies == (PackageChange("libnvidia-egl-gbm1", None, PackageState("1.1.2-1", auto=True)),)
+
+
+def test_a_dependency_that_will_not_come_in_the_locked_version_stops_the_run() -> None:
+    bring = PackageChange("nvidia-driver-cuda", None, PackageState("580.95.05-1"))
+    actions = (install("nvidia-driver-cuda"), install("libcuda1", "580.119.02-1"))
+    with pytest.raises(Refused) as caught:
+        resolve([bring], {}, answers(*actions), {"libcuda1": "580.95.05-1"})
+    assert "libcuda1" in caught.value.why
+    assert "580.119.02-1" in caught.value.why
+
+
+def test_with_a_lock_too_nothing_of_another_branch_comes_along() -> None:
+    bring = PackageChange("nvidia-driver-cuda", None, PackageState("580.95.05-1"))
+    with pytest.raises(Refused, match="no package was touched"):
+        resolve([bring], {}, answers(install("nvidia-driver-cuda"), install("libcuda1", "595.1.1-1")))

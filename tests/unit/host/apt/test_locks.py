@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from gpunode.host.locks import Holder, locked_by, runner_of, wait_until_ended
+import pytest
+
+from gpunode.host.apt import UNATTENDED
+from gpunode.host.locks import Holder, holder, locked_by, named, runner_of, wait_until_ended
 from gpunode.host.port import Progress
 
 
@@ -17,8 +21,24 @@ def test_a_line_of_the_table_is_told_from_a_waiting_one() -> None:
     assert locked_by(table, 0x08, 1, 131) is None
 
 
-def test_a_holder_outside_this_container_is_said_so() -> None:
-    assert str(Holder("/var/lib/dpkg/lock", 0, "")) == "a process outside this container"
+def test_a_holder_whose_pid_the_kernel_does_not_say_is_said_so() -> None:
+    assert str(Holder("/var/lib/dpkg/lock", 0, "")) == "a process that is not seen from here"
+
+
+def test_an_apt_that_a_gpunode_started_is_told_from_any_other(tmp_path: Path) -> None:
+    for pid, environment in ((5, b"HOME=/root\0GPUNODE_STARTED=1\0"), (6, b"HOME=/root\0X=GPUNODE_STARTED=1\0")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_bytes(b"apt-get\0install\0")
+        (tmp_path / str(pid) / "environ").write_bytes(environment)
+    assert str(named("lock", 5, proc=tmp_path)) == "process 5 (apt-get install, left behind by an earlier gpunode)"
+    assert str(named("lock", 6, proc=tmp_path)) == "process 6 (apt-get install)"
+    assert "GPUNODE_STARTED" in UNATTENDED, "what gpunode starts carries the mark"
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_a_lock_that_is_a_fifo_keeps_nobody_waiting_for_its_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock")
+    assert holder(tmp_path / "lock") is None
 
 
 def test_a_script_is_found_by_itself_and_behind_its_interpreter_and_waited_for(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""Which other program says, in a file, that the file is its own. Source: managers.csv."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gpunode.catalog import tables
+
+# Such a header stands at the top, above or below a licence.
+_LINES = 40
+_BYTES = 8192
+# Comments of TOML, apt, shell, INI, C and XML; the quote is for JSON, which has none and gets a key instead.
+_COMMENT = re.compile(r"\s*(#|;|//|/?\*|<!--|\")")
+_OWN = "written by gpunode"
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """A program that a file names as its own.
+
+    Attributes:
+        name: empty where the file only says that it is made, not by what.
+        line: where it says so, from 1.
+    """
+
+    name: str
+    line: int
+
+
+def manager_of(content: bytes) -> Manager | None:
+    """Who says in a comment at the top of ``content`` that it writes the file; None when nobody does."""
+    lines = content[:_BYTES].decode("utf-8", "replace").lower().split("\n")[:_LINES]
+    comments = [(number, line) for number, line in enumerate(lines, 1) if _COMMENT.match(line)]
+    if any(_OWN in line for _, line in comments):
+        return None
+    for name, words in _rows():
+        for number, line in comments:
+            if words.search(line):
+                return Manager(name, number)
+    return None
+
+
+@lru_cache(maxsize=1)
+def _rows() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple((row["manager"], re.compile(row["words"])) for row in tables.rows("managers.csv"))

@@ -1,0 +1,89 @@
+"""Lock files on the disk: read with distrust, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpunode import __version__
+from gpunode.change import FileState
+from gpunode.errors import GpunodeError, LockFileError, UsageError
+from gpunode.host import files
+from gpunode.lockfile import Moved, moved, parse, render
+from gpunode.recipe import LIMIT_BYTES, VersionLock
+
+_HOW = "gpunode plan --lock {} writes it, on a node that is set up"
+
+
+def there_is(file: str) -> bool:
+    """Whether something stands at ``file``."""
+    return os.path.lexists(file)
+
+
+def read_lock(file: str) -> VersionLock:
+    """The lock in ``file``.
+
+    Raises:
+        UsageError: there is no such file, or it cannot be read; LockFileError: it is no lock file.
+    """
+    found = files.read(str(Path(file).absolute()), LIMIT_BYTES + 1)
+    if found.outcome != "ok":
+        what = "there is no lock file" if found.outcome == "absent" else "cannot read the lock file"
+        raise UsageError(f"{what} {file}", why=found.error, hint=_HOW.format(file))
+    try:
+        return parse(found.data.decode(), file)
+    except UnicodeDecodeError as error:
+        line = found.data.count(b"\n", 0, error.start) + 1
+        raise LockFileError(f"not text in UTF-8: {error.reason}", file=file, line=line) from error
+
+
+def former_lock(file: str) -> VersionLock | None:
+    """The lock that ``file`` holds before it is written; None where there is nothing yet.
+
+    Raises:
+        UsageError: what stands there is no lock file, so it is not written over, or nothing can stand there.
+    """
+    if there_is(file):
+        return read_lock(file)
+    if not Path(file).absolute().parent.is_dir():
+        raise UsageError(
+            f"the lock file {file} cannot be written",
+            why=f"there is no folder {Path(file).parent}",
+            hint="name a file in a folder that is there",
+        )
+    return None
+
+
+def write_lock(lock: VersionLock, former: VersionLock | None) -> tuple[Moved, ...]:
+    """``lock`` is in its file, whole and on the disk, and what is different in it; untouched when nothing is.
+
+    Raises:
+        UsageError: it cannot be written there; the file is as it was.
+    """
+    if former == lock:
+        return ()
+    path = str(Path(lock.file).absolute())
+    try:
+        before = files.state(path)
+        usual = FileState(b"", 0o644, os.geteuid(), os.getegid())
+        files.replace(path, replace(before or usual, content=render(lock, __version__).encode()))
+    except GpunodeError as error:
+        hint = "name a file that you may write"
+        raise UsageError(f"the lock file {lock.file} cannot be written", why=error.why, hint=hint) from error
+    return moved(former, lock)
+
+
+def refuse_part(only: Sequence[str]) -> None:
+    """Nothing, unless single steps were asked for.
+
+    Raises:
+        UsageError: a lock of some steps would pass for one of the node.
+    """
+    if only:
+        raise UsageError(
+            "a lock is written for the whole recipe",
+            why=f"with --only {' --only '.join(only)} it would hold those steps' packages alone",
+            hint="leave --only out",
+        )

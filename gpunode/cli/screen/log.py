@@ -1,0 +1,180 @@
+"""The runs of a node as a table, and one of them with all that is recorded of it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, tzinfo
+
+from gpunode.change import CommandChange, FileChange, FileState, PackageChange, PackageState, subject
+from gpunode.cli.screen.text import BLANK, Line, Span, cells, indented, line, padded, span
+from gpunode.cli.screen.words import MARKS, count, listed, seconds
+from gpunode.journal.announce import did, kind
+from gpunode.journal.chronicle import Chronicle, Debt, Deed
+from gpunode.workflow.log import number
+
+_HEAD = ("run", "when", "who", "what", "result", "changed")
+_MARKS = {"done": "done", "failed": "failed", "intended": "waits"}
+_LABEL = 9
+
+
+def table_lines(runs: Sequence[Chronicle], zone: tzinfo | None = None) -> Iterator[Line]:
+    """A row for each run, the newest last."""
+    if not runs:
+        yield line(span("no run of gpunode is recorded on this node", "dim"))
+        return
+    rows = [_row(run, zone) for run in runs]
+    widths = [max(map(cells, column)) for column in zip(_HEAD, *rows, strict=True)]
+    yield line(Span("  "), span(_columns(_HEAD, widths), "dim"), hang=widths[0] + 4)
+    for run, row in zip(runs, rows, strict=True):
+        yield line(_mark(run), span(_columns(row, widths)), hang=widths[0] + 4)
+    yield line("one of them: ", span("sudo gpunode log RUN", "command"))
+
+
+def _columns(cell: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(padded(text, width) for text, width in zip(cell, widths, strict=True)).rstrip()
+
+
+def _row(run: Chronicle, zone: tzinfo | None) -> tuple[str, ...]:
+    kinds = Counter(kind(change) for change in run.changes)
+    return (
+        number(run.begin.run),
+        moment(run.begin.at, zone, "%Y-%m-%d %H:%M %z"),
+        run.begin.user,
+        _verb(run),
+        f"{run.ending}, undone by {number(run.undone_by)}" if run.undone_by else run.ending,
+        listed(count(many, noun) for noun, many in sorted(kinds.items())) or "nothing",
+    )
+
+
+def _verb(run: Chronicle) -> str:
+    return " ".join(filter(None, (run.begin.verb, run.begin.recipe, run.begin.of and f"of {number(run.begin.of)}")))
+
+
+def _mark(run: Chronicle) -> Span:
+    if run.ending == "done":
+        return MARKS["not run" if run.undone_by else "done"]
+    return MARKS["waits" if run.ending in {"waiting", "going on"} else "failed"]
+
+
+def moment(at: float, zone: tzinfo | None = None, form: str = "%Y-%m-%d %H:%M:%S %z") -> str:
+    """A time on this machine's clock, with its zone."""
+    return datetime.fromtimestamp(at, zone).astimezone(zone).strftime(form)
+
+
+def run_lines(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None = None) -> Iterator[Line]:
+    """Everything that is recorded of a run, in the order in which it happened.
+
+    Args:
+        run: a run of this node.
+        logins: the names of its users, by number.
+        zone: of the times; this machine's when None.
+    """
+    yield line(span(run.begin.run, "bold"), f"  {_verb(run)}")
+    yield from indented(tuple(_head(run, logins, zone)), 2)
+    if run.deeds:
+        yield BLANK
+        yield line(span("changes", "bold"))
+        yield from indented(tuple(_deeds(run.deeds)), 2)
+    if run.debts:
+        yield BLANK
+        yield line(span("what they owed", "bold"))
+        yield from indented(tuple(_debt(debt, zone) for debt in run.debts), 2)
+
+
+def _head(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
+    begin = run.begin
+    yield _fact("who", _who(run, logins))
+    yield _fact("begun", moment(begin.at, zone))
+    yield _fact("ended", _ended(run, zone))
+    yield _fact("command", " ".join(("gpunode", *begin.argv)))
+    if begin.recipe_sha256:
+        yield _fact("recipe", f"{begin.recipe}, sha256 {begin.recipe_sha256}")
+    yield _fact("gpunode", begin.version)
+    yield _fact("boot", begin.boot_id or "not known: an image was built")
+    if run.undone_by:
+        yield _fact("undone by", run.undone_by)
+    if run.forgotten:
+        yield _fact("forgotten", f"its backups, by {run.forgotten.user}, {moment(run.forgotten.at, zone)}")
+
+
+def _who(run: Chronicle, logins: Mapping[int, str]) -> str:
+    begin = run.begin
+    if begin.loginuid is None:
+        return f"{begin.user}, uid {begin.uid}, not from a login"
+    return f"{begin.user}, uid {begin.uid}, logged in as {logins.get(begin.loginuid, 'user')} ({begin.loginuid})"
+
+
+def _ended(run: Chronicle, zone: tzinfo | None) -> str:
+    if run.commit is None:
+        return "not yet: it is going on" if run.going_on else "never: it was cut short"
+    took = seconds(max(0.0, run.commit.at - run.begin.at))
+    why = f": {run.commit.why}" if run.commit.why else ""
+    return f"{moment(run.commit.at, zone)}, after {took}: {run.commit.result}{why}"
+
+
+def _fact(label: str, text: str) -> Line:
+    return line(span(f"{padded(label, _LABEL)}  ", "dim"), text, hang=_LABEL + 2)
+
+
+def _deeds(deeds: Sequence[Deed]) -> Iterator[Line]:
+    width = max(len(str(deed.intent.seq)) for deed in deeds)
+    hang = width + 4
+    reason = origin = ""
+    for deed in deeds:
+        change = deed.intent.change
+        step = f"  {deed.intent.stage}, {deed.intent.step}"
+        title = (Span(padded(str(deed.intent.seq), width) + "  "), span(subject(change), "bold"), f"  {_did(deed)}")
+        yield line(MARKS[_MARKS[deed.outcome]], *title, span(step, "dim"), hang=hang)
+        notes = list(_notes(deed))
+        # Packages come by the dozen from one archive, for one reason: said once, with the first.
+        if deed.intent.reason and deed.intent.reason != reason:
+            notes.insert(0, f"why: {deed.intent.reason}")
+        if (comes := _origin(deed)) and comes != origin:
+            notes.append(f"from {comes}")
+        reason, origin = deed.intent.reason, comes or origin
+        yield from (line(Span(" " * hang), span(note, "dim"), hang=hang) for note in notes)
+
+
+def _did(deed: Deed) -> str:
+    change = deed.intent.change
+    words = did(change)
+    if isinstance(change, PackageChange):
+        was, now = (getattr(state, "version", "") for state in (change.before, change.after))
+        words = f"{was} → {now}" if was and now else f"{now or was} {words}"
+    if deed.outcome == "failed":
+        return f"{words}: failed, {deed.why}"
+    return words if deed.outcome == "done" else f"{words}: only intended, so it may have been made or not"
+
+
+def _notes(deed: Deed) -> Iterator[str]:
+    match deed.intent.change:
+        case FileChange(before=before, after=after, folders=folders):
+            yield f"before {_file(before)}"
+            yield f"after  {_file(after)}"
+            if folders:
+                yield f"made for it: {', '.join(folders)}"
+        case CommandChange(why=why, undo=undo):
+            yield f"for {why}" + (f"; undone by {' '.join(undo)}" if undo else "")
+        case _:
+            pass
+
+
+def _file(state: object) -> str:
+    if not isinstance(state, FileState):
+        return "nothing" if state is None else str(getattr(state, "what", state))
+    return f"sha256 {state.content.decode()} mode {state.mode:04o} owner {state.uid}:{state.gid}"
+
+
+def _origin(deed: Deed) -> str:
+    change = deed.intent.change
+    after = change.after if isinstance(change, PackageChange) else None
+    return after.origin if isinstance(after, PackageState) else ""
+
+
+def _debt(debt: Debt, zone: tzinfo | None) -> Line:
+    by = f"  for change {listed(map(str, debt.owed_by), 4)}" if debt.owed_by else "  of an earlier run"
+    if debt.settled_at is None:
+        return line(MARKS["waits"], str(debt.trigger), "  owed at its end", span(by, "dim"), hang=4)
+    note = f": {debt.note}" if debt.note else ""
+    return line(MARKS["done"], str(debt.trigger), f"  {moment(debt.settled_at, zone)}{note}", span(by, "dim"), hang=4)

@@ -1,0 +1,77 @@
+"""Folders and files that are gpunode's own: what another user could put there, root would later read and obey."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from gpunode.errors import Refused
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def why_foreign(folder: Path) -> str:
+    """Why what stands in ``folder`` may be another user's work; empty when it cannot, also when nothing is there."""
+    ours = {0, os.geteuid()}
+    try:
+        itself = folder.lstat()
+        if stat.S_ISLNK(itself.st_mode) and itself.st_uid not in ours:
+            return f"it is a link that the user with the id {itself.st_uid} made"
+        status = folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "it is a link to nothing" if folder.is_symlink() else ""
+    except OSError as error:  # such as links in a circle
+        return error.strerror or str(error)
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is no folder"
+    if status.st_uid not in ours:
+        return f"it belongs to the user with the id {status.st_uid}"
+    if status.st_mode & _OTHERS_WRITE:
+        return f"others may write to it (its mode is {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+def refuse_foreign(folder: Path, root: Path) -> None:
+    """``folder`` is nobody else's and inside ``root``, or is not there yet.
+
+    Raises:
+        Refused: it is not; nothing was read from it and nothing made in it.
+    """
+    leads = Path(os.path.realpath(folder))
+    if not leads.is_relative_to(os.path.realpath(root)):
+        raise Refused(
+            f"{folder} is a link out of {root}",
+            why=f"it leads to {leads}, so what belongs to this image would land on another system",
+            hint="replace the link by a folder",
+        )
+    if why := why_foreign(folder):
+        raise Refused(
+            f"{folder} is not used: it may hold another user's work",
+            why=f"{why}; root would later put back what is recorded there",
+            hint=f"look at it (`ls -la {folder}`); if all of it is yours:\n"
+            f"  chown -Rh root:root {folder} && chmod -R go-rwx {folder}\n"
+            "else move it away; then run the command again",
+        )
+
+
+def read(path: Path, limit: int) -> bytes:
+    """The content of a file of gpunode's own; never waits.
+
+    Raises:
+        OSError: it, or its folder, is a link; it is no regular file, or longer than ``limit`` bytes.
+    """
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path.name, flags, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"it is longer than {limit >> 20} MiB", str(path))
+        return file.readall()

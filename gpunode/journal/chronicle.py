@@ -1,0 +1,148 @@
+"""What a run did, put together from its journal: each change with its end, each debt with its settlement. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from gpunode.change import Change, Trigger, triggers
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Result, Settle, settles
+
+Outcome: TypeAlias = Literal["done", "failed", "intended"]
+Ending: TypeAlias = Result | Literal["going on", "cut short"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """A change of a run.
+
+    Attributes:
+        outcome: ``intended`` when neither its success nor its failure was recorded: it may have been made.
+        ended_at: when that was recorded; None for one that was only intended.
+        why: why it failed.
+    """
+
+    intent: Intent
+    outcome: Outcome
+    ended_at: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """What a run owed, or carried out for an earlier one.
+
+    Attributes:
+        owed_by: the numbers of the changes that owe it; none of this run for an earlier run's.
+        settled_at: None while it is owed.
+        note: what did its work, or why it was not needed.
+    """
+
+    trigger: Trigger
+    owed_by: tuple[int, ...] = ()
+    settled_at: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chronicle:
+    """A run as its journal tells it.
+
+    Attributes:
+        going_on: whether a gpunode is still at it; only for a run without ``commit`` can it be.
+        undone_by: the rollback that undid it.
+    """
+
+    begin: Begin
+    deeds: tuple[Deed, ...] = ()
+    debts: tuple[Debt, ...] = ()
+    commit: Commit | None = None
+    forgotten: Forget | None = None
+    going_on: bool = False
+    undone_by: str = ""
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended, if it has."""
+        if self.commit is None:
+            return "going on" if self.going_on else "cut short"
+        return self.commit.result
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What it changed, or may have changed."""
+        return tuple(deed.intent.change for deed in self.deeds if deed.outcome != "failed")
+
+
+def chronicle(entries: Sequence[Entry], *, going_on: bool = False, undone_by: str = "") -> Chronicle | None:
+    """The run that ``entries`` tell of; None when it was cut short before its first entry."""
+    begin = next((entry for entry in entries if isinstance(entry, Begin)), None)
+    if begin is None:
+        return None
+    commit = next((entry for entry in entries if isinstance(entry, Commit)), None)
+    forgotten = next((entry for entry in entries if isinstance(entry, Forget)), None)
+    is_open = going_on and commit is None
+    return Chronicle(begin, _deeds(entries), _debts(entries), commit, forgotten, is_open, undone_by)
+
+
+def _deeds(entries: Iterable[Entry]) -> tuple[Deed, ...]:
+    found: dict[int, Deed] = {}
+    for entry in entries:
+        match entry:
+            case Intent(seq=seq):
+                found[seq] = Deed(entry, "intended")
+            case Done(seq=seq, at=at):
+                found[seq] = Deed(found[seq].intent, "done", at)
+            case Failed(seq=seq, why=why, at=at):
+                found[seq] = Deed(found[seq].intent, "failed", at, why)
+            case _:
+                pass
+    return tuple(found.values())
+
+
+def _debts(entries: Iterable[Entry]) -> tuple[Debt, ...]:
+    """In the order in which they came up; one that is owed again after its settlement is another debt."""
+    found: list[Debt] = []
+    for entry in entries:
+        match entry:
+            case Intent(seq=seq, change=change):
+                for trigger in triggers((change,)):
+                    _owe(found, trigger, seq)
+            case Owe(trigger=trigger, seq=seq):
+                _owe(found, trigger, seq)
+            case Failed(seq=seq):
+                found = [debt for debt in (_without(debt, seq) for debt in found) if debt is not None]
+            case Settle():
+                _settle(found, entry)
+            case _:
+                pass
+    return tuple(found)
+
+
+def _owe(found: list[Debt], trigger: Trigger, seq: int) -> None:
+    for index, debt in enumerate(found):
+        if debt.trigger == trigger and debt.settled_at is None:
+            found[index] = Debt(trigger, (*debt.owed_by, seq))
+            return
+    found.append(Debt(trigger, (seq,)))
+
+
+def _without(debt: Debt, seq: int) -> Debt | None:
+    """``debt`` when the change ``seq`` has failed: its file is as it was, so it owes nothing."""
+    if debt.settled_at is not None or seq not in debt.owed_by:
+        return debt
+    left = tuple(one for one in debt.owed_by if one != seq)
+    return replace(debt, owed_by=left) if left else None
+
+
+def _settle(found: list[Debt], settled: Settle) -> None:
+    paid = [index for index, debt in enumerate(found) if debt.settled_at is None and _pays(settled, debt)]
+    for index in paid:
+        found[index] = replace(found[index], settled_at=settled.at, note=settled.note)
+    if not paid:
+        found.append(Debt(settled.trigger, (), settled.at, settled.note))
+
+
+def _pays(settled: Settle, debt: Debt) -> bool:
+    return debt.trigger in settles(settled.trigger)

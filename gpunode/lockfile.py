@@ -1,0 +1,117 @@
+"""Lock files: the exact versions of a node's packages as TOML, for every node of its kind. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpunode.errors import LockFileError
+from gpunode.recipe import LIMIT_BYTES, VersionLock, line_of, read_toml
+
+SCHEMA: Final = 1
+_PACKAGES: Final = "packages"
+# Debian Policy 5.6.1 and 5.6.12; a foreign architecture stands behind the name.
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
+_VERSION: Final = re.compile(r"([0-9]+:)?[0-9][A-Za-z0-9.+~-]*")
+_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+_TEXTS: Final = ("recipe", "distribution", "release", "architecture")
+_KEYS: Final = ("schema", "gpunode", *_TEXTS, _PACKAGES)
+_HEADER: Final = """\
+# Written by `gpunode plan --lock`. `gpunode setup --lock` installs exactly these versions, on every node of this
+# distribution and architecture. To renew it, upgrade one node (gpunode setup --upgrade), then write it again there
+# (gpunode plan --upgrade --lock).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A package whose version differs between two locks; None where one of them does not name it."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+def parse(text: str, file: str) -> VersionLock:
+    """The lock that ``text``, the content of ``file``, holds.
+
+    Raises:
+        LockFileError: it is no lock file, or says what cannot be meant; file, line, key and what is allowed are named.
+    """
+    if len(text) > LIMIT_BYTES:
+        raise LockFileError(f"longer than the {LIMIT_BYTES >> 20} MiB that a lock file may have", file=file)
+    source = _Source(text, file)
+    values = read_toml(text, file, LockFileError)
+    schema = values.get("schema")
+    if not isinstance(values.get(_PACKAGES), dict) or schema is None:
+        raise LockFileError("not a lock file: it has no schema, or no table [packages]", file=file)
+    if isinstance(schema, bool) or schema != SCHEMA:
+        raise source.error(("schema",), f"schema is {_shown(schema)}: not a format that I know", str(SCHEMA))
+    if unknown := [key for key in values if key not in _KEYS]:
+        raise source.error((unknown[0],), f"there is no key {_shown(unknown[0])}", *_KEYS)
+    told = {key: source.word(values, key) for key in _TEXTS}
+    return VersionLock(file, packages=dict(source.packages(values[_PACKAGES])), **told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A lock file's text, for the place of an error."""
+
+    text: str
+    file: str
+
+    def error(self, path: tuple[str, ...], what: str, *allowed: str) -> LockFileError:
+        line = line_of(self.text, path)
+        return LockFileError(what, file=self.file, line=line, key=_shown(path[-1]), allowed=allowed)
+
+    def word(self, values: Mapping[str, Any], key: str) -> str:
+        value = values.get(key)
+        if not isinstance(value, str) or not (_WORD.fullmatch(value) or (key == "recipe" and value.isprintable())):
+            what = f"{key} is missing" if value is None else f"{key} is {_shown(value)}"
+            raise self.error((key,), what, "a word in quotes, such as the one that gpunode wrote")
+        return value
+
+    def packages(self, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        for name, version in table.items():
+            if not _NAME.fullmatch(name):
+                raise self.error((_PACKAGES, name), f"{_shown(name)} is no name of a package", "libnvidia-container1")
+            if not isinstance(version, str) or not _VERSION.fullmatch(version):
+                what = f"{name} is {_shown(version)}, which is no version of a package"
+                raise self.error((_PACKAGES, name), what, 'a whole version in quotes, such as "580.178.04-1"')
+            yield name, version
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def render(lock: VersionLock, version: str) -> str:
+    """``lock`` as a file, the same for the same versions.
+
+    Law: ``parse(render(lock, version), lock.file) == lock``.
+
+    Args:
+        lock: what it holds.
+        version: of the gpunode that writes it.
+    """
+    told = {"schema": SCHEMA, "gpunode": version, **{key: getattr(lock, key) for key in _TEXTS}}
+    lines = [*(f"{key} = {json.dumps(value)}" for key, value in told.items()), "", f"[{_PACKAGES}]"]
+    lines += [f"{_key(name)} = {json.dumps(lock.packages[name])}" for name in sorted(lock.packages)]
+    return _HEADER + "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
+
+
+def moved(before: VersionLock | None, after: VersionLock) -> tuple[Moved, ...]:
+    """What is different in ``after``, by name."""
+    old: Mapping[str, str] = before.packages if before else {}
+    names = sorted({*old, *after.packages})
+    pairs = (Moved(name, old.get(name), after.packages.get(name)) for name in names)
+    return tuple(pair for pair in pairs if pair.before != pair.after)

@@ -1,0 +1,35 @@
+"""TOML, read with distrust: what would take the reader's time or memory for ever is no TOML. Pure."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_PARTS = 256
+# The parts of a dotted key, or what looks like them; a list of addresses on one line is none.
+_DOTTED = re.compile(r"(?:\.[^.\n=,\[\]{}]+)+")
+
+
+def loads(text: str, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
+    """The document.
+
+    Raises:
+        ValueError: the text is not TOML, or is made so that no reader comes to an end with it.
+    """
+    # The reader takes time and memory by the square of a dotted key's parts.
+    for found in _DOTTED.finditer(text):
+        if found[0].count(".") > _PARTS:
+            line = text.count("\n", 0, found.start()) + 1
+            raise ValueError(f"A key of more than {_PARTS} parts (at line {line}, column 1)")
+    try:
+        document: dict[str, Any] = tomllib.loads(text, parse_float=parse_float)
+    except RecursionError as error:
+        raise ValueError("Nested too deeply") from error
+    return document

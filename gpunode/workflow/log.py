@@ -1,0 +1,36 @@
+"""log: what gpunode did to this node, by whom, from what to what; reads the journals and nothing else."""
+
+from __future__ import annotations
+
+from gpunode.errors import UsageError
+from gpunode.journal.chronicle import Chronicle, chronicle
+from gpunode.journal.store import Store
+
+
+def told(store: Store, run: str = "") -> tuple[Chronicle, ...]:
+    """Every recorded run, oldest first; or the one that is named, by its id or its number. Needs no backups.
+
+    Raises:
+        UsageError: there is no such run.
+        JournalDamaged: a journal is.
+    """
+    runs = store.runs()
+    wanted = [one for one in runs if not run or run in {one.run, number(one.run)}]
+    if run and not wanted:
+        known = ", ".join(number(one.run) for one in runs)
+        raise UsageError(f"there is no run {run}", why=f"recorded: {known or 'none'}", hint="gpunode log")
+    newest = runs[-1].run if runs else ""
+    found = (
+        chronicle(
+            store.entries(one.run),
+            going_on=one.run == newest and store.at_work() is not None,
+            undone_by=one.undone_by,
+        )
+        for one in wanted
+    )
+    return tuple(one for one in found if one is not None)
+
+
+def number(run: str) -> str:
+    """A run's id as a person types it: ``000003-20261121T081932Z`` is 3."""
+    return run.partition("-")[0].lstrip("0")

@@ -1,0 +1,265 @@
+"""gpunode's command line in a forked process, so that Python starts once, and strace(1) that makes its calls fail."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+# Every call by which a process changes what is on a disk, by what it does; machines differ in which of them they have.
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "open": ("open", "openat", "openat2", "creat"),
+    "write": ("write", "writev", "pwrite64", "pwritev", "pwritev2", "sendfile", "copy_file_range", "splice"),
+    "size": ("truncate", "ftruncate", "fallocate"),
+    "sync": ("fsync", "fdatasync", "sync", "syncfs", "sync_file_range"),
+    "rename": ("rename", "renameat", "renameat2"),
+    "link": ("link", "linkat", "symlink", "symlinkat"),
+    "unlink": ("unlink", "unlinkat"),
+    "mkdir": ("mkdir", "mkdirat", "mknod", "mknodat"),
+    "rmdir": ("rmdir",),
+    "mode": ("chmod", "fchmod", "fchmodat", "fchmodat2"),
+    "owner": ("chown", "fchown", "lchown", "fchownat"),
+    "attribute": ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
+    "time": ("utime", "utimes", "utimensat", "futimesat"),
+}
+_KIND_OF = {name: kind for kind, names in KINDS.items() for name in names}
+_CALL = re.compile(r"(\w+)\((.*)\) += (\S+)(.*)")
+_STANDARD = re.compile(r"[12][,<]")
+_OPENED_TO_WRITE = re.compile(r"O_(?:WRONLY|RDWR|CREAT|TRUNC)")
+
+Prepare: TypeAlias = Callable[[], None]
+
+
+class AnotherCall(Exception):
+    """The fault met another call than was meant: how often files are opened to be read differs by one at times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a command ended and what it said."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One system call as strace wrote it: ``number`` counts the calls of its name, as ``when=`` does."""
+
+    name: str
+    number: int
+    arguments: str
+    result: str
+    injected: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What it does; a key of ``KINDS``."""
+        return _KIND_OF[self.name]
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is the user who is written to."""
+        return self.name == "write" and _STANDARD.match(self.arguments) is not None
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes what is on a disk."""
+        return self.kind != "open" or _OPENED_TO_WRITE.search(self.arguments) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``error`` is the answer to the ``number``-th call of that name; the call itself is not made."""
+
+    call: str
+    number: int
+    error: str
+
+    def __str__(self) -> str:
+        return f"{self.call}:error={self.error}:when={self.number}"
+
+
+def why_not() -> str:
+    """What keeps this machine from such tests; empty when nothing does."""
+    if os.geteuid() != 0:
+        return "needs root: setup does"
+    if shutil.which("strace") is None:
+        return "needs strace"
+    return "" if _strace_attaches() else "strace may not attach to a process here"
+
+
+def _strace_attaches() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        try:
+            _finish(_forked(lambda: os._exit(0), Path(folder), ("-o", str(log))))
+        except OSError:
+            return False
+        return log.exists()
+
+
+def run(arguments: Sequence[str], fault: Fault | None = None, prepare: Prepare = lambda: None) -> Answer:
+    """What gpunode answers to ``arguments``, in a process of its own that has called ``prepare``.
+
+    Raises:
+        AnotherCall: ``fault`` was asked for, and met a call that does not write, or none.
+    """
+    with _scratch() as folder:
+        options = ["-e", f"trace={fault.call}", "-e", f"inject={fault}", "-o", str(folder / "log")] if fault else []
+        answer = _command(arguments, folder, options, prepare)
+        if fault:
+            met = [call for call in _parsed((folder / "log").read_text()) if call.injected]
+            if not met or not met[0].writes:
+                raise AnotherCall(str(met))
+        return answer
+
+
+def calls(arguments: Sequence[str]) -> tuple[Call, ...]:
+    """The calls of a run that nothing disturbs which write, those of its threads left out, each with its number."""
+    with _scratch() as folder:
+        names = ",".join(f"?{name}" for name in _KIND_OF)
+        answer = _command(arguments, folder, ["-e", f"trace={names}", "-o", str(folder / "log")], lambda: None)
+        assert answer.exit_code == 0, answer
+        return tuple(call for call in _parsed((folder / "log").read_text()) if call.writes)
+
+
+def calls_of_python(arguments: Sequence[str]) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
+    """The writing calls of ``python -m gpunode`` started anew, and those of its threads and children."""
+    with _scratch() as folder:
+        names = ",".join(f"?{name}" for name in _KIND_OF)
+        strace = ("strace", "-f", "-y", "-e", f"trace={names}", "-o", str(folder / "log"))
+        with (folder / "answer").open("wb") as answer:
+            subprocess.run(
+                [*strace, sys.executable, "-m", "gpunode", *arguments],
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+                stdout=answer,
+                stderr=answer,
+                check=True,
+            )
+        lines = [line.split(maxsplit=1) for line in (folder / "log").read_text().splitlines()]
+    ours = "\n".join(rest for pid, rest in lines if pid == lines[0][0])
+    others = "\n".join(rest for pid, rest in lines if pid != lines[0][0])
+    return tuple(c for c in _parsed(ours) if c.writes), tuple(c for c in _parsed(others) if c.writes)
+
+
+def _parsed(log: str) -> Iterator[Call]:
+    counts: dict[str, int] = {}
+    for line in log.splitlines():
+        if (found := _CALL.match(line)) is not None:
+            name = found[1]
+            counts[name] = counts.get(name, 0) + 1
+            yield Call(name, counts[name], found[2], found[3], "(INJECTED)" in found[4])
+
+
+def preload(arguments: Sequence[str]) -> None:
+    """What the command loads on its way is loaded here, so that each fork has it."""
+    with _scratch() as folder:
+        listed = folder / "modules"
+
+        def note() -> None:
+            names = [name for name in sys.modules if name.partition(".")[0] != "__main__"]
+            listed.write_text("\n".join(names))
+
+        _finish(_forked(lambda: _main(arguments, note), folder))
+        for name in listed.read_text().splitlines():
+            with suppress(ImportError):
+                importlib.import_module(name)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        yield Path(folder)
+
+
+def _command(arguments: Sequence[str], folder: Path, strace: Sequence[str], prepare: Prepare) -> Answer:
+    def child() -> NoReturn:
+        prepare()
+        _main(arguments)
+
+    exit_code = _finish(_forked(child, folder, strace))
+    out, err = ((folder / name).read_text() for name in ("stdout", "stderr"))
+    return Answer(exit_code, out, err)
+
+
+def _main(arguments: Sequence[str], at_end: Callable[[], None] = lambda: None) -> NoReturn:
+    """What ``python -m gpunode`` does, in this very process."""
+    from gpunode.__main__ import main
+
+    sys.argv = ["gpunode", *arguments]
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(n, mode, closefd=False) for n, mode in ((0, "r"), (1, "w"), (2, "w"))
+    )
+    code = main()
+    at_end()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    pid: int
+    tracer: subprocess.Popen[bytes] | None
+
+
+def _forked(body: Callable[[], object], folder: Path, strace: Sequence[str] = ()) -> _Child:
+    """A process that does ``body`` once strace watches it; its output goes to files in ``folder``."""
+    ready, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(go)
+        _child(body, folder, ready)
+    os.close(ready)
+    try:
+        tracer = _watch(pid, strace) if strace else None
+    finally:
+        os.close(go)
+    return _Child(pid, tracer)
+
+
+def _child(body: Callable[[], object], folder: Path, ready: int) -> NoReturn:
+    code = 99
+    try:
+        for number, name in enumerate((Path(os.devnull), folder / "stdout", folder / "stderr")):
+            opened = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+            os.dup2(opened, number)
+            os.close(opened)
+        os.read(ready, 1)
+        os.close(ready)
+        body()
+    except BaseException:
+        import traceback
+
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def _watch(pid: int, options: Sequence[str]) -> subprocess.Popen[bytes]:
+    tracer = subprocess.Popen(["strace", "-p", str(pid), *options], stderr=subprocess.PIPE)
+    assert tracer.stderr is not None
+    said = tracer.stderr.readline()
+    if b"attached" not in said:
+        tracer.wait()
+        raise OSError(said.decode())
+    return tracer
+
+
+def _finish(child: _Child) -> int:
+    _, status = os.waitpid(child.pid, 0)
+    if child.tracer is not None:
+        with child.tracer:
+            pass
+    return os.waitstatus_to_exitcode(status)

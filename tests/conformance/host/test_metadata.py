@@ -1,0 +1,336 @@
+"""What a file has beside its content, on a real ext4: kept, or refused before anything is written."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import FileChange, FileState, inverse
+from gpunode.errors import Refused
+from gpunode.host import files
+from gpunode.host.local import LocalHost
+from gpunode.journal.record import Intent
+from gpunode.journal.store import Store
+from tests.conformance import mounts
+from tests.conformance.mounts import in_own_mounts, mount
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: owners, capabilities, chattr, mounts")
+
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+# linux/posix_acl_xattr.h, linux/posix_acl.h: what an entry is for, what it allows, for whom.
+_OWNER, _USER, _GROUP, _MASK, _OTHER, _NOBODY = 0x01, 0x02, 0x04, 0x10, 0x20, 0xFFFFFFFF
+
+
+def acl(user: int) -> bytes:
+    """An ACL that lets ``user`` read and write beside the owner."""
+    entries = ((_OWNER, 6, _NOBODY), (_USER, 6, user), (_GROUP, 4, _NOBODY), (_MASK, 6, _NOBODY), (_OTHER, 4, _NOBODY))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+ATTRIBUTES = {
+    "user.note": b"mine",
+    "trusted.note": b"root's",
+    "security.selinux": b"system_u:object_r:container_config_t:s0\0",
+    # Version 2, effective: CAP_NET_BIND_SERVICE permitted (linux/capability.h).
+    "security.capability": struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0),
+    ACCESS: acl(1234),
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root with one file in it."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/file").write_bytes(b"old")
+    (tmp_path / "etc/file").chmod(0o664)
+    return tmp_path
+
+
+@pytest.fixture
+def file(root: Path) -> Path:
+    return root / "etc/file"
+
+
+def set_attribute(path: Path, name: str) -> None:
+    try:
+        os.setxattr(path, name, ATTRIBUTES[name])
+    except OSError as error:
+        pytest.skip(f"{name} cannot be set on {path.parent}: {error.strerror}")
+
+
+def replaced(root: Path, path: str = "/etc/file") -> None:
+    """The file is replaced, with the owner and mode that it has."""
+    before = files.state(path, root=str(root))
+    assert before is not None
+    change = FileChange(path, before, FileState(b"new", before.mode, before.uid, before.gid))
+    LocalHost(str(root)).apply([change])
+
+
+def refused(root: Path, path: str = "/etc/file") -> Refused:
+    """The file is neither replaced nor removed, in time and when it is tried, and nothing is left beside it."""
+    before = listing(root)
+    present = files.state(path, root=str(root))
+    after = FileState(b"new", 0o644, 0, 0)
+    with pytest.raises(Refused) as early:
+        LocalHost(str(root)).vet([FileChange(path, present, after)])
+    changes = [FileChange(path, present, after)]
+    if present is not None:
+        changes.append(FileChange(path, present, None))
+    for change in changes:
+        with pytest.raises(Refused):
+            LocalHost(str(root)).apply([change])
+    assert listing(root) == before
+    assert early.value.why
+    assert early.value.hint
+    return early.value
+
+
+def listing(root: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(root.rglob("*"))}
+
+
+def shown(hint: str, program: str) -> list[str]:
+    """The command of ``program`` that a hint names."""
+    line = next(line.strip() for line in hint.splitlines() if line.strip().startswith(program))
+    return ["sh", "-c", line]
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_an_attribute_stays_when_the_file_is_replaced(root: Path, file: Path, name: str) -> None:
+    set_attribute(file, name)
+
+    replaced(root)
+
+    assert (file.read_bytes(), os.getxattr(file, name)) == (b"new", ATTRIBUTES[name])
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_an_attribute_comes_back_with_a_file_that_was_removed(root: Path, file: Path, name: str) -> None:
+    set_attribute(file, name)
+    os.chown(file, 12, 34)
+    os.chmod(file, 0o640)
+    set_attribute(file, name)
+    host, store, before = LocalHost(str(root)), Store(root), file.lstat()
+    realized = host.realize(FileChange("/etc/file", files.state("/etc/file", root=str(root)), None))
+    run = store.begin("setup", version="test")
+    run.intend("runtime", "test", realized)
+
+    host.apply([realized])
+    assert not file.exists()
+    (read,) = (entry.change for entry in store.read(run.id) if isinstance(entry, Intent))
+    run.close()
+    back = inverse(read)
+    assert back is not None
+    host.apply([back])
+
+    after = file.lstat()
+    assert file.read_bytes() == b"old"
+    assert dict(files.attributes("/etc/file", root=str(root))).get(name) == ATTRIBUTES[name]
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+
+
+def test_a_folder_with_a_default_acl_gives_none_to_a_file_that_had_none(root: Path, file: Path) -> None:
+    try:
+        os.setxattr(file.parent, DEFAULT, ATTRIBUTES[ACCESS])
+    except OSError as error:
+        pytest.skip(f"no ACL here: {error.strerror}")
+
+    replaced(root)
+
+    assert ACCESS not in os.listxattr(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o664
+
+
+def test_a_new_file_takes_the_acl_that_its_folder_gives_and_no_more_than_its_mode(root: Path, file: Path) -> None:
+    try:
+        os.setxattr(file.parent, DEFAULT, ATTRIBUTES[ACCESS])
+    except OSError as error:
+        pytest.skip(f"no ACL here: {error.strerror}")
+
+    files.replace("/etc/secret", FileState(b"s", 0o600, 0, 0), root=str(root))
+
+    assert stat.S_IMODE((root / "etc/secret").stat().st_mode) == 0o600
+    # The mask is the mode's middle: whoever the ACL names may do nothing.
+    (mask,) = (perm for tag, perm, _ in _entries(os.getxattr(root / "etc/secret", ACCESS)) if tag == _MASK)
+    assert mask == 0
+
+
+def _entries(value: bytes) -> Iterator[tuple[int, int, int]]:
+    yield from struct.iter_unpack("<HHI", value[4:])
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_made_folders_are_as_a_package_would_make_them(root: Path, umask: int) -> None:
+    os.chown(root / "etc", 12, 34)
+    os.chmod(root / "etc", 0o2777)
+    old = os.umask(umask)
+    try:
+        files.replace("/etc/x/y/file", FileState(b"", 0o644, 0, 0), root=str(root))
+    finally:
+        os.umask(old)
+
+    for path in ("etc/x", "etc/x/y"):
+        made = (root / path).stat()
+        assert (oct(stat.S_IMODE(made.st_mode)), made.st_uid, made.st_gid) == ("0o755", 0, 0)
+    assert (root / "etc/x/y/file").stat().st_gid == 0
+
+
+@pytest.fixture
+def chattr(root: Path) -> Iterator[Callable[[str, Path], None]]:
+    """chattr(1), undone afterwards."""
+    sealed: list[Path] = []
+
+    def change(flags: str, path: Path) -> None:
+        done = subprocess.run(["chattr", flags, path], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"chattr {flags} on {path.parent}: {done.stderr.strip()}")
+        sealed.append(path)
+
+    yield change
+    for path in sealed:
+        subprocess.run(["chattr", "-ia", path], check=True)
+
+
+def lsattr(path: Path) -> str:
+    return subprocess.run(["lsattr", "-d", path], capture_output=True, text=True, check=True).stdout.split()[0]
+
+
+@pytest.mark.parametrize("flag", ["d", "A", "S", "dA"])
+def test_flags_that_do_not_seal_stay(root: Path, file: Path, chattr: Callable[[str, Path], None], flag: str) -> None:
+    chattr(f"+{flag}", file)
+    before = lsattr(file)
+
+    replaced(root)
+
+    assert file.read_bytes() == b"new"
+    assert lsattr(file) == before
+
+
+def test_a_new_file_does_not_take_flags_of_its_folder_that_the_former_lacked(
+    root: Path, file: Path, chattr: Callable[[str, Path], None]
+) -> None:
+    chattr("+dA", file.parent)
+    before = lsattr(file)
+
+    replaced(root)
+
+    assert lsattr(file) == before
+
+
+@pytest.mark.parametrize("flag", ["i", "a"])
+@pytest.mark.parametrize("sealed", ["etc/file", "etc"])
+def test_what_chattr_has_sealed_is_refused(
+    root: Path, file: Path, chattr: Callable[[str, Path], None], flag: str, sealed: str
+) -> None:
+    chattr(f"+{flag}", root / sealed)
+
+    error = refused(root)
+
+    assert "immutable" in error.what or "added to" in error.what
+    assert f"chattr -{flag} /{sealed}" in error.hint
+    assert file.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("flag", ["i", "a"])
+def test_in_a_sealed_folder_nothing_new_is_made(root: Path, chattr: Callable[[str, Path], None], flag: str) -> None:
+    chattr(f"+{flag}", root / "etc")
+
+    for path in ("/etc/new", "/etc/sub/new"):
+        with pytest.raises(Refused, match=r"^/etc (is immutable|may only)"):
+            LocalHost(str(root)).vet([FileChange(path, None, FileState(b"", 0o644, 0, 0))])
+    assert os.listdir(root / "etc") == ["file"]
+
+
+def test_a_file_with_other_names_is_refused_and_the_way_out_works(root: Path, file: Path) -> None:
+    os.link(file, root / "etc/other")
+
+    error = refused(root)
+
+    assert "2 names" in error.what
+    command = shown(error.hint, "cp ")
+    command[-1] = command[-1].replace("/etc/", f"{root}/etc/")
+    subprocess.run(command, check=True)
+    replaced(root)
+    assert (file.read_bytes(), (root / "etc/other").read_bytes()) == (b"new", b"old")
+
+
+def test_behind_a_link_it_is_the_target_that_counts(root: Path, file: Path) -> None:
+    (root / "etc/link").symlink_to("folder/../file")
+    (root / "real").mkdir()
+    (root / "etc/folder").symlink_to("/real")
+    (root / "etc/link-to-folder").symlink_to("folder")
+    os.setxattr(file, "trusted.note", b"x")
+
+    (root / "etc/folder").unlink()
+    (root / "etc/folder").mkdir()
+    replaced(root, "/etc/link")
+    files.replace("/etc/link-to-folder/new", FileState(b"1", 0o644, 0, 0), root=str(root))
+
+    assert os.readlink(root / "etc/link") == "folder/../file"
+    assert (file.read_bytes(), os.getxattr(file, "trusted.note")) == (b"new", b"x")
+    assert (root / "etc/folder/new").read_bytes() == b"1"
+    os.link(file, root / "etc/other")
+    refused(root, "/etc/link")
+
+
+@pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not())
+@pytest.mark.parametrize("how", ["same file system", "other file system", "read-only"])
+def test_a_file_that_is_a_mount_point_is_refused(root: Path, file: Path, how: str) -> None:
+    def body() -> None:
+        source = root / "source"
+        source.mkdir()
+        if how == "other file system":
+            mount("-t", "tmpfs", "tmpfs", source)
+        (source / "file").write_bytes(b"mounted")
+        mount("--bind", source / "file", file)
+        if how == "read-only":
+            mount("-o", "remount,bind,ro", file)
+
+        error = refused(root)
+
+        assert "mount point" in error.what
+        assert "findmnt /etc/file" in error.hint
+
+    in_own_mounts(body)
+
+
+@pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not())
+def test_a_read_only_file_system_is_refused_in_time(root: Path, file: Path) -> None:
+    def body() -> None:
+        mount("--bind", root / "etc", root / "etc")
+        mount("-o", "remount,bind,ro", root / "etc")
+        for path in ("/etc/file", "/etc/new", "/etc/sub/new"):
+            with pytest.raises(Refused, match="read-only"):
+                LocalHost(str(root)).vet([FileChange(path, None, FileState(b"", 0o644, 0, 0))])
+
+    in_own_mounts(body)
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "tail ", "-rf", "new\nline", "$(id)", "ünï", os.fsdecode(b"not-\xff-utf-8"), "." * 3, "x" * 240]
+)
+def test_odd_names_are_names(root: Path, name: str) -> None:
+    host, store = LocalHost(str(root)), Store(root)
+    before = FileState(b"old", 0o600, 0, 0)
+    path = f"/etc/{name}"
+    files.replace(path, before, root=str(root))
+    change = host.realize(FileChange(path, before, FileState(b"new", 0o600, 0, 0)))
+    run = store.begin("setup", version="test")
+    run.intend("runtime", "test", change)
+    run.close()
+
+    host.apply([change])
+    (read,) = (entry.change for entry in store.read(run.id) if isinstance(entry, Intent))
+
+    assert set(os.listdir(root / "etc")) == {"file", name}
+    assert (root / "etc" / name).read_bytes() == b"new"
+    back = inverse(read)
+    assert back is not None
+    host.apply([back])
+    assert (root / "etc" / name).read_bytes() == b"old"

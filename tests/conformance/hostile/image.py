@@ -1,0 +1,124 @@
+"""A mounted root to be cruel to, and gpunode run on it as a process of its own with little memory."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+TOP: Final = Path(__file__).parents[3]
+DAEMON_JSON: Final = "etc/docker/daemon.json"
+CONFIG_TOML: Final = "etc/containerd/config.toml"
+# What gpunode keeps for itself; everything else is the node's.
+OWN: Final = ("var/lib/gpunode", "var/log/gpunode", "run")
+# A start takes 150 MiB of address space; reading anything of 50 MiB twice would not fit.
+MEMORY: Final = 384 << 20
+PATIENCE_S: Final = 120
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gpunode setup does")
+
+_STATUS = "Package: {}\nStatus: install ok installed\nArchitecture: amd64\nVersion: {}\nDescription: x\n\n"
+_PACKAGES = {"dpkg": "1.21.22", "containerd": "1.6.20~ds1-1+b1", "docker.io": "20.10.24+dfsg1-1+deb12u1"}
+_FILES = {
+    "etc/os-release": 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian 12"\n',
+    "var/lib/dpkg/status": "".join(_STATUS.format(*row) for row in _PACKAGES.items()),
+    DAEMON_JSON: '{"log-driver":"json-file"}\n',
+    CONFIG_TOML: "version = 2\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What gpunode answered."""
+
+    exit_code: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> str:
+        return self.out + self.err
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A root without any program in it, so that files alone are changed.
+
+    Attributes:
+        more: what its recipes say at their end.
+    """
+
+    folder: Path
+    more: str = ""
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def recipe(self, runtime: str = "docker") -> Path:
+        path = self.folder / f"{runtime}.toml"
+        text = f'[driver]\nversion = "none"\n[toolkit]\nversion = "none"\n[runtime]\nname = "{runtime}"\n'
+        path.write_text(f"schema = 1\n{text}{self.more}")
+        return path
+
+    def setup(self, runtime: str = "docker", *more: str, env: Mapping[str, str] | None = None) -> Done:
+        return gpunode("setup", str(self.recipe(runtime)), "--root", str(self.root), "--yes", *more, env=env)
+
+    def rollback(self, *more: str) -> Done:
+        return gpunode("rollback", "--root", str(self.root), *more)
+
+    def tree(self) -> dict[str, tuple[object, ...]]:
+        """Everything in it but what gpunode keeps for itself."""
+        return dict(_rows(self.root))
+
+
+def make_image(folder: Path, more: str = "") -> Image:
+    """A new image below ``folder``."""
+    image = Image(folder, more)
+    for name, text in _FILES.items():
+        image.path(name).parent.mkdir(parents=True, exist_ok=True)
+        image.path(name).write_text(text)
+    for name in ("var/log", "run", "etc/apt/sources.list.d", "etc/apt/preferences.d", "etc/modprobe.d"):
+        image.path(name).mkdir(parents=True)
+    return image
+
+
+def gpunode(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Done:
+    """gpunode's answer to ``arguments``; within memory and time, or the test fails."""
+    return shell(("prlimit", f"--as={MEMORY}", *command(), *arguments), env=env, cwd=cwd)
+
+
+def command() -> tuple[str, ...]:
+    return (sys.executable, "-m", "gpunode")
+
+
+def shell(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Done:
+    """The answer of a command in which gpunode is run."""
+    environment = {**os.environ, "PYTHONPATH": str(TOP), **(env or {})}
+    ran = subprocess.run(
+        argv, capture_output=True, env=environment, timeout=PATIENCE_S, cwd=cwd, stdin=subprocess.DEVNULL, check=False
+    )
+    return Done(ran.returncode, ran.stdout.decode("utf-8", "replace"), ran.stderr.decode("utf-8", "replace"))
+
+
+def _rows(root: Path) -> list[tuple[str, tuple[object, ...]]]:
+    rows: list[tuple[str, tuple[object, ...]]] = []
+    for path in sorted(root.rglob("*")):
+        name, status = str(path.relative_to(root)), path.lstat()
+        if name in {"var/lib", "var/log"} or name.startswith(OWN):
+            continue
+        content: object = os.readlink(path) if path.is_symlink() else status.st_size
+        if stat.S_ISREG(status.st_mode) and status.st_size < 1 << 20:
+            content = path.read_bytes()
+        rows.append((name, (status.st_mode, status.st_uid, status.st_gid, content)))
+    return rows

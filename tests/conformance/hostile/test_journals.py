@@ -1,0 +1,74 @@
+"""Journals that somebody edited: every verb that reads them stops with 9, names file and line, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.hostile.image import DAEMON_JSON, Image, make_image, needs_root
+
+pytestmark = needs_root
+Edit = Callable[[list[bytes], list[Path]], list[bytes]]
+
+
+@pytest.fixture(scope="module")
+def twice_set_up(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    image = make_image(tmp_path_factory.mktemp("twice"))
+    assert image.setup().exit_code == 0
+    image.path(DAEMON_JSON).write_text("{}")
+    assert image.setup().exit_code == 0
+    return image
+
+
+def replaced(old: bytes, new: bytes, line: int) -> Edit:
+    return lambda lines, _: [text.replace(old, new) if at == line else text for at, text in enumerate(lines, 1)]
+
+
+# What is done to the lines of the first run, and the line that is named for it.
+EDITS: dict[str, tuple[Edit, int]] = {
+    "a bit flipped": (replaced(b'"seq":1', b'"seq":3', 2), 2),
+    "another path": (replaced(b"/etc/docker/daemon.json", b"/etc/passwd", 2), 2),
+    "another object": (replaced(b'"content":"', b'"content":"../../', 2), 2),
+    "two lines swapped": (lambda lines, _: [lines[0], lines[2], lines[1], *lines[3:]], 2),
+    "a line gone": (lambda lines, _: [*lines[:2], *lines[3:]], 3),
+    "the first line gone": (lambda lines, _: lines[1:], 1),
+    "a line twice": (lambda lines, _: [*lines[:3], lines[2], *lines[3:]], 4),
+    "a line of another run": (lambda lines, runs: [*lines[:2], runs[1].read_bytes().split(b"\n")[2], *lines[3:]], 3),
+    "another run whole": (lambda _, runs: runs[1].read_bytes().split(b"\n")[:-1], 1),
+    "a format to come": (replaced(b'"v":2', b'"v":99', 3), 3),
+    "no such format": (replaced(b'"v":2', b'"v":0', 3), 3),
+    "the former format": (replaced(b'"v":2', b'"v":1', 3), 3),
+    "an endless format": (replaced(b'"v":2', b'"v":' + b"9" * 5000, 3), 3),
+    "no line at all": (lambda lines, _: [*lines, b"\0" * 1000], 6),
+    "60 MiB": (lambda lines, _: [*lines, b"x" * (60 << 20)], 1),
+}
+
+
+@pytest.mark.parametrize(("edit", "line"), EDITS.values(), ids=EDITS)
+def test_an_edited_journal_stops_every_verb(twice_set_up: Image, tmp_path: Path, edit: Edit, line: int) -> None:
+    image = Image(tmp_path)
+    shutil.copytree(twice_set_up.root, image.root, symlinks=True)
+    runs = sorted(image.root.glob("var/lib/gpunode/runs/*/journal.jsonl"))
+    lines = edit(runs[0].read_bytes().split(b"\n")[:-1], runs)
+    runs[0].write_bytes(b"\n".join(lines) + b"\n")
+    os.chmod(runs[0], 0o600)
+    before = image.tree()
+    for done in (image.setup(), image.rollback("--yes"), image.rollback("--list"), image.rollback(runs[0].parent.name)):
+        assert (done.exit_code, "Traceback" in done.said) == (9, False), done.said
+        assert f"the journal {runs[0]} is damaged in line {line}" in done.err
+        assert "next: " in done.err
+    assert image.tree() == before
+
+
+def test_an_end_that_is_gone_reads_as_a_run_that_was_cut_short(twice_set_up: Image, tmp_path: Path) -> None:
+    """It cannot be told from a power cut, and is treated as one: what may have been done counts as done."""
+    image = Image(tmp_path)
+    shutil.copytree(twice_set_up.root, image.root, symlinks=True)
+    first = min(image.root.glob("var/lib/gpunode/runs/*/journal.jsonl"))
+    first.write_bytes(b"\n".join(first.read_bytes().split(b"\n")[:2]) + b"\n")
+    assert "cut short" in image.rollback("--list").out
+    assert image.setup().exit_code == 0

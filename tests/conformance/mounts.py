@@ -1,0 +1,55 @@
+"""Mounts that nobody else sees."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+_CLONE_NEWNS = 0x20000
+
+
+def why_not() -> str:
+    """What keeps this machine from mounting; empty when nothing does."""
+    if os.geteuid() != 0:
+        return "needs root: mounts file systems"
+    may = subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
+    return "" if may else "needs a mount namespace of its own"
+
+
+def in_own_mounts(body: Callable[[], None]) -> None:
+    """``body`` done in a process whose mounts go with it; its failure is the caller's."""
+    ours, its = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _unshare()
+            mount("--make-rprivate", "/")
+            body()
+        except BaseException:
+            os.write(its, traceback.format_exc()[-8000:].encode())
+        finally:
+            os._exit(0)
+    os.close(its)
+    with os.fdopen(ours, "rb") as said:
+        problem = said.read().decode()
+    os.waitpid(pid, 0)
+    assert not problem, problem
+
+
+def _unshare() -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+def mount(*words: str | Path) -> None:
+    """What mount(8) does."""
+    subprocess.run(["mount", *words], check=True)
+
+
+def unmount(path: Path) -> None:
+    """What umount(8) does."""
+    subprocess.run(["umount", path], check=True)

@@ -1,0 +1,43 @@
+"""One story, recorded once for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.power.node import Story, small_system, start
+from tests.conformance.power.recording import cannot_trace
+
+_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in memory where there is one: thousands of small nodes are made, and synced for nothing."""
+    if not (_MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)):
+        yield tmp_path_factory.mktemp("crash")
+        return
+    folder = Path(tempfile.mkdtemp(prefix="gpunode-crash-", dir=_MEMORY))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def story(scratch: Path) -> Story:
+    """A runtime set up, set up differently, put back; a second one set up where nothing was, and put back."""
+    if os.geteuid() != 0:
+        pytest.skip("gpunode changes nothing without root")
+    if reason := cannot_trace():
+        pytest.skip(reason)
+    told = start(scratch / "story", small_system())
+    told.run(told.recipe("containerd"))
+    told.run(told.recipe("containerd", default=True))
+    told.undo()
+    told.run(told.recipe("docker"))
+    told.undo()
+    return told

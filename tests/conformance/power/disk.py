@@ -1,0 +1,350 @@
+"""What a disk may hold after a power cut, from the calls that came before it. Pure.
+
+A call is an event; each has one effect, which reaches the disk by itself: on the entries of a folder, on the bytes of
+a file, its size, its mode or its owner. ``fsync`` of a file brings the effects on its bytes and attributes to the disk,
+of a folder those on its entries, and nothing else. All other effects are *pending*: each of them may be lost, whatever
+became of the others. That is less than Linux's file systems promise (a new file that is synced has its name there,
+journaled entries keep their order), so what survives here survives there.
+
+Not modelled: a rename of which one half is lost, stale bytes of other files in new blocks, a disk that says "synced"
+and is not. ``/run`` is in memory, so nothing of it is found again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import TypeAlias
+
+# The unit in which a disk writes; what it has of one call's bytes is whole units of it.
+SECTOR = 512
+_RANDOM_SUBSETS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A file or a folder is there that was not."""
+
+    path: str
+    mode: int
+    is_folder: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Bytes stand in a file, from ``offset`` on."""
+
+    path: str
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """A file is as long as ``size``."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """``path`` is called ``new``, and what was called so is gone; in one folder."""
+
+    path: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A name is gone."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A mode or an owner is another; None stays."""
+
+    path: str
+    mode: int | None = None
+    owner: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """fsync of a file or a folder has returned."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command has returned: who called it may count on what it said."""
+
+    path: str = ""
+
+
+Event: TypeAlias = Made | Written | Resized | Renamed | Removed | Changed | Synced | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A file or a folder of a tree; ``data`` None is a folder."""
+
+    mode: int
+    uid: int
+    gid: int
+    data: bytes | None
+
+
+Tree: TypeAlias = Mapping[str, Node]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """Names of one folder, each with the inode that it leads to or None; the two of a rename reach the disk as one."""
+
+    inode: int
+    names: tuple[tuple[str, int | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    inode: int
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    inode: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Attributes:
+    inode: int
+    mode: int | None
+    owner: tuple[int, int] | None
+
+
+_Effect: TypeAlias = _Entries | _Bytes | _Size | _Attributes
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The power goes after ``events`` of a recording.
+
+    Attributes:
+        kept: what reached the disk of what was pending, in words.
+        tree: what is found after it.
+    """
+
+    events: int
+    kept: str
+    tree: Tree
+
+
+@dataclass(slots=True)
+class _Disk:
+    """Inodes by number; 0 is the root."""
+
+    nodes: dict[int, Node] = field(default_factory=dict)
+    entries: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def copy(self) -> _Disk:
+        return _Disk(dict(self.nodes), {inode: dict(names) for inode, names in self.entries.items()})
+
+    def add(self, node: Node) -> int:
+        number = len(self.nodes)
+        self.nodes[number] = node
+        if node.data is None:
+            self.entries[number] = {}
+        return number
+
+    def find(self, path: str) -> int | None:
+        inode: int | None = 0
+        for name in PurePosixPath(path).parts[1:]:
+            inode = self.entries.get(inode, {}).get(name) if inode is not None else None
+        return inode
+
+    def content(self, inode: int) -> bytes:
+        data = self.nodes[inode].data
+        assert data is not None, "a folder has no bytes"
+        return data
+
+    def apply(self, effect: _Effect) -> None:
+        node = self.nodes[effect.inode]
+        match effect:
+            case _Entries(inode=inode, names=names):
+                for name, target in names:
+                    if target is None:
+                        self.entries[inode].pop(name, None)
+                    else:
+                        self.entries[inode][name] = target
+            case _Bytes(inode=inode, offset=offset, data=data):
+                old = self.content(inode).ljust(offset, b"\0")
+                node = replace(node, data=old[:offset] + data + old[offset + len(data) :])
+            case _Size(inode=inode, size=size):
+                node = replace(node, data=self.content(inode)[:size].ljust(size, b"\0"))
+            case _Attributes(mode=mode, owner=owner):
+                uid, gid = owner or (node.uid, node.gid)
+                node = replace(node, mode=node.mode if mode is None else mode, uid=uid, gid=gid)
+        self.nodes[effect.inode] = node
+
+    def tree(self) -> dict[str, Node]:
+        return dict(self._walk("/", 0))
+
+    def _walk(self, path: str, inode: int) -> Iterator[tuple[str, Node]]:
+        yield path, self.nodes[inode]
+        for name, below in sorted(self.entries.get(inode, {}).items()):
+            yield from self._walk(str(PurePosixPath(path, name)), below)
+
+
+class Machine:
+    """A file system as its processes see it, and what of it is on the disk."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._live = _Disk()
+        for path in sorted(tree):
+            self._put(path, tree[path])
+        self._durable = self._live.copy()
+        self._pending: list[_Effect] = []
+
+    def _put(self, path: str, node: Node) -> None:
+        inode = self._live.add(node)
+        if path != "/":
+            folder, name = self._place(path)
+            self._live.apply(_Entries(folder, ((name, inode),)))
+
+    def _place(self, path: str) -> tuple[int, str]:
+        where = PurePosixPath(path)
+        return self._inode(str(where.parent)), where.name
+
+    def _inode(self, path: str) -> int:
+        inode = self._live.find(path)
+        assert inode is not None, f"the recording speaks of {path}, which is not there"
+        return inode
+
+    def holds(self, path: str) -> bool:
+        """Whether there is something at ``path``."""
+        return self._live.find(path) is not None
+
+    def size(self, path: str) -> int:
+        """How long the file is."""
+        return len(self._live.content(self._inode(path)))
+
+    @property
+    def tree(self) -> Tree:
+        """What processes see: also what a kill without a power cut leaves."""
+        return self._live.tree()
+
+    def see(self, event: Event) -> None:
+        """``event`` has happened."""
+        if isinstance(event, Synced):
+            self._sync(self._inode(event.path))
+        elif not isinstance(event, Ended):
+            effect = self._effect(event)
+            self._live.apply(effect)
+            self._pending.append(effect)
+
+    def _sync(self, inode: int) -> None:
+        for effect in self._pending:
+            if effect.inode == inode:
+                self._durable.apply(effect)
+        self._pending = [effect for effect in self._pending if effect.inode != inode]
+
+    def _effect(self, event: Made | Written | Resized | Renamed | Removed | Changed) -> _Effect:
+        match event:
+            case Made(path=path, mode=mode, is_folder=is_folder):
+                folder, name = self._place(path)
+                node = Node(mode, 0, 0, None if is_folder else b"")
+                inode = self._live.add(node)
+                assert self._durable.add(node) == inode
+                return _Entries(folder, ((name, inode),))
+            case Renamed(path=path, new=new):
+                folder, name = self._place(path)
+                new_folder, new_name = self._place(new)
+                assert folder == new_folder, f"{path} moves to another folder: that is not modelled"
+                return _Entries(folder, ((name, None), (new_name, self._inode(path))))
+            case Removed(path=path):
+                folder, name = self._place(path)
+                return _Entries(folder, ((name, None),))
+            case Written(path=path, offset=offset, data=data):
+                return _Bytes(self._inode(path), offset, data)
+            case Resized(path=path, size=size):
+                return _Size(self._inode(path), size)
+            case Changed(path=path, mode=mode, owner=owner):
+                return _Attributes(self._inode(path), mode, owner)
+
+    def cuts(self, random_subsets: random.Random) -> Iterator[tuple[str, Tree]]:
+        """What may be found if the power goes now, each with what was kept, in words."""
+        for kept, effects in _losses(tuple(self._pending), random_subsets):
+            disk = self._durable.copy()
+            for effect in effects:
+                disk.apply(effect)
+            yield kept, {path: node for path, node in disk.tree().items() if not path.startswith("/run/")}
+
+
+def _losses(pending: Sequence[_Effect], chance: random.Random) -> Iterator[tuple[str, Sequence[_Effect]]]:
+    yield "nothing that was pending", ()
+    for count in range(1, len(pending)):
+        yield f"the first {count} of {len(pending)} pending effects", pending[:count]
+    yield "all that was pending", pending
+    for index in range(len(pending)):
+        rest = (*pending[:index], *pending[index + 1 :])
+        yield f"all pending effects but number {index + 1}", rest
+        yield f"pending effect number {index + 1} alone", pending[index : index + 1]
+    yield "names and attributes, no bytes", [one for one in pending if not isinstance(one, _Bytes)]
+    yield "names, attributes and sizes, zeroes for bytes", [_zeroed(one, 0) for one in pending]
+    for index, effect in enumerate(pending):
+        for how, torn in _torn(effect) if isinstance(effect, _Bytes) else ():
+            yield f"all, {how} of number {index + 1}", (*pending[:index], torn, *pending[index + 1 :])
+            yield f"the first {index + 1}, {how} of the last", (*pending[:index], torn)
+    for _ in range(_RANDOM_SUBSETS):
+        chosen = [effect for effect in pending if chance.random() < 0.5]
+        yield "a random half of what was pending", chosen
+
+
+def _torn(effect: _Bytes) -> Iterator[tuple[str, _Bytes]]:
+    """A write of which a part reached the disk."""
+    half = len(effect.data) // 2
+    for length in {1, half, len(effect.data) - 1} - {0, len(effect.data)}:
+        yield f"the first {length} bytes", replace(effect, data=effect.data[:length])
+        yield f"{length} bytes and zeroes", replace(effect, data=effect.data[:length].ljust(len(effect.data), b"\0"))
+    first = SECTOR - effect.offset % SECTOR
+    if first < len(effect.data):
+        yield "all but the first sector", _zeroed_bytes(effect, 0, first)
+
+
+def _zeroed(effect: _Effect, start: int) -> _Effect:
+    return _zeroed_bytes(effect, start, len(effect.data)) if isinstance(effect, _Bytes) else effect
+
+
+def _zeroed_bytes(effect: _Bytes, start: int, stop: int) -> _Bytes:
+    return replace(effect, data=effect.data[:start] + b"\0" * (stop - start) + effect.data[stop:])
+
+
+def cuts(before: Tree, recording: Iterable[Event], *, seed: int = 0, after: int = 0) -> Iterator[Cut]:
+    """Every crash state after each event, once; those that differ by which command was under way count as different.
+
+    Args:
+        before: what was on the disk at the start.
+        recording: what happened since.
+        seed: of the random choices.
+        after: how many events are passed over at first.
+    """
+    machine, chance = Machine(before), random.Random(seed)
+    seen: set[tuple[int, frozenset[tuple[str, Node]]]] = set()
+    ended = 0
+    for count, event in enumerate(recording, 1):
+        machine.see(event)
+        ended += isinstance(event, Ended)
+        for kept, tree in machine.cuts(chance) if count > after else ():
+            state = (ended, frozenset(tree.items()))
+            if state not in seen:
+                seen.add(state)
+                yield Cut(count, kept, tree)

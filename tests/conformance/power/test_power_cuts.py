@@ -1,0 +1,177 @@
+"""Every state that a power cut can leave, and what gpunode makes of it.
+
+Real setups and rollbacks are recorded; ``disk.cuts`` says what the disk may hold after each of their calls.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.power.disk import Cut, Ended, Event, Machine, Renamed, Synced, Written, cuts
+from tests.conformance.power.laws import found_broken, not_recovered
+from tests.conformance.power.node import CONTAINERD, Command, Story, standing, start
+
+_RECOVERED_IN_CI = 550
+# Beside those at the end of the second run, for each of its kills.
+_AFTER_A_KILL = 40
+_PROCESSES = os.cpu_count() or 1
+
+
+def _command(story: Story, cut: Cut) -> tuple[Command, bool]:
+    """The command that was under way when the power went, or that had just ended; and whether it had."""
+    ended = sum(isinstance(event, Ended) for event in story.events[: cut.events])
+    has_ended = isinstance(story.events[cut.events - 1], Ended)
+    return story.commands[ended - has_ended], has_ended
+
+
+def _broken(story: Story, found: Iterable[Cut], work: Path, *, recover: bool = False) -> Iterator[str]:
+    """Every law that does not hold of a crash state in ``found``, and where the power went."""
+    for cut in found:
+        command, has_ended = _command(story, cut)
+        with standing(cut.tree, work) as root:
+            wrong = list(found_broken(root, cut.tree, command, ended=has_ended))
+            if recover and not wrong:
+                wrong = list(not_recovered(root.parent, cut.tree, command))
+        place = f"the power went in {command.again} after {story.events[cut.events - 1]}; kept: {cut.kept}"
+        yield from (f"{one}\n  {place[:600]}" for one in wrong)
+
+
+def _side_by_side(work: Path, check: Callable[[int, Path], Iterable[str]]) -> list[str]:
+    """What ``check`` finds in as many processes as there are processors; it is told which of them it is."""
+    children = {}
+    for number in range(_PROCESSES):
+        folder = work / str(number)
+        folder.mkdir(parents=True)
+        if (child := os.fork()) == 0:
+            _check_and_leave(folder, check, number)
+        children[child] = folder
+    for child, folder in children.items():
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code == 0, f"a checking process exited with {code}"
+        assert folder.is_dir()
+    texts = [(folder / "found").read_text() for folder in children.values()]
+    return [one for text in texts for one in text.split("\0") if one]
+
+
+def _check_and_leave(folder: Path, check: Callable[[int, Path], Iterable[str]], number: int) -> None:
+    code = 1
+    try:
+        (folder / "found").write_text("\0".join(check(number, folder)))
+        code = 0
+    except Exception as error:
+        (folder / "found").write_text(f"the check itself failed: {error!r}")
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _assert_lawful(story: Story, found: Sequence[Cut], work: Path, *, recover: bool) -> None:
+    def check(number: int, folder: Path) -> Iterable[str]:
+        return _broken(story, found[number::_PROCESSES], folder, recover=recover)
+
+    wrong = _side_by_side(work, check)
+    assert not wrong, f"{len(wrong)} laws broken in {len(found)} crash states, such as:\n" + "\n".join(wrong[:5])
+
+
+def test_whenever_the_power_goes_nothing_is_lost_and_nothing_half(story: Story, scratch: Path) -> None:
+    every = list(cuts(story.start, story.events))
+    assert len(every) > 1500, "a recording without gaps has more"
+    _assert_lawful(story, every, scratch / "found", recover=False)
+
+
+def test_whenever_the_power_goes_setup_reaches_the_wanted_state_and_rollback_the_former(
+    story: Story, scratch: Path
+) -> None:
+    chosen = random.Random(1).sample(list(cuts(story.start, story.events)), _RECOVERED_IN_CI)
+    _assert_lawful(story, chosen, scratch / "recovered", recover=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
+def test_each_state_is_recovered(story: Story, scratch: Path, seed: int) -> None:
+    _assert_lawful(story, list(cuts(story.start, story.events, seed=seed)), scratch / f"long-{seed}", recover=True)
+
+
+def _killed(story: Story, number: int, at: int, work: Path) -> Story:
+    """The story in which the command ``number`` was killed before its event ``at`` and run again."""
+    machine = Machine(story.start)
+    for event in story.events[:at]:
+        machine.see(event)
+    told = start(work, machine.tree)
+    told.commands, told.events, told.start = story.commands[:number], story.events[:at], story.start
+    told.run(story.commands[number].again)
+    told.commands[-1] = replace(story.commands[number], wanted=told.commands[-1].wanted)
+    return told
+
+
+def _syncs(story: Story, number: int) -> list[int]:
+    """The places of a command's syncs among the events: what came before each of them is not on the disk yet."""
+    ends = [0, *(place for place, event in enumerate(story.events, 1) if isinstance(event, Ended))]
+    return [n for n in range(ends[number], ends[number + 1]) if isinstance(story.events[n], Synced)]
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, id="containerd", marks=pytest.mark.long), pytest.param(3, id="docker")]
+)
+def test_what_a_killed_run_left_unsynced_is_not_relied_on(story: Story, scratch: Path, number: int) -> None:
+    def check(process: int, folder: Path) -> Iterator[str]:
+        for at in _syncs(story, number)[process::_PROCESSES]:
+            again = _killed(story, number, at, folder / str(at))
+            every = list(cuts(again.start, again.events, after=at))
+            found = [cut for cut in every if cut.events == len(again.events)]
+            found += random.Random(at).sample(every, min(len(every), _AFTER_A_KILL))
+            yield from (f"killed before event {at}: {one}" for one in _broken(again, found, folder))
+
+    wrong = _side_by_side(scratch / f"killed-{number}", check)
+    assert not wrong, f"{len(wrong)} laws broken, such as:\n" + "\n".join(wrong[:5])
+
+
+def _files_unsynced(events: Sequence[Event]) -> list[Event]:
+    written = {event.path for event in events if isinstance(event, Written)}
+    return [event for event in events if not (isinstance(event, Synced) and event.path in written)]
+
+
+def _folders_unsynced(events: Sequence[Event]) -> list[Event]:
+    written = {event.path for event in events if isinstance(event, Written)}
+    return [event for event in events if not isinstance(event, Synced) or event.path in written]
+
+
+def _journal_unsynced(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if not (isinstance(event, Synced) and event.path.endswith("journal.jsonl"))]
+
+
+def _effect_first(events: Sequence[Event]) -> list[Event]:
+    """The file is replaced and synced before the intent is in the journal."""
+    said = next(n for n, e in enumerate(events) if isinstance(e, Written) and b'"is":"intent"' in e.data)
+    replaced = next(n for n, e in enumerate(events) if isinstance(e, Renamed) and e.new == CONTAINERD)
+    intent, effect = events[said : said + 2], events[said + 2 : replaced + 2]
+    assert [type(event) for event in (*intent, *effect)].count(Synced) == 3
+    return [*events[:said], *effect, *intent, *events[replaced + 2 :]]
+
+
+def _in_place(events: Sequence[Event]) -> list[Event]:
+    """The file is written where it stands, as most tools do it."""
+    replaced = next(n for n, e in enumerate(events) if isinstance(e, Renamed) and e.new == CONTAINERD)
+    renamed = events[replaced]
+    content = next(e for e in events[:replaced] if isinstance(e, Written) and e.path == renamed.path and e.offset == 0)
+    return [*events[:replaced], replace(content, path=CONTAINERD), Synced(CONTAINERD), *events[replaced + 1 :]]
+
+
+@pytest.mark.parametrize(
+    "carelessly", [_files_unsynced, _folders_unsynced, _journal_unsynced, _effect_first, _in_place]
+)
+def test_a_careless_gpunode_would_be_caught(
+    story: Story, scratch: Path, carelessly: Callable[[Sequence[Event]], list[Event]]
+) -> None:
+    events = carelessly(story.events)
+    careless = replace(story, events=events)
+    work = scratch / carelessly.__name__
+    work.mkdir()
+    assert list(islice(_broken(careless, cuts(story.start, events), work), 1))

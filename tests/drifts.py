@@ -1,0 +1,228 @@
+"""What people and other tools do to a node that is as it should be, and which step must find it: data.
+
+The node is a Debian 12 with a GTX 1080, set up with a lock and the recipe of ``e2e/chroot/test_drifts.py``: containerd,
+nvidia as the default runtime, driver 580, toolkit 1.19.1. ``docs/reference/drift.md`` shows this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
+
+from gpunode.change import FileState, PackageState
+from gpunode.facts.model import AptSource, Facts, Kernels, Known
+from gpunode.facts.project import PLAN
+
+CONFIG: Final = "/etc/containerd/config.toml"
+CUDA_LIST: Final = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
+TOOLKIT_LIST: Final = "/etc/apt/sources.list.d/nvidia-container-toolkit.list"
+CUDA_KEYRING: Final = "/usr/share/keyrings/cuda-archive-keyring.gpg"
+TOOLKIT_KEYRING: Final = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
+PIN: Final = "/etc/apt/preferences.d/gpunode-nvidia"
+BLACKLIST: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
+
+Answer: TypeAlias = Literal["healed", "refused", "noted"]
+Inject: TypeAlias = Callable[[Facts], Facts]
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One way in which a node drifts.
+
+    Attributes:
+        what: as the documentation says it.
+        shell: does it to a node; ``/root/drift`` holds what it needs.
+        step: whose plan must name it.
+        answer: setup heals it; plan and setup refuse to go on and say what to do; or plan names it in a note.
+        facts: does the same to the facts of a node; None where only a real node shows it.
+        booted: whether only a booted machine shows it: in a chroot systemd tells nothing of units.
+        undo: what a person does where setup heals nothing.
+    """
+
+    id: str
+    what: str
+    shell: str
+    step: str
+    answer: Answer = "healed"
+    facts: Inject | None = None
+    undo: str = ""
+    booted: bool = False
+
+
+def _file(path: str, change: Callable[[FileState], FileState | None]) -> Inject:
+    def inject(facts: Facts) -> Facts:
+        fact = facts.file(path)
+        assert isinstance(fact, Known)
+        assert fact.value is not None
+        files = {**facts.files, path: Known(change(fact.value), f"file:{path}")}
+        return replace(facts, files=files)
+
+    return inject
+
+
+def _gone(path: str) -> Inject:
+    return _file(path, lambda _state: None)
+
+
+def _mode(path: str, mode: int) -> Inject:
+    return _file(path, lambda state: replace(state, mode=mode))
+
+
+def _packages(change: Callable[[Mapping[str, PackageState]], Mapping[str, PackageState]]) -> Inject:
+    def inject(facts: Facts) -> Facts:
+        assert isinstance(facts.packages, Known)
+        return replace(facts, packages=Known(change(facts.packages.value), PLAN))
+
+    return inject
+
+
+def _without(name: str) -> Inject:
+    return _packages(lambda packages: {other: state for other, state in packages.items() if other != name})
+
+
+def _state(name: str, **more: object) -> Inject:
+    return _packages(lambda packages: {**packages, name: replace(packages[name], **more)})  # type: ignore[arg-type]
+
+
+def _unit(name: str, **more: bool) -> Inject:
+    def inject(facts: Facts) -> Facts:
+        fact = facts.unit(name)
+        assert isinstance(fact, Known)
+        own = {key: value for key, value in more.items() if key in {"masked", "exists"}}
+        state = {key: value for key, value in more.items() if key not in own}
+        unit = replace(fact.value, state=replace(fact.value.state, **state), **own)
+        return replace(facts, units={**facts.units, name: Known(unit, "units")})
+
+    return inject
+
+
+def _sources(facts: Facts) -> tuple[AptSource, ...]:
+    assert isinstance(facts.sources, Known)
+    return facts.sources.value
+
+
+def _new_kernel(facts: Facts) -> Facts:
+    assert isinstance(facts.kernels, Known)
+    former = facts.kernels.value
+    return replace(facts, kernels=Known(Kernels(former.running, (*former.installed, "9.9.9-amd64")), "boot-images"))
+
+
+DRIFTS: Final = (
+    Drift("handler-removed", "NVIDIA's handler is taken out of containerd's configuration",
+          f"cp /root/drift/config.toml {CONFIG}", "runtime-config",
+          facts=_file(CONFIG, lambda state: replace(state, content=b"version = 2\n"))),
+    Drift("default-changed", "another default runtime is set",
+          f"sed -i 's/default_runtime_name = .*/default_runtime_name = \"runc\"/' {CONFIG}", "runtime-config",
+          facts=_file(CONFIG, lambda state: replace(
+              state, content=state.content.replace(b'default_runtime_name = "nvidia"',
+                                                   b'default_runtime_name = "runc"')))),
+    Drift("binary-changed", "the handler runs another program",
+          f"sed -i 's,/usr/bin/nvidia-container-runtime,/usr/local/bin/runc,' {CONFIG}", "runtime-config",
+          facts=_file(CONFIG, lambda state: replace(
+              state, content=state.content.replace(b"/usr/bin/nvidia-container-runtime", b"/usr/local/bin/runc")))),
+    Drift("configuration-deleted", "containerd's configuration file is deleted",
+          f"rm {CONFIG}", "runtime-config", facts=_gone(CONFIG)),
+    Drift("keyring-unreadable", "a keyring is unreadable for apt's own user",
+          f"chmod 600 {CUDA_KEYRING}", "cuda-repository"),
+    Drift("keyring-writable", "a keyring can be written by anybody",
+          f"chmod 666 {TOOLKIT_KEYRING}", "toolkit-repository"),
+    Drift("keyring-replaced", "a keyring holds another key",
+          f"cp /root/drift/stranger.gpg {TOOLKIT_KEYRING}", "toolkit-repository"),
+    Drift("keyring-extended", "a keyring holds one key more",
+          f"cat /root/drift/stranger.gpg >> {CUDA_KEYRING}", "cuda-repository"),
+    Drift("keyring-deleted", "a keyring is deleted", f"rm {CUDA_KEYRING}", "cuda-repository"),
+    Drift("list-deleted", "a list of sources is deleted", f"rm {TOOLKIT_LIST}", "toolkit-repository",
+          facts=lambda facts: replace(_gone(TOOLKIT_LIST)(facts), sources=Known((), PLAN))),
+    Drift("list-commented", "the entry in a list of sources is commented out",
+          f"sed -i 's/^deb/#deb/' {CUDA_LIST}", "cuda-repository",
+          facts=lambda facts: replace(facts, sources=Known(tuple(
+              replace(one, enabled=one.file != CUDA_LIST) for one in _sources(facts)), PLAN))),
+    Drift("list-edited", "a list of sources names another address",
+          f"sed -i 's,/x86_64,/sbsa,' {CUDA_LIST}", "cuda-repository",
+          facts=lambda facts: replace(facts, sources=Known(tuple(
+              replace(one, uri="https://example.com/") if one.file == CUDA_LIST else one
+              for one in _sources(facts)), PLAN))),
+    Drift("list-writable", "a list of sources belongs to a user", f"chown 1000 {TOOLKIT_LIST}", "toolkit-repository",
+          facts=_file(TOOLKIT_LIST, lambda state: replace(state, uid=1000))),
+    Drift("list-unreadable", "a list of sources is readable for root alone", f"chmod 600 {CUDA_LIST}",
+          "cuda-repository", facts=_mode(CUDA_LIST, 0o600)),
+    Drift("second-source", "a second list names the same repository with another key",
+          f"sed 's,signed-by=[^]]*,signed-by=/root/drift/stranger.gpg,' {TOOLKIT_LIST} > "
+          "/etc/apt/sources.list.d/copied.list", "toolkit-repository",
+          facts=lambda facts: replace(facts, sources=Known((*_sources(facts), *(
+              replace(one, file="/etc/apt/sources.list.d/copied.list", signed_by="/root/drift/stranger.gpg")
+              for one in _sources(facts) if one.file == TOOLKIT_LIST)), PLAN),
+              files={**facts.files, "/etc/apt/sources.list.d/copied.list": Known(FileState(b"deb"), PLAN)})),
+    Drift("pin-deleted", "the file that holds apt at the driver's version is deleted", f"rm {PIN}", "driver-pin",
+          facts=_gone(PIN)),
+    Drift("pin-edited", "that file is edited", f"sed -i 's/^Pin-Priority: -1/Pin-Priority: 500/' {PIN}", "driver-pin",
+          facts=_file(PIN, lambda state: replace(state, content=state.content.replace(b": -1", b": 500")))),
+    Drift("pin-unreadable", "that file is readable for root alone", f"chmod 600 {PIN}", "driver-pin",
+          facts=_mode(PIN, 0o600)),
+    Drift("pin-overruled", "another preferences file, which apt reads before, decides over the driver",
+          "printf 'Package: nvidia-*\\nPin: release o=NVIDIA\\nPin-Priority: 600\\n' > "
+          "/etc/apt/preferences.d/00-site", "driver-pin", "noted",
+          facts=lambda facts: replace(facts, files={**facts.files, "/etc/apt/preferences.d/00-site": Known(
+              FileState(b"Package: nvidia-*\nPin: release o=NVIDIA\nPin-Priority: 600\n"), PLAN)}),
+          undo="rm /etc/apt/preferences.d/00-site"),
+    Drift("blacklist-deleted", "the file that keeps nouveau off the card is deleted", f"rm {BLACKLIST}", "nouveau",
+          facts=_gone(BLACKLIST)),
+    Drift("blacklist-edited", "that file is edited", f"sed -i '/nouveau/d' {BLACKLIST}", "nouveau",
+          facts=_file(BLACKLIST, lambda state: replace(state, content=b"# nothing\n"))),
+    Drift("driver-removed", "a package of the driver is purged",
+          "dpkg --purge --force-depends nvidia-driver-cuda", "driver", facts=_without("nvidia-driver-cuda")),
+    Drift("driver-half-removed", "a package of the driver is removed, its configuration stays",
+          "dpkg --remove --force-depends nvidia-persistenced", "driver",
+          facts=_state("nvidia-persistenced", config_files_only=True)),
+    Drift("library-replaced", "a library of the driver comes in another version",
+          "dpkg -i --force-depends --force-downgrade /root/drift/libcuda1_*.deb", "driver",
+          facts=_state("libcuda1", version="580.65.06-1")),
+    Drift("driver-replaced", "the whole driver is of another branch",
+          "apt-get -y -o Dir::Etc::PreferencesParts=/root/drift/preferences install nvidia-driver-cuda "
+          "nvidia-kernel-dkms", "driver",
+          facts=_packages(lambda packages: {
+              name: replace(state, version="595.91.07-1") if state.version.startswith("580.") else state
+              for name, state in packages.items()})),
+    Drift("toolkit-removed", "a package of the toolkit is removed",
+          "apt-get -y remove libnvidia-container-tools", "toolkit", facts=_without("libnvidia-container-tools")),
+    Drift("toolkit-upgraded", "the toolkit is upgraded",
+          "apt-get -y install nvidia-container-toolkit", "toolkit",
+          facts=_state("libnvidia-container1", version="1.20.1-1")),
+    Drift("runtime-removed", "the container runtime's package is removed",
+          "dpkg --remove --force-depends containerd", "runtime-install",
+          facts=lambda facts: _unit("containerd.service", exists=False)(_without("containerd")(facts))),
+    Drift("headers-removed", "the kernel's headers are removed",
+          'dpkg --purge --force-depends "linux-headers-$(uname -r)"', "headers",
+          facts=lambda facts: replace(_without("linux-headers-6.1.0-37-amd64")(facts),
+                                      headers=Known(frozenset(), PLAN))),
+    Drift("module-deleted", "the built kernel module is deleted",
+          'rm "/lib/modules/$(uname -r)/updates/dkms/"nvidia.ko*', "module-build",
+          facts=lambda facts: replace(facts, module_files=Known((), PLAN))),
+    Drift("module-unloaded", "the kernel module is unloaded", "modprobe -r nvidia", "module-load",
+          facts=lambda facts: replace(facts, loaded_driver=Known(None, PLAN))),
+    Drift("new-kernel", "a new kernel comes without headers", "touch /boot/vmlinuz-9.9.9-amd64", "headers",
+          facts=_new_kernel, undo="rm /boot/vmlinuz-9.9.9-amd64"),
+    Drift("unit-disabled", "nvidia-persistenced is disabled", "systemctl disable nvidia-persistenced.service",
+          "persistence", facts=_unit("nvidia-persistenced.service", enabled=False), booted=True),
+    Drift("unit-stopped", "nvidia-persistenced is stopped", "systemctl stop nvidia-persistenced.service",
+          "persistence", facts=_unit("nvidia-persistenced.service", active=False), booted=True),
+    Drift("runtime-stopped", "the container runtime is stopped", "systemctl stop containerd.service",
+          "runtime-config", facts=_unit("containerd.service", active=False), booted=True),
+    Drift("runtime-disabled", "the container runtime is disabled", "systemctl disable containerd.service",
+          "runtime-config", facts=_unit("containerd.service", enabled=False), booted=True),
+    Drift("unit-masked", "nvidia-persistenced is masked, which is somebody's decision",
+          "systemctl mask nvidia-persistenced.service", "persistence", "noted",
+          facts=_unit("nvidia-persistenced.service", masked=True),
+          undo="systemctl unmask nvidia-persistenced.service", booted=True),
+    Drift("dpkg-interrupted", "dpkg was interrupted", "dpkg --unpack /root/drift/lab-drift_*.deb", "repair",
+          facts=lambda facts: replace(facts, dpkg_interrupted=Known(value=True, probe=PLAN))),
+    Drift("held", "a package is held at another version",
+          "apt-get -y install nvidia-container-toolkit && apt-mark hold libnvidia-container1", "toolkit", "refused",
+          facts=_state("libnvidia-container1", version="1.20.1-1", held=True),
+          undo="apt-mark unhold libnvidia-container1"),
+    Drift("run-installer", "NVIDIA's .run installer has put a driver over the packages",
+          "touch /usr/bin/nvidia-uninstall", "conflicts", "refused",
+          facts=lambda facts: replace(facts, run_installer=Known(value=True, probe=PLAN)),
+          undo="rm /usr/bin/nvidia-uninstall"),
+)  # fmt: skip

@@ -1,0 +1,60 @@
+"""Every drift of the table, done for real to one node: found by the next plan, named, and healed by the next setup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.drifts import DRIFTS, Drift
+from tests.e2e.chroot.scenario import COMMENTED, CONFIG, NONINTERACTIVE, RECIPE, Lab, as_machine, ask, setup_ok
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.chroot import Chroot
+from tests.e2e.lab.debs import Package, build_all
+from tests.e2e.lab.pci import GTX_1080
+
+pytestmark = pytest.mark.e2e
+
+LOCK = "/root/fleet.lock"
+MORE = '[toolkit]\nversion = "1.19.1"\n[runtime]\ndefault = true\n'
+
+
+@pytest.fixture(scope="module")
+def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
+    with chroots.node(bases["bookworm"].runtime, [GTX_1080]) as made:
+        as_machine(made)
+        made.write(CONFIG, COMMENTED)
+        chroots.recipe(made, "debian12", more=MORE)
+        setup_ok(made)
+        assert ask(made, "plan", RECIPE, "--lock", LOCK).exit_code == 0
+        setup_ok(made, "--lock", LOCK)
+        folder = made.path("/root/drift")
+        folder.mkdir()
+        (folder / "config.toml").write_text(COMMENTED)
+        chroots.repositories.keys.stranger.write_keyring(folder / "stranger.gpg")
+        made.write(
+            "/root/drift/preferences/other", "Package: /nvidia|cuda|nvcuvid/\nPin: version 595.*\nPin-Priority: 1001\n"
+        )
+        build_all([Package("lab-drift", "1"), Package("libcuda1", "580.65.06-1")], folder)
+        yield made
+
+
+@pytest.mark.parametrize("drift", [drift for drift in DRIFTS if not drift.booted], ids=lambda drift: drift.id)
+def test_a_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
+    node.run("sh", "-c", drift.shell, env=NONINTERACTIVE)
+
+    found = ask(node, "plan", RECIPE, "--check", "--lock", LOCK)
+
+    if drift.answer == "healed":
+        assert found.exit_code == 4, found.envelope
+        steps = {step["id"]: step["changes"] for step in found.result["steps"]}
+        assert steps[drift.step], (drift.step, steps)
+    elif drift.answer == "refused":
+        assert found.exit_code == 3, found.envelope
+        assert drift.undo.split()[-1] in found.error
+    else:
+        assert [note for note in found.envelope["notes"] if drift.undo.split()[-1] in note]
+    if drift.undo:
+        node.run("sh", "-c", drift.undo)
+    setup_ok(node, "--lock", LOCK)
+    assert ask(node, "plan", RECIPE, "--check", "--lock", LOCK).exit_code == 0

@@ -1,0 +1,74 @@
+"""Runs in the guest as its first process: gpunode changes the node at /node without end, and says on the console when.
+
+Each line of it on the console begins with ``@``: ``@ready``; ``@begin COMMAND``; ``@end STATUS HASH COMMAND`` with the
+hash of the node's configuration, once the command has returned: what it promised must still be so after a power cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from gpunode.cli.boundary import run
+
+NODE = Path("/node")
+CONFIGURATION = ("etc/containerd/config.toml", "etc/docker/daemon.json")
+STEPS = (
+    ("setup", "/opt/containerd.toml", "--only", "runtime-config", "--yes"),
+    ("setup", "/opt/containerd-default.toml", "--only", "runtime-config", "--yes"),
+    ("rollback", "--yes"),
+    ("setup", "/opt/docker.toml", "--only", "runtime-config", "--yes"),
+    ("rollback", "--yes"),
+)
+
+
+def configuration(root: Path) -> str:
+    """The hash of both files, with an absent one told from an empty one."""
+    contents = [path.read_bytes() if (path := root / name).exists() else None for name in CONFIGURATION]
+    return hashlib.sha256(repr(contents).encode()).hexdigest()
+
+
+def say(*words: object) -> None:
+    os.write(1, f"@{' '.join(map(str, words))}\n".encode())
+
+
+def ended(argv: tuple[str, ...]) -> int:
+    """gpunode's exit code, in a child of this process, which has all imports behind it."""
+    child = os.fork()
+    if child == 0:
+        status = 125
+        try:
+            sys.argv = ["gpunode", *argv]
+            os.dup2(os.open("/run/said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+            os.dup2(1, 2)
+            status = run(list(argv))
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main() -> None:
+    say("ready")
+    while True:
+        for step in STEPS:
+            say("begin", *step)
+            status = ended((*step, "--root", str(NODE)))
+            say("end", status, configuration(NODE), *step)
+            if status:
+                os.write(1, Path("/run/said").read_bytes())
+
+
+if __name__ == "__main__":
+    try:
+        # A child that finds them imported starts sooner.
+        for name in ("sh", "tomlkit", "gpunode.cli.changing", "gpunode.workflow.rollback"):
+            importlib.import_module(name)
+        main()
+    except BaseException:
+        os.write(1, traceback.format_exc().encode())
+        raise

@@ -1,0 +1,131 @@
+"""``plan --lock``: when a lock is written, when it is read, and what is never written over."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.cli import commands
+from gpunode.cli.answered import Answered
+from gpunode.cli.commands import How
+from gpunode.cli.compose import Wanted, digest
+from gpunode.cli.lockfiles import read_lock
+from gpunode.errors import LockFileError, Undetermined, UsageError
+from tests.unit.test_lockfile import TEXT
+
+Plan = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    """One by which the sample's containerd is all that there is to lock."""
+    path = tmp_path / "node.toml"
+    text = 'schema = 1\nextends = "containerd"\n[driver]\nversion = "none"\n[toolkit]\nversion = "none"\n'
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture
+def plan(recipe: str, capsys: pytest.CaptureFixture[str]) -> Plan:
+    """What ``plan --lock`` answers a program."""
+
+    def made(lock: Path, *, check: bool = False, upgrade: bool = False, only: tuple[str, ...] = ()) -> dict[str, Any]:
+        wanted = Wanted(recipe, lock=str(lock), upgrade=upgrade)
+        with suppress(Answered):
+            commands.plan(wanted, How(json=True), only, str(commands.sample()), "/", "", check=check)
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return answer
+
+    return made
+
+
+def test_a_file_that_is_not_there_is_written(plan: Plan, tmp_path: Path) -> None:
+    answer = plan(tmp_path / "f.lock")
+    assert list(answer["result"]["lock"]["packages"]) == ["containerd"]
+    assert read_lock(str(tmp_path / "f.lock")).packages == answer["result"]["lock"]["packages"]
+    assert sorted(os.listdir(tmp_path)) == ["f.lock", "node.toml"]
+
+
+def test_a_file_that_is_there_is_read_as_setup_reads_it(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "f.lock"
+    plan(path)
+    path.write_text(path.read_text().replace('containerd = "1', 'containerd = "0'))
+    text = path.read_text()
+    for check, code in ((False, 0), (True, 4)):
+        answer = plan(path, check=check)
+        assert answer["exit_code"] == code
+        (change,) = [change for change in answer["changes"] if change["kind"] == "package"]
+        assert change["subject"] == "containerd"
+        assert change["after"].startswith("0")
+    assert path.read_text() == text
+
+
+def test_an_upgrade_writes_it_again_and_says_what_changed(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "f.lock"
+    plan(path)
+    right = path.read_text()
+    path.write_text(right.replace('containerd = "1', 'containerd = "0'))
+    answer = plan(path, upgrade=True)
+    (changed,) = answer["result"]["lock"]["changed"]
+    assert (changed["name"], changed["before"][0], changed["after"][0]) == ("containerd", "0", "1")
+    assert path.read_text() == right
+    assert plan(path, upgrade=True)["result"]["lock"]["changed"] == []
+
+
+@pytest.mark.parametrize("text", ["[driver]\nversion = '580'\n", "notes to myself\n", ""])
+@pytest.mark.parametrize("upgrade", [True, False])
+def test_what_is_no_lock_file_is_never_written_over(plan: Plan, tmp_path: Path, text: str, upgrade: bool) -> None:
+    path = tmp_path / "f.lock"
+    path.write_text(text)
+    with pytest.raises(LockFileError):
+        plan(path, upgrade=upgrade)
+    assert path.read_text() == text
+
+
+def test_what_cannot_be_read_as_a_file_is_not_waited_for(plan: Plan, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f.lock")
+    with pytest.raises(UsageError, match=r"cannot read the lock file"):
+        plan(tmp_path / "f.lock")
+
+
+def test_a_check_writes_nothing(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no lock file"):
+        plan(tmp_path / "f.lock", check=True)
+    assert not (tmp_path / "f.lock").exists()
+
+
+def test_a_lock_of_single_steps_is_not_written(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="whole recipe"):
+        plan(tmp_path / "f.lock", only=("toolkit",))
+
+
+def test_no_folder_is_made_for_it(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        plan(tmp_path / "typo" / "f.lock")
+    assert not (tmp_path / "typo").exists()
+
+
+def test_where_a_version_is_not_known_nothing_is_written(tmp_path: Path) -> None:
+    wanted = Wanted("containerd", lock=str(tmp_path / "f.lock"))
+    with pytest.raises(Undetermined):
+        commands.plan(wanted, How(json=True), (), str(commands.sample()), "/", "", check=False)
+    assert not (tmp_path / "f.lock").exists()
+
+
+def test_setup_takes_no_lock_together_with_an_upgrade(tmp_path: Path) -> None:
+    (tmp_path / "f.lock").write_text(TEXT)
+    with pytest.raises(UsageError, match="contradict") as caught:
+        Wanted("containerd", upgrade=True, lock=str(tmp_path / "f.lock")).read()
+    assert "gpunode plan --upgrade --lock" in caught.value.hint
+
+
+def test_the_journal_tells_runs_with_another_lock_apart(tmp_path: Path) -> None:
+    (tmp_path / "f.lock").write_text(TEXT)
+    without, with_lock = (Wanted("containerd", lock=lock).read() for lock in ("", str(tmp_path / "f.lock")))
+    assert digest(without) != digest(with_lock)

@@ -1,0 +1,91 @@
+"""Which record of apt's preferences decides: read as apt reads them, so that one that overrules is named rightly."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.change import FileState
+from gpunode.facts.apt_preferences import Record, in_order, parse
+from gpunode.facts.model import Facts
+from gpunode.steps.pin import DRIVER_PIN
+from tests.unit.steps.machines import machine, planned, recipe
+
+TEXT = """\
+# ours
+Explanation: the night shift
+Package: nvidia-driver-cuda:any libcuda1
+ libnvidia-ml1
+Pin: version 580.*
+Pin-Priority: 1001
+
+Package: *
+Pin: release o=Debian
+Pin-Priority: 500
+
+Package: /^nvidia-/
+Pin: origin ""
+"""
+
+
+def test_records_are_read_with_their_lines_and_folded_names() -> None:
+    assert parse("/x", TEXT) == (
+        Record("/x", 2, ("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1"), "version 580.*"),
+        Record("/x", 8, ("*",), "release o=Debian"),
+        Record("/x", 12, ("/^nvidia-/",), 'origin ""'),
+    )
+
+
+def test_a_record_names_packages_whole_by_glob_and_by_expression_and_all_packages_is_no_name() -> None:
+    exact, general, expression = parse("/x", TEXT)
+    assert exact.names("libcuda1")
+    assert not exact.names("libcuda1-dev")
+    assert not general.names("libcuda1")
+    assert expression.names("nvidia-smi")
+    assert not expression.names("libnvidia-ml1")
+    assert parse("/x", "Package: nvidia-*\nPin: version 1\n")[0].names("nvidia-smi")
+
+
+@given(st.text())
+def test_anything_can_be_read(text: str) -> None:
+    parse("/x", text)
+
+
+def test_apt_passes_over_names_that_it_does_not_know() -> None:
+    folder = "/etc/apt/preferences.d"
+    names = ("zz.pref", "00-site", "x.dpkg-old", "backup~", "a.b")
+    paths = [*(f"{folder}/{name}" for name in names), "/etc/apt/preferences", "/etc/modprobe.d/a"]
+    assert in_order(paths) == ("/etc/apt/preferences", f"{folder}/00-site", f"{folder}/zz.pref")
+
+
+def site(text: str, name: str = "00-site") -> Facts:
+    return machine(files={f"/etc/apt/preferences.d/{name}": FileState(text.encode())})
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        site("Package: nvidia-*\nPin: release o=NVIDIA\nPin-Priority: 600\n"),
+        site("\n\nPackage: nvidia-driver-cuda\nPin: version 535.*\nPin-Priority: 1001\n"),
+        machine(files={"/etc/apt/preferences": FileState(b"Package: /nvidia/\nPin: release *\nPin-Priority: 1\n")}),
+    ],
+)
+def test_a_record_that_comes_first_and_wants_something_else_is_named(facts: Facts) -> None:
+    (note,) = planned(DRIVER_PIN.plan(recipe(), facts)).notes
+    assert "/etc/apt/preferences" in note.partition(":")[0]
+    assert "nvidia-driver-cuda" in note or "nvidia-kernel" in note
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        site("Package: *\nPin: release l=NVIDIA CUDA\nPin-Priority: 600\n", "cuda-repository-pin-600"),
+        site("Package: nvidia-*\nPin: release o=NVIDIA\nPin-Priority: 600\n", "zz-site"),
+        site("Package: firefox\nPin: release *\nPin-Priority: 1\n"),
+        site("Package: nvidia-*\nPin: release o=NVIDIA\nPin-Priority: 600\n", "00-site.bak"),
+    ],
+    ids=["NVIDIA's own, for all packages", "read later", "another package", "not read by apt"],
+)
+def test_one_that_decides_nothing_about_the_driver_is_not(facts: Facts) -> None:
+    assert planned(DRIVER_PIN.plan(recipe(), facts)).notes == ()

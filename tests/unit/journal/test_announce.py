@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import FileChange, FileState
+from gpunode.journal import announce
+from gpunode.journal.record import Commit, Done, Entry, Failed, Intent, Result, digest
+from gpunode.journal.store import Store
+from tests.unit.journal.chronicles import AT, BEGIN, CONFIG, CUDA, RUN, SECRET, entries
+
+
+def announced(of: Sequence[Entry]) -> list[Mapping[str, str]]:
+    found: list[Mapping[str, str]] = []
+    tell = announce.to(found.append)
+    for number, entry in enumerate(of, 1):
+        tell(of[:number], entry)
+    return found
+
+
+def test_begin_changes_and_end_are_announced_each_with_its_id() -> None:
+    found = announced(entries())
+    made = [announce.MADE] * 4 + [announce.FAILED, announce.MADE]
+    assert [one["MESSAGE_ID"] for one in found] == [announce.BEGUN, *made, announce.ENDED]
+    assert {one["GPUNODE_RUN"] for one in found} == {RUN}
+    assert {one["GPUNODE_VERB"] for one in found} == {"setup"}
+    assert {one["SYSLOG_IDENTIFIER"] for one in found} == {"gpunode"}
+    assert all(one["MESSAGE"] and one["PRIORITY"] in "3456" for one in found)
+
+
+def test_a_file_is_announced_by_its_hashes_and_a_package_by_its_versions_and_origin() -> None:
+    _, file, package, *_ = announced(entries())
+    assert file["GPUNODE_SUBJECT"] == CONFIG
+    assert (file["GPUNODE_STEP"], file["GPUNODE_SEQ"], file["GPUNODE_KIND"]) == ("step-1", "1", "file")
+    assert file["GPUNODE_BEFORE"] == f"sha256:{digest(b'old')}"
+    assert file["GPUNODE_AFTER"] == f"sha256:{digest(b'new')}"
+    assert (package["GPUNODE_BEFORE"], package["GPUNODE_AFTER"]) == ("470", "595")
+    assert package["GPUNODE_ORIGIN"] == CUDA
+
+
+def test_neither_secrets_nor_contents_are_announced() -> None:
+    secret = FileChange("/etc/x", FileState(b"password"), FileState(b"pass\nword"))
+    more = (Intent(7, "s", "s", secret), Done(7), Failed(7, "at https://me:hunter2@host/"))
+    text = repr(announced((*entries(), *more)))
+    assert SECRET not in text
+    assert "pass" not in text.replace("--yes", "")
+
+
+@pytest.mark.parametrize(
+    ("result", "priority"), [("done", "5"), ("waiting", "5"), ("interrupted", "4"), ("failed", "3")]
+)
+def test_how_grave_an_end_is(result: Result, priority: str) -> None:
+    (_, end) = announced((BEGIN, Commit(result, "because", AT)))
+    assert (end["PRIORITY"], end["GPUNODE_RESULT"], end["GPUNODE_WHY"]) == (priority, result, "because")
+
+
+def test_a_field_without_a_value_is_left_out() -> None:
+    assert all(value for one in announced(entries()) for value in one.values())
+
+
+def test_the_store_announces_what_is_on_the_disk_and_nothing_else(tmp_path: Path) -> None:
+    heard: list[tuple[str, bool]] = []
+
+    def listen(so_far: Sequence[Entry], entry: Entry) -> None:
+        (journal,) = tmp_path.glob("var/lib/gpunode/runs/*/journal.jsonl")
+        heard.append((type(entry).__name__, entry in so_far and journal.read_bytes().count(b"\n") == len(so_far)))
+
+    run = Store(tmp_path, announce=listen).begin("setup", version="1")
+    run.done(run.intend("s", "s", FileChange("/etc/x", None, FileState(b"x"))))
+    run.commit("done")
+    assert heard == [("Begin", True), ("Intent", True), ("Done", True), ("Commit", True)]

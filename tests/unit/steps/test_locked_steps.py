@@ -1,0 +1,168 @@
+"""With a lock every package that a step asks for is asked for in the locked version, or nothing is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpunode.change import FileState, PackageChange, PackageState
+from gpunode.distros import DEBIAN
+from gpunode.distros.family import PIN_FILE, TOOLKIT_PACKAGES
+from gpunode.facts.model import Facts, Known
+from gpunode.recipe import Recipe, VersionLock
+from gpunode.steps.detect import DETECT
+from gpunode.steps.driver import DRIVER
+from gpunode.steps.pin import DRIVER_PIN
+from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from gpunode.steps.selection import WantedDriver, wanted_driver
+from gpunode.steps.toolkit import TOOLKIT
+from tests.unit.steps.machines import B200, UBUNTU, gpu, machine, planned, recipe, refusal, with_driver
+
+LOCKED = "580.95.05"
+PACKAGES = {
+    **dict.fromkeys(
+        ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced", "libcuda1"), f"{LOCKED}-1"
+    ),
+    **dict.fromkeys(TOOLKIT_PACKAGES, "1.19.1-1"),
+    "libnvidia-egl-gbm1": "1.1.2-1",
+    "containerd": "1.6.20~ds1-1+b1",
+}
+
+
+def lock(packages: Mapping[str, str] = PACKAGES, **more: str) -> VersionLock:
+    told = {"file": "f.lock", "recipe": "r", "distribution": "debian", "release": "12", "architecture": "amd64"}
+    return VersionLock(**{**told, **more}, packages=packages)
+
+
+def locked(runtime: str = "containerd", packages: Mapping[str, str] = PACKAGES, **driver: Any) -> Recipe:
+    return replace(recipe(runtime, **driver), lock=lock(packages))
+
+
+def versions(changes: tuple[object, ...]) -> dict[str, object]:
+    return {c.name: getattr(c.after, "version", c.after) for c in changes if isinstance(c, PackageChange)}
+
+
+def test_a_bare_node_gets_exactly_the_locked_versions() -> None:
+    facts = machine()
+    assert versions(planned(DRIVER.plan(locked(), facts)).changes) == {
+        name: PACKAGES[name] for name in ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced")
+    }
+    assert versions(planned(TOOLKIT.plan(locked(), facts)).changes) == dict.fromkeys(TOOLKIT_PACKAGES, "1.19.1-1")
+    assert versions(planned(RUNTIME_INSTALL.plan(locked(), facts)).changes) == {"containerd": PACKAGES["containerd"]}
+
+
+def test_apt_is_held_at_the_locked_driver_so_its_dependencies_come_in_that_version() -> None:
+    (change,) = planned(DRIVER_PIN.plan(locked(), machine())).changes
+    assert f"Pin: version {LOCKED}-*".encode() in getattr(change, "after").content  # noqa: B009 - a union
+
+
+@pytest.mark.parametrize("version", ["580.82.07-1", "580.119.02-1", f"{LOCKED}-2"])
+def test_what_is_older_or_newer_is_brought_to_the_locked_version(version: str) -> None:
+    facts = with_driver(packages=dict.fromkeys(TOOLKIT_PACKAGES, "1.20.1-1") | {"nvidia-driver-cuda": version})
+    assert versions(planned(DRIVER.plan(locked(), facts)).changes) == {"nvidia-driver-cuda": f"{LOCKED}-1"}
+    assert versions(planned(TOOLKIT.plan(locked(), facts)).changes) == dict.fromkeys(TOOLKIT_PACKAGES, "1.19.1-1")
+
+
+def test_a_dependency_of_another_version_is_brought_to_it_and_stays_a_dependency() -> None:
+    facts = with_driver(packages={"libnvidia-egl-gbm1": PackageState("1.1.1-1", auto=True)})
+    (change,) = planned(DRIVER.plan(locked(), facts)).changes
+    assert isinstance(change, PackageChange)
+    assert (change.name, change.after) == ("libnvidia-egl-gbm1", PackageState("1.1.2-1", auto=True))
+
+
+def test_a_dependency_that_is_not_here_is_not_asked_for() -> None:
+    assert planned(DRIVER.plan(locked(), with_driver())).changes == ()
+
+
+def test_the_lock_has_the_word_over_what_is_installed_and_over_the_production_branch() -> None:
+    other = {name: v.replace(LOCKED, "535.261.03") for name, v in PACKAGES.items()}
+    found = wanted_driver(locked(packages=other), with_driver())
+    assert isinstance(found, WantedDriver)
+    assert found.chosen.exact == "535.261.03"
+
+
+@pytest.mark.parametrize("flavour", ["nvidia-kernel-open-dkms", "nvidia-kernel-dkms"])
+def test_the_modules_are_those_of_the_lock(flavour: str) -> None:
+    packages = {name: v for name, v in PACKAGES.items() if "dkms" not in name} | {flavour: f"{LOCKED}-1"}
+    found = wanted_driver(locked(packages=packages), machine())
+    assert isinstance(found, WantedDriver)
+    assert found.family.dkms_package(found.chosen) == flavour
+
+
+@pytest.mark.parametrize(
+    ("step", "wanted", "facts", "words"),
+    [
+        (DETECT, replace(recipe(), lock=lock(release="13")), machine(), ("debian 13 amd64", "debian 12 amd64")),
+        (DETECT, replace(recipe(), lock=lock(architecture="arm64")), machine(), ("arm64",)),
+        (DETECT, replace(recipe(), lock=lock()), machine(distro=UBUNTU), ("ubuntu 24.04",)),
+        (DRIVER, locked(version="595"), machine(), (LOCKED, "595")),
+        (DRIVER, locked(version="580.119.02"), machine(), (LOCKED, "580.119.02")),
+        (DRIVER, locked(packages={"containerd": "1-1"}), machine(), ("no driver",)),
+        (DRIVER, locked(packages=PACKAGES | {"libcuda1": "595.1.1-1"}), machine(), ("more than one version",)),
+        (DRIVER, locked(packages={n: v for n, v in PACKAGES.items() if "dkms" not in n}), machine(), ("dkms",)),
+        (DRIVER, locked(scope="media"), machine(), ("libnvidia-encode1",)),
+        (TOOLKIT, locked(packages={}), machine(), ("nvidia-container-toolkit",)),
+        (
+            TOOLKIT,
+            locked(packages=PACKAGES | {"libnvidia-container1": "1.20.1-1"}),
+            machine(),
+            ("1.19.1-1", "1.20.1-1"),
+        ),
+        (RUNTIME_INSTALL, locked("docker"), machine(), ("docker.io",)),
+        (RUNTIME_INSTALL, locked("docker"), machine(packages={"docker.io": "20.10-1"}), ("docker.io",)),
+        (
+            RUNTIME_INSTALL,
+            locked(),
+            machine(packages={"containerd": PackageState("1.7-1", held=True)}),
+            ("held", "f.lock"),
+        ),
+    ],
+)
+def test_a_lock_that_does_not_fit_is_refused(step: Any, wanted: Recipe, facts: Facts, words: tuple[str, ...]) -> None:
+    refused = refusal(step.plan(wanted, facts))
+    assert refused.exit_code == 3
+    assert all(word in f"{refused.what} {refused.why}" for word in words), refused
+
+
+def test_a_lock_of_another_gpus_driver_is_refused() -> None:
+    old = {name: v.replace(LOCKED, "535.261.03") for name, v in PACKAGES.items()}
+    assert "535" in refusal(DRIVER.plan(locked(packages=old), machine(gpus=(gpu(B200),)))).what
+
+
+def pinned(exact: str) -> Facts:
+    found = wanted_driver(recipe(), with_driver())
+    assert isinstance(found, WantedDriver)
+    text = DEBIAN.pin(replace(found.chosen, exact=exact))
+    facts = with_driver()
+    return replace(facts, files={**facts.files, PIN_FILE: Known(FileState(text), "apt-preferences-d")})
+
+
+def test_a_node_that_was_locked_stays_so_when_a_later_run_names_no_lock() -> None:
+    assert planned(DRIVER_PIN.plan(recipe(), pinned(LOCKED))).changes == ()
+
+
+def test_a_version_that_was_held_and_is_not_installed_any_more_is_brought_back() -> None:
+    assert set(versions(planned(DRIVER.plan(recipe(), pinned("580.82.07"))).changes)) == {
+        "nvidia-driver-cuda",
+        "nvidia-kernel-open-dkms",
+        "nvidia-persistenced",
+    }
+
+
+def test_an_upgrade_leaves_the_version_that_was_held() -> None:
+    (change,) = planned(DRIVER_PIN.plan(replace(recipe(), upgrade=True), pinned(LOCKED))).changes
+    assert b"Pin: version 580.*" in getattr(change, "after").content  # noqa: B009 - a union
+
+
+def test_a_preferences_file_that_somebody_edited_holds_nothing() -> None:
+    facts = pinned(LOCKED)
+    state = facts.file(PIN_FILE)
+    assert isinstance(state, Known)
+    assert state.value is not None
+    edited: Known[FileState | None] = Known(
+        replace(state.value, content=state.value.content + b"# mine\n"), "apt-preferences-d"
+    )
+    assert planned(DRIVER_PIN.plan(recipe(), replace(facts, files={**facts.files, PIN_FILE: edited}))).changes != ()

@@ -1,0 +1,74 @@
+"""A daemon that is older than its configuration file reads it again; where nobody can tell, nothing is done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpunode.change import FileChange, FileState, Trigger
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture, Ownership
+from gpunode.facts.model import Facts
+from gpunode.facts.project import project
+from gpunode.runtimes import Wish, runtime
+from gpunode.steps.runtime_config import RUNTIME_CONFIG
+from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine, planned, recipe, unit
+
+FILES = {"containerd": CONTAINERD, "docker": DAEMON_JSON}
+
+
+def node(name: str, changed: float | None = 50.0, **more: Any) -> Facts:
+    """A node whose runtime is configured, with a file that was changed then."""
+    content = runtime(name).configure(None, Wish(version=(1, 6)))
+    facts = machine(files={FILES[name]: content}, packages={name: "1.6-1"}, units={f"{name}.service": unit(**more)})
+    return facts if changed is None else replace(facts, changed_at={FILES[name]: changed})
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "kind"),
+    [
+        ("containerd", {"started_at": 40.0}, "restart"),
+        ("containerd", {"started_at": 40.0, "changed_at": 60.0}, "restart"),
+        ("docker", {"started_at": 40.0}, "reload"),
+        ("docker", {"started_at": 40.0, "changed_at": 45.0}, "reload"),
+    ],
+)
+def test_a_daemon_that_is_older_than_its_file_reads_it_again(name: str, times: dict[str, float], kind: Any) -> None:
+    outcome = planned(RUNTIME_CONFIG.plan(recipe(name), node(name, **times)))
+    (change,) = outcome.changes
+    assert isinstance(change, FileChange)
+    assert change.before == change.after
+    assert change.triggers == {Trigger(kind, f"{name}.service")}
+    assert outcome.expectation is not None, "its own parser looks at the file before the daemon does"
+    assert outcome.disrupts == ""
+    facts = project(node(name, **times), outcome.changes)
+    assert planned(RUNTIME_CONFIG.plan(recipe(name), facts)).changes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("containerd", node("containerd", started_at=60.0)),
+        ("containerd", node("containerd", started_at=50.0)),
+        ("docker", node("docker", started_at=40.0, changed_at=60.0)),
+        ("containerd", node("containerd", changed=None, started_at=1.0)),
+        ("containerd", node("containerd")),
+    ],
+    ids=["younger", "at the same moment", "reloaded since", "a capture without times", "not running"],
+)
+def test_one_that_has_read_it_is_left_alone(name: str, facts: Facts) -> None:
+    assert planned(RUNTIME_CONFIG.plan(recipe(name), facts)).changes == ()
+
+
+def test_the_time_of_a_file_comes_with_the_file() -> None:
+    evidence = {
+        f"file:{CONTAINERD}": Capture(CONTAINERD, "ok", b"x", ownership=Ownership(0o644, 0, 0, 12.5)),
+        f"file:{DAEMON_JSON}": Capture(DAEMON_JSON, "ok", b"{}", ownership=Ownership(0o644, 0, 0)),
+    }
+    facts = derive(evidence)
+    assert facts.changed_at == {CONTAINERD: 12.5}
+    file = facts.file(CONTAINERD)
+    assert file == facts.files[CONTAINERD]
+    assert getattr(file, "value", None) == FileState(b"x")

@@ -1,0 +1,86 @@
+"""Every drift of the table that facts can show, in memory; and the page that shows the table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import PackageState
+from gpunode.distros.family import TOOLKIT_PACKAGES
+from gpunode.facts.model import Facts
+from gpunode.facts.project import project
+from gpunode.recipe import Driver, Recipe, Runtime, Toolkit
+from gpunode.steps.outcome import Refusal
+from gpunode.workflow.converge import StagePlan, notes_of, projected
+from gpunode.workflow.locking import lock_of
+from gpunode.workflow.plan import pending, plan
+from tests.drifts import DRIFTS, Drift
+from tests.unit.steps.machines import GTX_1080, KERNEL, gpu, unit, with_driver
+from tests.unit.workflow.nodes import Node
+
+PAGE = Path(__file__).parents[2] / "docs/reference/drift.md"
+RECIPE = Recipe(
+    "drift", driver=Driver(version="580"), toolkit=Toolkit("1.19.1"), runtime=Runtime("containerd", default=True)
+)
+PACKAGES = {
+    **dict.fromkeys(TOOLKIT_PACKAGES, "1.19.1-1"),
+    "containerd": "1.6.20~ds1-1+b1",
+    "libcuda1": PackageState("580.178.04-1", auto=True),
+    f"linux-headers-{KERNEL}": "6.1.140-1",
+    "linux-headers-amd64": "6.1.140-1",
+}
+
+
+@cache
+def converged() -> tuple[Recipe, Facts]:
+    """A locked node on which nothing is to be done."""
+    units = {name: unit() for name in ("nvidia-persistenced.service", "containerd.service")}
+    facts = with_driver(
+        "580.178.04", open_module=False, gpus=(gpu(GTX_1080),), packages=PACKAGES, units=units, run_installer=False
+    )
+    recipe = replace(RECIPE, lock=lock_of(RECIPE, facts, (), "fleet.lock"))
+    for stage in planned(recipe, facts):
+        facts = projected(facts, stage)
+    assert not pending(planned(recipe, facts))
+    return recipe, facts
+
+
+def planned(recipe: Recipe, facts: Facts) -> tuple[StagePlan, ...]:
+    return plan(recipe, facts, Node(facts))
+
+
+def test_the_table_is_long_and_names_each_drift_once() -> None:
+    assert len(DRIFTS) > 30
+    assert len({drift.id for drift in DRIFTS}) == len(DRIFTS)
+
+
+@pytest.mark.parametrize("drift", [drift for drift in DRIFTS if drift.facts], ids=lambda drift: drift.id)
+def test_a_drift_is_found_and_named_and_its_plan_heals_it(drift: Drift) -> None:
+    recipe, facts = converged()
+    assert drift.facts is not None
+    drifted = drift.facts(facts)
+    plans = planned(recipe, drifted)
+    (step,) = [step for stage in plans for step in stage.steps if step.step.id == drift.step]
+    if drift.answer == "refused":
+        assert isinstance(step.outcome, Refusal)
+        return
+    if drift.answer == "noted":
+        assert notes_of(plans)
+        return
+    assert step.changes, [step.outcome for stage in plans for step in stage.steps]
+    for stage in plans:
+        drifted = project(drifted, stage.changes)
+    assert not [stage.changes for stage in planned(recipe, drifted) if stage.changes]
+
+
+@pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.id)
+def test_the_documentation_shows_it(drift: Drift) -> None:
+    assert row(drift) in PAGE.read_text("utf-8").splitlines()
+
+
+def row(drift: Drift) -> str:
+    answers = {"healed": "puts it right", "refused": "refuses, and says what to do", "noted": "leaves it, with a note"}
+    return f"| {drift.what} | `{drift.step}` | {answers[drift.answer]} |"

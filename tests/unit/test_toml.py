@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from gpunode.toml import loads
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1\n" + ".".join("a" * 20_000) + " = 1",
+        "[" + ".".join(["'a'"] * 20_000) + "]",
+        "x = {" + " . ".join("a" * 20_000) + " = 1}",
+    ],
+)
+def test_a_key_that_no_reader_comes_to_an_end_with_is_refused_with_its_line(text: str) -> None:
+    with pytest.raises(ValueError, match="A key of more than 256 parts") as stopped:
+        loads(text)
+    assert f"(at line {1 + text.count(chr(10))}, column 1)" in str(stopped.value)
+
+
+def test_nesting_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="Nested too deeply"):
+        loads("a = " + "[" * 100_000)
+
+
+def test_a_long_list_of_addresses_is_no_long_key() -> None:
+    addresses = [f"10.0.{number}.1" for number in range(250)]
+    text = f'hosts = {addresses!r}\nno_proxy = "{",".join(addresses)}"\n# {"." * 400}\n'
+    assert loads(text)["hosts"] == addresses

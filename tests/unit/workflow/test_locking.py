@@ -1,0 +1,94 @@
+"""A node's versions as a lock; what the archive lacks is told as the lock's fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpunode.change import PackageChange, PackageState
+from gpunode.distros.family import TOOLKIT_PACKAGES
+from gpunode.errors import Undetermined
+from gpunode.facts.model import Facts
+from gpunode.host.port import Action, Simulation
+from gpunode.recipe import Recipe, VersionLock
+from gpunode.workflow.locking import lacked, lock_of
+from gpunode.workflow.plan import plan
+from tests.unit.steps.machines import machine, recipe, with_driver
+from tests.unit.workflow.nodes import Node
+
+OTHERS = {
+    **dict.fromkeys(TOOLKIT_PACKAGES, "1.20.1-1"),
+    "containerd": "1.6.20~ds1-1+b1",
+    "runc": "1.1.5-1",
+    "libcuda1": PackageState("580.95.05-1", auto=True),
+    "libnvidia-egl-gbm1": PackageState("1.1.2-1", auto=True),
+    "libxnvctrl0": PackageState("525.85.05-3"),
+    "linux-headers-amd64": "6.1.140-1",
+}
+
+
+def written(wanted: Recipe, facts: Facts, solver: object = None) -> VersionLock:
+    node = Node(facts, solver=solver)  # type: ignore[arg-type]
+    plans = [stage for stage in plan(wanted, facts, node) if stage.stage != "sources"]
+    return lock_of(wanted, facts, plans, "f.lock")
+
+
+def test_it_holds_what_steps_ask_for_and_what_came_along_with_the_driver() -> None:
+    lock = written(recipe("containerd"), with_driver(packages=OTHERS))
+    assert (lock.distribution, lock.release, lock.architecture, lock.recipe) == ("debian", "12", "amd64", "test")
+    assert lock.packages == {
+        "nvidia-driver-cuda": "580.95.05-1",
+        "nvidia-kernel-open-dkms": "580.95.05-1",
+        "nvidia-persistenced": "580.95.05-1",
+        "libcuda1": "580.95.05-1",
+        "libnvidia-egl-gbm1": "1.1.2-1",
+        "containerd": "1.6.20~ds1-1+b1",
+        **dict.fromkeys(TOOLKIT_PACKAGES, "1.20.1-1"),
+    }
+
+
+def test_what_the_recipe_leaves_to_others_is_not_locked() -> None:
+    facts = with_driver(packages=OTHERS)
+    assert set(written(recipe(version="none"), facts).packages) == set()
+    assert "nvidia-driver-cuda" not in written(replace(recipe("containerd"), skip=("driver",)), facts).packages
+
+
+def test_with_its_lock_the_node_has_nothing_to_do() -> None:
+    wanted, facts = recipe("containerd"), with_driver(packages=OTHERS)
+    lock = written(wanted, facts)
+    again = plan(replace(wanted, lock=lock), facts, Node(facts))
+    assert [change for stage in again for change in stage.packages] == []
+
+
+def test_versions_that_only_the_index_tells_are_taken_from_the_solver() -> None:
+    facts = with_driver(packages={name: state for name, state in OTHERS.items() if name not in TOOLKIT_PACKAGES})
+
+    def solver(changes: Sequence[PackageChange]) -> Simulation:
+        return Simulation(tuple(Action("install", change.name, "1.19.1-1") for change in changes))
+
+    node = Node(facts, solver=solver)
+    plans = plan(recipe("containerd"), facts, node, ["toolkit", "driver", "runtime-install"])
+    lock = lock_of(recipe("containerd"), facts, plans, "f.lock")
+    assert {lock.packages[name] for name in TOOLKIT_PACKAGES} == {"1.19.1-1"}
+
+
+def test_versions_that_nobody_knows_yet_are_not_guessed() -> None:
+    with pytest.raises(Undetermined, match="not known yet") as caught:
+        written(recipe("containerd"), machine())
+    assert "gpunode setup" in caught.value.hint
+    assert "nvidia-driver-cuda" in caught.value.why
+
+
+def test_what_the_archive_lacks_is_named() -> None:
+    lock = VersionLock("f.lock", "r", "debian", "12", "amd64", {"nvidia-driver-cuda": "580.1-1"})
+    refused = lacked("E: Version '580.1-1' for 'nvidia-driver-cuda' was not found", lock)
+    assert refused is not None
+    assert "nvidia-driver-cuda 580.1-1" in refused.what
+    assert refused.exit_code == 3
+
+
+@pytest.mark.parametrize("problem", ["", "E: Version '9' for 'other' was not found", "E: Unable to locate package x"])
+def test_another_problem_is_not_the_locks(problem: str) -> None:
+    assert lacked(problem, VersionLock("f.lock", "r", "debian", "12", "amd64", {"nvidia-driver-cuda": "1-1"})) is None

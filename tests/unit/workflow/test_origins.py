@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.facts.apt_sources import parse
+from gpunode.facts.evidence import Capture, Probe
+from gpunode.host.port import Simulation
+from gpunode.steps.outcome import Planned
+from gpunode.steps.persistence import PERSISTENCE
+from gpunode.workflow.converge import StagePlan, StepPlan
+from gpunode.workflow.origins import served, with_origins
+
+_BODY = b"\x04" + b"\x65\x00\x00\x00" + b"\x16" + bytes(40)
+KEY = bytes([0xC6, len(_BODY)]) + _BODY
+FINGERPRINT = hashlib.sha1(b"\x99" + len(_BODY).to_bytes(2, "big") + _BODY).hexdigest().upper()
+CUDA = "http://mirror/compute/cuda/repos/debian12/x86_64"
+# As apt-cache 2.6.1 prints it: a flat repository has neither suite nor architecture.
+TABLE = f"""\
+nvidia-driver | 595.91.07-1 | {CUDA}  Packages
+nvidia-driver | 580.178.04-1 | {CUDA}  Packages
+nvidia-driver | 535.309.01-1 | http://deb.example/debian bookworm/non-free amd64 Packages
+      dkms | 3.0.10-8 | http://deb.example/debian bookworm/main amd64 Packages
+      dkms | 3.0.10-8 | http://deb.example/debian bookworm/main Sources
+      dkms | 3.0.10-8 | http://deb.example/debian-security bookworm-security/updates/main amd64 Packages
+"""
+SOURCES = """\
+deb [signed-by=/keys/cuda.gpg] http://user:secret@mirror/compute/cuda/repos/debian12/x86_64/ /
+deb http://deb.example/debian/ bookworm main non-free
+# deb [signed-by=/keys/other.gpg] http://deb.example/debian bookworm main
+deb [trusted=yes] http://deb.example/debian-security bookworm-security/updates main
+"""
+
+
+class Node:
+    """Answers what it was given and counts what it is asked."""
+
+    def __init__(self, table: str = TABLE, files: Mapping[str, bytes] = {}) -> None:
+        self.table, self.files = table, files
+        self.asked: list[Probe] = []
+
+    def look(self, probe: Probe, /) -> Capture:
+        self.asked.append(probe)
+        if probe.argv:
+            return Capture(probe.source, "ok" if self.table else "absent", self.table.encode(), "")
+        if probe.path in self.files:
+            return Capture(probe.source, "ok", self.files[probe.path], "")
+        return Capture(probe.source, "absent", b"", "")
+
+    def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
+        raise AssertionError("it is not asked again")
+
+
+def stage(*changes: PackageChange, dependencies: Sequence[PackageChange] = ()) -> StagePlan:
+    return StagePlan("packages", (StepPlan(PERSISTENCE, Planned(changes, "because"), changes),), tuple(dependencies))
+
+
+def origin(change: PackageChange) -> str:
+    assert isinstance(change.after, PackageState)
+    return change.after.origin
+
+
+def of(name: str, version: str, node: Node, sources: str = SOURCES) -> str:
+    change = PackageChange(name, None, PackageState(version))
+    (found,) = with_origins(stage(change), node, parse("/etc/apt/sources.list", sources)).packages
+    return origin(found)
+
+
+def test_nothing_is_asked_where_no_package_comes() -> None:
+    node = Node()
+    plan = stage(PackageChange("x", PackageState("1"), None), PackageChange("y", None, KnownAfter()))
+    assert with_origins(plan, node, ()) is plan
+    assert node.asked == []
+
+
+def test_one_question_for_all_packages_and_one_look_at_each_keyring() -> None:
+    node = Node(f"a | 1 | {CUDA}  Packages\nb | 2 | {CUDA}  Packages\n")
+    changes = [PackageChange(name, None, PackageState(version)) for name, version in (("a", "1"), ("b", "2"))]
+    plan = with_origins(stage(changes[0], dependencies=changes[1:]), node, parse("/etc/apt/sources.list", SOURCES))
+    assert [bool(origin(change)) for change in plan.packages] == [True, True]
+    assert [probe.argv for probe in node.asked if probe.argv] == [("apt-cache", "madison", "a", "b")]
+    assert len(node.asked) == 2
+
+
+def test_a_package_carries_its_archive_and_the_fingerprint_of_its_key() -> None:
+    node = Node(files={"/keys/cuda.gpg": KEY})
+    assert of("nvidia-driver", "595.91.07-1", node) == f"{CUDA}, signed by {FINGERPRINT}"
+
+
+def test_a_keyring_that_cannot_be_read_is_named_and_no_key_claimed() -> None:
+    assert of("nvidia-driver", "595.91.07-1", Node()) == f"{CUDA}, signed by a key of /keys/cuda.gpg"
+    spoilt = Node(files={"/keys/cuda.gpg": b"no key"})
+    assert of("nvidia-driver", "595.91.07-1", spoilt) == f"{CUDA}, signed by a key of /keys/cuda.gpg"
+
+
+def test_several_keys_are_all_named_since_any_of_them_may_have_signed() -> None:
+    node = Node(files={"/keys/cuda.gpg": KEY + KEY})
+    expected = f"{CUDA}, signed by a key of /keys/cuda.gpg ({FINGERPRINT} {FINGERPRINT})"
+    assert of("nvidia-driver", "595.91.07-1", node) == expected
+
+
+def test_without_signed_by_every_key_that_apt_trusts_would_do() -> None:
+    trusted = "http://deb.example/debian bookworm/non-free, signed by a key of /etc/apt/trusted.gpg.d"
+    assert of("nvidia-driver", "535.309.01-1", Node()) == trusted
+
+
+def test_the_architecture_in_an_address_is_what_apt_puts_there() -> None:
+    node = Node("toolkit | 1 | http://mirror/stable/deb/amd64  Packages\n")
+    sources = "deb [trusted=yes] http://mirror/$(ARCH)/deb/amd64 /\ndeb http://mirror/stable/deb/$(ARCH) /\n"
+    found = of("toolkit", "1", node, sources)
+    assert found == (
+        "http://mirror/stable/deb/amd64, no signature asked for (trusted=yes in /etc/apt/sources.list) "
+        "or signed by a key of /etc/apt/trusted.gpg.d"
+    )
+
+
+def test_two_archives_of_one_version_are_both_told_with_their_own_ways() -> None:
+    assert of("dkms", "3.0.10-8", Node()) == (
+        "http://deb.example/debian bookworm/main, signed by a key of /etc/apt/trusted.gpg.d; or "
+        "http://deb.example/debian-security bookworm-security/updates/main, "
+        "no signature asked for (trusted=yes in /etc/apt/sources.list)"
+    )
+
+
+@pytest.mark.parametrize("word", ["3BF863CC" * 5, f"0x{'3bf863cc' * 5}", f"{'3BF863CC' * 5}!"])
+def test_an_entry_may_name_the_fingerprint_itself(word: str) -> None:
+    sources = f"deb [signed-by={word}] {CUDA} /\n"
+    assert of("nvidia-driver", "595.91.07-1", Node(), sources) == f"{CUDA}, signed by {'3BF863CC' * 5}"
+
+
+def test_what_is_not_known_is_not_claimed() -> None:
+    assert of("nvidia-driver", "595.91.07-1", Node(table="")) == ""
+    assert of("nvidia-driver", "1.0", Node()) == ""
+    assert "is not known" in of("nvidia-driver", "595.91.07-1", Node(), "")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "no table", "a | b", "a | b |", "a | b | Packages", "N: Unable to locate"])
+def test_other_text_names_no_archive(text: str) -> None:
+    assert served(text) == {}
