@@ -20,12 +20,10 @@ def why_foreign(folder: Path) -> str:
         if stat.S_ISLNK(itself.st_mode) and itself.st_uid not in ours:
             return f"it is a link that the user with the id {itself.st_uid} made"
         status = folder.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return "it is a link to nothing" if folder.is_symlink() else ""
     except OSError as error:  # such as links in a circle
         return error.strerror or str(error)
-    if not stat.S_ISDIR(status.st_mode):
-        return "it is no folder"
     if status.st_uid not in ours:
         return f"it belongs to the user with the id {status.st_uid}"
     if status.st_mode & _OTHERS_WRITE:
