@@ -60,6 +60,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     recipe, place, image, screen = wanted.read(), checked_root(root), is_image(root), how.screen()
     named = gpus_to_set_up(gpu, image=image)
     os.umask(_UMASK)
+    _keep_mounts_private(place)
     store = Store(place, announce=announcer(place))
     log = CommandLog("setup", root=place)
     stop = Stop()
@@ -102,6 +103,13 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
     notes = [*notes_of(done.preview), *([log.problem] if log.problem else [])]
     how.answer(_setup_envelope(recipe, done, report, failure, notes))
+
+
+def _keep_mounts_private(place: str) -> None:
+    if place != "/":
+        from gpunode.host.chroot import keep_mounts_private
+
+        keep_mounts_private()
 
 
 def _swept(store: Store, host: LocalHost) -> CutShort | None:
@@ -264,6 +272,7 @@ def _undo(
 
     screen = how.screen()
     os.umask(_UMASK)
+    _keep_mounts_private(place)
     store = Store(place, announce=announcer(place))
     stop, log = Stop(), CommandLog(verb, root=place)
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
