@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.change import FileChange, FileState, PackageChange, ServiceChange, diff, subject
 from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, UsageError, VerifyFailed
+from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
 from gpunode.host.redact import without_secrets
@@ -130,13 +131,18 @@ def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[P
             continue
         now = states[change.path] if change.path in states else present.state(host, change.path)
         states[change.path] = now
-        if now == after:
+        if now == after and not (after is None and _left_behind(host, change.folders)):
             continue
         went_with_its_package = now is None and change.path in purged
-        if now != change.before and not went_with_its_package and not force:
+        if now not in (change.before, after) and not went_with_its_package and not force:
             raise edited(change, now)
         yield replace(part, change=replace(change, before=now))
         states[change.path] = after
+
+
+def _left_behind(host: Host, folders: Sequence[str]) -> bool:
+    """Whether a folder that was made for a file outlived it: an undo was stopped before it was removed."""
+    return any(host.look(Probe(folder, glob=folder, contents=False)).data for folder in folders)
 
 
 def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, backward: bool) -> Undoing:
