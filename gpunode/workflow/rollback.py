@@ -25,11 +25,16 @@ _DOCKER = "docker.service"
 
 @dataclass(frozen=True, slots=True)
 class RollbackResult:
-    """What a rollback or a removal did; ``run`` is itself a run that can be rolled back."""
+    """What a rollback or a removal did; ``run`` is itself a run that can be rolled back.
+
+    Attributes:
+        whole: whether packages, archives and units were undone, too.
+    """
 
     undone: Undoing
     run: str
     settled: tuple[Settled, ...]
+    whole: bool = False
 
     @property
     def of(self) -> str:
@@ -239,7 +244,7 @@ def rollback(
         run.commit("failed", f"a bug: {type(error).__name__}")
         raise
     run.commit("waiting" if undone.reboot else "done", undone.reboot)
-    return RollbackResult(undone, run.id, tuple(course.settled))
+    return RollbackResult(undone, run.id, tuple(course.settled), whole)
 
 
 def shortcoming(done: RollbackResult) -> GpunodeError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -306,7 +307,18 @@ class Undo:
         steps = {part.change.name: part.step for part in batch if isinstance(part.change, PackageChange)}
         wanted = tuple(part.change for part in batch if isinstance(part.change, PackageChange))
         changes = completed(self.host, wanted)
+        former = dpkg.obsolete(present.dpkg_status(self.host))
         self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change.name, DEPENDENCIES))
+        now = dpkg.obsolete(present.dpkg_status(self.host))
+        self._remove_unedited({path: md5 for path, md5 in now.items() if path not in former})
+
+    def _remove_unedited(self, obsolete: Mapping[str, str]) -> None:
+        """Configuration files that only the version which went had are gone, as before it came; edited ones stay."""
+        for path, md5 in sorted(obsolete.items()):
+            state = present.state(self.host, path)
+            if state is not None and hashlib.md5(state.content, usedforsecurity=False).hexdigest() == md5:
+                change = FileChange(path, state, None)
+                self.applier.one("packages", CONFFILES, change, "its package's former version does not ship it")
 
     def _one(self, part: Part) -> None:
         change, note = part.change, ""

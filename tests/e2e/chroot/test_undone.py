@@ -36,7 +36,6 @@ def bare(bases: Bases, lab: Lab) -> Iterator[Chroot]:
     """Nothing of what setup needs is there: no headers, no runtime, no repository."""
     with lab.node(bases.plain, [T4]) as node:
         as_machine(node)
-        node.run("apt-get", "-y", "install", "passwd")  # without it Debian 13's base cannot add a daemon's user
         lab.recipe(node, DIRECTORIES[bases.plain.codename])
         yield node
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -51,6 +52,12 @@ class Machine(Node):
         super().__init__(facts, solver=_obeys)
         self.archives: dict[str, frozenset[str]] = {"nvidia-driver": frozenset({OLD.version})}
         self.busy = Workloads()
+        self.after_packages: dict[str, FileState] = {}
+
+    def apply(self, changes: Sequence[Change], /) -> None:
+        super().apply(changes)
+        if isinstance(changes[0], PackageChange):
+            self.files.update(self.after_packages)
 
     def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
         return {name: self.archives[name] for name in names if name in self.archives}
@@ -250,6 +257,24 @@ class TestWholeRollback:
         host.files[path] = None
         again = undoing(store, host, done.run, machine(units={UNIT: unit(active=False, enabled=False)}))
         assert FileChange(path, None, edited) in again.files
+
+    @pytest.mark.parametrize("is_edited", [False, True])
+    def test_what_only_the_newer_version_shipped_goes_with_it_unless_it_was_edited(
+        self, host: Machine, store: Store, is_edited: bool
+    ) -> None:
+        path, shipped = "/etc/modprobe.d/driver.conf", FileState(b"as shipped\n")
+        sum_ = hashlib.md5(shipped.content).hexdigest()
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "driver", PackageChange("driver", OLD, NEW)))
+        run.commit("done")
+        host.files[path] = FileState(b"edited\n") if is_edited else shipped
+        host.archives["driver"] = frozenset({OLD.version})
+        back = undoing(store, host, run.id, now({"driver": NEW}))
+        text = f"Package: driver\nStatus: install ok installed\nVersion: 1\nConffiles:\n {path} {sum_}"
+        host.files[STATUS] = FileState(text.encode())
+        host.after_packages = {STATUS: FileState(f"{text} obsolete\n".encode())}
+        undo(host, store, back)
+        assert (host.files[path] is None) is not is_edited
 
 
 class TestRemove:
