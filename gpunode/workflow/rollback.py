@@ -12,7 +12,7 @@ from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
 from gpunode.host.redact import without_secrets
-from gpunode.journal.record import CONFFILES, CONFIGURATION, Begin, Entry, RunSummary, Verb, backwards
+from gpunode.journal.record import CONFFILES, CONFIGURATION, Entry, RunSummary, Verb, backwards
 from gpunode.journal.store import Store
 from gpunode.workflow import present, undo
 from gpunode.workflow.apply import DEPENDENCIES, Applier
@@ -110,14 +110,22 @@ def undoing(
     if facts is None:
         undone = Undoing(of, files)
     else:
-        is_setup = isinstance(entries[0], Begin) and entries[0].verb == "setup"
-        undone = _whole(host, facts, Undoing(of, files), parts, backward=is_setup)
+        backward = _goes_backward({run.run: run for run in store.runs()}, of)
+        undone = _whole(host, facts, Undoing(of, files), parts, backward=backward)
     if not disrupt:
         docker = facts.unit(_DOCKER) if facts else Unknown("not asked", "units")
         undo.refuse_disruption(
             undone.parts, host, lambda: refuse_while_running(docker, host, "go on with --allow-disruption")
         )
     return undone
+
+
+def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
+    """Whether undoing ``run`` takes away what a setup made; to undo an undoing makes it again."""
+    if runs[run].verb == "setup":
+        return True
+    of = runs[run].begin.of
+    return bool(of) and not _goes_backward(runs, of)
 
 
 def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[Part]:

@@ -25,7 +25,7 @@ from gpunode.facts import dpkg
 from gpunode.facts.model import Facts, Known, need
 from gpunode.host.apt_plan import unplanned
 from gpunode.host.port import Action, Host, HostView, Settled
-from gpunode.journal.record import CONFFILES, CONFIGURATION
+from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
 from gpunode.workflow import present
 from gpunode.workflow.apply import DEPENDENCIES, Applier
 
@@ -113,7 +113,7 @@ def forward(parts: Iterable[Part]) -> tuple[Part, ...]:
 def _forward_rank(part: Part) -> int:
     match part.change:
         case FileChange():
-            if part.step == CONFFILES:
+            if part.step in (CONFFILES, OBSOLETE):
                 return 3
             return {"sources": 0, CONFIGURATION: 5}.get(part.stage, 1)
         case PackageChange():
@@ -318,7 +318,7 @@ class Undo:
             state = present.state(self.host, path)
             if state is not None and hashlib.md5(state.content, usedforsecurity=False).hexdigest() == md5:
                 change = FileChange(path, state, None)
-                self.applier.one("packages", CONFFILES, change, "its package's former version does not ship it")
+                self.applier.one("packages", OBSOLETE, change, "its package's former version does not ship it")
 
     def _one(self, part: Part) -> None:
         change, note = part.change, ""

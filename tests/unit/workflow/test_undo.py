@@ -150,6 +150,13 @@ class TestWholeRollback:
         assert host.files[CONTAINERD] == OURS
         assert host.triggered[0] == REFRESH, "the index is read before packages are asked for"
 
+    def test_to_undo_it_thrice_is_to_undo_it_once(self, host: Machine, store: Store) -> None:
+        first = undoing(store, host, newest(store), now())
+        bare = machine(packages={"nvidia-driver": OLD}, units={UNIT: unit(active=False, enabled=False)})
+        again = undoing(store, host, undo(host, store, first).run, bare)
+        third = undoing(store, host, undo(host, store, again).run, now())
+        assert list(map(subject, third.changes)) == list(map(subject, first.changes))
+
     def test_daemons_read_what_came_back_and_the_initramfs_is_built_once(self, host: Machine, store: Store) -> None:
         host.triggered.clear()
         undo(host, store, undoing(store, host, newest(store), now()))
@@ -273,8 +280,12 @@ class TestWholeRollback:
         text = f"Package: driver\nStatus: install ok installed\nVersion: 1\nConffiles:\n {path} {sum_}"
         host.files[STATUS] = FileState(text.encode())
         host.after_packages = {STATUS: FileState(f"{text} obsolete\n".encode())}
-        undo(host, store, back)
+        done = undo(host, store, back)
         assert (host.files[path] is None) is not is_edited
+        host.after_packages = {}  # dpkg takes a missing configuration file for one that somebody deleted
+        undo(host, store, undoing(store, host, done.run, now({"driver": OLD})))
+        assert host.files[path] == (FileState(b"edited\n") if is_edited else shipped)
+        assert path not in store.footprint().files
 
 
 class TestRemove:
