@@ -190,12 +190,12 @@ def rollback(
     if list_:
         commands.runs(how, root, run)
         return
-    from gpunode.cli import changing
+    from gpunode.cli import undoing
 
     if forget:
-        changing.forget(run, how, root, yes=yes, lock_timeout_s=lock_timeout)
+        undoing.forget(run, how, root, yes=yes, lock_timeout_s=lock_timeout)
         return
-    changing.rollback(run, how, root, changing.UndoLeave(yes, packages, force, allow_disruption, lock_timeout))
+    undoing.rollback(run, how, root, undoing.Leave(yes, packages, force, allow_disruption, lock_timeout))
 
 
 @app.command()
@@ -211,10 +211,10 @@ def remove(
     verbose: VerboseOption = False,
 ) -> None:
     """Take everything away that gpunode added to this node, whatever its age; name what stays."""
-    from gpunode.cli import changing, commands
+    from gpunode.cli import commands, undoing
 
     how = commands.How(json=json, verbose=verbose)
-    changing.remove(how, root, changing.UndoLeave(yes, True, force, allow_disruption, lock_timeout))
+    undoing.remove(how, root, undoing.Leave(yes, True, force, allow_disruption, lock_timeout))
 
 
 @app.command()

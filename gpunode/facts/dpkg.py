@@ -118,6 +118,15 @@ def conffiles(text: str, names: Collection[str]) -> Mapping[str, tuple[str, ...]
     return found
 
 
+def obsolete(text: str) -> Mapping[str, str]:
+    """The configuration files that the present version of their package no longer ships, each with dpkg's md5 of it.
+
+    dpkg leaves them behind when a package changes its version. Source: deb-conffiles(5).
+    """
+    rows = (line.split() for listed in _CONFFILES.finditer("\n" + text) for line in listed[1].splitlines())
+    return {row[0]: row[1] for row in rows if row[2:] == ["obsolete"]}
+
+
 def needed(text: str, leaving: Collection[str], changing: Collection[str] = ()) -> Mapping[str, str]:
     """Those of the packages ``leaving`` that others still need, each with the name of one that needs it.
 

@@ -5,9 +5,11 @@ Nothing here lowers what the host asks of a package: no unauthenticated install,
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -76,6 +78,10 @@ _PERFORM = (
     *_options("Dpkg::Use-Pty=0", "Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"),
 )
 _UPDATE = ("-q", *_FETCH, *_options("APT::Update::Error-Mode=any"))
+
+_PREFIX = "gpunode-"
+_NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # as tempfile makes them
+_LISTS_ABOVE = "var/lib/apt"
 
 _Cure = Callable[[FailureKind, Finished], bool]
 
@@ -377,8 +383,7 @@ class Apt:
     @contextmanager
     def _folder(self) -> Iterator[Path]:
         """A private folder that apt sees too, gone afterwards."""
-        temporary = self._root / "tmp" if self._root != Path("/") else None
-        with tempfile.TemporaryDirectory(prefix="gpunode-", dir=temporary) as folder:
+        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_temporary(self._root)) as folder:
             yield Path(folder)
 
     @contextmanager
@@ -402,6 +407,22 @@ class Apt:
                 shutil.chown(folder, owner)
 
 
+def sweep(root: Path) -> None:
+    """The folders that a run that was killed left where this module makes them are gone."""
+    owners = {os.geteuid(), _user_id(root / "etc/passwd", "_apt")}
+    for place in (_temporary(root), root / _LISTS_ABOVE):
+        for path in place.glob(f"{_PREFIX}*"):
+            with suppress(OSError):
+                status = path.lstat()
+                # /tmp is everybody's: what another user has put there under such a name is not ours to remove.
+                if _NAME.fullmatch(path.name) and stat.S_ISDIR(status.st_mode) and status.st_uid in owners:
+                    shutil.rmtree(path)
+
+
+def _temporary(root: Path) -> Path:
+    return Path(tempfile.gettempdir()) if root == Path("/") else root / "tmp"
+
+
 def marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
     """What ``apt-mark`` is told after a transaction, by verb; apt itself has marked what was named as manual.
 
@@ -421,7 +442,7 @@ def marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
 def _aside(lists: Path) -> Iterator[Callable[[str], None]]:
     """A function that sets the index files with a prefix aside; what was not replaced is put back on an error."""
     taken: list[tuple[Path, Path]] = []
-    with tempfile.TemporaryDirectory(prefix="gpunode-", dir=lists.parent) as temporary:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=lists.parent) as temporary:
 
         def set_aside(prefix: str) -> None:
             present = [path for folder in (lists, lists / "partial") if folder.is_dir() for path in folder.iterdir()]

@@ -9,13 +9,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from gpunode.errors import ChangeFailed, UsageError
-from gpunode.host.files import prepare, remove_folders
+from gpunode.host.files import prepare, remove_folders, resolve
 from gpunode.host.process import Runner, signals_held
 
 _POLICY = "/usr/sbin/policy-rc.d"
 # invoke-rc.d(8): 101 forbids the action; maintainer scripts go on as if the service were none of their business.
 _POLICY_SCRIPT = "#!/bin/sh\nexit 101\n"
 _RESOLVER = "/etc/resolv.conf"
+_STAND_IN = "# gpunode mounts another file over this one while it works here, and then removes it.\n"
+# <linux/sched.h>, <linux/mount.h>
+_CLONE_NEWNS, _MS_REC, _MS_SLAVE = 0x20000, 0x4000, 0x80000
 _MOUNT_TIMEOUT_S = 30.0
 # sysfs for reading only, as the kernel below is not the image's; a bind leaves cgroups and EFI variables out.
 _SYSTEM = (
@@ -24,6 +27,19 @@ _SYSTEM = (
     ("/dev", ("--bind", "/dev")),
     ("/dev/pts", ("--bind", "/dev/pts")),
 )
+
+
+def keep_mounts_private() -> None:
+    """What this process mounts from now on it sees alone with its children, and it goes with the last of them.
+
+    So nothing stays mounted in an image when gpunode is killed, and what lives on of it keeps what it works with.
+    """
+    import ctypes
+
+    # Where this is not permitted, mounting is not either, and will be told when something is to be mounted.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) == 0:
+        libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None)
 
 
 @contextmanager
@@ -87,9 +103,9 @@ class _Mounts:
     def policy(self) -> None:
         """No package starts a service; a policy that the image has is the image's decision."""
         place = self._inside(_POLICY)
-        if Path(place).exists() or place in _mount_points():
+        if (Path(place).exists() and not _is_stand_in(place)) or place in _mount_points():
             return
-        # The file below is empty and cannot be executed, so one that a power cut leaves behind forbids nothing.
+        # The file below cannot be executed, so one that a power cut leaves behind forbids nothing.
         self._make(place, folder=False)
         store = f"/run/gpunode-{os.urandom(4).hex()}"
         self._make(store, folder=True)
@@ -105,8 +121,7 @@ class _Mounts:
         ours = os.path.realpath(_RESOLVER)
         place = self._inside(_RESOLVER)
         if Path(ours).is_file() and place not in _mount_points():
-            if not Path(place).exists():
-                self._make(place, folder=False)
+            self._make(place, folder=False)
             self._mount(place, ("-o", "bind,ro", ours))
 
     def _inside(self, path: str) -> str:
@@ -120,13 +135,14 @@ class _Mounts:
 
     def _make(self, place: str, *, folder: bool) -> None:
         path = Path(place)
-        if path.exists():
+        if path.exists() and not _is_stand_in(place):
             return
         if folder:
             path.mkdir(mode=0o755)
             self._stack.callback(_ignoring_errors, path.rmdir)
         else:
-            path.touch(mode=0o644, exist_ok=False)
+            path.write_text(_STAND_IN)
+            path.chmod(0o644)
             self._stack.callback(_ignoring_errors, path.unlink)
 
     def _mount(self, place: str, arguments: tuple[str, ...]) -> None:
@@ -143,6 +159,24 @@ class _Mounts:
         if place in _mount_points() and not self._runner.run(("umount", place), timeout_s=_MOUNT_TIMEOUT_S).ok:
             # A process that a package left running keeps it busy; detached, it goes with that process.
             self._runner.run(("umount", "--lazy", place), timeout_s=_MOUNT_TIMEOUT_S)
+
+
+def _is_stand_in(place: str) -> bool:
+    """Whether a file is one over which a run mounted another; it is still there when that run was killed."""
+    path = Path(place)
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_STAND_IN) + 1) == _STAND_IN.encode()
+
+
+def sweep(root: str) -> None:
+    """The files over which a run that was killed has mounted others are gone."""
+    for path in (_POLICY, _RESOLVER):
+        with suppress(OSError):
+            place = root.rstrip("/") + resolve(path, root=root)
+            if _is_stand_in(place):
+                Path(place).unlink()
 
 
 def _ignoring_errors(act: Callable[[], None]) -> None:

@@ -91,7 +91,8 @@ def _open_folder(name: str, folder: int | None = None) -> int:
 
 def _make_folder(name: str, folder: int) -> None:
     """A folder as a package would make it: 0755 and root's own, whatever the umask and a set-group-id bit above."""
-    os.mkdir(name, 0o700, dir_fd=folder)
+    # Made with its mode: after a power cut the folder may be there and what was changed of it afterwards not.
+    os.mkdir(name, 0o755, dir_fd=folder)
     try:
         os.chown(name, os.geteuid(), os.getegid(), dir_fd=folder)
         os.chmod(name, 0o755, dir_fd=folder)  # noqa: S103

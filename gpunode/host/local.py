@@ -105,8 +105,13 @@ class LocalHost:
 
     def sweep(self, paths: Iterable[str]) -> None:
         """What a run that was killed left beside ``paths`` is gone. Call it under gpunode's own lock."""
+        from gpunode.host import apt, chroot
+
         for path in paths:
             files.sweep(path, root=self.root)
+        apt.sweep(Path(self.root))
+        if self.root != "/":
+            chroot.sweep(self.root)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         """What apt would do, changing nothing; None where there is no apt."""

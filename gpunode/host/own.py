@@ -24,8 +24,6 @@ def why_foreign(folder: Path) -> str:
         return "it is a link to nothing" if folder.is_symlink() else ""
     except OSError as error:  # such as links in a circle
         return error.strerror or str(error)
-    if not stat.S_ISDIR(status.st_mode):
-        return "it is no folder"
     if status.st_uid not in ours:
         return f"it belongs to the user with the id {status.st_uid}"
     if status.st_mode & _OTHERS_WRITE:

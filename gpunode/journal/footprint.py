@@ -15,9 +15,10 @@ from gpunode.change import (
     PackageState,
     ServiceChange,
 )
-from gpunode.journal.record import CONFFILES, Begin, Commit, Entry, Failed, Intent
+from gpunode.journal.record import CONFFILES, OBSOLETE, Begin, Commit, Entry, Failed, Intent
 
 _THROUGH = frozenset({"done", "waiting"})
+_OF_PACKAGES = frozenset({CONFFILES, OBSOLETE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def _changes(run: Iterable[Entry]) -> Iterator[tuple[str, Change]]:
         if isinstance(entry, Failed) and not isinstance(intents[entry.seq].change, PackageChange):
             del intents[entry.seq]
     # A package's own configuration files go and come with it.
-    yield from ((intent.stage, intent.change) for intent in intents.values() if intent.step != CONFFILES)
+    yield from ((intent.stage, intent.change) for intent in intents.values() if intent.step not in _OF_PACKAGES)
 
 
 def _files(changes: Iterable[tuple[str, Change]]) -> dict[str, FileTrail]:

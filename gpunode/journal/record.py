@@ -43,10 +43,12 @@ FORMAT = 2
 Verb: TypeAlias = Literal["setup", "rollback", "remove", "repair"]
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
-# The stage whose files are a node's configuration, which a plain rollback gives back; and the step under which the
-# configuration files of packages that are purged are backed up, in whatever stage.
+# The stage whose files are a node's configuration, which a plain rollback gives back.
 CONFIGURATION = "runtime"
+# The steps, in whatever stage, under which packages' own configuration files are backed up before a purge takes them,
+# and under which those are removed that only a version shipped which is undone.
 CONFFILES = "conffiles"
+OBSOLETE = "obsolete"
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,9 @@ class Store:
             return ()
         except PermissionError as error:
             raise _roots_alone(error) from error
+        except NotADirectoryError as error:
+            hint = f"look at it with `ls -ld {self._runs}`, move it away, then run the command again"
+            raise Refused(f"{self._runs} is no folder", why="gpunode keeps its journals there", hint=hint) from error
         return tuple(sorted(names, key=_number))
 
     def runs(self) -> tuple[RunSummary, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from gpunode.change import Change, FileChange, subject
+from gpunode.change import Change, FileChange, PackageChange, PackageState, subject
 from gpunode.journal.record import CutShort
 from gpunode.runtimes import RUNTIMES
 
@@ -45,3 +46,20 @@ def half_written(cut: CutShort) -> tuple[str, ...]:
     """
     written = (change.path for change in (*cut.made, *cut.begun) if isinstance(change, FileChange))
     return tuple(dict.fromkeys((*written, *(row.config for row in RUNTIMES))))
+
+
+def marks_missing(cut: CutShort, installed: Mapping[str, PackageState]) -> tuple[PackageChange, ...]:
+    """The packages that the setup brought as somebody's dependency or held, and that are not marked so.
+
+    apt marks all that it is told by name as manually installed; the marks are set after the transaction.
+    """
+    if cut.begin.verb != "setup":
+        return ()
+    begun = {change.name: change.after for change in cut.begun if isinstance(change, PackageChange)}
+    owed = ((name, installed.get(name), after) for name, after in begun.items())
+    return tuple(
+        PackageChange(name, now, replace(now, auto=after.auto, held=after.held))
+        for name, now, after in owed
+        if now is not None and isinstance(after, PackageState) and now.version == after.version
+        if (after.auto and not now.auto) or (after.held and not now.held)
+    )

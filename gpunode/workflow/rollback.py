@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from gpunode.change import FileChange, FileState, PackageChange, ServiceChange, diff, subject
 from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, UsageError, VerifyFailed
+from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
 from gpunode.host.redact import without_secrets
-from gpunode.journal.record import CONFFILES, CONFIGURATION, Begin, Entry, RunSummary, Verb, backwards
+from gpunode.journal.record import CONFFILES, CONFIGURATION, Entry, RunSummary, Verb, backwards
 from gpunode.journal.store import Store
 from gpunode.workflow import present, undo
 from gpunode.workflow.apply import DEPENDENCIES, Applier
@@ -24,11 +25,16 @@ _DOCKER = "docker.service"
 
 @dataclass(frozen=True, slots=True)
 class RollbackResult:
-    """What a rollback or a removal did; ``run`` is itself a run that can be rolled back."""
+    """What a rollback or a removal did; ``run`` is itself a run that can be rolled back.
+
+    Attributes:
+        whole: whether packages, archives and units were undone, too.
+    """
 
     undone: Undoing
     run: str
     settled: tuple[Settled, ...]
+    whole: bool = False
 
     @property
     def of(self) -> str:
@@ -104,14 +110,22 @@ def undoing(
     if facts is None:
         undone = Undoing(of, files)
     else:
-        is_setup = isinstance(entries[0], Begin) and entries[0].verb == "setup"
-        undone = _whole(host, facts, Undoing(of, files), parts, backward=is_setup)
+        backward = _goes_backward({run.run: run for run in store.runs()}, of)
+        undone = _whole(host, facts, Undoing(of, files), parts, backward=backward)
     if not disrupt:
         docker = facts.unit(_DOCKER) if facts else Unknown("not asked", "units")
         undo.refuse_disruption(
             undone.parts, host, lambda: refuse_while_running(docker, host, "go on with --allow-disruption")
         )
     return undone
+
+
+def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
+    """Whether undoing ``run`` takes away what a setup made; to undo an undoing makes it again."""
+    if runs[run].verb == "setup":
+        return True
+    of = runs[run].begin.of
+    return bool(of) and not _goes_backward(runs, of)
 
 
 def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[Part]:
@@ -130,13 +144,18 @@ def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[P
             continue
         now = states[change.path] if change.path in states else present.state(host, change.path)
         states[change.path] = now
-        if now == after:
+        if now == after and not (after is None and _left_behind(host, change.folders)):
             continue
         went_with_its_package = now is None and change.path in purged
-        if now != change.before and not went_with_its_package and not force:
+        if now not in (change.before, after) and not went_with_its_package and not force:
             raise edited(change, now)
         yield replace(part, change=replace(change, before=now))
         states[change.path] = after
+
+
+def _left_behind(host: Host, folders: Sequence[str]) -> bool:
+    """Whether a folder that was made for a file outlived it: an undo was stopped before it was removed."""
+    return any(host.look(Probe(folder, glob=folder, contents=False)).data for folder in folders)
 
 
 def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, backward: bool) -> Undoing:
@@ -233,7 +252,7 @@ def rollback(
         run.commit("failed", f"a bug: {type(error).__name__}")
         raise
     run.commit("waiting" if undone.reboot else "done", undone.reboot)
-    return RollbackResult(undone, run.id, tuple(course.settled))
+    return RollbackResult(undone, run.id, tuple(course.settled), whole)
 
 
 def shortcoming(done: RollbackResult) -> GpunodeError | None:

@@ -12,7 +12,7 @@ from gpunode.errors import ChangeFailed, DrainRequired, GpunodeError, Interrupte
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Facts, Known, Unit, known
 from gpunode.host.port import Host, HostView, Settled
-from gpunode.journal.record import Result
+from gpunode.journal.record import CutShort, Result
 from gpunode.journal.store import Run, Store
 from gpunode.recipe import Recipe
 from gpunode.steps import STAGES
@@ -24,7 +24,7 @@ from gpunode.workflow.locking import lacked
 from gpunode.workflow.origins import with_origins
 from gpunode.workflow.plan import plan
 from gpunode.workflow.reboot import UNIT, arrange, resume_unit
-from gpunode.workflow.recovery import told
+from gpunode.workflow.recovery import marks_missing, told
 from gpunode.workflow.transaction import resolved
 
 _RESTARTS_DOCKER = Trigger("restart", "docker.service")
@@ -118,6 +118,8 @@ def setup(
     owed, cut = _still_owed(store.owed(), facts), store.cut_short()
     tell(Previewed(preview))
     nothing_to_do = not owed and not any(stage.changes for stage in preview)
+    marks = marks_missing(cut, known(facts.packages, {})) if cut is not None else ()
+    nothing_to_do = nothing_to_do and not marks
     if cut is not None:
         tell(Told(told(cut, "nothing of it is left to do" if nothing_to_do else "this run finishes it")))
     if owed:
@@ -140,7 +142,7 @@ def setup(
         boot_id=known(facts.boot_id, ""),
         argv=asked.argv,
     )
-    course = _Course(recipe, host, Applier(host, run, tell, asked.pause, unsettled), advance, asked, owed)
+    course = _Course(recipe, host, Applier(host, run, tell, asked.pause, unsettled), advance, asked, owed, cut)
     waits = _carried_out(course, run, facts)
     seconds = time.monotonic() - started
     return SetupResult(preview, tuple(course.applied), tuple(course.settled), waits, run.id, seconds, course.facts)
@@ -193,6 +195,7 @@ class _Course:
     advance: Advance
     asked: Asked
     owed: tuple[Trigger, ...]
+    cut: CutShort | None = None
     applied: list[StagePlan] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
     waits: tuple[Waits, ...] = ()
@@ -205,6 +208,7 @@ class _Course:
         for stage in walk(self.recipe, facts, self._exact, self._enact, self.asked.only):
             raise_refusal([stage])
             self.applied.append(stage)
+        self._mark()
         late = {trigger for trigger in self.owed if not trigger.ends_stage}
         ending = self.applier.settle(settle_order({*late, *at_the_end(self.applied)}))
         self.settled += ending
@@ -216,6 +220,12 @@ class _Course:
         self.waits = tuple(wait for stage in left for wait in stage.waits)
         if self.asked.resume and any(wait.for_ == "reboot" for wait in self.waits):
             arrange(self.applier, self.asked.resume, known(self.facts.file(UNIT), None))
+
+    def _mark(self) -> None:
+        """Packages that a run that was cut short has brought are marked as it would have marked them."""
+        if self.cut is not None and (missing := marks_missing(self.cut, known(self.facts.packages, {}))):
+            self.applier.transaction("packages", missing, lambda _: "marks")
+            self.facts = self.advance(self.facts, self.applied[-1])
 
     def _exact(self, facts: Facts, stage: StagePlan) -> StagePlan:
         exact = self._resolved(facts, stage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -24,7 +25,7 @@ from gpunode.facts import dpkg
 from gpunode.facts.model import Facts, Known, need
 from gpunode.host.apt_plan import unplanned
 from gpunode.host.port import Action, Host, HostView, Settled
-from gpunode.journal.record import CONFFILES, CONFIGURATION
+from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
 from gpunode.workflow import present
 from gpunode.workflow.apply import DEPENDENCIES, Applier
 
@@ -112,7 +113,7 @@ def forward(parts: Iterable[Part]) -> tuple[Part, ...]:
 def _forward_rank(part: Part) -> int:
     match part.change:
         case FileChange():
-            if part.step == CONFFILES:
+            if part.step in (CONFFILES, OBSOLETE):
                 return 3
             return {"sources": 0, CONFIGURATION: 5}.get(part.stage, 1)
         case PackageChange():
@@ -306,7 +307,18 @@ class Undo:
         steps = {part.change.name: part.step for part in batch if isinstance(part.change, PackageChange)}
         wanted = tuple(part.change for part in batch if isinstance(part.change, PackageChange))
         changes = completed(self.host, wanted)
+        former = dpkg.obsolete(present.dpkg_status(self.host))
         self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change.name, DEPENDENCIES))
+        now = dpkg.obsolete(present.dpkg_status(self.host))
+        self._remove_unedited({path: md5 for path, md5 in now.items() if path not in former})
+
+    def _remove_unedited(self, obsolete: Mapping[str, str]) -> None:
+        """Configuration files that only the version which went had are gone, as before it came; edited ones stay."""
+        for path, md5 in sorted(obsolete.items()):
+            state = present.state(self.host, path)
+            if state is not None and hashlib.md5(state.content, usedforsecurity=False).hexdigest() == md5:
+                change = FileChange(path, state, None)
+                self.applier.one("packages", OBSOLETE, change, "its package's former version does not ship it")
 
     def _one(self, part: Part) -> None:
         change, note = part.change, ""

@@ -44,16 +44,17 @@ def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
 
     Args:
         change: of the file.
-        whole: whether a long file that is new is shown to its end; a file that was there always is.
+        whole: whether a long file that is new, or goes, is shown to its end; one that stays always is.
     """
     from gpunode.host.redact import without_secrets  # only where there is a diff: its patterns take 4 ms to load
 
     lines = [_diff_line(number, text) for number, text in enumerate(diff(without_secrets(change)))]
-    if whole or change.before is not None or len(lines) <= _LINES_OF_NEW + 1:
+    if whole or None not in (change.before, change.after) or len(lines) <= _LINES_OF_NEW + 1:
         yield from lines
         return
+    kind = "new file" if change.before is None else "file, which goes"
     yield from lines[:_LINES_OF_NEW]
-    yield line(span(f"… {len(lines) - _LINES_OF_NEW} more lines of this new file; -v shows them", "dim"))
+    yield line(span(f"… {len(lines) - _LINES_OF_NEW} more lines of this {kind}; -v shows them", "dim"))
 
 
 def _diff_line(number: int, text: str) -> Line:

@@ -17,10 +17,11 @@ from gpunode.change import (
 from gpunode.cli.screen.text import Line, Span, line, padded, prose, span
 from gpunode.cli.screen.words import MARKS, bare, count, listed, owed, seconds, sentence, service, settled
 from gpunode.host.port import Settled
+from gpunode.journal.record import OBSOLETE
 from gpunode.steps import STEPS
 from gpunode.workflow.events import Applied
 
-_TITLES = {step.id: step.title for step in STEPS}
+_TITLES = {**{step.id: step.title for step in STEPS}, OBSOLETE: "obsolete file"}
 _WIDTH = max(map(len, _TITLES.values()))
 # What stays unsaid: nobody waits for it.
 _NOTICEABLE_S = 0.05

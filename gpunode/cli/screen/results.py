@@ -146,22 +146,23 @@ def _nothing(back: Undoing, *, whole: bool) -> str:
 
 
 def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
-    """Each file, the downtime, what is left to do, and the run that would undo this."""
+    """What is as before now, the downtime, what is left to do, and the command that would undo this."""
     yield BLANK
-    yield from (line(MARKS["done"], f"{change.path} {_put_back(done, change)}", hang=2) for change in done.undone.files)
-    if packages := done.undone.packages:
-        yield line(MARKS["done"], ", ".join(_gone_and_back(packages)), hang=2)
+    if done.whole:
+        parts = [count(len(done.undone.files), "file"), *_gone_and_back(done.undone.packages)]
+        former = f"as before run {done.of}" if done.of else "without what gpunode added"
+        yield line(MARKS["done"], f"the node is {former}: {', '.join(parts)}", hang=2)
+    else:
+        yield from (line(MARKS["done"], f"{change.path} {_put_back(change)}", hang=2) for change in done.undone.files)
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
     if down := downtime(done.settled):
         yield _fact("took", down)
-    yield _fact("undo", rollback_command(argv, done.run), command=True)
+    yield _fact("undo", rollback_command(argv, done.run) + (" --packages" if done.whole else ""), command=True)
 
 
-def _put_back(done: RollbackResult, change: FileChange) -> str:
-    if change.after is None:
-        return "removed"
-    return _RESTORED if done.of else "without what gpunode wrote"
+def _put_back(change: FileChange) -> str:
+    return "removed" if change.after is None else _RESTORED
 
 
 def _gone_and_back(packages: Sequence[PackageChange]) -> Iterator[str]:

@@ -170,6 +170,8 @@ def _be_gpunode(arguments: list[str], said: Path, watched: Boundaries | None, th
         sys.stdout.flush()
         sys.stderr.flush()
         then()
+    except KeyboardInterrupt:
+        status = 130  # it came before gpunode had begun, or when it was through: there Python itself says so
     finally:
         os._exit(status)
 

@@ -14,6 +14,11 @@ from typing import Final, TypeAlias
 # What gpunode keeps for itself: its journal and backups, its log, its lock.
 _OWN: Final = ("var/lib/gpunode", "var/log/gpunode", "run/gpunode")
 _TEMPORARY: Final = re.compile(r"\.gpunode-[0-9a-f]{8}|\.[0-9a-f]{64}\.\d+|gpunode-\w+")
+_FOLDERS: Final = (
+    *("proc", "sys", "dev/pts", "run", "usr/sbin", "var/lib/dpkg", "var/log"),
+    *("etc/containerd", "etc/docker", "etc/modprobe.d"),
+)
+_STATUS: Final = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1.21.22\n"
 _CONTAINERD: Final = b'# by hand\nversion = 2\n\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "pause:3.9"\n'
 _DOCKER: Final = b'{\n    "log-driver": "journald"\n}\n'
 
@@ -30,22 +35,25 @@ class Case:
         options: of setup, beside the root.
         path: the file that is read by others all the time.
         files: what the root holds before, with mode, owner and group.
+        undo: options of the rollback that takes all of it back.
     """
 
     id: str
     options: tuple[str, ...]
     path: str
     files: tuple[tuple[str, bytes, int, int, int], ...] = ()
+    undo: tuple[str, ...] = ()
 
     def make(self, root: Path) -> Path:
         """``root`` is the node before setup."""
-        for folder in ("etc/containerd", "etc/docker", "etc/modprobe.d", "var/lib/dpkg", "var/log", "run", "usr/sbin"):
+        for folder in _FOLDERS:
             (root / folder).mkdir(parents=True)
         release = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
         (root / "etc/os-release").write_text(release)
-        (root / "var/lib/dpkg/status").touch()
+        (root / "var/lib/dpkg/status").write_text(_STATUS)
         for name, content, mode, uid, gid in self.files:
             path = root / name
+            path.parent.mkdir(exist_ok=True)
             path.write_bytes(content)
             os.chown(path, uid, gid)
             path.chmod(mode)
@@ -54,6 +62,10 @@ class Case:
     def setup(self, root: Path) -> tuple[str, ...]:
         """The command line that sets ``root`` up."""
         return ("setup", "--root", str(root), "--gpu", "10de:1eb8", *self.options, "--yes", "--json")
+
+    def rollback(self, root: Path) -> tuple[str, ...]:
+        """The command line that takes it back."""
+        return ("rollback", "--root", str(root), *self.undo, "--yes", "--json")
 
 
 REPLACED: Final = Case(
@@ -68,6 +80,15 @@ EDITED: Final = Case(
     ("--runtime", "docker", "--only", "runtime-config"),
     "etc/docker/daemon.json",
     (("etc/docker/daemon.json", _DOCKER, 0o600, 0, 0),),
+)
+
+# Two files, and an initramfs to be rebuilt: for that an image's proc, sys and dev are mounted.
+IMAGE: Final = Case(
+    "image-mounted",
+    ("--runtime", "docker", "--only", "runtime-config", "--only", "nouveau"),
+    "etc/docker/daemon.json",
+    (("bin/sh", b"", 0o755, 0, 0), ("etc/docker/daemon.json", _DOCKER, 0o600, 0, 0)),
+    undo=("--packages",),
 )
 
 

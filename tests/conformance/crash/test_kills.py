@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,10 +21,15 @@ from typing import TypeAlias
 import pytest
 
 from tests.conformance.crash.killing import Boundaries, Ended, Poller, boundaries, preload, run
-from tests.conformance.crash.nodes import CREATED, EDITED, REPLACED, Case, Row, Tree, copy, litter, row, tree
+from tests.conformance.crash.nodes import CREATED, EDITED, IMAGE, REPLACED, Case, Row, Tree, copy, litter, row, tree
 from tests.fakes.examples import examples
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="setup and rollback run as root only")
+
+
+def _may_mount() -> bool:
+    return subprocess.run(["unshare", "-m", "true"], check=False).returncode == 0
+
 
 # 128 + the number of SIGINT, SIGTERM or SIGHUP; a run that was through when it came has ended well.
 _STOPPED = {signal.SIGINT: {130}, signal.SIGTERM: {143, -signal.SIGTERM}, signal.SIGHUP: {143, -signal.SIGHUP}}
@@ -103,7 +109,7 @@ class Lab:
 
     def _taken_back(self, node: Path) -> Iterator[str]:
         """What is wrong after a rollback; one that finds nothing written has nothing to take back."""
-        back = run(rollback(node))
+        back = run(self.case.rollback(node))
         if back.status and not (back.status == 2 and "there is nothing to roll back" in back.said):
             yield f"rollback: {back.status}: {back.said}"
         yield from _differences("rollback", tree(node), self.former)
@@ -116,13 +122,9 @@ def _differences(after: str, found: Tree, meant: Tree) -> Iterator[str]:
             yield f"{after}: {name} is {found.get(name)}, not {meant.get(name)}"
 
 
-def rollback(node: Path) -> tuple[str, ...]:
-    return ("rollback", "--root", str(node), "--yes", "--json")
-
-
 def setup_or_rollback(lab: Lab) -> tuple[tuple[str, Command, Path], ...]:
     """The two commands, each with the node from which it has something to do."""
-    return ("setup", lab.case.setup, lab.bare), ("rollback", rollback, lab.done)
+    return ("setup", lab.case.setup, lab.bare), ("rollback", lab.case.rollback, lab.done)
 
 
 def killed_at(command: Command, number: int, *, torn: bool = False) -> Kill:
@@ -195,7 +197,7 @@ def test_setup_killed_at_every_boundary(lab: Lab) -> None:
     ids=lambda case: case.id,
 )
 def test_rollback_killed_at_every_boundary(lab: Lab) -> None:
-    lab.survives(lab.done, every(rollback, lab.boundaries(rollback, lab.done)))
+    lab.survives(lab.done, every(lab.case.rollback, lab.boundaries(lab.case.rollback, lab.done)))
 
     assert not lab.problems, "\n".join(lab.problems)
 
@@ -207,7 +209,7 @@ def test_the_run_that_recovers_is_killed_too(lab: Lab, chance: random.Random) ->
 
     def kills() -> Iterator[tuple[str, Kill]]:
         for number in range(examples(8)):
-            command, name = ((lab.case.setup, "setup"), (rollback, "rollback"))[number % 2]
+            command, name = ((lab.case.setup, "setup"), (lab.case.rollback, "rollback"))[number % 2]
             first, second = chance.randrange(len(calls)), chance.randrange(len(calls))
             # The second run has fewer calls than the first where there is less to do; then it is not killed.
             again = lambda node, command=command, second=second: run(command(node), Boundaries(second))  # noqa: E731
@@ -219,7 +221,10 @@ def test_the_run_that_recovers_is_killed_too(lab: Lab, chance: random.Random) ->
     assert not lab.problems, "\n".join(lab.problems)
 
 
-@pytest.mark.parametrize("lab", [REPLACED, CREATED], indirect=True, ids=lambda case: case.id)
+MOUNTED = pytest.param(IMAGE, marks=pytest.mark.skipif(not _may_mount(), reason="nothing may be mounted here"))
+
+
+@pytest.mark.parametrize("lab", [REPLACED, CREATED, MOUNTED], indirect=True, ids=lambda case: case.id)
 def test_killed_whenever(lab: Lab, chance: random.Random) -> None:
     for name, command, start in setup_or_rollback(lab):
         moments = [chance.uniform(0, lab.seconds) for _ in range(examples(7))]

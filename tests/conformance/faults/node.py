@@ -51,7 +51,8 @@ class Case:
         if self.config is not None:
             (root / CONFIG).parent.mkdir(parents=True)
             (root / CONFIG).write_bytes(self.config)
-            os.setxattr(root / CONFIG, "trusted.note", b"kept")
+            with suppress(OSError):  # a container may forbid it
+                os.setxattr(root / CONFIG, "trusted.note", b"kept")
 
     def arguments(self, verb: Verb, root: Path) -> tuple[str, ...]:
         """The command line of ``verb`` on ``root``."""

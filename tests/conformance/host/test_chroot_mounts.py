@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.host import chroot
+
 
 def _may_mount() -> bool:
     return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], check=False).returncode == 0
@@ -171,3 +173,38 @@ def test_a_whole_system_as_a_root(tmp_path: Path) -> None:
     assert "exit status 7" in result["why"]
     assert "broken" in result["why"]
     assert not Path("/etc/gpunode-test").exists()
+
+
+def test_what_a_killed_run_left_in_the_image_is_used_again_and_goes(root: Path) -> None:
+    """A stand-in for policy-rc.d that stayed must not count as the image's own policy, which would start services."""
+    policy = root / "usr/sbin/policy-rc.d"
+    policy.write_text(chroot._STAND_IN)
+
+    seen = enter(root)
+
+    assert seen["inside"]["policy"] == 101
+    assert not policy.exists()
+
+
+def test_stand_ins_are_swept_and_the_images_own_files_stay(root: Path) -> None:
+    policy, resolver = root / "usr/sbin/policy-rc.d", root / "etc/resolv.conf"
+    policy.write_text(chroot._STAND_IN)
+    resolver.write_text("")
+
+    chroot.sweep(str(root))
+
+    assert not policy.exists()
+    assert resolver.exists()
+
+
+def test_private_mounts_go_with_the_process_that_is_killed(root: Path) -> None:
+    script = """
+import os, signal, sys
+from gpunode.host import chroot
+chroot.keep_mounts_private()
+with chroot.mounted(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", script, str(root)], check=False, cwd=Path(__file__).parents[3])
+    assert killed.returncode == -9
+    assert str(root) not in Path("/proc/self/mountinfo").read_text()

@@ -43,7 +43,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
     "no such format": (replaced(b'"v":2', b'"v":0', 3), 3),
     "the former format": (replaced(b'"v":2', b'"v":1', 3), 3),
     "an endless format": (replaced(b'"v":2', b'"v":' + b"9" * 5000, 3), 3),
-    "no line at all": (lambda lines, _: [*lines, b"\0" * 1000], 6),
+    "no line at all": (lambda lines, _: [*lines, b"#" * 1000], 6),
     "60 MiB": (lambda lines, _: [*lines, b"x" * (60 << 20)], 1),
 }
 

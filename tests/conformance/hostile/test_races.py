@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from gpunode.host import files
 
 STATE = FileState(b"written by gpunode\n", 0o644, os.geteuid(), os.getegid())
 # Of ours; the attacker makes several in the time of each.
-ATTEMPTS = 1500
+ATTEMPTS = 800
 
 
 @contextmanager
@@ -75,15 +76,22 @@ def swap_links(place: Path, victim: Path) -> Callable[[], None]:
 
 
 def swap_folders(place: Path, victim: Path) -> Callable[[], None]:
-    """``place`` is in turn a folder and a link to the victim's folder."""
-    real, link = place.with_name("real"), place.with_name("link")
+    """``place`` is in turn a folder and a link to the victim's folder; whatever gpunode makes there is put aside."""
+    real, link, numbers = place.with_name("real"), place.with_name("link"), itertools.count()
+
+    def begin() -> None:
+        for path in (place, real, link):
+            with suppress(OSError):
+                os.rename(path, place.with_name(f"aside{next(numbers)}"))
+        (place / "inner").mkdir(parents=True)
+        link.symlink_to(victim)
 
     def swap() -> None:
-        os.rename(place, real)
-        os.symlink(victim, place)
-        os.rename(place, link)
-        os.rename(real, place)
-        os.unlink(link)
+        try:
+            for here, there in ((place, real), (link, place), (place, link), (real, place)):
+                os.rename(here, there)
+        except OSError:
+            begin()
 
     return swap
 

@@ -94,6 +94,7 @@ def test_a_whole_life_betrays_no_secret(image: Image, runtime: str, more: tuple[
         gpunode("plan", recipe, *root, *more, env=ENVIRONMENT),
         image.setup(runtime, *more, env=ENVIRONMENT),
         image.rollback("--list", *[word for word in more if word == "--json"]),
+        gpunode("log", *root, *[word for word in more if word == "--json"]),
         image.rollback("--yes", *more),
         image.setup(runtime, *more, env=ENVIRONMENT),
     ]

@@ -13,7 +13,7 @@ and is not. ``/run`` is in memory, so nothing of it is found again.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TypeAlias
@@ -21,6 +21,7 @@ from typing import TypeAlias
 # The unit in which a disk writes; what it has of one call's bytes is whole units of it.
 SECTOR = 512
 _RANDOM_SUBSETS = 4
+_ANY = range(1, 1 << 31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,14 +329,14 @@ def _zeroed_bytes(effect: _Bytes, start: int, stop: int) -> _Bytes:
     return replace(effect, data=effect.data[:start] + b"\0" * (stop - start) + effect.data[stop:])
 
 
-def cuts(before: Tree, recording: Iterable[Event], *, seed: int = 0, after: int = 0) -> Iterator[Cut]:
+def cuts(before: Tree, recording: Iterable[Event], *, seed: int = 0, at: Container[int] = _ANY) -> Iterator[Cut]:
     """Every crash state after each event, once; those that differ by which command was under way count as different.
 
     Args:
         before: what was on the disk at the start.
         recording: what happened since.
         seed: of the random choices.
-        after: how many events are passed over at first.
+        at: after how many events the power may go.
     """
     machine, chance = Machine(before), random.Random(seed)
     seen: set[tuple[int, frozenset[tuple[str, Node]]]] = set()
@@ -343,7 +344,7 @@ def cuts(before: Tree, recording: Iterable[Event], *, seed: int = 0, after: int 
     for count, event in enumerate(recording, 1):
         machine.see(event)
         ended += isinstance(event, Ended)
-        for kept, tree in machine.cuts(chance) if count > after else ():
+        for kept, tree in machine.cuts(chance) if count in at else ():
             state = (ended, frozenset(tree.items()))
             if state not in seen:
                 seen.add(state)

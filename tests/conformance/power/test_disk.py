@@ -17,7 +17,7 @@ WRITTEN = (Made("/t", 0o644), Written("/t", 0, b"new!"))
 
 def found(*events: Event, path: str = "/f") -> set[bytes | None]:
     """What may stand at ``path`` after the last of ``events``; None for nothing."""
-    trees = [cut.tree for cut in cuts(START, events, after=len(events) - 1)]
+    trees = [cut.tree for cut in cuts(START, events, at=[len(events)])]
     return {tree[path].data if path in tree else None for tree in trees}
 
 
@@ -47,7 +47,7 @@ def test_a_write_over_a_sector_may_lack_its_beginning() -> None:
 
 def test_the_names_of_a_folder_reach_the_disk_in_any_order() -> None:
     events = (Made("/a", 0o644), Made("/b", 0o644), Removed("/f"))
-    names = {frozenset(cut.tree) - {"/"} for cut in cuts(START, events, after=2)}
+    names = {frozenset(cut.tree) - {"/"} for cut in cuts(START, events, at=[3])}
     assert {frozenset({"/b"}), frozenset({"/a", "/f"}), frozenset({"/b", "/f"}), frozenset()} <= names
 
 

@@ -19,8 +19,8 @@ from tests.conformance.power.laws import found_broken, not_recovered
 from tests.conformance.power.node import CONTAINERD, Command, Story, standing, start
 
 _RECOVERED_IN_CI = 550
-# Beside those at the end of the second run, for each of its kills.
-_AFTER_A_KILL = 40
+# After a kill, of the run that follows: the end of it, and so many others.
+_MOMENTS = 3
 _PROCESSES = os.cpu_count() or 1
 
 
@@ -124,9 +124,9 @@ def test_what_a_killed_run_left_unsynced_is_not_relied_on(story: Story, scratch:
     def check(process: int, folder: Path) -> Iterator[str]:
         for at in _syncs(story, number)[process::_PROCESSES]:
             again = _killed(story, number, at, folder / str(at))
-            every = list(cuts(again.start, again.events, after=at))
-            found = [cut for cut in every if cut.events == len(again.events)]
-            found += random.Random(at).sample(every, min(len(every), _AFTER_A_KILL))
+            end, chance = len(again.events), random.Random(at)
+            moments = [end, *chance.sample(range(at + 1, end), min(_MOMENTS, end - at - 1))]
+            found = cuts(again.start, again.events, at=moments)
             yield from (f"killed before event {at}: {one}" for one in _broken(again, found, folder))
 
     wrong = _side_by_side(scratch / f"killed-{number}", check)

@@ -21,7 +21,7 @@ COMPONENTS: Final = "main,contrib,non-free,non-free-firmware"
 # What is in every node: a bare server with a compiler and dkms, whose installation would take most of a test's time.
 PLAIN: Final = (
     *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "initramfs-tools", "procps", "iproute2", "pciutils"),
-    *("python3", "ca-certificates", "dkms", "gcc", "make", "libc6-dev"),
+    *("python3", "ca-certificates", "dkms", "gcc", "make", "libc6-dev", "passwd"),
 )
 HEADERS: Final = ("linux-headers-amd64",)
 RUNTIMES: Final = {

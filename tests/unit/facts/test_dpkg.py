@@ -127,3 +127,7 @@ def test_an_alternative_that_stays_is_enough() -> None:
 
 def test_configuration_files_are_those_that_the_package_still_ships() -> None:
     assert dpkg.conffiles(RELATED, ["dkms", "app"]) == {"dkms": ("/etc/dkms/framework.conf",)}
+
+
+def test_what_a_version_left_behind_is_told_from_what_is_shipped() -> None:
+    assert dpkg.obsolete(RELATED) == {"/etc/dkms/old.conf": "4567"}

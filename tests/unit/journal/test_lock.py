@@ -131,7 +131,7 @@ def test_a_missing_or_wrong_run_folder(tmp_path: Path) -> None:
     with Store(tmp_path / "missing").lock():
         assert (tmp_path / "missing/run/gpunode/lock").exists()
     (tmp_path / "run").write_text("a file")
-    with pytest.raises(Refused, match="is not used"), Store(tmp_path).lock():
+    with pytest.raises(ChangeFailed, match="nothing was changed"), Store(tmp_path).lock():
         pass
 
 

@@ -565,3 +565,11 @@ def test_a_journal_on_another_disk_is_used_where_root_has_linked_it(store: Store
     setup_run(store)
     assert len(store.runs()) == 1
     assert (store.root / "disk/runs").is_dir()
+
+
+@pytest.mark.parametrize("name", ["var/lib/gpunode", "var/lib/gpunode/runs"])
+def test_a_file_where_the_journals_belong_is_named(store: Store, name: str) -> None:
+    (store.root / name).parent.mkdir(parents=True)
+    (store.root / name).write_text("")
+    with pytest.raises(Refused, match="runs is no folder"):
+        store.runs()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
 from gpunode.journal.record import Begin, CutShort
-from gpunode.workflow.recovery import half_written, told
+from gpunode.workflow.recovery import half_written, marks_missing, told
 
 BEGIN = Begin("000003-20270115T080000Z", 1_800_000_000.0, "setup", "0.1.0", "containerd", "", "", "ada", ())
 FILE = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""))
@@ -36,3 +38,15 @@ def test_how_far_it_came_is_said(made: tuple[Change, ...], begun: tuple[Change, 
 def test_a_half_file_may_be_beside_what_was_written_and_beside_each_runtimes_file() -> None:
     paths = half_written(CutShort(BEGIN, (), (FILE, *PACKAGES)))
     assert paths == ("/etc/modprobe.d/x.conf", "/etc/containerd/config.toml", "/etc/docker/daemon.json")
+
+
+def test_the_marks_that_a_cut_setup_did_not_set_are_set_and_no_others() -> None:
+    def bring(name: str, *, auto: bool) -> PackageChange:
+        return PackageChange(name, None, PackageState("1", auto=auto))
+
+    begun = tuple(bring(name, auto=name != "asked") for name in ("needed", "asked", "gone", "newer"))
+    cut = CutShort(BEGIN, (), (FILE, *begun))
+    installed = {name: PackageState("1") for name in ("needed", "asked")} | {"newer": PackageState("2")}
+
+    assert marks_missing(cut, installed) == (PackageChange("needed", PackageState("1"), PackageState("1", auto=True)),)
+    assert marks_missing(replace(cut, begin=replace(BEGIN, verb="rollback")), installed) == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -51,6 +52,12 @@ class Machine(Node):
         super().__init__(facts, solver=_obeys)
         self.archives: dict[str, frozenset[str]] = {"nvidia-driver": frozenset({OLD.version})}
         self.busy = Workloads()
+        self.after_packages: dict[str, FileState] = {}
+
+    def apply(self, changes: Sequence[Change], /) -> None:
+        super().apply(changes)
+        if isinstance(changes[0], PackageChange):
+            self.files.update(self.after_packages)
 
     def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
         return {name: self.archives[name] for name in names if name in self.archives}
@@ -142,6 +149,13 @@ class TestWholeRollback:
         undo(host, store, again)
         assert host.files[CONTAINERD] == OURS
         assert host.triggered[0] == REFRESH, "the index is read before packages are asked for"
+
+    def test_to_undo_it_thrice_is_to_undo_it_once(self, host: Machine, store: Store) -> None:
+        first = undoing(store, host, newest(store), now())
+        bare = machine(packages={"nvidia-driver": OLD}, units={UNIT: unit(active=False, enabled=False)})
+        again = undoing(store, host, undo(host, store, first).run, bare)
+        third = undoing(store, host, undo(host, store, again).run, now())
+        assert list(map(subject, third.changes)) == list(map(subject, first.changes))
 
     def test_daemons_read_what_came_back_and_the_initramfs_is_built_once(self, host: Machine, store: Store) -> None:
         host.triggered.clear()
@@ -250,6 +264,28 @@ class TestWholeRollback:
         host.files[path] = None
         again = undoing(store, host, done.run, machine(units={UNIT: unit(active=False, enabled=False)}))
         assert FileChange(path, None, edited) in again.files
+
+    @pytest.mark.parametrize("is_edited", [False, True])
+    def test_what_only_the_newer_version_shipped_goes_with_it_unless_it_was_edited(
+        self, host: Machine, store: Store, is_edited: bool
+    ) -> None:
+        path, shipped = "/etc/modprobe.d/driver.conf", FileState(b"as shipped\n")
+        sum_ = hashlib.md5(shipped.content).hexdigest()
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "driver", PackageChange("driver", OLD, NEW)))
+        run.commit("done")
+        host.files[path] = FileState(b"edited\n") if is_edited else shipped
+        host.archives["driver"] = frozenset({OLD.version})
+        back = undoing(store, host, run.id, now({"driver": NEW}))
+        text = f"Package: driver\nStatus: install ok installed\nVersion: 1\nConffiles:\n {path} {sum_}"
+        host.files[STATUS] = FileState(text.encode())
+        host.after_packages = {STATUS: FileState(f"{text} obsolete\n".encode())}
+        done = undo(host, store, back)
+        assert (host.files[path] is None) is not is_edited
+        host.after_packages = {}  # dpkg takes a missing configuration file for one that somebody deleted
+        undo(host, store, undoing(store, host, done.run, now({"driver": OLD})))
+        assert host.files[path] == (FileState(b"edited\n") if is_edited else shipped)
+        assert path not in store.footprint().files
 
 
 class TestRemove:

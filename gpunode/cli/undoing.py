@@ -1,0 +1,172 @@
+"""The commands that take back what was changed: rollback, its --forget, and remove."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gpunode import __version__
+from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, mounts_kept_private, swept, told_what_was_done
+from gpunode.cli.commands import How, beside
+from gpunode.cli.compose import Stop, announcer, checked_root, is_image, need_root
+from gpunode.cli.envelope import Envelope
+from gpunode.errors import UsageError
+from gpunode.host.local import LocalHost
+from gpunode.host.process import CommandLog
+from gpunode.journal.store import Store
+from gpunode.workflow.converge import survey
+from gpunode.workflow.events import Told
+from gpunode.workflow.recovery import told
+
+if TYPE_CHECKING:
+    from gpunode.cli.human import Screen
+    from gpunode.workflow.undo import Undoing
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """What rollback and remove may do.
+
+    Attributes:
+        whole: undo packages, sources, units and all else, and not the configuration alone.
+        force: put back files that somebody edited since.
+        allow_disruption: stop containers, and take the driver from processes that use a GPU.
+        lock_timeout_s: how long they wait while somebody else is at work on the node.
+    """
+
+    yes: bool = False
+    whole: bool = False
+    force: bool = False
+    allow_disruption: bool = False
+    lock_timeout_s: float = LOCK_TIMEOUT_S
+
+
+def rollback(run: str, how: How, root: str, leave: Leave) -> None:
+    """Puts back what a run changed: its configuration, or all of it."""
+    from gpunode.workflow import rollback as undo
+
+    need_root("rollback")
+    place = checked_root(root)
+
+    def undoing(store: Store, host: LocalHost) -> Undoing:
+        of = undo.choose(store, run, whole=leave.whole).run
+        facts = survey(host, image=is_image(root)) if leave.whole else None
+        return undo.undoing(store, host, of, facts, force=leave.force, disrupt=leave.allow_disruption)
+
+    _undo("rollback", undoing, how, place, leave)
+
+
+def remove(how: How, root: str, leave: Leave) -> None:
+    """Takes everything away that gpunode added."""
+    from gpunode.workflow.remove import removing
+
+    need_root("remove")
+    place = checked_root(root)
+
+    def undoing(store: Store, host: LocalHost) -> Undoing:
+        facts = survey(host, image=is_image(root))
+        return removing(store.footprint(), host, facts, force=leave.force, disrupt=leave.allow_disruption)
+
+    _undo("remove", undoing, how, place, leave)
+
+
+def _undo(
+    verb: Literal["rollback", "remove"],
+    undoing: Callable[[Store, LocalHost], Undoing],
+    how: How,
+    place: str,
+    leave: Leave,
+) -> None:
+    """Shows what ``undoing`` finds, asks, does it, and answers."""
+    from gpunode.workflow import rollback as undo
+
+    screen = how.screen()
+    os.umask(UMASK)
+    mounts_kept_private(place)
+    store = Store(place, announce=announcer(place))
+    stop, log = Stop(), CommandLog(verb, root=place)
+    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
+    with screen, alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:
+        if (cut := swept(store, host)) is not None:
+            screen.tell(Told(told(cut, f"a {verb} takes back whatever it did")))
+        if leave.whole:
+            _finish_dpkgs_work(verb, host, store, screen, stop, leave)
+        back = undoing(store, host)
+        screen.undoing(back, whole=leave.whole)
+        for path in (change.path for change in back.files):
+            screen.leftovers(path, beside(host, path))
+        if not back.parts:
+            how.answer(Envelope(verb, notes=back.notes, result={"of": back.of}))
+            return
+        host.vet(back.files)
+        screen.confirm_shown(verb, yes=leave.yes)
+        with told_what_was_done(verb, how, store):
+            done = undo.rollback(
+                back,
+                host,
+                store,
+                version=__version__,
+                argv=tuple(sys.argv[1:]),
+                tell=screen.tell,
+                pause=stop.pause,
+                verb=verb,
+                whole=leave.whole,
+            )
+        failure = undo.shortcoming(done)
+        screen.rollback(done, failure)
+    how.answer(
+        Envelope(
+            verb,
+            status=failure.status if failure else "ok",
+            exit_code=failure.exit_code if failure else 0,
+            changed=True,
+            changes=done.undone.changes,
+            notes=done.undone.notes,
+            errors=(failure,) if failure else (),
+            result={"of": done.of, "run": done.run, "triggers": done.settled},
+        )
+    )
+
+
+def _finish_dpkgs_work(
+    verb: Literal["rollback", "remove"],
+    host: LocalHost,
+    store: Store,
+    screen: Screen,
+    stop: Stop,
+    leave: Leave,
+) -> None:
+    """Which packages there are can be told: dpkg was not interrupted, or what it began is finished by now."""
+    from gpunode.workflow.repair import finish, unfinished
+
+    if (work := unfinished(survey(host, image=host.root != "/"), host)) is None:
+        return
+    screen.tell(Told(f"{work.why}: it is finished first, since only then it is known what there is to take back"))
+    screen.confirm_shown(verb, yes=leave.yes)
+    argv = tuple(sys.argv[1:])
+    finish(work, host, store, version=__version__, argv=argv, tell=screen.tell, pause=stop.pause)
+
+
+def forget(run: str, how: How, root: str, *, yes: bool, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+    """Gives up undoing a run; its backups go, its journal stays."""
+    from gpunode.workflow.rollback import choose
+
+    need_root("rollback --forget")
+    if not run:
+        raise UsageError(
+            "rollback --forget needs the run that is to be forgotten",
+            why="what is forgotten can never be undone, so gpunode does not choose it",
+            hint="gpunode rollback --list\nsudo gpunode rollback --forget RUN",
+        )
+    store, screen = Store(checked_root(root)), how.screen()
+    with screen, store.lock(lock_timeout_s, screen.progress):
+        chosen = choose(store, run)
+        screen.forgetting(chosen)
+        screen.confirm_shown("rollback --forget", yes=yes)
+        objects, freed = store.forget(chosen.run)
+        screen.forgotten(chosen, objects, freed)
+    result = {"forgotten": chosen.run, "subjects": chosen.subjects, "objects": objects, "freed_bytes": freed}
+    how.answer(Envelope("rollback", changed=True, result=result))

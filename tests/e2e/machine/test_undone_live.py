@@ -1,0 +1,55 @@
+"""A whole rollback and a removal on a booted machine: the daemons run as before, nothing of gpunode stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.leftovers import leftovers, marks
+from tests.e2e.lab.machine import Machine
+from tests.e2e.lab.snapshot import snapshot
+from tests.e2e.machine.scenario import CONTAINERD, PERSISTENCED, Machines, ask, is_up, setup_ok
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
+    with machines.make(bases["bookworm"].runtime) as node:
+        machines.furnish(node)
+        yield node
+        left = marks(node)
+    assert leftovers(left) == []
+
+
+@pytest.mark.parametrize("recipe", ["containerd", "docker"])
+def test_units_and_files_and_packages_are_as_before(node: Machine, recipe: str) -> None:
+    before, units = snapshot(node), _enabled(node)
+    setup_ok(node, recipe)
+    assert is_up(node, PERSISTENCED)
+
+    back = ask(node, "rollback", "--packages", "--yes")
+
+    assert back.exit_code == 10, back.error
+    assert before.differences(snapshot(node)) == ""
+    assert _enabled(node) == units
+    assert is_up(node, CONTAINERD)
+
+    again = ask(node, "rollback", "--packages", "--yes", str(back.result["run"]))
+
+    assert again.exit_code == 0, again.error
+    assert is_up(node, PERSISTENCED)
+    assert ask(node, "plan", f"/root/{recipe}.toml", "--check").exit_code == 0
+
+    removed = ask(node, "remove", "--yes")
+
+    assert removed.exit_code == 10, removed.error
+    assert before.differences(snapshot(node)) == ""
+    assert _enabled(node) == units
+
+
+def _enabled(node: Machine) -> set[str]:
+    listed = node.run("systemctl", "list-unit-files", "--state=enabled", "--no-legend", "--no-pager").stdout
+    return {line.split()[0] for line in listed.splitlines()}
