@@ -415,7 +415,7 @@ def test_an_empty_file_says_nothing() -> None:
     [
         (b"version = 2\nx = \n", ":2: not valid TOML", "line 2"),
         (b"version = 2\nx = '\xff'\n", ":2:6: not UTF-8", "0xff"),
-        (b"\n# x\nx = '\xff'\n\n", ":3:6: not UTF-8", "0xff"),
+        (b"\n# x\nx = '\xff'\ny = 1\nz = 1\n", ":3:6: not UTF-8", "0xff"),
         (b"\n\xff\n", ":2:1: not UTF-8", "0xff"),
         (b"version = '2'\n", ":1: version is not a whole number", "'2'"),
         (b"version = true\n", ":1: version is not a whole number", "True"),
