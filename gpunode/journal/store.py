@@ -22,6 +22,7 @@ from gpunode.host.locks import Holder
 from gpunode.host.own import read, refuse_foreign
 from gpunode.host.port import OnProgress, unheard
 from gpunode.journal import footprint, record
+from gpunode.journal.disk import make, sync_folder, write_all, write_file
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.lock import held, holder
 from gpunode.journal.record import (
@@ -261,7 +262,7 @@ class Store:
             os.ftruncate(descriptor, len(written))
             # And a whole one, which a killed run may not have synced, is on the disk before another follows it.
             os.fsync(descriptor)
-            _write_all(descriptor, record.encode(entry, above=written.splitlines(keepends=True)[-1]))
+            write_all(descriptor, record.encode(entry, above=written.splitlines(keepends=True)[-1]))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -304,17 +305,17 @@ class Store:
         """The name of ``content``'s backup object, which is on the disk. Raises OSError."""
         name = record.digest(content)
         path = self._object(name)
-        _make(path.parent)
+        make(path.parent)
         if not _holds(path, content):
             draft = path.with_name(f".{name}.{os.getpid()}")
             try:
-                _write_file(draft, content)
+                write_file(draft, content)
                 draft.rename(path)
             except OSError:
                 draft.unlink(missing_ok=True)
                 raise
         # Also when it was there: a run that was killed may have named it so and not come to this.
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         return name
 
     def _object(self, name: str) -> Path:
@@ -363,7 +364,7 @@ class Store:
     def _make_folders(self) -> None:
         for folder in (self.folder, self._runs, self.objects):
             refuse_foreign(folder, self.root)
-            _make(folder)
+            make(folder)
             if stat.S_IMODE(folder.stat().st_mode) != 0o700:
                 folder.chmod(0o700)
 
@@ -417,8 +418,8 @@ class Run:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._append(begin)
-        _sync_folder(path.parent)
-        _sync_folder(path.parent.parent)
+        sync_folder(path.parent)
+        sync_folder(path.parent.parent)
 
     def entries(self) -> tuple[Entry, ...]:
         """What has been written so far."""
@@ -471,8 +472,8 @@ class Run:
         """
         kept = self.path.with_name(f"rejected-{path.strip('/').replace('/', '-')}")
         with _unwritable(f"the rejected {path} could not be kept", kept):
-            _write_file(kept, content)
-            _sync_folder(kept.parent)
+            write_file(kept, content)
+            sync_folder(kept.parent)
         return str(kept)
 
     def commit(self, result: Result, why: str = "") -> None:
@@ -499,7 +500,7 @@ class Run:
         before = os.fstat(self._descriptor).st_size
         try:
             line = record.encode(*entries, above=self._last)
-            _write_all(self._descriptor, line)
+            write_all(self._descriptor, line)
             os.fsync(self._descriptor)
         except OSError as error:
             self._withdraw(before, error)
@@ -591,42 +592,9 @@ def _unwritable(what: str, place: Path) -> Iterator[None]:
         ) from error
 
 
-def _make(folder: Path) -> None:
-    """``folder`` exists, and so it will after a power cut."""
-    if not folder.is_dir():
-        if not folder.parent.is_dir():
-            _make(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
-    # Also when it was there: a run that was killed may have made it and not come to this.
-    _sync_folder(folder.parent)
-
-
 def _holds(path: Path, content: bytes) -> bool:
     """Whether the object is there and whole; what cannot be read is replaced."""
     try:
         return read(path, _LARGEST_OBJECT) == content
     except OSError:
         return False
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        _write_all(descriptor, content)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

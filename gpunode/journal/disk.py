@@ -1,0 +1,42 @@
+"""What is written here is on the disk when the call returns, and stays there through a power cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def make(folder: Path) -> None:
+    """``folder`` exists, and so it will after a power cut."""
+    if not folder.is_dir():
+        if not folder.parent.is_dir():
+            make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    # Also when it was there: a run that was killed may have made it and not come to this.
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """The names in ``folder`` are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """``path``, no link, holds ``content``, for its owner alone; its name may still be lost."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """All of ``data`` is written, which one call need not do; it may not be on the disk yet."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
