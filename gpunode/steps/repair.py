@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 from gpunode.change import CommandChange
 from gpunode.facts.model import Facts, need
 from gpunode.recipe import Recipe
@@ -11,14 +14,22 @@ from gpunode.steps.outcome import Outcome, Planned, Step
 # was unpacked before one that it needs, dpkg cannot finish it, and apt gets what is missing; it may take nothing away.
 _KEEP = ("--force-confdef", "--force-confold")
 _CONFIGURE = ("dpkg", *_KEEP, "--configure", "-a")
-_COMPLETE = (
+_APT = (
     *("apt-get", "-q", "-y", "--no-install-recommends", "--no-remove"),
     *(word for option in _KEEP for word in ("-o", f"Dpkg::Options::={option}")),
-    *("--fix-broken", "install"),
 )
-_REPAIR = ("sh", "-c", f"{' '.join(_CONFIGURE)} || {' '.join(_COMPLETE)}")
-FINISH = ("sh", "-c", f"{' '.join(_CONFIGURE)}; {' '.join(_COMPLETE)}")
-"""As what is planned, and packages that are half installed are whole afterwards: a transaction would see to them."""
+_COMPLETE = (*_APT, "--fix-broken", "install")
+_REPAIR = ("sh", "-c", f"{shlex.join(_CONFIGURE)} || {shlex.join(_COMPLETE)}")
+
+
+def finish(half_installed: Sequence[str]) -> tuple[str, ...]:
+    """The command after which dpkg has no work left: as what is planned, and those packages are whole again.
+
+    dpkg neither configures nor removes a package that has lost some of its files, and apt sees nothing broken in it:
+    it has to be told to install it anew. In a setup the transaction tells it.
+    """
+    anew = (shlex.join((*_APT, "--reinstall", "install", *half_installed)),) if half_installed else ()
+    return ("sh", "-c", "; ".join((shlex.join(_CONFIGURE), shlex.join(_COMPLETE), *anew)))
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:

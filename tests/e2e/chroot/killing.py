@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import shutil
 import signal
@@ -38,6 +39,16 @@ class State:
     held: str
     audit: str
     files: dict[str, tuple[int, int, int, bytes]]
+
+    def differences(self, other: State) -> str:
+        """What of this state is not so in ``other``, and the other way round; empty when they are the same."""
+        texts = ((self.packages, other.packages), (self.auto, other.auto), (self.held, other.held))
+        lines = [line for mine, others in texts for line in difflib.ndiff(mine.splitlines(), others.splitlines())]
+        files = [
+            path for path in self.files.keys() | other.files.keys() if self.files.get(path) != other.files.get(path)
+        ]
+        changed = [line for line in lines if line.startswith(("-", "+"))]
+        return "\n".join((*changed, *sorted(files), *({self.audit, other.audit} if self.audit != other.audit else ())))
 
     @property
     def config(self) -> tuple[int, int, int, bytes] | None:
