@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 
 from gpunode.change import CommandChange
 from gpunode.facts.model import Facts, need
@@ -20,16 +19,12 @@ _APT = (
 )
 _COMPLETE = (*_APT, "--fix-broken", "install")
 _REPAIR = ("sh", "-c", f"{shlex.join(_CONFIGURE)} || {shlex.join(_COMPLETE)}")
-
-
-def finish(half_installed: Sequence[str]) -> tuple[str, ...]:
-    """The command after which dpkg has no work left: as what is planned, and those packages are whole again.
-
-    dpkg neither configures nor removes a package that has lost some of its files, and apt sees nothing broken in it:
-    it has to be told to install it anew. In a setup the transaction tells it.
-    """
-    anew = (shlex.join((*_APT, "--reinstall", "install", *half_installed)),) if half_installed else ()
-    return ("sh", "-c", "; ".join((shlex.join(_CONFIGURE), shlex.join(_COMPLETE), *anew)))
+# dpkg neither configures nor removes a package that has lost some of its files, and apt sees nothing broken in it: it has
+# to be told to install it anew. Which these are is known only once dpkg has read what it wrote down before it ended.
+_HALF = r"dpkg-query -W -f '${db:Status-Status} ${binary:Package}\n' | sed -n 's/^half-installed //p'"
+_ANEW = f'set -- $({_HALF}); [ $# -eq 0 ] || {shlex.join((*_APT, "--reinstall", "install"))} "$@"'
+FINISH = ("sh", "-c", f"{shlex.join(_CONFIGURE)}; {shlex.join(_COMPLETE)}; {_ANEW}")
+"""As what is planned, and packages that are half installed are whole afterwards: a transaction would see to them."""
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:

@@ -10,7 +10,7 @@ from gpunode.facts import dpkg
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, HostView
 from gpunode.journal.store import Store
-from gpunode.steps import repair
+from gpunode.steps.repair import FINISH
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import Observer
@@ -28,7 +28,7 @@ def unfinished(facts: Facts, host: HostView) -> CommandChange | None:
     if not half and not known(facts.dpkg_interrupted, False):
         return None
     what = f"; {', '.join(half)} is half installed" if half else ""
-    return CommandChange(repair.finish(half), f"an earlier run of dpkg was interrupted{what}")
+    return CommandChange(FINISH, f"an earlier run of dpkg was interrupted{what}")
 
 
 def finish(

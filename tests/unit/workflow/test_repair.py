@@ -39,14 +39,6 @@ def test_dpkgs_own_status_decides(status: str, interrupted: bool, why: str) -> N
     assert (found.why if found else "") == why
 
 
-def test_what_is_half_installed_is_installed_anew_by_its_name() -> None:
-    host = WithStatus(machine())
-    host.status = HALF
-    found = unfinished(machine(), host)
-    assert found is not None
-    assert found.argv[-1].endswith(" --reinstall install lab")
-
-
 def test_where_the_packages_are_not_known_nothing_is_finished() -> None:
     facts = replace(machine(), packages=Unknown("no dpkg", "test"))
     assert unfinished(facts, WithStatus(facts)) is None
