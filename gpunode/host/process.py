@@ -35,7 +35,7 @@ _KILL_PATIENCE_S = 5.0
 # How long the pipes of a finished command are still read: a daemon that it started may hold them for ever.
 _LINGER_S = 1.0
 # Its reader may end before the writer does; only then is the rest thrown away.
-_RELAY = "trap '' PIPE; cat 2>/dev/null || exec cat >/dev/null"
+_RELAY = "trap '' PIPE; /bin/cat 2>/dev/null || exec /bin/cat >/dev/null"
 _LONGEST_LINE = 1 << 16
 _EMPTY_ENV: Mapping[str, str] = {}
 
@@ -254,7 +254,7 @@ class _Descriptors:
         """As ``_pipe``, with a process in between that goes on reading when nobody takes what it passes on."""
         (ours, theirs), (relays, childs) = self._pipe(), os.pipe()
         self._open |= {relays, childs}
-        started = _start(("sh", "-c", _RELAY), relays, theirs, theirs, _environment({}))
+        started = _start(("/bin/sh", "-c", _RELAY), relays, theirs, theirs, _environment({}))
         if isinstance(started, _NotStarted):
             raise ChangeFailed("no command can be started", why=started.why, hint="look at `ulimit -u` and `free -m`")
         self._relays.append(started)

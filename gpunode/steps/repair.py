@@ -18,13 +18,12 @@ _APT = (
     *(word for option in _KEEP for word in ("-o", f"Dpkg::Options::={option}")),
 )
 _COMPLETE = (*_APT, "--fix-broken", "install")
-_REPAIR = ("sh", "-c", f"{shlex.join(_CONFIGURE)} || {shlex.join(_COMPLETE)}")
-# dpkg neither configures nor removes a package that has lost some of its files, and apt sees nothing broken in it: it has
-# to be told to install it anew. Which these are is known only once dpkg has read what it wrote down before it ended.
+# dpkg neither configures nor removes a package that has lost some of its files, and apt sees nothing broken in it: it
+# has to be told to install it anew. Which these are is known only once dpkg has read what it noted before it ended.
 _HALF = r"dpkg-query -W -f '${db:Status-Status} ${binary:Package}\n' | sed -n 's/^half-installed //p'"
 _ANEW = f'set -- $({_HALF}); [ $# -eq 0 ] || {shlex.join((*_APT, "--reinstall", "install"))} "$@"'
-FINISH = ("sh", "-c", f"{shlex.join(_CONFIGURE)}; {shlex.join(_COMPLETE)}; {_ANEW}")
-"""As what is planned, and packages that are half installed are whole afterwards: a transaction would see to them."""
+FINISH = ("sh", "-c", f"{{ {shlex.join(_CONFIGURE)} || {shlex.join(_COMPLETE)}; }} && {{ {_ANEW}; }}")
+"""Makes every package that dpkg began with whole, or fails."""
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -33,7 +32,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if not need(facts.dpkg_interrupted, "whether dpkg was interrupted"):
         return Planned((), "dpkg finished its last work")
     why = "an earlier run of dpkg was interrupted, so apt refuses to work"
-    return Planned((CommandChange(_REPAIR, why),), why)
+    return Planned((CommandChange(FINISH, why),), why)
 
 
 REPAIR = Step("repair", "package database", "sources", plan)

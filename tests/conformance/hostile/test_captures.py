@@ -8,7 +8,6 @@ import json
 import os
 import random
 import tarfile
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,10 +151,11 @@ def test_a_harmful_capture_is_refused_within_little_memory(
 ) -> None:
     path = tmp_path / "node.tar.gz"
     make(path)
-    temporary = set(Path(tempfile.gettempdir()).glob("gpunode*"))
-    done = gpunode("status", "--node", str(path), cwd=tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = gpunode("status", "--node", str(path), cwd=tmp_path, env={"TMPDIR": str(temporary)})
     assert (done.exit_code, "Traceback" in done.said) == (exit_code, False), done.said
     assert str(path) in done.err
     assert "next: " in done.err
-    assert os.listdir(tmp_path) == ["node.tar.gz"]
-    assert set(Path(tempfile.gettempdir()).glob("gpunode*")) == temporary
+    assert sorted(os.listdir(tmp_path)) == ["node.tar.gz", "temporary"]
+    assert os.listdir(temporary) == []
