@@ -21,6 +21,7 @@ from gpunode.change import (
     subject,
 )
 from gpunode.errors import Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
+from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, LoadedDriver
 from gpunode.host.port import Action, Simulation, Workloads
 from gpunode.journal.record import CONFFILES
@@ -53,6 +54,14 @@ class Machine(Node):
         self.archives: dict[str, frozenset[str]] = {"nvidia-driver": frozenset({OLD.version})}
         self.busy = Workloads()
         self.after_packages: dict[str, FileState] = {}
+        self.enrolled = ""
+
+    def look(self, probe: Probe, /) -> Capture:
+        if probe.argv[:2] == ("mokutil", "--test-key") and self.enrolled:
+            # mokutil's own words; it exits with 1 when the key is there (mokutil.c, test_key).
+            said = b"is already enrolled\n" if probe.argv[2] == self.enrolled else b"is not enrolled\n"
+            return Capture("mokutil", "failed", probe.argv[2].encode() + b" " + said, exit_status=1)
+        return super().look(probe)
 
     def apply(self, changes: Sequence[Change], /) -> None:
         super().apply(changes)
@@ -339,6 +348,11 @@ class TestRemove:
         assert not back.files
         assert any(CONTAINERD in note and "forgotten" in note for note in back.notes)
         assert len(back.packages) == 2, "packages need no backup"
+
+    def test_an_enrolled_key_is_named_with_what_takes_it_out(self, host: Machine, store: Store) -> None:
+        host.enrolled = "/var/lib/dkms/mok.pub"
+        (note,) = (note for note in removing(store.footprint(), host, now()).notes if "Secure Boot" in note)
+        assert "mokutil --delete /var/lib/dkms/mok.pub" in note
 
     def test_a_second_removal_finds_nothing(self, host: Machine, store: Store) -> None:
         back = removing(store.footprint(), host, now())
