@@ -33,7 +33,10 @@ def merged(base: bytes, ours: bytes, theirs: bytes, *, path: str = "") -> bytes 
     for first, last, new in edits:
         result += (*lines[0][place:first], *new)
         place = last
-    text = b"".join((*result, *lines[0][place:]))
+    result += lines[0][place:]
+    if any(not line.endswith((b"\n", b"\r")) for line in result[:-1]):
+        return None  # the last line of one, without its end, would run into the next of the other
+    text = b"".join(result)
     return text if parse is None or _same_effect(parse, base, ours, theirs, text) else None
 
 
@@ -68,7 +71,7 @@ def _same_effect(parse: Callable[[str], Any], base: bytes, ours: bytes, theirs: 
 
 def _leaves(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     """Every value that is no table, by its path; an empty table is one, too."""
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not above):
         for key, item in value.items():
             yield from _leaves(item, (*above, key))
         return

@@ -62,13 +62,15 @@ def rollback(run: str, how: How, root: str, leave: Leave) -> None:
 def remove(how: How, root: str, leave: Leave) -> None:
     """Takes everything away that gpunode added."""
     from gpunode.workflow.remove import removing
+    from gpunode.workflow.setup import still_owed
 
     need_root("remove")
     place = checked_root(root)
 
     def undoing(store: Store, host: LocalHost) -> Undoing:
         facts = survey(host, image=is_image(root))
-        return removing(store.footprint(), host, facts, force=leave.force, disrupt=leave.allow_disruption)
+        owed = still_owed(store.owed(), facts)
+        return removing(store.footprint(), host, facts, owed=owed, force=leave.force, disrupt=leave.allow_disruption)
 
     _undo("remove", undoing, how, place, leave)
 
@@ -92,14 +94,15 @@ def _undo(
     with screen, alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:
         if (cut := swept(store, host)) is not None:
             screen.tell(Told(told(cut, f"a {verb} takes back whatever it did")))
-        if leave.whole:
-            _finish_dpkgs_work(verb, host, store, screen, stop, leave)
+        repaired = leave.whole and _finish_dpkgs_work(verb, host, store, screen, stop, leave)
         back = undoing(store, host)
         screen.undoing(back, whole=leave.whole)
         for path in (change.path for change in back.files):
             screen.leftovers(path, beside(host, path))
-        if not back.parts:
-            how.answer(Envelope(verb, notes=back.notes, result={"of": back.of}))
+        if not back.parts and not back.owed:
+            if back.lost:
+                raise undo.not_all_back(back)
+            how.answer(Envelope(verb, changed=repaired, notes=back.notes, result={"of": back.of}))
             return
         host.vet(back.files)
         screen.confirm_shown(verb, yes=leave.yes)
@@ -138,16 +141,21 @@ def _finish_dpkgs_work(
     screen: Screen,
     stop: Stop,
     leave: Leave,
-) -> None:
-    """Which packages there are can be told: dpkg was not interrupted, or what it began is finished by now."""
+) -> bool:
+    """Which packages there are can be told: what dpkg began is finished.
+
+    Returns:
+        Whether there was anything to finish.
+    """
     from gpunode.workflow.repair import finish, unfinished
 
     if (work := unfinished(survey(host, image=host.root != "/"), host)) is None:
-        return
+        return False
     screen.tell(Told(f"{work.why}: it is finished first, since only then it is known what there is to take back"))
     screen.confirm_shown(verb, yes=leave.yes)
     argv = tuple(sys.argv[1:])
     finish(work, host, store, version=__version__, argv=argv, tell=screen.tell, pause=stop.pause)
+    return True
 
 
 def forget(run: str, how: How, root: str, *, yes: bool, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:

@@ -108,14 +108,24 @@ def half_installed(found: Iterable[Entry]) -> tuple[str, ...]:
 def conffiles(text: str, names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
     """The configuration files that dpkg keeps for each of the packages ``names`` and takes with it in a purge."""
     found: dict[str, tuple[str, ...]] = {}
+    unshipped = obsolete(text)
+    wanted = {(name.partition(":")[0], name.partition(":")[2]) for name in names}
     for paragraph in text.split("\n\n"):
         fields = dict(_FIELD.findall("\n" + paragraph))
         listed = _CONFFILES.search(paragraph)
-        if listed and fields.get("Package", "").strip() in names:
-            # "PATH MD5 [obsolete]"; what the package no longer ships may be another package's by now.
+        name, architecture = fields.get("Package", "").strip(), fields.get("Architecture", "").strip()
+        if listed and wanted & {(name, ""), (name, architecture)}:
+            # "PATH MD5 [obsolete]": a purge takes those, too, that no package ships any more.
             rows = (line.split() for line in listed[1].splitlines())
-            found[fields["Package"].strip()] = tuple(row[0] for row in rows if len(row) == 2)
+            taken = (row[0] for row in rows if len(row) == 2 or (row[2:] == ["obsolete"] and row[0] in unshipped))
+            found[name] = (*found.get(name, ()), *taken)
     return found
+
+
+def shipped(text: str) -> Mapping[str, str]:
+    """The configuration files that a package ships now, each with dpkg's md5 of it as shipped."""
+    rows = (line.split() for listed in _CONFFILES.finditer("\n" + text) for line in listed[1].splitlines())
+    return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 def obsolete(text: str) -> Mapping[str, str]:
@@ -123,8 +133,9 @@ def obsolete(text: str) -> Mapping[str, str]:
 
     dpkg leaves them behind when a package changes its version. Source: deb-conffiles(5).
     """
-    rows = (line.split() for listed in _CONFFILES.finditer("\n" + text) for line in listed[1].splitlines())
-    return {row[0]: row[1] for row in rows if row[2:] == ["obsolete"]}
+    rows = [line.split() for listed in _CONFFILES.finditer("\n" + text) for line in listed[1].splitlines()]
+    shipped = {row[0] for row in rows if row and row[2:] != ["obsolete"]}
+    return {row[0]: row[1] for row in rows if row[2:] == ["obsolete"] and row[0] not in shipped}
 
 
 def needed(text: str, leaving: Collection[str], changing: Collection[str] = ()) -> Mapping[str, str]:

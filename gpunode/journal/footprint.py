@@ -29,11 +29,13 @@ class FileTrail:
         spans: the changes, oldest first. Those that followed one another are one; between two of them somebody else
             wrote the file.
         forgotten: whether the bytes of one of them are gone, so that it cannot be taken back.
+        left: the sha256 of the file as gpunode left it; empty where it left none.
     """
 
     spans: tuple[FileChange, ...]
     stage: str
     forgotten: bool = False
+    left: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def _changes(run: Iterable[Entry]) -> Iterator[tuple[str, Change]]:
     for entry in run:
         if isinstance(entry, Intent):
             intents[entry.seq] = entry
-        if isinstance(entry, Failed) and not isinstance(intents[entry.seq].change, PackageChange):
+        if isinstance(entry, Failed):
             del intents[entry.seq]
     # A package's own configuration files go and come with it.
     yield from ((intent.stage, intent.change) for intent in intents.values() if intent.step not in _OF_PACKAGES)
@@ -143,8 +145,11 @@ def _extended(spans: tuple[FileChange, ...], change: FileChange) -> tuple[FileCh
 def _packages(changes: Iterable[tuple[str, Change]]) -> dict[str, PackageState | None]:
     first: dict[str, PackageState | None] = {}
     for _, change in changes:
-        if isinstance(change, PackageChange):
-            first.setdefault(change.name, change.before)
+        if not isinstance(change, PackageChange):
+            continue
+        first.setdefault(change.name, change.before)
+        if change.after == first[change.name]:
+            del first[change.name]  # taken back: what is there of that name from now on is somebody else's
     return first
 
 
@@ -179,4 +184,6 @@ def _loaded(trail: FileTrail, load: Callable[[str], bytes | None]) -> FileTrail:
         )
         for span in trail.spans
     )
-    return replace(trail, spans=spans, forgotten=forgotten)
+    last = trail.spans[-1].after
+    left = last.content.decode() if isinstance(last, FileState) else ""
+    return replace(trail, spans=spans, forgotten=forgotten, left=left)

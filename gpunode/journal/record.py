@@ -371,7 +371,14 @@ def backwards(entries: Iterable[Entry]) -> tuple[Intent, ...]:
 
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
     """
-    intents = [entry for entry in entries if isinstance(entry, Intent)]
+    known = tuple(entries)
+    # What a transaction that failed never touched may have been installed by somebody since.
+    failed = {entry.seq for entry in known if isinstance(entry, Failed)}
+    intents = [
+        one
+        for one in known
+        if isinstance(one, Intent) and not (isinstance(one.change, PackageChange) and one.seq in failed)
+    ]
     back = ((intent, inverse(intent.change)) for intent in reversed(intents))
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 

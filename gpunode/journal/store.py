@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from gpunode.change import Change, FileChange, Trigger
+from gpunode.change import Change, FileChange, FileState, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
 from gpunode.host.locks import Holder
 from gpunode.host.own import read, refuse_foreign
@@ -216,7 +216,8 @@ class Store:
             Refused: it was cut short, so the next setup or rollback still needs it.
             ChangeFailed: it could not be written down; nothing is gone.
         """
-        if not any(isinstance(entry, Commit) for entry in self._unloaded(run)):
+        cut = self.cut_short()
+        if cut is not None and cut.begin.run == run:
             raise Refused(
                 f"run {run} cannot be forgotten",
                 why="it was cut short, and what it did is finished or undone with its backups",
@@ -224,6 +225,8 @@ class Store:
             )
         with _unwritable(f"that run {run} is forgotten cannot be written down, so it is not", self._path(run)):
             self._add(run, Forget(user or invoking_user(), self._clock()))
+        for rejected in self._path(run).parent.glob("rejected-*"):
+            rejected.unlink(missing_ok=True)
         return self._collect(self._kept(self.ids()))
 
     def owed(self) -> dict[Trigger, float]:
@@ -241,7 +244,10 @@ class Store:
             JournalDamaged: its journal is.
         """
         # A run that was killed before its first entry did nothing, so it hides nobody.
-        began = (entries for run in reversed(self.ids()) if (entries := self._unloaded(run)))
+        # Nor does a repair of dpkg, which whoever goes on begins with: they may have said no to the rest.
+        began = (
+            entries for run in reversed(self.ids()) if (entries := self._unloaded(run)) and not _is_repair(entries)
+        )
         return record.cut_short(next(began, ()))
 
     def conclude(self, run: str, why: str) -> None:
@@ -278,13 +284,24 @@ class Store:
 
         Raises:
             JournalDamaged: one of the journals is, or a backup object of a run that is in debt.
-            Refused: such a run is so old that its backups are gone.
         """
         if not self.owed():
             return ()
         runs = self.ids()
         indebted = next(index for index, run in enumerate(runs) if record.owed(self._unloaded(run)))
-        return record.unsettled(entry for run in runs[indebted:] for entry in self.read(run))
+        waiting = record.unsettled(entry for run in runs[indebted:] for entry in self._unloaded(run))
+        loaded = (self._with_bytes(change) for change in waiting)
+        return tuple(change for change in loaded if change is not None)
+
+    def _with_bytes(self, change: FileChange) -> FileChange | None:
+        """``change`` with the bytes of its states; None when they were forgotten, so that nobody can put them back."""
+        states: list[FileState | None] = []
+        for state in (change.before, change.after):
+            content = self._perhaps(state.content.decode()) if isinstance(state, FileState) else b""
+            if content is None:
+                return None
+            states.append(replace(state, content=content) if isinstance(state, FileState) else None)
+        return replace(change, before=states[0], after=states[1])
 
     def lock(
         self, timeout_s: float = 0.0, on_progress: OnProgress = unheard
@@ -395,8 +412,11 @@ class Store:
             return 0, 0
         needed = {name for run, entries in journals.items() for name in _names(entries, kept=run in kept)}
         # What `remove` takes the node back to, however old the run is that found it.
-        standing = (entry for entries in journals.values() if not _forgotten(entries) for entry in entries)
-        needed |= footprint.of(standing).objects
+        given_up = {run for run, entries in journals.items() if _forgotten(entries)}
+        alone = {name for run in given_up for name in _of(journals[run])}
+        others = {name for run, entries in journals.items() if run not in given_up for name in _of(entries)}
+        whole = footprint.of(entry for entries in journals.values() for entry in entries)
+        needed |= whole.objects - (alone - others)
         gone = [path for path in self.objects.glob("??/*") if path.name not in needed]
         freed = sum(path.stat().st_size for path in gone)
         for path in gone:
@@ -537,6 +557,11 @@ def loginuid(proc: Path = Path("/proc")) -> int | None:
     return None if number == _NOBODY_LOGGED_IN else number
 
 
+def _is_repair(entries: Sequence[Entry]) -> bool:
+    ended = any(isinstance(entry, Commit) for entry in entries)
+    return ended and isinstance(entries[0], Begin) and entries[0].verb == "repair"
+
+
 def _forgotten(entries: Iterable[Entry]) -> Forget | None:
     return next((entry for entry in entries if isinstance(entry, Forget)), None)
 
@@ -545,6 +570,10 @@ def _names(entries: Sequence[Entry], *, kept: bool) -> Iterator[str]:
     """The objects that a run needs to be undone: none once it is over and old, or forgotten."""
     if _forgotten(entries) or not (kept or not any(isinstance(entry, Commit) for entry in entries)):
         return
+    yield from _of(entries)
+
+
+def _of(entries: Iterable[Entry]) -> Iterator[str]:
     for entry in entries:
         if isinstance(entry, Intent):
             yield from (content.decode() for content in record.contents(entry.change))

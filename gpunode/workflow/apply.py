@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -186,7 +186,7 @@ class Applier:
         seqs = [*self.run.intend_all(stage, CONFFILES, kept, "the purge takes it along")] if kept else []
         for step, same in groupby(batch, key=step_of):
             seqs += self.run.intend_all(stage, step, tuple(same))
-        self._make(batch, tuple(seqs))
+        self._make(batch, tuple(seqs), spared=lambda: self._spared(batch))
         self.tell(Applied(stage, "packages", batch, time.monotonic() - started))
 
     def _conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
@@ -196,12 +196,35 @@ class Applier:
             if (state := present.state(self.host, path)) is not None:
                 yield self.host.realize(FileChange(path, state, None))
 
-    def _make(self, changes: tuple[Change, ...], seqs: tuple[int, ...]) -> None:
+    def _spared(self, batch: Sequence[PackageChange]) -> frozenset[str]:
+        """The packages of a transaction that failed which it never touched: what comes later is somebody else's."""
+        found = {entry.name: entry for entry in dpkg.entries(present.dpkg_status(self.host))}
+        absent = {name for name, entry in found.items() if entry.status in ("not-installed", "config-files")}
+        return frozenset(
+            change.name
+            for change in batch
+            if (change.before is None and (change.name not in found or change.name in absent))
+            or (
+                change.before is not None
+                and (entry := found.get(change.name)) is not None
+                and (entry.version, entry.status) == (change.before.version, "installed")
+            )
+        )
+
+    def _make(
+        self,
+        changes: tuple[Change, ...],
+        seqs: tuple[int, ...],
+        spared: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
         try:
             self.host.apply(changes)
         except GpunodeError as failure:
-            for seq in seqs:
-                self.run.failed(seq, failure.what)
+            untouched = spared()
+            intents = (entry for entry in self.run.entries() if isinstance(entry, Intent) and entry.seq in seqs)
+            for intent in intents:
+                if not isinstance(intent.change, PackageChange) or intent.change.name in untouched:
+                    self.run.failed(intent.seq, failure.what)
             raise
         self.run.done(*seqs)
 

@@ -11,6 +11,7 @@ from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts
 from gpunode.host.port import Host, HostView
 from gpunode.journal.footprint import FileTrail, Footprint
+from gpunode.journal.record import digest
 from gpunode.runtimes import RUNTIMES
 from gpunode.workflow import present, undo
 from gpunode.workflow.rollback import edited
@@ -31,13 +32,22 @@ class _Back:
     is_merged: bool = False
 
 
-def removing(footprint: Footprint, host: Host, facts: Facts, *, force: bool = False, disrupt: bool = False) -> Undoing:
+def removing(
+    footprint: Footprint,
+    host: Host,
+    facts: Facts,
+    *,
+    owed: tuple[Trigger, ...] = (),
+    force: bool = False,
+    disrupt: bool = False,
+) -> Undoing:
     """What takes everything away that gpunode added, whatever the age of the node.
 
     Args:
         footprint: what all runs have made of it.
         host: the node.
         facts: of it.
+        owed: what earlier runs owe and none has settled.
         force: whether a file from which gpunode's part cannot be told any more comes back as it was before gpunode.
         disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
 
@@ -47,7 +57,7 @@ def removing(footprint: Footprint, host: Host, facts: Facts, *, force: bool = Fa
         Refused: the package manager would do something else.
     """
     files, file_notes = _files(footprint, host, force=force)
-    added = {name: None for name, before in footprint.packages.items() if before is None or before.config_files_only}
+    added = {name: before for name, before in footprint.packages.items() if before is None or before.config_files_only}
     installed = undo.installed(facts)
     packages, staying = undo.packages_back(added, installed, present.dpkg_status(host))
     packages = undo.completed(host, packages)
@@ -60,11 +70,14 @@ def removing(footprint: Footprint, host: Host, facts: Facts, *, force: bool = Fa
             *(part for unit in units if (part := undo.service_back(facts, unit)) is not None),
         )
     )
+    parts, kept = undo.with_the_driver(parts, packages, added, installed)
     if not disrupt:
         docker = facts.unit(_DOCKER)
-        undo.refuse_disruption(parts, host, lambda: refuse_while_running(docker, host, "go on with --allow-disruption"))
-    notes = (*file_notes, *staying, *_not_undone(footprint.packages, installed), *_enrolled_keys(host))
-    return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages))
+        undo.refuse_disruption(
+            parts, host, lambda: refuse_while_running(docker, host, "go on with --allow-disruption"), owed
+        )
+    notes = (*file_notes, *staying, *kept, *_not_undone(footprint.packages, installed), *_enrolled_keys(host))
+    return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages), owed=owed)
 
 
 def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part], list[str]]:
@@ -72,10 +85,11 @@ def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part]
     notes: list[str] = []
     for path, trail in footprint.files.items():
         now = present.state(host, path)
-        if trail.forgotten and now is not None:
+        is_ours = now is not None and (force or digest(now.content) == trail.left)
+        if trail.forgotten and now is not None and not (trail.spans[0].before is None and is_ours):
             notes.append(f"{path} stays as it is: what it was before gpunode has been forgotten (rollback --forget)")
             continue
-        back = _without(trail, now, force=force)
+        back = _Back(None) if trail.forgotten else _without(trail, now, force=force)
         if back.state == now:
             continue
         change = FileChange(path, now, back.state, _owed(trail), _folders(trail))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from gpunode.change import FileChange, FileState, PackageChange, ServiceChange, diff, subject
 from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, UsageError, VerifyFailed
+from gpunode.facts import dpkg
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
@@ -17,7 +19,7 @@ from gpunode.journal.store import Store
 from gpunode.workflow import present, undo
 from gpunode.workflow.apply import DEPENDENCIES, Applier
 from gpunode.workflow.events import Observer
-from gpunode.workflow.setup import refuse_while_running
+from gpunode.workflow.setup import refuse_while_running, still_owed
 from gpunode.workflow.undo import Part, Undo, Undoing
 
 _DOCKER = "docker.service"
@@ -108,14 +110,17 @@ def undoing(
     _refuse_later(store, of, {subject(part.change) for part in parts}, whole=facts is not None)
     files = tuple(_files_back(host, parts, force=force))
     if facts is None:
-        undone = Undoing(of, files)
+        undone = Undoing(of, files, owed=tuple(store.owed()))
     else:
         backward = _goes_backward({run.run: run for run in store.runs()}, of)
-        undone = _whole(host, facts, Undoing(of, files), parts, backward=backward)
+        undone = _whole(host, facts, Undoing(of, files, owed=still_owed(store.owed(), facts)), parts, backward=backward)
     if not disrupt:
         docker = facts.unit(_DOCKER) if facts else Unknown("not asked", "units")
         undo.refuse_disruption(
-            undone.parts, host, lambda: refuse_while_running(docker, host, "go on with --allow-disruption")
+            undone.parts,
+            host,
+            lambda: refuse_while_running(docker, host, "go on with --allow-disruption"),
+            undone.owed,
         )
     return undone
 
@@ -125,7 +130,7 @@ def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
     if runs[run].verb == "setup":
         return True
     of = runs[run].begin.of
-    return bool(of) and not _goes_backward(runs, of)
+    return of in runs and not _goes_backward(runs, of)
 
 
 def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[Part]:
@@ -133,24 +138,50 @@ def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[P
 
     The configuration files of packages that were purged come with these, whatever they are now.
     """
-    states: dict[str, FileState | None] = {}
     changes = [(part, part.change) for part in parts if isinstance(part.change, FileChange)]
     purged = {change.path for part, change in changes if part.step == CONFFILES and change.after is not None}
+    backed_up = [(part, change) for part, change in changes if part.step == CONFFILES and change.after is not None]
+    shipped = dpkg.shipped(present.dpkg_status(host)) if backed_up else {}
+    yield from (
+        p for p, change in backed_up if _is_to_come_back(change, present.state(host, change.path), shipped, force)
+    )
+    # A file that the run wrote more than once, such as one that a daemon rejected and that was put back, goes straight
+    # to what it was at first: in between lie states that nobody wants, and their stages put them in another order.
+    ways: dict[str, list[tuple[Part, FileChange]]] = {}
     for part, change in changes:
-        after = change.after if isinstance(change.after, FileState) else None
-        if part.step == CONFFILES:
-            if after is not None:
-                yield part
+        if part.step != CONFFILES:
+            ways.setdefault(change.path, []).append((part, change))
+    for path, way in ways.items():
+        part, oldest = way[-1]
+        after = oldest.after if isinstance(oldest.after, FileState) else None
+        folders = tuple(dict.fromkeys(folder for _, change in way for folder in change.folders))
+        now = present.state(host, path)
+        if now == after and not (after is None and _left_behind(host, folders)):
             continue
-        now = states[change.path] if change.path in states else present.state(host, change.path)
-        states[change.path] = now
-        if now == after and not (after is None and _left_behind(host, change.folders)):
-            continue
-        went_with_its_package = now is None and change.path in purged
-        if now not in (change.before, after) and not went_with_its_package and not force:
-            raise edited(change, now)
-        yield replace(part, change=replace(change, before=now))
-        states[change.path] = after
+        known = [state for _, change in way for state in (change.before, change.after)]
+        went_with_its_package = now is None and path in purged
+        if now not in known and not went_with_its_package and not force:
+            raise edited(replace(way[0][1], after=after), now)
+        owes = frozenset().union(*(change.triggers for _, change in way))
+        yield replace(part, change=FileChange(path, now, after, owes, folders))
+
+
+def _is_to_come_back(change: FileChange, now: FileState | None, shipped: Mapping[str, str], force: bool) -> bool:
+    """Whether a package's configuration file is to be put back: its package is yet to come, or brought its own.
+
+    Raises:
+        Conflict: the package is back, and somebody has edited the file since.
+    """
+    if now is None or now == change.after:
+        return now is None
+    if force or change.path not in shipped or md5(now.content) == shipped[change.path]:
+        return True
+    raise edited(change, now)
+
+
+def md5(content: bytes) -> str:
+    """As dpkg notes it of a configuration file."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def _left_behind(host: Host, folders: Sequence[str]) -> bool:
@@ -169,14 +200,16 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
         packages, lost = undo.obtainable(host, packages)
         packages = undo.completed(host, packages)
     units = (part for part in parts if isinstance(part.change, ServiceChange))
+    coming = not backward and any(undo.state_of(change) for change in packages)
     everything = (
         *undone.parts,
         *(_package(steps, change) for change in packages),
-        *(part for unit in units if (part := undo.service_back(facts, unit)) is not None),
+        *(part for unit in units if (part := undo.service_back(facts, unit, coming=coming)) is not None),
     )
+    everything, kept = undo.with_the_driver(everything, packages, wanted, undo.installed(facts))
     ordered = undo.backward(everything) if backward else undo.forward(everything)
     reboot = undo.reboot_reason(facts, packages)
-    return replace(undone, parts=ordered, notes=(*notes, *lost), lost=bool(lost), reboot=reboot)
+    return replace(undone, parts=ordered, notes=(*notes, *kept, *lost), lost=bool(lost), reboot=reboot)
 
 
 def _package(steps: Mapping[str, Part], change: PackageChange) -> Part:
@@ -242,7 +275,7 @@ def rollback(
         ChangeFailed: something could not be restored; every backup is kept.
     """
     run = store.begin(verb, version=version, argv=argv, of=undone.of, whole=whole)
-    course = Undo(Applier(host, run, tell, pause), host, f"as it was before {undone.of or 'gpunode'}")
+    course = Undo(Applier(host, run, tell, pause), host, f"as it was before {undone.of or 'gpunode'}", undone.owed)
     try:
         course.carry_out(undone.parts)
     except GpunodeError as error:
@@ -255,14 +288,20 @@ def rollback(
     return RollbackResult(undone, run.id, tuple(course.settled), whole)
 
 
+def not_all_back(undone: Undoing) -> VerifyFailed:
+    """What stays away although everything else is as before."""
+    also = (f"a reboot is needed, too: {undone.reboot}",) if undone.reboot else ()
+    return VerifyFailed(
+        "not everything came back as it was",
+        why="\n".join((*undone.notes, *also)),
+        hint="install what is missing in a version that the archives have",
+    )
+
+
 def shortcoming(done: RollbackResult) -> GpunodeError | None:
     """What a rollback or removal that is through could not do; None when it did it all."""
     if done.undone.lost:
-        return VerifyFailed(
-            "not everything came back as it was",
-            why="\n".join(done.undone.notes),
-            hint="install what is missing in a version that the archives have",
-        )
+        return not_all_back(done.undone)
     if done.undone.reboot:
         return RebootRequired(
             "a reboot is needed; everything before it is done", why=done.undone.reboot, hint="systemctl reboot"

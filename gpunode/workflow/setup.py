@@ -115,7 +115,7 @@ def setup(
     if recipe.upgrade and preview[0].changes == ():
         host.trigger((Trigger("index-refresh"),))
         preview = plan(recipe, facts, host, asked.only)
-    owed, cut = _still_owed(store.owed(), facts), store.cut_short()
+    owed, cut = still_owed(store.owed(), facts), store.cut_short()
     tell(Previewed(preview))
     nothing_to_do = not owed and not any(stage.changes for stage in preview)
     marks = marks_missing(cut, known(facts.packages, {})) if cut is not None else ()
@@ -169,7 +169,7 @@ def _waited_for(answer: Callable[[], None]) -> float:
     return time.monotonic() - asked_at
 
 
-def _still_owed(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
+def still_owed(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
     """What an earlier run left owed, without the units that were started since: they have read what it wrote."""
     return tuple(trigger for trigger, since in owed.items() if not _is_younger(trigger, since, facts))
 

@@ -17,13 +17,16 @@ from gpunode.change import (
     PackageState,
     RuntimeExpectation,
     ServiceChange,
+    ServiceState,
     Trigger,
+    settle_order,
+    subject,
     triggers,
 )
 from gpunode.errors import DrainRequired, Refused
 from gpunode.facts import dpkg
 from gpunode.facts.model import Facts, Known, need
-from gpunode.host.apt_plan import unplanned
+from gpunode.host.apt_plan import is_removal, unplanned
 from gpunode.host.port import Action, Host, HostView, Settled
 from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
 from gpunode.workflow import present
@@ -58,6 +61,7 @@ class Undoing:
         notes: what the user should know: what stays and why, what cannot come back.
         lost: whether something of the former state cannot come back.
         reboot: why the rest needs a reboot; empty when it does not.
+        owed: what runs before this one owe and none has settled, such as a restart after a rollback that was killed.
     """
 
     of: str
@@ -65,6 +69,7 @@ class Undoing:
     notes: tuple[str, ...] = ()
     lost: bool = False
     reboot: str = ""
+    owed: tuple[Trigger, ...] = ()
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -139,11 +144,37 @@ def packages_back(
         for name, state in wanted.items()
         if not _is_so(installed.get(name), state)
     ]
-    leaving = [change.name for change in changes if change.after is None]
-    changing = [change.name for change in changes if change.after is not None]
+    leaving = [change.name for change in changes if is_removal(change)]
+    changing = [change.name for change in changes if not is_removal(change)]
     staying = dpkg.needed(status, leaving, changing)
     notes = tuple(f"{name} stays: {by} needs it now" for name, by in sorted(staying.items()))
     return tuple(change for change in changes if change.name not in staying), notes
+
+
+def with_the_driver(
+    parts: Sequence[Part],
+    packages: Sequence[PackageChange],
+    wanted: Mapping[str, PackageState | None],
+    there: Collection[str],
+) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+    """``parts`` without what a driver that stays is run with: its blacklist, archive, key, pin and units; and why."""
+    going = {change.name for change in packages}
+    staying = {name for name, state in wanted.items() if state is None and name in there and name not in going}
+    if not (drivers := sorted(driver_packages(staying))):
+        return tuple(parts), ()
+    kept = [part for part in parts if _serves_packages(part)]
+    notes = tuple(f"{subject(part.change)} stays with {drivers[0]}" for part in kept)
+    return tuple(part for part in parts if part not in kept), notes
+
+
+def _serves_packages(part: Part) -> bool:
+    match part.change:
+        case FileChange(after=None):
+            return part.stage != CONFIGURATION and part.step not in (CONFFILES, OBSOLETE)
+        case ServiceChange(after=after):
+            return not after.active or not after.enabled
+        case _:
+            return False
 
 
 def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:
@@ -220,11 +251,16 @@ def _dependency(action: Action) -> PackageChange:
     return PackageChange(action.name, former, PackageState(action.version, auto=former is None))
 
 
-def service_back(facts: Facts, part: Part) -> Part | None:
-    """``part``, a unit's, from what the unit is now; None where nothing is left to do, or the unit is gone."""
+def service_back(facts: Facts, part: Part, *, coming: bool = False) -> Part | None:
+    """``part``, a unit's, from what the unit is now; None where nothing is left to do, or the unit is gone.
+
+    ``coming``: its package is among those that come back before it.
+    """
     change = part.change
     assert isinstance(change, ServiceChange)
     fact = facts.unit(change.unit)
+    if coming and isinstance(fact, Known) and not fact.value.exists:
+        return replace(part, change=replace(change, before=ServiceState(enabled=False, active=False)))
     if not isinstance(fact, Known) or not fact.value.exists or fact.value.state == change.after:
         return None
     return replace(part, change=replace(change, before=fact.value.state))
@@ -233,22 +269,33 @@ def service_back(facts: Facts, part: Part) -> Part | None:
 def reboot_reason(facts: Facts, packages: Sequence[PackageChange]) -> str:
     """Why a reboot is needed after ``packages``: the driver goes, and its module stays in the kernel until then."""
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
-    if loaded is None or not _takes(packages, driver_packages(change.name for change in packages)):
+    if loaded is None or not _replaces(packages, driver_packages(change.name for change in packages)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"
 
 
-def _takes(packages: Sequence[PackageChange], names: Collection[str]) -> bool:
-    return any(change.after is None and change.name in names for change in packages)
+def _replaces(packages: Sequence[PackageChange], names: Collection[str]) -> bool:
+    """Whether one of ``names`` that is there goes, wholly or but for its configuration, or comes in another version."""
+    return any(change.name in names and _is_replaced(change) for change in packages)
 
 
-def refuse_disruption(parts: Sequence[Part], host: Host, docker_containers: Callable[[], None]) -> None:
+def _is_replaced(change: PackageChange) -> bool:
+    if change.before is None or change.before.config_files_only:
+        return False
+    state = state_of(change)
+    return state is None or state.config_files_only or state.version != change.before.version
+
+
+def refuse_disruption(
+    parts: Sequence[Part], host: Host, docker_containers: Callable[[], None], owed: Collection[Trigger] = ()
+) -> None:
     """Nothing, unless it would stop running containers or take the driver from processes that use a GPU.
 
     Args:
         parts: what is to be done.
         host: the node.
         docker_containers: raises when docker runs containers.
+        owed: what is settled besides.
 
     Raises:
         DrainRequired: they are named.
@@ -256,12 +303,13 @@ def refuse_disruption(parts: Sequence[Part], host: Host, docker_containers: Call
     changes = [part.change for part in parts]
     packages = [change for change in changes if isinstance(change, PackageChange)]
     stopped = {change.unit for change in changes if isinstance(change, ServiceChange) and not change.after.active}
-    if _RESTARTS_DOCKER in triggers(changes) or _takes(packages, _DOCKER) or "docker.service" in stopped:
+    restarts = _RESTARTS_DOCKER in (*triggers(changes), *owed)
+    if restarts or _replaces(packages, _DOCKER) or "docker.service" in stopped:
         docker_containers()
     workloads = host.workloads()
-    if _takes(packages, driver_packages(change.name for change in packages)) and workloads.gpu:
+    if _replaces(packages, driver_packages(change.name for change in packages)) and workloads.gpu:
         raise _drain("take the driver from", "process", workloads.gpu)
-    if _takes(packages, _CONTAINERD) and workloads.containers:
+    if _replaces(packages, _CONTAINERD) and workloads.containers:
         raise _drain("take containerd from", "container", workloads.containers)
 
 
@@ -281,6 +329,7 @@ class Undo:
     applier: Applier
     host: Host
     reason: str
+    owed: tuple[Trigger, ...] = ()
     settled: list[Settled] = field(default_factory=list)
 
     def carry_out(self, parts: Sequence[Part]) -> None:
@@ -300,7 +349,8 @@ class Undo:
             owed = [one for one in triggers(part.change for part in batch) if one.ends_stage]
             self.settled += self.applier.settle(owed)
         late = [one for one in triggers(part.change for part in parts) if not one.ends_stage]
-        self.settled += self.applier.settle(late)
+        done = {one.trigger for one in self.settled}
+        self.settled += self.applier.settle(settle_order({*late, *(one for one in self.owed if one not in done)}))
 
     def _transaction(self, batch: Sequence[Part]) -> None:
         self.applier.pause()

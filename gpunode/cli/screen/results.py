@@ -126,7 +126,10 @@ def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
 
 def undoing_lines(back: Undoing, *, whole: bool, verbose: bool) -> Iterator[Line]:
     """What a rollback or a removal will do: diffs, packages, units, and what it leaves or cannot do."""
-    if not back.parts:
+    if not back.parts and back.owed:
+        yield line(span("nothing is left to put back", "bold"), ", but a run that was cut short still owes:")
+        yield from (line(f"    {trigger}") for trigger in back.owed)
+    elif not back.parts:
         yield line(MARKS["nothing"], _nothing(back, whole=whole))
     else:
         what = f"rollback of run {back.of}" if back.of else "remove everything that gpunode added"

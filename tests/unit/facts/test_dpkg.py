@@ -125,8 +125,17 @@ def test_an_alternative_that_stays_is_enough() -> None:
     assert dpkg.needed(other, ["dkms", "zfs-dkms"]) == {}
 
 
-def test_configuration_files_are_those_that_the_package_still_ships() -> None:
-    assert dpkg.conffiles(RELATED, ["dkms", "app"]) == {"dkms": ("/etc/dkms/framework.conf",)}
+def test_a_purge_takes_what_a_package_ships_and_what_only_it_once_shipped() -> None:
+    assert dpkg.conffiles(RELATED, ["dkms", "app"]) == {"dkms": ("/etc/dkms/framework.conf", "/etc/dkms/old.conf")}
+    other = f"{RELATED}\n\nPackage: heir\n{INSTALLED}Conffiles:\n /etc/dkms/old.conf 89ab\n"
+    assert dpkg.conffiles(other, ["dkms"]) == {"dkms": ("/etc/dkms/framework.conf",)}
+    assert dpkg.obsolete(other) == {}
+
+
+def test_a_package_of_another_architecture_has_its_own_configuration_files() -> None:
+    foreign = RELATED.replace("Architecture: amd64", "Architecture: i386")
+    assert set(dpkg.conffiles(foreign, ["dkms:i386"])) == {"dkms"}
+    assert dpkg.conffiles(foreign, ["dkms:arm64"]) == {}
 
 
 def test_what_a_version_left_behind_is_told_from_what_is_shipped() -> None:

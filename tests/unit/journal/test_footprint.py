@@ -89,9 +89,15 @@ def test_a_failed_write_did_not_happen_and_one_that_was_only_meant_may_have() ->
     assert spans(run(1, wrote("0", "1"), result=None)) == [("0", "1")]
 
 
-def test_a_failed_transaction_may_have_brought_some_packages() -> None:
-    change = PackageChange("dkms", None, PackageState("3"))
-    assert footprint.of(run(1, change, failed=[0], result="failed")).packages == {"dkms": None}
+def test_of_a_transaction_that_failed_counts_what_it_may_have_touched() -> None:
+    change, spared = (PackageChange(name, None, PackageState("3")) for name in ("dkms", "docker.io"))
+    assert footprint.of(run(1, change, spared, failed=[1], result="failed")).packages == {"dkms": None}
+
+
+def test_a_package_that_was_taken_back_is_nobodys_of_ours() -> None:
+    there = PackageState("3")
+    back = run(2, PackageChange("dkms", there, None), verb="rollback", of=1)
+    assert footprint.of([*run(1, PackageChange("dkms", None, there)), *back]).packages == {}
 
 
 def test_a_package_is_as_before_the_first_run_that_touched_it() -> None:

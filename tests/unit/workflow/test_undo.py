@@ -118,6 +118,8 @@ def host(store: Store) -> Machine:
     for stage, change in CHANGES:
         run.done(run.intend(stage, "step", change))
         made.apply([change])
+    for trigger in (REFRESH, INITRAMFS, RESTART):
+        run.settle(trigger)
     run.commit("done")
     made.files[STATUS] = FileState("".join(map(paragraph, AFTER)).encode())
     return made
@@ -249,6 +251,54 @@ class TestWholeRollback:
             undoing(store, host, first, now())
         assert refused.value.hint == f"gpunode rollback {run.id} --packages"
 
+    def test_another_version_of_the_driver_is_no_less_a_disruption(self, host: Machine, store: Store) -> None:
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "driver", PackageChange("libcuda1", OLD, NEW)))
+        run.commit("done")
+        host.archives["libcuda1"] = frozenset({OLD.version})
+        host.busy = Workloads(gpu=("812 (python3 train.py)",))
+        with pytest.raises(DrainRequired, match="take the driver from 1 process"):
+            undoing(store, host, run.id, now({"libcuda1": NEW}))
+        back = undoing(store, host, run.id, now({"libcuda1": NEW}, loaded=True), disrupt=True)
+        assert "580.178.04" in back.reboot
+
+    def test_what_a_killed_rollback_owes_the_next_one_settles(self, host: Machine, store: Store) -> None:
+        run = newest(store)
+        cut = store.begin("rollback", version="test", of=run)
+        change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
+        cut.done(cut.intend("runtime", "step", change))
+        cut.close()
+        host.apply([change])
+        host.triggered.clear()
+        back = undoing(store, host, run)
+        assert (back.parts, back.owed) == ((), (RESTART,))
+        rollback(back, host, store, version="test", argv=(), tell=silent)
+        assert host.triggered == [RESTART]
+        assert store.owed() == {}
+
+    def test_a_setup_that_put_its_file_back_itself_has_nothing_left_to_undo(self, host: Machine, store: Store) -> None:
+        rejected = FileState(b"rejected\n")
+        host.files[CONTAINERD] = FORMER
+        run = store.begin("setup", version="test")
+        for stage, before, after in (("runtime", FORMER, rejected), ("recovery", rejected, FORMER)):
+            run.done(run.intend(stage, "step", FileChange(CONTAINERD, before, after, frozenset({RESTART}))))
+        run.settle(RESTART)
+        run.commit("failed")
+        assert undoing(store, host, run.id, now()).parts == ()
+        assert undoing(store, host, run.id).parts == ()
+
+    def test_an_edit_made_after_the_package_came_back_is_no_prey(self, host: Machine, store: Store) -> None:
+        path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n")
+        run = store.begin("setup", version="test")
+        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, edited, None),)))
+        run.commit("done")
+        host.files[path] = FileState(b"edited again\n")
+        host.files[STATUS] = FileState(paragraph("nvidia-driver", conffile=path).encode())
+        with pytest.raises(Conflict, match="edited since"):
+            undoing(store, host, run.id, now({"nvidia-driver": OLD}))
+        host.files[path] = edited
+        assert undoing(store, host, run.id, now({"nvidia-driver": OLD})).parts == ()
+
     def test_a_configuration_file_that_was_purged_with_its_package_comes_back_edited_as_it_was(
         self, host: Machine, store: Store
     ) -> None:
@@ -342,12 +392,27 @@ class TestRemove:
         host.files[CONTAINERD] = None
         assert CONTAINERD not in map(subject, removing(store.footprint(), host, now()).changes)
 
-    def test_what_was_forgotten_is_left_and_named(self, host: Machine, store: Store) -> None:
+    def test_of_what_was_forgotten_goes_what_is_gpunodes_by_its_hash(self, host: Machine, store: Store) -> None:
         store.forget(newest(store))
         back = removing(store.footprint(), host, now())
-        assert not back.files
+        assert {change.path for change in back.files} == {CUDA_LIST, BLACKLIST}, "there was nothing before gpunode"
         assert any(CONTAINERD in note and "forgotten" in note for note in back.notes)
-        assert len(back.packages) == 2, "packages need no backup"
+        host.files[CUDA_LIST] = FileState(b"deb theirs\n")
+        assert CUDA_LIST not in map(subject, removing(store.footprint(), host, now()).changes)
+
+    def test_what_the_user_installed_after_an_undo_is_the_users(self, host: Machine, store: Store) -> None:
+        undo(host, store, undoing(store, host, newest(store), now()))
+        back = removing(store.footprint(), host, machine(packages={"dkms": PackageState("3")}))
+        assert back.packages == ()
+
+    def test_a_driver_that_others_need_keeps_what_it_is_run_with(self, host: Machine, store: Store) -> None:
+        needs = paragraph("cuda-app", "nvidia-driver-cuda")
+        host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), needs)).encode())
+        for back in (removing(store.footprint(), host, now()), undoing(store, host, newest(store), now())):
+            subjects = set(map(subject, back.changes))
+            assert subjects.isdisjoint({BLACKLIST, CUDA_LIST, UNIT, "nvidia-driver-cuda"})
+            assert CONTAINERD in subjects
+            assert f"{BLACKLIST} stays with nvidia-driver-cuda" in back.notes
 
     def test_an_enrolled_key_is_named_with_what_takes_it_out(self, host: Machine, store: Store) -> None:
         host.enrolled = "/var/lib/dkms/mok.pub"
