@@ -16,6 +16,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.errors import UsageError
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
+from gpunode.journal.record import made
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
 from gpunode.workflow.events import Told
@@ -126,7 +127,7 @@ def _undo(
             status=failure.status if failure else "ok",
             exit_code=failure.exit_code if failure else 0,
             changed=True,
-            changes=done.undone.changes,
+            changes=made(store.read(done.run)),
             notes=done.undone.notes,
             errors=(failure,) if failure else (),
             result={"of": done.of, "run": done.run, "triggers": done.settled},
