@@ -75,15 +75,18 @@ def of(entries: Iterable[Entry]) -> Footprint:
     """The footprint of ``entries``: those of all runs, oldest first, as ``Store.entries`` gives them.
 
     A change that was only intended counts, since it may have happened; so does a package of a transaction that failed
-    in its middle. What was undone leaves no trace, and a removal that stands leaves none of what came before it.
+    in its middle, if it was not spared. What was undone leaves no trace, nor what a removal took back; what it left,
+    since others needed it, is still gpunode's.
     """
-    changes = [change for run in _standing(_runs(entries)) for change in _changes(run)]
+    runs = _runs(entries)
+    removals = _standing_removals(runs)
+    changes = [made for run in runs for made in _changes(run, is_removal=_begin(run).run in removals)]
     return Footprint(
         files=_files(changes),
         packages=_packages(changes),
         services=_services(changes),
         modules=_modules(changes),
-        commands=tuple(change for _, change in changes if isinstance(change, CommandChange)),
+        commands=tuple(one.change for one in changes if isinstance(one.change, CommandChange)),
     )
 
 
@@ -97,37 +100,54 @@ def _runs(entries: Iterable[Entry]) -> list[list[Entry]]:
     return runs
 
 
-def _standing(runs: Sequence[Sequence[Entry]]) -> Sequence[Sequence[Entry]]:
-    """The runs since the last removal that was done and not undone."""
+def _begin(run: Sequence[Entry]) -> Begin:
+    begin = run[0]
+    assert isinstance(begin, Begin)
+    return begin
+
+
+def _standing_removals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
+    """The removals that were done and not undone."""
     undone: set[str] = set()
-    for index in range(len(runs) - 1, -1, -1):
-        begin, *rest = runs[index]
-        assert isinstance(begin, Begin)
-        if begin.run in undone or not any(isinstance(entry, Commit) and entry.result in _THROUGH for entry in rest):
+    removals: set[str] = set()
+    for run in reversed(runs):
+        begin = _begin(run)
+        if begin.run in undone or not any(isinstance(entry, Commit) and entry.result in _THROUGH for entry in run):
             continue
-        if begin.verb == "remove":
-            return runs[index + 1 :]
         undone.add(begin.of)
-    return runs
+        removals |= {begin.run} if begin.verb == "remove" else set()
+    return frozenset(removals)
 
 
-def _changes(run: Iterable[Entry]) -> Iterator[tuple[str, Change]]:
-    """The changes of a run that were made, each with its stage."""
+@dataclass(frozen=True, slots=True)
+class _Made:
+    stage: str
+    change: Change
+    is_removal: bool
+
+
+def _changes(run: Iterable[Entry], *, is_removal: bool) -> Iterator[_Made]:
+    """The changes of a run that were made."""
     intents: dict[int, Intent] = {}
     for entry in run:
         if isinstance(entry, Intent):
             intents[entry.seq] = entry
         if isinstance(entry, Failed):
-            del intents[entry.seq]
+            intents.pop(entry.seq, None)
     # A package's own configuration files go and come with it.
-    yield from ((intent.stage, intent.change) for intent in intents.values() if intent.step not in _OF_PACKAGES)
+    kept = (intent for intent in intents.values() if intent.step not in _OF_PACKAGES)
+    yield from (_Made(intent.stage, intent.change, is_removal) for intent in kept)
 
 
-def _files(changes: Iterable[tuple[str, Change]]) -> dict[str, FileTrail]:
+def _files(changes: Iterable[_Made]) -> dict[str, FileTrail]:
     trails: dict[str, FileTrail] = {}
-    for stage, change in changes:
-        if isinstance(change, FileChange):
-            former = trails.get(change.path, FileTrail((), stage))
+    for made in changes:
+        if not isinstance(change := made.change, FileChange):
+            continue
+        if made.is_removal:
+            trails.pop(change.path, None)
+        else:
+            former = trails.get(change.path, FileTrail((), made.stage))
             trails[change.path] = replace(former, spans=_extended(former.spans, change))
     return {path: trail for path, trail in trails.items() if trail.spans}
 
@@ -142,28 +162,28 @@ def _extended(spans: tuple[FileChange, ...], change: FileChange) -> tuple[FileCh
     return spans if change.before == change.after else (*spans, change)
 
 
-def _packages(changes: Iterable[tuple[str, Change]]) -> dict[str, PackageState | None]:
+def _packages(changes: Iterable[_Made]) -> dict[str, PackageState | None]:
     first: dict[str, PackageState | None] = {}
-    for _, change in changes:
-        if not isinstance(change, PackageChange):
+    for made in changes:
+        if not isinstance(change := made.change, PackageChange):
             continue
         first.setdefault(change.name, change.before)
-        if change.after == first[change.name]:
+        if made.is_removal or change.after == first[change.name]:
             del first[change.name]  # taken back: what is there of that name from now on is somebody else's
     return first
 
 
-def _services(changes: Iterable[tuple[str, Change]]) -> dict[str, ServiceChange]:
+def _services(changes: Iterable[_Made]) -> dict[str, ServiceChange]:
     found: dict[str, ServiceChange] = {}
-    for _, change in changes:
-        if isinstance(change, ServiceChange):
+    for made in changes:
+        if isinstance(change := made.change, ServiceChange):
             former = found.get(change.unit, change)
             found[change.unit] = replace(former, after=change.after)
     return {unit: change for unit, change in found.items() if change.before != change.after}
 
 
-def _modules(changes: Iterable[tuple[str, Change]]) -> tuple[str, ...]:
-    loaded = {change.module: change.after for _, change in changes if isinstance(change, ModuleChange)}
+def _modules(changes: Iterable[_Made]) -> tuple[str, ...]:
+    loaded = {one.change.module: one.change.after for one in changes if isinstance(one.change, ModuleChange)}
     return tuple(module for module, is_loaded in loaded.items() if is_loaded)
 
 

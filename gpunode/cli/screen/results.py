@@ -144,7 +144,8 @@ def undoing_lines(back: Undoing, *, whole: bool, verbose: bool) -> Iterator[Line
 
 def _nothing(back: Undoing, *, whole: bool) -> str:
     if not back.of:
-        return "nothing to remove: there is nothing on this node that gpunode added"
+        what = "what is left is needed" if back.notes else "there is nothing on this node that gpunode added"
+        return f"nothing to remove: {what}"
     return f"nothing to put back: {'all' if whole else 'every file'} of run {back.of} is as it was before"
 
 

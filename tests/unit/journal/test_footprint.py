@@ -115,7 +115,16 @@ def test_units_and_modules_are_as_the_first_run_found_them() -> None:
     assert footprint.of([*run(1, ServiceChange("a.service", off, on)), *undone]).services == {}
 
 
-def test_a_removal_that_stands_ends_what_came_before_it() -> None:
+def test_what_a_removal_left_is_still_gpunodes() -> None:
+    there = PackageState("3")
+    setup = run(1, PackageChange("dkms", None, there), PackageChange("runc", None, there), wrote(None, "1", "/b"))
+    removed = run(2, PackageChange("runc", there, None), verb="remove", result="waiting")
+    found = footprint.of([*setup, *removed])
+    assert found.packages == {"dkms": None}
+    assert set(found.files) == {"/b"}
+
+
+def test_what_a_removal_took_back_is_gpunodes_no_more() -> None:
     first, removed = run(1, wrote("0", "1")), run(2, wrote("1 edited", "edited"), verb="remove")
     assert spans(first, removed) == []
     assert spans(first, removed, run(3, wrote("edited", "3"))) == [("edited", "3")]
