@@ -95,6 +95,20 @@ def test_a_whole_rollback_brings_back_the_node_as_it_was(
         assert after.differences(snapshot(node)) == ""
 
 
+@pytest.mark.parametrize("recipe", ["bare-metal", "k8s-containerd"])
+def test_a_whole_rollback_takes_back_the_other_recipes(recipe: str, bases: dict[str, Bases], chroots: Lab) -> None:
+    with chroots.node(bases["bookworm"].runtime, [T4]) as node:
+        as_machine(node)
+        chroots.recipe(node, DIRECTORIES["bookworm"], recipe)
+        before = snapshot(node)
+        set_up(node)
+
+        back = ask(node, "rollback", "--packages", "--yes")
+
+        assert back.exit_code == 10, back.error
+        assert before.differences(snapshot(node)) == ""
+
+
 @pytest.mark.parametrize("ubuntu", UBUNTUS, ids=lambda ubuntu: ubuntu.codename)
 def test_a_whole_rollback_knows_ubuntus_names(ubuntu: Ubuntu, bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(ubuntu.base(bases["bookworm"].plain), [GTX_1080]) as node:
