@@ -62,19 +62,23 @@ def dockered(bases: Bases, lab: Lab) -> Iterator[Chroot]:
         yield node
 
 
-@pytest.fixture(params=[bare, lived_in, dockered])
-def make(request: pytest.FixtureRequest) -> Make:
-    made: Make = request.param
-    return made
-
-
 def set_up(node: Chroot) -> None:
     """What was applied is applied; that no dockerd runs in a chroot, verify says."""
     done = setup(node)
     assert done.exit_code in {0, 7}, done.error
 
 
-@pytest.mark.parametrize("codename", ["bookworm", "trixie"])
+@pytest.mark.parametrize(
+    ("make", "codename"),
+    [
+        (bare, "bookworm"),
+        (lived_in, "trixie"),
+        pytest.param(bare, "trixie", marks=pytest.mark.long),
+        pytest.param(lived_in, "bookworm", marks=pytest.mark.long),
+        pytest.param(dockered, "bookworm", marks=pytest.mark.long),
+        pytest.param(dockered, "trixie", marks=pytest.mark.long),
+    ],
+)
 def test_a_whole_rollback_brings_back_the_node_as_it_was(
     make: Make, codename: str, bases: dict[str, Bases], chroots: Lab
 ) -> None:
@@ -95,6 +99,7 @@ def test_a_whole_rollback_brings_back_the_node_as_it_was(
         assert after.differences(snapshot(node)) == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["bare-metal", "k8s-containerd"])
 def test_a_whole_rollback_takes_back_the_other_recipes(recipe: str, bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
@@ -109,7 +114,11 @@ def test_a_whole_rollback_takes_back_the_other_recipes(recipe: str, bases: dict[
         assert before.differences(snapshot(node)) == ""
 
 
-@pytest.mark.parametrize("ubuntu", UBUNTUS, ids=lambda ubuntu: ubuntu.codename)
+@pytest.mark.parametrize(
+    "ubuntu",
+    [*(pytest.param(one, marks=pytest.mark.long) for one in UBUNTUS[:-1]), UBUNTUS[-1]],
+    ids=lambda ubuntu: ubuntu.codename,
+)
 def test_a_whole_rollback_knows_ubuntus_names(ubuntu: Ubuntu, bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(ubuntu.base(bases["bookworm"].plain), [GTX_1080]) as node:
         become(node, ubuntu)
@@ -124,7 +133,7 @@ def test_a_whole_rollback_knows_ubuntus_names(ubuntu: Ubuntu, bases: dict[str, B
         assert before.differences(snapshot(node)) == ""
 
 
-@pytest.mark.parametrize("codename", ["bookworm", "trixie"])
+@pytest.mark.parametrize("codename", ["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def test_what_remove_leaves_is_the_node_without_gpunode(
     codename: str, bases: dict[str, Bases], chroots: Lab, tmp_path: Path
 ) -> None:
