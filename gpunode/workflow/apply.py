@@ -12,6 +12,7 @@ from gpunode.change import (
     FileChange,
     FileState,
     PackageChange,
+    PackageState,
     RuntimeExpectation,
     ServiceChange,
     Trigger,
@@ -197,18 +198,21 @@ class Applier:
                 yield self.host.realize(FileChange(path, state, None))
 
     def _spared(self, batch: Sequence[PackageChange]) -> frozenset[str]:
-        """The packages of a transaction that failed which it never touched: what comes later is somebody else's."""
-        found = {entry.name: entry for entry in dpkg.entries(present.dpkg_status(self.host))}
-        absent = {name for name, entry in found.items() if entry.status in ("not-installed", "config-files")}
+        """The packages of a transaction that failed which it never touched: what comes later is somebody else's.
+
+        None where dpkg's status does not tell: then all of them may have been touched, and are undone by what is there.
+        """
+        try:
+            entries = dpkg.entries(present.dpkg_status(self.host))
+            states = dpkg.packages(entries)
+        except (GpunodeError, ValueError):
+            return frozenset()  # the transaction's own failure is what the user must hear of
+        half = frozenset(dpkg.half_installed(entries))
         return frozenset(
             change.name
             for change in batch
-            if (change.before is None and (change.name not in found or change.name in absent))
-            or (
-                change.before is not None
-                and (entry := found.get(change.name)) is not None
-                and (entry.version, entry.status) == (change.before.version, "installed")
-            )
+            if change.name.partition(":")[0] not in half
+            and _version(states.get(change.name)) == _version(change.before)
         )
 
     def _make(
@@ -227,6 +231,11 @@ class Applier:
                     self.run.failed(intent.seq, failure.what)
             raise
         self.run.done(*seqs)
+
+
+def _version(state: PackageState | None) -> str:
+    """Of an installed package; empty for none, also where only its configuration is left."""
+    return "" if state is None or state.config_files_only else state.version
 
 
 def _together(trigger: Trigger) -> Trigger | str:

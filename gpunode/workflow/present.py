@@ -31,5 +31,16 @@ def state(host: HostView, path: str) -> FileState | None:
 
 
 def dpkg_status(host: HostView) -> str:
-    """The text of dpkg's status file; empty where no dpkg manages the packages."""
-    return host.look(Probe("dpkg-status", path=_DPKG_STATUS, limit_bytes=_LIMIT)).text
+    """The text of dpkg's status file; empty where no dpkg manages the packages.
+
+    Raises:
+        Undetermined: it is there and cannot be read.
+    """
+    capture = host.look(Probe("dpkg-status", path=_DPKG_STATUS, limit_bytes=_LIMIT))
+    if capture.outcome not in {"ok", "absent"}:
+        raise Undetermined(
+            "cannot tell what belongs to which package",
+            why=f"{_DPKG_STATUS}: {capture.error or capture.outcome}",
+            hint=f"look at it with `ls -l {_DPKG_STATUS}`, then run the command again",
+        )
+    return capture.text

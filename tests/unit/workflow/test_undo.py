@@ -20,12 +20,13 @@ from gpunode.change import (
     Trigger,
     subject,
 )
-from gpunode.errors import Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
+from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, LoadedDriver
 from gpunode.host.port import Action, Simulation, Workloads
-from gpunode.journal.record import CONFFILES
+from gpunode.journal.record import CONFFILES, backwards
 from gpunode.journal.store import Store
+from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import silent
 from gpunode.workflow.remove import removing
 from gpunode.workflow.rollback import RollbackResult, choose, rollback, shortcoming, undoing
@@ -92,6 +93,7 @@ def paragraph(name: str, depends: str = "", conffile: str = "") -> str:
     return f"Package: {name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n{relations}{kept}\n"
 
 
+HALF = "Package: half\nStatus: install reinstreq half-installed\nArchitecture: amd64\n\n"
 # What a setup does: archive, packages, blacklist, unit, configuration.
 CHANGES: tuple[tuple[str, Change], ...] = (
     ("sources", FileChange(CUDA_LIST, None, FileState(b"deb x\n"), frozenset({REFRESH}))),
@@ -345,6 +347,34 @@ class TestWholeRollback:
         undo(host, store, undoing(store, host, done.run, now({"driver": OLD})))
         assert host.files[path] == (FileState(b"edited\n") if is_edited else shipped)
         assert path not in store.footprint().files
+
+
+def test_of_a_transaction_that_failed_only_what_it_touched_is_undone(store: Store) -> None:
+    """What it never came to may have been installed by somebody since."""
+    host = Node(machine(), refuses=PackageChange)
+    host.files[STATUS] = FileState("".join((paragraph("dpkg"), paragraph("dkms"), HALF)).encode())
+    run = store.begin("setup", version="test")
+    names = ("dkms", "half", "docker.io", "libnvidia:i386")
+    batch = tuple(PackageChange(name, None, PackageState("1")) for name in names)
+    with pytest.raises(ChangeFailed, match="it could not be done"):
+        Applier(host, run, silent, lambda: None).transaction("packages", batch, lambda change: change.name)
+    run.commit("failed")
+    assert {subject(intent.change) for intent in backwards(store.read(run.id))} == {"dkms", "half"}
+    assert set(store.footprint().packages) == {"dkms", "half"}
+
+
+@pytest.mark.parametrize("status", [None, FileState(b"Package: torn")])
+def test_where_dpkg_does_not_tell_a_failed_transaction_may_have_touched_all(
+    store: Store, status: FileState | None
+) -> None:
+    host = Node(machine(), refuses=PackageChange)
+    host.files[STATUS] = status
+    run = store.begin("setup", version="test")
+    change = PackageChange("dkms", None, PackageState("1"))
+    with pytest.raises(ChangeFailed, match="it could not be done"):
+        Applier(host, run, silent, lambda: None).transaction("packages", (change,), lambda _: "x")
+    run.commit("failed")
+    assert set(store.footprint().packages) == {"dkms"}
 
 
 class TestRemove:
