@@ -121,7 +121,7 @@ def _where(runner: Runner) -> str:
 
 
 def _compare(expectation: RuntimeExpectation, configured: Configured, path: str) -> None:
-    if wrong := _differences(expectation, configured):
+    if wrong := differences(expectation, configured):
         raise Refused(
             f"{expectation.runtime} would not read the new {path} as it is meant",
             why="\n".join(wrong) + "\nnothing was changed",
@@ -129,7 +129,8 @@ def _compare(expectation: RuntimeExpectation, configured: Configured, path: str)
         )
 
 
-def _differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
+def differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
+    """Where what a runtime has is not what was meant, a line each."""
     wrong = [
         f"handler {name}: meant {binary}, it reads {configured.handlers.get(name) or 'none'}"
         for name, binary in sorted(expectation.handlers)
@@ -168,7 +169,7 @@ def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: f
             found = _effective_docker(runner)
         except (ChangeFailed, Undetermined):
             return ""
-        wrong = _differences(expectation, found) if found else []
+        wrong = differences(expectation, found) if found else []
         if not wrong or time.monotonic() >= deadline:
             return "\n".join(wrong)
         time.sleep(0.2)

@@ -59,13 +59,13 @@ def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Ed
         return Planned((*reread, *service), reason, notes, expectation)
     if not edited.edits:
         return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish), notes)
-    trigger = _trigger(row, row.inspect(before, wish), row.inspect(after, wish))
+    trigger = reread_by(row, row.inspect(before, wish), row.inspect(after, wish))
     changed = file_changes(edited, present, frozenset({trigger}))
     reason = f"containers that ask for the runtime {wish.handler} get the GPU{_default(wish)}; {edited.how}"
-    return Planned((*changed, *service), reason, notes, expectation, _disrupts(trigger, before.get(row.config)))
+    return Planned((*changed, *service), reason, notes, expectation, disrupts(trigger, before.get(row.config)))
 
 
-def _disrupts(trigger: Trigger, present: bytes | None) -> str:
+def disrupts(trigger: Trigger, present: bytes | None) -> str:
     """What a restart stops: docker's containers, unless its file keeps them alive; containerd's go on."""
     if trigger != Trigger("restart", "docker.service"):
         return ""
@@ -121,7 +121,7 @@ def _reads_again(row: Runtime) -> Literal["reload", "restart"]:
     return "reload" if row.id == "docker" else "restart"
 
 
-def _trigger(row: Runtime, before: Configured, after: Configured) -> Trigger:
+def reread_by(row: Runtime, before: Configured, after: Configured) -> Trigger:
     """A restart for containerd, which reads its file at start alone; dockerd reads all but features again on SIGHUP.
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
