@@ -12,12 +12,10 @@ import typer
 
 from gpunode.cli.app import (
     DebugOption,
-    DisruptionOption,
     JsonOption,
     LockTimeoutOption,
     QuietOption,
     RootOption,
-    VerboseOption,
 )
 from gpunode.cli.goflags import GoCommand
 
@@ -73,6 +71,11 @@ DryRunOption = Annotated[
 RestartOption = Annotated[
     bool, typer.Option("--restart", help="have the daemon read it, prove that it did, put it back if it cannot")
 ]
+
+DisruptionOption = Annotated[
+    bool, typer.Option("--allow-disruption", help="go on though docker's restart stops containers")
+]
+VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show new files to their end")]
 
 
 def commands() -> dict[str, Any]:

@@ -71,6 +71,7 @@ def translated(words: Sequence[str], flags: Mapping[str, str], valued: Collectio
             kept = [one for one in kept if len(one) > 1 or flags.get(one[0]) != flags[name]]
             kept += [(name,)] if not is_assigned or truth(name, value) else []
         else:
+            _refuse_detached(kept, word, flags)
             kept.append((word,))
     return [word for words in kept for word in words]
 
@@ -92,6 +93,17 @@ def truth(name: str, value: str) -> bool:
         why="it takes true, t or 1, and false, f or 0",
         hint=f"write {name}, or leave it out",
     )
+
+
+def _refuse_detached(before: Sequence[tuple[str, ...]], word: str, flags: Collection[str]) -> None:
+    """``--flag false``, which Go takes for ``--flag`` and drops what follows."""
+    if before and before[-1][0] in flags and word in _TRUE | _FALSE:
+        name = before[-1][0]
+        raise UsageError(
+            f"{name} {word}: the value of a boolean option stands behind an equals sign",
+            why=f"nvidia-ctk takes {name} for true here, whatever follows",
+            hint=f"write {name}={word}",
+        )
 
 
 def _refuse_single_dash(word: str, known: Collection[str]) -> None:

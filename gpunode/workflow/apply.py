@@ -138,16 +138,22 @@ class Applier:
         """A daemon that one of ``read_by`` has made read its files is asked whether it has what was meant."""
         self._meant.update(dict.fromkeys(read_by, expectation))
 
-    def take_back(self, failure: GpunodeError) -> None:
-        """The files that this run has written are as they were; ``failure`` then says so."""
+    def take_back(self, failure: GpunodeError) -> bool:
+        """The files that this run has written are as they were; ``failure`` then says so.
+
+        Returns:
+            Whether all of them are.
+        """
+        left = False
         for change in self._written():
             if (back := inverse(change)) is not None:
                 try:
                     self.one(_RECOVERY, "put-back", back, failure.what)
-                except GpunodeError as second:
-                    failure.why += f"\n{change.path} could not be put back: {second.what}"
-                else:
                     failure.why += f"\nput back: {change.path}"
+                except GpunodeError as second:
+                    left = True
+                    failure.why += f"\n{change.path} could not be put back: {second.what}"
+        return not left
 
     def _batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):

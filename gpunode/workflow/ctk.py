@@ -28,6 +28,7 @@ from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import refuse_while_running
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
+Effective: TypeAlias = Callable[[str], Configured | None]
 _DUMP_BYTES = 16 << 20
 _DUMP_S = 30.0
 # ``containerd github.com/containerd/containerd/v2 2.1.9~ds1 …``, ``crio version 1.30.0``.
@@ -131,7 +132,16 @@ def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str,
         files = after_edits(files, rounds[-1])
     notes = tuple(dict.fromkeys(note for one in rounds for note in one.notes))
     edited = Edited(tuple(_joined(edit for one in rounds for edit in one.edits)), rounds[0].how, notes)
-    return _draft(row, wish, there, edited, RuntimeExpectation(row.id, _main(row, wish)))
+    draft = _draft(row, wish, there, edited, RuntimeExpectation(row.id, _main(row, wish)))
+    return replace(draft, changes=tuple(_with_folders(change, trails) for change in draft.changes))
+
+
+def _with_folders(change: FileChange, trails: Mapping[str, FileTrail]) -> FileChange:
+    """A file that goes takes along the folders that were made for it, where they are empty then."""
+    if change.after is not None or change.path not in trails:
+        return change
+    made = (folder for span in trails[change.path].spans for folder in span.folders)
+    return replace(change, folders=tuple(dict.fromkeys(made)))
 
 
 def hooking(host: HostView, path: str, content: bytes, note: str) -> Draft:
@@ -246,13 +256,13 @@ def carry_out(draft: Draft, host: Host, store: Store, asked: Asked, tell: Observ
     is_new = any(change.before != change.after for change in draft.changes)
     checked = host.check(draft.expectation, draft.changes) if draft.expectation and is_new else ""
     asked.pause()
-    owed = store.owed()
+    owes = draft.trigger is not None and draft.trigger not in store.owed()
     unsettled = tuple(change for change in store.unsettled() if draft.trigger in change.triggers)
     run = store.begin(asked.verb, version=asked.version, argv=asked.argv)
     applier = Applier(host, run, tell, lambda: None, unsettled)
     try:
-        _write(applier, draft, checked)
-        settled = _settle(applier, draft, asked, is_owed=draft.trigger in owed)
+        _write(applier, draft, checked, owes=owes)
+        settled = _settle(applier, draft, asked, owes=owes)
     except GpunodeError as error:
         run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
         raise
@@ -263,25 +273,27 @@ def carry_out(draft: Draft, host: Host, store: Store, asked: Asked, tell: Observ
     return Done(run.id, settled, checked)
 
 
-def _write(applier: Applier, draft: Draft, checked: str) -> None:
+def _write(applier: Applier, draft: Draft, checked: str, *, owes: bool) -> None:
     try:
         for change in draft.changes:
             note = checked if change is draft.changes[-1] else ""
             applier.one(CONFIGURATION, RUNTIME_CONFIG.id, change, draft.how, note)
     except GpunodeError as failure:
         # A drop-in that nothing imports, or an import that leads nowhere: half of it is worse than nothing.
-        applier.take_back(failure)
+        if applier.take_back(failure) and draft.trigger and owes:
+            applier.run.settle(draft.trigger, "put back before any daemon read it")
         raise
 
 
-def _settle(applier: Applier, draft: Draft, asked: Asked, *, is_owed: bool) -> tuple[Settled, ...]:
+def _settle(applier: Applier, draft: Draft, asked: Asked, *, owes: bool) -> tuple[Settled, ...]:
+    """The daemon has read the files, where that was asked for; ``owes`` says that no earlier run owes the same."""
     if draft.trigger is None:
         return ()
     if asked.restart:
         if draft.expectation:
             applier.expect(draft.expectation, draft.trigger)
         return applier.settle((draft.trigger,))
-    if not is_owed:
+    if owes:
         # Else the next setup would take it for a debt of a run that was cut short.
         applier.run.settle(draft.trigger, _NOT_ASKED)
     return ()
@@ -337,7 +349,7 @@ class Verdict:
     untold: str = ""
 
 
-def verdict(host: HostView, draft: Draft, effective: Callable[[str], Configured | None], *, is_live: bool) -> Verdict:
+def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool) -> Verdict:
     """Whether files and daemon are as ``draft`` would leave them.
 
     Args:
@@ -371,7 +383,7 @@ def _why_not_asked(host: HostView, draft: Draft, *, is_live: bool) -> str:
     return ""
 
 
-def _asked(draft: Draft, effective: Callable[[str], Configured | None]) -> Verdict:
+def _asked(draft: Draft, effective: Effective) -> Verdict:
     assert draft.expectation is not None, "what has a daemon has an expectation"
     try:
         found = effective(draft.about)

@@ -11,7 +11,7 @@ from gpunode.cli.screen.events import downtime
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.results import fact
 from gpunode.cli.screen.text import BLANK, Line, indented, line, prose, span
-from gpunode.cli.screen.words import MARKS, bare, count
+from gpunode.cli.screen.words import MARKS, bare, sentence
 
 if TYPE_CHECKING:
     from gpunode.workflow.ctk import CtkVerb, Done, Draft, Verdict
@@ -25,7 +25,8 @@ def draft_lines(verb: CtkVerb, draft: Draft, *, verbose: bool) -> Iterator[Line]
     elif not written:
         yield line(span(draft.about, "bold"), f"  its files are as asked; {_reader(draft)} has not read them yet")
     else:
-        yield line(span(draft.about, "bold"), "  ", *prose(draft.how), hang=len(draft.about) + 2)
+        how = draft.how or "what configure added goes"
+        yield line(span(draft.about, "bold"), "  ", *prose(how), hang=len(draft.about) + 2)
         yield from indented(tuple(change_lines(written, verbose=verbose)), 4)
     yield from (note(text) for text in draft.notes)
 
@@ -43,8 +44,7 @@ def _reader(draft: Draft) -> str:
 def drafted_lines(verb: CtkVerb, draft: Draft, done: Done, argv: Sequence[str], *, restarted: bool) -> Iterator[Line]:
     """That it is done, what makes the daemon read it where nobody did, and what undoes it."""
     yield BLANK
-    files = count(len({change.path for change in draft.changes}), "file")
-    yield line(MARKS["done"], f"{draft.about}: {verb}d, {files}", hang=2)
+    yield line(MARKS["done"], _outcome(verb, draft), hang=2)
     if down := downtime(done.settled):
         yield fact("took", down)
     if not restarted and (command := read_again_command(draft)) and not root_of(argv):
@@ -52,6 +52,16 @@ def drafted_lines(verb: CtkVerb, draft: Draft, done: Done, argv: Sequence[str], 
         if draft.stops:
             yield fact("", f"it stops all {draft.stops}: live-restore is off")
     yield fact("undo", rollback_command(argv, done.run), command=True)
+
+
+def _outcome(verb: CtkVerb, draft: Draft) -> str:
+    if draft.expectation is None:
+        return f"{draft.about} written: {draft.main}"
+    if verb == "unconfigure":
+        return f"{draft.about}: what configure added is gone"
+    default = ", its default" if draft.expectation.default else ""
+    runs = sentence([f"{name}{default}, which runs {binary}" for name, binary in sorted(draft.expectation.handlers)])
+    return f"{draft.about} has the runtime {runs}"
 
 
 def read_again_command(draft: Draft) -> str:
