@@ -117,10 +117,11 @@ def _edit(verb: CtkVerb, drafting: Drafting, how: How, place: str, leave: Leave)
             done = ctk.carry_out(draft, host, store, asked, screen.tell)
         if log.problem:
             screen.tell(Told(log.problem))
-        screen.drafted(verb, draft, done, restarted=leave.restart)
+        is_read = leave.restart or place != "/" or ctk.asleep(host, draft)
+        following = "" if is_read else read_again_command(draft)
+        screen.drafted(verb, draft, done, following)
     answer = _answer(command, draft, changes=made(store.read(done.run)))
-    again = "" if leave.restart else read_again_command(draft)
-    result = {**answer.result, "run": done.run, "triggers": done.settled, "checked": done.checked, "next": again}
+    result = {**answer.result, "run": done.run, "triggers": done.settled, "checked": done.checked, "next": following}
     how.answer(replace(answer, result=result))
 
 

@@ -243,12 +243,12 @@ class Screen:
 
         self._put(*draft_lines(verb, draft, verbose=self._verbose))
 
-    def drafted(self, verb: CtkVerb, draft: Draft, done: Done, *, restarted: bool) -> None:
-        """That it was."""
+    def drafted(self, verb: CtkVerb, draft: Draft, done: Done, following: str) -> None:
+        """That it was, and the command that follows, if one does."""
         from gpunode.cli.screen.edits import drafted_lines
 
         self._live.close()
-        self._put(*drafted_lines(verb, draft, done, self._argv, restarted=restarted))
+        self._put(*drafted_lines(verb, draft, done, self._argv, following))
 
     def verdict(self, draft: Draft, verdict: Verdict) -> None:
         """Whether a runtime is as asked."""

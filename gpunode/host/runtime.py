@@ -125,7 +125,7 @@ def _compare(expectation: RuntimeExpectation, configured: Configured, path: str)
         raise Refused(
             f"{expectation.runtime} would not read the new {path} as it is meant",
             why="\n".join(wrong) + "\nnothing was changed",
-            hint="see `gpunode plan` for the candidate; another file that it imports may override it",
+            hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; another file that it imports may override it",
         )
 
 
@@ -146,7 +146,7 @@ def _not_taken(program: str, path: str, said: str) -> Refused:
     return Refused(
         f"{program} does not take the new {path}",
         why=f"{said}\nnothing was changed",
-        hint="see `gpunode plan` for the candidate; correct what is named in the present file first",
+        hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; correct what is named in the present file first",
     )
 
 

@@ -53,7 +53,7 @@ def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Ed
         row.id, row.config, frozenset({(wish.handler, wish.binary)}), wish.handler if wish.default else None
     )
     if not edited.edits and (unread := _unread(row, facts, present)):
-        trigger = Trigger(_reads_again(row), row.unit)
+        trigger = Trigger(reads_again(row), row.unit)
         reread = tuple(FileChange(path, present[path], present[path], frozenset({trigger})) for path in unread)
         reason = f"{unread[0]} was changed after {row.unit} last read it"
         return Planned((*reread, *service), reason, notes, expectation)
@@ -111,12 +111,12 @@ def _unread(row: Runtime, facts: Facts, present: States) -> tuple[str, ...]:
     unit = facts.unit(row.unit)
     if isinstance(unit, Unknown) or unit.value.started_at is None:
         return ()
-    reread = unit.value.changed_at if _reads_again(row) == "reload" else None
+    reread = unit.value.changed_at if reads_again(row) == "reload" else None
     last = max(unit.value.started_at, reread or 0.0)
     return tuple(path for path in present if facts.changed_at.get(path, 0.0) > last)
 
 
-def _reads_again(row: Runtime) -> Literal["reload", "restart"]:
+def reads_again(row: Runtime) -> Literal["reload", "restart"]:
     """How a running daemon comes to read its file, where nobody knows what in it is new."""
     return "reload" if row.id == "docker" else "restart"
 

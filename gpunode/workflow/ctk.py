@@ -18,14 +18,14 @@ from gpunode.host.runtime import differences
 from gpunode.journal.footprint import FileTrail
 from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits
+from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, runtime
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
-from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reread_by
+from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import managed
 from gpunode.workflow.events import Observer
-from gpunode.workflow.setup import refuse_while_running
+from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
 Effective: TypeAlias = Callable[[str], Configured | None]
@@ -178,6 +178,9 @@ def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, expectation:
     before, main = contents(there), _main(row, wish)
     was, will_be = row.inspect(before, wish), row.inspect(after_edits(before, edited), wish)
     trigger = reread_by(row, was, will_be) if row.unit else None
+    if trigger and not edited.edits and wish.cdi:
+        # What is new in the file to a daemon that has not read it, nobody knows; a feature is not reloaded.
+        trigger = replace(trigger, kind="restart")
     changes = file_changes(edited, there, frozenset({trigger}) if trigger else frozenset())
     notes = (*edited.notes, *(note for change in changes if (note := managed(change))))
     stops = disrupts(trigger, before.get(main)) if trigger else ""
@@ -203,7 +206,7 @@ def unread(host: HostView, draft: Draft) -> bool:
     unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.started_at is None:
         return False
-    reread = unit.value.changed_at if draft.trigger.kind == "reload" else None
+    reread = unit.value.changed_at if reads_again(runtime(draft.about)) == "reload" else None
     since = max(unit.value.started_at, reread or 0.0)
     return any(_changed(host, path) > since for path in draft.present)
 
@@ -366,7 +369,7 @@ def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool
     if untold := _why_not_asked(host, draft, is_live=is_live):
         return Verdict(untold=untold)
     if draft.trigger and unread(host, draft):
-        return Verdict(otherwise=f"{draft.trigger.target} read its files before they were changed last")
+        return Verdict(otherwise="its files were changed after it read them last")
     return _asked(draft, effective)
 
 
@@ -376,11 +379,16 @@ def _why_not_asked(host: HostView, draft: Draft, *, is_live: bool) -> str:
     if draft.trigger is None or draft.expectation is None:
         return f"{draft.about} has no daemon"
     if not draft.is_usual:
-        return f"{draft.about} reads {draft.main} only where it is told to"
-    unit = _unit(host, draft.trigger.target)
-    if isinstance(unit, Known) and not unit.value.state.active:
-        return f"{draft.trigger.target} does not run; it reads its files when it starts"
-    return ""
+        return f"it reads {draft.main} only where it is told to"
+    return asleep(host, draft)
+
+
+def asleep(host: HostView, draft: Draft) -> str:
+    """Why no daemon has to read the files now; empty where one does, or nobody can tell."""
+    unit = _unit(host, draft.trigger.target) if draft.trigger else Unknown("it has none", "units")
+    if not isinstance(unit, Known) or unit.value.state.active:
+        return ""
+    return "it does not run, and reads its files when it starts" if unit.value.exists else "it is not installed here"
 
 
 def _asked(draft: Draft, effective: Effective) -> Verdict:
@@ -388,7 +396,8 @@ def _asked(draft: Draft, effective: Effective) -> Verdict:
     try:
         found = effective(draft.about)
     except ChangeFailed as error:
-        return Verdict(otherwise=f"{error.what}: {error.why}")
+        is_down = NO_DAEMON.search(error.why) is not None
+        return Verdict(untold="it does not run") if is_down else Verdict(otherwise=f"{error.what}: {error.why}")
     if found is None:
         return Verdict(untold=f"no {draft.about} is installed here")
     return Verdict(otherwise="\n".join(differences(draft.expectation, found)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from gpunode.change import FileChange, FileState, PackageChange, ServiceChange, diff, subject
+from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, diff, subject
 from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts import dpkg
 from gpunode.facts.evidence import Probe
@@ -88,8 +88,14 @@ def _parts(entries: Sequence[Entry], *, whole: bool) -> tuple[Part, ...]:
     return tuple(
         Part(intent.stage, intent.step, intent.change)
         for intent in backwards(entries)
-        if whole or (intent.stage == CONFIGURATION and isinstance(intent.change, FileChange))
+        if (whole or (intent.stage == CONFIGURATION and isinstance(intent.change, FileChange)))
+        and not _changed_nothing(intent.change)
     )
+
+
+def _changed_nothing(change: Change) -> bool:
+    """Whether a file was only read again by its daemon."""
+    return isinstance(change, FileChange) and change.before == change.after
 
 
 def undoing(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.changes import change_lines
-from gpunode.cli.screen.commands import SHOWN_HOW, joined, rollback_command, root_of, without
+from gpunode.cli.screen.commands import SHOWN_HOW, joined, rollback_command, without
 from gpunode.cli.screen.events import downtime
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.results import fact
@@ -41,17 +41,18 @@ def _reader(draft: Draft) -> str:
     return bare(draft.trigger.target) if draft.trigger else draft.about
 
 
-def drafted_lines(verb: CtkVerb, draft: Draft, done: Done, argv: Sequence[str], *, restarted: bool) -> Iterator[Line]:
-    """That it is done, what makes the daemon read it where nobody did, and what undoes it."""
+def drafted_lines(verb: CtkVerb, draft: Draft, done: Done, argv: Sequence[str], following: str) -> Iterator[Line]:
+    """That it is done, the command that makes the daemon read it, if ``following`` is one, and what undoes it."""
     yield BLANK
     yield line(MARKS["done"], _outcome(verb, draft), hang=2)
     if down := downtime(done.settled):
         yield fact("took", down)
-    if not restarted and (command := read_again_command(draft)) and not root_of(argv):
-        yield fact("next", command, command=True)
+    if following:
+        yield fact("next", following, command=True)
         if draft.stops:
-            yield fact("", f"it stops all {draft.stops}: live-restore is off")
-    yield fact("undo", rollback_command(argv, done.run), command=True)
+            yield fact("", f"it stops all {draft.stops}, since live-restore is off")
+    if any(change.before != change.after for change in draft.changes):
+        yield fact("undo", rollback_command(argv, done.run), command=True)
 
 
 def _outcome(verb: CtkVerb, draft: Draft) -> str:
@@ -77,7 +78,7 @@ def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbos
         return
     yield line(MARKS["passed"], f"{draft.main}: as asked", hang=2)
     if verdict.otherwise:
-        yield line(MARKS["failed"], f"{_reader(draft)} has something else: {verdict.otherwise}", hang=2)
+        yield line(MARKS["failed"], f"{_reader(draft)} does not have it: {verdict.otherwise}", hang=2)
         yield line("next: ", span(read_again_command(draft), "command"), hang=6)
     elif verdict.untold:
         yield line(MARKS["not run"], f"{_reader(draft)} was not asked: {verdict.untold}", hang=2)
