@@ -125,7 +125,7 @@ def _compare(expectation: RuntimeExpectation, configured: Configured, path: str)
         raise Refused(
             f"{expectation.runtime} would not read the new {path} as it is meant",
             why="\n".join(wrong) + "\nnothing was changed",
-            hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; another file that it imports may override it",
+            hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; another imported file may override it",
         )
 
 
