@@ -89,6 +89,5 @@ def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbos
 
 def configure_command(argv: Sequence[str]) -> str:
     """The command that makes what ``argv``, a check, looked for."""
-    words = without(argv, SHOWN_HOW, ())
-    words[words.index("check")] = "configure"
+    words = ["configure" if word == "check" else word for word in without(argv, SHOWN_HOW, ())]
     return joined("sudo gpunode", words)
