@@ -201,19 +201,19 @@ def checked_root(root: str) -> str:
     return str(_resolved(root))
 
 
-def need_root(command: str) -> None:
+def need_root(
+    command: str,
+    why: str = "it writes under /etc and runs apt",
+    instead: str = "gpunode plan shows what it would do, without root",
+) -> None:
     """Nothing, for root.
 
     Raises:
-        UsageError: for anybody else.
+        UsageError: for anybody else; says ``why``, and what can be done ``instead``.
     """
     if os.geteuid() != 0:
         typed = " ".join(sys.argv[1:]) or command
-        raise UsageError(
-            f"{command} needs root",
-            why="it writes under /etc and runs apt",
-            hint=f"sudo gpunode {typed}\n(gpunode plan shows what it would do, without root)",
-        )
+        raise UsageError(f"{command} needs root", why=why, hint=f"sudo gpunode {typed}\n({instead})")
 
 
 def announcer(root: str) -> Announce:

@@ -124,15 +124,16 @@ def _where(runner: Runner) -> str:
 
 
 def _compare(expectation: RuntimeExpectation, configured: Configured, path: str) -> None:
-    if wrong := _differences(expectation, configured):
+    if wrong := differences(expectation, configured):
         raise Refused(
             f"{expectation.runtime} would not read the new {path} as it is meant",
             why="\n".join(wrong) + "\nnothing was changed",
-            hint="see `gpunode plan` for the candidate; another file that it imports may override it",
+            hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; another imported file may override it",
         )
 
 
-def _differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
+def differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
+    """Where what a runtime has is not what was meant, a line each."""
     wrong = [
         f"handler {name}: meant {binary}, it reads {configured.handlers.get(name) or 'none'}"
         for name, binary in sorted(expectation.handlers)
@@ -148,7 +149,7 @@ def _not_taken(program: str, path: str, said: str) -> Refused:
     return Refused(
         f"{program} does not take the new {path}",
         why=f"{said}\nnothing was changed",
-        hint="see `gpunode plan` for the candidate; correct what is named in the present file first",
+        hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; correct what is named in the present file first",
     )
 
 
@@ -171,7 +172,7 @@ def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: f
             found = _effective_docker(runner)
         except (ChangeFailed, Undetermined):
             return ""
-        wrong = _differences(expectation, found) if found else []
+        wrong = differences(expectation, found) if found else []
         if not wrong or time.monotonic() >= deadline:
             return "\n".join(wrong)
         time.sleep(0.2)

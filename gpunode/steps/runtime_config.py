@@ -53,19 +53,19 @@ def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Ed
         row.id, row.config, frozenset({(wish.handler, wish.binary)}), wish.handler if wish.default else None
     )
     if not edited.edits and (unread := _unread(row, facts, present)):
-        trigger = Trigger(_reads_again(row), row.unit)
+        trigger = Trigger(reads_again(row), row.unit)
         reread = tuple(FileChange(path, present[path], present[path], frozenset({trigger})) for path in unread)
         reason = f"{unread[0]} was changed after {row.unit} last read it"
         return Planned((*reread, *service), reason, notes, expectation)
     if not edited.edits:
         return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish), notes)
-    trigger = _trigger(row, row.inspect(before, wish), row.inspect(after, wish))
+    trigger = reread_by(row, row.inspect(before, wish), row.inspect(after, wish))
     changed = file_changes(edited, present, frozenset({trigger}))
     reason = f"containers that ask for the runtime {wish.handler} get the GPU{_default(wish)}; {edited.how}"
-    return Planned((*changed, *service), reason, notes, expectation, _disrupts(trigger, before.get(row.config)))
+    return Planned((*changed, *service), reason, notes, expectation, disrupts(trigger, before.get(row.config)))
 
 
-def _disrupts(trigger: Trigger, present: bytes | None) -> str:
+def disrupts(trigger: Trigger, present: bytes | None) -> str:
     """What a restart stops: docker's containers, unless its file keeps them alive; containerd's go on."""
     if trigger != Trigger("restart", "docker.service"):
         return ""
@@ -111,17 +111,17 @@ def _unread(row: Runtime, facts: Facts, present: States) -> tuple[str, ...]:
     unit = facts.unit(row.unit)
     if isinstance(unit, Unknown) or unit.value.started_at is None:
         return ()
-    reread = unit.value.changed_at if _reads_again(row) == "reload" else None
+    reread = unit.value.changed_at if reads_again(row) == "reload" else None
     last = max(unit.value.started_at, reread or 0.0)
     return tuple(path for path in present if facts.changed_at.get(path, 0.0) > last)
 
 
-def _reads_again(row: Runtime) -> Literal["reload", "restart"]:
+def reads_again(row: Runtime) -> Literal["reload", "restart"]:
     """How a running daemon comes to read its file, where nobody knows what in it is new."""
     return "reload" if row.id == "docker" else "restart"
 
 
-def _trigger(row: Runtime, before: Configured, after: Configured) -> Trigger:
+def reread_by(row: Runtime, before: Configured, after: Configured) -> Trigger:
     """A restart for containerd, which reads its file at start alone; dockerd reads all but features again on SIGHUP.
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
