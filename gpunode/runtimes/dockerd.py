@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from gpunode.runtimes import units
 
-CONFIG = "/etc/docker/daemon.json"
 # Flags whose directive in the file has another name; a flag that can be given twice has a plural there.
 _DIRECTIVES = {
     "add-runtime": "runtimes",
@@ -66,8 +65,8 @@ class Flags:
 
     @property
     def config(self) -> str:
-        """The configuration file."""
-        return self.last("config-file") or CONFIG
+        """The configuration file; empty for the usual one."""
+        return self.last("config-file") or ""
 
     @property
     def runtimes(self) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpunode.errors import Refused
 from gpunode.runtimes import Configured, Wish, satisfies
-from gpunode.runtimes.docker import configure, inspect
+from tests.unit.runtimes.docker_file import configure, inspect
 
 BINARY = "/usr/bin/nvidia-container-runtime"
 ENTRY = {"args": [], "path": BINARY}
@@ -181,9 +181,10 @@ def test_refusals_say_where(data: bytes, place: str, use: Callable[[bytes], obje
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b'{"runtimes": "\\u00fc"}', 'it is "ü"'),
+        (b'{"runtimes": "\\u00fc"}', 'it is "\\u00fc"'),
+        (b'{"runtimes": [1,\n   2]}', "it is [1, 2]"),
         (b'{"runtimes": "' + b"x" * 500 + b'"}', 'it is "' + "x" * 193),
-        (b"[1]", 'it is ["1"]'),
+        (b"[1]", "it is [1]"),
         (b'{"a": NaN}', "NaN is not JSON. "),
         (b'{"a": 1, "a": 2}', 'the key "a" stands twice in one object. '),
         (b'{"a" 1}', "'1' stands where a colon should. "),

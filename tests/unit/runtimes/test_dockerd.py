@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.runtimes.dockerd import CONFIG, Flags, conflicts, flags, started
+from gpunode.runtimes.dockerd import Flags, conflicts, flags, started
 from gpunode.runtimes.units import Command
 
 
@@ -42,7 +42,7 @@ def test_what_the_flags_say() -> None:
     assert Flags(flags(["dockerd", "--live-restore=false", "--add-runtime=broken"])).live_restore is False
     assert Flags(flags(["dockerd", "--add-runtime=broken"])).runtimes == {}
     nothing = started(None)
-    assert (nothing.config, nothing.last("default-runtime"), nothing.cdi) == (CONFIG, None, None)
+    assert (nothing.config, nothing.last("default-runtime"), nothing.cdi) == ("", None, None)
 
 
 def test_a_directive_must_not_stand_in_both_unless_it_is_a_runtime() -> None:
