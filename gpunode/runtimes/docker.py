@@ -14,9 +14,9 @@ from gpunode.errors import Refused
 from gpunode.runtimes import jsontext
 from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on
 from gpunode.runtimes.dockerd import conflicts
-from gpunode.runtimes.jsontext import Path, same
+from gpunode.runtimes.jsontext import BLANK, Path
 from gpunode.runtimes.model import Configured, Edit, Edited, Files, Runtime, Wish
-from gpunode.runtimes.text import decode, encode
+from gpunode.runtimes.text import decode, encode, same
 
 __all__ = ["configure", "document_of", "edited", "inspect", "keeps_containers", "located", "takes_on_reload"]
 
@@ -24,7 +24,6 @@ __all__ = ["configure", "document_of", "edited", "inspect", "keeps_containers", 
 _RESERVED = "runc"
 # From here on dockerd has CDI, and switches it on unless told otherwise.
 _HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
-_BLANK = " \t\r\n"
 DROPPED = object()
 # A member's path with its new value, or ``DROPPED``.
 Change: TypeAlias = tuple[Path, Any]
@@ -72,7 +71,7 @@ def edited(files: Files, node: Node, changes: Sequence[Change], how: str, notes:
     if not changes:
         return Edited((), how, notes)
     text = decode(before, node.config)
-    after = encode(_written(text if text.strip(_BLANK) else "{}\n", changes, node.config), before)
+    after = encode(_written(text if text.strip(BLANK) else "{}\n", changes, node.config), before)
     return Edited((Edit(node.config, before, after, node.like if before is None else ""),), how, notes)
 
 
@@ -118,7 +117,7 @@ def document_of(data: bytes | None, path: str) -> dict[str, Any]:
         Refused: it is not a JSON object, or not shaped as dockerd's configuration.
     """
     text = decode(data, path)
-    if not text.strip(_BLANK):
+    if not text.strip(BLANK):
         return {}
     try:
         document = jsontext.parse(text)

@@ -18,9 +18,8 @@ from gpunode.runtimes.docker import (
     without_empty,
 )
 from gpunode.runtimes.docker_nodes import Node, node_of
-from gpunode.runtimes.jsontext import same
 from gpunode.runtimes.model import Edit, Edited, Files, Former, Wish
-from gpunode.runtimes.text import decode
+from gpunode.runtimes.text import decode, same
 
 _MISSING = object()
 # What dockerd has without being told.

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
+from gpunode.runtimes.text import same
+
 Path: TypeAlias = tuple[str, ...]
+# What JSON calls white space.
+BLANK = " \t\r\n"
 # Deeper than this neither dockerd's decoder goes (Go's encoding/json, maxNestingDepth).
 _DEEPEST = 10_000
 
@@ -95,24 +100,6 @@ def parse(text: str) -> Any:
             return value
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two parsed values are equal; a number is equal to one that is spelt as it is."""
-    pairs = [(one, other)]
-    while pairs:
-        a, b = pairs.pop()
-        if isinstance(a, dict) and isinstance(b, dict):
-            if a.keys() != b.keys():
-                return False
-            pairs += ((a[key], b[key]) for key in a)
-        elif isinstance(a, list) and isinstance(b, list):
-            if len(a) != len(b):
-                return False
-            pairs += zip(a, b, strict=True)
-        elif type(a) is not type(b) or a != b:
-            return False
-    return True
-
-
 def position(text: str, path: Path) -> tuple[int, int]:
     """Line and column, from 1, of the value at ``path`` in a valid document."""
     if not path:
@@ -153,6 +140,27 @@ def drop(text: str, path: Path) -> str:
     if len(keys) > 1:
         return text[: member.start] + text[holder.members[keys[1]].start :]
     return text[: holder.start] + "{}" + text[holder.end :]
+
+
+def edit(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
+    """``text``, which reads as ``before``, so that it reads as ``after``."""
+    text = text if text.strip(BLANK) else "{}\n"
+    for path, value in _differences(before, after):
+        text = drop(text, path) if value is _GONE else put(text, path, value)
+    return text
+
+
+_GONE = object()
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for key, value in after.items():
+        old = before.get(key, _GONE)
+        if isinstance(old, dict) and isinstance(value, dict):
+            yield from _differences(old, value, (*above, key))
+        elif not same(old, value):
+            yield (*above, key), value
+    yield from (((*above, key), _GONE) for key in before if key not in after)
 
 
 def _holder(root: Any, path: Path) -> Object:
@@ -312,7 +320,7 @@ def _written(text: str, root: Object, holder: Object, key: str, value: Any) -> s
         return text[: member.value] + local.render(value, _indent(text, member.start)) + text[member.end :]
     if not holder:
         indent = _indent(text, holder.start)
-        return text[: holder.start] + style.around(key, value, indent) + text[holder.end :]
+        return text[: holder.start] + style.render({key: value}, indent) + text[holder.end :]
     last = list(holder.members.values())[-2:]
     gap = text[last[0].end : last[1].start] if len(last) > 1 else "," + _space_before(text, last[0].start)
     if _has_break(gap):
@@ -335,7 +343,7 @@ def _indent(text: str, at: int) -> str:
 
 def _space_before(text: str, at: int) -> str:
     start = at
-    while text[start - 1] in " \t\r\n":
+    while text[start - 1] in BLANK:
         start -= 1
     return text[start:at]
 
@@ -380,19 +388,25 @@ class _Style:
 
     def render(self, value: Any, indent: str) -> str:
         """``value`` as it stands in a line that ``indent`` begins."""
-        if isinstance(value, Spelt):
-            return value
+        match value:
+            case Spelt() | Number():
+                return str(value)
+            case dict() if value:
+                members = [self.member(key, inner, self._below(indent)) for key, inner in value.items()]
+                return self._enclosed("{", members, "}", indent)
+            case list() if value:
+                return self._enclosed("[", [self.render(item, self._below(indent)) for item in value], "]", indent)
+            case _:
+                return json.dumps(value, ensure_ascii=False)
+
+    def _below(self, indent: str) -> str:
+        return indent + (self.unit or "")
+
+    def _enclosed(self, opening: str, parts: list[str], closing: str, indent: str) -> str:
         if self.unit is None:
-            return json.dumps(value, ensure_ascii=False, separators=(self.comma, self.colon))
-        lines = json.dumps(value, ensure_ascii=False, indent=self.unit, separators=(",", self.colon)).split("\n")
-        return (self.newline + indent).join(lines)
+            return f"{opening}{self.comma.join(parts)}{closing}"
+        between = self.newline + self._below(indent)
+        return f"{opening}{between}{(',' + between).join(parts)}{self.newline}{indent}{closing}"
 
     def member(self, key: str, value: Any, indent: str) -> str:
         return json.dumps(key, ensure_ascii=False) + self.colon + self.render(value, indent)
-
-    def around(self, key: str, value: Any, indent: str) -> str:
-        """An object of this one member."""
-        if self.unit is None:
-            return "{" + self.member(key, value, indent) + "}"
-        inner = self.newline + indent + self.unit
-        return "{" + inner + self.member(key, value, indent + self.unit) + self.newline + indent + "}"

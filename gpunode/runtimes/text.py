@@ -1,6 +1,11 @@
-"""Configuration bytes as text and back: UTF-8, with the byte order mark that daemons take and parsers do not."""
+"""Configuration bytes as text and back: UTF-8, with the byte order mark that daemons take and parsers do not.
+
+And what it means for two texts to say the same.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from gpunode.errors import Refused
 
@@ -30,3 +35,24 @@ def encode(text: str, former: bytes | None) -> bytes:
     """``text`` as a file, with a byte order mark if ``former`` had one."""
     bom = _BOM if (former or b"").startswith(_BOM.encode()) else ""
     return (bom + text).encode()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two documents, or parts of them, are equal in value and kind: 1 is not true, nor the text "1.0" a number.
+
+    Members may stand in another order. Dates are the same when they are written alike.
+    """
+    pairs = [(one, other)]
+    while pairs:
+        a, b = pairs.pop()
+        if isinstance(a, dict) and isinstance(b, dict):
+            if a.keys() != b.keys():
+                return False
+            pairs += ((value, b[key]) for key, value in a.items())
+        elif isinstance(a, list) and isinstance(b, list):
+            if len(a) != len(b):
+                return False
+            pairs += zip(a, b, strict=True)
+        elif type(a) is not type(b) or a != b or str(a) != str(b):
+            return False
+    return True

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.runtimes.jsontext import Malformed, Number, Object, Path, drop, parse, put, same, spelt
+from gpunode.runtimes.jsontext import Malformed, Number, Object, Path, drop, edit, parse, put, spelt
+from gpunode.runtimes.text import same
 
 # Every character that JSON, Python or Go treats in a way of its own, beside all others.
 ODD = "\"\\/\b\f\n\r\t{}[]:,'#<>&\u2028\u2029\ufeff\x7f\xa0ü日🚀 "
@@ -209,3 +210,9 @@ def test_nesting_costs_no_stack(unit: str) -> None:
     assert same(parse(drop(after, ("runtimes", "nvidia"))), parse(text))
     assert f'"x": {inner}' in after
     assert not same(parse(after), parse(text))
+
+
+@given(documents(), documents())
+def test_any_document_can_be_edited_into_any_other(text: str, other: str) -> None:
+    assert same(read(edit(text, parse(text), parse(other))), read(other))
+    assert edit(text, parse(text), read(text)) == text
