@@ -144,6 +144,11 @@ class Runtime:
     unconfigure: Unconfigure
     inspect: Inspect
 
+    @property
+    def own_files(self) -> frozenset[str]:
+        """Those that say what it does; of the others that it reads some say how it is started."""
+        return frozenset({self.config, self.drop_in} - {""})
+
 
 def after_edits(files: Files, edited: Edited) -> Files:
     """The files once the edits are made."""

@@ -113,7 +113,7 @@ def _unread(row: Runtime, facts: Facts, present: States) -> tuple[str, ...]:
         return ()
     reread = unit.value.changed_at if reads_again(row) == "reload" else None
     last = max(unit.value.started_at, reread or 0.0)
-    return tuple(path for path in present if facts.changed_at.get(path, 0.0) > last)
+    return tuple(path for path in present if path in row.own_files and facts.changed_at.get(path, 0.0) > last)
 
 
 def reads_again(row: Runtime) -> Literal["reload", "restart"]:

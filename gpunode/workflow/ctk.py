@@ -208,7 +208,8 @@ def unread(host: HostView, draft: Draft) -> bool:
         return False
     reread = unit.value.changed_at if reads_again(runtime(draft.about)) == "reload" else None
     since = max(unit.value.started_at, reread or 0.0)
-    return any(_changed(host, path) > since for path in draft.present)
+    own = {draft.main, *runtime(draft.about).own_files}
+    return any(_changed(host, path) > since for path in draft.present if path in own)
 
 
 def _changed(host: HostView, path: str) -> float:

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from gpunode.runtimes import Wish
-from gpunode.runtimes.docker import configure as configure_docker
 from gpunode.runtimes.keys import gone_too, taken_back
 from gpunode.runtimes.tomlread import parse
+from tests.unit.runtimes.docker_file import configure as configure_docker
 from tests.unit.runtimes.one_file import configure as configure_containerd
 
 TOML, JSON = "/etc/containerd/config.toml", "/etc/docker/daemon.json"
