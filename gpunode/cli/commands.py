@@ -270,9 +270,9 @@ def capture(file: str, how: How) -> None:
     from gpunode.host import nvml
     from gpunode.host.capture import save
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.converge import look
+    from gpunode.workflow.converge import look_around
 
-    evidence = look(LocalHost("/"), (*PROBES, nvml.probe()))
+    evidence = look_around(LocalHost("/"), (*PROBES, nvml.probe()))
     save(evidence, Path(file))
     failed = [key for key, capture in evidence.items() if capture.outcome in {"denied", "failed", "timeout"}]
     how.screen().captured(file, len(evidence), failed)

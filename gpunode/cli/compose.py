@@ -158,10 +158,10 @@ def see(node: str, root: str, gpu: str) -> Seen:
         return Seen(CaptureHost(evidence), _with_gpus(derive(evidence), gpu), evidence)
     from gpunode.facts.probes import probes
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.converge import look
+    from gpunode.workflow.converge import look_around
 
     host = LocalHost(checked_root(root))
-    evidence = look(host, probes(image=is_image(root)))
+    evidence = look_around(host, probes(image=is_image(root)))
     return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
 
 

@@ -314,6 +314,9 @@ def _files(evidence: Evidence) -> Files:
     files: dict[str, Known[FileState | None] | Unknown] = {}
     for key in FOLDERS:
         files.update(_folder(key, evidence.get(key)))
+    for key in evidence:
+        if key.startswith("files:"):
+            files.update(_folder(key, evidence.get(key)))
     single = {key: key.removeprefix("file:") for key in evidence if key.startswith("file:")}
     single["apt-sources"] = "/etc/apt/sources.list"
     for key, path in single.items():

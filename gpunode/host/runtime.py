@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation
 from gpunode.errors import ChangeFailed, Refused, Undetermined
+from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files
 from gpunode.host.process import Finished, Runner
-from gpunode.runtimes import Configured, containerd_dump, runtime
+from gpunode.runtimes import Configured, Files, Wish, containerd_dump, runtime
+from gpunode.runtimes.containerd import staged_root
+from gpunode.runtimes.found import by_looking, contents
 
 _TIMEOUT_S = 30.0
 # What a daemon takes whose configuration names none.
@@ -19,31 +24,64 @@ _BUILT_IN_DEFAULT = "runc"
 _NO_VALIDATE = b"unknown flag: --validate"
 
 
-def check(runner: Runner, expectation: RuntimeExpectation, change: FileChange) -> str:
-    """What was checked of the candidate in ``change``, for the screen; it is as ``expectation`` says.
+def check(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    """What was checked of the candidates in ``changes``, for the screen; they are as ``expectation`` says.
 
-    The candidate is a file of its own beside the real one meanwhile, readable for root alone.
+    Each candidate is a file of its own beside the real one meanwhile, readable for root alone.
 
     Raises:
         Refused: the runtime's parser does not take it, or reads something else than was meant.
     """
-    if not isinstance(change.after, FileState):
-        return f"not checked: {change.path} will not be there"
-    return _CHECKS[expectation.runtime](runner, expectation, change, change.after.content)
+    if any(not isinstance(change.after, FileState) and change.path == expectation.path for change in changes):
+        return f"not checked: {expectation.path} will not be there"
+    return _CHECKS[expectation.runtime](runner, expectation, changes)
 
 
-def _check_containerd(runner: Runner, expectation: RuntimeExpectation, change: FileChange, content: bytes) -> str:
-    dumped, path = _asked(runner, change.path, content, "containerd", "--config", "{}", "config", "dump")
+def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    look = partial(_look, runner)
+    wish = Wish(config=expectation.path)
+    present = contents(by_looking(look, runtime("containerd"), wish))
+    after = _after(present, changes)
+    with ExitStack() as stack:
+        staged = {
+            change.path: stack.enter_context(files.candidate(change.path, after[change.path], root=runner.root))
+            for change in changes
+            if change.path != expectation.path and change.path in after
+        }
+        root = staged_root(after, wish, staged)
+        dumped, path = _asked(runner, expectation.path, root, "containerd", "--config", "{}", "config", "dump")
     if dumped.missing:
         return f"not checked: no containerd {_where(runner)}"
+    named = changes[0].path
     if not dumped.ok:
-        raise _not_taken("containerd", change, _said(dumped, path, change.path))
-    _compare(expectation, containerd_dump(dumped.stdout), change)
+        said = _said(dumped, path, expectation.path)
+        for real, candidate in staged.items():
+            said = said.replace(candidate, real)
+        raise _not_taken("containerd", named, said)
+    _compare(expectation, containerd_dump(dumped.stdout), named)
     return "checked: `containerd config dump` reads it as meant"
 
 
-def _check_docker(runner: Runner, expectation: RuntimeExpectation, change: FileChange, content: bytes) -> str:
-    _compare(expectation, runtime("docker").inspect(content), change)
+def _look(runner: Runner, probe: Probe) -> Capture:
+    if probe.glob:
+        return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=runner.root)
+    return files.read(probe.path, probe.limit_bytes, root=runner.root)
+
+
+def _after(present: Files, changes: Sequence[FileChange]) -> dict[str, bytes]:
+    after = dict(present)
+    for change in changes:
+        if isinstance(change.after, FileState):
+            after[change.path] = change.after.content
+        else:
+            after.pop(change.path, None)
+    return after
+
+
+def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    change = next(change for change in changes if change.path == expectation.path)
+    content = change.after.content if isinstance(change.after, FileState) else b""
+    _compare(expectation, runtime("docker").inspect({change.path: content}, Wish(config=change.path)), change.path)
     validated, path = _validated(runner, change.path, content)
     if validated.missing:
         return f"not checked: no dockerd {_where(runner)}"
@@ -57,7 +95,7 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, change: FileC
     if not former_validated.ok and _said(former_validated, former_path, change.path) == said:
         # Such as a proxy binary that only the unit's command line names: nothing that this change brought.
         return f"checked: it parses and holds what was meant (`dockerd --validate` rejects the present one too: {said})"
-    raise _not_taken("dockerd", change, said)
+    raise _not_taken("dockerd", change.path, said)
 
 
 def _validated(runner: Runner, path: str, content: bytes) -> tuple[Finished, str]:
@@ -82,10 +120,10 @@ def _where(runner: Runner) -> str:
     return "here" if runner.root == "/" else f"in {runner.root}"
 
 
-def _compare(expectation: RuntimeExpectation, configured: Configured, change: FileChange) -> None:
+def _compare(expectation: RuntimeExpectation, configured: Configured, path: str) -> None:
     if wrong := _differences(expectation, configured):
         raise Refused(
-            f"{expectation.runtime} would not read the new {change.path} as it is meant",
+            f"{expectation.runtime} would not read the new {path} as it is meant",
             why="\n".join(wrong) + "\nnothing was changed",
             hint="see `gpunode plan` for the candidate; another file that it imports may override it",
         )
@@ -103,15 +141,15 @@ def _differences(expectation: RuntimeExpectation, configured: Configured) -> lis
     return wrong
 
 
-def _not_taken(program: str, change: FileChange, said: str) -> Refused:
+def _not_taken(program: str, path: str, said: str) -> Refused:
     return Refused(
-        f"{program} does not take the new {change.path}",
+        f"{program} does not take the new {path}",
         why=f"{said}\nnothing was changed",
         hint="see `gpunode plan` for the candidate; correct what is named in the present file first",
     )
 
 
-_Check = Callable[[Runner, RuntimeExpectation, FileChange, bytes], str]
+_Check = Callable[[Runner, RuntimeExpectation, Sequence[FileChange]], str]
 _CHECKS: Mapping[str, _Check] = {"containerd": _check_containerd, "docker": _check_docker}
 
 

@@ -5,24 +5,73 @@ A row of ``RUNTIMES`` is all that the rest of gpunode knows of a runtime.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from gpunode.errors import Refused
 from gpunode.runtimes import containerd
 from gpunode.runtimes.containerd import dump as containerd_dump
-from gpunode.runtimes.model import DOCKER_CONFIG, Configured, Runtime, Wish, satisfies
+from gpunode.runtimes.model import (
+    DOCKER_CONFIG,
+    Configured,
+    Edit,
+    Edited,
+    Files,
+    Former,
+    Runtime,
+    Wish,
+    after_edits,
+    gathered,
+    satisfies,
+)
 
-__all__ = ["RUNTIMES", "Configured", "Runtime", "Wish", "containerd_dump", "runtime", "satisfies"]
+__all__ = [
+    "RUNTIMES",
+    "Configured",
+    "Edit",
+    "Edited",
+    "Files",
+    "Former",
+    "Runtime",
+    "Wish",
+    "after_edits",
+    "containerd_dump",
+    "gathered",
+    "runtime",
+    "satisfies",
+]
 
 
-def _configure_docker(data: bytes | None, wish: Wish) -> bytes:
+def _docker_reads(_: Files, wish: Wish) -> tuple[str, ...]:
+    return (wish.config or DOCKER_CONFIG,)
+
+
+def _configure_docker(files: Files, wish: Wish) -> Edited:
     # Loaded on use: most nodes have no docker, and the editor of JSON comes with it.
     from gpunode.runtimes import docker
 
-    return docker.configure(data, wish)
+    path = wish.config or DOCKER_CONFIG
+    before = files.get(path)
+    after = docker.configure(before, wish, path)
+    return Edited((Edit(path, before, after),) if after != before else (), f"in place: {path} is the only file")
 
 
-def _inspect_docker(data: bytes | None) -> Configured:
+def _unconfigure_docker(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+    path = wish.config or DOCKER_CONFIG
+    now, was = files.get(path), former.get(path)
+    if was is None or now != was.after:
+        raise Refused(
+            f"{path} was edited since gpunode wrote it",
+            why="its entries cannot be told from the rest",
+            hint="gpunode rollback shows the three versions",
+        )
+    return Edited((Edit(path, now, was.before),) if now != was.before else ())
+
+
+def _inspect_docker(files: Files, wish: Wish) -> Configured:
     from gpunode.runtimes import docker
 
-    return docker.inspect(data)
+    path = wish.config or DOCKER_CONFIG
+    return docker.inspect(files.get(path), path)
 
 
 RUNTIMES: tuple[Runtime, ...] = (
@@ -30,20 +79,26 @@ RUNTIMES: tuple[Runtime, ...] = (
         id="containerd",
         unit="containerd.service",
         config=containerd.CONFIG,
+        drop_in=containerd.DROP_IN,
         socket="/run/containerd/containerd.sock",
         packages=("containerd", "containerd.io"),
         config_from=frozenset({"containerd", "containerd.io"}),
+        reads=containerd.reads,
         configure=containerd.configure,
+        unconfigure=containerd.unconfigure,
         inspect=containerd.inspect,
     ),
     Runtime(
         id="docker",
         unit="docker.service",
         config=DOCKER_CONFIG,
+        drop_in="",
         socket="/run/docker.sock",
         packages=("docker.io", "docker-ce"),
         config_from=frozenset(),
+        reads=_docker_reads,
         configure=_configure_docker,
+        unconfigure=_unconfigure_docker,
         inspect=_inspect_docker,
     ),
 )

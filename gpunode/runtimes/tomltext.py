@@ -266,7 +266,11 @@ def _into(text: str, section: _Section, line: str, style: _Style) -> str:
     if section.body:
         return _beside(text, section.body[-1], [line], style)
     if section.header is None:
-        return _insert(text, len(text), [line], style)
+        first = next(_spans(text), None)
+        if first is None:
+            return _insert(text, len(text), [line], style)
+        at = _above_comments(text, _line_start(text, first.start))
+        return text[:at] + line + style.newline * (2 if style.blank else 1) + text[at:]
     indent = _indent(text, section.header) + style.key_step
     return _insert(text, section.header.end, [indent + line], style)
 

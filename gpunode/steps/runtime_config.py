@@ -10,7 +10,6 @@ from gpunode.change import (
     Change,
     Deferred,
     FileChange,
-    FileState,
     RuntimeExpectation,
     ServiceChange,
     ServiceState,
@@ -21,7 +20,8 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, Unknown, holds, known, need
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
-from gpunode.runtimes import Runtime, Wish, runtime, satisfies
+from gpunode.runtimes import Configured, Edited, Runtime, Wish, after_edits, runtime
+from gpunode.runtimes.found import States, contents, file_changes, in_facts
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches
 
@@ -29,41 +29,47 @@ _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """The runtime's file registers NVIDIA's handler; its own parser has the last word before the file is used."""
+    """The runtime's files register NVIDIA's handler; its own parser has the last word before they are used."""
     if recipe.runtime.name == "none":
         return Planned((), "no container runtime is asked for")
     row = runtime(recipe.runtime.name)
     fact = facts.file(row.config)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
         return _deferred(row, fact)
-    present = need(fact, f"what {row.config} holds")
     wish = _wish(recipe, row, facts)
+    present = in_facts(facts, row, wish)
     try:
-        after = _configured(row, present, wish)
+        edited = row.configure(contents(present), wish)
     except Refused as refusal:
         return Refusal(refusal.what, refusal.why, refusal.hint)
+    return _planned(row, wish, facts, present, edited)
+
+
+def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Edited) -> Planned:
     service = _service(row, facts)
-    notes = (*_masked(row, facts), *_notes(row, after or present))
+    before, after = contents(present), after_edits(contents(present), edited)
+    notes = (*_masked(row, facts), *edited.notes, *_notes(row, row.inspect(after, wish)))
     expectation = RuntimeExpectation(
         row.id, row.config, frozenset({(wish.handler, wish.binary)}), wish.handler if wish.default else None
     )
-    if after is None and present is not None and _is_unread(row, facts):
-        reread = FileChange(row.config, present, present, frozenset({Trigger(_reads_again(row), row.unit)}))
-        reason = f"{row.config} was changed after {row.unit} last read it"
-        return Planned((reread, *service), reason, notes, expectation)
-    if after is None:
+    if not edited.edits and (unread := _unread(row, facts, present)):
+        trigger = Trigger(_reads_again(row), row.unit)
+        reread = tuple(FileChange(path, present[path], present[path], frozenset({trigger})) for path in unread)
+        reason = f"{unread[0]} was changed after {row.unit} last read it"
+        return Planned((*reread, *service), reason, notes, expectation)
+    if not edited.edits:
         return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish), notes)
-    trigger = _trigger(row, present, after)
-    changed = FileChange(row.config, present, after, frozenset({trigger}))
-    reason = f"containers that ask for the runtime {wish.handler} get the GPU" + _default(wish)
-    return Planned((changed, *service), reason, notes, expectation, _disrupts(trigger, present))
+    trigger = _trigger(row, row.inspect(before, wish), row.inspect(after, wish))
+    changed = file_changes(edited, present, frozenset({trigger}))
+    reason = f"containers that ask for the runtime {wish.handler} get the GPU{_default(wish)}; {edited.how}"
+    return Planned((*changed, *service), reason, notes, expectation, _disrupts(trigger, before.get(row.config)))
 
 
-def _disrupts(trigger: Trigger, present: FileState | None) -> str:
+def _disrupts(trigger: Trigger, present: bytes | None) -> str:
     """What a restart stops: docker's containers, unless its file keeps them alive; containerd's go on."""
     if trigger != Trigger("restart", "docker.service"):
         return ""
-    text = present.content.decode("utf-8", "replace").strip() if present else ""
+    text = (present or b"").decode("utf-8", "replace").strip()
     return "" if text and json.loads(text).get("live-restore") is True else "docker containers"
 
 
@@ -73,23 +79,10 @@ def _masked(row: Runtime, facts: Facts) -> tuple[str, ...]:
     return (f"{row.unit} is masked, so nothing reads {row.config} until it is unmasked",) if is_masked else ()
 
 
-def _notes(row: Runtime, state: FileState | None) -> tuple[str, ...]:
-    if state is None or not row.inspect(state.content).cri_disabled:
+def _notes(row: Runtime, configured: Configured) -> tuple[str, ...]:
+    if not configured.cri_disabled:
         return ()
     return (f"{row.config} switches the CRI plugin off (disabled_plugins), so no kubelet can use this {row.id}",)
-
-
-def _configured(row: Runtime, present: FileState | None, wish: Wish) -> FileState | None:
-    """The file as it shall be; None when it is so already."""
-    content = present.content if present else None
-    if present is not None and satisfies(row.inspect(content), wish):
-        return None
-    after = row.configure(content, wish)
-    if after == content:
-        return None
-    if present is None:
-        return FileState(after)
-    return FileState(after, present.mode, present.uid, present.gid)
 
 
 def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
@@ -113,13 +106,14 @@ def _deferred(row: Runtime, fact: Unknown) -> Planned:
     return Planned((FileChange(row.config, None, promise, frozenset({Trigger("restart", row.unit)})),), reason)
 
 
-def _is_unread(row: Runtime, facts: Facts) -> bool:
-    """Whether the daemon runs and is older than its file; where either time is unknown, nobody can tell."""
-    unit, changed = facts.unit(row.unit), facts.changed_at.get(row.config)
-    if isinstance(unit, Unknown) or changed is None or unit.value.started_at is None:
-        return False
+def _unread(row: Runtime, facts: Facts, present: States) -> tuple[str, ...]:
+    """The files that are younger than the daemon that runs; none where either time is unknown."""
+    unit = facts.unit(row.unit)
+    if isinstance(unit, Unknown) or unit.value.started_at is None:
+        return ()
     reread = unit.value.changed_at if _reads_again(row) == "reload" else None
-    return changed > max(unit.value.started_at, reread or 0.0)
+    last = max(unit.value.started_at, reread or 0.0)
+    return tuple(path for path in present if facts.changed_at.get(path, 0.0) > last)
 
 
 def _reads_again(row: Runtime) -> Literal["reload", "restart"]:
@@ -127,13 +121,12 @@ def _reads_again(row: Runtime) -> Literal["reload", "restart"]:
     return "reload" if row.id == "docker" else "restart"
 
 
-def _trigger(row: Runtime, before: FileState | None, after: FileState) -> Trigger:
+def _trigger(row: Runtime, before: Configured, after: Configured) -> Trigger:
     """A restart for containerd, which reads its file at start alone; dockerd reads all but features again on SIGHUP.
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
     """
-    features_stay = row.inspect(before.content if before else None).cdi == row.inspect(after.content).cdi
-    if row.id == "docker" and features_stay:
+    if row.id == "docker" and before.cdi == after.cdi:
         return Trigger("reload", row.unit)
     return Trigger("restart", row.unit)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -11,13 +12,14 @@ from gpunode.catalog.managers import manager_of
 from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, ordered, triggers
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Evidence, Probe
+from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown
 from gpunode.facts.probes import probes
 from gpunode.facts.project import PLAN, project
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe
-from gpunode.runtimes import RUNTIMES
+from gpunode.runtimes import RUNTIMES, Wish
+from gpunode.runtimes.found import by_looking
 from gpunode.steps import STAGES, STEPS
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 
@@ -91,6 +93,21 @@ def look(host: HostView, wanted: Sequence[Probe]) -> Evidence:
         return {p.key: running[p.key].result() if p.argv else read[p.key] for p in wanted}
 
 
+def look_around(host: HostView, wanted: Sequence[Probe]) -> Evidence:
+    """What the ``wanted`` probes return, and the files that runtimes read beside their root file."""
+    evidence = dict(look(host, wanted))
+
+    def ask(probe: Probe) -> Capture:
+        if probe.key not in evidence:
+            evidence[probe.key] = host.look(probe)
+        return evidence[probe.key]
+
+    for row in RUNTIMES:
+        with suppress(GpunodeError):  # whoever needs the file says what is wrong with it
+            by_looking(ask, row, Wish())
+    return evidence
+
+
 def survey(host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = ()) -> Facts:
     """The facts of the node as it is now.
 
@@ -99,7 +116,7 @@ def survey(host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = (
         image: whether it is a root folder that no kernel of its own runs on.
         gpus: the GPUs of the machine that an image is built for; they stand in for the present machine's devices.
     """
-    facts = derive(look(host, probes(image=image)), image=image)
+    facts = derive(look_around(host, probes(image=image)), image=image)
     return replace(facts, devices=Known(tuple(gpus), "--gpu")) if gpus else facts
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from gpunode.catalog.gpus import lookup
 from gpunode.change import PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
-from gpunode.errors import Refused
+from gpunode.errors import Refused, Undetermined
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Kernels, Known, known
 from gpunode.facts.nvml import NvmlAnswer
 from gpunode.host import nvml
 from gpunode.host.port import HostView
-from gpunode.runtimes import RUNTIMES, Configured, Runtime
+from gpunode.runtimes import RUNTIMES, Configured, Runtime, Wish
+from gpunode.runtimes.found import contents, in_facts
 from gpunode.steps.selection import installed_driver_packages, own_gpus
 
 
@@ -99,10 +100,7 @@ def _runtimes(facts: Facts) -> list[RuntimeStatus]:
 
 
 def _inspected(row: Runtime, facts: Facts) -> Configured | None:
-    file = facts.file(row.config)
-    if not isinstance(file, Known):
-        return None
     try:
-        return row.inspect(file.value.content if file.value else None)
-    except Refused:
+        return row.inspect(contents(in_facts(facts, row, Wish())), Wish())
+    except (Refused, Undetermined):
         return None

@@ -47,7 +47,7 @@ def change(tmp_path: Path, content: str, before: str | None = None) -> FileChang
 
 
 def check(name: str, candidate: FileChange, default: str | None = None) -> str:
-    return runtime.check(Runner(), RuntimeExpectation(name, candidate.path, HANDLERS, default), candidate)
+    return runtime.check(Runner(), RuntimeExpectation(name, candidate.path, HANDLERS, default), (candidate,))
 
 
 def test_containerd_reads_the_candidate_and_the_file_stays(tools: Tools, tmp_path: Path) -> None:

@@ -179,8 +179,6 @@ def test_every_kind_of_value_and_key_is_written() -> None:
 
 
 def test_what_has_no_place_is_named() -> None:
-    with pytest.raises(Uneditable, match=r"^k$"):
-        edited("# a key of the root would have to stand here\n[a]\nx = 1\n", "k", 1)
     with pytest.raises(Uneditable, match=r"^a\.b$"):
         edited("[a.b]\nc = 1\n[d]\n", "a/b", 3)
 
