@@ -30,7 +30,7 @@ from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Wish
 from gpunode.runtimes.text import encode
 from gpunode.runtimes.tomlread import Document
 
-__all__ = ["CONFIG", "DROP_IN", "configure", "dump", "inspect", "reads", "staged_root", "unconfigure"]
+__all__ = ["CONFIG", "DROP_IN", "absolute", "configure", "dump", "inspect", "reads", "staged_root", "unconfigure"]
 
 _BARE_BINARY = "nvidia-container-runtime"
 _DUMP = "the output of `containerd config dump`"
@@ -99,7 +99,7 @@ def configure(files: Files, wish: Wish) -> Edited:
         Refused: a file cannot be read, cannot be edited without harm, or would be overruled by another.
     """
     root = wish.config or CONFIG
-    wish = _absolute(wish, root)
+    wish = absolute(wish, root)
     loaded = load(files, wish)
     present = _configured(loaded, wish)
     how = _how(loaded[0], wish)
@@ -117,7 +117,7 @@ def configure(files: Files, wish: Wish) -> Edited:
     return Edited(edits, how, tuple(_notes(loaded, after, wish)))
 
 
-def _absolute(wish: Wish, path: str) -> Wish:
+def absolute(wish: Wish, path: str) -> Wish:
     """``wish`` with the path at which nvidia-container-toolkit installs its runtime; containerd searches no PATH.
 
     Raises:
