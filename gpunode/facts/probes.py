@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from gpunode.facts import kubelet
 from gpunode.facts.evidence import Probe
 
 UNITS: Final = (
@@ -12,6 +13,7 @@ UNITS: Final = (
     "docker.service",
     "nvidia-persistenced.service",
     "nvidia-fabricmanager.service",
+    *(unit for units in kubelet.UNITS.values() for unit in units),
 )
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
 FILES: Final = (
@@ -22,12 +24,14 @@ FILES: Final = (
     "/etc/nvidia-container-runtime/config.toml",
     "/usr/share/keyrings/cuda-archive-keyring.gpg",
     "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
+    *kubelet.FILES,
 )
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
     "apt-sources-d": "/etc/apt/sources.list.d",
     "apt-preferences-d": "/etc/apt/preferences.d",
     "modprobe-d": "/etc/modprobe.d",
+    **kubelet.FOLDERS,
 }
 # Where distributions, DKMS and NVIDIA's installer put a built nvidia.ko, below /lib/modules/<kernel>/.
 _MODULE_PLACES: Final = {

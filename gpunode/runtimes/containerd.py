@@ -31,7 +31,7 @@ from gpunode.runtimes.containerd_removal import unconfigure
 from gpunode.runtimes.model import Configured, Edit, Edited, Files, Wish, after_edits, satisfies
 from gpunode.runtimes.tomlread import Document
 
-__all__ = ["CONFIG", "DROP_IN", "configure", "dump", "inspect", "reads", "staged_root", "unconfigure"]
+__all__ = ["CONFIG", "DROP_IN", "absolute", "configure", "dump", "inspect", "reads", "staged_root", "unconfigure"]
 
 _BARE_BINARY = "nvidia-container-runtime"
 _DUMP = "the output of `containerd config dump`"
@@ -103,7 +103,7 @@ def configure(files: Files, wish: Wish) -> Edited:
         Refused: a file cannot be read, cannot be edited without harm, or would be overruled by another.
     """
     root = wish.config or CONFIG
-    wish = _absolute(wish, root)
+    wish = absolute(wish, root)
     loaded = load(files, wish)
     present = _configured(loaded, wish)
     how = _how(loaded[0], wish)
@@ -121,7 +121,7 @@ def configure(files: Files, wish: Wish) -> Edited:
     return Edited(edits, how, tuple(_notes(loaded, after, wish)))
 
 
-def _absolute(wish: Wish, path: str) -> Wish:
+def absolute(wish: Wish, path: str) -> Wish:
     """``wish`` with the path at which nvidia-container-toolkit installs its runtime; containerd searches no PATH.
 
     Raises:
