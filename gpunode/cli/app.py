@@ -23,7 +23,9 @@ recipe_app = typer.Typer(help="The wanted state of a node, as a file.", no_args_
 app.add_typer(recipe_app, name="recipe")
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="a shipped recipe's name, or a .toml file")]
-RuntimeOption = Annotated[str, typer.Option("--runtime", metavar="NAME", help="containerd, docker or none")]
+RuntimeOption = Annotated[
+    str, typer.Option("--runtime", metavar="NAME", help="containerd, docker, crio, podman or none")
+]
 DriverOption = Annotated[
     str, typer.Option("--driver", metavar="WHICH", help="auto, production, lts, a branch (580), a version, or none")
 ]
