@@ -24,9 +24,22 @@ def merged(base: bytes, ours: bytes, theirs: bytes, *, path: str = "") -> bytes 
     Edits may stand side by side. For a TOML or JSON file, by the end of its ``path``, the result has to differ from
     ``theirs`` in exactly those values in which ``ours`` differs from ``base``; else it is None.
     """
-    lines = [text.splitlines(keepends=True) for text in (base, ours, theirs)]
     parse = _PARSERS.get(path[path.rfind(".") :]) if "." in path else None
-    edits = _joined(_edits(lines[0], lines[1]), _edits(lines[0], lines[2]), is_checked=parse is not None)
+    text = merged_lines(base, ours, theirs, is_checked=parse is not None)
+    return text if text is None or parse is None or _same_effect(parse, base, ours, theirs, text) else None
+
+
+def merged_lines(base: bytes, ours: bytes, theirs: bytes, *, is_checked: bool) -> bytes | None:
+    """``theirs`` with the lines that make ``ours`` of ``base`` changed as well; None where both changed the same lines.
+
+    Args:
+        base: what both began with.
+        ours: the change.
+        theirs: what it is made to.
+        is_checked: whether the caller makes sure of what the result means; then lines may stand beside a changed one.
+    """
+    lines = [text.splitlines(keepends=True) for text in (base, ours, theirs)]
+    edits = _joined(_edits(lines[0], lines[1]), _edits(lines[0], lines[2]), is_checked=is_checked)
     if edits is None:
         return None
     result, place = list[bytes](), 0
@@ -36,13 +49,19 @@ def merged(base: bytes, ours: bytes, theirs: bytes, *, path: str = "") -> bytes 
     result += lines[0][place:]
     if any(not line.endswith((b"\n", b"\r")) for line in result[:-1]):
         return None  # the last line of one, without its end, would run into the next of the other
-    text = b"".join(result)
-    return text if parse is None or _same_effect(parse, base, ours, theirs, text) else None
+    return b"".join(result)
 
 
 def _edits(base: list[bytes], other: list[bytes]) -> list[_Edit]:
-    codes = SequenceMatcher(None, base, other, autojunk=False).get_opcodes()
-    return [(i, j, tuple(other[k:m])) for tag, i, j, k, m in codes if tag != "equal"]
+    # Cut to the part that differs: matching takes long over lines that recur, as blank ones do.
+    head = next((n for n, (one, two) in enumerate(zip(base, other, strict=False)) if one != two), None)
+    head = min(len(base), len(other)) if head is None else head
+    tail = 0
+    while tail < min(len(base), len(other)) - head and base[-1 - tail] == other[-1 - tail]:
+        tail += 1
+    middle, theirs = base[head : len(base) - tail], other[head : len(other) - tail]
+    codes = SequenceMatcher(None, middle, theirs, autojunk=False).get_opcodes()
+    return [(head + i, head + j, tuple(theirs[k:m])) for tag, i, j, k, m in codes if tag != "equal"]
 
 
 def _joined(ours: list[_Edit], theirs: list[_Edit], *, is_checked: bool) -> list[_Edit] | None:

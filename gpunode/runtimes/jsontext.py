@@ -9,7 +9,10 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
+
+from gpunode.runtimes.text import same
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -73,6 +76,42 @@ def put(text: str, path: Path, value: Any) -> str:
     outer = _indent(text, start)
     end = text.index("}", start) + 1
     return text[:start] + style.render({path[-1]: value}, outer) + text[end:]
+
+
+def take(text: str, path: Path) -> str:
+    """``text``, a valid document whose value is an object, without the member at ``path``.
+
+    Every part of ``path`` but the last is an object in it, and the last is a member. Undoes a ``put`` of a new one.
+    """
+    start = _value_start(text, path[:-1])
+    members = list(_members(text, start))
+    index = next(i for i, member in enumerate(members) if member.key == path[-1])
+    if index:
+        return text[: members[index - 1].value_end] + text[members[index].value_end :]
+    if len(members) > 1:
+        return text[: members[0].start] + text[members[1].start :]
+    return text[: start + 1] + text[text.index("}", members[0].value_end) :]
+
+
+def edit(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
+    """``text``, which reads as ``before``, so that it reads as ``after``."""
+    text = text if text.strip() else "{}\n"
+    for path, value in _differences(before, after):
+        text = take(text, path) if value is _GONE else put(text, path, value)
+    return text
+
+
+_GONE = object()
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for key, value in after.items():
+        old = before.get(key, _GONE)
+        if isinstance(old, dict) and isinstance(value, dict):
+            yield from _differences(old, value, (*above, key))
+        elif not same(old, value):
+            yield (*above, key), value
+    yield from (((*above, key), _GONE) for key in reversed(before) if key not in after)
 
 
 def _decoder(text: str) -> json.JSONDecoder:
@@ -203,7 +242,25 @@ class _Style:
 
     def render(self, value: Any, indent: str) -> str:
         """``value`` as it stands in a line that ``indent`` begins."""
+        match value:
+            case _Number():
+                return str(value)
+            case dict() if value:
+                key = partial(json.dumps, ensure_ascii=False)
+                members = [
+                    f"{key(name)}{self.colon}{self.render(inner, self._below(indent))}" for name, inner in value.items()
+                ]
+                return self._enclosed("{", members, "}", indent)
+            case list() if value:
+                return self._enclosed("[", [self.render(item, self._below(indent)) for item in value], "]", indent)
+            case _:
+                return json.dumps(value, ensure_ascii=False)
+
+    def _below(self, indent: str) -> str:
+        return indent + (self.unit or "")
+
+    def _enclosed(self, opening: str, parts: list[str], closing: str, indent: str) -> str:
         if self.unit is None:
-            return json.dumps(value, ensure_ascii=False, separators=(self.comma, self.colon))
-        lines = json.dumps(value, ensure_ascii=False, indent=self.unit, separators=(",", self.colon)).split("\n")
-        return (self.newline + indent).join(lines)
+            return f"{opening}{self.comma.join(parts)}{closing}"
+        between = self.newline + self._below(indent)
+        return f"{opening}{between}{(',' + between).join(parts)}{self.newline}{indent}{closing}"

@@ -1,6 +1,11 @@
-"""Configuration bytes as text and back: UTF-8, with the byte order mark that daemons take and parsers do not."""
+"""Configuration bytes as text and back: UTF-8, with the byte order mark that daemons take and parsers do not.
+
+And what it means for two texts to say the same.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from gpunode.errors import Refused
 
@@ -30,3 +35,17 @@ def encode(text: str, former: bytes | None) -> bytes:
     """``text`` as a file, with a byte order mark if ``former`` had one."""
     bom = _BOM if (former or b"").startswith(_BOM.encode()) else ""
     return (bom + text).encode()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two documents, or parts of them, are equal in value and kind: 1 is not true, nor the text "1.0" a number.
+
+    Members may stand in another order. Dates are the same when they are written alike.
+    """
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other and str(one) == str(other))

@@ -1,0 +1,160 @@
+"""A configuration without what gpunode made of it: what was written into it since stays, and nobody guesses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.runtimes import Wish
+from gpunode.runtimes.containerd import configure as configure_containerd
+from gpunode.runtimes.docker import configure as configure_docker
+from gpunode.runtimes.keys import gone_too, taken_back
+from gpunode.runtimes.tomlread import parse
+
+TOML, JSON = "/etc/containerd/config.toml", "/etc/docker/daemon.json"
+RUNTIMES = ("plugins", "io.containerd.grpc.v1.cri", "containerd", "runtimes")
+V2 = b"""version = 2
+imports = ["/etc/containerd/conf.d/*.toml"]
+
+# the CRI plugin
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  default_runtime_name = "runc" # ours
+
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+"""
+WITH = configure_containerd(V2, Wish(default=True, cdi=True))
+DAEMON = b'{\n  "log-level": "info"\n}\n'
+DAEMON_WITH = configure_docker(DAEMON, Wish(default=True, cdi=True))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "path"),
+    [
+        (V2, WITH, TOML),
+        (DAEMON, DAEMON_WITH, JSON),
+        (None, configure_containerd(None, Wish()), TOML),
+        (b"", b"x", TOML),
+    ],
+)
+def test_what_nobody_edited_comes_back_byte_for_byte(before: bytes | None, after: bytes, path: str) -> None:
+    assert taken_back(before, after, after, path) == (before or b"")
+
+
+def test_what_was_written_beside_our_lines_stays_with_its_comments() -> None:
+    now = WITH.replace(b"version = 2\n", b"version = 2\n# since\noom_score = -999 # ours\n") + b"\n[metrics]\n  x = 1\n"
+    back = taken_back(V2, WITH, now, TOML)
+    assert back == V2.replace(b"version = 2\n", b"version = 2\n# since\noom_score = -999 # ours\n") + (
+        b"\n[metrics]\n  x = 1\n"
+    )
+
+
+def test_what_was_written_into_our_lines_goes_with_the_table_and_is_named() -> None:
+    """A handler without its type is one that containerd does not start with."""
+    key = b"BinaryName"
+    line = next(line for line in WITH.splitlines(keepends=True) if key in line)
+    now = WITH.replace(line, line + b'      CriuPath = "/opt/criu"\n')
+    back = taken_back(V2, WITH, now, TOML)
+    assert back is not None
+    assert parse(back.decode()) == parse(V2.decode())
+    assert gone_too(WITH, now, back, TOML) == (".".join((*RUNTIMES, "nvidia", "options", "CriuPath")),)
+
+
+def test_keys_are_taken_back_where_the_lines_were_written_anew() -> None:
+    now = b"\n".join(b"  " + line.partition(b"#")[0].strip() for line in WITH.splitlines()) + b"\n"
+    back = taken_back(V2, WITH, now, TOML)
+    assert back is not None
+    assert b"nvidia" not in back
+    assert b"enable_cdi" not in back
+    assert b'  default_runtime_name = "runc"\n' in back
+
+
+@pytest.mark.parametrize("new", [b'"crun"', b"7"])
+def test_what_we_set_and_somebody_changed_since_is_nobodys_to_take_back(new: bytes) -> None:
+    now = WITH.replace(b'default_runtime_name = "nvidia"', b"default_runtime_name = " + new)
+    assert taken_back(V2, WITH, now, TOML) is None
+
+
+def test_a_key_that_is_gone_or_as_before_already_is_no_conflict() -> None:
+    now = WITH.replace(b'default_runtime_name = "nvidia"', b'default_runtime_name = "runc"')
+    assert taken_back(V2, WITH, now, TOML) == V2
+    gone = WITH.replace(b"  enable_cdi = true\n", b"").replace(b"enable_cdi = true\n", b"")
+    back = taken_back(V2, WITH, gone, TOML)
+    assert back is not None
+    assert parse(back.decode()) == parse(V2.decode())
+
+
+def test_a_list_keeps_what_was_added_and_gets_back_what_we_took() -> None:
+    before = b'imports = ["a"]\ndisabled_plugins = ["cri", "aufs"]\n'
+    after = b'imports = ["a", "ours"]\ndisabled_plugins = ["aufs"]\n'
+    now = b'imports = ["a", "ours", "b"]\ndisabled_plugins = ["aufs", "zfs"]\n'
+    assert taken_back(before, after, now, TOML) == b'imports = ["a", "b"]\ndisabled_plugins = ["cri", "aufs", "zfs"]\n'
+    assert taken_back(b"x = 1\n", b"x = 1\nl = [1]\n", b"x = 1\nl = [1, 2]\n", TOML) == b"x = 1\nl = [2]\n"
+    assert taken_back(b"l = [1, 2]\n", b"l = [2, 1]\n", b"l = [2, 1, 3]\n", TOML) is None
+
+
+def test_in_a_file_of_ours_what_is_no_part_of_an_entry_stays() -> None:
+    after = configure_containerd(None, Wish(default=True))
+    now = after + b"[plugins.'io.containerd.grpc.v1.cri'.registry]\n  config_path = '/etc/certs'\n"
+    back = taken_back(None, after, now, TOML)
+    assert back is not None
+    assert back.strip() == b"[plugins.'io.containerd.grpc.v1.cri'.registry]\n  config_path = '/etc/certs'"
+
+
+def test_a_file_of_ours_is_gone_when_only_blank_lines_were_added() -> None:
+    after = configure_containerd(None, Wish())
+    assert taken_back(None, after, b"\n" + after.replace(b"\n", b"\r\n"), TOML) == b""
+    assert taken_back(None, after, after + b"# mine\n", TOML) == b"# mine\n"
+
+
+def test_features_of_docker_stay_by_name_and_entries_go_whole() -> None:
+    document = json.loads(DAEMON_WITH)
+    document["features"]["buildkit"] = True
+    document["runtimes"]["nvidia"]["runtimeArgs"] = ["--debug"]
+    document["runtimes"]["kata"] = {"path": "/opt/kata"}
+    now = json.dumps(document).encode()
+    back = taken_back(DAEMON, DAEMON_WITH, now, JSON, whole=[("runtimes", "nvidia")])
+    assert back is not None
+    assert json.loads(back) == {
+        "log-level": "info",
+        "features": {"buildkit": True},
+        "runtimes": {"kata": {"path": "/opt/kata"}},
+    }
+    assert gone_too(DAEMON_WITH, now, back, JSON) == ("runtimes.nvidia.runtimeArgs",)
+
+
+def test_numbers_of_json_keep_their_spelling() -> None:
+    before, after = b'{"a": 1.10, "b": 1}', b'{"b": 1}'
+    assert taken_back(before, after, b'{"b": 1, "c": 9007199254740993}', JSON) == (
+        b'{"b": 1, "c": 9007199254740993, "a": 1.10}'
+    )
+
+
+def test_what_is_neither_toml_nor_json_is_taken_back_by_lines() -> None:
+    before, after = b"{{ template }}\n", b"{{ template }}\nours\n"
+    assert taken_back(before, after, b"theirs\n" + after, "/x/config.toml.tmpl") == b"theirs\n" + before
+    assert taken_back(before, after, b"{{ template }}\nOURS\n", "/x/config.toml.tmpl") is None
+    assert taken_back(b"{}", b'{"a": 1}', b'{"a": 1', JSON) is None
+
+
+def test_a_file_that_we_took_away_and_somebody_wrote_is_theirs() -> None:
+    assert taken_back(b"a = 1\n", None, b"b = 1\n", TOML) == b"b = 1\n"
+
+
+def test_a_table_that_somebody_made_something_else_is_theirs_or_in_doubt() -> None:
+    before, after = b"[a]\nx = 1\n", b"[a]\nx = 1\ny = 2\n"
+    assert taken_back(before, after, b"a = 7\n", TOML) is None
+    assert taken_back(before, after, b"b = 7\n", TOML) == b"b = 7\n"
+    assert taken_back(before, b"[a]\nx = 2\n", b"b = 7\n", TOML) is None
+    assert taken_back(b"", b"[a.b]\nx = 2\n", b"a = 7\n", TOML) == b"a = 7\n"
+    # A value that we set in a table of ours, changed since: it is theirs, if the table is no entry.
+    assert taken_back(b"", b"[a]\nx = 2\n[a.b.c]\ny = 1\n", b"[a]\nx = 3\n[a.b.c]\ny = 1\n", TOML) == b"[a]\nx = 3\n"
+
+
+def test_a_byte_order_mark_and_line_ends_stay() -> None:
+    bom = b"\xef\xbb\xbf"
+    now = bom + b"y = 1\r\n" + WITH.replace(b"\n", b"\r\n")
+    assert taken_back(bom + V2.replace(b"\n", b"\r\n"), bom + WITH.replace(b"\n", b"\r\n"), now, TOML) == (
+        bom + b"y = 1\r\n" + V2.replace(b"\n", b"\r\n")
+    )
