@@ -92,7 +92,8 @@ def configure(files: Files, wish: Wish) -> Edited:
     after = _merged(_with(read, replace(target, document=wanted), wish))
     if unmet := _unmet(after, entry, wish):
         raise _without_effect(read, path, unmet, wish)
-    return Edited((_edit(files, target, wanted),), how, notes)
+    before = files.get(path)
+    return Edited((Edit(path, before, _edit(target, before, wanted)),), how, notes)
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
@@ -101,26 +102,63 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
     Raises:
         Refused: a file cannot be read or edited.
     """
-    restored = {path: then.before for path, then in former.items() if files.get(path) == then.after != then.before}
-    there = {path: data for path, data in {**files, **restored}.items() if data is not None}
-    read, notes = _read(there, wish), list[str]()
-    undone = {file.path: file.document for file in read}
-    for file in read:
-        if file.path not in restored and (file.path in former or not former):
-            undone[file.path], said = _undone(file, wish, former.get(file.path))
-            notes += said
-    after = _merged(replace(file, document=undone[file.path]) for file in read)
-    if wish.handler not in after["runtimes"]:
-        dangling = [path for path, document in undone.items() if _at(document, _DEFAULT) == wish.handler]
-        undone |= {path: _without_default(undone[path], wish) for path in dangling}
-        notes += [
-            f"{path} made {wish.handler} the default; that is taken out, or CRI-O would not start" for path in dangling
-        ]
-    edits = [Edit(path, files.get(path), restored[path]) for path in sorted(restored, key=_rank(wish))]
-    changed = [file for file in read if file.path not in restored and undone[file.path] != file.document]
-    edits += [_edit(files, file, undone[file.path]) for file in changed]
+    after: dict[str, bytes | None] = dict(files)
+    notes = []
+    for file in _read(files, wish):
+        if file.path in former:
+            after[file.path], said = _as_before(file, files[file.path], wish, former[file.path])
+        elif former:
+            continue  # what gpunode is not on record for is somebody else's
+        else:
+            after[file.path], said = _without_handler(file, files[file.path], wish)
+        notes += said
+    notes += _end_dangling_default(after, wish)
+    edits = tuple(Edit(path, files[path], after[path]) for path in in_order(files, wish) if after[path] != files[path])
     how = f"{wish.handler} is taken out" if edits else f"CRI-O's files say nothing of {wish.handler}"
-    return Edited(tuple(edits), how, (*notes, *_dead(files)))
+    return Edited(edits, how, (*notes, *_dead(files)))
+
+
+def _as_before(file: _File, now: bytes, wish: Wish, then: Former) -> tuple[bytes | None, list[str]]:
+    """The file without what gpunode is on record for, and what to say of it."""
+    from gpunode.runtimes import keys
+
+    entry: Path = (*_RUNTIMES, wish.handler)
+    back = keys.taken_back(then.before, then.after, now, file.path, {entry})
+    if back is None:
+        before, after = (_file(file.path, data).document for data in (then.before, then.after))
+        document = file.document
+        for key in (entry, _DEFAULT, _CGROUP):
+            was, made, found = _at(before, key), _at(after, key), _at(document, key)
+            # What somebody else has set since is theirs; an entry without the keys that we gave it would be none.
+            if was not in (made, found) and (key == entry or found == made):
+                document = _put(document, key, was)
+        back = _edit(file, now, document)
+    gone = keys.gone_too(then.after or b"", now, back or b"", file.path)
+    notes = [f"{file.path}: {', '.join(gone)} was written since and is gone with {wish.handler}"] if gone else []
+    return (None if not back and then.before is None else back), notes
+
+
+def _without_handler(file: _File, now: bytes, wish: Wish) -> tuple[bytes | None, list[str]]:
+    """The file without the handler's entry and a default that names it; there is no record of what was before."""
+    entry: Path = (*_RUNTIMES, wish.handler)
+    document = _without_default(_put(file.document, entry, None) if _at(file.document, entry) else file.document, wish)
+    if document == file.document:
+        return now, []
+    unknown = f"nothing is recorded of {file.path}, so what it said before {wish.handler} was added is not known"
+    return _edit(file, now, document), [unknown]
+
+
+def _end_dangling_default(after: dict[str, bytes | None], wish: Wish) -> list[str]:
+    """Takes a default out of ``after`` that names the handler where nothing describes it any more; says so."""
+    read = _read({path: data for path, data in after.items() if data is not None}, wish)
+    if wish.handler in _merged(read)["runtimes"]:
+        return []
+    notes = []
+    for file in read:
+        if _at(file.document, _DEFAULT) == wish.handler:
+            after[file.path] = _edit(file, after[file.path], _without_default(file.document, wish))
+            notes.append(f"{file.path} made {wish.handler} the default; that is taken out, or CRI-O would not start")
+    return notes
 
 
 # Reading.
@@ -359,12 +397,11 @@ def _without_effect(read: Sequence[_File], path: str, unmet: Sequence[Path], wis
 # Writing.
 
 
-def _edit(files: Files, file: _File, wanted: Document) -> Edit:
-    """The edit that makes ``file`` read as ``wanted``; one that is left without a word goes."""
-    before = files.get(file.path)
+def _edit(file: _File, before: bytes | None, wanted: Document) -> bytes | None:
+    """The file so that it reads as ``wanted``; None for one that would be left without a word."""
     if not _says_anything(wanted) and "#" not in file.text:
-        return Edit(file.path, before, None)
-    return Edit(file.path, before, encode(_edited(file, wanted), before))
+        return None
+    return encode(_edited(file, wanted), before)
 
 
 def _edited(file: _File, wanted: Document) -> str:
@@ -398,27 +435,6 @@ def _prunings(wanted: Document, before: Document) -> Iterator[Document]:
 def _says_anything(document: Document) -> bool:
     """Whether there is anything beside empty tables."""
     return any(_says_anything(value) if isinstance(value, dict) else True for value in document.values())
-
-
-def _undone(file: _File, wish: Wish, then: Former | None) -> tuple[Document, list[str]]:
-    """The document without what ``configure`` made of it, and what to say of that."""
-    entry: Path = (*_RUNTIMES, wish.handler)
-    if then is None:
-        if _at(file.document, entry) is None and _at(file.document, _DEFAULT) != wish.handler:
-            return file.document, []
-        document = _without_default(_put(file.document, entry, None), wish)
-        said = f"nothing is recorded of {file.path}, so what it said before {wish.handler} was added is not known"
-        return document, [said]
-    before, after = (_file(file.path, data).document for data in (then.before, then.after))
-    document, notes = file.document, []
-    for keys in (entry, _DEFAULT, _CGROUP):
-        was, made, now = (_at(one, keys) for one in (before, after, document))
-        if was == made or (now != made and keys != entry) or (now is None and was is None):
-            continue
-        if now != made:
-            notes.append(f"{'.'.join(keys)} in {file.path} was edited since; the edits are gone with it")
-        document = _put(document, keys, was)
-    return document, notes
 
 
 # What the user should know.
