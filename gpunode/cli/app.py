@@ -58,7 +58,9 @@ ctk_app = typer.Typer(
 app.add_typer(ctk_app, name="ctk")
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="a shipped recipe's name, or a .toml file")]
-RuntimeOption = Annotated[str, typer.Option("--runtime", metavar="NAME", help="containerd, docker or none")]
+RuntimeOption = Annotated[
+    str, typer.Option("--runtime", metavar="NAME", help="containerd, docker, crio, podman or none")
+]
 DriverOption = Annotated[
     str, typer.Option("--driver", metavar="WHICH", help="auto, production, lts, a branch (580), a version, or none")
 ]

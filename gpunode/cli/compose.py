@@ -19,6 +19,7 @@ from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice
 from gpunode.host.port import HostView, OnProgress, Progress
 from gpunode.recipe import Recipe, line_of, parse, render
+from gpunode.runtimes import RUNTIMES
 from gpunode.steps import STEPS
 from gpunode.steps.detect import DETECT
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from gpunode.journal.store import Announce
 
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
-_DEFAULT_RECIPES = {"containerd": "containerd", "docker": "docker", "none": "bare-metal", "": "bare-metal"}
+_DEFAULT_RECIPES = {"none": "bare-metal", "": "bare-metal", **{row.id: row.id for row in RUNTIMES}}
 
 
 @dataclass(frozen=True, slots=True)

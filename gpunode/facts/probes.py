@@ -10,6 +10,7 @@ from gpunode.facts.evidence import Probe
 
 UNITS: Final = (
     "containerd.service",
+    "crio.service",
     "docker.service",
     "nvidia-persistenced.service",
     "nvidia-fabricmanager.service",

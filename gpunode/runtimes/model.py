@@ -124,7 +124,9 @@ class Runtime:
     Attributes:
         config: its main configuration file.
         drop_in: where a drop-in goes; empty where the runtime reads none.
+        unit: of systemd; empty where nothing runs between two containers.
         packages: the packages that provide it, the distribution's first.
+        from_elsewhere: where these come from when no distribution has them; empty when they do.
         config_from: those of them that bring the configuration file themselves, so that it is not missing after
             their installation.
         reads: the paths and patterns of the files that it reads, as far as the files at hand tell; asked again until
@@ -148,6 +150,7 @@ class Runtime:
     configure: Configure
     unconfigure: Unconfigure
     inspect: Inspect
+    from_elsewhere: str = ""
     product: str = ""
     generated: frozenset[str] = frozenset()
     watches: bool = False

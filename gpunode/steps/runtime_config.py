@@ -58,7 +58,8 @@ def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Ed
         reason = f"{unread[0]} was changed after {row.unit} last read it"
         return Planned((*reread, *service), reason, notes, expectation)
     if not edited.edits:
-        return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish), notes)
+        registered = f"{row.config} registers {wish.handler}" + _default(wish)
+        return Planned(service, registered if row.unit else edited.how, notes)
     trigger = reread_by(row, row.inspect(before, wish), row.inspect(after, wish))
     changed = file_changes(edited, present, frozenset({trigger}))
     reason = f"containers that ask for the runtime {wish.handler} get the GPU{_default(wish)}; {edited.how}"
