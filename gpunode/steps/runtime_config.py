@@ -88,7 +88,7 @@ def _again(row: Runtime, facts: Facts, present: States, edited: Edited) -> tuple
     trigger = frozenset({Trigger(_reads_again(row), row.unit)})
     if unread := _unread(row, facts, present):
         reason = f"{unread[0]} was changed after {row.unit} last read it"
-    elif edited.restart and row.config in present and not _has_looked(row, facts):
+    elif edited.restart and row.config in facts.changed_at and not _has_looked(row, facts):
         unread, reason = (row.config,), edited.restart
     else:
         return None
