@@ -10,6 +10,7 @@ from gpunode.facts.evidence import Probe
 
 UNITS: Final = (
     "containerd.service",
+    "crio.service",
     "docker.service",
     "nvidia-persistenced.service",
     "nvidia-fabricmanager.service",
@@ -108,11 +109,12 @@ def probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: bool 
     """
     names = tuple(dict.fromkeys((*UNITS, *units)))
     paths = dict.fromkeys((*FILES, *files))
-    every = (*_STATIC, _units(names), *(Probe(f"file:{path}", path=path) for path in paths))
+    every = (*_STATIC, unit_probe(*names), *(Probe(f"file:{path}", path=path) for path in paths))
     return tuple(probe for probe in every if not image or probe.source.startswith(_STORED))
 
 
-def _units(names: tuple[str, ...]) -> Probe:
+def unit_probe(*names: str) -> Probe:
+    """What systemd says of these units."""
     properties = ",".join(UNIT_PROPERTIES)
     # Microseconds and UTC: whether a daemon is older than its file must not hang on a time zone or a full second.
     return Probe("units", argv=("systemctl", "show", "--timestamp=us+utc", "-p", properties, *names))

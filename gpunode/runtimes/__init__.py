@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.errors import Refused
-from gpunode.runtimes import containerd
+from gpunode.runtimes import containerd, crio, podman
 from gpunode.runtimes.containerd import dump as containerd_dump
 from gpunode.runtimes.model import (
     DOCKER_CONFIG,
@@ -41,37 +40,29 @@ __all__ = [
 ]
 
 
-def _docker_reads(_: Files, wish: Wish) -> tuple[str, ...]:
-    return (wish.config or DOCKER_CONFIG,)
+def _docker_reads(files: Files, wish: Wish) -> tuple[str, ...]:
+    from gpunode.runtimes import docker_nodes
+
+    return docker_nodes.reads(files, wish)
 
 
 def _configure_docker(files: Files, wish: Wish) -> Edited:
     # Loaded on use: most nodes have no docker, and the editor of JSON comes with it.
     from gpunode.runtimes import docker
 
-    path = wish.config or DOCKER_CONFIG
-    before = files.get(path)
-    after = docker.configure(before, wish, path)
-    return Edited((Edit(path, before, after),) if after != before else (), f"in place: {path} is the only file")
+    return docker.configure(files, wish)
 
 
 def _unconfigure_docker(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    path = wish.config or DOCKER_CONFIG
-    now, was = files.get(path), former.get(path)
-    if was is None or now != was.after:
-        raise Refused(
-            f"{path} was edited since gpunode wrote it",
-            why="its entries cannot be told from the rest",
-            hint="gpunode rollback shows the three versions",
-        )
-    return Edited((Edit(path, now, was.before),) if now != was.before else ())
+    from gpunode.runtimes import docker_undoing
+
+    return docker_undoing.unconfigure(files, wish, former)
 
 
 def _inspect_docker(files: Files, wish: Wish) -> Configured:
     from gpunode.runtimes import docker
 
-    path = wish.config or DOCKER_CONFIG
-    return docker.inspect(files.get(path), path)
+    return docker.inspect(files, wish)
 
 
 RUNTIMES: tuple[Runtime, ...] = (
@@ -100,6 +91,33 @@ RUNTIMES: tuple[Runtime, ...] = (
         configure=_configure_docker,
         unconfigure=_unconfigure_docker,
         inspect=_inspect_docker,
+    ),
+    Runtime(
+        id="crio",
+        unit="crio.service",
+        config=crio.CONFIG,
+        drop_in=crio.DROP_IN,
+        socket="/run/crio/crio.sock",
+        packages=("cri-o",),
+        config_from=frozenset(),
+        reads=crio.reads,
+        configure=crio.configure,
+        unconfigure=crio.unconfigure,
+        inspect=crio.inspect,
+        from_elsewhere="the CRI-O project's own repository, see https://github.com/cri-o/packaging",
+    ),
+    Runtime(
+        id="podman",
+        unit="",
+        config=podman.CONFIG,
+        drop_in="",
+        socket="",
+        packages=("podman",),
+        config_from=frozenset(),
+        reads=podman.reads,
+        configure=podman.configure,
+        unconfigure=podman.unconfigure,
+        inspect=podman.inspect,
     ),
 )
 

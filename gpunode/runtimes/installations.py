@@ -61,6 +61,7 @@ def _rancher(product: str, containerd: Runtime, kubelet: Kubelet) -> Runtime:
         configure=place.configure,
         unconfigure=place.unconfigure,
         inspect=place.inspect,
+        beside=place.beside,
         generated=frozenset({place.config}),
     )
 

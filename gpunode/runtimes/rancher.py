@@ -68,10 +68,14 @@ class Rancher:
         """Our drop-in beside a generated file of ``schema``."""
         return f"{self.folder}/config{_suffix(schema)}.toml.d/{_DROP_IN}"
 
+    @property
+    def beside(self) -> frozenset[str]:
+        """What is written beside the generated file."""
+        return frozenset({self.settings, *(at(schema) for schema in (2, 3) for at in (self.template, self.drop_in))})
+
     def reads(self, files: Files, wish: Wish) -> tuple[str, ...]:
         """Every file that has a say, as far as ``files`` tell."""
-        own = (self.settings, *(place(schema) for schema in (2, 3) for place in (self.template, self.drop_in)))
-        return tuple(dict.fromkeys((*containerd.reads(files, self._located(files, wish)), *own)))
+        return tuple(dict.fromkeys((*containerd.reads(files, self._located(files, wish)), *sorted(self.beside))))
 
     def inspect(self, files: Files, wish: Wish) -> Configured:
         """What containerd reads since the last start."""

@@ -50,7 +50,7 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned:
         return _deferred(row, fact)
     wish = _wish(recipe, row, facts)
     present = in_facts(facts, row, wish)
-    if _belongs_under_systemd(recipe, facts, row, row.inspect(contents(present), wish)):
+    if _is_under_systemd(recipe, facts, row) and _inherits_nothing(row.inspect(contents(present), wish)):
         wish = replace(wish, systemd_cgroup=True)
     planned = _planned(row, wish, facts, present, row.configure(contents(present), wish))
     return replace(planned, notes=(*place.notes, *planned.notes))
@@ -67,12 +67,12 @@ def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Ed
         reread, reason = again
         return Planned((*reread, *service), reason, notes, expectation)
     if not edited.edits:
-        registers = edited.how if row.product else f"{row.config} registers {wish.handler}"
-        return Planned(service, registers + _default(wish), notes)
-    trigger = _trigger(row, row.inspect(before, wish), row.inspect(after, wish))
+        registered = f"{row.config} registers {wish.handler}{_default(wish)}"
+        return Planned(service, edited.how if row.product or not row.unit else registered, notes)
+    trigger = reread_by(row, row.inspect(before, wish), row.inspect(after, wish))
     changed = file_changes(edited, present, frozenset() if row.watches else frozenset({trigger}))
     reason = f"containers that ask for the runtime {wish.handler} get the GPU{_default(wish)}; {edited.how}"
-    return Planned((*changed, *service), reason, notes, expectation, _disrupts(trigger, before.get(row.config)))
+    return Planned((*changed, *service), reason, notes, expectation, disrupts(trigger, before.get(row.config)))
 
 
 def _expectation(row: Runtime, wish: Wish) -> RuntimeExpectation | None:
@@ -85,7 +85,7 @@ def _expectation(row: Runtime, wish: Wish) -> RuntimeExpectation | None:
 
 def _again(row: Runtime, facts: Facts, present: States, edited: Edited) -> tuple[tuple[FileChange, ...], str] | None:
     """Changes without bytes, for a daemon that must read its files again, and why it must; None where it need not."""
-    trigger = frozenset({Trigger(_reads_again(row), row.unit)})
+    trigger = frozenset({Trigger(reads_again(row), row.unit)})
     if unread := _unread(row, facts, present):
         reason = f"{unread[0]} was changed after {row.unit} last read it"
     elif edited.restart and row.config in facts.changed_at and not _has_looked(row, facts):
@@ -109,7 +109,7 @@ def _overlooked(row: Runtime, wish: Wish) -> str:
     )
 
 
-def _disrupts(trigger: Trigger, present: bytes | None) -> str:
+def disrupts(trigger: Trigger, present: bytes | None) -> str:
     """What a restart stops: docker's containers, unless its file keeps them alive; containerd's go on."""
     if trigger != Trigger("restart", "docker.service"):
         return ""
@@ -141,13 +141,17 @@ def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
     )
 
 
-def _belongs_under_systemd(recipe: Recipe, facts: Facts, row: Runtime, present: Configured) -> bool:
-    """Whether the kubelet's cgroup driver is systemd's, and no handler in the files is there to inherit one from."""
+def _is_under_systemd(recipe: Recipe, facts: Facts, row: Runtime) -> bool:
+    """Whether the kubelet runs the pods of this containerd under systemd's cgroup driver."""
     kubelet = facts.kubelet.value if isinstance(facts.kubelet, Known) else None
-    if recipe.runtime.cgroup != "auto" or kubelet is None or kubelet.socket != row.socket:
+    if recipe.runtime.cgroup != "auto" or kubelet is None or row.id != "containerd":
         return False
-    says = any(name in present.handlers for name in (*RUNC_FAMILY, present.default))
-    return kubelet.cgroup_driver == "systemd" and not says
+    return kubelet.socket == row.socket and kubelet.cgroup_driver == "systemd"
+
+
+def _inherits_nothing(present: Configured) -> bool:
+    """Whether the files have no handler whose cgroup driver ours would take over."""
+    return not any(name in present.handlers for name in (*RUNC_FAMILY, present.default))
 
 
 def _deferred(row: Runtime, fact: Unknown) -> Planned:
@@ -164,17 +168,17 @@ def _unread(row: Runtime, facts: Facts, present: States) -> tuple[str, ...]:
     unit = facts.unit(row.unit)
     if row.watches or isinstance(unit, Unknown) or unit.value.started_at is None:
         return ()
-    reread = unit.value.changed_at if _reads_again(row) == "reload" else None
+    reread = unit.value.changed_at if reads_again(row) == "reload" else None
     last = max(unit.value.started_at, reread or 0.0)
-    return tuple(path for path in present if path not in row.generated and facts.changed_at.get(path, 0.0) > last)
+    return tuple(path for path in present if path in row.own_files and facts.changed_at.get(path, 0.0) > last)
 
 
-def _reads_again(row: Runtime) -> Literal["reload", "restart"]:
+def reads_again(row: Runtime) -> Literal["reload", "restart"]:
     """How a running daemon comes to read its file, where nobody knows what in it is new."""
     return "reload" if row.id == "docker" else "restart"
 
 
-def _trigger(row: Runtime, before: Configured, after: Configured) -> Trigger:
+def reread_by(row: Runtime, before: Configured, after: Configured) -> Trigger:
     """A restart for containerd, which reads its file at start alone; dockerd reads all but features again on SIGHUP.
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).

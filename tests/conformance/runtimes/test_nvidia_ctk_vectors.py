@@ -13,7 +13,7 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.runtimes import RUNTIMES, Wish, runtime, satisfies
-from gpunode.runtimes.docker import configure as configure_docker
+from tests.unit.runtimes.docker_file import configure as configure_docker
 from tests.unit.runtimes.one_file import configure as configure_containerd
 from tests.unit.runtimes.one_file import inspect as inspect_containerd
 
