@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Literal
 
@@ -20,7 +19,7 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, Unknown, holds, known, need
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
-from gpunode.runtimes import Configured, Edited, Runtime, Wish, after_edits, runtime
+from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, located, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches
@@ -38,6 +37,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return _deferred(row, fact)
     wish = _wish(recipe, row, facts)
     present = in_facts(facts, row, wish)
+    row = located(row, contents(present), wish)
     try:
         edited = row.configure(contents(present), wish)
     except Refused as refusal:
@@ -59,18 +59,19 @@ def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Ed
         return Planned((*reread, *service), reason, notes, expectation)
     if not edited.edits:
         return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish), notes)
-    trigger = _trigger(row, row.inspect(before, wish), row.inspect(after, wish))
+    trigger = _trigger(row, before, after, wish)
     changed = file_changes(edited, present, frozenset({trigger}))
     reason = f"containers that ask for the runtime {wish.handler} get the GPU{_default(wish)}; {edited.how}"
-    return Planned((*changed, *service), reason, notes, expectation, _disrupts(trigger, before.get(row.config)))
+    return Planned((*changed, *service), reason, notes, expectation, _disrupts(row, trigger, before, wish))
 
 
-def _disrupts(trigger: Trigger, present: bytes | None) -> str:
-    """What a restart stops: docker's containers, unless its file keeps them alive; containerd's go on."""
-    if trigger != Trigger("restart", "docker.service"):
+def _disrupts(row: Runtime, trigger: Trigger, before: Files, wish: Wish) -> str:
+    """What a restart stops: docker's containers, unless it is told to keep them alive; containerd's go on."""
+    if row.id != "docker" or trigger.kind != "restart":
         return ""
-    text = (present or b"").decode("utf-8", "replace").strip()
-    return "" if text and json.loads(text).get("live-restore") is True else "docker containers"
+    from gpunode.runtimes import docker
+
+    return "" if docker.keeps_containers(before, wish) else "docker containers"
 
 
 def _masked(row: Runtime, facts: Facts) -> tuple[str, ...]:
@@ -113,7 +114,9 @@ def _unread(row: Runtime, facts: Facts, present: States) -> tuple[str, ...]:
         return ()
     reread = unit.value.changed_at if _reads_again(row) == "reload" else None
     last = max(unit.value.started_at, reread or 0.0)
-    return tuple(path for path in present if facts.changed_at.get(path, 0.0) > last)
+    # What says how docker is started is no file of dockerd's own.
+    own = (row.config,) if row.id == "docker" else tuple(present)
+    return tuple(path for path in own if path in present and facts.changed_at.get(path, 0.0) > last)
 
 
 def _reads_again(row: Runtime) -> Literal["reload", "restart"]:
@@ -121,13 +124,16 @@ def _reads_again(row: Runtime) -> Literal["reload", "restart"]:
     return "reload" if row.id == "docker" else "restart"
 
 
-def _trigger(row: Runtime, before: Configured, after: Configured) -> Trigger:
-    """A restart for containerd, which reads its file at start alone; dockerd reads all but features again on SIGHUP.
+def _trigger(row: Runtime, before: Files, after: Files, wish: Wish) -> Trigger:
+    """A restart for containerd, which reads its file at start alone; dockerd reads most of its file again on SIGHUP.
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
     """
-    if row.id == "docker" and before.cdi == after.cdi:
-        return Trigger("reload", row.unit)
+    if row.id == "docker":
+        from gpunode.runtimes import docker  # loaded on use: most nodes have no docker
+
+        if docker.takes_on_reload(before, after, wish):
+            return Trigger("reload", row.unit)
     return Trigger("restart", row.unit)
 
 
