@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpunode.change import FileState, PackageState
-from gpunode.facts import apt_sources, dkms, dpkg, kernels, kmod, lspci, os_release, platform, sysfs_pci, systemd
+from gpunode.facts import (
+    apt_sources,
+    dkms,
+    dpkg,
+    kernels,
+    kmod,
+    kubelet,
+    lspci,
+    os_release,
+    platform,
+    sysfs_pci,
+    systemd,
+)
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, decode_found
 from gpunode.facts.model import (
     AptSource,
@@ -104,7 +116,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
     """
     reader = _Reader(evidence)
     entries = _fact("dpkg-status", lambda: dpkg.entries(reader.text("dpkg-status")))
-    return Facts(
+    facts = Facts(
         distro=_distro(reader),
         architecture=_architecture(entries),
         platform=_platform(reader, image=image),
@@ -126,6 +138,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
+    return replace(facts, kubelet=kubelet.fact(facts))
 
 
 def _is_read(capture: Capture | None) -> bool:

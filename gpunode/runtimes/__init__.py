@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.runtimes import containerd
+from gpunode.runtimes import containerd, crio, podman
 from gpunode.runtimes.containerd import dump as containerd_dump
 from gpunode.runtimes.model import (
     DOCKER_CONFIG,
@@ -92,6 +92,33 @@ RUNTIMES: tuple[Runtime, ...] = (
         configure=_configure_docker,
         unconfigure=_unconfigure_docker,
         inspect=_inspect_docker,
+    ),
+    Runtime(
+        id="crio",
+        unit="crio.service",
+        config=crio.CONFIG,
+        drop_in=crio.DROP_IN,
+        socket="/run/crio/crio.sock",
+        packages=("cri-o",),
+        config_from=frozenset(),
+        reads=crio.reads,
+        configure=crio.configure,
+        unconfigure=crio.unconfigure,
+        inspect=crio.inspect,
+        from_elsewhere="the CRI-O project's own repository, see https://github.com/cri-o/packaging",
+    ),
+    Runtime(
+        id="podman",
+        unit="",
+        config=podman.CONFIG,
+        drop_in="",
+        socket="",
+        packages=("podman",),
+        config_from=frozenset(),
+        reads=podman.reads,
+        configure=podman.configure,
+        unconfigure=podman.unconfigure,
+        inspect=podman.inspect,
     ),
 )
 

@@ -53,19 +53,20 @@ def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Ed
         row.id, row.config, frozenset({(wish.handler, wish.binary)}), wish.handler if wish.default else None
     )
     if not edited.edits and (unread := _unread(row, facts, present)):
-        trigger = Trigger(_reads_again(row), row.unit)
+        trigger = Trigger(reads_again(row), row.unit)
         reread = tuple(FileChange(path, present[path], present[path], frozenset({trigger})) for path in unread)
         reason = f"{unread[0]} was changed after {row.unit} last read it"
         return Planned((*reread, *service), reason, notes, expectation)
     if not edited.edits:
-        return Planned(service, f"{row.config} registers {wish.handler}" + _default(wish), notes)
-    trigger = _trigger(row, before, after, wish)
+        registered = f"{row.config} registers {wish.handler}" + _default(wish)
+        return Planned(service, registered if row.unit else edited.how, notes)
+    trigger = reread_by(row, before, after, wish)
     changed = file_changes(edited, present, frozenset({trigger}))
     reason = f"containers that ask for the runtime {wish.handler} get the GPU{_default(wish)}; {edited.how}"
-    return Planned((*changed, *service), reason, notes, expectation, _disrupts(row, trigger, before, wish))
+    return Planned((*changed, *service), reason, notes, expectation, disrupts(row, trigger, before, wish))
 
 
-def _disrupts(row: Runtime, trigger: Trigger, before: Files, wish: Wish) -> str:
+def disrupts(row: Runtime, trigger: Trigger, before: Files, wish: Wish) -> str:
     """What a restart stops: docker's containers, unless it is told to keep them alive; containerd's go on."""
     if row.id != "docker" or trigger.kind != "restart":
         return ""
@@ -112,19 +113,17 @@ def _unread(row: Runtime, facts: Facts, present: States) -> tuple[str, ...]:
     unit = facts.unit(row.unit)
     if isinstance(unit, Unknown) or unit.value.started_at is None:
         return ()
-    reread = unit.value.changed_at if _reads_again(row) == "reload" else None
+    reread = unit.value.changed_at if reads_again(row) == "reload" else None
     last = max(unit.value.started_at, reread or 0.0)
-    # What says how docker is started is no file of dockerd's own.
-    own = (row.config,) if row.id == "docker" else tuple(present)
-    return tuple(path for path in own if path in present and facts.changed_at.get(path, 0.0) > last)
+    return tuple(path for path in present if path in row.own_files and facts.changed_at.get(path, 0.0) > last)
 
 
-def _reads_again(row: Runtime) -> Literal["reload", "restart"]:
+def reads_again(row: Runtime) -> Literal["reload", "restart"]:
     """How a running daemon comes to read its file, where nobody knows what in it is new."""
     return "reload" if row.id == "docker" else "restart"
 
 
-def _trigger(row: Runtime, before: Files, after: Files, wish: Wish) -> Trigger:
+def reread_by(row: Runtime, before: Files, after: Files, wish: Wish) -> Trigger:
     """A restart for containerd, which reads its file at start alone; dockerd reads most of its file again on SIGHUP.
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).

@@ -25,6 +25,12 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     unit = facts.unit(row.unit)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
         return Planned((), f"{row.unit} is here, installed by other means than its package; it is not replaced")
+    if row.from_elsewhere:
+        return Refusal(
+            what=f"{row.id} is not installed",
+            why="no distribution that gpunode knows has a package of it",
+            hint=f"install it from {row.from_elsewhere}; then run the command again",
+        )
     if recipe.runtime.install == "never":
         return Refusal(
             what=f"{row.id} is not installed",

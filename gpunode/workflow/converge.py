@@ -138,11 +138,12 @@ def _with_managers(outcome: Outcome) -> Outcome:
     if not isinstance(outcome, Planned):
         return outcome
     files = (change for change in outcome.changes if isinstance(change, FileChange) and change.before != change.after)
-    notes = tuple(note for change in files if (note := _managed(change)))
+    notes = tuple(note for change in files if (note := managed(change)))
     return replace(outcome, notes=(*outcome.notes, *notes)) if notes else outcome
 
 
-def _managed(change: FileChange) -> str:
+def managed(change: FileChange) -> str:
+    """Which other program calls the file its own; empty when none does."""
     if change.before is None or (manager := manager_of(change.before.content)) is None:
         return ""
     place = f"{change.path}:{manager.line}"
