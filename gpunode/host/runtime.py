@@ -92,10 +92,17 @@ def _after(present: Files, changes: Sequence[FileChange]) -> dict[str, bytes]:
 
 
 def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    from gpunode.runtimes import docker
+
     change = next(change for change in changes if change.path == expectation.path)
     content = change.after.content if isinstance(change.after, FileState) else b""
-    _compare(expectation, runtime("docker").inspect({change.path: content}, Wish(config=change.path)), change.path)
-    validated, path = _validated(runner, change.path, content)
+    wish = Wish(config=expectation.path)
+    present = contents(by_looking(partial(_look, runner), runtime("docker"), wish))
+    _compare(expectation, docker.inspect(_after(present, changes), wish), change.path)
+    # With its own flags, for it starts with no directive that stands in both places.
+    validate = partial(_asked, runner, change.path)
+    words = ("dockerd", *docker.flags(present, wish), "--validate", "--config-file", "{}")
+    validated, path = validate(content, *words)
     if validated.missing:
         return f"not checked: no dockerd {_where(runner)}"
     if _NO_VALIDATE in validated.stderr:
@@ -104,15 +111,11 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
         return "checked: `dockerd --validate` takes it"
     said = _said(validated, path, change.path)
     former = change.before.content if change.before else b"{}"
-    former_validated, former_path = _validated(runner, change.path, former)
+    former_validated, former_path = validate(former, *words)
     if not former_validated.ok and _said(former_validated, former_path, change.path) == said:
-        # Such as a proxy binary that only the unit's command line names: nothing that this change brought.
+        # Such as a proxy binary that is not where dockerd looks: nothing that this change brought.
         return f"checked: it parses and holds what was meant (`dockerd --validate` rejects the present one too: {said})"
     raise _not_taken("dockerd", change.path, said)
-
-
-def _validated(runner: Runner, path: str, content: bytes) -> tuple[Finished, str]:
-    return _asked(runner, path, content, "dockerd", "--validate", "--config-file", "{}")
 
 
 def _asked(runner: Runner, path: str, content: bytes, *argv: str) -> tuple[Finished, str]:

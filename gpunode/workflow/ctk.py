@@ -18,7 +18,7 @@ from gpunode.host.runtime import differences
 from gpunode.journal.footprint import FileTrail
 from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, runtime
+from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, located, runtime
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
 from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reads_again, reread_by
 from gpunode.workflow import present
@@ -105,6 +105,7 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
         Undetermined: they cannot be read.
     """
     there = by_looking(host.look, row, wish)
+    row = located(row, contents(there), wish)
     edited = row.configure(contents(there), wish)
     binary = row.inspect(after_edits(contents(there), edited), wish).handlers.get(wish.handler, wish.binary)
     default = wish.handler if wish.default else None
@@ -126,6 +127,7 @@ def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str,
         Undetermined: they cannot be read.
     """
     there = by_looking(host.look, row, wish)
+    row = located(row, contents(there), wish)
     files, rounds = contents(there), []
     for former in _formers(trails):
         rounds.append(row.unconfigure(files, wish, former))
@@ -176,15 +178,14 @@ def _joined(edits: Iterator[Edit]) -> Iterator[Edit]:
 
 def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, expectation: RuntimeExpectation) -> Draft:
     before, main = contents(there), _main(row, wish)
-    was, will_be = row.inspect(before, wish), row.inspect(after_edits(before, edited), wish)
-    trigger = reread_by(row, was, will_be) if row.unit else None
+    trigger = reread_by(row, before, after_edits(before, edited), wish) if row.unit else None
     if trigger and not edited.edits and wish.cdi:
         # What is new in the file to a daemon that has not read it, nobody knows; a feature is not reloaded.
         trigger = replace(trigger, kind="restart")
     changes = file_changes(edited, there, frozenset({trigger}) if trigger else frozenset())
     notes = (*edited.notes, *(note for change in changes if (note := managed(change))))
-    stops = disrupts(trigger, before.get(main)) if trigger else ""
-    is_usual = main == row.config
+    stops = disrupts(row, trigger, before, wish) if trigger else ""
+    is_usual = main == located(runtime(row.id), before, replace(wish, config="")).config
     return Draft(row.id, main, there, edited.how, changes, expectation, trigger, stops, notes, is_usual)
 
 
