@@ -68,7 +68,9 @@ def patching() -> None:
         before: tuple[int, float] | None = None
         for entries in (50, 200, 800, 3200):
             content = make(entries)
-            spent = min(_timed(partial(runtime(name).configure, content, Wish())) for _ in range(3))
+            spent = min(
+                _timed(partial(runtime(name).configure, {runtime(name).config: content}, Wish())) for _ in range(3)
+            )
             growth = "" if before is None else _exponent(before, (len(content), spent))
             row(f"{name}, {len(content) / 1024:.0f} KiB", f"{spent * 1000:.1f} ms", growth)
             before = (len(content), spent)
@@ -80,7 +82,7 @@ def _exponent(before: tuple[int, float], after: tuple[int, float]) -> str:
     return f"size^{math.log(after[1] / before[1]) / math.log(after[0] / before[0]):.2f}"
 
 
-def _timed(work: partial[bytes]) -> float:
+def _timed(work: partial[object]) -> float:
     started = time.process_time()
     work()
     return time.process_time() - started

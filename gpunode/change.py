@@ -297,6 +297,7 @@ class RuntimeExpectation:
 
     Attributes:
         runtime: a row of ``runtimes.RUNTIMES``.
+        path: its root file, whether that changes or one that it imports.
         handlers: runtime name to the binary that it runs.
         default: the default runtime after the change; None when it does not matter.
     """

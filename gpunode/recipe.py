@@ -43,7 +43,7 @@ class Says:
     least: int = 1
 
 
-RuntimeName: TypeAlias = Literal["containerd", "docker", "none"]
+RuntimeName: TypeAlias = Literal["containerd", "docker", "crio", "podman", "none"]
 Flavour: TypeAlias = Literal["auto", "open", "proprietary"]
 Scope: TypeAlias = Literal["compute", "media", "full"]
 Install: TypeAlias = Literal["if-missing", "never"]
@@ -127,7 +127,10 @@ class Toolkit:
 class Runtime:
     """The container runtime and how NVIDIA's handler is registered in it."""
 
-    name: Annotated[RuntimeName, Says("which container runtime gets the NVIDIA handler")] = "none"
+    name: Annotated[
+        RuntimeName,
+        Says("which container runtime gives containers the GPUs; podman does so by CDI, the others by a handler"),
+    ] = "none"
     install: Annotated[Install, Says("whether a missing runtime is installed from the distribution")] = "if-missing"
     default: Annotated[bool, Says("whether containers get the NVIDIA runtime unless they ask for another")] = False
     cgroup: Annotated[

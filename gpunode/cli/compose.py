@@ -19,6 +19,7 @@ from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice
 from gpunode.host.port import HostView, OnProgress, Progress
 from gpunode.recipe import Recipe, line_of, parse, render
+from gpunode.runtimes import RUNTIMES
 from gpunode.steps import STEPS
 from gpunode.steps.detect import DETECT
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from gpunode.journal.store import Announce
 
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
-_DEFAULT_RECIPES = {"containerd": "containerd", "docker": "docker", "none": "bare-metal", "": "bare-metal"}
+_DEFAULT_RECIPES = {"none": "bare-metal", "": "bare-metal", **{row.id: row.id for row in RUNTIMES}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +159,10 @@ def see(node: str, root: str, gpu: str) -> Seen:
         return Seen(CaptureHost(evidence), _with_gpus(derive(evidence), gpu), evidence)
     from gpunode.facts.probes import probes
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.converge import look
+    from gpunode.workflow.converge import look_around
 
     host = LocalHost(checked_root(root))
-    evidence = look(host, probes(image=is_image(root)))
+    evidence = look_around(host, probes(image=is_image(root)), image=is_image(root))
     return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
 
 
@@ -201,19 +202,19 @@ def checked_root(root: str) -> str:
     return str(_resolved(root))
 
 
-def need_root(command: str) -> None:
+def need_root(
+    command: str,
+    why: str = "it writes under /etc and runs apt",
+    instead: str = "gpunode plan shows what it would do, without root",
+) -> None:
     """Nothing, for root.
 
     Raises:
-        UsageError: for anybody else.
+        UsageError: for anybody else; says ``why``, and what can be done ``instead``.
     """
     if os.geteuid() != 0:
         typed = " ".join(sys.argv[1:]) or command
-        raise UsageError(
-            f"{command} needs root",
-            why="it writes under /etc and runs apt",
-            hint=f"sudo gpunode {typed}\n(gpunode plan shows what it would do, without root)",
-        )
+        raise UsageError(f"{command} needs root", why=why, hint=f"sudo gpunode {typed}\n({instead})")
 
 
 def announcer(root: str) -> Announce:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpunode.change import FileState, PackageState
-from gpunode.facts import apt_sources, dkms, dpkg, kernels, kmod, lspci, os_release, platform, sysfs_pci, systemd
+from gpunode.facts import (
+    apt_sources,
+    dkms,
+    dpkg,
+    kernels,
+    kmod,
+    kubelet,
+    lspci,
+    os_release,
+    platform,
+    sysfs_pci,
+    systemd,
+)
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, decode_found
 from gpunode.facts.model import (
     AptSource,
@@ -104,7 +116,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
     """
     reader = _Reader(evidence)
     entries = _fact("dpkg-status", lambda: dpkg.entries(reader.text("dpkg-status")))
-    return Facts(
+    facts = Facts(
         distro=_distro(reader),
         architecture=_architecture(entries),
         platform=_platform(reader, image=image),
@@ -126,6 +138,14 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
+    return replace(facts, kubelet=kubelet.fact(facts))
+
+
+def about_kubelet(evidence: Evidence, *, image: bool = False) -> Facts:
+    """The facts that tell which kubelet is here; all others are Unknown. Cheaper than ``derive``."""
+    files, folders = _files(evidence), {f: key for key, f in FOLDERS.items() if _is_read(evidence.get(key))}
+    facts = replace(derive({}), units=_units(_Reader(evidence), image=image), files=files, folders=folders)
+    return replace(facts, kubelet=kubelet.fact(facts))
 
 
 def _is_read(capture: Capture | None) -> bool:
@@ -301,6 +321,9 @@ def _files(evidence: Evidence) -> Files:
     files: dict[str, Known[FileState | None] | Unknown] = {}
     for key in FOLDERS:
         files.update(_folder(key, evidence.get(key)))
+    for key in evidence:
+        if key.startswith("files:"):
+            files.update(_folder(key, evidence.get(key)))
     single = {key: key.removeprefix("file:") for key in evidence if key.startswith("file:")}
     single["apt-sources"] = "/etc/apt/sources.list"
     for key, path in single.items():

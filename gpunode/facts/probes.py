@@ -5,29 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from gpunode.facts import kubelet
 from gpunode.facts.evidence import Probe
 
 UNITS: Final = (
     "containerd.service",
+    "crio.service",
     "docker.service",
     "nvidia-persistenced.service",
     "nvidia-fabricmanager.service",
+    *(unit for units in kubelet.UNITS.values() for unit in units),
 )
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
+# dpkg's list of the toolkit's files: as old as its last installation.
+TOOLKIT_LIST: Final = "/var/lib/dpkg/info/nvidia-container-toolkit-base.list"
 FILES: Final = (
     RESUME_UNIT,
+    TOOLKIT_LIST,
     "/etc/apt/preferences",
     "/etc/containerd/config.toml",
     "/etc/docker/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",
     "/usr/share/keyrings/cuda-archive-keyring.gpg",
     "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
+    *kubelet.FILES,
 )
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
     "apt-sources-d": "/etc/apt/sources.list.d",
     "apt-preferences-d": "/etc/apt/preferences.d",
     "modprobe-d": "/etc/modprobe.d",
+    **kubelet.FOLDERS,
 }
 # Where distributions, DKMS and NVIDIA's installer put a built nvidia.ko, below /lib/modules/<kernel>/.
 _MODULE_PLACES: Final = {
@@ -101,11 +109,12 @@ def probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: bool 
     """
     names = tuple(dict.fromkeys((*UNITS, *units)))
     paths = dict.fromkeys((*FILES, *files))
-    every = (*_STATIC, _units(names), *(Probe(f"file:{path}", path=path) for path in paths))
+    every = (*_STATIC, unit_probe(*names), *(Probe(f"file:{path}", path=path) for path in paths))
     return tuple(probe for probe in every if not image or probe.source.startswith(_STORED))
 
 
-def _units(names: tuple[str, ...]) -> Probe:
+def unit_probe(*names: str) -> Probe:
+    """What systemd says of these units."""
     properties = ",".join(UNIT_PROPERTIES)
     # Microseconds and UTC: whether a daemon is older than its file must not hang on a time zone or a full second.
     return Probe("units", argv=("systemctl", "show", "--timestamp=us+utc", "-p", properties, *names))

@@ -296,7 +296,7 @@ def find(pattern: str, limit: int, *, contents: bool, root: str = "/") -> Captur
     Args:
         pattern: absolute, inside ``root``.
         limit: in bytes, of each file; the content of a longer one is left out.
-        contents: whether the files are read.
+        contents: whether the files are read; folders are left out then.
         root: the node's root.
     """
     problems: list[OSError] = []
@@ -317,6 +317,8 @@ def _find(above: str, todo: list[str], limit: int | None, root: str, problems: l
                 place.enter(place.name, make=False)
             names = _matches(place.folder, part)
             if not later:
+                if limit is not None:
+                    names = [name for name in names if not _is_folder(name, place.folder)]
                 return [_found(f"{above}/{name}", name, place, limit, root) for name in names]
     except OSError as error:
         if error.errno not in _ABSENT:
@@ -324,6 +326,12 @@ def _find(above: str, todo: list[str], limit: int | None, root: str, problems: l
             problems.append(error)
         return ()
     return [one for name in names for one in _find(f"{above}/{name}", later, limit, root, problems)]
+
+
+def _is_folder(name: str, folder: int) -> bool:
+    with suppress(OSError):
+        return stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode)
+    return False
 
 
 def _is_pattern(part: str) -> bool:

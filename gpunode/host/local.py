@@ -127,9 +127,9 @@ class LocalHost:
 
         return workloads.running() if self.root == "/" else Workloads()
 
-    def check(self, expectation: RuntimeExpectation, change: FileChange, /) -> str:
-        """Has the runtime's own parser read the candidate; see ``runtime.check``."""
-        return runtime.check(self.runner, expectation, change)
+    def check(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
+        """Has the runtime's own parser read the candidates; see ``runtime.check``."""
+        return runtime.check(self.runner, expectation, changes)
 
     def confirm(self, expectation: RuntimeExpectation, /) -> None:
         """Asks the daemon that has read its configuration; see ``runtime.contradiction``."""

@@ -114,8 +114,8 @@ class Host(HostView, Protocol):
         """
         ...
 
-    def check(self, expectation: RuntimeExpectation, change: FileChange, /) -> str:
-        """Has the runtime's own parser read the candidate, and compares the result.
+    def check(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
+        """Has the runtime's own parser read its files as ``changes`` would leave them, and compares the result.
 
         Returns:
             What was checked, for the screen; it says so where no parser is there to ask.

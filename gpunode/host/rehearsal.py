@@ -9,7 +9,7 @@ from gpunode.change import Change, FileChange, FileState, PackageChange, Runtime
 from gpunode.errors import Conflict
 from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
 from gpunode.host.port import Settled, Simulation, Workloads
-from gpunode.runtimes import runtime
+from gpunode.runtimes import Wish, runtime
 
 
 class RehearsalHost:
@@ -39,11 +39,13 @@ class RehearsalHost:
             return replace(change, after=FileState(f"({change.after.what})\n".encode(), change.after.mode))
         return change
 
-    def check(self, expectation: RuntimeExpectation, change: FileChange, /) -> str:
-        """Reads the candidate with gpunode's own parser; the runtime's is not here."""
-        if isinstance(change.after, FileState):
-            found = runtime(expectation.runtime).inspect(change.after.content)
-            assert expectation.handlers <= frozenset(found.handlers.items()), "the candidate lacks what was meant"
+    def check(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
+        """Reads the candidates with gpunode's own parser; the runtime's is not here."""
+        files = {path: state.content for path, state in self.files.items() if state is not None}
+        files.update({c.path: c.after.content for c in changes if isinstance(c.after, FileState)})
+        row = runtime(expectation.runtime)
+        found = row.inspect(files, Wish(config=expectation.path))
+        assert expectation.handlers <= frozenset(found.handlers.items()), "the candidate lacks what was meant"
         return f"not run: {expectation.runtime}'s own parser is not here"
 
     def confirm(self, expectation: RuntimeExpectation, /) -> None:

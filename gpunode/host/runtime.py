@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation
 from gpunode.errors import ChangeFailed, Refused, Undetermined
+from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files
 from gpunode.host.process import Finished, Runner
-from gpunode.runtimes import Configured, containerd_dump, runtime
+from gpunode.runtimes import Configured, Files, Wish, containerd_dump, crio, runtime
+from gpunode.runtimes.containerd import staged_root
+from gpunode.runtimes.found import by_looking, contents
 
 _TIMEOUT_S = 30.0
 # What a daemon takes whose configuration names none.
@@ -19,31 +27,67 @@ _BUILT_IN_DEFAULT = "runc"
 _NO_VALIDATE = b"unknown flag: --validate"
 
 
-def check(runner: Runner, expectation: RuntimeExpectation, change: FileChange) -> str:
-    """What was checked of the candidate in ``change``, for the screen; it is as ``expectation`` says.
+def check(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    """What was checked of the candidates in ``changes``, for the screen; they are as ``expectation`` says.
 
-    The candidate is a file of its own beside the real one meanwhile, readable for root alone.
+    Each candidate is a file of its own beside the real one meanwhile, readable for root alone.
 
     Raises:
         Refused: the runtime's parser does not take it, or reads something else than was meant.
     """
-    if not isinstance(change.after, FileState):
-        return f"not checked: {change.path} will not be there"
-    return _CHECKS[expectation.runtime](runner, expectation, change, change.after.content)
+    if any(not isinstance(change.after, FileState) and change.path == expectation.path for change in changes):
+        return f"not checked: {expectation.path} will not be there"
+    return _CHECKS[expectation.runtime](runner, expectation, changes)
 
 
-def _check_containerd(runner: Runner, expectation: RuntimeExpectation, change: FileChange, content: bytes) -> str:
-    dumped, path = _asked(runner, change.path, content, "containerd", "--config", "{}", "config", "dump")
+def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    look = partial(_look, runner)
+    wish = Wish(config=expectation.path)
+    present = contents(by_looking(look, runtime("containerd"), wish))
+    after = _after(present, changes)
+    with ExitStack() as stack:
+        staged = {
+            change.path: stack.enter_context(files.candidate(change.path, after[change.path], root=runner.root))
+            for change in changes
+            if change.path != expectation.path and change.path in after
+        }
+        root = staged_root(after, wish, staged)
+        dumped, path = _asked(runner, expectation.path, root, "containerd", "--config", "{}", "config", "dump")
     if dumped.missing:
         return f"not checked: no containerd {_where(runner)}"
+    named = changes[0].path
     if not dumped.ok:
-        raise _not_taken("containerd", change, _said(dumped, path, change.path))
-    _compare(expectation, containerd_dump(dumped.stdout), change)
+        said = _said(dumped, path, expectation.path)
+        for real, candidate in staged.items():
+            said = said.replace(candidate, real)
+        raise _not_taken("containerd", named, said)
+    found = containerd_dump(dumped.stdout)
+    if found.cri_disabled:
+        return "checked: containerd takes it; of the CRI plugin, which is switched off, it says nothing"
+    _compare(expectation, found, named)
     return "checked: `containerd config dump` reads it as meant"
 
 
-def _check_docker(runner: Runner, expectation: RuntimeExpectation, change: FileChange, content: bytes) -> str:
-    _compare(expectation, runtime("docker").inspect(content), change)
+def _look(runner: Runner, probe: Probe) -> Capture:
+    if probe.glob:
+        return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=runner.root)
+    return files.read(probe.path, probe.limit_bytes, root=runner.root)
+
+
+def _after(present: Files, changes: Sequence[FileChange]) -> dict[str, bytes]:
+    after = dict(present)
+    for change in changes:
+        if isinstance(change.after, FileState):
+            after[change.path] = change.after.content
+        else:
+            after.pop(change.path, None)
+    return after
+
+
+def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    change = next(change for change in changes if change.path == expectation.path)
+    content = change.after.content if isinstance(change.after, FileState) else b""
+    _compare(expectation, runtime("docker").inspect({change.path: content}, Wish(config=change.path)), change.path)
     validated, path = _validated(runner, change.path, content)
     if validated.missing:
         return f"not checked: no dockerd {_where(runner)}"
@@ -57,7 +101,7 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, change: FileC
     if not former_validated.ok and _said(former_validated, former_path, change.path) == said:
         # Such as a proxy binary that only the unit's command line names: nothing that this change brought.
         return f"checked: it parses and holds what was meant (`dockerd --validate` rejects the present one too: {said})"
-    raise _not_taken("dockerd", change, said)
+    raise _not_taken("dockerd", change.path, said)
 
 
 def _validated(runner: Runner, path: str, content: bytes) -> tuple[Finished, str]:
@@ -75,23 +119,24 @@ def _said(finished: Finished, candidate: str, path: str) -> str:
     """The command's last words, about the file that the user knows."""
     if finished.timed_out:
         return f"{finished.argv[0]} did not answer within {_TIMEOUT_S:.0f} s"
-    return finished.last_lines(6).replace(candidate, path)
+    return finished.last_lines(6).replace(candidate, path) if candidate else finished.last_lines(6)
 
 
 def _where(runner: Runner) -> str:
     return "here" if runner.root == "/" else f"in {runner.root}"
 
 
-def _compare(expectation: RuntimeExpectation, configured: Configured, change: FileChange) -> None:
-    if wrong := _differences(expectation, configured):
+def _compare(expectation: RuntimeExpectation, configured: Configured, path: str) -> None:
+    if wrong := differences(expectation, configured):
         raise Refused(
-            f"{expectation.runtime} would not read the new {change.path} as it is meant",
+            f"{expectation.runtime} would not read the new {path} as it is meant",
             why="\n".join(wrong) + "\nnothing was changed",
-            hint="see `gpunode plan` for the candidate; another file that it imports may override it",
+            hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; another imported file may override it",
         )
 
 
-def _differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
+def differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
+    """Where what a runtime has is not what was meant, a line each."""
     wrong = [
         f"handler {name}: meant {binary}, it reads {configured.handlers.get(name) or 'none'}"
         for name, binary in sorted(expectation.handlers)
@@ -103,41 +148,92 @@ def _differences(expectation: RuntimeExpectation, configured: Configured) -> lis
     return wrong
 
 
-def _not_taken(program: str, change: FileChange, said: str) -> Refused:
+def _not_taken(program: str, path: str, said: str) -> Refused:
     return Refused(
-        f"{program} does not take the new {change.path}",
+        f"{program} does not take the new {path}",
         why=f"{said}\nnothing was changed",
-        hint="see `gpunode plan` for the candidate; correct what is named in the present file first",
+        hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; correct what is named in the present file first",
     )
 
 
-_Check = Callable[[Runner, RuntimeExpectation, FileChange, bytes], str]
-_CHECKS: Mapping[str, _Check] = {"containerd": _check_containerd, "docker": _check_docker}
+def _check_crio(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    row, wish = runtime("crio"), Wish(config=expectation.path)
+    present = contents(by_looking(partial(_look, runner), row, wish))
+    after = _after(present, changes)
+    named = changes[0].path
+    _compare(expectation, row.inspect(after, wish), named)
+    read, said = _crio_reads(runner, after, wish)
+    if read.missing:
+        return f"checked: it parses and holds what was meant (no crio {_where(runner)} to ask)"
+    if read.ok:
+        _compare(expectation, row.inspect({crio.CONFIG: read.stdout}, Wish()), named)
+        return "checked: `crio config` reads it as meant"
+    if _crio_reads(runner, present, wish)[1] != said:
+        raise _not_taken("crio", named, said)
+    return f"checked: it parses and holds what was meant (`crio config` rejects the present files too: {said})"
+
+
+def _crio_reads(runner: Runner, present: Files, wish: Wish) -> tuple[Finished, str]:
+    """What ``crio config`` makes of the files, and its last words about them.
+
+    They lie in a folder of their own meanwhile: in CRI-O's own it would read them as well as the present ones.
+    """
+    place = Path(tempfile.gettempdir()) if runner.root == "/" else Path(runner.root, "tmp")
+    with tempfile.TemporaryDirectory(prefix="gpunode-crio-", dir=place) as folder:
+        staged = {path: f"{folder}/crio.conf.d/{n:04d}" for n, path in enumerate(crio.in_order(present, wish))}
+        staged[wish.config] = f"{folder}/crio.conf"
+        Path(folder, "crio.conf.d").mkdir()
+        for path, name in staged.items():
+            Path(name).write_bytes(present.get(path, b""))
+        inside = "/" + str(Path(folder).relative_to(runner.root))
+        argv = ("crio", "--config", f"{inside}/crio.conf", "--config-dir", f"{inside}/crio.conf.d", "config")
+        read = runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+        said = _said(read, "", "")
+        for path, name in staged.items():
+            # The root file's name begins its folder's, too.
+            said = path.join(re.split(rf"{re.escape(name.replace(folder, inside))}(?!\.d)", said))
+    return read, said
+
+
+def _check_podman(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    del runner, expectation, changes
+    return "not checked: podman has no file that changes"
+
+
+_Check = Callable[[Runner, RuntimeExpectation, Sequence[FileChange]], str]
+_CHECKS: Mapping[str, _Check] = {
+    "containerd": _check_containerd,
+    "docker": _check_docker,
+    "crio": _check_crio,
+    "podman": _check_podman,
+}
 
 
 def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: float) -> str:
     """How the running daemon still differs from what was meant after ``patience_s``; empty when it does not.
 
     A daemon that cannot be asked contradicts nothing. dockerd keeps its former configuration when it cannot use the
-    file on SIGHUP, says so in its log alone, and would not start with that file again. containerd cannot be asked: its
-    parser was, before the file was written.
+    file on SIGHUP, says so in its log alone, and would not start with that file again. CRI-O leaves out a handler whose
+    binary it does not find. containerd cannot be asked: its parser was, before the file was written.
     """
-    if expectation.runtime != "docker":
+    if expectation.runtime not in {"docker", "crio"}:
         return ""
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            found = _effective_docker(runner)
+            found = effective(runner, expectation.runtime)
         except (ChangeFailed, Undetermined):
             return ""
-        wrong = _differences(expectation, found) if found else []
+        wrong = differences(expectation, found) if found else []
         if not wrong or time.monotonic() >= deadline:
             return "\n".join(wrong)
         time.sleep(0.2)
 
 
 def effective(runner: Runner, name: str) -> Configured | None:
-    """What the runtime has: docker as the daemon itself says, containerd as its parser reads all of its files.
+    """What the runtime has: docker and CRI-O as the daemon says, containerd as its parser reads all of its files.
+
+    podman has none of NVIDIA's; what it has is the runtime by which it starts containers.
 
     Returns:
         None where the runtime is not installed.
@@ -177,6 +273,31 @@ def _effective_docker(runner: Runner) -> Configured | None:
     return Configured(handlers, str(answer["default"]) or None)
 
 
+def _effective_crio(runner: Runner) -> Configured | None:
+    told = runner.run(("crio", "status", "config"), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+    if told.missing or b"o help topic" in told.stdout + told.stderr:
+        # Before 1.29 it was a program of its own.
+        told = runner.run(("crio-status", "config"), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+    if told.missing:
+        return None
+    if not told.ok:
+        raise _no_answer("crio", told)
+    return runtime("crio").inspect({crio.CONFIG: told.stdout}, Wish())
+
+
+def _effective_podman(runner: Runner) -> Configured | None:
+    question = '{"name":{{json .Host.OCIRuntime.Name}},"path":{{json .Host.OCIRuntime.Path}}}'
+    told = runner.run(("podman", "info", "--format", question), timeout_s=_TIMEOUT_S)
+    if told.missing:
+        return None
+    try:
+        answer = json.loads(told.stdout) if told.ok else {}
+        name, path = str(answer["name"]), str(answer["path"])
+    except (ValueError, KeyError, TypeError):
+        raise _no_answer("podman", told) from None
+    return Configured({name: path}, name, cdi=True)
+
+
 def _no_answer(name: str, told: Finished) -> ChangeFailed | Undetermined:
     said = told.last_lines(6)
     if "permission denied" in said.lower():
@@ -195,4 +316,6 @@ def _no_answer(name: str, told: Finished) -> ChangeFailed | Undetermined:
 _EFFECTIVE: Mapping[str, Callable[[Runner], Configured | None]] = {
     "containerd": _effective_containerd,
     "docker": _effective_docker,
+    "crio": _effective_crio,
+    "podman": _effective_podman,
 }

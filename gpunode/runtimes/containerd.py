@@ -1,42 +1,56 @@
-"""containerd's config.toml, edited in place, with the meaning that nvidia-ctk gives its entry.
+"""containerd's configuration, edited in place or by a drop-in, with the meaning that nvidia-ctk gives its entry.
 
 Source: nvidia-container-toolkit@v1.17.8 and @v1.20.0, pkg/config/engine/containerd; their output in containerd 1.6.20,
-1.7.24 and 2.1.9. Two of its habits are not followed, as both break nodes: a file without a runc table gets one where
-the CRI plugin would lose its default, and an entry that already runs the wished binary keeps what else it says.
+1.7.24 and 2.1.9. Where it breaks a node it is not followed: docs/reference/differences-from-nvidia-ctk.md.
 """
 
 from __future__ import annotations
 
-import copy
-import re
-from typing import Any
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 from gpunode.errors import Refused
-from gpunode.runtimes.model import RUNC_FAMILY, Configured, Wish, cgroup_handlers, needs_runc, satisfies
-from gpunode.runtimes.text import decode, encode
-from gpunode.runtimes.tomlread import Document, Path, parse
+from gpunode.runtimes.containerd_files import (
+    CONFIG,
+    CRI_PLUGINS,
+    DROP_IN,
+    ConfigFile,
+    edited,
+    effective,
+    imports_of,
+    load,
+    merged,
+    merges,
+    read,
+    reads,
+)
+from gpunode.runtimes.containerd_plugin import Surroundings, wished
+from gpunode.runtimes.containerd_removal import unconfigure
+from gpunode.runtimes.model import Configured, Edit, Edited, Files, Wish, after_edits, satisfies
+from gpunode.runtimes.tomlread import Document
 
-CONFIG = "/etc/containerd/config.toml"
-_PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
-_CRI_NAMES = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
+__all__ = ["CONFIG", "DROP_IN", "absolute", "configure", "dump", "inspect", "reads", "staged_root", "unconfigure"]
+
 _BARE_BINARY = "nvidia-container-runtime"
-# What nvidia-ctk writes where there is no runtime to copy from.
-_GENERIC: Document = {
-    "runtime_type": "io.containerd.runc.v2",
-    "runtime_root": "",
-    "runtime_engine": "",
-    "privileged_without_host_devices": False,
-}
+_DUMP = "the output of `containerd config dump`"
+# The first containerd that reads conf.d unasked (PR 12323).
+_READS_CONF_D = (2, 2)
+
+# The first containerd that reads no table of a file of schema 1 (seen with 2.1.9).
+_WITHOUT_SCHEMA_1 = (2,)
+
+_Contents: TypeAlias = dict[str, bytes | None]
 
 
-def inspect(data: bytes | None, path: str = CONFIG) -> Configured:
-    """What config.toml says; a missing or empty one says nothing.
+def inspect(files: Files, wish: Wish = Wish()) -> Configured:  # noqa: B008 - frozen
+    """What the files say, merged as containerd merges them; missing or empty ones say nothing.
 
     Raises:
-        Refused: it is not TOML, or not shaped as containerd's configuration.
+        Refused: one is not TOML, or not shaped as containerd's configuration.
     """
-    text = decode(data, path)
-    return _configured(_document(text, path), text, path)
+    return _configured(load(files, wish), wish)
 
 
 def dump(data: bytes) -> Configured:
@@ -45,39 +59,82 @@ def dump(data: bytes) -> Configured:
     Raises:
         Refused: it is not what that command prints.
     """
-    return inspect(data, "the output of `containerd config dump`")
+    return _configured((read(data, _DUMP),), Wish())
 
 
-def configure(data: bytes | None, wish: Wish, path: str = CONFIG) -> bytes:
-    """config.toml with the NVIDIA handler as wished; the same bytes when it is so already.
+def _configured(loaded: Sequence[ConfigFile], wish: Wish) -> Configured:
+    for file in loaded:
+        _check_plugin(file)
+    plugin = effective(loaded, wish)
+    containerd = plugin.get("containerd", {})
+    handlers, cgroup = {}, {}
+    for name, handler in containerd.get("runtimes", {}).items():
+        options = handler.get("options", {})
+        handlers[name] = str(options.get("BinaryName", "")) if handler.get("runtime_type") else ""
+        if "SystemdCgroup" in options:
+            cgroup[name] = options["SystemdCgroup"]
+    return Configured(
+        handlers,
+        containerd.get("default_runtime_name") or None,
+        any(file.disabled for file in loaded),
+        plugin.get("enable_cdi"),
+        cgroup,
+        loaded[0].schema,
+    )
+
+
+def _check_plugin(file: ConfigFile) -> None:
+    """Nothing, if the parts of the CRI plugin's table that are read and written here have containerd's shape."""
+    containerd = file.table((*file.cri, "containerd"))
+    default = containerd.get("default_runtime_name", "")
+    if not isinstance(default, str):
+        raise file.misshapen((*file.cri, "containerd", "default_runtime_name"), default, "a string")
+    for name in file.table((*file.cri, "containerd", "runtimes")):
+        here = (*file.cri, "containerd", "runtimes", name)
+        file.table(here)
+        file.flag(file.table((*here, "options")), (*here, "options", "SystemdCgroup"))
+    file.flag(file.plugin, (*file.cri, "enable_cdi"))
+
+
+def configure(files: Files, wish: Wish) -> Edited:
+    """What registers the NVIDIA handler as wished; no edits when it is so already.
 
     Raises:
-        Refused: the file cannot be read or is of a schema that cannot be edited here; nothing is half made.
+        Refused: a file cannot be read, cannot be edited without harm, or would be overruled by another.
     """
-    wish = _absolute(wish, path)
-    text = decode(data, path)
-    before = _document(text, path)
-    if satisfies(_configured(before, text, path), wish):
-        return data or b""
-    from gpunode.runtimes import tomltext  # only where a file must be edited: it takes 2 ms to load
+    root = wish.config or CONFIG
+    wish = absolute(wish, root)
+    loaded = load(files, wish)
+    present = _configured(loaded, wish)
+    how = _how(loaded[0], wish)
+    if not wish.exact and satisfies(present, wish) and not (wish.enable_cri and present.cri_disabled):
+        return Edited((), how)
+    _check_schema(loaded, wish)
+    contents = _Editing(files, loaded, wish).contents()
+    edits = tuple(
+        Edit(path, files.get(path), content, root if path not in files and root in files else "")
+        for path, content in contents.items()
+        if content != files.get(path)
+    )
+    after = after_edits(files, Edited(edits))
+    _check_effective(after, wish, present)
+    return Edited(edits, how, tuple(_notes(loaded, after, wish)))
 
-    _check_schema(before, text, path)
-    after = _wished(before, wish)
-    try:
-        edited = tomltext.edit(text, before, after)
-    except tomltext.Uneditable as error:
+
+def absolute(wish: Wish, path: str) -> Wish:
+    """``wish`` with the path at which nvidia-container-toolkit installs its runtime; containerd searches no PATH.
+
+    Raises:
+        Refused: a path in it is relative to nobody knows what.
+    """
+    if wish.drop_in and not wish.drop_in.startswith("/"):
         raise Refused(
-            f"{path}: gpunode found no way to write {error} that leaves the rest of the file as it is",
-            why="every way of writing it would change what the file means elsewhere",
-            hint=f"write the CRI plugin's section of {path} with table headers ([a.b.c]), then run the command again",
-        ) from error
-    return encode(edited, data)
-
-
-def _absolute(wish: Wish, path: str) -> Wish:
-    """``wish`` with the path at which nvidia-container-toolkit installs its runtime; containerd searches no PATH."""
+            f"the drop-in's path {wish.drop_in!r} is not absolute",
+            why="containerd would take it as relative to the file that imports it",
+            hint=f"give its full path, such as {DROP_IN}",
+        )
     if wish.binary == _BARE_BINARY:
-        return Wish(wish.handler, f"/usr/bin/{_BARE_BINARY}", wish.default, wish.systemd_cgroup, wish.cdi, wish.version)
+        return replace(wish, binary=f"/usr/bin/{_BARE_BINARY}")
     if not wish.binary.startswith("/"):
         raise Refused(
             f"{path}: the runtime binary {wish.binary!r} is not an absolute path",
@@ -87,152 +144,263 @@ def _absolute(wish: Wish, path: str) -> Wish:
     return wish
 
 
-def _document(text: str, path: str) -> Document:
-    try:
-        return parse(text)
-    except (ValueError, RecursionError) as error:
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        place = f"{path}:{found[1]}" if found else path
+def _is_drop_in(root: ConfigFile, wish: Wish) -> bool:
+    return wish.mode == "drop-in" or (wish.mode == "auto" and merges(root.schema, wish))
+
+
+def _how(root: ConfigFile, wish: Wish) -> str:
+    """Which files are edited, and why these."""
+    if wish.mode != "auto":
+        return "by a drop-in, as asked" if wish.mode == "drop-in" else "in place, as asked"
+    version = ".".join(map(str, wish.version)) if wish.version else ""
+    if _is_drop_in(root, wish):
+        return f"by a drop-in: containerd {version or 'of schema 4'} merges it with the rest, key by key"
+    before = (
+        f"containerd {version} lets" if version else "which containerd reads it is not known, and before 2.1 it lets"
+    )
+    return f"in place: {before} a drop-in replace the whole CRI table"
+
+
+def _check_schema(loaded: Sequence[ConfigFile], wish: Wish) -> None:
+    """Refuses what is no schema of containerd's, and a drop-in for the one that has none."""
+    for file in loaded:
+        if file.schema not in CRI_PLUGINS:
+            raise Refused(
+                f"{file.path}: version = {file.schema} is a configuration schema that gpunode does not know",
+                why=f"it knows {', '.join(map(str, CRI_PLUGINS))}",
+                hint=f"`containerd config default` shows a schema that your containerd knows; move {file.path} to it",
+            )
+    root = loaded[0]
+    if root.schema == 1 and wish.version is not None and wish.version >= _WITHOUT_SCHEMA_1:
         raise Refused(
-            f"{place}: not valid TOML",
-            why=str(error),
-            hint=f"correct {path} (`containerd --config {path} config dump` shows what containerd makes of it)",
-        ) from error
-
-
-def _schema(document: Document, text: str, path: str) -> int:
-    """2 for a file without keys, 1 for one without ``version``, as containerd itself counts."""
-    version = document.get("version", 1 if document else 2)
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise _misshapen(text, path, ("version",), version, "a whole number")
-    return version
-
-
-def _check_schema(document: Document, text: str, path: str) -> None:
-    """Refuses what is neither schema 2 nor 3."""
-    version = document.get("version", 1 if document else 2)
-    if version in {2, 3}:
-        return
-    if version != 1:
-        raise Refused(
-            f"{path}: version = {version} is a configuration schema that gpunode does not edit",
-            why="it edits schema 2 and schema 3",
-            hint=f"see `containerd config default` for a schema that your containerd knows, and move {path} to it",
+            f"{root.path}: containerd {'.'.join(map(str, wish.version))} does not use a file of schema 1",
+            why="what it says of the CRI plugin counts for nothing, and neither would our entry",
+            hint=f"`containerd --config {root.path} config migrate` prints the file in the newest schema; put that in "
+            "its place, then run the command again",
         )
+    if root.schema != 1 or wish.mode != "drop-in":
+        return
     why = "without `version = 2` containerd reads the file as schema 1, which has other names for everything"
-    if _cri_disabled(document):
-        why += '; its disabled_plugins names "cri", so kubelet could not use containerd either way'
-    if below := re.search(r"^[ \t]*version[ \t]*=", text, re.MULTILINE):
-        line = text.count("\n", 0, below.start()) + 1
+    if line := _stray_version(root):
         why += f"; the version on line {line} stands below a table header, so it belongs to that table"
     raise Refused(
-        f"{path}: configuration schema 1 is not edited",
-        why=f"{why}. The file that the containerd.io package ships is of this kind.",
-        hint="write a full configuration, then run the command again:\n"
-        f"  cp {path} {path}.schema1\n"
-        f"  containerd config default > {path}",
+        f"{root.path}: configuration schema 1 takes no drop-in",
+        why=f"{why}, and a drop-in that nothing imports is never read",
+        hint="edit the file itself: --mode in-place",
     )
 
 
-def _table(document: Document, text: str, path: str, keys: Path) -> Document:
-    """The table at ``keys``; empty when it is not there."""
-    node: Any = document
-    for depth, key in enumerate(keys, 1):
-        node = node.get(key, {})
-        if not isinstance(node, dict):
-            raise _misshapen(text, path, keys[:depth], node, "a table")
-    return node  # type: ignore[no-any-return]  # tables are dicts all the way down
+def _stray_version(root: ConfigFile) -> int:
+    """The line of a ``version`` that stands too low in the file to be its schema; 0 for none."""
+    for number, line in enumerate(root.text.splitlines(), 1):
+        if line.strip().startswith("version") and line.partition("=")[0].strip() == "version":
+            return number
+    return 0
 
 
-def _misshapen(text: str, path: str, keys: Path, value: object, meant: str) -> Refused:
-    from gpunode.runtimes.tomltext import line_of
+class _Editing:
+    """The files as they shall be, worked out from those that are there."""
 
-    line = line_of(text, keys)
-    place = f"{path}:{line}" if line else path
-    return Refused(
-        f"{place}: {'.'.join(keys)} is not {meant}",
-        why=f"it is {value!r}"[:200],
-        hint=f"correct {path}; containerd cannot use it either",
-    )
+    def __init__(self, files: Files, loaded: Sequence[ConfigFile], wish: Wish) -> None:
+        self.files, self.loaded, self.wish, self.root = files, loaded, wish, loaded[0]
+
+    def contents(self) -> _Contents:
+        """Each file that may change, in the order of writing."""
+        changed = self._by_drop_in() if _is_drop_in(self.root, self.wish) else self._in_place()
+        if self.wish.enable_cri:
+            for file in self.loaded:
+                if file.disabled:
+                    now = read(changed.get(file.path, self.files.get(file.path)), file.path)
+                    changed[file.path] = self._edited(now, _with_cri(now))
+        return changed
+
+    def _in_place(self) -> _Contents:
+        file = self._file_that_counts()
+        plugin = wished(file.plugin, Surroundings(self._inherited(), file.schema, self._is_loaded), self.wish)
+        return {file.path: self._edited(file, _with_plugin(file, plugin))}
+
+    def _file_that_counts(self) -> ConfigFile:
+        """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
+        if merges(self.root.schema, self.wish):
+            return next((file for file in reversed(self.loaded) if self._has_entry(file)), self.root)
+        return next((file for file in reversed(self.loaded) if file.has_plugin), self.root)
+
+    def _has_entry(self, file: ConfigFile) -> bool:
+        return self.wish.handler in file.table((*file.cri, "containerd", "runtimes"))
+
+    def _inherited(self) -> Document:
+        """The CRI table whose runtimes the handler's entry is copied from."""
+        plugin = effective(self.loaded, self.wish)
+        if self.wish.source is None:
+            return plugin
+        told = read(self.wish.source, _DUMP)
+        # A daemon tells its configuration in the newest schema that it knows, which has other keys.
+        return merged(plugin, told.plugin) if told.schema == self.root.schema else plugin
+
+    def _by_drop_in(self) -> _Contents:
+        path = self._drop_in_path()
+        present = read(self.files.get(path), path)
+        if present.schema != self.root.schema:
+            # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
+            present = read(None, path)
+        own = present.table(self.root.cri)
+        others = [file for file in self.loaded if file.path != path]
+        base = effective(others, self.wish)
+        if self.wish.source is not None and (told := read(self.wish.source, _DUMP)).schema == self.root.schema:
+            base = told.plugin
+        beside = Surroundings(base, self.root.schema, self._is_loaded, own)
+        plugin = wished(_without_default(merged(base, own), base, self.wish), beside, self.wish)
+        if self.wish.mode == "auto":
+            plugin = _ours(plugin, base, own, self.wish)
+        document = {**present.document, "version": self.root.schema}
+        document["plugins"] = {**present.document.get("plugins", {}), self.root.cri[1]: plugin}
+        return {path: self._edited(present, document), self.root.path: self._importing(path)}
+
+    def _drop_in_path(self) -> str:
+        """Where asked; else in a folder that is imported already, the usual one before others."""
+        if self.wish.drop_in or self.wish.mode != "auto":
+            return self.wish.drop_in or DROP_IN
+        name = posixpath.basename(DROP_IN)
+        folders = [posixpath.dirname(place) for place in self.root.imports if place.endswith("/*.toml")]
+        absolute = [posixpath.join(posixpath.dirname(self.root.path), folder) for folder in folders]
+        candidates = [DROP_IN, *(f"{folder}/{name}" for folder in absolute)]
+        return next((path for path in candidates if any(imports_of(self.root, path))), DROP_IN)
+
+    def _importing(self, path: str) -> bytes | None:
+        """The root file, with the import of ``path`` that it needs."""
+        root, pattern = self.root, f"{posixpath.dirname(path)}/*.toml"
+        is_read = pattern in root.imports if self.wish.mode != "auto" else any(imports_of(root, path))
+        unasked = self.wish.mode == "auto" and path.startswith(posixpath.dirname(DROP_IN) + "/")
+        unasked = unasked and self.wish.version is not None and self.wish.version >= _READS_CONF_D
+        if is_read or (unasked and "imports" not in root.document):
+            return self.files.get(root.path)
+        return self.with_imports([*root.imports, pattern])
+
+    def with_imports(self, imports: Sequence[str]) -> bytes | None:
+        """The root file, importing just these."""
+        root = self.root
+        return self._edited(root, {"version": root.schema, **root.document, "imports": list(imports)})
+
+    @property
+    def _is_loaded(self) -> bool:
+        return self.wish.enable_cri or not any(file.disabled for file in self.loaded)
+
+    def _edited(self, file: ConfigFile, document: Document) -> bytes | None:
+        return edited(file, document, self.files.get(file.path))
 
 
-def _cri_disabled(document: Document) -> bool:
-    disabled = document.get("disabled_plugins", [])
-    return isinstance(disabled, list) and any(name in _CRI_NAMES for name in disabled if isinstance(name, str))
+def _with_plugin(file: ConfigFile, plugin: Document) -> Document:
+    """The file's document with ``plugin`` as its CRI table."""
+    return {**file.document, "version": file.schema, "plugins": {**file.table(("plugins",)), file.cri[1]: plugin}}
 
 
-def _configured(document: Document, text: str, path: str) -> Configured:
-    schema = _schema(document, text, path)
-    cri = ("plugins", _PLUGINS.get(schema, _PLUGINS[3]))
-    containerd = _table(document, text, path, (*cri, "containerd"))
-    default = containerd.get("default_runtime_name", "")
-    if not isinstance(default, str):
-        raise _misshapen(text, path, (*cri, "containerd", "default_runtime_name"), default, "a string")
-    names = _table(document, text, path, (*cri, "containerd", "runtimes"))
-    handlers, cgroup = {}, {}
-    for name in names:
-        here = (*cri, "containerd", "runtimes", name)
-        handler = _table(document, text, path, here)
-        options = _table(document, text, path, (*here, "options"))
-        handlers[name] = str(options.get("BinaryName", "")) if handler.get("runtime_type") else ""
-        if (systemd := _flag(options, "SystemdCgroup", text, path, (*here, "options"))) is not None:
-            cgroup[name] = systemd
-    cdi = _flag(_table(document, text, path, cri), "enable_cdi", text, path, cri)
-    return Configured(handlers, default or None, _cri_disabled(document), cdi, cgroup, schema)
+def _with_cri(file: ConfigFile) -> Document:
+    """The file's document without the CRI plugin among the disabled ones."""
+    kept = [name for name in file.document["disabled_plugins"] if name not in file.disabled]
+    return {**file.document, "disabled_plugins": kept}
 
 
-def _flag(table: Document, key: str, text: str, path: str, keys: Path) -> bool | None:
-    value = table.get(key)
-    if value is None or isinstance(value, bool):
-        return value
-    raise _misshapen(text, path, (*keys, key), value, "true or false")
+def _without_default(plugin: Document, base: Document, wish: Wish) -> Document:
+    """``plugin`` with the default of ``base``, where our handler is the default and shall no longer be.
 
-
-def _wished(before: Document, wish: Wish) -> Document:
-    """The document that the file shall read as; its shape has been checked."""
-    document = {**before, "version": before.get("version", 2)}
-    schema = document["version"]
-    cri = document["plugins"] = dict(document.get("plugins", {}))
-    name = _PLUGINS[schema]
-    plugin = cri[name] = dict(cri.get(name, {}))
-    containerd = plugin["containerd"] = dict(plugin.get("containerd", {}))
-    runtimes = containerd["runtimes"] = copy.deepcopy(containerd.get("runtimes", {}))
-    former = containerd.get("default_runtime_name", "")
-    runtimes[wish.handler] = _entry(runtimes, former, wish)
-    if wish.default:
-        containerd["default_runtime_name"] = wish.handler
-    default = containerd.get("default_runtime_name") or "runc"
-    if needs_runc(default, runtimes, schema, wish):
-        runtimes["runc"] = dict(_GENERIC)
-    _set_cgroup(runtimes, default, wish)
-    if wish.cdi:
-        plugin["enable_cdi"] = True
-    return document
-
-
-def _entry(runtimes: Document, former_default: str, wish: Wish) -> Document:
-    """The handler's table: kept when it runs the wished binary, else a copy of the runtime that it stands in for."""
-    existing = runtimes.get(wish.handler)
-    if existing and existing.get("runtime_type") and existing.get("options", {}).get("BinaryName") == wish.binary:
-        return existing  # type: ignore[no-any-return]  # tables are dicts all the way down
-    first = () if not former_default or former_default.startswith("nvidia") else (former_default,)
-    source = next((runtimes[name] for name in (*first, *RUNC_FAMILY) if name in runtimes), existing or _GENERIC)
-    entry = copy.deepcopy(source)
-    entry["runtime_type"] = entry.get("runtime_type") or _GENERIC["runtime_type"]
-    entry["options"] = {**entry.get("options", {}), "BinaryName": wish.binary}
-    return entry
-
-
-def _set_cgroup(runtimes: Document, default: str, wish: Wish) -> None:
-    """Puts the handlers under systemd's driver where wished, else the wished one under that of the default runtime.
-
-    Pods of one node have one cgroup driver: a handler under another one than kubelet's starts no pod.
+    Source: nvidia-container-toolkit@v1.20.0 leaves its handler out as the default of a drop-in when not asked for it.
     """
-    if wish.systemd_cgroup:
-        for name in cgroup_handlers(wish, runtimes):
-            runtimes[name]["options"] = {**runtimes[name].get("options", {}), "SystemdCgroup": True}
-    elif default in RUNC_FAMILY and default in runtimes:
-        theirs = runtimes[default].get("options", {}).get("SystemdCgroup", False)
-        ours = runtimes[wish.handler]["options"]
-        if ours.get("SystemdCgroup", False) != theirs:
-            ours["SystemdCgroup"] = theirs
+    containerd = plugin.get("containerd", {})
+    if wish.default or not wish.exact or containerd.get("default_runtime_name") != wish.handler:
+        return plugin
+    others = {key: value for key, value in containerd.items() if key != "default_runtime_name"}
+    former = base.get("containerd", {}).get("default_runtime_name", "")
+    default = {"default_runtime_name": former} if former and former != wish.handler else {}
+    return {**plugin, "containerd": {**others, **default}}
+
+
+def _ours(plugin: Document, base: Document, own: Document, wish: Wish) -> Document:
+    """What a drop-in must say so that it and ``base`` amount to ``plugin``: the whole entry, and differences."""
+    kept = merged(own)
+    kept.get("containerd", {}).get("runtimes", {}).pop(wish.handler, None)
+    if "default_runtime_name" not in plugin.get("containerd", {}):
+        kept.get("containerd", {}).pop("default_runtime_name", None)
+    entry = {"containerd": {"runtimes": {wish.handler: plugin["containerd"]["runtimes"][wish.handler]}}}
+    return merged(kept, _differing(plugin, base), entry)
+
+
+def _differing(table: Document, base: Document) -> Document:
+    """The keys of ``table`` that ``base`` lacks or has otherwise."""
+    found: Document = {}
+    for key, value in table.items():
+        former = base.get(key)
+        if isinstance(value, dict) and isinstance(former, dict):
+            if inner := _differing(value, former):
+                found[key] = inner
+        elif value != former:
+            found[key] = value
+    return found
+
+
+def _check_effective(files: Files, wish: Wish, before: Configured) -> None:
+    """Refuses what another file overrules."""
+    loaded = load(files, wish)
+    found = _configured(loaded, wish)
+    meant_default = wish.handler if wish.default else found.default
+    if found.handlers.get(wish.handler) == wish.binary and found.default == meant_default:
+        return
+    guilty = [file.path for file in loaded[1:] if file.has_plugin]
+    read_by = guilty[-1] if guilty else loaded[0].path
+    raise Refused(
+        f"{read_by} overrules what {loaded[0].path} says of the runtime {wish.handler}",
+        why="containerd reads it later, and its CRI table counts"
+        + ("" if before.handlers.get(wish.handler) else "; it does not know the runtime yet"),
+        hint=f"gpunode ctk runtime configure --runtime containerd --mode in-place edits the file that counts; "
+        f"or take the table out of {read_by}",
+    )
+
+
+def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[str]:
+    """What the user should know of the files as they will be."""
+    root = loaded[0]
+    if wish.cdi and root.schema == 1 and wish.exact:
+        yield f"{root.path}: enable_cdi stands where nvidia-ctk puts it in schema 1, which containerd does not read"
+    yield from _lost(loaded, after, wish)
+    present = {file.path: file for file in loaded}.get(wish.drop_in or DROP_IN)
+    if _is_drop_in(root, wish) and present is not None:
+        ours = (f"runtimes.{wish.handler}.", "default_runtime_name")
+        for where in _contradictions(root.plugin, present.plugin):
+            if not where.removeprefix("containerd.").startswith(ours):
+                yield f"{present.path} says otherwise than {root.path} of {where}, and counts, as it did before"
+
+
+def _lost(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[str]:
+    """The keys of the handler's former entry that its new one lacks."""
+    former, now = (
+        effective(each, wish).get("containerd", {}).get("runtimes", {}).get(wish.handler, {})
+        for each in (loaded, load(after, wish))
+    )
+    if gone := sorted(set(former) - set(now)):
+        yield (
+            f"the entry {wish.handler} is made anew from the default runtime's, as nvidia-ctk does; it said before: "
+            + ", ".join(f"{key} = {former[key]!r}" for key in gone)[:300]
+        )
+
+
+def _contradictions(one: Mapping[str, object], other: Mapping[str, object], above: str = "") -> Iterator[str]:
+    for key, value in one.items():
+        if key not in other:
+            continue
+        if isinstance(value, dict) and isinstance(inner := other[key], dict):
+            yield from _contradictions(value, inner, f"{above}{key}.")
+        elif value != other[key]:
+            yield f"{above}{key}"
+
+
+def staged_root(files: Files, wish: Wish, staged: Mapping[str, str]) -> bytes:
+    """The root file as containerd shall read it for a trial: what it imports is in the files that ``staged`` names.
+
+    Raises:
+        Refused: a file cannot be read, or its imports cannot be changed.
+    """
+    root = wish.config or CONFIG
+    loaded = load(files, wish)
+    if not staged:
+        return files.get(root, b"")
+    imports = [staged.get(file.path, file.path) for file in loaded[1:]]
+    return _Editing(files, loaded, wish).with_imports(imports) or b""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 DOCKER_CONFIG = "/etc/docker/daemon.json"
 # The handlers of the runc shim: pods run under the cgroup driver that their options name.
 RUNC_FAMILY = ("runc", "crun")
+
+Mode: TypeAlias = Literal["auto", "in-place", "drop-in"]
+# Every file that is there among the paths and patterns that ``Runtime.reads`` named.
+Files: TypeAlias = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,13 @@ class Wish:
             only: dockerd takes its driver from the host.
         cdi: True switches on the runtime's own CDI support; False leaves it as it is.
         version: the daemon's, as numbers; None when nobody knows, which counts as containerd 1.
+        mode: ``in-place`` edits the file that counts, ``drop-in`` leaves all but its imports alone; ``auto`` decides.
+        config: the root file; empty for the runtime's own.
+        drop_in: where a drop-in goes; empty for the runtime's own place.
+        enable_cri: True takes containerd's CRI plugin off the list of disabled plugins; False leaves the list.
+        exact: True makes the handler's entry anew from the default runtime's, as nvidia-ctk does; False keeps what an
+            entry says that runs ``binary`` already.
+        source: what the runtime's own ``config dump`` printed, to inherit options from; None for the files themselves.
     """
 
     handler: str = "nvidia"
@@ -31,6 +42,51 @@ class Wish:
     systemd_cgroup: bool = False
     cdi: bool = False
     version: tuple[int, ...] | None = None
+    mode: Mode = "auto"
+    config: str = ""
+    drop_in: str = ""
+    enable_cri: bool = False
+    exact: bool = False
+    source: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One file of a runtime's configuration, before and after; None where it does not exist.
+
+    Attributes:
+        like: the file whose mode and owner a new one takes, since it may hold that one's secrets; empty for none.
+    """
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+    like: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """What brings a runtime's files to what was asked for.
+
+    Attributes:
+        edits: the files that change, in the order of writing: a drop-in before the file that imports it.
+        how: which files are edited and why these, one sentence.
+        notes: what the user should know beside it; a warning each.
+        restart: why the runtime's unit must be started again although no file changes; empty where it need not be.
+    """
+
+    edits: tuple[Edit, ...]
+    how: str = ""
+    notes: tuple[str, ...] = ()
+    restart: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """What gpunode's recorded changes made of a file: it was ``before``, and they left it ``after``."""
+
+    before: bytes | None
+    after: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +111,10 @@ class Configured:
     schema: int | None = None
 
 
-Configure: TypeAlias = Callable[[bytes | None, Wish], bytes]
-Inspect: TypeAlias = Callable[[bytes | None], Configured]
+Reads: TypeAlias = Callable[[Files, Wish], tuple[str, ...]]
+Configure: TypeAlias = Callable[[Files, Wish], Edited]
+Unconfigure: TypeAlias = Callable[[Files, Wish, Mapping[str, Former]], Edited]
+Inspect: TypeAlias = Callable[[Files, Wish], Configured]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +123,61 @@ class Runtime:
 
     Attributes:
         config: its main configuration file.
+        drop_in: where a drop-in goes; empty where the runtime reads none.
+        unit: of systemd; empty where nothing runs between two containers.
         packages: the packages that provide it, the distribution's first.
+        from_elsewhere: where these come from when no distribution has them; empty when they do.
         config_from: those of them that bring the configuration file themselves, so that it is not missing after
             their installation.
-        configure: the file as it is (None: missing) to the file as wished; the same bytes when nothing is to do.
-        inspect: the file to what it says.
+        reads: the paths and patterns of the files that it reads, as far as the files at hand tell; asked again until
+            nothing new comes.
+        configure: what brings the files to the wish; no edits when nothing is to do.
+        unconfigure: what takes NVIDIA's handler out again, given what gpunode is on record for.
+        inspect: what the files say, merged as the runtime merges them.
+        product: what brings this runtime, where that is not a package of its own; see ``runtimes.installations``.
+        beside: what says what it does beside ``config`` and ``drop_in``.
+        generated: the files that the product writes anew at every start of its unit.
+        watches: whether the product notices changed files by itself, so that nothing need be restarted.
     """
 
     id: str
     unit: str
     config: str
+    drop_in: str
     socket: str
     packages: tuple[str, ...]
     config_from: frozenset[str]
+    reads: Reads
     configure: Configure
+    unconfigure: Unconfigure
     inspect: Inspect
+    from_elsewhere: str = ""
+    product: str = ""
+    beside: frozenset[str] = frozenset()
+    generated: frozenset[str] = frozenset()
+    watches: bool = False
+
+    @property
+    def own_files(self) -> frozenset[str]:
+        """Those that say what it does; of the others that it reads some say how it is started."""
+        return frozenset({self.config, self.drop_in, *self.beside} - {"", *self.generated})
+
+
+def after_edits(files: Files, edited: Edited) -> Files:
+    """The files once the edits are made."""
+    after = {**files, **{edit.path: edit.after for edit in edited.edits}}
+    return {path: content for path, content in after.items() if content is not None}
+
+
+def gathered(row: Runtime, wish: Wish, find: Callable[[str], Files]) -> Files:
+    """Every file that the runtime reads, each path and pattern looked up once with ``find``."""
+    files: dict[str, bytes] = {}
+    asked: set[str] = set()
+    while new := [place for place in row.reads(files, wish) if place not in asked]:
+        asked.update(new)
+        for place in new:
+            files.update(find(place))
+    return files
 
 
 def satisfies(configured: Configured, wish: Wish) -> bool:
@@ -95,7 +193,7 @@ def satisfies(configured: Configured, wish: Wish) -> bool:
 def _cri_is_sound(configured: Configured, wish: Wish) -> bool:
     """Whether the CRI plugin loads, and its handlers are under the cgroup driver that they belong under."""
     default = wish.handler if wish.default else configured.default or "runc"
-    if needs_runc(default, configured.handlers, configured.schema or 2, wish):
+    if not configured.cri_disabled and needs_runc(default, configured.handlers, configured.schema or 2, wish):
         return False
     cgroup = configured.systemd_cgroup
     if wish.systemd_cgroup:

@@ -26,7 +26,7 @@ from gpunode.journal.record import CONFFILES, Failed, Intent
 from gpunode.journal.store import Run
 from gpunode.steps.outcome import Planned
 from gpunode.workflow import present
-from gpunode.workflow.converge import StagePlan
+from gpunode.workflow.converge import StagePlan, StepPlan
 from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Triggering
 
 Pause = Callable[[], None]
@@ -50,6 +50,7 @@ class Applier:
     pause: Pause
     unsettled: tuple[FileChange, ...] = ()
     _meant: dict[Trigger, RuntimeExpectation] = field(default_factory=dict)
+    _checked_steps: set[str] = field(default_factory=set)
 
     def stage(self, plan: StagePlan) -> None:
         """Makes the changes of a stage and settles those triggers that later stages need.
@@ -133,6 +134,27 @@ class Applier:
         if (back := inverse(change)) is not None:
             self.one(_RECOVERY, "put-back", back, failure.what)
 
+    def expect(self, expectation: RuntimeExpectation, *read_by: Trigger) -> None:
+        """A daemon that one of ``read_by`` has made read its files is asked whether it has what was meant."""
+        self._meant.update(dict.fromkeys(read_by, expectation))
+
+    def take_back(self, failure: GpunodeError) -> bool:
+        """The files that this run has written are as they were; ``failure`` then says so.
+
+        Returns:
+            Whether all of them are.
+        """
+        left = False
+        for change in self._written():
+            if (back := inverse(change)) is not None:
+                try:
+                    self.one(_RECOVERY, "put-back", back, failure.what)
+                    failure.why += f"\nput back: {change.path}"
+                except GpunodeError as second:
+                    left = True
+                    failure.why += f"\n{change.path} could not be put back: {second.what}"
+        return not left
+
     def _batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
             self.pause()
@@ -147,17 +169,24 @@ class Applier:
             self.pause()
             step = plan.step_of(change)
             assert step is not None, "only packages come along as dependencies"
-            expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
-            note = ""
-            if expectation is not None and isinstance(change, FileChange):
-                note = self.host.check(expectation, change)
-                self._meant.update(dict.fromkeys(change.triggers, expectation))
+            note = self._checked(step) if isinstance(change, FileChange) else ""
             reason = step.outcome.reason if isinstance(step.outcome, Planned) else ""
             try:
                 self.one(plan.stage, step.step.id, change, reason, note)
             except ChangeFailed as failure:
                 self._put_back_for(change, failure)
                 raise
+
+    def _checked(self, step: StepPlan) -> str:
+        """What the runtime's parser made of all files of ``step``, asked before the first of them is written."""
+        expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
+        if expectation is None or step.step.id in self._checked_steps:
+            return ""
+        self._checked_steps.add(step.step.id)
+        changes = tuple(change for change in step.changes if isinstance(change, FileChange))
+        note = self.host.check(expectation, changes)
+        self.expect(expectation, *triggers(changes))
+        return note
 
     def _put_back_for(self, change: Change, failure: ChangeFailed) -> None:
         """A daemon that could not be started gets its former configuration back, too; it did not run before."""

@@ -9,12 +9,14 @@ from typing import cast
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.distros.family import Family
-from gpunode.errors import Refused
+from gpunode.errors import Refused, Undetermined
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
 from gpunode.recipe import Driver, Flavour, Recipe, Runtime, RuntimeName, Scope, Toolkit
-from gpunode.runtimes import RUNTIMES
+from gpunode.runtimes import RUNTIMES, Wish
 from gpunode.runtimes import Runtime as RuntimeRow
+from gpunode.runtimes.found import contents, in_facts
+from gpunode.runtimes.installations import placed
 from gpunode.steps import STEPS
 from gpunode.steps.detect import DETECT
 from gpunode.steps.outcome import Refusal
@@ -105,17 +107,15 @@ def _toolkit(facts: Facts) -> Toolkit:
 def _runtime(facts: Facts) -> Runtime:
     """The first runtime whose configuration registers NVIDIA's handler."""
     for row in RUNTIMES:
-        fact = facts.file(row.config)
-        content = fact.value.content if isinstance(fact, Known) and fact.value else None
-        if content is not None and (found := _configured(row, content)) is not None:
+        if (found := _configured(placed(row, facts), facts)) is not None:
             return found
     return Runtime()
 
 
-def _configured(row: RuntimeRow, content: bytes) -> Runtime | None:
+def _configured(row: RuntimeRow, facts: Facts) -> Runtime | None:
     try:
-        found = row.inspect(content)
-    except Refused:
+        found = row.inspect(contents(in_facts(facts, row, Wish())), Wish())
+    except (Refused, Undetermined):
         return None
     if "nvidia" not in found.handlers:
         return None

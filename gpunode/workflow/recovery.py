@@ -42,10 +42,11 @@ def _named(changes: Sequence[Change]) -> str:
 def half_written(cut: CutShort) -> tuple[str, ...]:
     """The paths beside which the run may have left a temporary file.
 
-    A candidate that a runtime's parser was reading stands in no journal, so every runtime's file is among them.
+    A candidate that a runtime's parser was reading stands in no journal, so every runtime's files are among them.
     """
     written = (change.path for change in (*cut.made, *cut.begun) if isinstance(change, FileChange))
-    return tuple(dict.fromkeys((*written, *(row.config for row in RUNTIMES))))
+    candidates = (path for row in RUNTIMES if row.unit for path in (row.config, row.drop_in) if path)
+    return tuple(dict.fromkeys((*written, *candidates)))
 
 
 def marks_missing(cut: CutShort, installed: Mapping[str, PackageState]) -> tuple[PackageChange, ...]:

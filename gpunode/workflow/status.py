@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpunode.catalog.gpus import lookup
 from gpunode.change import PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
-from gpunode.errors import Refused
+from gpunode.errors import Refused, Undetermined
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Kernels, Known, known
 from gpunode.facts.nvml import NvmlAnswer
 from gpunode.host import nvml
 from gpunode.host.port import HostView
-from gpunode.runtimes import RUNTIMES, Configured, Runtime
+from gpunode.runtimes import RUNTIMES, Configured, Runtime, Wish, runtime
+from gpunode.runtimes.found import contents, in_facts
+from gpunode.runtimes.installations import placed
 from gpunode.steps.selection import installed_driver_packages, own_gpus
 
 
@@ -95,14 +97,20 @@ def _runtimes(facts: Facts) -> list[RuntimeStatus]:
         unit = facts.unit(row.unit)
         active = unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
         found.append(RuntimeStatus(row.id, packages[name].version, active, _inspected(row, facts)))
-    return found
+    return [*found, *_bundled(facts)]
+
+
+def _bundled(facts: Facts) -> Iterator[RuntimeStatus]:
+    """The containerd that the kubelet's product brings."""
+    row = placed(runtime("containerd"), facts)
+    if row.product:
+        unit = facts.unit(row.unit)
+        active = unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
+        yield RuntimeStatus(row.id, f"of {row.product}", active, _inspected(row, facts))
 
 
 def _inspected(row: Runtime, facts: Facts) -> Configured | None:
-    file = facts.file(row.config)
-    if not isinstance(file, Known):
-        return None
     try:
-        return row.inspect(file.value.content if file.value else None)
-    except Refused:
+        return row.inspect(contents(in_facts(facts, row, Wish())), Wish())
+    except (Refused, Undetermined):
         return None

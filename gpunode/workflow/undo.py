@@ -379,7 +379,7 @@ class Undo:
             if part.step == CONFFILES and change.before is None:
                 return  # its package did not come back
             if part.expectation is not None:
-                note = self.host.check(part.expectation, change)
+                note = self.host.check(part.expectation, (change,))
         self.applier.one(part.stage, part.step, change, self.reason, note)
 
 

@@ -13,7 +13,7 @@ from gpunode.errors import RecipeError, UsageError
 from gpunode.recipe import Recipe, Runtime, Toolkit, known_keys
 
 TOP = Path(__file__).parents[2]
-SHIPPED = ("bare-metal", "containerd", "docker", "k8s-containerd")
+SHIPPED = ("bare-metal", "containerd", "crio", "docker", "k8s-containerd", "podman")
 
 
 def test_the_shipped_recipes_are_found_from_a_source_tree() -> None:
@@ -27,6 +27,8 @@ def test_the_shipped_recipes_are_found_from_a_source_tree() -> None:
         ("docker", Toolkit("auto"), Runtime("docker")),
         ("containerd", Toolkit("auto"), Runtime("containerd")),
         ("k8s-containerd", Toolkit("auto"), Runtime("containerd", cgroup="systemd")),
+        ("crio", Toolkit("auto"), Runtime("crio", install="never")),
+        ("podman", Toolkit("auto"), Runtime("podman")),
     ],
 )
 def test_what_the_shipped_recipes_want(name: str, toolkit: Toolkit, runtime: Runtime) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.runtimes import Wish, containerd_dump, satisfies
-from gpunode.runtimes.containerd import configure, inspect
+from tests.unit.runtimes.one_file import configure, inspect
 
 HERE = Path(__file__).parent
 DUMPS = sorted((HERE / "dumps").glob("*.toml"))

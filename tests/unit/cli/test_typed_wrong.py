@@ -12,7 +12,7 @@ from gpunode.errors import UsageError
 @pytest.mark.parametrize(
     ("wanted", "what", "allowed"),
     [
-        (Wanted(runtime="podman"), '--runtime cannot be "podman"', "containerd"),
+        (Wanted(runtime="lxc"), '--runtime cannot be "lxc"', "podman"),
         (Wanted(driver="newest"), '--driver cannot be "newest"', "580.178.04"),
     ],
 )

@@ -247,6 +247,14 @@ def test_a_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
     assert listed[0].ownership is not None
 
 
+def test_folders_are_found_where_names_are_asked_for_and_left_out_where_contents_are(tmp_path: Path) -> None:
+    (tmp_path / "etc/d/folder").mkdir(parents=True)
+    (tmp_path / "etc/d/file").write_text("x")
+    for contents, names in ((True, ["/etc/d/file"]), (False, ["/etc/d/file", "/etc/d/folder"])):
+        found = decode_found(files.find("/etc/d/*", 100, contents=contents, root=str(tmp_path)).data)
+        assert [one.path for one in found] == names
+
+
 def test_a_glob_that_matches_nothing_says_so_and_not_that_it_failed(tmp_path: Path) -> None:
     for pattern in ("/etc/*.list", "/nothing/*/here", "/exact"):
         capture = files.find(pattern, 100, contents=True, root=str(tmp_path))

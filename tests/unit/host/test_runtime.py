@@ -47,7 +47,7 @@ def change(tmp_path: Path, content: str, before: str | None = None) -> FileChang
 
 
 def check(name: str, candidate: FileChange, default: str | None = None) -> str:
-    return runtime.check(Runner(), RuntimeExpectation(name, candidate.path, HANDLERS, default), candidate)
+    return runtime.check(Runner(), RuntimeExpectation(name, candidate.path, HANDLERS, default), (candidate,))
 
 
 def test_containerd_reads_the_candidate_and_the_file_stays(tools: Tools, tmp_path: Path) -> None:
@@ -198,3 +198,64 @@ def test_who_cannot_be_asked_contradicts_nothing(tools: Tools) -> None:
     assert contradiction() == ""
     expectation = RuntimeExpectation("containerd", "/etc/containerd/config.toml", HANDLERS)
     assert runtime.contradiction(Runner(), expectation, 0.3) == ""
+
+
+CRIO = f"""\
+[crio.runtime.runtimes.nvidia]
+runtime_path = "{BINARY}"
+"""
+
+
+def test_cri_o_reads_all_of_its_files_in_a_folder_of_their_own(tools: Tools, tmp_path: Path) -> None:
+    tools.add("crio", 'test "$5" = config && test ! -e "$4/crio.conf" && test -d "$4" && cat "$2"')
+    assert "`crio config` reads it as meant" in check("crio", change(tmp_path, CRIO))
+    (call,) = tools.calls
+    assert "gpunode-crio-" in call
+    assert list((tmp_path / "etc").iterdir()) == []
+
+
+def test_what_cri_o_says_of_a_candidate_names_the_real_file(tools: Tools, tmp_path: Path) -> None:
+    tools.add("crio", 'grep -q bad "$2" || exit 0; echo "unable to decode configuration $2: bad" >&2; exit 1')
+    candidate = change(tmp_path, CRIO + "bad = 1\n")
+    with pytest.raises(Refused) as stopped:
+        check("crio", candidate)
+    assert f"unable to decode configuration {candidate.path}: bad" in stopped.value.why
+
+
+def test_what_cri_o_already_rejected_before_is_no_fault_of_the_candidate(tools: Tools, tmp_path: Path) -> None:
+    tools.add("crio", 'echo "no such option: config" >&2; exit 1')
+    assert "rejects the present files too: no such option" in check("crio", change(tmp_path, CRIO))
+
+
+def test_without_cri_o_gpunodes_own_reading_is_compared(tmp_path: Path, tools: Tools) -> None:
+    del tools
+    assert "it parses and holds what was meant (no crio here to ask)" in check("crio", change(tmp_path, CRIO))
+    with pytest.raises(Refused, match="as it is meant"):
+        check("crio", change(tmp_path, CRIO.replace("nvidia]", "other]")))
+
+
+def test_cri_o_tells_what_it_runs_with(tools: Tools) -> None:
+    tools.add("crio", f"printf '[crio.runtime]\\ndefault_runtime = \"crun\"\\n{CRIO}'")
+    found = runtime.effective(Runner(), "crio")
+    assert found is not None
+    assert (found.default, found.handlers) == ("crun", {"nvidia": BINARY})
+
+
+def test_an_older_cri_o_is_asked_by_its_own_program_and_a_stopped_one_says_so(tools: Tools) -> None:
+    tools.add("crio", "echo \"No help topic for 'status'\"; exit 3")
+    tools.add("crio-status", 'echo "dial unix /var/run/crio/crio.sock: connect: no such file" >&2; exit 1')
+    with pytest.raises(ChangeFailed) as stopped:
+        runtime.effective(Runner(), "crio")
+    assert "crio.sock" in stopped.value.why
+    assert [call.split()[0] for call in tools.calls] == ["crio", "crio-status"]
+
+
+def test_podman_tells_by_what_it_starts_containers(tools: Tools) -> None:
+    assert runtime.effective(Runner(), "podman") is None
+    tools.add("podman", """echo '{"name":"crun","path":"/usr/bin/crun"}'""")
+    found = runtime.effective(Runner(), "podman")
+    assert found is not None
+    assert (found.default, found.handlers) == ("crun", {"crun": "/usr/bin/crun"})
+    tools.add("podman", "echo 'cannot find an OCI runtime' >&2; exit 125")
+    with pytest.raises(ChangeFailed, match="podman does not say"):
+        runtime.effective(Runner(), "podman")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Configured, Wish, containerd_dump, runtime, satisfies, tomltext
-from gpunode.runtimes.containerd import configure, inspect
+from gpunode.runtimes import Configured, Wish, containerd, containerd_dump, runtime, satisfies, tomltext
+from tests.unit.runtimes.one_file import configure, inspect
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -426,9 +426,7 @@ def test_an_empty_file_says_nothing() -> None:
             ".cri.enable_cdi is not true or",
             "1",
         ),
-        (b"disabled_plugins = ['cri']\n", "schema 1", "cri"),
-        (b"[plugins.cri]\nversion = 2\n", "schema 1", "line 2"),
-        (b"version = 4\n", "version = 4", "schema 3"),
+        (b"version = 5\n", "version = 5", "1, 2, 3, 4"),
     ],
 )
 def test_refusals_say_where_and_why(data: bytes, place: str, why: str) -> None:
@@ -473,24 +471,20 @@ def test_a_schema_that_is_newer_than_gpunode_is_read_where_the_last_known_one_st
 
 
 def test_a_file_in_which_no_edit_fits_is_refused_with_a_way_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tomltext, "_candidates", lambda *_: iter(()))
+    monkeypatch.setattr(tomltext, "parse", lambda _: {})
     with pytest.raises(Refused, match=r"config\.toml: gpunode found no way to write plugins ") as refused:
         configure(V2, Wish())
     assert "would change what the file means elsewhere" in refused.value.why
     assert "write the CRI plugin's section of /etc/containerd/config.toml with table headers" in refused.value.hint
 
 
-def test_a_file_of_schema_1_is_refused_with_all_that_is_wrong_with_it_and_a_way_on() -> None:
-    with pytest.raises(Refused, match="schema 1 is not edited") as refused:
-        configure(b'\n# as shipped\ndisabled_plugins = ["cri"]\n[plugins.cri]\nversion = 2\n[x]\n', Wish())
+def test_a_file_of_schema_1_takes_no_drop_in_and_a_way_on_is_named() -> None:
+    data = b'\n# as shipped\ndisabled_plugins = ["cri"]\n[plugins.cri]\nversion = 2\n[x]\n'
+    with pytest.raises(Refused, match="schema 1 takes no drop-in") as refused:
+        containerd.configure({containerd.CONFIG: data}, Wish(mode="drop-in"))
     assert refused.value.why.startswith("without `version = 2` containerd reads the file as schema 1")
-    assert '; its disabled_plugins names "cri", so' in refused.value.why
     assert "; the version on line 5 stands below a table header" in refused.value.why
-    assert refused.value.hint.splitlines() == [
-        "write a full configuration, then run the command again:",
-        "  cp /etc/containerd/config.toml /etc/containerd/config.toml.schema1",
-        "  containerd config default > /etc/containerd/config.toml",
-    ]
+    assert refused.value.hint == "edit the file itself: --mode in-place"
 
 
 @pytest.mark.parametrize("data", [b"version = 2\nx = \n", b"version = 2\nx = '\xff'\n", b"version = 2\nplugins = 3\n"])

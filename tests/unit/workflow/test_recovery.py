@@ -37,7 +37,14 @@ def test_how_far_it_came_is_said(made: tuple[Change, ...], begun: tuple[Change, 
 
 def test_a_half_file_may_be_beside_what_was_written_and_beside_each_runtimes_file() -> None:
     paths = half_written(CutShort(BEGIN, (), (FILE, *PACKAGES)))
-    assert paths == ("/etc/modprobe.d/x.conf", "/etc/containerd/config.toml", "/etc/docker/daemon.json")
+    assert paths == (
+        "/etc/modprobe.d/x.conf",
+        "/etc/containerd/config.toml",
+        "/etc/containerd/conf.d/99-nvidia.toml",
+        "/etc/docker/daemon.json",
+        "/etc/crio/crio.conf",
+        "/etc/crio/crio.conf.d/99-nvidia.toml",
+    )
 
 
 def test_the_marks_that_a_cut_setup_did_not_set_are_set_and_no_others() -> None:

@@ -1,0 +1,248 @@
+"""containerd's configuration files: each parsed and checked for its shape, in the order in which containerd reads them.
+
+Source: containerd@v1.6.20, @v1.7.24 and @v2.1.9, cmd/containerd/server/config; their ``config dump`` of such files.
+"""
+
+from __future__ import annotations
+
+import copy
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from gpunode.errors import Refused
+from gpunode.runtimes.model import Files, Wish
+from gpunode.runtimes.text import decode, encode
+from gpunode.runtimes.tomlread import Document, Path, parse
+
+CONFIG = "/etc/containerd/config.toml"
+# Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read unasked (containerd PR 12323).
+DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
+CRI_PLUGINS = {
+    1: "cri",
+    2: "io.containerd.grpc.v1.cri",
+    3: "io.containerd.cri.v1.runtime",
+    4: "io.containerd.cri.v1.runtime",
+}
+_CRI_NAMES = frozenset(
+    {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", "io.containerd.cri.v1.images"}
+)
+# From here on the CRI tables of several files are merged key by key; before, the last one stands alone (issue 5837).
+MERGES = (2, 1)
+_RELATIVE_PATTERNS = (1, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """One file of the configuration.
+
+    Attributes:
+        schema: 2 for a file without keys, 1 for one without ``version``, as containerd itself counts.
+    """
+
+    path: str
+    text: str
+    document: Document
+    schema: int
+
+    @property
+    def cri(self) -> Path:
+        """Where this file has the CRI plugin's table."""
+        return ("plugins", CRI_PLUGINS.get(self.schema, CRI_PLUGINS[3]))
+
+    @property
+    def plugin(self) -> Document:
+        """The CRI plugin's table; empty where the file has none."""
+        return self.table(self.cri)
+
+    @property
+    def has_plugin(self) -> bool:
+        """Whether the file says anything of the CRI plugin."""
+        return bool(self.plugin)
+
+    @property
+    def disabled(self) -> tuple[str, ...]:
+        """The names among ``disabled_plugins`` that switch the CRI plugin off."""
+        disabled = self.document.get("disabled_plugins", [])
+        if not isinstance(disabled, list):
+            raise self.misshapen(("disabled_plugins",), disabled, "a list")
+        return tuple(name for name in disabled if isinstance(name, str) and name in _CRI_NAMES)
+
+    @property
+    def imports(self) -> list[str]:
+        """The paths and patterns of further files, as they are written."""
+        imports = self.document.get("imports", [])
+        if not isinstance(imports, list) or not all(isinstance(one, str) for one in imports):
+            raise self.misshapen(("imports",), imports, "a list of strings")
+        return imports
+
+    def table(self, keys: Path) -> Document:
+        """The table at ``keys``; empty when it is not there.
+
+        Raises:
+            Refused: something else than a table stands there.
+        """
+        node: Any = self.document
+        for depth, key in enumerate(keys, 1):
+            node = node.get(key, {})
+            if not isinstance(node, dict):
+                raise self.misshapen(keys[:depth], node, "a table")
+        return node  # type: ignore[no-any-return]  # tables are dicts all the way down
+
+    def flag(self, table: Document, keys: Path) -> bool | None:
+        """The last of ``keys`` in ``table``, which stands at the others; None when it is not there."""
+        value = table.get(keys[-1])
+        if value is None or isinstance(value, bool):
+            return value
+        raise self.misshapen(keys, value, "true or false")
+
+    def misshapen(self, keys: Path, value: object, meant: str) -> Refused:
+        """That the value at ``keys`` is not as it is ``meant``, with its line."""
+        from gpunode.runtimes.tomltext import line_of
+
+        line = line_of(self.text, keys)
+        return Refused(
+            f"{self.path}:{line}: {'.'.join(keys)} is not {meant}"
+            if line
+            else f"{self.path}: {keys[-1]} is not {meant}",
+            why=f"it is {value!r}"[:200],
+            hint=f"correct {self.path}; containerd cannot use it either",
+        )
+
+
+def read(data: bytes | None, path: str) -> ConfigFile:
+    """The file; a missing one is as one without keys.
+
+    Raises:
+        Refused: it is not TOML, or its version is no whole number.
+    """
+    text = decode(data, path)
+    try:
+        document = parse(text)
+    except (ValueError, RecursionError) as error:
+        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        raise Refused(
+            f"{path}:{found[1]}: not valid TOML" if found else f"{path}: not valid TOML",
+            why=str(error),
+            hint=f"correct {path} (`containerd --config {path} config dump` shows what containerd makes of it)",
+        ) from error
+    version = document.get("version", 1 if document else 2)
+    file = ConfigFile(path, text, document, version)
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise file.misshapen(("version",), version, "a whole number")
+    return file
+
+
+def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+    """The paths and patterns that containerd reads, as far as ``files`` tell, and our own drop-in's folder."""
+    root = wish.config or CONFIG
+    drop_in = wish.drop_in or DROP_IN
+    found = [root, f"{posixpath.dirname(drop_in)}/*.toml", drop_in]
+    for path in [root, *(path for path in files if path != root)]:
+        with suppress(Refused):  # whoever uses the file says what is wrong with it
+            found += [place for one in read(files.get(path), path).imports for place in _places(one, path)]
+    return tuple(dict.fromkeys(found))
+
+
+def _places(written: str, parent: str) -> tuple[str, ...]:
+    """An import as an absolute path or pattern."""
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(parent), written))
+    return (place,) if written else ()
+
+
+def edited(file: ConfigFile, document: Document, former: bytes | None) -> bytes | None:
+    """The file's bytes so that they read as ``document``; ``former``, which they are now, where they do already.
+
+    Raises:
+        Refused: no way of writing it leaves the rest as it is.
+    """
+    if document == file.document:
+        return former
+    from gpunode.runtimes import tomltext  # only where a file must be edited: it takes 2 ms to load
+
+    try:
+        return encode(tomltext.edit(file.text, file.document, document), former)
+    except tomltext.Uneditable as error:
+        raise Refused(
+            f"{file.path}: gpunode found no way to write {error} that leaves the rest of the file as it is",
+            why="every way of writing it would change what the file means elsewhere",
+            hint=f"write the CRI plugin's section of {file.path} with table headers ([a.b.c]), "
+            "then run the command again",
+        ) from error
+
+
+def is_pattern(place: str) -> bool:
+    """Whether an import names more than one file; containerd looks for a ``*`` alone."""
+    return "*" in place
+
+
+def load(files: Files, wish: Wish) -> tuple[ConfigFile, ...]:
+    """The files that containerd reads, the root first, in its order: later ones win.
+
+    Raises:
+        Refused: one of them cannot be read, so nobody can tell what containerd makes of them.
+    """
+    root = wish.config or CONFIG
+    loaded: dict[str, ConfigFile] = {}
+    pending = [root]
+    while pending:
+        path, *pending = pending
+        if path in loaded or (path not in files and path != root):
+            continue
+        loaded[path] = read(files.get(path), path)
+        for written in loaded[path].imports:
+            pending += _named(written, path, files, wish)
+    return tuple(loaded.values())
+
+
+def _named(written: str, parent: str, files: Files, wish: Wish) -> Sequence[str]:
+    if is_pattern(written) and not written.startswith("/") and wish.version and wish.version < _RELATIVE_PATTERNS:
+        return ()  # taken as relative to the daemon's own working directory
+    places = _places(written, parent)
+    return [path for place in places for path in (matching(place, files) if is_pattern(place) else [place])]
+
+
+def matching(pattern: str, files: Files) -> list[str]:
+    """The files that ``pattern`` names, in the order of their names; a star stands for no slash."""
+    parts = pattern.split("/")
+    return sorted(path for path in files if _is_match(path.split("/"), parts))
+
+
+def _is_match(names: Sequence[str], parts: Sequence[str]) -> bool:
+    return len(names) == len(parts) and all(fnmatchcase(*pair) for pair in zip(names, parts, strict=True))
+
+
+def imports_of(file: ConfigFile, path: str) -> Iterator[str]:
+    """The imports of ``file`` that name ``path``, as they are written."""
+    for written in file.imports:
+        if any(matching(place, {path: b""}) for place in _places(written, file.path)):
+            yield written
+
+
+def effective(loaded: Sequence[ConfigFile], wish: Wish) -> Document:
+    """The CRI plugin's table as containerd has it from the files, without its built-in defaults."""
+    plugins = [file.plugin for file in loaded if file.has_plugin]
+    if not merges(loaded[0].schema, wish):
+        return plugins[-1] if plugins else {}
+    return merged(*plugins)
+
+
+def merges(schema: int, wish: Wish) -> bool:
+    """Whether containerd merges the CRI tables of several files; where nobody knows, it does not."""
+    return schema > 3 or (schema > 1 and wish.version is not None and wish.version >= MERGES)
+
+
+def merged(*tables: Mapping[str, Any]) -> Document:
+    """The tables as one, key by key; later ones win."""
+    result: Document = {}
+    for table in tables:
+        for key, value in table.items():
+            if isinstance(former := result.get(key), dict) and isinstance(value, dict):
+                result[key] = merged(former, value)
+            else:
+                result[key] = copy.deepcopy(value)
+    return result

@@ -1,0 +1,109 @@
+"""The CRI plugin's table as it shall be: the handler's entry, the default runtime, the cgroup driver. Pure data."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpunode.runtimes.model import RUNC_FAMILY, Wish, cgroup_handlers, needs_runc
+from gpunode.runtimes.tomlread import Document
+
+GENERIC_TYPE: Final = "io.containerd.runc.v2"
+# What nvidia-ctk writes where there is no runtime to copy from.
+_GENERIC: Document = {
+    "runtime_type": GENERIC_TYPE,
+    "runtime_root": "",
+    "runtime_engine": "",
+    "privileged_without_host_devices": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a CRI table is read beside.
+
+    Attributes:
+        inherited: the table whose default runtime the entry is copied from, and whose runtimes count beside its own.
+        schema: of the file that the table stands in.
+        is_loaded: whether the CRI plugin is switched on, so that it needs a default runtime.
+        own: the table of a drop-in that is there already, whose entry keeps what else it says.
+    """
+
+    inherited: Document
+    schema: int
+    is_loaded: bool = True
+    own: Document = field(default_factory=dict)
+
+
+def wished(plugin: Document, beside: Surroundings, wish: Wish) -> Document:
+    """The table ``plugin`` with the handler as wished; its shape has been checked."""
+    result = dict(plugin)
+    containerd = result["containerd"] = dict(plugin.get("containerd", {}))
+    runtimes = containerd["runtimes"] = copy.deepcopy(containerd.get("runtimes", {}))
+    former = beside.inherited.get("containerd", {})
+    known = {**copy.deepcopy(former.get("runtimes", {})), **runtimes}
+    stood_in_for = _stood_in_for(known, former.get("default_runtime_name", ""), wish)
+    runtimes[wish.handler] = known[wish.handler] = _entry(known.get(wish.handler), stood_in_for, beside, wish)
+    if wish.default:
+        containerd["default_runtime_name"] = wish.handler
+    default = containerd.get("default_runtime_name") or former.get("default_runtime_name") or "runc"
+    if beside.is_loaded and needs_runc(default, known, beside.schema, wish):
+        runtimes["runc"] = known["runc"] = _plain(stood_in_for)
+    _set_cgroup(runtimes, known, default, wish)
+    if wish.cdi:
+        # nvidia-ctk's place for schema 1 is one that containerd does not read.
+        (containerd if beside.schema == 1 and wish.exact else result)["enable_cdi"] = True
+    return result
+
+
+def _stood_in_for(runtimes: Document, default: str, wish: Wish) -> Document:
+    """The runtime that the handler stands in for: the default one, else runc, else crun, else what it is itself."""
+    first = () if not default or default.startswith("nvidia") else (default,)
+    names = (*first, *RUNC_FAMILY, wish.handler)
+    found: Document = copy.deepcopy(next((runtimes[name] for name in names if name in runtimes), _GENERIC))
+    return found
+
+
+def _entry(existing: Document | None, source: Document, beside: Surroundings, wish: Wish) -> Document:
+    """The handler's table: a copy of ``source`` that runs our binary, or what is there if that will do."""
+    if existing and not wish.exact and _runs(existing, wish.binary):
+        return existing
+    kept: Document = beside.own.get("containerd", {}).get("runtimes", {}).get(wish.handler, {})
+    entry = {**copy.deepcopy(kept), **copy.deepcopy(source)}
+    entry["runtime_type"] = entry.get("runtime_type") or GENERIC_TYPE
+    entry["options"] = {**kept.get("options", {}), **entry.get("options", {}), "BinaryName": wish.binary}
+    if beside.schema == 1:
+        entry["options"]["Runtime"] = wish.binary
+    return entry
+
+
+def _plain(source: Document) -> Document:
+    """Runc with the options of ``source``, so that it and the handler stay alike."""
+    options = {key: value for key, value in source.get("options", {}).items() if key not in {"BinaryName", "Runtime"}}
+    rest = {key: value for key, value in source.items() if key != "options"}
+    return {
+        **rest,
+        "runtime_type": source.get("runtime_type") or GENERIC_TYPE,
+        **({"options": options} if options else {}),
+    }
+
+
+def _runs(entry: Document, binary: str) -> bool:
+    return bool(entry.get("runtime_type")) and entry.get("options", {}).get("BinaryName") == binary
+
+
+def _set_cgroup(runtimes: Document, known: Document, default: str, wish: Wish) -> None:
+    """Puts the handlers under systemd's driver where wished, else the wished one under that of the default runtime.
+
+    Pods of one node have one cgroup driver: a handler under another one than kubelet's starts no pod.
+    """
+    if wish.systemd_cgroup:
+        for name in cgroup_handlers(wish, known):
+            former = runtimes[name] if name in runtimes else known[name]
+            runtimes[name] = {**former, "options": {**former.get("options", {}), "SystemdCgroup": True}}
+    elif default in RUNC_FAMILY and default in known:
+        theirs = known[default].get("options", {}).get("SystemdCgroup", False)
+        ours = runtimes[wish.handler]["options"]
+        if ours.get("SystemdCgroup", False) != theirs:
+            ours["SystemdCgroup"] = theirs

@@ -1,0 +1,457 @@
+"""CRI-O's configuration: crio.conf, and on top of it every file of crio.conf.d; with nvidia-ctk's meaning of its entry.
+
+CRI-O reads every file below crio.conf.d, whatever its name, in lexical order. A later file wins key by key, but a
+runtime's table as a whole. Three habits of nvidia-ctk are not followed: it looks for the options of the present runtime
+in crio.conf alone, where packages no longer put them; it starts its drop-in empty each time; and it takes over the
+options of a virtual machine's runtime, with which CRI-O refuses the handler.
+
+Source: cri-o@1.34 pkg/config/config.go (UpdateFromPath, ValidateRuntimes), crio.conf.d(5);
+nvidia-container-toolkit@v1.17.8 and @v1.20.0, pkg/config/engine/crio.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpunode.errors import Refused
+from gpunode.runtimes.model import RUNC_FAMILY, Configured, Edit, Edited, Files, Former, Wish
+from gpunode.runtimes.text import decode, encode
+from gpunode.runtimes.tomlread import Document, Path, parse
+
+CONFIG = "/etc/crio/crio.conf"
+FOLDER = "/etc/crio/crio.conf.d"
+DROP_IN = f"{FOLDER}/99-nvidia.toml"
+# nvidia-ctk 1.18.0 to 1.19.0 wrote its drop-in here, where CRI-O never looks (nvidia-container-toolkit PR 1829).
+DEAD_FOLDER = "/etc/crio/conf.d"
+_BARE_BINARY = "nvidia-container-runtime"
+_RUNTIME: Path = ("crio", "runtime")
+_RUNTIMES: Path = (*_RUNTIME, "runtimes")
+_DEFAULT: Path = (*_RUNTIME, "default_runtime")
+_CGROUP: Path = (*_RUNTIME, "cgroup_manager")
+# With these CRI-O runs another binary in the handler's place.
+_OTHER_BINARY = frozenset({"inherit_default_runtime", "platform_runtime_paths"})
+_LEFTOVER = re.compile(r"~\Z|\.(?:bak|old|orig|save|swp|rpmsave|rpmnew|dpkg-\w+|ucf-\w+)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file that CRI-O reads, its shape checked."""
+
+    path: str
+    text: str
+    document: Document
+
+
+def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+    """Every path and pattern that CRI-O reads, and the folder that older toolkits took for one of them."""
+    del files
+    patterns = [_config(wish), f"{FOLDER}/*", f"{FOLDER}/.*", f"{FOLDER}/*/*", f"{DEAD_FOLDER}/*"]
+    if wish.drop_in:
+        patterns += [wish.drop_in, f"{_folder(wish.drop_in)}/*"]
+    return tuple(dict.fromkeys(patterns))
+
+
+def in_order(files: Files, wish: Wish) -> tuple[str, ...]:
+    """The paths among ``files`` that CRI-O reads, in its order: what a later one says wins."""
+    folders = {FOLDER, *([_folder(wish.drop_in)] if wish.drop_in else [])}
+    paths = [path for path in files if path == _config(wish) or any(path.startswith(f"{f}/") for f in folders)]
+    return tuple(sorted(paths, key=_rank(wish)))
+
+
+def inspect(files: Files, wish: Wish) -> Configured:
+    """What CRI-O reads in all of its files together; its support for CDI is always on.
+
+    Raises:
+        Refused: a file is not TOML, or not shaped as CRI-O's configuration; CRI-O does not start with it either.
+    """
+    runtime = _merged(_read(files, wish))
+    handlers = {name: _binary(entry) for name, entry in runtime["runtimes"].items()}
+    return Configured(handlers, runtime.get("default_runtime") or None, cdi=True)
+
+
+def configure(files: Files, wish: Wish) -> Edited:
+    """The handler as wished, in a drop-in or in crio.conf; no edits when CRI-O reads it as wished already.
+
+    Raises:
+        Refused: a file cannot be read, or what was asked for would have no effect; nothing is half made.
+    """
+    wish = _absolute(wish)
+    read = _read(files, wish)
+    entry, inherited = _entry(read, wish)
+    notes = (*_notes(files, read, wish), *inherited)
+    path, how = _place(read, wish)
+    target = next((file for file in read if file.path == path), _File(path, "", {}))
+    wanted = _wanted(target, entry, wish, _merged(read))
+    drops_default = _at(target.document, _DEFAULT) is not None and _at(wanted, _DEFAULT) is None
+    if not _unmet(_merged(read), entry, wish) and not drops_default:
+        return Edited((), f"CRI-O reads {wish.handler} as wished", notes)
+    after = _merged(_with(read, replace(target, document=wanted), wish))
+    if unmet := _unmet(after, entry, wish):
+        raise _without_effect(read, path, unmet, wish)
+    before = files.get(path)
+    return Edited((Edit(path, before, _edit(target, before, wanted)),), how, notes)
+
+
+def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+    """What ``configure`` added is gone: byte for byte where a file is still as it was left, else key by key.
+
+    Raises:
+        Refused: a file cannot be read or edited.
+    """
+    after: dict[str, bytes | None] = dict(files)
+    notes = []
+    for file in _read(files, wish):
+        if file.path in former:
+            after[file.path], said = _as_before(file, files[file.path], wish, former[file.path])
+        elif former:
+            continue  # what gpunode is not on record for is somebody else's
+        else:
+            after[file.path], said = _without_handler(file, files[file.path], wish)
+        notes += said
+    notes += _end_dangling_default(after, wish)
+    edits = tuple(Edit(path, files[path], after[path]) for path in in_order(files, wish) if after[path] != files[path])
+    how = f"{wish.handler} is taken out" if edits else f"CRI-O's files say nothing of {wish.handler}"
+    return Edited(edits, how, (*notes, *_dead(files)))
+
+
+def _as_before(file: _File, now: bytes, wish: Wish, then: Former) -> tuple[bytes | None, list[str]]:
+    """The file without what gpunode is on record for, and what to say of it."""
+    from gpunode.runtimes import keys
+
+    entry: Path = (*_RUNTIMES, wish.handler)
+    back = keys.taken_back(then.before, then.after, now, file.path, {entry})
+    if back is None:
+        before, after = (_file(file.path, data).document for data in (then.before, then.after))
+        document = file.document
+        for key in (entry, _DEFAULT, _CGROUP):
+            was, made, found = _at(before, key), _at(after, key), _at(document, key)
+            # What somebody else has set since is theirs; an entry without the keys that we gave it would be none.
+            if was not in (made, found) and (key == entry or found == made):
+                document = _put(document, key, was)
+        back = _edit(file, now, document)
+    gone = keys.gone_too(then.after or b"", now, back or b"", file.path)
+    notes = [f"{file.path}: {', '.join(gone)} was written since and is gone with {wish.handler}"] if gone else []
+    return (None if not back and then.before is None else back), notes
+
+
+def _without_handler(file: _File, now: bytes, wish: Wish) -> tuple[bytes | None, list[str]]:
+    """The file without the handler's entry and a default that names it; there is no record of what was before."""
+    entry: Path = (*_RUNTIMES, wish.handler)
+    document = _without_default(_put(file.document, entry, None) if _at(file.document, entry) else file.document, wish)
+    if document == file.document:
+        return now, []
+    unknown = f"nothing is recorded of {file.path}, so what it said before {wish.handler} was added is not known"
+    return _edit(file, now, document), [unknown]
+
+
+def _end_dangling_default(after: dict[str, bytes | None], wish: Wish) -> list[str]:
+    """Takes a default out of ``after`` that names the handler where nothing describes it any more; says so."""
+    read = _read({path: data for path, data in after.items() if data is not None}, wish)
+    if wish.handler in _merged(read)["runtimes"]:
+        return []
+    notes = []
+    for file in read:
+        if _at(file.document, _DEFAULT) == wish.handler:
+            after[file.path] = _edit(file, after[file.path], _without_default(file.document, wish))
+            notes.append(f"{file.path} made {wish.handler} the default; that is taken out, or CRI-O would not start")
+    return notes
+
+
+# Reading.
+
+
+def _config(wish: Wish) -> str:
+    return wish.config or CONFIG
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _rank(wish: Wish) -> Callable[[str], tuple[int, list[str]]]:
+    """The order in which CRI-O reads: the root file, then folder by folder, as filepath.Walk goes."""
+
+    def rank(path: str) -> tuple[int, list[str]]:
+        place = 0 if path == _config(wish) else 1 if path.startswith(f"{FOLDER}/") else 2
+        return place, path.split("/")
+
+    return rank
+
+
+def _read(files: Files, wish: Wish) -> list[_File]:
+    """What CRI-O reads, in its order; a drop-in elsewhere counts as read with its folder."""
+    return [_file(path, files[path]) for path in in_order(files, wish)]
+
+
+def _file(path: str, data: bytes | None) -> _File:
+    text = decode(data, path)
+    try:
+        document = parse(text)
+    except (ValueError, RecursionError) as error:
+        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        raise Refused(
+            f"{path}:{found[1]}: not valid TOML" if found else f"{path}: not valid TOML",
+            why=f"{error}. CRI-O reads this file and does not start with it either.",
+            hint=f"correct {path}, or move it out of {_folder(path)}: CRI-O reads every file there, whatever its name",
+        ) from error
+    _check_shape(document, text, path)
+    return _File(path, text, document)
+
+
+def _check_shape(document: Document, text: str, path: str) -> None:
+    """Raises where CRI-O itself would not take what gpunode reads."""
+    runtimes = _table(document, text, path, _RUNTIMES)
+    texts = [_DEFAULT, _CGROUP]
+    for name in runtimes:
+        _table(document, text, path, (*_RUNTIMES, name))
+        texts += [(*_RUNTIMES, name, "runtime_path"), (*_RUNTIMES, name, "runtime_type")]
+    for keys in texts:
+        if not isinstance(value := _at(document, keys), str | None):
+            raise _misshapen(text, path, keys, value, "a string")
+
+
+def _table(document: Document, text: str, path: str, keys: Path) -> Document:
+    """The table at ``keys``; empty when it is not there."""
+    node: Any = document
+    for depth, key in enumerate(keys, 1):
+        node = node.get(key, {})
+        if not isinstance(node, dict):
+            raise _misshapen(text, path, keys[:depth], node, "a table")
+    return node  # type: ignore[no-any-return]  # tables are dicts all the way down
+
+
+def _misshapen(text: str, path: str, keys: Path, value: object, meant: str) -> Refused:
+    from gpunode.runtimes.tomltext import line_of
+
+    line = line_of(text, keys)
+    return Refused(
+        f"{path}:{line}: {'.'.join(keys)} is not {meant}" if line else f"{path}: {'.'.join(keys)} is not {meant}",
+        why=f"it is {value!r}"[:200],
+        hint=f"correct {path}; CRI-O does not start with it either",
+    )
+
+
+def _at(document: Document, keys: Path) -> Any:
+    """What stands at ``keys``; None when nothing does."""
+    node: Any = document
+    for key in keys:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
+
+
+def _merged(read: Iterable[_File]) -> Document:
+    """``[crio.runtime]`` as CRI-O reads it; ``runtimes`` is always there."""
+    merged: Document = {"runtimes": {}}
+    for file in read:
+        own = _at(file.document, _RUNTIME) or {}
+        merged = {**merged, **own, "runtimes": {**merged["runtimes"], **own.get("runtimes", {})}}
+    return merged
+
+
+def _binary(entry: Document) -> str:
+    return str(entry.get("runtime_path", ""))
+
+
+def _is_oci(entry: Document) -> bool:
+    return entry.get("runtime_type", "") in {"", "oci"}
+
+
+# What is wished.
+
+
+def _absolute(wish: Wish) -> Wish:
+    """``wish`` with the path at which nvidia-container-toolkit installs its runtime."""
+    if wish.binary == _BARE_BINARY:
+        return replace(wish, binary=f"/usr/bin/{_BARE_BINARY}")
+    if not wish.binary.startswith("/"):
+        raise Refused(
+            f"the runtime binary {wish.binary!r} is not an absolute path",
+            why="CRI-O looks a relative one up from where it was started",
+            hint="give its full path, such as /usr/bin/nvidia-container-runtime",
+        )
+    return wish
+
+
+def _entry(read: Sequence[_File], wish: Wish) -> tuple[Document, tuple[str, ...]]:
+    """The handler's table, and what to say of where its options come from."""
+    merged = _merged(read)
+    existing = merged["runtimes"].get(wish.handler)
+    if existing and not wish.exact and _binary(existing) == wish.binary and _is_oci(existing):
+        return existing, ()
+    told = read if wish.source is None else [_file("the output of `crio status config`", wish.source)]
+    runtimes = _merged(told)["runtimes"]
+    there = [name for name in _models(told, existing, wish) if name in runtimes]
+    fit = next((name for name in there if _is_oci(runtimes[name])), None)
+    strange = there[: there.index(fit)] if fit else there
+    notes = tuple(f"{name} runs no plain containers, so its options are not taken over" for name in strange)
+    if fit is not None:
+        return _copy(runtimes[fit], wish), notes
+    own_defaults = f"CRI-O's files describe neither runc nor crun, so CRI-O's own defaults hold for {wish.handler}"
+    kept = existing if existing and not wish.exact and _is_oci(existing) else {}
+    return _copy(kept, wish), (*notes, own_defaults)
+
+
+def _copy(model: Document, wish: Wish) -> Document:
+    """The handler's table, after that of the runtime which it stands in for."""
+    entry = {key: value for key, value in copy.deepcopy(model).items() if key not in _OTHER_BINARY}
+    return {**entry, "runtime_path": wish.binary, "runtime_type": "oci"}
+
+
+def _models(told: Sequence[_File], existing: Document | None, wish: Wish) -> list[str]:
+    """The runtimes that the handler may stand in for, the first choice first; some may not be there."""
+    named = (_at(file.document, _DEFAULT) for file in reversed(told))
+    default = next((name for name in named if name and not name.startswith("nvidia") and name != wish.handler), None)
+    if default is None and existing:
+        # The handler itself has become the default: it stays a copy of what it was copied from.
+        runtimes = _merged(told)["runtimes"]
+        likely = [*RUNC_FAMILY, *sorted(runtimes.keys() - {wish.handler, *RUNC_FAMILY})]
+        default = next((n for n in likely if n in runtimes and _copy(runtimes[n], wish) == existing), None)
+    return list(dict.fromkeys((*([default] if default else []), *RUNC_FAMILY)))
+
+
+def _place(read: Sequence[_File], wish: Wish) -> tuple[str, str]:
+    """The file to write, and why that one."""
+    if wish.mode == "in-place":
+        return _config(wish), f"in place, in {_config(wish)}: as asked for"
+    if wish.drop_in:
+        if _folder(wish.drop_in) == DEAD_FOLDER:
+            raise Refused(
+                f"CRI-O does not read {wish.drop_in}",
+                why=f"its folder is {FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 took {DEAD_FOLDER} for it",
+                hint=f"name a file in {FOLDER}, or none: {DROP_IN} is taken then",
+            )
+        return wish.drop_in, f"drop-in {wish.drop_in}: as asked for"
+    later = [file.path for file in read if _rank(wish)(file.path) > _rank(wish)(DROP_IN) and _concerns(file, wish)]
+    if later:
+        return later[-1], f"in {later[-1]}: CRI-O reads it after {DROP_IN}, and what it says would win"
+    return DROP_IN, f"drop-in {DROP_IN}: CRI-O reads {FOLDER} after {_config(wish)}"
+
+
+def _concerns(file: _File, wish: Wish) -> bool:
+    keys = [
+        (*_RUNTIMES, wish.handler),
+        *([_DEFAULT] if wish.default else []),
+        *([_CGROUP] if wish.systemd_cgroup else []),
+    ]
+    return any(_at(file.document, key) is not None for key in keys)
+
+
+def _wanted(target: _File, entry: Document, wish: Wish, merged: Document) -> Document:
+    """The document that the target shall read as."""
+    document = _put(target.document, (*_RUNTIMES, wish.handler), entry)
+    if wish.default:
+        document = _put(document, _DEFAULT, wish.handler)
+    elif wish.exact and target.path != _config(wish):
+        # nvidia-ctk begins its drop-in anew, so without its flag the default is no longer ours.
+        document = _without_default(document, wish)
+    if wish.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
+        document = _put(document, _CGROUP, "systemd")
+    return document
+
+
+def _without_default(document: Document, wish: Wish) -> Document:
+    return _put(document, _DEFAULT, None) if _at(document, _DEFAULT) == wish.handler else document
+
+
+def _put(document: Document, keys: Path, value: Any) -> Document:
+    """A copy of ``document`` with ``value`` at ``keys``; None takes out what is there."""
+    changed, key = dict(document), keys[0]
+    if len(keys) > 1:
+        changed[key] = _put(changed.get(key, {}), keys[1:], value)
+    elif value is None:
+        changed.pop(key, None)
+    else:
+        changed[key] = value
+    return changed
+
+
+def _unmet(merged: Document, entry: Document, wish: Wish) -> list[Path]:
+    """The keys in which CRI-O reads something else than is wished."""
+    unmet = [(*_RUNTIMES, wish.handler)] if merged["runtimes"].get(wish.handler) != entry else []
+    unmet += [_DEFAULT] if wish.default and merged.get("default_runtime") != wish.handler else []
+    unmet += [_CGROUP] if wish.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs" else []
+    return unmet
+
+
+def _with(read: Sequence[_File], target: _File, wish: Wish) -> list[_File]:
+    """``read`` with ``target`` in its place."""
+    others = [file for file in read if file.path != target.path]
+    return sorted([*others, target], key=lambda file: _rank(wish)(file.path))
+
+
+def _without_effect(read: Sequence[_File], path: str, unmet: Sequence[Path], wish: Wish) -> Refused:
+    rank, order = _rank(wish), f"CRI-O reads {_config(wish)} first, then {FOLDER} in lexical order; the last one wins"
+    later = [file for file in read if rank(file.path) > rank(path)]
+    said = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if _at(file.document, key)]
+    return Refused(
+        f"what is asked for would have no effect in {path}",
+        why=f"{order}, and {'; '.join(said)}",
+        hint="leave --mode and --drop-in-config away: gpunode writes where it takes effect",
+    )
+
+
+# Writing.
+
+
+def _edit(file: _File, before: bytes | None, wanted: Document) -> bytes | None:
+    """The file so that it reads as ``wanted``; None for one that would be left without a word."""
+    if not _says_anything(wanted) and "#" not in file.text:
+        return None
+    return encode(_edited(file, wanted), before)
+
+
+def _edited(file: _File, wanted: Document) -> str:
+    from gpunode.runtimes import tomltext  # only where a file must be edited: it takes 2 ms to load
+
+    def text(document: Document) -> str | None:
+        try:
+            return tomltext.edit(file.text, file.document, document)
+        except tomltext.Uneditable:
+            return None
+
+    found = next((made for document in _prunings(wanted, file.document) if (made := text(document)) is not None), None)
+    if found is None:
+        raise Refused(
+            f"{file.path}: gpunode found no way to edit [crio.runtime] that leaves the rest of the file as it is",
+            why="every way of writing it would change what the file means elsewhere",
+            hint=f"write [crio.runtime] of {file.path} with table headers ([a.b.c]), then run the command again",
+        )
+    return found
+
+
+def _prunings(wanted: Document, before: Document) -> Iterator[Document]:
+    """``wanted``, then with one empty table more left out each time: one that no header of its own has held."""
+    yield wanted
+    for keys in (_RUNTIMES, _RUNTIME, _RUNTIME[:1]):
+        if _at(wanted, keys) == {} and _at(before, keys) != {}:
+            wanted = _put(wanted, keys, None)
+            yield wanted
+
+
+def _says_anything(document: Document) -> bool:
+    """Whether there is anything beside empty tables."""
+    return any(_says_anything(value) if isinstance(value, dict) else True for value in document.values())
+
+
+# What the user should know.
+
+
+def _notes(files: Files, read: Sequence[_File], wish: Wish) -> Iterator[str]:
+    if wish.cdi:
+        yield "CRI-O's support for CDI is always on; there is nothing to switch"
+    if wish.drop_in and not wish.drop_in.startswith(f"{FOLDER}/"):
+        yield f"CRI-O reads {wish.drop_in} only when it is started with --config-dir {_folder(wish.drop_in)}"
+    for file in read:
+        if _LEFTOVER.search(file.path):
+            yield f"{file.path} looks like a leftover, but CRI-O reads every file there, whatever its name"
+    yield from _dead(files)
+
+
+def _dead(files: Files) -> Iterator[str]:
+    for path in sorted(files):
+        if path.startswith(f"{DEAD_FOLDER}/"):
+            yield f"CRI-O never reads {path}: nvidia-ctk 1.18.0 to 1.19.0 put it beside {FOLDER}; it can be removed"

@@ -1,0 +1,112 @@
+"""The files of a runtime, gathered from facts or by looking, each with its mode and owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gpunode.change import FileChange, FileState, Trigger
+from gpunode.errors import Refused, Undetermined
+from gpunode.facts.evidence import Capture, Found, Ownership, Probe, decode_found
+from gpunode.facts.model import Facts, need
+from gpunode.runtimes.containerd_files import is_pattern, matching
+from gpunode.runtimes.model import Edit, Edited, Files, Runtime, Wish, gathered
+
+States = Mapping[str, FileState]
+
+
+def contents(states: States) -> Files:
+    """The files' bytes, as the runtimes' functions take them."""
+    return {path: state.content for path, state in states.items()}
+
+
+def file_changes(edited: Edited, present: States, triggers: frozenset[Trigger]) -> tuple[FileChange, ...]:
+    """The edits as changes of files; a file keeps its mode and owner, and a new one that holds secrets takes theirs."""
+    return tuple(_file_change(edit, present, triggers) for edit in edited.edits)
+
+
+def _file_change(edit: Edit, present: States, triggers: frozenset[Trigger]) -> FileChange:
+    before = present.get(edit.path)
+    after = None
+    if edit.after is not None:
+        like = before or present.get(edit.like) or FileState(b"")
+        after = FileState(edit.after, like.mode, like.uid, like.gid)
+    return FileChange(edit.path, before, after, triggers)
+
+
+def in_facts(facts: Facts, row: Runtime, wish: Wish) -> States:
+    """The files that ``facts`` hold; one beside the root file that nobody looked for counts as missing.
+
+    Raises:
+        Undetermined: one could not be read.
+    """
+    states: dict[str, FileState] = {}
+
+    def find(place: str) -> Files:
+        known = dict.fromkeys(facts.files, b"")
+        paths = matching(place, known) if is_pattern(place) else [place]
+        for path in paths:
+            if path in facts.files or path == (wish.config or row.config):
+                state = need(facts.file(path), f"what {path} holds")
+                states.update({path: state} if state else {})
+        return {path: states[path].content for path in paths if path in states}
+
+    gathered(row, wish, find)
+    return states
+
+
+def by_looking(look: Callable[[Probe], Capture], row: Runtime, wish: Wish) -> States:
+    """The files that ``look`` finds.
+
+    Raises:
+        Undetermined: one may be read by root alone.
+        Refused: one is no file, or too long.
+    """
+    states: dict[str, FileState] = {}
+
+    def find(place: str) -> Files:
+        new = _matches(look, place) if is_pattern(place) else _one(look, place)
+        states.update(new)
+        return contents(new)
+
+    gathered(row, wish, find)
+    return states
+
+
+def _one(look: Callable[[Probe], Capture], path: str) -> States:
+    capture = look(Probe(f"file:{path}", path=path))
+    if capture.outcome == "absent":
+        return {}
+    if capture.outcome == "ok":
+        return {path: _state(capture.data, capture.ownership)}
+    raise _unreadable(path, capture)
+
+
+def _matches(look: Callable[[Probe], Capture], pattern: str) -> States:
+    capture = look(Probe(f"files:{pattern}", glob=pattern))
+    if capture.outcome == "absent":
+        return {}
+    if capture.outcome != "ok":
+        raise _unreadable(pattern, capture)
+    states: dict[str, FileState] = {}
+    for one in decode_found(capture.data):
+        states.update(_found(look, one))
+    return states
+
+
+def _found(look: Callable[[Probe], Capture], one: Found) -> States:
+    if one.data is not None and one.ownership is not None:
+        return {one.path: _state(one.data, one.ownership)}
+    return _one(look, one.path)  # a symbolic link, or what a glob does not read: looked at by its own name
+
+
+def _state(data: bytes, ownership: Ownership | None) -> FileState:
+    return FileState(data, ownership.mode, ownership.uid, ownership.gid) if ownership else FileState(data)
+
+
+def _unreadable(place: str, capture: Capture) -> Refused | Undetermined:
+    why = capture.error.strip()[:300] or capture.outcome
+    if capture.outcome == "denied":
+        return Undetermined(
+            f"cannot tell what {place} holds", why=why, hint="run the command again as root: sudo gpunode …"
+        )
+    return Refused(f"{place} cannot be read as a file", why=why, hint=f"ls -ld {place} shows what it is; correct that")

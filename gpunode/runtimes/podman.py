@@ -1,0 +1,86 @@
+"""podman: it has no handler to be registered; containers get GPUs as CDI devices. What podman must be for that.
+
+Source: podman 4.3.1 and 5.4.2 of Debian, tried out with specifications of every version of CDI; podman issues 26569
+(5.5 looks into /etc/cdi alone) and 25691 (before 5.5 the folders could not be configured); containers.conf(5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpunode.facts.cdi import FOLDERS
+from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish
+from gpunode.runtimes.text import decode
+from gpunode.runtimes.tomlread import parse
+
+# The first that takes CDI's specifications as they have been since 2022 (CDI 0.3).
+LEAST = (4, 1)
+Version = tuple[int, ...]
+# In the order in which podman reads them, the last one wins.
+CONFIG = "/etc/containers/containers.conf"
+_CONFIGS = (
+    "/usr/share/containers/containers.conf",
+    "/usr/share/containers/containers.conf.d/*.conf",
+    CONFIG,
+    "/etc/containers/containers.conf.d/*.conf",
+)
+_READS_UP_TO = (((4, 4), (0, 5)), ((5, 0), (0, 6)))
+_CONFIGURABLE = (5, 5)
+
+
+def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+    """The files in which podman is told where its CDI specifications are."""
+    del files, wish
+    return _CONFIGS
+
+
+def configure(files: Files, wish: Wish) -> Edited:
+    """No edits: there is no handler to register."""
+    del files, wish
+    return Edited((), "podman takes GPUs as CDI devices (--device nvidia.com/gpu=all); no file of its own changes")
+
+
+def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+    """No edits: no handler was registered."""
+    del former
+    return configure(files, wish)
+
+
+def inspect(files: Files, wish: Wish) -> Configured:
+    """What podman's files say of handlers: nothing; its support for CDI is always on."""
+    del files, wish
+    return Configured(cdi=True)
+
+
+def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
+    """Where podman looks for CDI specifications; the last folder wins.
+
+    Raises:
+        Refused: a file of its configuration is not UTF-8.
+    """
+    if version is None or version < _CONFIGURABLE:
+        return FOLDERS
+    said = [folders for path in sorted(files, key=_rank) if (folders := _configured_folders(path, files[path]))]
+    if said:
+        return said[-1]
+    return ("/etc/cdi",) if version[:2] == _CONFIGURABLE else FOLDERS
+
+
+def _rank(path: str) -> tuple[bool, bool, str]:
+    return not path.startswith("/usr/"), ".conf.d/" in path, path
+
+
+def _configured_folders(path: str, data: bytes) -> tuple[str, ...]:
+    try:
+        engine = parse(decode(data, path)).get("engine", {})
+    except ValueError:
+        return ()  # podman itself stops at it, and says so
+    folders = engine.get("cdi_spec_dirs", []) if isinstance(engine, dict) else []
+    return tuple(folder for folder in folders if isinstance(folder, str)) if isinstance(folders, list) else ()
+
+
+def takes(version: Version | None, spec_version: str) -> bool:
+    """Whether podman reads specifications of that version of CDI, as far as it is known."""
+    numbers = tuple(int(part) for part in spec_version.split(".") if part.isdecimal())
+    limit = next((most for before, most in _READS_UP_TO if version is not None and version < before), None)
+    return limit is None or numbers[:2] <= limit

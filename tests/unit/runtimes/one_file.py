@@ -1,0 +1,19 @@
+"""containerd's configuration where it is one file, edited in place: bytes in, bytes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpunode.runtimes import Configured, Wish, after_edits, containerd
+
+
+def configure(data: bytes | None, wish: Wish, path: str = containerd.CONFIG) -> bytes:
+    """The file as wished."""
+    files = {} if data is None else {path: data}
+    edited = containerd.configure(files, replace(wish, mode="in-place", config=path))
+    return after_edits(files, edited).get(path, b"")
+
+
+def inspect(data: bytes | None, wish: Wish = Wish()) -> Configured:  # noqa: B008 - frozen
+    """What the file says."""
+    return containerd.inspect({} if data is None else {containerd.CONFIG: data}, wish)

@@ -1,0 +1,336 @@
+"""crio.conf and crio.conf.d: read as CRI-O merges them, edited where it takes effect, and taken back."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.errors import Refused
+from gpunode.runtimes import Edited, Former, Wish, after_edits, crio
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CONF, DROP_IN, PACKAGED = crio.CONFIG, crio.DROP_IN, "/etc/crio/crio.conf.d/10-crio.conf"
+BINARY = "/usr/bin/nvidia-container-runtime"
+# As the CRI-O project's packages ship it.
+TEN = b"""\
+[crio.image]
+signature_policy = "/etc/crio/policy.json"
+
+[crio.runtime]
+default_runtime = "crun"
+
+[crio.runtime.runtimes.crun]
+runtime_path = "/usr/libexec/crio/crun"
+runtime_root = "/run/crun"
+monitor_path = "/usr/libexec/crio/conmon"
+allowed_annotations = [
+    "io.containers.trace-syscall",
+]
+
+[crio.runtime.runtimes.runc]
+runtime_path = "/usr/libexec/crio/runc"
+runtime_root = "/run/runc"
+monitor_path = "/usr/libexec/crio/conmon"
+"""
+OF_CRUN = {
+    "runtime_path": BINARY,
+    "runtime_type": "oci",
+    "runtime_root": "/run/crun",
+    "monitor_path": "/usr/libexec/crio/conmon",
+    "allowed_annotations": ["io.containers.trace-syscall"],
+}
+BARE = {"runtime_path": BINARY, "runtime_type": "oci"}
+DEFAULT = Wish(default=True)
+CTK = Wish(exact=True)
+
+
+def done(files: dict[str, bytes], wish: Wish = Wish()) -> dict[str, bytes]:  # noqa: B008 - frozen
+    """The files after configure, of which a second one finds nothing to do."""
+    after = dict(after_edits(files, crio.configure(files, wish)))
+    assert crio.configure(after, wish).edits == ()
+    return after
+
+
+def runtime(data: bytes) -> dict[str, Any]:
+    return tomllib.loads(data.decode())["crio"]["runtime"]  # type: ignore[no-any-return]
+
+
+def undone(before: dict[str, bytes], edited: Edited, now: dict[str, bytes], wish: Wish = Wish()) -> dict[str, bytes]:  # noqa: B008
+    """``now`` after unconfigure, whose journal holds ``edited``."""
+    former = {edit.path: Former(edit.before, edit.after) for edit in edited.edits}
+    return dict(after_edits(now, crio.unconfigure(now, wish, former)))
+
+
+def test_the_options_of_a_default_runtime_that_stands_in_crio_conf_d_are_inherited() -> None:
+    after = done({PACKAGED: TEN})
+    assert after[PACKAGED] == TEN
+    assert runtime(after[DROP_IN]) == {"runtimes": {"nvidia": OF_CRUN}}
+
+
+@pytest.mark.parametrize("wish", [Wish(), CTK, DEFAULT, Wish(default=True, exact=True)])
+def test_a_default_in_the_drop_in_does_not_change_whose_options_are_taken(wish: Wish) -> None:
+    after = done({PACKAGED: TEN}, wish)
+    assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
+    assert runtime(after[DROP_IN]).get("default_runtime") == ("nvidia" if wish.default else None)
+
+
+def test_a_later_file_wins_and_takes_a_runtimes_table_as_a_whole() -> None:
+    files = {
+        CONF: b'[crio.runtime]\ndefault_runtime = "crun"\n',
+        "/etc/crio/crio.conf.d/50-z/a.conf": b'[crio.runtime]\ndefault_runtime = "runc"\n',
+        "/etc/crio/crio.conf.d/50-y": b'[crio.runtime.runtimes.runc]\nruntime_path = "/opt/runc"\n',
+        PACKAGED: TEN,
+    }
+    assert crio.in_order(files, Wish()) == (CONF, PACKAGED, *sorted(files)[2:4])
+    assert runtime(done(files)[DROP_IN])["runtimes"]["nvidia"] == BARE
+    found = crio.inspect(files, Wish())
+    assert (found.default, found.handlers, found.cdi) == (
+        "runc",
+        {"crun": "/usr/libexec/crio/crun", "runc": "/opt/runc"},
+        True,
+    )
+
+
+@pytest.mark.parametrize("kind", ["vm", "pod"])
+def test_a_runtime_that_runs_no_plain_containers_is_no_model(kind: str) -> None:
+    files = {CONF: f'[crio.runtime]\ndefault_runtime = "kata"\n[crio.runtime.runtimes.kata]\nruntime_type = "{kind}"\n'
+             'runtime_config_path = "/etc/kata.toml"\n'.encode()}  # fmt: skip
+    edited = crio.configure(files, Wish())
+    assert runtime(after_edits(files, edited)[DROP_IN])["runtimes"]["nvidia"] == BARE
+    assert any("kata runs no plain containers" in note for note in edited.notes)
+    with_runc = {**files, PACKAGED: b'[crio.runtime.runtimes.runc]\nmonitor_path = "/m"\n'}
+    assert runtime(done(with_runc)[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "monitor_path": "/m"}
+
+
+def test_what_would_run_another_binary_in_its_place_is_not_inherited() -> None:
+    table = b'[crio.runtime.runtimes.runc]\ninherit_default_runtime = true\nmonitor_path = "/m"\n'
+    more = b'[crio.runtime.runtimes.runc.platform_runtime_paths]\n"linux/amd64" = "/usr/bin/runc"\n'
+    entry = runtime(done({CONF: table + more})[DROP_IN])["runtimes"]["nvidia"]
+    assert entry == {**BARE, "monitor_path": "/m"}
+
+
+def test_what_else_a_drop_in_says_stays() -> None:
+    former = (
+        b'[crio.runtime]\nhooks_dir = ["/etc/hooks"] # ours\n[crio.runtime.runtimes.nvidia]\nruntime_path = "/old"\n'
+    )
+    after = done({PACKAGED: TEN, DROP_IN: former}, CTK)
+    assert runtime(after[DROP_IN]) == {"hooks_dir": ["/etc/hooks"], "runtimes": {"nvidia": OF_CRUN}}
+    assert b'hooks_dir = ["/etc/hooks"] # ours\n' in after[DROP_IN]
+
+
+def test_an_entry_that_runs_the_binary_keeps_what_it_says_unless_it_is_to_be_exact() -> None:
+    own = f'[crio.runtime.runtimes.nvidia]\nruntime_path = "{BINARY}"\nallowed_annotations = ["mine"]\n'.encode()
+    files = {PACKAGED: TEN, DROP_IN: own}
+    assert crio.configure(files, Wish()).edits == ()
+    assert runtime(done(files, CTK)[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
+
+
+def test_in_place_everything_else_stays_byte_for_byte() -> None:
+    conf = b'# mine\r\n[crio]\r\nlog_dir = "/l" # there\r\n\r\n[crio.runtime]\r\ncgroup_manager = "cgroupfs"\r\n'
+    after = done({CONF: conf}, Wish(mode="in-place", default=True))
+    assert [*after] == [CONF]
+    new = after[CONF].splitlines(keepends=True)
+    old = conf.splitlines(keepends=True)
+    assert [line for line in new if line in old and line.strip()] == [line for line in old if line.strip()]
+    assert all(line.endswith(b"\r\n") for line in new)
+    assert runtime(after[CONF])["default_runtime"] == "nvidia"
+
+
+def test_in_place_the_default_that_it_replaced_stays_the_model() -> None:
+    wish = Wish(mode="in-place", default=True, exact=True)
+    conf = TEN.replace(b"[crio.runtime.runtimes.runc]", b"[crio.runtime.runtimes.fast]").replace(b"crun", b"swift")
+    assert runtime(done({CONF: conf}, wish)[CONF])["runtimes"]["nvidia"]["runtime_root"] == "/run/swift"
+
+
+def test_where_a_later_file_would_win_that_file_is_edited() -> None:
+    later = "/etc/crio/crio.conf.d/99-site.conf"
+    files = {PACKAGED: TEN, later: b'[crio.runtime]\ndefault_runtime = "runc"\n'}
+    edited = crio.configure(files, DEFAULT)
+    assert [edit.path for edit in edited.edits] == [later]
+    assert later in edited.how
+    assert crio.inspect(after_edits(files, edited), Wish()).default == "nvidia"
+    assert [edit.path for edit in crio.configure(files, Wish()).edits] == [DROP_IN]
+
+
+@pytest.mark.parametrize(
+    "wish", [Wish(mode="in-place", default=True), Wish(default=True, drop_in="/etc/crio/crio.conf.d/05-gpu.conf")]
+)
+def test_what_would_have_no_effect_is_refused_with_the_file_that_wins(wish: Wish) -> None:
+    with pytest.raises(Refused) as stopped:
+        crio.configure({PACKAGED: TEN}, wish)
+    assert f"{PACKAGED} sets crio.runtime.default_runtime" in stopped.value.why
+    assert "no effect" in stopped.value.what
+
+
+def test_a_dead_drop_in_of_an_older_toolkit_is_named_and_none_is_written() -> None:
+    dead = "/etc/crio/conf.d/99-nvidia.toml"
+    files = {dead: b'[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'}
+    edited = crio.configure(files, Wish())
+    assert [edit.path for edit in edited.edits] == [DROP_IN]
+    assert any(f"CRI-O never reads {dead}" in note for note in edited.notes)
+    with pytest.raises(Refused, match="CRI-O does not read"):
+        crio.configure({}, Wish(drop_in=dead))
+
+
+def test_leftovers_that_cri_o_reads_too_are_named() -> None:
+    files = {PACKAGED: TEN, f"{PACKAGED}.bak": TEN}
+    assert any(f"{PACKAGED}.bak looks like a leftover" in note for note in crio.configure(files, Wish()).notes)
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "what"),
+    [
+        (CONF, b"[crio\n", f"{CONF}:1: not valid TOML"),
+        (f"{crio.FOLDER}/.99.swp", b"b0VIM 9.0\x00", "not valid TOML"),
+        (CONF, b"[crio]\nruntime = 1\n", f"{CONF}:2: crio.runtime is not a table"),
+        (CONF, b"[crio.runtime.runtimes]\nrunc = 'x'\n", f"{CONF}:2: crio.runtime.runtimes.runc is not a table"),
+        (CONF, b"[crio.runtime]\ndefault_runtime = 1\n", f"{CONF}:2: crio.runtime.default_runtime is not a string"),
+        (CONF, b"\xff", "not UTF-8"),
+    ],
+)
+def test_what_cri_o_cannot_use_either_is_refused_with_its_line(path: str, data: bytes, what: str) -> None:
+    for ask in (crio.configure, crio.inspect):
+        with pytest.raises(Refused) as stopped:
+            ask({path: data}, Wish())
+        assert what in stopped.value.what
+
+
+def test_a_relative_binary_is_refused_but_for_the_toolkits_own() -> None:
+    assert runtime(done({}, Wish(binary="nvidia-container-runtime"))[DROP_IN])["runtimes"]["nvidia"] == BARE
+    with pytest.raises(Refused, match="not an absolute path"):
+        crio.configure({}, Wish(binary="bin/nvidia-container-runtime"))
+
+
+def test_options_come_from_the_daemons_own_dump_where_there_is_one() -> None:
+    dump = b'[crio.runtime]\ndefault_runtime = "crun"\n[crio.runtime.runtimes.crun]\nmonitor_path = "/dumped"\n'
+    after = done({PACKAGED: TEN}, Wish(source=dump, exact=True))
+    assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "monitor_path": "/dumped"}
+
+
+def test_the_cgroup_manager_is_changed_only_when_that_is_wished() -> None:
+    files = {CONF: b'[crio.runtime]\ncgroup_manager = "cgroupfs"\n'}
+    assert "cgroup_manager" not in runtime(done(files)[DROP_IN])
+    assert runtime(done(files, Wish(systemd_cgroup=True))[DROP_IN])["cgroup_manager"] == "systemd"
+
+
+def test_another_root_file_is_read_in_its_place() -> None:
+    other = "/opt/crio.conf"
+    assert other in crio.reads({}, Wish(config=other))
+    after = done({other: TEN, CONF: b"not read"}, Wish(config=other))
+    assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
+
+
+def test_all_of_crio_conf_d_is_read_hidden_files_and_folders_too() -> None:
+    patterns = crio.reads({}, Wish(drop_in="/srv/gpu/50.toml"))
+    assert {CONF, f"{crio.FOLDER}/*", f"{crio.FOLDER}/.*", f"{crio.FOLDER}/*/*", "/srv/gpu/*"} <= {*patterns}
+    assert any("--config-dir /srv/gpu" in n for n in crio.configure({}, Wish(drop_in="/srv/gpu/50.toml")).notes)
+
+
+# Taken back.
+
+
+def test_what_was_edited_since_stays_and_our_keys_go() -> None:
+    before = {CONF: b'[crio.runtime]\ndefault_runtime = "runc" # why\n'}
+    wish = Wish(mode="in-place", default=True)
+    edited = crio.configure(before, wish)
+    now = {CONF: after_edits(before, edited)[CONF] + b'\n[crio.image]\npause_image = "p"\n'}
+    back = undone(before, edited, now)
+    assert tomllib.loads(back[CONF].decode()) == {
+        "crio": {"runtime": {"default_runtime": "runc"}, "image": {"pause_image": "p"}}
+    }
+    assert b"# why" in back[CONF]
+
+
+def test_a_default_that_somebody_chose_since_stays() -> None:
+    before = {PACKAGED: TEN}
+    edited = crio.configure(before, DEFAULT)
+    now = dict(after_edits(before, edited))
+    now[DROP_IN] = now[DROP_IN].replace(b'default_runtime = "nvidia"', b'default_runtime = "runc"')
+    assert runtime(undone(before, edited, now)[DROP_IN]) == {"default_runtime": "runc"}
+
+
+def test_a_former_entry_comes_back() -> None:
+    before = {DROP_IN: b'[crio.runtime.runtimes.nvidia]\nruntime_path = "/old"\n', PACKAGED: TEN}
+    edited = crio.configure(before, CTK)
+    now = dict(after_edits(before, edited))
+    assert undone(before, edited, now) == before
+    now[DROP_IN] += b"# touched\n"
+    assert runtime(undone(before, edited, now)[DROP_IN]) == {"runtimes": {"nvidia": {"runtime_path": "/old"}}}
+
+
+def test_without_a_record_the_entry_and_the_default_go_and_that_is_said() -> None:
+    now = done({PACKAGED: TEN}, DEFAULT)
+    edited = crio.unconfigure(now, Wish(), {})
+    assert dict(after_edits(now, edited)) == {PACKAGED: TEN}
+    assert any(f"nothing is recorded of {DROP_IN}" in note for note in edited.notes)
+    assert crio.unconfigure({PACKAGED: TEN}, Wish(), {}).edits == ()
+
+
+def test_no_default_is_left_that_names_nothing() -> None:
+    before = {PACKAGED: TEN}
+    edited = crio.configure(before, Wish())
+    now = {**after_edits(before, edited), CONF: b'# by hand\n[crio.runtime]\ndefault_runtime = "nvidia"\n'}
+    former = {edit.path: Former(edit.before, edit.after) for edit in edited.edits}
+    taken_back = crio.unconfigure(now, Wish(), former)
+    after = after_edits(now, taken_back)
+    assert DROP_IN not in after
+    assert "default_runtime" not in after[CONF].decode()
+    assert after[CONF].startswith(b"# by hand\n")
+    assert any("or CRI-O would not start" in note for note in taken_back.notes)
+
+
+NAMES = st.sampled_from(["runc", "crun", "kata", "nvidia", "x.y"])
+VALUES = st.sampled_from(['"a"', "1", "true", '["x", "y"]', "{ k = 1 }"])
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> bytes:
+    """A file of CRI-O's, written by hand: comments, either line end, any order, inline tables."""
+    lines = [draw(st.sampled_from(["", "# top\n", "[crio]\nlog_dir = '/l'\n"]))]
+    if draw(st.booleans()):
+        lines.append(f"[crio.runtime] # here\ndefault_runtime = '{draw(NAMES)}'\n")
+    for name in draw(st.lists(NAMES, unique=True, max_size=3)):
+        kind = draw(st.sampled_from(["oci", "vm", ""]))
+        lines.append(f"[crio.runtime.runtimes.'{name}']\nruntime_path = '/bin/{name}'\nruntime_type = '{kind}'\n")
+        lines.append(f"more = {draw(VALUES)}\n")
+    lines.append(draw(st.sampled_from(["", "[crio.image]\npause_image = 'p'\n", "# end"])))
+    text = "\n".join(lines)
+    return text.replace("\n", draw(st.sampled_from(["\n", "\r\n"]))).encode()
+
+
+PATHS = (CONF, PACKAGED, DROP_IN)
+
+
+@given(
+    st.dictionaries(st.sampled_from(PATHS), documents()),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["auto", "in-place", "drop-in"]),
+)
+def test_configured_twice_is_once_and_taken_back_is_as_before(
+    files: dict[str, bytes], default: bool, exact: bool, mode: Any
+) -> None:
+    wish = Wish(default=default, exact=exact, mode=mode)
+    try:
+        edited = crio.configure(files, wish)
+    except Refused:
+        assert mode == "in-place"  # a drop-in would win
+        return
+    after = dict(after_edits(files, edited))
+    found = crio.inspect(after, wish)
+    assert found.handlers["nvidia"] == BINARY
+    assert not default or found.default == "nvidia"
+    assert crio.configure(after, wish).edits == ()
+    assert crio.configure(after, replace(wish, exact=False)).edits == ()
+    back = undone(files, edited, after, wish)
+    had_default = "nvidia" in {runtime(d).get("default_runtime") for d in files.values() if b"crio.runtime" in d}
+    assert back == files or had_default

@@ -1,0 +1,71 @@
+"""podman: no file of its own changes; where it looks for CDI specifications, and which of them it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.runtimes import Wish, podman, runtime
+
+BOTH = ("/etc/cdi", "/var/run/cdi")
+CONF = "/etc/containers/containers.conf"
+
+
+def folders(text: str) -> dict[str, bytes]:
+    return {CONF: f"[engine]\ncdi_spec_dirs = {text}\n".encode()}
+
+
+def test_its_files_stay_as_they_are() -> None:
+    files = {CONF: b"[engine]\n"}
+    row = runtime("podman")
+    for edited in (row.configure(files, Wish(default=True, cdi=True)), row.unconfigure(files, Wish(), {})):
+        assert edited.edits == ()
+        assert "--device nvidia.com/gpu=all" in edited.how
+    assert row.inspect(files, Wish()).cdi is True
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "where"),
+    [
+        ((4, 3, 1), {}, BOTH),
+        ((5, 4, 2), folders('["/opt/cdi"]'), BOTH),  # not heeded yet
+        ((5, 5, 1), {}, ("/etc/cdi",)),
+        ((5, 5, 1), folders('["/etc/cdi", "/var/run/cdi"]'), BOTH),
+        ((5, 6, 0), {}, BOTH),
+        ((5, 6, 0), folders('["/opt/cdi"]'), ("/opt/cdi",)),
+        ((5, 6, 0), folders("1"), BOTH),
+        ((5, 6, 0), {CONF: b"[engine\n"}, BOTH),
+        (None, folders('["/opt/cdi"]'), BOTH),
+    ],
+)
+def test_where_it_looks_depends_on_its_version_and_from_5_5_on_its_files(
+    version: tuple[int, ...] | None, files: dict[str, bytes], where: tuple[str, ...]
+) -> None:
+    assert podman.spec_folders(files, version) == where
+
+
+def test_the_administrators_file_wins_over_the_distributions_and_a_drop_in_over_both() -> None:
+    files = {
+        "/etc/containers/containers.conf.d/1.conf": b'[engine]\ncdi_spec_dirs = ["/three"]\n',
+        CONF: b'[engine]\ncdi_spec_dirs = ["/two"]\n',
+        "/usr/share/containers/containers.conf": b'[engine]\ncdi_spec_dirs = ["/one"]\n',
+    }
+    said: list[str] = []
+    while files:
+        said += podman.spec_folders(files, (5, 6))
+        files.pop(next(iter(files)))
+    assert said == ["/three", "/two", "/one"]
+
+
+@pytest.mark.parametrize(
+    ("version", "spec", "taken"),
+    [
+        ((4, 3, 1), "0.5.0", True),
+        ((4, 3, 1), "0.6.0", False),
+        ((4, 9, 3), "0.6.0", True),
+        ((4, 9, 3), "0.7.0", False),
+        ((5, 4, 2), "0.7.0", True),
+        (None, "1.0.0", True),
+    ],
+)
+def test_which_specifications_it_takes(version: tuple[int, ...] | None, spec: str, taken: bool) -> None:
+    assert podman.takes(version, spec) is taken
