@@ -5,6 +5,7 @@ What the command line makes of them: test_vectors.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,8 +18,8 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.runtimes import RUNTIMES, Wish, after_edits, runtime, satisfies
 from gpunode.runtimes.containerd import CONFIG
-from gpunode.runtimes.model import Files, gathered
-from tests.conformance.runtimes.golden import Vector, comments, judge, vectors
+from gpunode.runtimes.model import Files, Former, gathered
+from tests.conformance.runtimes.golden import Vector, comments, judge, parsed, vectors
 from tests.unit.runtimes.one_file import configure as configure_containerd
 from tests.unit.runtimes.one_file import inspect as inspect_containerd
 
@@ -98,6 +99,45 @@ def test_answered(vector: Vector) -> None:
     for path, data in vector.files.items():
         if not path.endswith(".json"):
             assert [one for one in comments(data.decode()) if one not in comments(after[path].decode())] == []
+
+
+# Of schema 1 a version that configure wrote stays where somebody has edited the file since.
+KEEPS_VERSION = frozenset({75, 76})
+# Had an entry or a default of ours before: what is known of that is told elsewhere.
+HAD_OURS = frozenset({119, 132})
+
+
+@pytest.mark.parametrize(
+    "vector", [one for one in VECTORS if not one.is_refused and one.number not in HAD_OURS | KEEPS_VERSION], ids=name
+)
+def test_what_was_written_since_stays_when_it_is_taken_back(vector: Vector) -> None:
+    wish, row, path = _wish(vector), runtime(vector.runtime), vector.paths[0]
+    after = _configured(vector.files, vector, wish)
+    former = {
+        one: Former(vector.files.get(one), after.get(one))
+        for one in {*vector.files, *after}
+        if vector.files.get(one) != after.get(one)
+    }
+    theirs = {**after, path: _edited(path, after[path])} if path in after else after
+    back = row.unconfigure(_gathered(theirs, vector, wish), wish, former)
+    left = {**theirs, **{edit.path: edit.after for edit in back.edits}}
+    meant: dict[str, bytes | None] = {**vector.files}
+    if path in after:
+        meant[path] = _edited(path, vector.files.get(path, b""))
+    for one in {*left, *meant}:
+        if one.endswith(".json"):
+            assert parsed(one, left[one] or b"") == parsed(one, meant[one] or b"")
+        else:
+            assert left.get(one) == meant.get(one), one
+
+
+def _edited(path: str, data: bytes) -> bytes:
+    """What somebody wrote into the file since."""
+    if path.endswith(".json"):
+        return json.dumps({**(json.loads(data) if data.strip() else {}), "x-theirs": [1, 2.5]}, indent=2).encode()
+    newline = b"\r\n" if b"\r\n" in data else b"\n"
+    end = newline if data and not data.endswith(b"\n") else b""
+    return data + end + newline.join([b"# theirs", b"[theirs]", b"x = 1 # why", b""])
 
 
 @pytest.mark.parametrize("version", [None, (1, 7, 24), (2, 1)], ids=["unknown", "1.7", "2.1"])

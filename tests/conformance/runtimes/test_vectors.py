@@ -148,22 +148,55 @@ def test_written_once_and_taken_back(vector: Vector, root: Path, gpunode: Gpunod
     told = gpunode(vector.argv(root))
     assert told.code == 0, told
     _compare(vector, root, told)
+    _once_and_back(vector, root, gpunode, vector.argv(root), before)
+
+
+# Had our entry before, so that there was nothing to record, and by its name alone it is taken out.
+OURS_BEFORE = frozenset({119})
+
+
+OTHERWISE = [
+    pytest.param(vector, mode, id=f"{name(vector)}-{mode}")
+    for vector in WRITTEN
+    for mode in ("auto", "in-place", "drop-in")
+    if "--mode" in vector.argv(Path()) and vector.number not in {*DUMPED, *OURS_BEFORE} and mode != vector.told["mode"]
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("vector", "mode"), OTHERWISE)
+def test_another_mode_is_refused_or_written_once_and_taken_back(
+    vector: Vector, root: Path, gpunode: Gpunode, mode: str
+) -> None:
+    words = [mode if word == vector.told["mode"] else word for word in vector.argv(root)]
+    before = tree(root)
+    told = gpunode(words)
+    assert told.code in {0, 2, 3}, told
+    if told.code:
+        assert tree(root) == before
+    else:
+        _once_and_back(vector, root, gpunode, words, before)
+
+
+def _once_and_back(vector: Vector, root: Path, gpunode: Gpunode, words: Sequence[str], before: Tree) -> None:
+    """Having been told ``words`` gpunode lost no comment, has nothing to do a second time, and can take it back."""
     once, recorded = tree(root), runs(root)
     for path in vector.paths:
         if path in before and path.endswith(".toml"):
             left = comments(once[path][1].decode())
             assert [one for one in comments(before[path][1].decode()) if one not in left] == [], path
-    again = gpunode(vector.argv(root))
+    again = gpunode(words)
     assert again.code == 0, again
     assert (tree(root), runs(root)) == (once, recorded)
-    if once != before:
-        back = gpunode(vector.undo(root))
-        assert back.code == 0, back
-        if vector.number in DANGLING:
-            _compare_without_default(before, tree(root), vector.paths[0])
-            assert "would not start" in back.out
-        else:
-            assert tree(root) == before
+    if once == before:
+        return
+    back = gpunode(vector.undo(root))
+    assert back.code == 0, back
+    if vector.number in DANGLING:
+        _compare_without_default(before, tree(root), vector.paths[0])
+        assert "would not start" in back.out
+    else:
+        assert tree(root) == before
 
 
 def _compare_without_default(before: Tree, after: Tree, path: str) -> None:
