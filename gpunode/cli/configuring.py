@@ -65,9 +65,19 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, _: Footprint) -> Draft:
-        return _configuring(host, asked)
+        return _configuring(host, _placed(host, asked, place))
 
     _edit("configure", drafting, how, place, leave)
+
+
+def _placed(host: HostView, asked: Wanted, place: str) -> Wanted:
+    """What was asked for, of the runtime that it is about on this node."""
+    found = ctk.located(host, asked.row, asked.wish, is_image=place != "/")
+    notes = (*asked.notes, *found.notes)
+    if asked.dumps and found.row.product:
+        notes = (*notes, f"--config-source=command is ignored: the files of {found.row.product} are read")
+        return replace(asked, row=found.row, notes=notes, dumps=())
+    return replace(asked, row=found.row, notes=notes)
 
 
 def _configuring(host: HostView, asked: Wanted) -> Draft:
@@ -82,8 +92,10 @@ def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, footprint: Footprint) -> Draft:
-        wish = ctk.completed(host, asked.row, asked.wish)
-        return ctk.unconfiguring(host, asked.row, wish, footprint.files)
+        there = _placed(host, asked, place)
+        wish = ctk.completed(host, there.row, there.wish)
+        draft = ctk.unconfiguring(host, there.row, wish, footprint.files)
+        return replace(draft, notes=(*there.notes, *draft.notes))
 
     _edit("unconfigure", drafting, how, place, leave)
 
@@ -191,7 +203,7 @@ def check(typed: Typed, how: How, root: str) -> None:
     place = checked_root(root)
     asked = wanted(typed, place)
     host = LocalHost(place)
-    draft = _configuring(host, asked)
+    draft = _configuring(host, _placed(host, asked, place))
     verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
     how.screen().verdict(draft, verdict)
     how.answer(_judged(draft, verdict))

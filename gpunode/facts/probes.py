@@ -113,6 +113,14 @@ def probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: bool 
     return tuple(probe for probe in every if not image or probe.source.startswith(_STORED))
 
 
+def kubelet_probes(*, image: bool = False) -> tuple[Probe, ...]:
+    """The few of ``probes`` that tell which kubelet is here and what it uses."""
+    units = {unit for units in kubelet.UNITS.values() for unit in units}
+    keys = {"unit-wants", "unit-files-etc", "unit-files-lib", *kubelet.FOLDERS, *(f"file:{at}" for at in kubelet.FILES)}
+    asked = () if image else (unit_probe(*sorted(units)),)
+    return (*asked, *(probe for probe in probes(image=image) if probe.key in keys))
+
+
 def unit_probe(*names: str) -> Probe:
     """What systemd says of these units."""
     properties = ",".join(UNIT_PROPERTIES)

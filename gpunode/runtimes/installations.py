@@ -96,7 +96,7 @@ def _k0s(containerd: Runtime, kubelet: Kubelet, facts: Facts) -> Runtime:
     return replace(
         _bundled(containerd, "k0s", kubelet),
         config=k0s.CONFIG,
-        drop_in=k0s.DROP_IN,
+        beside=frozenset({k0s.DROP_IN}),
         reads=k0s.reads,
         configure=k0s.configure,
         unconfigure=k0s.unconfigure,

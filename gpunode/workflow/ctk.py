@@ -10,9 +10,10 @@ from typing import Literal, TypeAlias
 from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Refused
 from gpunode.facts import systemd
+from gpunode.facts.derive import about_kubelet
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Known, Unit, Unknown
-from gpunode.facts.probes import unit_probe
+from gpunode.facts.probes import kubelet_probes, unit_probe
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.host.runtime import differences
 from gpunode.journal.footprint import FileTrail
@@ -20,10 +21,11 @@ from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
 from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, runtime
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
+from gpunode.runtimes.installations import Chosen, chosen
 from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
-from gpunode.workflow.converge import managed
+from gpunode.workflow.converge import look, managed
 from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
 
@@ -50,6 +52,9 @@ class Draft:
         trigger: what makes the running daemon read them; None for a runtime without one.
         stops: what that stops; empty when nothing.
         is_usual: whether ``main`` is the file that the runtime reads by itself.
+        own_files: those whose change the daemon has to read.
+        product: what the runtime is part of; empty for one of its own, which can be asked.
+        restart: why the daemon must be started again although no file changes; empty where it need not be.
     """
 
     about: str
@@ -62,6 +67,9 @@ class Draft:
     stops: str = ""
     notes: tuple[str, ...] = ()
     is_usual: bool = True
+    own_files: frozenset[str] = frozenset()
+    product: str = ""
+    restart: str = ""
 
     @property
     def after(self) -> Files:
@@ -95,6 +103,17 @@ class Done:
     run: str
     settled: tuple[Settled, ...] = ()
     checked: str = ""
+
+
+def located(host: HostView, row: Runtime, wish: Wish, *, is_image: bool) -> Chosen:
+    """The row to go by: where no file was named, of containerds the one that the kubelet uses.
+
+    Raises:
+        Refused: the kubelet uses one of which nobody knows what it reads.
+    """
+    if wish.config or row.id != "containerd":
+        return Chosen(row)
+    return chosen(row, about_kubelet(look(host, kubelet_probes(image=is_image)), image=is_image))
 
 
 def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
@@ -177,15 +196,16 @@ def _joined(edits: Iterator[Edit]) -> Iterator[Edit]:
 def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, expectation: RuntimeExpectation) -> Draft:
     before, main = contents(there), _main(row, wish)
     was, will_be = row.inspect(before, wish), row.inspect(after_edits(before, edited), wish)
-    trigger = reread_by(row, was, will_be) if row.unit else None
+    trigger = reread_by(row, was, will_be) if row.unit and not row.watches else None
     if trigger and not edited.edits and wish.cdi:
         # What is new in the file to a daemon that has not read it, nobody knows; a feature is not reloaded.
         trigger = replace(trigger, kind="restart")
     changes = file_changes(edited, there, frozenset({trigger}) if trigger else frozenset())
     notes = (*edited.notes, *(note for change in changes if (note := managed(change))))
     stops = disrupts(trigger, before.get(main)) if trigger else ""
-    is_usual = main == row.config
-    return Draft(row.id, main, there, edited.how, changes, expectation, trigger, stops, notes, is_usual)
+    draft = Draft(row.id, main, there, edited.how, changes, expectation, trigger, stops, notes, main == row.config)
+    own = row.own_files | ({main} - row.generated)
+    return replace(draft, own_files=own, product=row.product, restart=edited.restart)
 
 
 def _main(row: Runtime, wish: Wish) -> str:
@@ -203,13 +223,14 @@ def unread(host: HostView, draft: Draft) -> bool:
     """Whether the daemon runs and is older than one of its files; where a time is unknown, nobody can tell."""
     if draft.trigger is None:
         return False
+    if draft.restart:
+        return True
     unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.started_at is None:
         return False
     reread = unit.value.changed_at if reads_again(runtime(draft.about)) == "reload" else None
     since = max(unit.value.started_at, reread or 0.0)
-    own = {draft.main, *runtime(draft.about).own_files}
-    return any(_changed(host, path) > since for path in draft.present if path in own)
+    return any(_changed(host, path) > since for path in draft.present if path in draft.own_files)
 
 
 def _changed(host: HostView, path: str) -> float:
@@ -258,7 +279,8 @@ def carry_out(draft: Draft, host: Host, store: Store, asked: Asked, tell: Observ
     """
     host.vet(draft.changes)
     is_new = any(change.before != change.after for change in draft.changes)
-    checked = host.check(draft.expectation, draft.changes) if draft.expectation and is_new else ""
+    can_check = draft.expectation is not None and not draft.product
+    checked = host.check(draft.expectation, draft.changes) if draft.expectation and can_check and is_new else ""
     asked.pause()
     owes = draft.trigger is not None and draft.trigger not in store.owed()
     unsettled = tuple(change for change in store.unsettled() if draft.trigger in change.triggers)
@@ -377,6 +399,8 @@ def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool
 def _why_not_asked(host: HostView, draft: Draft, *, is_live: bool) -> str:
     if not is_live:
         return "nothing runs in an image"
+    if draft.product:
+        return f"it is part of {draft.product}, which reads its files when it starts"
     if draft.trigger is None or draft.expectation is None:
         return f"{draft.about} has no daemon"
     if not draft.is_usual:
