@@ -25,7 +25,7 @@ from gpunode.runtimes.installations import Chosen, chosen
 from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
-from gpunode.workflow.converge import look, managed
+from gpunode.workflow.converge import look_at_kubelet, managed
 from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
 
@@ -113,7 +113,7 @@ def located(host: HostView, row: Runtime, wish: Wish, *, is_image: bool) -> Chos
     """
     if wish.config or row.id != "containerd":
         return Chosen(row)
-    return chosen(row, about_kubelet(look(host, kubelet_probes(image=is_image)), image=is_image))
+    return chosen(row, about_kubelet(look_at_kubelet(host, kubelet_probes(image=is_image)), image=is_image))
 
 
 def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
