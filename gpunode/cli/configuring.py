@@ -72,7 +72,7 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
 
 def _placed(host: HostView, asked: Wanted, place: str) -> Wanted:
     """What was asked for, of the runtime that it is about on this node."""
-    found = ctk.located(host, asked.row, asked.wish, is_image=place != "/")
+    found = ctk.placed(host, asked.row, asked.wish, is_image=place != "/")
     notes = (*asked.notes, *found.notes)
     if asked.dumps and found.row.product:
         notes = (*notes, f"--config-source=command is ignored: the files of {found.row.product} are read")

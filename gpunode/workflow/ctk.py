@@ -19,7 +19,7 @@ from gpunode.host.runtime import differences
 from gpunode.journal.footprint import FileTrail
 from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, runtime
+from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, located, runtime
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
 from gpunode.runtimes.installations import Chosen, chosen
 from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reads_again, reread_by
@@ -105,7 +105,7 @@ class Done:
     checked: str = ""
 
 
-def located(host: HostView, row: Runtime, wish: Wish, *, is_image: bool) -> Chosen:
+def placed(host: HostView, row: Runtime, wish: Wish, *, is_image: bool) -> Chosen:
     """The row to go by: where no file was named, of containerds the one that the kubelet uses.
 
     Raises:
@@ -124,6 +124,7 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
         Undetermined: they cannot be read.
     """
     there = by_looking(host.look, row, wish)
+    row = located(row, contents(there), wish)
     edited = row.configure(contents(there), wish)
     binary = row.inspect(after_edits(contents(there), edited), wish).handlers.get(wish.handler, wish.binary)
     default = wish.handler if wish.default else None
@@ -145,6 +146,7 @@ def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str,
         Undetermined: they cannot be read.
     """
     there = by_looking(host.look, row, wish)
+    row = located(row, contents(there), wish)
     files, rounds = contents(there), []
     for former in _formers(trails):
         rounds.append(row.unconfigure(files, wish, former))
@@ -195,15 +197,16 @@ def _joined(edits: Iterator[Edit]) -> Iterator[Edit]:
 
 def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, expectation: RuntimeExpectation) -> Draft:
     before, main = contents(there), _main(row, wish)
-    was, will_be = row.inspect(before, wish), row.inspect(after_edits(before, edited), wish)
-    trigger = reread_by(row, was, will_be) if row.unit and not row.watches else None
+    can_be_told = row.unit and not row.watches
+    trigger = reread_by(row, before, after_edits(before, edited), wish) if can_be_told else None
     if trigger and not edited.edits and wish.cdi:
         # What is new in the file to a daemon that has not read it, nobody knows; a feature is not reloaded.
         trigger = replace(trigger, kind="restart")
     changes = file_changes(edited, there, frozenset({trigger}) if trigger else frozenset())
     notes = (*edited.notes, *(note for change in changes if (note := managed(change))))
-    stops = disrupts(trigger, before.get(main)) if trigger else ""
-    draft = Draft(row.id, main, there, edited.how, changes, expectation, trigger, stops, notes, main == row.config)
+    stops = disrupts(row, trigger, before, wish) if trigger else ""
+    is_usual = main == row.config or main == located(runtime(row.id), before, replace(wish, config="")).config
+    draft = Draft(row.id, main, there, edited.how, changes, expectation, trigger, stops, notes, is_usual)
     own = row.own_files | ({main} - row.generated)
     return replace(draft, own_files=own, product=row.product, restart=edited.restart)
 
@@ -278,15 +281,15 @@ def carry_out(draft: Draft, host: Host, store: Store, asked: Asked, tell: Observ
         Conflict: somebody edited one meanwhile; the others are as they were.
     """
     host.vet(draft.changes)
-    is_new = any(change.before != change.after for change in draft.changes)
-    can_check = draft.expectation is not None and not draft.product
-    checked = host.check(draft.expectation, draft.changes) if draft.expectation and can_check and is_new else ""
     asked.pause()
     owes = draft.trigger is not None and draft.trigger not in store.owed()
     unsettled = tuple(change for change in store.unsettled() if draft.trigger in change.triggers)
     run = store.begin(asked.verb, version=asked.version, argv=asked.argv)
     applier = Applier(host, run, tell, lambda: None, unsettled)
     try:
+        # After the run has begun: should it be killed meanwhile, the next one takes the candidates away.
+        is_new = any(change.before != change.after for change in draft.changes) and not draft.product
+        checked = host.check(draft.expectation, draft.changes) if draft.expectation and is_new else ""
         _write(applier, draft, checked, owes=owes)
         settled = _settle(applier, draft, asked, owes=owes)
     except GpunodeError as error:
