@@ -65,25 +65,18 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, _: Footprint) -> Draft:
-        return _configuring(host, _placed(host, asked, place))
+        return _configuring(host, asked, place)
 
     _edit("configure", drafting, how, place, leave)
 
 
-def _placed(host: HostView, asked: Wanted, place: str) -> Wanted:
-    """What was asked for, of the runtime that it is about on this node."""
-    found = ctk.placed(host, asked.row, asked.wish, is_image=place != "/")
-    notes = (*asked.notes, *found.notes)
-    if asked.dumps and found.row.product:
-        notes = (*notes, f"--config-source=command is ignored: the files of {found.row.product} are read")
-        return replace(asked, row=found.row, notes=notes, dumps=())
-    return replace(asked, row=found.row, notes=notes)
-
-
-def _configuring(host: HostView, asked: Wanted) -> Draft:
-    wish = ctk.completed(host, asked.row, asked.wish, asked.dumps)
-    draft = ctk.configuring(host, asked.row, wish)
-    return replace(draft, notes=(*asked.notes, *draft.notes))
+def _configuring(host: HostView, asked: Wanted, place: str) -> Draft:
+    there = ctk.placed(host, asked.row, asked.wish, is_image=place != "/")
+    ignored = f"--config-source=command is ignored: the files of {there.row.product} are read"
+    dumps, notes = ((), (ignored,)) if asked.dumps and there.row.product else (asked.dumps, ())
+    wish = ctk.completed(host, there.row, ctk.for_kubelet(there, asked.wish), dumps)
+    draft = ctk.configuring(host, there.row, wish, there.facts)
+    return replace(draft, notes=(*asked.notes, *there.notes, *notes, *draft.notes))
 
 
 def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
@@ -92,8 +85,8 @@ def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, footprint: Footprint) -> Draft:
-        there = _placed(host, asked, place)
-        wish = ctk.completed(host, there.row, there.wish)
+        there = ctk.placed(host, asked.row, asked.wish, is_image=place != "/")
+        wish = ctk.completed(host, there.row, asked.wish)
         draft = ctk.unconfiguring(host, there.row, wish, footprint.files)
         return replace(draft, notes=(*there.notes, *draft.notes))
 
@@ -203,7 +196,7 @@ def check(typed: Typed, how: How, root: str) -> None:
     place = checked_root(root)
     asked = wanted(typed, place)
     host = LocalHost(place)
-    draft = _configuring(host, _placed(host, asked, place))
+    draft = _configuring(host, asked, place)
     verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
     how.screen().verdict(draft, verdict)
     how.answer(_judged(draft, verdict))

@@ -12,7 +12,7 @@ from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Refused
 from gpunode.facts import systemd
 from gpunode.facts.derive import about_kubelet
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Fact, Known, Unit, Unknown
+from gpunode.facts.model import Fact, Facts, Known, Unit, Unknown
 from gpunode.facts.probes import kubelet_probes, unit_probe
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.host.runtime import differences
@@ -21,7 +21,7 @@ from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
 from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, located, runtime
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
-from gpunode.runtimes.installations import Chosen, chosen
+from gpunode.runtimes.installations import chosen, kubelet_using, with_kubelets_driver
 from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
@@ -105,19 +105,47 @@ class Done:
     checked: str = ""
 
 
-def placed(host: HostView, row: Runtime, wish: Wish, *, is_image: bool) -> Chosen:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a command is about on this node.
+
+    Attributes:
+        facts: those that tell which kubelet is here; None where that does not matter.
+        notes: what the user should know of the choice.
+    """
+
+    row: Runtime
+    facts: Facts | None = None
+    notes: tuple[str, ...] = ()
+
+
+def placed(host: HostView, row: Runtime, wish: Wish, *, is_image: bool) -> Place:
     """The row to go by: where no file was named, of containerds the one that the kubelet uses.
 
     Raises:
         Refused: the kubelet uses one of which nobody knows what it reads.
     """
     if wish.config or row.id != "containerd":
-        return Chosen(row)
-    return chosen(row, about_kubelet(look_at_kubelet(host, kubelet_probes(image=is_image)), image=is_image))
+        return Place(row)
+    facts = about_kubelet(look_at_kubelet(host, kubelet_probes(image=is_image)), image=is_image)
+    found = chosen(row, facts)
+    return Place(found.row, facts, found.notes)
 
 
-def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
+def for_kubelet(place: Place, wish: Wish) -> Wish:
+    """``wish``, and the CRI plugin switched on where a kubelet needs it."""
+    is_needed = place.facts is not None and kubelet_using(place.row, place.facts) is not None
+    return replace(wish, enable_cri=wish.enable_cri or is_needed)
+
+
+def configuring(host: HostView, row: Runtime, wish: Wish, facts: Facts | None = None) -> Draft:
     """What has the runtime run containers by NVIDIA's binary, as ``wish`` says.
+
+    Args:
+        host: the node.
+        row: the runtime.
+        wish: what is asked for.
+        facts: those that tell which kubelet is here; None where that does not matter.
 
     Raises:
         Refused: its files cannot be edited so.
@@ -125,6 +153,7 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
     """
     there = by_looking(host.look, row, wish)
     row = located(row, contents(there), wish)
+    wish = with_kubelets_driver(row, facts, wish, contents(there)) if facts else wish
     edited = row.configure(contents(there), wish)
     binary = row.inspect(after_edits(contents(there), edited), wish).handlers.get(wish.handler, wish.binary)
     default = wish.handler if wish.default else None

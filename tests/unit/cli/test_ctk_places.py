@@ -84,3 +84,17 @@ def test_a_node_without_a_kubelet_has_the_usual_file(tmp_path: Path, capsys: pyt
     _, answer = told(capsys, tmp_path)
     assert paths(answer) == ["/etc/containerd/config.toml"]
     assert not answer["notes"]
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_what_kubeadms_kubelet_needs_of_its_containerd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path, "/etc/containerd/config.toml", b'version = 2\ndisabled_plugins = ["cri"]\n')
+    put(tmp_path, "/etc/systemd/system/kubelet.service", b"[Service]\nExecStart=/usr/bin/kubelet $KUBELET_ARGS\n")
+    put(tmp_path, "/etc/systemd/system/multi-user.target.wants/kubelet.service", b"")
+    arguments = b"[Service]\nEnvironment=KUBELET_ARGS=--config=/var/lib/kubelet/config.yaml\n"
+    put(tmp_path, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf", arguments)
+    put(tmp_path, "/var/lib/kubelet/config.yaml", b"cgroupDriver: systemd\n")
+    _, answer = told(capsys, tmp_path, "--mode", "in-place")
+    diff = "\n".join(answer["diff"][0]["after"].splitlines())
+    assert "disabled_plugins = []" in diff
+    assert diff.count("SystemdCgroup = true") == 2, "runc and nvidia alike"
