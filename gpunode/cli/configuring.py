@@ -65,15 +65,18 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, _: Footprint) -> Draft:
-        return _configuring(host, asked)
+        return _configuring(host, asked, place)
 
     edit("ctk runtime configure", "configure", drafting, how, place, leave)
 
 
-def _configuring(host: HostView, asked: Wanted) -> Draft:
-    wish = ctk.completed(host, asked.row, asked.wish, asked.dumps)
-    draft = ctk.configuring(host, asked.row, wish)
-    return replace(draft, notes=(*asked.notes, *draft.notes))
+def _configuring(host: HostView, asked: Wanted, place: str) -> Draft:
+    there = ctk.placed(host, asked.row, asked.wish, is_image=place != "/")
+    ignored = f"--config-source=command is ignored: the files of {there.row.product} are read"
+    dumps, notes = ((), (ignored,)) if asked.dumps and there.row.product else (asked.dumps, ())
+    wish = ctk.completed(host, there.row, ctk.for_kubelet(there, asked.wish), dumps)
+    draft = ctk.configuring(host, there.row, wish, there.facts)
+    return replace(draft, notes=(*asked.notes, *there.notes, *notes, *draft.notes))
 
 
 def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
@@ -82,8 +85,10 @@ def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, footprint: Footprint) -> Draft:
-        wish = ctk.completed(host, asked.row, asked.wish)
-        return ctk.unconfiguring(host, asked.row, wish, footprint.files)
+        there = ctk.placed(host, asked.row, asked.wish, is_image=place != "/")
+        wish = ctk.completed(host, there.row, asked.wish)
+        draft = ctk.unconfiguring(host, there.row, wish, footprint.files)
+        return replace(draft, notes=(*there.notes, *draft.notes))
 
     edit("ctk runtime unconfigure", "unconfigure", drafting, how, place, leave)
 
@@ -199,7 +204,7 @@ def check(typed: Typed, how: How, root: str) -> None:
     place = checked_root(root)
     asked = wanted(typed, place)
     host = LocalHost(place)
-    draft = _configuring(host, asked)
+    draft = _configuring(host, asked, place)
     verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
     how.screen().verdict(draft, verdict)
     how.answer(_judged(draft, verdict))
