@@ -162,7 +162,7 @@ def see(node: str, root: str, gpu: str) -> Seen:
     from gpunode.workflow.converge import look_around
 
     host = LocalHost(checked_root(root))
-    evidence = look_around(host, probes(image=is_image(root)))
+    evidence = look_around(host, probes(image=is_image(root)), image=is_image(root))
     return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
 
 

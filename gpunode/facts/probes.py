@@ -17,8 +17,11 @@ UNITS: Final = (
     *(unit for units in kubelet.UNITS.values() for unit in units),
 )
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
+# dpkg's list of the toolkit's files: as old as its last installation.
+TOOLKIT_LIST: Final = "/var/lib/dpkg/info/nvidia-container-toolkit-base.list"
 FILES: Final = (
     RESUME_UNIT,
+    TOOLKIT_LIST,
     "/etc/apt/preferences",
     "/etc/containerd/config.toml",
     "/etc/docker/daemon.json",

@@ -47,7 +47,9 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
     after = _after(present, changes)
     with ExitStack() as stack:
         staged = {
-            change.path: stack.enter_context(files.candidate(change.path, after[change.path], root=runner.root))
+            change.path: stack.enter_context(
+                files.candidate(_beside(change, expectation), after[change.path], root=runner.root)
+            )
             for change in changes
             if change.path != expectation.path and change.path in after
         }
@@ -66,6 +68,11 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
         return "checked: containerd takes it; of the CRI plugin, which is switched off, it says nothing"
     _compare(expectation, found, named)
     return "checked: `containerd config dump` reads it as meant"
+
+
+def _beside(change: FileChange, expectation: RuntimeExpectation) -> str:
+    """Where the candidate stands: a new file's folder may be yet to be made, and a kill would leave it there."""
+    return change.path if change.before is not None else expectation.path
 
 
 def _look(runner: Runner, probe: Probe) -> Capture:

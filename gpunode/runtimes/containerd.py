@@ -358,6 +358,9 @@ def _check_effective(files: Files, wish: Wish, before: Configured) -> None:
 def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[str]:
     """What the user should know of the files as they will be."""
     root = loaded[0]
+    for file in loaded:
+        if wish.enable_cri and file.disabled:
+            yield f"{file.path}: the CRI plugin, which disabled_plugins had switched off, is switched on"
     if wish.cdi and root.schema == 1 and wish.exact:
         yield f"{root.path}: enable_cdi stands where nvidia-ctk puts it in schema 1, which containerd does not read"
     yield from _lost(loaded, after, wish)

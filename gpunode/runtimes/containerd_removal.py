@@ -22,13 +22,13 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
         Refused: a file cannot be read, or cannot be edited without harm.
     """
     root = wish.config or CONFIG
-    load(files, wish)  # what cannot be read is told, not taken out of half the files
-    others = sorted(path for path in files if path != root)
+    # What cannot be read is told, before anything is taken out of half the files.
+    own = {file.path for file in load(files, wish)} | {wish.drop_in or DROP_IN}
+    files = {path: content for path, content in files.items() if path in own}
     notes: list[str] = []
     after: dict[str, bytes | None] = {}
-    for path in (root, *others):
-        if path in files:
-            after[path] = _taken_out(files, path, wish, former.get(path), notes)
+    for path in sorted(files, key=lambda path: (path != root, path)):
+        after[path] = _taken_out(files, path, wish, former.get(path), notes)
     before = {path: former[path].before if path in former else content for path, content in files.items()}
     if not _is_unsound(before, wish):
         _keep_sound(after, wish, notes)

@@ -61,6 +61,7 @@ def _rancher(product: str, containerd: Runtime, kubelet: Kubelet) -> Runtime:
         configure=place.configure,
         unconfigure=place.unconfigure,
         inspect=place.inspect,
+        beside=place.beside,
         generated=frozenset({place.config}),
     )
 
@@ -171,12 +172,24 @@ def socket_of(unit: str) -> str:
     return next((row.sockets[0] for row in INSTALLATIONS if unit in row.units), "")
 
 
-def chosen(containerd: Runtime, facts: Facts) -> Chosen:
-    """The containerd to configure: the kubelet's, where one is here, else the one of ``containerd``'s own row.
+def chosen(row: Runtime, facts: Facts) -> Chosen:
+    """What to configure for ``row``: of containerds the kubelet's, where one is here; of other runtimes their own.
 
     Raises:
         Refused: the kubelet uses a containerd of which nobody knows what it reads.
     """
+    return _containerd(row, facts) if row.id == "containerd" else Chosen(row)
+
+
+def placed(row: Runtime, facts: Facts) -> Runtime:
+    """The row to look at for ``row``: as ``chosen`` says, and ``row`` itself where it cannot say."""
+    try:
+        return chosen(row, facts).row
+    except Refused:
+        return row
+
+
+def _containerd(containerd: Runtime, facts: Facts) -> Chosen:
     if isinstance(facts.kubelet, Unknown):
         return Chosen(containerd, _unknown(containerd, facts.kubelet))
     kubelet = facts.kubelet.value
@@ -185,9 +198,9 @@ def chosen(containerd: Runtime, facts: Facts) -> Chosen:
     if other := _OTHERS.get(kubelet.socket):
         note = f"the kubelet here uses {other} ({kubelet.socket}): no pod runs in the containerd of {containerd.config}"
         return Chosen(containerd, (note,))
-    for row in INSTALLATIONS:
-        if row.id == kubelet.kind and kubelet.socket in row.sockets:
-            return Chosen(row.row(containerd, kubelet, facts))
+    for product in INSTALLATIONS:
+        if product.id == kubelet.kind and kubelet.socket in product.sockets:
+            return Chosen(product.row(containerd, kubelet, facts))
     raise _stranger(kubelet)
 
 

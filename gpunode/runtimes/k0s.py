@@ -70,7 +70,11 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
     Raises:
         Refused: a file cannot be read.
     """
-    return containerd.unconfigure(files, _located(files, wish), former)
+    edited = containerd.unconfigure(files, _located(files, wish), former)
+    if not is_managed(files.get(CONFIG)):
+        return edited
+    notes = tuple(note for note in edited.notes if not note.startswith(CONFIG))
+    return replace(edited, edits=tuple(edit for edit in edited.edits if edit.path != CONFIG), notes=notes)
 
 
 def _lost(what: str) -> Refused:

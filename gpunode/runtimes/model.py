@@ -135,6 +135,7 @@ class Runtime:
         unconfigure: what takes NVIDIA's handler out again, given what gpunode is on record for.
         inspect: what the files say, merged as the runtime merges them.
         product: what brings this runtime, where that is not a package of its own; see ``runtimes.installations``.
+        beside: what says what it does beside ``config`` and ``drop_in``.
         generated: the files that the product writes anew at every start of its unit.
         watches: whether the product notices changed files by itself, so that nothing need be restarted.
     """
@@ -152,13 +153,14 @@ class Runtime:
     inspect: Inspect
     from_elsewhere: str = ""
     product: str = ""
+    beside: frozenset[str] = frozenset()
     generated: frozenset[str] = frozenset()
     watches: bool = False
 
     @property
     def own_files(self) -> frozenset[str]:
         """Those that say what it does; of the others that it reads some say how it is started."""
-        return frozenset({self.config, self.drop_in} - {""})
+        return frozenset({self.config, self.drop_in, *self.beside} - {"", *self.generated})
 
 
 def after_edits(files: Files, edited: Edited) -> Files:

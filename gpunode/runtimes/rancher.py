@@ -68,10 +68,14 @@ class Rancher:
         """Our drop-in beside a generated file of ``schema``."""
         return f"{self.folder}/config{_suffix(schema)}.toml.d/{_DROP_IN}"
 
+    @property
+    def beside(self) -> frozenset[str]:
+        """What is written beside the generated file."""
+        return frozenset({self.settings, *(at(schema) for schema in (2, 3) for at in (self.template, self.drop_in))})
+
     def reads(self, files: Files, wish: Wish) -> tuple[str, ...]:
         """Every file that has a say, as far as ``files`` tell."""
-        own = (self.settings, *(place(schema) for schema in (2, 3) for place in (self.template, self.drop_in)))
-        return tuple(dict.fromkeys((*containerd.reads(files, self._located(files, wish)), *own)))
+        return tuple(dict.fromkeys((*containerd.reads(files, self._located(files, wish)), *sorted(self.beside))))
 
     def inspect(self, files: Files, wish: Wish) -> Configured:
         """What containerd reads since the last start."""
@@ -179,7 +183,7 @@ class Rancher:
     def _default(self, files: Files, wish: Wish, present: Configured | None) -> Iterator[Edit]:
         """The product's own setting of the default runtime, where that is wished and not so already."""
         data = files.get(self.settings)
-        after = f"# made by gpunode\ndefault-runtime: {wish.handler}\n".encode()
+        after = _setting(wish)
         if wish.default and (present is None or present.default != wish.handler) and data != after:
             yield Edit(self.settings, data, after)
 
@@ -198,19 +202,38 @@ class Rancher:
         Raises:
             Refused: a file cannot be read.
         """
-        edits = list(containerd.unconfigure(files, self._located(files, wish), former).edits)
-        done = {edit.path for edit in edits}
-        for schema in (2, 3):
-            path = self.template(schema)
-            data = files.get(path)
-            if path not in done and data is not None:
-                after = gotemplate.unconfigure_template(data, path)
-                edits += [Edit(path, data, after)] if after != data else []
-        settings = files.get(self.settings)
-        if self.settings not in done and settings == f"# made by gpunode\ndefault-runtime: {wish.handler}\n".encode():
-            edits.append(Edit(self.settings, settings, None))
-        note = f"{self.product} registers {wish.handler} by itself as long as nvidia-container-toolkit is installed"
-        return Edited(tuple(edits), notes=(note,) if wish.handler in _FOUND else ())
+        templates = [self.template(schema) for schema in (2, 3)]
+        toml = {path: data for path, data in files.items() if path not in {*templates, self.settings}}
+        told = _without(self.config, containerd.unconfigure(toml, self._located(files, wish), former))
+        edits, notes = list(told.edits), list(told.notes)
+        there = [path for path in templates if path in files]
+        edits += [edit for path in there if (edit := _template_without(path, files[path], wish, former))]
+        if self.settings in files and files[self.settings] == _setting(wish):
+            back = former.get(self.settings, Former(None, None)).before
+            edits.append(Edit(self.settings, files[self.settings], back))
+        if wish.handler in _FOUND:
+            notes.append(f"{self.product} registers {wish.handler} by itself while nvidia-container-toolkit is there")
+        return Edited(tuple(edits), notes=tuple(notes))
+
+
+def _without(path: str, edited: Edited) -> Edited:
+    """``edited`` without what it would do to a file that is generated."""
+    edits = tuple(edit for edit in edited.edits if edit.path != path)
+    return Edited(edits, edited.how, tuple(note for note in edited.notes if not note.startswith(path)))
+
+
+def _template_without(path: str, data: bytes, wish: Wish, former: Mapping[str, Former]) -> Edit | None:
+    """The template without the handler; None where it has nothing of it."""
+    if not gotemplate.is_template(data):
+        told = containerd.unconfigure({path: data}, replace(wish, config=path, mode="in-place"), former)
+        return told.edits[0] if told.edits else None
+    was = former.get(path)
+    after = was.before if was and was.after == data else gotemplate.unconfigure_template(data, path)
+    return Edit(path, data, after) if after != data else None
+
+
+def _setting(wish: Wish) -> bytes:
+    return f"# made by gpunode\ndefault-runtime: {wish.handler}\n".encode()
 
 
 def _suffix(schema: int) -> str:

@@ -258,14 +258,15 @@ def carry_out(draft: Draft, host: Host, store: Store, asked: Asked, tell: Observ
         Conflict: somebody edited one meanwhile; the others are as they were.
     """
     host.vet(draft.changes)
-    is_new = any(change.before != change.after for change in draft.changes)
-    checked = host.check(draft.expectation, draft.changes) if draft.expectation and is_new else ""
     asked.pause()
     owes = draft.trigger is not None and draft.trigger not in store.owed()
     unsettled = tuple(change for change in store.unsettled() if draft.trigger in change.triggers)
     run = store.begin(asked.verb, version=asked.version, argv=asked.argv)
     applier = Applier(host, run, tell, lambda: None, unsettled)
     try:
+        # After the run has begun: should it be killed meanwhile, the next one takes the candidates away.
+        is_new = any(change.before != change.after for change in draft.changes)
+        checked = host.check(draft.expectation, draft.changes) if draft.expectation and is_new else ""
         _write(applier, draft, checked, owes=owes)
         settled = _settle(applier, draft, asked, owes=owes)
     except GpunodeError as error:

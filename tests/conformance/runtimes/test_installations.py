@@ -21,6 +21,7 @@ from gpunode.runtimes import Edited, Files, Former, Runtime, Wish, after_edits, 
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.installations import chosen
 
+OTHERS = {"nvidia-container-runtime"}  # microk8s'
 FOLDER = Path(__file__).parent / "installations"
 CASES = sorted(folder.name for folder in FOLDER.iterdir())
 
@@ -71,6 +72,13 @@ def test_what_comes_of_it(case: str) -> None:
     assert not row.generated & {edit.path for edit in edited.edits}
     assert row.configure(after, replace(wish(case), exact=False)).edits == (), "a second time changes nothing"
     assert after_edits(after, row.unconfigure(after, wish(case), records(edited))) == files
+    by_name = row.unconfigure(after, wish(case), {})
+    assert not row.generated & {edit.path for edit in by_name.edits}
+    left = after_edits(after, by_name)
+    assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, wish(case)).handlers.keys() <= {
+        "runc",
+        *OTHERS,
+    }
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "refused" in asked(case)])
