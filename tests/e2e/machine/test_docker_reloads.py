@@ -56,7 +56,7 @@ def machine(request: pytest.FixtureRequest, bases: dict[str, Bases], machines: M
     with machines.make(bases[suite].runtime) as node:
         machines.furnish(node, DIRECTORIES[suite])
         if request.param == "sid":
-            put_programs(node, request.getfixturevalue("newest"))
+            put_programs(node, request.getfixturevalue("runtime_bases")("sid"))
         setup_ok(node, "docker")
         import_image(node)
         yield node
@@ -64,11 +64,11 @@ def machine(request: pytest.FixtureRequest, bases: dict[str, Bases], machines: M
     assert leftovers(left) == []
 
 
-def put_programs(node: Machine, newest: Base) -> None:
-    """docker, containerd and runc are those of ``newest``; what starts them stays."""
+def put_programs(node: Machine, base: Base) -> None:
+    """docker, containerd and runc are those of ``base``; what starts them stays."""
     node.run("systemctl", "stop", "docker.socket", DOCKER, "containerd.service")
     for name in PROGRAMS:
-        for source in (root / name for root in newest.layers if (root / name).is_file()):
+        for source in (root / name for root in base.layers if (root / name).is_file()):
             node.path(f"/{name}").unlink(missing_ok=True)
             shutil.copy2(source, node.path(f"/{name}"))
     node.run("systemctl", "start", "containerd.service", "docker.socket", DOCKER)
@@ -221,6 +221,7 @@ def test_features_on_the_command_line_are_found_likewise(node: Machine) -> None:
     assert start_of(node, DOCKER) == before
 
 
+@pytest.mark.long
 def test_the_file_that_docker_is_told_to_read_is_the_one_that_is_written(node: Machine) -> None:
     node.write("/srv/docker.json", '{"log-level": "warn"}\n')
     start_with(node, "--config-file /srv/docker.json")
@@ -235,6 +236,7 @@ def test_the_file_that_docker_is_told_to_read_is_the_one_that_is_written(node: M
     node.path("/srv/docker.json").unlink()
 
 
+@pytest.mark.long
 def test_systemd_and_gpunode_read_a_command_line_alike(node: Machine) -> None:
     node.write(OPTIONS, "# DOCKER_OPTS=no\nDOCKER_OPTS='--label=\"k=a b\"  --debug=false'\n")
     lines = (
@@ -294,6 +296,7 @@ def test_a_restart_that_stops_containers_needs_leave(node: Machine, training: Tr
     assert "nvidia" in runtimes(node)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["in the file", "on the command line"])
 def test_containers_that_outlive_their_daemon_need_no_leave(node: Machine, how: str) -> None:
     if how == "in the file":
