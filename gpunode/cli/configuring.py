@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gpunode import __version__
 from gpunode.change import Change
@@ -28,9 +27,6 @@ from gpunode.workflow import ctk
 from gpunode.workflow.ctk import Asked, CtkVerb, Draft, Verdict
 from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import told
-
-if TYPE_CHECKING:
-    from gpunode.host.port import HostView
 
 _WHY_ROOT = "it writes the runtime's configuration and keeps its journal in /var/lib/gpunode"
 _WITHOUT_ROOT = "--dry-run shows what it would do, without root"
@@ -70,10 +66,10 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
     _edit("configure", drafting, how, place, leave)
 
 
-def _configuring(host: HostView, asked: Wanted) -> Draft:
-    wish = ctk.completed(host, asked.row, asked.wish, asked.dumps)
-    draft = ctk.configuring(host, asked.row, wish)
-    return replace(draft, notes=(*asked.notes, *draft.notes))
+def _configuring(host: LocalHost, asked: Wanted) -> Draft:
+    where = ctk.place(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
+    draft = ctk.configuring(host, where.row, where.wish)
+    return replace(draft, notes=(*asked.notes, *where.notes, *draft.notes))
 
 
 def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
@@ -82,8 +78,9 @@ def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, footprint: Footprint) -> Draft:
-        wish = ctk.completed(host, asked.row, asked.wish)
-        return ctk.unconfiguring(host, asked.row, wish, footprint.files)
+        where = ctk.place(host, asked.row, asked.wish, image=place != "/")
+        draft = ctk.unconfiguring(host, where.row, where.wish, footprint.files)
+        return replace(draft, notes=(*where.notes, *draft.notes))
 
     _edit("unconfigure", drafting, how, place, leave)
 

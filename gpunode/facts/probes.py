@@ -113,6 +113,13 @@ def probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: bool 
     return tuple(probe for probe in every if not image or probe.source.startswith(_STORED))
 
 
+def kubelet_probes(*, image: bool = False) -> tuple[Probe, ...]:
+    """Those of ``probes`` that tell which kubelet is here."""
+    keys = {"units", "unit-wants", "unit-files-etc", "unit-files-lib", *kubelet.FOLDERS}
+    keys.update(f"file:{path}" for path in kubelet.FILES)
+    return tuple(probe for probe in probes(image=image) if probe.key in keys)
+
+
 def unit_probe(*names: str) -> Probe:
     """What systemd says of these units."""
     properties = ",".join(UNIT_PROPERTIES)

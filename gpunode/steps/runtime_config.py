@@ -50,7 +50,7 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned:
     wish = _wish(recipe, row, facts)
     present = in_facts(facts, row, wish)
     row = located(row, contents(present), wish)
-    if _is_under_systemd(recipe, facts, row) and _inherits_nothing(row.inspect(contents(present), wish)):
+    if _is_under_systemd(recipe, facts, row) and inherits_nothing(row.inspect(contents(present), wish)):
         wish = replace(wish, systemd_cgroup=True)
     planned = _planned(row, wish, facts, present, row.configure(contents(present), wish))
     return replace(planned, notes=(*place.notes, *planned.notes))
@@ -139,25 +139,25 @@ def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
         systemd_cgroup=recipe.runtime.cgroup == "systemd",
         cdi=recipe.runtime.cdi,
         version=tuple(int(number) for number in numbers[0].split(".")) if numbers else None,
-        enable_cri=row.id == "containerd" and _kubelet_using(row, facts) is not None,
+        enable_cri=row.id == "containerd" and kubelet_using(row, facts) is not None,
     )
 
 
 def _is_under_systemd(recipe: Recipe, facts: Facts, row: Runtime) -> bool:
     """Whether the kubelet runs the pods of this containerd under systemd's cgroup driver."""
-    kubelet = _kubelet_using(row, facts)
+    kubelet = kubelet_using(row, facts)
     if recipe.runtime.cgroup != "auto" or kubelet is None or row.id != "containerd":
         return False
     return kubelet.cgroup_driver == "systemd"
 
 
-def _kubelet_using(row: Runtime, facts: Facts) -> Kubelet | None:
+def kubelet_using(row: Runtime, facts: Facts) -> Kubelet | None:
     """The kubelet that runs its pods in this runtime; None where there is none, or nobody can tell."""
     kubelet = facts.kubelet.value if isinstance(facts.kubelet, Known) else None
     return kubelet if kubelet is not None and kubelet.socket == row.socket else None
 
 
-def _inherits_nothing(present: Configured) -> bool:
+def inherits_nothing(present: Configured) -> bool:
     """Whether the files have no handler whose cgroup driver ours would take over."""
     return not any(name in present.handlers for name in (*RUNC_FAMILY, present.default))
 

@@ -10,20 +10,29 @@ from typing import Literal, TypeAlias
 from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Refused
 from gpunode.facts import systemd
+from gpunode.facts.derive import about_kubelet
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Known, Unit, Unknown
-from gpunode.facts.probes import unit_probe
+from gpunode.facts.probes import TOOLKIT_LIST, kubelet_probes, unit_probe
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.host.runtime import differences
 from gpunode.journal.footprint import FileTrail
 from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, located, runtime
+from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, located
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
-from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reads_again, reread_by
+from gpunode.runtimes.installations import chosen
+from gpunode.steps.runtime_config import (
+    RUNTIME_CONFIG,
+    disrupts,
+    inherits_nothing,
+    kubelet_using,
+    reads_again,
+    reread_by,
+)
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
-from gpunode.workflow.converge import managed
+from gpunode.workflow.converge import look, managed
 from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
 
@@ -50,6 +59,9 @@ class Draft:
         trigger: what makes the running daemon read them; None for a runtime without one.
         stops: what that stops; empty when nothing.
         is_usual: whether ``main`` is the file that the runtime reads by itself.
+        own: the files that say what the runtime does; of the others that it reads some say how it is started.
+        reloads: whether a reload is enough for the daemon to read them.
+        overlooked: why the daemon must start again although no file changes; empty where it need not.
     """
 
     about: str
@@ -62,6 +74,9 @@ class Draft:
     stops: str = ""
     notes: tuple[str, ...] = ()
     is_usual: bool = True
+    own: frozenset[str] = frozenset()
+    reloads: bool = False
+    overlooked: str = ""
 
     @property
     def after(self) -> Files:
@@ -97,6 +112,71 @@ class Done:
     checked: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The runtime that is meant, as this node has it, and the wish with what the node says of it."""
+
+    row: Runtime
+    wish: Wish
+    notes: tuple[str, ...] = ()
+
+
+def place(
+    host: HostView, row: Runtime, wish: Wish, dumps: Sequence[Sequence[str]] = (), *, image: bool = False
+) -> Place:
+    """Of containerds the one that the kubelet uses, unless a file is named; with its version where that matters.
+
+    Args:
+        host: the node.
+        row: the runtime that was asked for.
+        wish: for it.
+        dumps: commands of which the first that is there prints what options are copied from.
+        image: whether the node is a root folder that no kernel of its own runs on.
+
+    Raises:
+        Refused: the kubelet uses a containerd of which nobody knows what it reads; or none of ``dumps`` is there.
+    """
+    found = Place(row, wish)
+    if row.id == "containerd" and not wish.config:
+        found = _kubelets(host, row, wish, image=image)
+    version = None if found.row.product else _version(host, row, dumps)
+    source = _dumped(host, dumps) if dumps else None
+    return replace(found, wish=replace(found.wish, version=version, source=source))
+
+
+def _kubelets(host: HostView, row: Runtime, wish: Wish, *, image: bool) -> Place:
+    facts = about_kubelet(look(host, kubelet_probes(image=image)), image=image)
+    where = chosen(row, facts)
+    kubelet = kubelet_using(where.row, facts)
+    if kubelet is None:
+        return Place(where.row, wish, where.notes)
+    present = where.row.inspect(contents(by_looking(host.look, where.row, wish)), wish)
+    systemd_cgroup = kubelet.cgroup_driver == "systemd" and inherits_nothing(present)
+    return Place(where.row, replace(wish, enable_cri=True, systemd_cgroup=systemd_cgroup), where.notes)
+
+
+def _version(host: HostView, row: Runtime, dumps: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
+    program = dumps[0][0] if dumps else row.id
+    # What reads no drop-ins is edited in place, whatever its version.
+    told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if row.drop_in else ""
+    found = _VERSION.search(told)
+    return tuple(int(number) for number in found[1].split(".")) if found else None
+
+
+def _dumped(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
+    for argv in dumps:
+        told = host.look(Probe(" ".join(argv), argv=tuple(argv), timeout_s=_DUMP_S, limit_bytes=_DUMP_BYTES))
+        if told.outcome != "absent":
+            break
+    if told.outcome == "ok":
+        return told.data
+    raise Refused(
+        f"`{told.source}` does not print the configuration",
+        why=told.error.strip()[-500:] or told.outcome,
+        hint="correct that, or leave --config-source out: then the file itself is read",
+    )
+
+
 def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
     """What has the runtime run containers by NVIDIA's binary, as ``wish`` says.
 
@@ -109,8 +189,8 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
     edited = row.configure(contents(there), wish)
     binary = row.inspect(after_edits(contents(there), edited), wish).handlers.get(wish.handler, wish.binary)
     default = wish.handler if wish.default else None
-    expectation = RuntimeExpectation(row.id, _main(row, wish), frozenset({(wish.handler, binary)}), default)
-    return _draft(row, wish, there, edited, expectation)
+    meant = RuntimeExpectation(row.id, _main(row, wish), frozenset({(wish.handler, binary)}), default)
+    return _draft(row, wish, there, edited, meant)
 
 
 def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str, FileTrail]) -> Draft:
@@ -176,17 +256,35 @@ def _joined(edits: Iterator[Edit]) -> Iterator[Edit]:
     return (edit for edit in found.values() if edit.before != edit.after)
 
 
-def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, expectation: RuntimeExpectation) -> Draft:
+def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, meant: RuntimeExpectation) -> Draft:
     before, main = contents(there), _main(row, wish)
-    trigger = reread_by(row, before, after_edits(before, edited), wish) if row.unit else None
-    if trigger and not edited.edits and wish.cdi:
-        # What is new in the file to a daemon that has not read it, nobody knows; a feature is not reloaded.
-        trigger = replace(trigger, kind="restart")
+    trigger = _trigger(row, wish, before, edited)
     changes = file_changes(edited, there, frozenset({trigger}) if trigger else frozenset())
-    notes = (*edited.notes, *(note for change in changes if (note := managed(change))))
-    stops = disrupts(row, trigger, before, wish) if trigger else ""
-    is_usual = main == located(runtime(row.id), before, replace(wish, config="")).config
-    return Draft(row.id, main, there, edited.how, changes, expectation, trigger, stops, notes, is_usual)
+    return Draft(
+        about=row.id,
+        main=main,
+        present=there,
+        how=edited.how,
+        changes=changes,
+        # What a product makes of its files is there for a parser only after its next start.
+        expectation=None if row.product else meant,
+        trigger=trigger,
+        stops=disrupts(row, trigger, before, wish) if trigger else "",
+        notes=(*edited.notes, *(note for change in changes if (note := managed(change)))),
+        is_usual=not wish.config or wish.config == located(row, before, replace(wish, config="")).config,
+        own=frozenset({main, wish.drop_in, *row.own_files} - row.generated),
+        reloads=reads_again(row) == "reload",
+        overlooked=edited.restart,
+    )
+
+
+def _trigger(row: Runtime, wish: Wish, before: Files, edited: Edited) -> Trigger | None:
+    if not row.unit or row.watches:
+        return None
+    if not edited.edits and wish.cdi:
+        # What is new in the file to a daemon that has not read it, nobody knows; a feature is not reloaded.
+        return Trigger("restart", row.unit)
+    return reread_by(row, before, after_edits(before, edited), wish)
 
 
 def _main(row: Runtime, wish: Wish) -> str:
@@ -207,10 +305,10 @@ def unread(host: HostView, draft: Draft) -> bool:
     unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.started_at is None:
         return False
-    reread = unit.value.changed_at if reads_again(runtime(draft.about)) == "reload" else None
-    since = max(unit.value.started_at, reread or 0.0)
-    own = {draft.main, *runtime(draft.about).own_files}
-    return any(_changed(host, path) > since for path in draft.present if path in own)
+    since = max(unit.value.started_at, (draft.reloads and unit.value.changed_at) or 0.0)
+    # What registers the runtime by itself does so at a start that finds the toolkit.
+    came = _changed(host, TOOLKIT_LIST) if draft.overlooked else 0.0
+    return came > since or any(_changed(host, path) > since for path in draft.present if path in draft.own)
 
 
 def _changed(host: HostView, path: str) -> float:
@@ -312,34 +410,6 @@ def conclude(store: Store) -> None:
         store.conclude(cut.begin.run, "cut short; a later run found nothing left to do")
 
 
-def completed(host: HostView, row: Runtime, wish: Wish, dumps: Sequence[Sequence[str]] = ()) -> Wish:
-    """``wish`` with the daemon's version where that matters, and what the first of ``dumps`` that is there prints.
-
-    Raises:
-        Refused: none of them is there, or it fails.
-    """
-    program = dumps[0][0] if dumps else row.id
-    # What reads no drop-ins is edited in place, whatever its version.
-    told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if row.drop_in else ""
-    found = _VERSION.search(told)
-    version = tuple(int(number) for number in found[1].split(".")) if found else None
-    return replace(wish, version=version, source=_dumped(host, dumps) if dumps else None)
-
-
-def _dumped(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
-    for argv in dumps:
-        told = host.look(Probe(" ".join(argv), argv=tuple(argv), timeout_s=_DUMP_S, limit_bytes=_DUMP_BYTES))
-        if told.outcome != "absent":
-            break
-    if told.outcome == "ok":
-        return told.data
-    raise Refused(
-        f"`{told.source}` does not print the configuration",
-        why=told.error.strip()[-500:] or told.outcome,
-        hint="correct that, or leave --config-source out: then the file itself is read",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether a runtime is as asked.
@@ -369,26 +439,24 @@ def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool
     """
     if draft.changes:
         return Verdict(pending=True)
-    if untold := _why_not_asked(host, draft, is_live=is_live):
+    if not is_live:
+        return Verdict(untold="nothing runs in an image")
+    if not draft.is_usual:
+        return Verdict(untold=f"it reads {draft.main} only where it is told to")
+    if untold := asleep(host, draft):
         return Verdict(untold=untold)
-    if draft.trigger and unread(host, draft):
-        return Verdict(otherwise="its files were changed after it read them last")
+    if unread(host, draft):
+        return Verdict(otherwise=draft.overlooked or "its files were changed after it read them last")
+    if draft.expectation is None:
+        return Verdict(untold="what it has is made at its start, and no parser of its own tells")
     return _asked(draft, effective)
 
 
-def _why_not_asked(host: HostView, draft: Draft, *, is_live: bool) -> str:
-    if not is_live:
-        return "nothing runs in an image"
-    if draft.trigger is None or draft.expectation is None:
-        return f"{draft.about} has no daemon"
-    if not draft.is_usual:
-        return f"it reads {draft.main} only where it is told to"
-    return asleep(host, draft)
-
-
 def asleep(host: HostView, draft: Draft) -> str:
-    """Why no daemon has to read the files now; empty where one does, or nobody can tell."""
-    unit = _unit(host, draft.trigger.target) if draft.trigger else Unknown("it has none", "units")
+    """Why no daemon has to be made to read the files; empty where one has, or nobody can tell."""
+    if draft.trigger is None:
+        return "it looks at its files by itself"
+    unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.state.active:
         return ""
     return "it does not run, and reads its files when it starts" if unit.value.exists else "it is not installed here"
