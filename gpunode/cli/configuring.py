@@ -206,6 +206,6 @@ def _judged(draft: Draft, verdict: Verdict) -> Envelope:
         answer,
         status=failure.status if failure else "ok",
         exit_code=failure.exit_code if failure else 0,
-        notes=(*draft.notes, *([verdict.untold] if verdict.untold else [])),
+        notes=(*draft.notes, *([f"the daemon was not asked: {verdict.untold}"] if verdict.untold else [])),
         errors=(failure,) if failure else (),
     )
