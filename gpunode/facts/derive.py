@@ -7,8 +7,21 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpunode.change import FileState, PackageState
-from gpunode.facts import apt_sources, dkms, dpkg, kernels, kmod, lspci, os_release, platform, sysfs_pci, systemd
+from gpunode.facts import (
+    apt_sources,
+    dkms,
+    dpkg,
+    kernels,
+    kmod,
+    layout,
+    lspci,
+    os_release,
+    platform,
+    sysfs_pci,
+    systemd,
+)
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, decode_found
+from gpunode.facts.layout import Layout
 from gpunode.facts.model import (
     AptSource,
     Distro,
@@ -124,6 +137,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         changed_at=_changed_at(evidence),
         dkms=_fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
         run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
+        layout=_layout(reader, image=image),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
 
@@ -266,6 +280,15 @@ def _loaded_driver(reader: _Reader, *, image: bool) -> Fact[LoadedDriver | None]
     return Known(None, _IMAGE) if image else _fact("nvidia-version", read)
 
 
+def _layout(reader: _Reader, *, image: bool) -> Fact[Layout | None]:
+    def read() -> Layout | None:
+        gpus = reader.found("nvidia-gpus")
+        instances = (*reader.found("nvidia-gpu-instances"), *reader.found("nvidia-compute-instances"))
+        return layout.layout(gpus, instances) if gpus else None
+
+    return Known(None, _IMAGE) if image else _fact("nvidia-gpus", read)
+
+
 def _device_nodes(reader: _Reader, *, image: bool) -> Fact[frozenset[str]]:
     if image:
         return Known(frozenset(), _IMAGE)
@@ -294,7 +317,7 @@ def _shown(reader: _Reader) -> str:
 
 def _asked(capture: Capture | None) -> tuple[str, ...]:
     words = capture.source.split() if capture else ()
-    return tuple(dict.fromkeys((*UNITS, *(word for word in words if word.endswith(".service")))))
+    return tuple(dict.fromkeys((*UNITS, *(word for word in words if word.endswith((".service", ".path"))))))
 
 
 def _files(evidence: Evidence) -> Files:

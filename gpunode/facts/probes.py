@@ -13,6 +13,8 @@ UNITS: Final = (
     "docker.service",
     "nvidia-persistenced.service",
     "nvidia-fabricmanager.service",
+    "nvidia-cdi-refresh.service",
+    "nvidia-cdi-refresh.path",
 )
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
 FILES: Final = (
@@ -21,6 +23,7 @@ FILES: Final = (
     "/etc/containerd/config.toml",
     "/etc/docker/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",
+    "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env",
     "/usr/share/keyrings/cuda-archive-keyring.gpg",
     "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
 )
@@ -29,6 +32,8 @@ FOLDERS: Final = {
     "apt-sources-d": "/etc/apt/sources.list.d",
     "apt-preferences-d": "/etc/apt/preferences.d",
     "modprobe-d": "/etc/modprobe.d",
+    "cdi-etc": "/etc/cdi",
+    "cdi-run": "/var/run/cdi",
 }
 # Where distributions, DKMS and NVIDIA's installer put a built nvidia.ko, below /lib/modules/<kernel>/.
 _MODULE_PLACES: Final = {
@@ -78,6 +83,9 @@ _STATIC: Final = (
     _listing("pci-driver", "/sys/bus/pci/devices/*/driver"),
     Probe("modules", path="/proc/modules"),
     Probe("nvidia-version", path="/proc/driver/nvidia/version"),
+    Probe("nvidia-gpus", glob="/proc/driver/nvidia/gpus/*/information"),
+    Probe("nvidia-gpu-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/access"),
+    Probe("nvidia-compute-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*/access"),
     _listing("dev-nvidia", "/dev/nvidia*"),
     _listing("dev-nvidia-caps", "/dev/nvidia-caps/*"),
     Probe("virt", argv=("systemd-detect-virt",)),
