@@ -86,7 +86,11 @@ Exit codes: [exit-codes.md](exit-codes.md). What `--json` prints: [json-output.m
 
 
 def _commands(command: Any, path: str) -> Iterator[str]:
-    for name, inner in getattr(command, "commands", {}).items():
+    import typer
+
+    context = typer.Context(command)
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
         if hasattr(inner, "commands"):
             yield from _commands(inner, f"{path} {name}")
         else:

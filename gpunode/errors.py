@@ -74,10 +74,10 @@ class Refused(GpunodeError):
 
 
 class ChangesPending(GpunodeError):
-    """``plan --check`` found a node that is not as its recipe wants it."""
+    """A check found something that is not as it was asked for."""
 
     exit_code, status = 4, "changes-pending"
-    meaning = "`plan --check`: changes pending"
+    meaning = "`plan --check`, `ctk runtime check`: changes pending"
 
 
 class Conflict(GpunodeError):

@@ -6,9 +6,10 @@ Only typer is imported here; every command imports what it needs, so ``gpunode p
 # No annotations from __future__ here: typer would compile each of 90 from its text, 3 ms at every start.
 # ruff: noqa: I002
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 app = typer.Typer(
     name="gpunode",
@@ -21,6 +22,40 @@ app = typer.Typer(
 )
 recipe_app = typer.Typer(help="The wanted state of a node, as a file.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(recipe_app, name="recipe")
+
+
+class CtkGroup(TyperGroup):
+    """The commands of ``cli/ctk.py``, which is imported when one of them, or their list, is asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name."""
+        self._fill()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names."""
+        self._fill()
+        return super().list_commands(ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As ever; the group's own options are taken as nvidia-ctk takes its global ones."""
+        from gpunode.cli.goflags import of_group
+
+        return super().parse_args(ctx, of_group(self.params, args))
+
+    def _fill(self) -> None:
+        if not self.commands:
+            from gpunode.cli import ctk
+
+            self.commands.update(ctk.commands())
+
+
+ctk_app = typer.Typer(
+    cls=CtkGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(ctk_app, name="ctk")
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="a shipped recipe's name, or a .toml file")]
 RuntimeOption = Annotated[
@@ -51,6 +86,9 @@ DisruptionOption = Annotated[
     bool,
     typer.Option("--allow-disruption", help="go on though containers stop or processes lose the GPU"),
 ]
+
+DebugOption = Annotated[bool, typer.Option("-d", "--debug", envvar="NVIDIA_CTK_DEBUG", help="as --verbose")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", envvar="NVIDIA_CTK_QUIET", help="print errors alone")]
 
 
 @app.callback(invoke_without_command=False)
@@ -240,6 +278,12 @@ def capture(
     from gpunode.cli import commands
 
     commands.capture(file, commands.How(json=json))
+
+
+@ctk_app.callback()
+def ctk(ctx: typer.Context, debug: DebugOption = False, quiet: QuietOption = False) -> None:
+    """Configure container runtimes and the container toolkit, as nvidia-ctk does, and leave the rest as it is."""
+    ctx.obj = {"debug": debug, "quiet": quiet}
 
 
 @recipe_app.command("list")

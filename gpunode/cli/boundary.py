@@ -13,6 +13,8 @@ from gpunode.cli.answered import Answered
 from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 
 _LOG_FOLDER = Path("/var/log/gpunode")
+# Words that are no command yet: the one that follows is.
+_GROUPS = frozenset({"recipe", "ctk", "runtime"})
 
 
 def run(arguments: list[str]) -> int:
@@ -80,9 +82,10 @@ def _tell(arguments: list[str], error: GpunodeError) -> None:
 
 
 def _command(arguments: list[str]) -> str:
-    """The command as its envelope names it: ``plan``, ``recipe check``."""
+    """The command as its envelope names it: ``plan``, ``ctk runtime check``."""
     words = [word for word in arguments if not word.startswith("-")]
-    return " ".join(words[: 2 if words[:1] == ["recipe"] else 1]) or "gpunode"
+    depth = next((index for index, word in enumerate(words) if word not in _GROUPS), len(words)) + 1
+    return " ".join(words[:depth]) or "gpunode"
 
 
 def _typer_error(arguments: list[str], error: Exception) -> int:

@@ -36,14 +36,15 @@ SAMPLE = "debian12-gtx1080"
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How the answer is wanted."""
+    """How the answer is wanted; ``quiet`` tells errors alone."""
 
     json: bool = False
     verbose: bool = False
+    quiet: bool = False
 
     def screen(self) -> Screen:
-        """Where a person reads; silent when a program does."""
-        return Screen(verbose=self.verbose, silent=self.json)
+        """Where a person reads; silent when a program does, or nobody."""
+        return Screen(verbose=self.verbose, silent=self.json or self.quiet)
 
     def answer(self, envelope: Envelope) -> None:
         """Tells a program the answer, and ends with its exit code unless that is 0."""

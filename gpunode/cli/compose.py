@@ -162,7 +162,7 @@ def see(node: str, root: str, gpu: str) -> Seen:
     from gpunode.workflow.converge import look_around
 
     host = LocalHost(checked_root(root))
-    evidence = look_around(host, probes(image=is_image(root)))
+    evidence = look_around(host, probes(image=is_image(root)), image=is_image(root))
     return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
 
 
@@ -202,19 +202,19 @@ def checked_root(root: str) -> str:
     return str(_resolved(root))
 
 
-def need_root(command: str) -> None:
+def need_root(
+    command: str,
+    why: str = "it writes under /etc and runs apt",
+    instead: str = "gpunode plan shows what it would do, without root",
+) -> None:
     """Nothing, for root.
 
     Raises:
-        UsageError: for anybody else.
+        UsageError: for anybody else; says ``why``, and what can be done ``instead``.
     """
     if os.geteuid() != 0:
         typed = " ".join(sys.argv[1:]) or command
-        raise UsageError(
-            f"{command} needs root",
-            why="it writes under /etc and runs apt",
-            hint=f"sudo gpunode {typed}\n(gpunode plan shows what it would do, without root)",
-        )
+        raise UsageError(f"{command} needs root", why=why, hint=f"sudo gpunode {typed}\n({instead})")
 
 
 def announcer(root: str) -> Announce:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gpunode.lockfile import Moved
     from gpunode.recipe import Recipe, VersionLock
     from gpunode.workflow.converge import StagePlan
+    from gpunode.workflow.ctk import CtkVerb, Done, Draft, Verdict
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
@@ -235,6 +236,25 @@ class Screen:
         self._put(*results.rollback_lines(done, failure, self._argv))
         if failure and not self._silent and not isinstance(failure, RebootRequired):
             standard_error().put(error_lines(failure))
+
+    def draft(self, verb: CtkVerb, draft: Draft) -> None:
+        """What is to be written into a runtime's files."""
+        from gpunode.cli.screen.edits import draft_lines
+
+        self._put(*draft_lines(verb, draft, verbose=self._verbose))
+
+    def drafted(self, verb: CtkVerb, draft: Draft, done: Done, following: str) -> None:
+        """That it was, and the command that follows, if one does."""
+        from gpunode.cli.screen.edits import drafted_lines
+
+        self._live.close()
+        self._put(*drafted_lines(verb, draft, done, self._argv, following))
+
+    def verdict(self, draft: Draft, verdict: Verdict) -> None:
+        """Whether a runtime is as asked."""
+        from gpunode.cli.screen.edits import verdict_lines
+
+        self._put(*verdict_lines(draft, verdict, self._argv, verbose=self._verbose))
 
     def forgetting(self, run: RunSummary) -> None:
         """What stops being undoable."""

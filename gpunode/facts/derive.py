@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpunode.change import FileState, PackageState
@@ -13,6 +13,7 @@ from gpunode.facts import (
     dpkg,
     kernels,
     kmod,
+    kubelet,
     layout,
     lspci,
     os_release,
@@ -117,7 +118,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
     """
     reader = _Reader(evidence)
     entries = _fact("dpkg-status", lambda: dpkg.entries(reader.text("dpkg-status")))
-    return Facts(
+    facts = Facts(
         distro=_distro(reader),
         architecture=_architecture(entries),
         platform=_platform(reader, image=image),
@@ -140,6 +141,14 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         layout=_layout(reader, image=image),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
+    return replace(facts, kubelet=kubelet.fact(facts))
+
+
+def about_kubelet(evidence: Evidence, *, image: bool = False) -> Facts:
+    """The facts that tell which kubelet is here; all others are Unknown. Cheaper than ``derive``."""
+    files, folders = _files(evidence), {f: key for key, f in FOLDERS.items() if _is_read(evidence.get(key))}
+    facts = replace(derive({}), units=_units(_Reader(evidence), image=image), files=files, folders=folders)
+    return replace(facts, kubelet=kubelet.fact(facts))
 
 
 def _is_read(capture: Capture | None) -> bool:

@@ -220,6 +220,29 @@ class DkmsBuild:
     version: str
 
 
+KubeletKind: TypeAlias = Literal["kubelet", "k3s", "rke2", "microk8s", "k0s"]
+CgroupDriver: TypeAlias = Literal["systemd", "cgroupfs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kubelet:
+    """The kubelet of the node.
+
+    Attributes:
+        kind: the product that brings it; ``kubelet`` for one on its own, as kubeadm sets it up.
+        unit: the systemd unit that runs it; empty where only its files were found.
+        socket: the path of the container runtime's socket.
+        cgroup_driver: under which it runs pods; None where it decides that at its start.
+        data: the folder in which k3s and RKE2 keep what they generate; empty for the others.
+    """
+
+    kind: KubeletKind
+    unit: str
+    socket: str
+    cgroup_driver: CgroupDriver | None = None
+    data: str = ""
+
+
 Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
 
 
@@ -240,6 +263,7 @@ class Facts:
         changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
         units: only those that steps ask about.
         dpkg_interrupted: whether dpkg stopped in the middle of its work.
+        kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
     """
 
     distro: Fact[Distro]
@@ -263,6 +287,7 @@ class Facts:
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
     layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")
+    kubelet: Fact[Kubelet | None] = Unknown("not captured", "kubelet")
 
     def file(self, path: str) -> Known[FileState | None] | Unknown:
         """The state of the file at ``path``; unknown where nobody looked."""

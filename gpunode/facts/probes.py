@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from gpunode.facts import kubelet
 from gpunode.facts.evidence import Probe
 
 UNITS: Final = (
@@ -15,10 +16,14 @@ UNITS: Final = (
     "nvidia-fabricmanager.service",
     "nvidia-cdi-refresh.service",
     "nvidia-cdi-refresh.path",
+    *(unit for units in kubelet.UNITS.values() for unit in units),
 )
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
+# dpkg's list of the toolkit's files: as old as its last installation.
+TOOLKIT_LIST: Final = "/var/lib/dpkg/info/nvidia-container-toolkit-base.list"
 FILES: Final = (
     RESUME_UNIT,
+    TOOLKIT_LIST,
     "/etc/apt/preferences",
     "/etc/containerd/config.toml",
     "/etc/docker/daemon.json",
@@ -26,6 +31,7 @@ FILES: Final = (
     "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env",
     "/usr/share/keyrings/cuda-archive-keyring.gpg",
     "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
+    *kubelet.FILES,
 )
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
@@ -34,6 +40,7 @@ FOLDERS: Final = {
     "modprobe-d": "/etc/modprobe.d",
     "cdi-etc": "/etc/cdi",
     "cdi-run": "/var/run/cdi",
+    **kubelet.FOLDERS,
 }
 # Where distributions, DKMS and NVIDIA's installer put a built nvidia.ko, below /lib/modules/<kernel>/.
 _MODULE_PLACES: Final = {
@@ -110,11 +117,12 @@ def probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: bool 
     """
     names = tuple(dict.fromkeys((*UNITS, *units)))
     paths = dict.fromkeys((*FILES, *files))
-    every = (*_STATIC, _units(names), *(Probe(f"file:{path}", path=path) for path in paths))
+    every = (*_STATIC, unit_probe(*names), *(Probe(f"file:{path}", path=path) for path in paths))
     return tuple(probe for probe in every if not image or probe.source.startswith(_STORED))
 
 
-def _units(names: tuple[str, ...]) -> Probe:
+def unit_probe(*names: str) -> Probe:
+    """What systemd says of these units."""
     properties = ",".join(UNIT_PROPERTIES)
     # Microseconds and UTC: whether a daemon is older than its file must not hang on a time zone or a full second.
     return Probe("units", argv=("systemctl", "show", "--timestamp=us+utc", "-p", properties, *names))

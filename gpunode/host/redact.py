@@ -50,8 +50,12 @@ _SPOKEN: Final = re.compile(
 # Two passes do for what was found so far; the bound is for text that was made to go on for ever.
 _PASSES: Final = 8
 _PLAIN: Final = frozenset({"true", "false", "null", "none"})
-# The system's own tables: no person writes a secret there, and dpkg's descriptions speak of passwords.
-_TABLES: Final = ("/proc/", "/sys/", "/var/lib/", "/boot/", "/lib/", "/usr/", "/dev/", "lspci", "uname", "systemctl")
+# The system's own tables: no person writes a secret there, and dpkg's descriptions speak of passwords. Of /var/lib only
+# those of packages: k3s and RKE2 keep containerd's configuration there, with the registries' passwords.
+_TABLES: Final = (
+    *("/proc/", "/sys/", "/var/lib/apt/", "/var/lib/dkms/", "/var/lib/dpkg/", "/boot/", "/lib/", "/usr/", "/dev/"),
+    *("lspci", "uname", "systemctl"),
+)
 
 
 def redact(evidence: Evidence) -> Evidence:

@@ -47,7 +47,9 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
     after = _after(present, changes)
     with ExitStack() as stack:
         staged = {
-            change.path: stack.enter_context(files.candidate(change.path, after[change.path], root=runner.root))
+            change.path: stack.enter_context(
+                files.candidate(_beside(change, expectation), after[change.path], root=runner.root)
+            )
             for change in changes
             if change.path != expectation.path and change.path in after
         }
@@ -61,8 +63,16 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
         for real, candidate in staged.items():
             said = said.replace(candidate, real)
         raise _not_taken("containerd", named, said)
-    _compare(expectation, containerd_dump(dumped.stdout), named)
+    found = containerd_dump(dumped.stdout)
+    if found.cri_disabled:
+        return "checked: containerd takes it; of the CRI plugin, which is switched off, it says nothing"
+    _compare(expectation, found, named)
     return "checked: `containerd config dump` reads it as meant"
+
+
+def _beside(change: FileChange, expectation: RuntimeExpectation) -> str:
+    """Where the candidate stands: a new file's folder may be yet to be made, and a kill would leave it there."""
+    return change.path if change.before is not None else expectation.path
 
 
 def _look(runner: Runner, probe: Probe) -> Capture:
@@ -82,10 +92,17 @@ def _after(present: Files, changes: Sequence[FileChange]) -> dict[str, bytes]:
 
 
 def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    from gpunode.runtimes import docker
+
     change = next(change for change in changes if change.path == expectation.path)
     content = change.after.content if isinstance(change.after, FileState) else b""
-    _compare(expectation, runtime("docker").inspect({change.path: content}, Wish(config=change.path)), change.path)
-    validated, path = _validated(runner, change.path, content)
+    wish = Wish(config=expectation.path)
+    present = contents(by_looking(partial(_look, runner), runtime("docker"), wish))
+    _compare(expectation, docker.inspect(_after(present, changes), wish), change.path)
+    # With its own flags, for it starts with no directive that stands in both places.
+    validate = partial(_asked, runner, change.path)
+    words = ("dockerd", *docker.flags(present, wish), "--validate", "--config-file", "{}")
+    validated, path = validate(content, *words)
     if validated.missing:
         return f"not checked: no dockerd {_where(runner)}"
     if _NO_VALIDATE in validated.stderr:
@@ -94,15 +111,11 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
         return "checked: `dockerd --validate` takes it"
     said = _said(validated, path, change.path)
     former = change.before.content if change.before else b"{}"
-    former_validated, former_path = _validated(runner, change.path, former)
+    former_validated, former_path = validate(former, *words)
     if not former_validated.ok and _said(former_validated, former_path, change.path) == said:
-        # Such as a proxy binary that only the unit's command line names: nothing that this change brought.
+        # Such as a proxy binary that is not where dockerd looks: nothing that this change brought.
         return f"checked: it parses and holds what was meant (`dockerd --validate` rejects the present one too: {said})"
     raise _not_taken("dockerd", change.path, said)
-
-
-def _validated(runner: Runner, path: str, content: bytes) -> tuple[Finished, str]:
-    return _asked(runner, path, content, "dockerd", "--validate", "--config-file", "{}")
 
 
 def _asked(runner: Runner, path: str, content: bytes, *argv: str) -> tuple[Finished, str]:
@@ -124,15 +137,16 @@ def _where(runner: Runner) -> str:
 
 
 def _compare(expectation: RuntimeExpectation, configured: Configured, path: str) -> None:
-    if wrong := _differences(expectation, configured):
+    if wrong := differences(expectation, configured):
         raise Refused(
             f"{expectation.runtime} would not read the new {path} as it is meant",
             why="\n".join(wrong) + "\nnothing was changed",
-            hint="see `gpunode plan` for the candidate; another file that it imports may override it",
+            hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; another imported file may override it",
         )
 
 
-def _differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
+def differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
+    """Where what a runtime has is not what was meant, a line each."""
     wrong = [
         f"handler {name}: meant {binary}, it reads {configured.handlers.get(name) or 'none'}"
         for name, binary in sorted(expectation.handlers)
@@ -148,7 +162,7 @@ def _not_taken(program: str, path: str, said: str) -> Refused:
     return Refused(
         f"{program} does not take the new {path}",
         why=f"{said}\nnothing was changed",
-        hint="see `gpunode plan` for the candidate; correct what is named in the present file first",
+        hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; correct what is named in the present file first",
     )
 
 
@@ -220,7 +234,7 @@ def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: f
             found = effective(runner, expectation.runtime)
         except (ChangeFailed, Undetermined):
             return ""
-        wrong = _differences(expectation, found) if found else []
+        wrong = differences(expectation, found) if found else []
         if not wrong or time.monotonic() >= deadline:
             return "\n".join(wrong)
         time.sleep(0.2)

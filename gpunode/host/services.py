@@ -12,6 +12,7 @@ from gpunode.facts.cdi import KIND, SPEC
 from gpunode.host.port import Settled
 from gpunode.host.process import Finished, Runner
 from gpunode.runtimes import RUNTIMES
+from gpunode.runtimes.installations import socket_of
 
 # sd_booted(3).
 _BOOTED = Path("/run/systemd/system")
@@ -169,7 +170,7 @@ class Services:
 
     def _await_socket(self, unit: str, since: float) -> None:
         """Its socket answers, if it is where the runtime's default puts it; another place is the user's own."""
-        path = {row.unit: row.socket for row in RUNTIMES}.get(unit, "")
+        path = {row.unit: row.socket for row in RUNTIMES}.get(unit) or socket_of(unit)
         deadline = time.monotonic() + _SOCKET_TIMEOUT_S
         while Path(path).is_socket() and not _answers(path):
             if time.monotonic() >= deadline:

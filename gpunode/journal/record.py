@@ -40,7 +40,7 @@ from gpunode.errors import JournalDamaged
 # 2: each line vouches for the one before; who by number; attributes of files, folders made, origins of packages;
 # forgotten runs. Format 1 is read, too.
 FORMAT = 2
-Verb: TypeAlias = Literal["setup", "rollback", "remove", "repair"]
+Verb: TypeAlias = Literal["setup", "rollback", "remove", "repair", "configure", "unconfigure"]
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
 # The stage whose files are a node's configuration, which a plain rollback gives back.

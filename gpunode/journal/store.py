@@ -46,6 +46,7 @@ _NOBODY_LOGGED_IN = 0xFFFFFFFF
 Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 # All of it was done; a reboot may be due.
 _THROUGH = frozenset({"done", "waiting"})
+_ASIDE: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
 _RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _LONGEST_JOURNAL = 16 << 20
@@ -244,10 +245,9 @@ class Store:
             JournalDamaged: its journal is.
         """
         # A run that was killed before its first entry did nothing, so it hides nobody.
-        # Nor does a repair of dpkg, which whoever goes on begins with: they may have said no to the rest.
-        began = (
-            entries for run in reversed(self.ids()) if (entries := self._unloaded(run)) and not _is_repair(entries)
-        )
+        # Nor does a repair of dpkg, which whoever goes on begins with: they may have said no to the rest; nor an edit
+        # of a runtime's files, which goes on with nothing.
+        began = (entries for run in reversed(self.ids()) if (entries := self._unloaded(run)) and not _is_aside(entries))
         return record.cut_short(next(began, ()))
 
     def conclude(self, run: str, why: str) -> None:
@@ -557,9 +557,10 @@ def loginuid(proc: Path = Path("/proc")) -> int | None:
     return None if number == _NOBODY_LOGGED_IN else number
 
 
-def _is_repair(entries: Sequence[Entry]) -> bool:
+def _is_aside(entries: Sequence[Entry]) -> bool:
+    """Whether the run is over and finished no other."""
     ended = any(isinstance(entry, Commit) for entry in entries)
-    return ended and isinstance(entries[0], Begin) and entries[0].verb == "repair"
+    return ended and isinstance(entries[0], Begin) and entries[0].verb in _ASIDE
 
 
 def _forgotten(entries: Iterable[Entry]) -> Forget | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.errors import Refused
 from gpunode.runtimes import containerd, crio, podman
 from gpunode.runtimes.containerd import dump as containerd_dump
 from gpunode.runtimes.model import (
@@ -36,42 +35,35 @@ __all__ = [
     "after_edits",
     "containerd_dump",
     "gathered",
+    "located",
     "runtime",
     "satisfies",
 ]
 
 
-def _docker_reads(_: Files, wish: Wish) -> tuple[str, ...]:
-    return (wish.config or DOCKER_CONFIG,)
+def _docker_reads(files: Files, wish: Wish) -> tuple[str, ...]:
+    from gpunode.runtimes import docker_nodes
+
+    return docker_nodes.reads(files, wish)
 
 
 def _configure_docker(files: Files, wish: Wish) -> Edited:
     # Loaded on use: most nodes have no docker, and the editor of JSON comes with it.
     from gpunode.runtimes import docker
 
-    path = wish.config or DOCKER_CONFIG
-    before = files.get(path)
-    after = docker.configure(before, wish, path)
-    return Edited((Edit(path, before, after),) if after != before else (), f"in place: {path} is the only file")
+    return docker.configure(files, wish)
 
 
 def _unconfigure_docker(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    path = wish.config or DOCKER_CONFIG
-    now, was = files.get(path), former.get(path)
-    if was is None or now != was.after:
-        raise Refused(
-            f"{path} was edited since gpunode wrote it",
-            why="its entries cannot be told from the rest",
-            hint="gpunode rollback shows the three versions",
-        )
-    return Edited((Edit(path, now, was.before),) if now != was.before else ())
+    from gpunode.runtimes import docker_undoing
+
+    return docker_undoing.unconfigure(files, wish, former)
 
 
 def _inspect_docker(files: Files, wish: Wish) -> Configured:
     from gpunode.runtimes import docker
 
-    path = wish.config or DOCKER_CONFIG
-    return docker.inspect(files.get(path), path)
+    return docker.inspect(files, wish)
 
 
 RUNTIMES: tuple[Runtime, ...] = (
@@ -129,6 +121,15 @@ RUNTIMES: tuple[Runtime, ...] = (
         inspect=podman.inspect,
     ),
 )
+
+
+def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
+    """``row`` as this node has it: docker may be a snap, or told to read another file."""
+    if row.id != "docker":
+        return row
+    from gpunode.runtimes import docker
+
+    return docker.located(row, files, wish)
 
 
 def runtime(id: str) -> Runtime:  # noqa: A002 - the rows' own word

@@ -17,6 +17,7 @@ from gpunode.runtimes.containerd_files import (
     CRI_PLUGINS,
     DROP_IN,
     ConfigFile,
+    edited,
     effective,
     imports_of,
     load,
@@ -26,16 +27,19 @@ from gpunode.runtimes.containerd_files import (
     reads,
 )
 from gpunode.runtimes.containerd_plugin import Surroundings, wished
-from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Wish, after_edits, satisfies
-from gpunode.runtimes.text import encode
+from gpunode.runtimes.containerd_removal import unconfigure
+from gpunode.runtimes.model import Configured, Edit, Edited, Files, Wish, after_edits, satisfies
 from gpunode.runtimes.tomlread import Document
 
-__all__ = ["CONFIG", "DROP_IN", "configure", "dump", "inspect", "reads", "staged_root", "unconfigure"]
+__all__ = ["CONFIG", "DROP_IN", "absolute", "configure", "dump", "inspect", "reads", "staged_root", "unconfigure"]
 
 _BARE_BINARY = "nvidia-container-runtime"
 _DUMP = "the output of `containerd config dump`"
 # The first containerd that reads conf.d unasked (PR 12323).
 _READS_CONF_D = (2, 2)
+
+# The first containerd that reads no table of a file of schema 1 (seen with 2.1.9).
+_WITHOUT_SCHEMA_1 = (2,)
 
 _Contents: TypeAlias = dict[str, bytes | None]
 
@@ -99,7 +103,7 @@ def configure(files: Files, wish: Wish) -> Edited:
         Refused: a file cannot be read, cannot be edited without harm, or would be overruled by another.
     """
     root = wish.config or CONFIG
-    wish = _absolute(wish, root)
+    wish = absolute(wish, root)
     loaded = load(files, wish)
     present = _configured(loaded, wish)
     how = _how(loaded[0], wish)
@@ -117,7 +121,7 @@ def configure(files: Files, wish: Wish) -> Edited:
     return Edited(edits, how, tuple(_notes(loaded, after, wish)))
 
 
-def _absolute(wish: Wish, path: str) -> Wish:
+def absolute(wish: Wish, path: str) -> Wish:
     """``wish`` with the path at which nvidia-container-toolkit installs its runtime; containerd searches no PATH.
 
     Raises:
@@ -167,6 +171,13 @@ def _check_schema(loaded: Sequence[ConfigFile], wish: Wish) -> None:
                 hint=f"`containerd config default` shows a schema that your containerd knows; move {file.path} to it",
             )
     root = loaded[0]
+    if root.schema == 1 and wish.version is not None and wish.version >= _WITHOUT_SCHEMA_1:
+        raise Refused(
+            f"{root.path}: containerd {'.'.join(map(str, wish.version))} does not use a file of schema 1",
+            why="what it says of the CRI plugin counts for nothing, and neither would our entry",
+            hint=f"`containerd --config {root.path} config migrate` prints the file in the newest schema; put that in "
+            "its place, then run the command again",
+        )
     if root.schema != 1 or wish.mode != "drop-in":
         return
     why = "without `version = 2` containerd reads the file as schema 1, which has other names for everything"
@@ -209,10 +220,13 @@ class _Editing:
         return {file.path: self._edited(file, _with_plugin(file, plugin))}
 
     def _file_that_counts(self) -> ConfigFile:
-        """The last one with a CRI table where that stands alone; the root where tables are merged."""
+        """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
         if merges(self.root.schema, self.wish):
-            return self.root
+            return next((file for file in reversed(self.loaded) if self._has_entry(file)), self.root)
         return next((file for file in reversed(self.loaded) if file.has_plugin), self.root)
+
+    def _has_entry(self, file: ConfigFile) -> bool:
+        return self.wish.handler in file.table((*file.cri, "containerd", "runtimes"))
 
     def _inherited(self) -> Document:
         """The CRI table whose runtimes the handler's entry is copied from."""
@@ -272,20 +286,7 @@ class _Editing:
         return self.wish.enable_cri or not any(file.disabled for file in self.loaded)
 
     def _edited(self, file: ConfigFile, document: Document) -> bytes | None:
-        former = self.files.get(file.path)
-        if document == file.document:
-            return former
-        from gpunode.runtimes import tomltext  # only where a file must be edited: it takes 2 ms to load
-
-        try:
-            return encode(tomltext.edit(file.text, file.document, document), former)
-        except tomltext.Uneditable as error:
-            raise Refused(
-                f"{file.path}: gpunode found no way to write {error} that leaves the rest of the file as it is",
-                why="every way of writing it would change what the file means elsewhere",
-                hint=f"write the CRI plugin's section of {file.path} with table headers ([a.b.c]), "
-                "then run the command again",
-            ) from error
+        return edited(file, document, self.files.get(file.path))
 
 
 def _with_plugin(file: ConfigFile, plugin: Document) -> Document:
@@ -357,6 +358,9 @@ def _check_effective(files: Files, wish: Wish, before: Configured) -> None:
 def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[str]:
     """What the user should know of the files as they will be."""
     root = loaded[0]
+    for file in loaded:
+        if wish.enable_cri and file.disabled:
+            yield f"{file.path}: the CRI plugin, which disabled_plugins had switched off, is switched on"
     if wish.cdi and root.schema == 1 and wish.exact:
         yield f"{root.path}: enable_cdi stands where nvidia-ctk puts it in schema 1, which containerd does not read"
     yield from _lost(loaded, after, wish)
@@ -403,17 +407,3 @@ def staged_root(files: Files, wish: Wish, staged: Mapping[str, str]) -> bytes:
         return files.get(root, b"")
     imports = [staged.get(file.path, file.path) for file in loaded[1:]]
     return _Editing(files, loaded, wish).with_imports(imports) or b""
-
-
-def unconfigure(files: Files, _: Wish, former: Mapping[str, Former]) -> Edited:
-    """What takes the handler out again: a file that is as gpunode left it comes back byte for byte.
-
-    Raises:
-        Refused: a file cannot be read, or what remained would leave the CRI plugin without its default runtime.
-    """
-    edits = []
-    for path, now in files.items():
-        was = former.get(path)
-        if was is not None and now == was.after:
-            edits.append(Edit(path, now, was.before))
-    return Edited(tuple(edits))

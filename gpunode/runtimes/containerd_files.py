@@ -16,7 +16,7 @@ from typing import Any
 
 from gpunode.errors import Refused
 from gpunode.runtimes.model import Files, Wish
-from gpunode.runtimes.text import decode
+from gpunode.runtimes.text import decode, encode
 from gpunode.runtimes.tomlread import Document, Path, parse
 
 CONFIG = "/etc/containerd/config.toml"
@@ -154,6 +154,27 @@ def _places(written: str, parent: str) -> tuple[str, ...]:
     return (place,) if written else ()
 
 
+def edited(file: ConfigFile, document: Document, former: bytes | None) -> bytes | None:
+    """The file's bytes so that they read as ``document``; ``former``, which they are now, where they do already.
+
+    Raises:
+        Refused: no way of writing it leaves the rest as it is.
+    """
+    if document == file.document:
+        return former
+    from gpunode.runtimes import tomltext  # only where a file must be edited: it takes 2 ms to load
+
+    try:
+        return encode(tomltext.edit(file.text, file.document, document), former)
+    except tomltext.Uneditable as error:
+        raise Refused(
+            f"{file.path}: gpunode found no way to write {error} that leaves the rest of the file as it is",
+            why="every way of writing it would change what the file means elsewhere",
+            hint=f"write the CRI plugin's section of {file.path} with table headers ([a.b.c]), "
+            "then run the command again",
+        ) from error
+
+
 def is_pattern(place: str) -> bool:
     """Whether an import names more than one file; containerd looks for a ``*`` alone."""
     return "*" in place
@@ -212,7 +233,7 @@ def effective(loaded: Sequence[ConfigFile], wish: Wish) -> Document:
 
 def merges(schema: int, wish: Wish) -> bool:
     """Whether containerd merges the CRI tables of several files; where nobody knows, it does not."""
-    return schema > 3 or (wish.version is not None and wish.version >= MERGES)
+    return schema > 3 or (schema > 1 and wish.version is not None and wish.version >= MERGES)
 
 
 def merged(*tables: Mapping[str, Any]) -> Document:

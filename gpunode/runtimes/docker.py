@@ -1,114 +1,272 @@
 """docker's daemon.json, edited in place, with the meaning that nvidia-ctk gives its entry.
 
-Source: nvidia-container-toolkit@v1.20.0, pkg/config/engine/docker; dockerd 28.5.2 --validate. Three of its habits are
-not followed: it drops every other feature with ``cdi``, it takes numbers through floats, and it drops what follows the
-first JSON value.
+Source: nvidia-container-toolkit@v1.20.0, pkg/config/engine/docker; dockerd 20.10.24, 26.1.5 and 28.5.2. Where the tool
+breaks a node it is not followed: docs/reference/differences-from-nvidia-ctk.md.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from gpunode.errors import Refused
 from gpunode.runtimes import jsontext
-from gpunode.runtimes.model import DOCKER_CONFIG as CONFIG
-from gpunode.runtimes.model import Configured, Wish, satisfies
-from gpunode.runtimes.text import decode, encode
+from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on
+from gpunode.runtimes.dockerd import conflicts
+from gpunode.runtimes.jsontext import BLANK, Path
+from gpunode.runtimes.model import Configured, Edit, Edited, Files, Runtime, Wish
+from gpunode.runtimes.text import decode, encode, same
+
+__all__ = ["configure", "document_of", "edited", "flags", "inspect", "keeps_containers", "located", "takes_on_reload"]
+
+# The one name that dockerd keeps for itself.
+_RESERVED = "runc"
+# From here on dockerd has CDI, and switches it on unless told otherwise.
+_HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
+DROPPED = object()
+# A member's path with its new value, or ``DROPPED``.
+Change: TypeAlias = tuple[Path, Any]
 
 
-def inspect(data: bytes | None, path: str = CONFIG) -> Configured:
-    """What daemon.json says; a missing or blank one says nothing, as dockerd has it.
+def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
+    """``row`` as this node has docker: the file that counts, the unit that runs it, where it listens."""
+    node = node_of(files, wish)
+    return replace(row, config=node.config, unit=node.kind.unit, socket=node.kind.socket)
+
+
+def flags(files: Files, wish: Wish) -> tuple[str, ...]:
+    """The flags that dockerd is started with, but for the one that names its file."""
+    return node_of(files, wish).flags.words
+
+
+def inspect(files: Files, wish: Wish) -> Configured:
+    """What dockerd's file and command line say; a missing or blank file says nothing.
+
+    Raises:
+        Refused: it is not a JSON object, or not shaped as dockerd's configuration.
+    """
+    node = node_of(files, wish)
+    return _configured(node, document_of(files.get(node.config), node.config))
+
+
+def configure(files: Files, wish: Wish) -> Edited:
+    """What registers the NVIDIA handler as wished; no edits when it is so already.
+
+    Raises:
+        Refused: the file cannot be read, or dockerd would not start with it.
+    """
+    node = node_of(files, wish)
+    check_usable(files, node, wish)
+    _check_names(wish, node.config)
+    document = document_of(files.get(node.config), node.config)
+    configured = _configured(node, document)
+    changes = [
+        *_entry(document, configured, wish),
+        *_default(node, configured, wish),
+        *_cdi(node, configured, wish),
+    ]
+    how = f"in place: {node.config} is the only file that dockerd reads"
+    return edited(files, node, changes, how, (*_notes(node, document, wish), *notes_on(files, node)))
+
+
+def edited(files: Files, node: Node, changes: Sequence[Change], how: str, notes: tuple[str, ...]) -> Edited:
+    """The changes made to the file's text; none where they change nothing."""
+    before = files.get(node.config)
+    if not changes:
+        return Edited((), how, notes)
+    text = decode(before, node.config)
+    after = encode(_written(text if text.strip(BLANK) else "{}\n", changes, node.config), before)
+    return Edited((Edit(node.config, before, after, node.like if before is None else ""),), how, notes)
+
+
+def without_empty(
+    document: dict[str, Any], changes: Sequence[Change], former: dict[str, Any] | None = None
+) -> list[Change]:
+    """``changes``, and the objects that these leave empty go too, unless ``former`` had them."""
+    was = former or {}
+    result = list(changes)
+    for key in ("runtimes", "features"):
+        gone = {where[1] for where, value in changes if where[0] == key and value is DROPPED}
+        if gone and not set(object_at(document, key)) - gone and not isinstance(was.get(key), dict):
+            result = [change for change in result if change[0][0] != key]
+            result.append(((key,), None if key in was else DROPPED))
+    return result
+
+
+def takes_on_reload(before: Files, after: Files, wish: Wish) -> bool:
+    """Whether SIGHUP brings all of ``after`` into a dockerd that runs with ``before``.
+
+    It looks at CDI at its start alone, and of a default that the file no longer names it keeps what it had.
+
+    Source: dockerd 20.10.24, 26.1.5 and 28.5.2.
+    """
+    old, new = inspect(before, wish), inspect(after, wish)
+    unasked = wish.version is not None and wish.version >= _CDI_UNASKED
+    if (unasked if old.cdi is None else old.cdi) != (unasked if new.cdi is None else new.cdi):
+        return False
+    return new.default is not None or old.default in {None, _RESERVED}
+
+
+def keeps_containers(files: Files, wish: Wish) -> bool:
+    """Whether containers outlive a restart of dockerd (``live-restore``)."""
+    node = node_of(files, wish)
+    said = document_of(files.get(node.config), node.config).get("live-restore")
+    return said is True or (said is None and node.flags.live_restore is True)
+
+
+def document_of(data: bytes | None, path: str) -> dict[str, Any]:
+    """The file's object; empty for a missing or blank file.
 
     Raises:
         Refused: it is not a JSON object, or not shaped as dockerd's configuration.
     """
     text = decode(data, path)
-    return _configured(_document(text, path), text, path)
-
-
-def configure(data: bytes | None, wish: Wish, path: str = CONFIG) -> bytes:
-    """daemon.json with the NVIDIA handler as wished; the same bytes when it is so already.
-
-    Raises:
-        Refused: the file is not a JSON object, or not shaped as dockerd's configuration.
-    """
-    text = decode(data, path)
-    document = _document(text, path)
-    configured = _configured(document, text, path)
-    if satisfies(configured, wish):
-        return data or b""
-    edited = text if text.strip() else "{}\n"
-    for where, value in _members(document, configured, wish):
-        edited = jsontext.put(edited, where, value)
-    return encode(edited, data)
-
-
-def _members(document: dict[str, Any], configured: Configured, wish: Wish) -> list[tuple[tuple[str, ...], Any]]:
-    """The members that differ from the wish, with their values; an object that is null or missing is made whole."""
-    members: list[tuple[tuple[str, ...], Any]] = []
-    if configured.handlers.get(wish.handler) != wish.binary:
-        # "args" is nvidia-ctk's key, not dockerd's, which ignores it; kept so that the two tools agree on a file.
-        members.append(_inside(document, "runtimes", wish.handler, {"args": [], "path": wish.binary}))
-    if wish.default and configured.default != wish.handler:
-        members.append((("default-runtime",), wish.handler))
-    if wish.cdi and configured.cdi is not True:
-        members.append(_inside(document, "features", "cdi", True))
-    return members
-
-
-def _inside(document: dict[str, Any], outer: str, key: str, value: Any) -> tuple[tuple[str, ...], Any]:
-    return ((outer,), {key: value}) if document.get(outer) is None else ((outer, key), value)
-
-
-def _document(text: str, path: str) -> dict[str, Any]:
-    if not text.strip(" \t\r\n"):
+    if not text.strip(BLANK):
         return {}
     try:
         document = jsontext.parse(text)
     except jsontext.Malformed as error:
-        place = f"{path}:{error.line}:{error.column}" if error.line else path
         raise Refused(
-            f"{place}: not valid JSON",
+            f"{path}:{error.line}:{error.column}: not valid JSON",
             why=f"{error.reason}. JSON has no comments and no trailing commas, and nothing may follow the object.",
             hint=f"correct {path}; `dockerd --validate --config-file {path}` checks it (docker 23 and later)",
         ) from error
     if not isinstance(document, dict):
-        raise _misshapen(text, path, (), document, "an object")
+        raise _misshapen(text, path, ())
+    for key in ("runtimes", "features"):
+        if not isinstance(document.get(key), dict | None):
+            raise _misshapen(text, path, (key,))
     return document
 
 
-def _misshapen(text: str, path: str, keys: tuple[str, ...], value: Any, meant: str) -> Refused:
+def object_at(document: dict[str, Any], key: str) -> dict[str, Any]:
+    """The object at ``key``; empty when it is missing or null."""
+    return document.get(key) or {}
+
+
+def binary_of(entry: Any) -> str:
+    """What a runtime runs; empty for a shim without a path, and for what nvidia-ctk replaces because it is none."""
+    # Go takes a field's name in any case, and of several the last.
+    named = [value for key, value in entry.items() if key.lower() == "path"] if isinstance(entry, dict) else []
+    return named[-1] if named and type(named[-1]) is str else ""
+
+
+def default_of(document: dict[str, Any]) -> str | None:
+    """The default runtime that the file names."""
+    default = document.get("default-runtime")
+    return default if type(default) is str and default else None
+
+
+def _misshapen(text: str, path: str, keys: Path) -> Refused:
     line, column = jsontext.position(text, keys)
+    found = " ".join((jsontext.spelt(text, keys) if keys else text).split())
     return Refused(
-        f"{path}:{line}:{column}: {'.'.join(keys) or 'the file'} is not {meant}",
-        why=f"it is {json.dumps(value, ensure_ascii=False)}"[:200],
+        f"{path}:{line}:{column}: {'.'.join(keys) or 'the file'} is not an object",
+        why=f"it is {found}"[:200],
         hint=f"correct {path}; dockerd cannot use it either",
     )
 
 
-def _object(document: dict[str, Any], text: str, path: str, key: str) -> dict[str, Any]:
-    """The object at ``key``; empty when it is missing or null."""
-    found = document.get(key)
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise _misshapen(text, path, (key,), found, "an object")
-    return found
-
-
-def _configured(document: dict[str, Any], text: str, path: str) -> Configured:
-    runtimes = _object(document, text, path, "runtimes")
-    cdi = _object(document, text, path, "features").get("cdi")
-    default = document.get("default-runtime")
+def _configured(node: Node, document: dict[str, Any]) -> Configured:
+    cdi = object_at(document, "features").get("cdi")
+    of_file = {name: binary_of(entry) for name, entry in object_at(document, "runtimes").items()}
     return Configured(
-        handlers={name: _binary(entry) for name, entry in runtimes.items()},
-        default=default if isinstance(default, str) and default else None,
-        cdi=cdi if isinstance(cdi, bool) else None,
+        handlers={**node.flags.runtimes, **of_file},
+        default=default_of(document) or node.flags.last("default-runtime"),
+        cdi=cdi if isinstance(cdi, bool) else node.flags.cdi,
     )
 
 
-def _binary(entry: Any) -> str:
-    """What the runtime runs; empty for a shim without a path, and for what nvidia-ctk replaces because it is none."""
-    path = entry.get("path", "") if isinstance(entry, dict) else ""
-    return path if isinstance(path, str) else ""
+def _check_names(wish: Wish, path: str) -> None:
+    if wish.handler in {"", _RESERVED}:
+        raise Refused(
+            f"{path}: a runtime cannot be named {wish.handler!r}",
+            why="dockerd keeps that name for its own, and would not start with it" if wish.handler else "nobody could",
+            hint="give another name, such as nvidia",
+        )
+    for word in (wish.handler, wish.binary):
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise Refused(f"{path}: {word!r} is not text", why="JSON holds UTF-8 alone", hint="give another name")
+
+
+def _entry(document: dict[str, Any], configured: Configured, wish: Wish) -> list[Change]:
+    # "args" is nvidia-ctk's key, not dockerd's, which ignores it; kept so that the two tools agree on a file.
+    made = {"args": [], "path": wish.binary}
+    existing = object_at(document, "runtimes").get(wish.handler)
+    if same(existing, made) if wish.exact else configured.handlers.get(wish.handler) == wish.binary:
+        return []
+    return [(("runtimes", wish.handler), made)]
+
+
+def _default(node: Node, configured: Configured, wish: Wish) -> list[Change]:
+    if not wish.default or configured.default == wish.handler:
+        return []
+    if node.flags.last("default-runtime") is not None:
+        raise _on_the_command_line(node, "default-runtime", "default-runtime", f'="{wish.handler}"')
+    return [(("default-runtime",), wish.handler)]
+
+
+def _cdi(node: Node, configured: Configured, wish: Wish) -> list[Change]:
+    if not wish.cdi or configured.cdi is True:
+        return []
+    if "feature" in node.flags.given:
+        raise _on_the_command_line(node, "features", "feature", " cdi=true")
+    return [(("features", "cdi"), True)]
+
+
+def _on_the_command_line(node: Node, directive: str, flag: str, wanted: str) -> Refused:
+    unit = node.kind.unit
+    values = " ".join(f"--{flag}={value}" for value in node.flags.given[flag])
+    return Refused(
+        f"{node.config}: {directive} cannot be set here, for dockerd is given it on its command line",
+        why=f"{unit} starts dockerd with {values} ({node.said_in(flag)}); with it in both places dockerd neither "
+        "starts nor reloads",
+        hint=f"either give dockerd --{flag}{wanted} there, or take --{flag} out of there; when its containers may "
+        f"stop: systemctl daemon-reload && systemctl restart {unit}; then run the command again",
+    )
+
+
+def _notes(node: Node, document: dict[str, Any], wish: Wish) -> tuple[str, ...]:
+    notes = [
+        f"dockerd will not start with {node.config} as it is: {conflict} is on its command line too"
+        for conflict in conflicts(node.flags, tuple(document))
+    ]
+    if wish.cdi and wish.version is not None and wish.version < _HAS_CDI:
+        notes.append(f"docker {'.'.join(map(str, wish.version))} has no CDI and ignores features.cdi; docker 25 has it")
+    return tuple(notes)
+
+
+def _written(text: str, changes: Sequence[Change], path: str) -> str:
+    """``text`` after ``changes``, proven to hold what was meant.
+
+    Raises:
+        Refused: it would not.
+    """
+    meant = jsontext.parse(text)
+    for where, value in changes:
+        if value is DROPPED:
+            text = jsontext.drop(text, where)
+            meant = _with(meant, where, DROPPED)
+        else:
+            text = jsontext.put(text, where, value)
+            meant = _with(meant, where, jsontext.parse(value) if isinstance(value, jsontext.Spelt) else value)
+    if not same(jsontext.parse(text), meant):
+        raise Refused(
+            f"{path}: gpunode found no way to write it that leaves the rest as it is",
+            why="read again, the new text says something else than was meant; nothing was changed",
+            hint="this is a bug in gpunode: please report it with the file",
+        )
+    return text
+
+
+def _with(document: Any, path: Path, value: Any) -> dict[str, Any]:
+    """A copy of ``document`` with the member at ``path`` as given; what is no object on the way gives way to one."""
+    copy = dict(document) if isinstance(document, dict) else {}
+    if len(path) > 1:
+        copy[path[0]] = _with(copy.get(path[0]), path[1:], value)
+    elif value is DROPPED:
+        del copy[path[0]]
+    else:
+        copy[path[0]] = value
+    return copy

@@ -1,6 +1,7 @@
 """Edits a JSON object as text, so that every byte outside the edited members stays.
 
-Numbers keep their spelling throughout: 9007199254740993 does not become a float on the way.
+One pass gives the value with the place of every member, and nesting costs no stack. Numbers keep their spelling
+throughout: 9007199254740993 does not become a float on the way.
 """
 
 from __future__ import annotations
@@ -9,95 +10,143 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from gpunode.runtimes.text import same
 
 Path: TypeAlias = tuple[str, ...]
+# What JSON calls white space.
+BLANK = " \t\r\n"
+# Deeper than this neither dockerd's decoder goes (Go's encoding/json, maxNestingDepth).
+_DEEPEST = 10_000
 
 
 class Malformed(Exception):
-    """The text is not one JSON value; says where, when that is known.
+    """The text is not one JSON value; says where.
 
     Attributes:
-        line: from 1; 0 when unknown. Likewise ``column``.
+        line: from 1. Likewise ``column``.
     """
 
-    def __init__(self, reason: str, line: int = 0, column: int = 0) -> None:
+    def __init__(self, reason: str, line: int, column: int) -> None:
         super().__init__(reason)
         self.reason, self.line, self.column = reason, line, column
 
 
-class _Number(str):
+class Number(str):
     """A number as it was written."""
 
     __slots__ = ()
 
 
+class Spelt(str):
+    """A value as JSON text, to be written as it is."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Where a member stands: the offset of its key, and its value's with the one behind its end."""
+
+    start: int
+    value: int
+    end: int
+
+
+class Object(dict[str, Any]):
+    """An object, and where it and its members stand in the text.
+
+    Attributes:
+        start: the offset of its opening brace; ``end`` is the one behind its closing brace.
+    """
+
+    __slots__ = ("end", "members", "start")
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.start = self.end = start
+        self.members: dict[str, Member] = {}
+
+
 def parse(text: str) -> Any:
-    """The value; numbers as strings of their own kind.
+    """The value: objects as ``Object``, numbers as ``Number``.
 
     Raises:
         Malformed: it is not JSON, something follows it, or an object has a key twice.
     """
-    try:
-        return _decoder(text).decode(text)
-    except json.JSONDecodeError as error:
-        raise Malformed(error.msg, error.lineno, error.colno) from error
-    except RecursionError as error:
-        raise Malformed("nested too deeply") from error
+    scan, opened = _Scan(text), list[_Open]()
+    while True:
+        value = scan.begin()
+        if isinstance(value, Object | list) and not scan.takes(_CLOSING[type(value)]):
+            if len(opened) == _DEEPEST:
+                scan.fail(f"nested more than {_DEEPEST} deep")
+            opened.append(_Open(value))
+            opened[-1].expect(scan)
+            continue
+        _end(value, scan.at)
+        while opened:
+            opened[-1].add(value, scan.at)
+            if scan.takes_comma():
+                opened[-1].expect(scan)
+                break
+            closing = _CLOSING[type(opened[-1].container)]
+            if not scan.takes(closing):
+                scan.unexpected(f"a comma or {closing}")
+            value = opened.pop().container
+            _end(value, scan.at)
+        else:
+            scan.finish()
+            return value
 
 
 def position(text: str, path: Path) -> tuple[int, int]:
     """Line and column, from 1, of the value at ``path`` in a valid document."""
-    return _place(text, _value_start(text, path))
+    if not path:
+        return _place(text, _SPACE.match(text, 0).end())  # type: ignore[union-attr]  # it matches everywhere
+    return _place(text, _holder(parse(text), path).members[path[-1]].value)
+
+
+def spelt(text: str, path: Path) -> Spelt:
+    """The value at ``path`` in a valid document, as it is written there."""
+    member = _holder(parse(text), path).members[path[-1]]
+    return Spelt(text[member.value : member.end])
 
 
 def put(text: str, path: Path, value: Any) -> str:
-    """``text``, a valid document whose value is an object, with ``value`` at ``path``, written as its neighbours are.
+    """``text``, a valid document that is an object, with ``value`` at ``path``, written as its neighbours are.
 
-    Every part of ``path`` but the last is an object in it.
+    What is missing on the way there is made, and what is no object gives way to one.
     """
-    start = _value_start(text, path[:-1])
-    members = list(_members(text, start))
-    style = _Style.of(text)
-    for member in members:
-        if member.key == path[-1]:
-            rendered = style.render(value, _indent(text, member.start))
-            return text[: member.value_start] + rendered + text[member.value_end :]
-    if members:
-        last = members[-1]
-        between = _space_before(text, last.start)
-        inline = style if "\n" in between else replace(style, unit=None)
-        comma = "," + between if "\n" in between or len(members) > 1 else style.comma
-        rendered = f"{json.dumps(path[-1])}{style.colon}{inline.render(value, _indent(text, last.start))}"
-        return text[: last.value_end] + comma + rendered + text[last.value_end :]
-    outer = _indent(text, start)
-    end = text.index("}", start) + 1
-    return text[:start] + style.render({path[-1]: value}, outer) + text[end:]
+    root = here = parse(text)
+    for depth, key in enumerate(path[:-1], 1):
+        inner = here.get(key)
+        if not isinstance(inner, Object):
+            for outer in reversed(path[depth:]):
+                value = {outer: value}
+            return _written(text, root, here, key, value)
+        here = inner
+    return _written(text, root, here, path[-1], value)
 
 
-def take(text: str, path: Path) -> str:
-    """``text``, a valid document whose value is an object, without the member at ``path``.
-
-    Every part of ``path`` but the last is an object in it, and the last is a member. Undoes a ``put`` of a new one.
-    """
-    start = _value_start(text, path[:-1])
-    members = list(_members(text, start))
-    index = next(i for i, member in enumerate(members) if member.key == path[-1])
+def drop(text: str, path: Path) -> str:
+    """``text``, a valid document that has a member at ``path``, without it; of an object's last one ``{}`` is left."""
+    holder = _holder(parse(text), path)
+    keys = list(holder.members)
+    index = keys.index(path[-1])
+    member = holder.members[path[-1]]
     if index:
-        return text[: members[index - 1].value_end] + text[members[index].value_end :]
-    if len(members) > 1:
-        return text[: members[0].start] + text[members[1].start :]
-    return text[: start + 1] + text[text.index("}", members[0].value_end) :]
+        return text[: holder.members[keys[index - 1]].end] + text[member.end :]
+    if len(keys) > 1:
+        return text[: member.start] + text[holder.members[keys[1]].start :]
+    return text[: holder.start] + "{}" + text[holder.end :]
 
 
 def edit(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     """``text``, which reads as ``before``, so that it reads as ``after``."""
-    text = text if text.strip() else "{}\n"
+    text = text if text.strip(BLANK) else "{}\n"
     for path, value in _differences(before, after):
-        text = take(text, path) if value is _GONE else put(text, path, value)
+        text = drop(text, path) if value is _GONE else put(text, path, value)
     return text
 
 
@@ -111,103 +160,195 @@ def _differences(before: dict[str, Any], after: dict[str, Any], above: Path = ()
             yield from _differences(old, value, (*above, key))
         elif not same(old, value):
             yield (*above, key), value
-    yield from (((*above, key), _GONE) for key in reversed(before) if key not in after)
+    yield from (((*above, key), _GONE) for key in before if key not in after)
 
 
-def _decoder(text: str) -> json.JSONDecoder:
-    def pairs(members: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(members)
-        if len(found) != len(members):
-            key, at = next(_duplicates(text))
-            raise Malformed(f"the key {json.dumps(key)} stands twice in one object", *_place(text, at))
+def _holder(root: Any, path: Path) -> Object:
+    for key in path[:-1]:
+        root = root[key]
+    return root  # type: ignore[no-any-return]  # the caller knows that there are objects on the way
+
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})[^"\\\x00-\x1f]*)*"')
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_WORD = re.compile(r'[^\s,:{}\[\]"]{1,20}')
+_CONSTANTS = {"true": True, "false": False, "null": None}
+_CLOSING: dict[type, str] = {Object: "}", list: "]"}
+
+
+class _Scan:
+    """The text from one token to the next.
+
+    Attributes:
+        at: the offset behind what has been read.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+
+    def skip(self) -> int:
+        """The offset of the next token."""
+        found = _SPACE.match(self.text, self.at)
+        self.at = found.end() if found else self.at
+        return self.at
+
+    def takes(self, mark: str) -> bool:
+        """Whether ``mark`` comes next; then it has been read."""
+        end = self.at
+        found = self.text.startswith(mark, self.skip())
+        self.at = self.at + 1 if found else end
         return found
 
-    def constant(name: str) -> Any:
-        raise Malformed(f"{name} is not JSON", *_place(text, text.index(name)))
+    def takes_comma(self) -> bool:
+        """As `takes`, of a comma after which something has to come."""
+        if not self.takes(","):
+            return False
+        behind = self.at
+        if self.text[self.skip() : self.at + 1] in {"}", "]"}:
+            self.at = behind - 1
+            self.fail("a comma stands before a closing bracket")
+        return True
 
-    return json.JSONDecoder(
-        object_pairs_hook=pairs, parse_int=_Number, parse_float=_Number, parse_constant=constant, strict=True
-    )
+    def begin(self) -> Any:
+        """The value that comes next; an object or array still empty."""
+        start = self.skip()
+        match self.text[start : start + 1]:
+            case '"':
+                return self.string()
+            case "{":
+                self.at += 1
+                return Object(start)
+            case "[":
+                self.at += 1
+                return []
+        if found := _NUMBER.match(self.text, start):
+            self.at = found.end()
+            return Number(found[0])
+        word = _WORD.match(self.text, start)
+        if word is None or word[0] not in _CONSTANTS:
+            self.unexpected("a value")
+        self.at = word.end()
+        return _CONSTANTS[word[0]]
+
+    def string(self) -> str:
+        found = _STRING.match(self.text, self.at)
+        if found is None:
+            self._unreadable_string()
+        self.at = found.end()
+        return json.loads(found[0]) if "\\" in found[0] else found[0][1:-1]
+
+    def finish(self) -> None:
+        if self.skip() != len(self.text):
+            self.unexpected("the end of the file")
+
+    def unexpected(self, meant: str) -> NoReturn:
+        """Raises Malformed: something else than ``meant`` comes next."""
+        at = self.skip()
+        if at == len(self.text):
+            self.fail(f"the file ends where {meant} should stand")
+        word = _WORD.match(self.text, at)
+        found = word[0] if word else self.text[at]
+        if found.startswith(("//", "/*", "#")):
+            self.fail(f"a comment stands where {meant} should")
+        if meant == "a value" and found in {"NaN", "Infinity", "-Infinity"}:
+            self.fail(f"{found} is not JSON")
+        self.fail(f"{found!r} stands where {meant} should")
+
+    def fail(self, reason: str) -> NoReturn:
+        raise Malformed(reason, *_place(self.text, self.at))
+
+    def _unreadable_string(self) -> NoReturn:
+        begin = self.at
+        stop = re.compile(r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*').match(self.text, begin + 1)
+        self.at = stop.end() if stop else begin
+        if self.at == len(self.text):
+            self.at = begin
+            self.fail("a string begins that does not end")
+        if self.text[self.at] == "\\":
+            self.fail(f"{self.text[self.at : self.at + 2]!r} is no escape")
+        self.fail(f"the control character {self.text[self.at]!r} stands in a string")
 
 
-_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\]:]')
+class _Open:
+    """An object or array whose closing bracket has not come yet."""
+
+    __slots__ = ("container", "key", "start", "value")
+
+    def __init__(self, container: Object | list[Any]) -> None:
+        self.container = container
+        self.key, self.start, self.value = "", 0, 0
+
+    def expect(self, scan: _Scan) -> None:
+        """A member or an item comes next; of a member its key and colon have been read."""
+        if not isinstance(self.container, Object):
+            return
+        self.start = scan.skip()
+        if not scan.text.startswith('"', self.start):
+            scan.unexpected("a key")
+        self.key = scan.string()
+        if self.key in self.container:
+            raise Malformed(
+                f"the key {json.dumps(self.key)} stands twice in one object", *_place(scan.text, self.start)
+            )
+        if not scan.takes(":"):
+            scan.unexpected("a colon")
+        self.value = scan.skip()
+
+    def add(self, value: Any, end: int) -> None:
+        if isinstance(self.container, Object):
+            self.container[self.key] = value
+            self.container.members[self.key] = Member(self.start, self.value, end)
+        else:
+            self.container.append(value)
 
 
-def _duplicates(text: str) -> Iterator[tuple[str, int]]:
-    """Each repeated key with its offset."""
-    open_objects: list[set[str]] = []
-    string = ""
-    at = 0
-    for token in _TOKEN.finditer(text):
-        match token[0]:
-            case "{" | "[":
-                open_objects.append(set())
-            case "}" | "]":
-                open_objects.pop()
-            case ":":
-                key = json.loads(string)
-                if key in open_objects[-1]:
-                    yield key, at
-                open_objects[-1].add(key)
-            case found:
-                string, at = found, token.start()
+def _end(value: Any, at: int) -> None:
+    if isinstance(value, Object):
+        value.end = at
 
 
 def _place(text: str, at: int) -> tuple[int, int]:
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A key with its value; offsets into the text."""
-
-    key: str
-    start: int
-    value_start: int
-    value_end: int
-
-
-_SPACE = re.compile(r"[ \t\r\n]*")
-
-
-def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
-
-
-def _members(text: str, start: int) -> Iterator[_Member]:
-    """The members of the object that opens at ``start``."""
-    scan = _decoder(text).raw_decode
-    at = _skip(text, start + 1)
-    while text[at] != "}":
-        key, end = scan(text, at)
-        value_start = _skip(text, _skip(text, end) + 1)
-        _, value_end = scan(text, value_start)
-        yield _Member(key, at, value_start, value_end)
-        at = _skip(text, value_end)
-        if text[at] == ",":
-            at = _skip(text, at + 1)
+def _written(text: str, root: Object, holder: Object, key: str, value: Any) -> str:
+    """``text`` with the member ``key`` of ``holder``, which is there or comes last."""
+    style = _Style.of(text, root)
+    if member := holder.members.get(key):
+        local = style if _has_break(_space_before(text, member.start)) else replace(style, unit=None)
+        return text[: member.value] + local.render(value, _indent(text, member.start)) + text[member.end :]
+    if not holder:
+        indent = _indent(text, holder.start)
+        return text[: holder.start] + style.render({key: value}, indent) + text[holder.end :]
+    last = list(holder.members.values())[-2:]
+    gap = text[last[0].end : last[1].start] if len(last) > 1 else "," + _space_before(text, last[0].start)
+    if _has_break(gap):
+        local = style
+    else:
+        local, gap = replace(style, unit=None), gap if len(last) > 1 else style.comma
+    return text[: last[-1].end] + gap + local.member(key, value, _indent(text, last[-1].start)) + text[last[-1].end :]
 
 
-def _value_start(text: str, path: Path) -> int:
-    at = _skip(text, 0)
-    for key in path:
-        at = next(member.value_start for member in _members(text, at) if member.key == key)
-    return at
+def _has_break(space: str) -> bool:
+    return "\n" in space or "\r" in space
 
 
 def _indent(text: str, at: int) -> str:
     """The white space that begins the line of ``at``."""
-    line = text.rfind("\n", 0, at) + 1
+    line = max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1
     found = re.compile(r"[ \t]*").match(text, line)
     return found[0] if found else ""
 
 
 def _space_before(text: str, at: int) -> str:
     start = at
-    while text[start - 1] in " \t\r\n":
+    while text[start - 1] in BLANK:
         start -= 1
     return text[start:at]
+
+
+_BREAK = re.compile(r"\r\n|\n|\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +358,7 @@ class _Style:
     Attributes:
         unit: one step of indentation; None when the document stands on one line.
         colon: between key and value, with its spaces.
-        comma: between values on one line, with its space.
+        comma: between values on one line, with its spaces.
     """
 
     unit: str | None
@@ -226,30 +367,32 @@ class _Style:
     comma: str
 
     @classmethod
-    def of(cls, text: str) -> _Style:
-        newline = "\r\n" if "\r\n" in text else "\n"
-        first = next(_members(text, _skip(text, 0)), None)
-        if first is None:
+    def of(cls, text: str, root: Object) -> _Style:
+        # A line cannot break inside a JSON string, so every break is one between tokens.
+        found = _BREAK.search(text)
+        newline = found[0] if found else "\n"
+        members = list(root.members.values())
+        if not members:
             return cls("    ", newline, ": ", ", ")
-        between = _space_before(text, first.start)
-        colon = text[_decoder(text).raw_decode(text, first.start)[1] : first.value_start]
+        first = members[0]
+        key = _STRING.match(text, first.start)
+        colon = text[key.end() : first.value] if key else ""
+        colon = colon if ":" in colon and not _has_break(colon) else ": "
+        gap = text[first.end : members[1].start] if len(members) > 1 else ""
         return cls(
-            unit=_indent(text, first.start) or "    " if "\n" in between else None,
+            unit=_indent(text, first.start) or "    " if _has_break(_space_before(text, first.start)) else None,
             newline=newline,
-            colon=colon if "\n" not in colon else ": ",
-            comma="," if re.search(r'[\w"\]}],["\[{]', text) or not colon.endswith(" ") else ", ",
+            colon=colon,
+            comma=gap if gap and not _has_break(gap) else ", " if colon.endswith(" ") else ",",
         )
 
     def render(self, value: Any, indent: str) -> str:
         """``value`` as it stands in a line that ``indent`` begins."""
         match value:
-            case _Number():
+            case Spelt() | Number():
                 return str(value)
             case dict() if value:
-                key = partial(json.dumps, ensure_ascii=False)
-                members = [
-                    f"{key(name)}{self.colon}{self.render(inner, self._below(indent))}" for name, inner in value.items()
-                ]
+                members = [self.member(key, inner, self._below(indent)) for key, inner in value.items()]
                 return self._enclosed("{", members, "}", indent)
             case list() if value:
                 return self._enclosed("[", [self.render(item, self._below(indent)) for item in value], "]", indent)
@@ -264,3 +407,6 @@ class _Style:
             return f"{opening}{self.comma.join(parts)}{closing}"
         between = self.newline + self._below(indent)
         return f"{opening}{between}{(',' + between).join(parts)}{self.newline}{indent}{closing}"
+
+    def member(self, key: str, value: Any, indent: str) -> str:
+        return json.dumps(key, ensure_ascii=False) + self.colon + self.render(value, indent)

@@ -72,11 +72,13 @@ class Edited:
         edits: the files that change, in the order of writing: a drop-in before the file that imports it.
         how: which files are edited and why these, one sentence.
         notes: what the user should know beside it; a warning each.
+        restart: why the runtime's unit must be started again although no file changes; empty where it need not be.
     """
 
     edits: tuple[Edit, ...]
     how: str = ""
     notes: tuple[str, ...] = ()
+    restart: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,10 @@ class Runtime:
         configure: what brings the files to the wish; no edits when nothing is to do.
         unconfigure: what takes NVIDIA's handler out again, given what gpunode is on record for.
         inspect: what the files say, merged as the runtime merges them.
+        product: what brings this runtime, where that is not a package of its own; see ``runtimes.installations``.
+        beside: what says what it does beside ``config`` and ``drop_in``.
+        generated: the files that the product writes anew at every start of its unit.
+        watches: whether the product notices changed files by itself, so that nothing need be restarted.
     """
 
     id: str
@@ -146,6 +152,15 @@ class Runtime:
     unconfigure: Unconfigure
     inspect: Inspect
     from_elsewhere: str = ""
+    product: str = ""
+    beside: frozenset[str] = frozenset()
+    generated: frozenset[str] = frozenset()
+    watches: bool = False
+
+    @property
+    def own_files(self) -> frozenset[str]:
+        """Those that say what it does; of the others that it reads some say how it is started."""
+        return frozenset({self.config, self.drop_in, *self.beside} - {"", *self.generated})
 
 
 def after_edits(files: Files, edited: Edited) -> Files:

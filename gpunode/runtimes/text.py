@@ -42,10 +42,17 @@ def same(one: Any, other: Any) -> bool:
 
     Members may stand in another order. Dates are the same when they are written alike.
     """
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other and str(one) == str(other))
+    pairs = [(one, other)]
+    while pairs:
+        a, b = pairs.pop()
+        if isinstance(a, dict) and isinstance(b, dict):
+            if a.keys() != b.keys():
+                return False
+            pairs += ((value, b[key]) for key, value in a.items())
+        elif isinstance(a, list) and isinstance(b, list):
+            if len(a) != len(b):
+                return False
+            pairs += zip(a, b, strict=True)
+        elif type(a) is not type(b) or a != b or str(a) != str(b):
+            return False
+    return True

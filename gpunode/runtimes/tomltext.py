@@ -1,178 +1,73 @@
 """Edits a TOML document as text, so that every byte outside the edited keys stays.
 
-The text is cut into sections (a header and its statements). A new table is written as text beside its siblings, a
-changed value within its own statement; only there does tomlkit work, because it corrupts some whole documents (it moves
-dotted keys under a table that was added before them) and takes long over large ones. Each edit is a list of candidates,
-and the first one that tomllib reads as exactly the meant document is taken, so a wrong guess about layout costs a
-candidate and never a configuration.
+The text is cut into headers and statements (tomllayout); those that differ are changed, go, or get company, and a value
+is changed within itself (tomlvalue). What comes of it is read once more: it is the meant document, or it is nothing. No
+library writes here, because those that keep comments corrupt some documents (tomlkit moves dotted keys under a table
+that was added before them) and take long over large ones.
 
-Source: tomlkit@0.15.2 on the inputs of tests/conformance/runtimes/vectors.
+Source: tomlkit@0.15.2 on the inputs of tests/conformance/runtimes/vectors; toml-lang/toml@1.0.0.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from gpunode.runtimes.tomlread import Document, Path, Verbatim, parse
+from gpunode.runtimes.text import same
+from gpunode.runtimes.tomllayout import Keys, Layout, Node, Place, first_blank, last_blank, scan, split_above
+from gpunode.runtimes.tomlread import Document, Path, parse
+from gpunode.runtimes.tomlvalue import Script, changed, differing_items
 
 
 class Uneditable(Exception):
-    """No candidate reads as the meant document."""
+    """What was made of the text does not read as the meant document."""
+
+
+# The second finds tables that went with their last dotted key though they are to stay, empty.
+_ROUNDS = 3
 
 
 def edit(text: str, before: Document, after: Document) -> str:
-    """``text``, which reads as ``before``, so that it reads as ``after``.
+    """``text``, which reads as ``before``, so that it reads as ``after``; floats are as they are written.
 
     Comments and everything outside the differing keys stay byte for byte; a comment goes only with the line of a value
-    that goes.
+    that goes. What one edit adds, another takes back.
 
     Raises:
         Uneditable: the document is laid out in a way that no known edit fits.
     """
-    document = before
-    for path, value in _differences(before, after):
-        document = _with(document, path, value)
-        text = next((found for found in _candidates(text, path, value) if _reads_as(found, document)), "")
-        if not text:
-            raise Uneditable(".".join(path))
-    return text
+    if same(before, after):
+        return text
+    read = before
+    for _ in range(_ROUNDS):
+        text = _Editor(scan(text)).edited(read, after)
+        try:
+            read = parse(text)
+        except ValueError:
+            break
+        if same(read, after):
+            return text
+    raise Uneditable(", ".join(".".join(path) for path in _differing(before, after)))
 
 
 def line_of(text: str, path: Path) -> int:
     """The line, from 1, on which ``path`` is set or its table begins; 0 when it stands nowhere."""
-    for section in _sections(text):
-        if section.path == path and section.header:
-            return text.count("\n", 0, section.header.start) + 1
-        for span in _defining(text, section, path):
-            return text.count("\n", 0, span.start) + 1
+    line = 1
+    for node in scan(text).nodes:
+        line += node.above.count("\n")
+        names = _names(node.place)
+        if names == path or (bool(node.keys) and _sets(node, names, path)):
+            return line
+        line += (node.head + node.value + node.tail).count("\n")
     return 0
 
 
-def _reads_as(text: str, document: Document) -> bool:
-    try:
-        return parse(text) == document
-    except (ValueError, RecursionError):
-        return False
-
-
-# Differences between documents. None stands for "gone": TOML has no null.
-
-
-def _differences(old: Document, new: Document, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    for key, value in new.items():
-        here = (*path, key)
-        if key not in old:
-            yield here, value
-        elif old[key] != value:
-            if isinstance(old[key], dict) and isinstance(value, dict):
-                yield from _differences(old[key], value, here)
-                continue
-            if isinstance(old[key], dict) or isinstance(value, dict):
-                yield here, None
-            yield here, value
-    # Last, because a table of dotted keys is gone with its last key.
-    for key in old:
-        if key not in new:
-            yield (*path, key), None
-
-
-def _with(document: Document, path: Path, value: Any) -> Document:
-    """A copy of ``document`` with ``value`` at ``path``; what lies beside the path is shared."""
-    copy, key = dict(document), path[0]
-    if len(path) > 1:
-        copy[key] = _with(copy.get(key, {}), path[1:], value)
-    elif value is None:
-        del copy[key]
-    else:
-        copy[key] = value
-    return copy
-
-
-# Layout: where sections and statements stand.
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A header, or a key with its value and trailing comment, from its first character to its line's end."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    """A header with its statements; the root section has no header."""
-
-    path: Path
-    header: _Span | None
-    body: tuple[_Span, ...]
-
-    @property
-    def spans(self) -> tuple[_Span, ...]:
-        return (self.header, *self.body) if self.header else self.body
-
-
-_TOKEN = re.compile(
-    r"""
-      (?P<newline>\n) | (?P<space>[ \t\r]+) | (?P<comment>\#[^\n]*)
-    | (?P<string>
-        \"{3}(?:\\.|[^\\])*?\"{3,5} | '{3}.*?'{3,5} | "(?:\\.|[^"\\\n])*" | '[^'\n]*')
-    | (?P<open>[\[{]) | (?P<close>[\]}]) | (?P<other>[^\s\#"'\[\]{}]+)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-
-
-def _spans(text: str) -> Iterator[_Span]:
-    """Each header and statement of a valid document."""
-    start, depth = -1, 0
-    for token in _TOKEN.finditer(text):
-        kind = token.lastgroup
-        if kind == "newline":
-            if start >= 0 and depth == 0:
-                yield _Span(start, token.start() - (text[token.start() - 1] == "\r"))
-                start = -1
-        elif kind not in {"space", "comment"}:
-            start = token.start() if start < 0 else start
-            depth += {"open": 1, "close": -1}.get(kind or "", 0)
-    if start >= 0:
-        yield _Span(start, len(text))
-
-
-def _sections(text: str) -> list[_Section]:
-    """The root section, then one for each header, in the order of the text."""
-    found: list[tuple[Path, _Span | None, list[_Span]]] = [((), None, [])]
-    for span in _spans(text):
-        if text[span.start] == "[":
-            found.append((_header_path(text[span.start : span.end]), span, []))
-        else:
-            found[-1][2].append(span)
-    return [_Section(path, header, tuple(body)) for path, header, body in found]
-
-
-_PLAIN_HEADER = re.compile(r"\[[ \t]*((?:[\w-]+|\"[^\"\\]*\"|'[^']*')(?:\.(?:[\w-]+|\"[^\"\\]*\"|'[^']*'))*)[ \t]*\]")
-_KEY = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
-
-
-def _header_path(header: str) -> Path:
-    """The keys of ``[a.b]`` or ``[[a.b]]``."""
-    if plain := _PLAIN_HEADER.match(header):
-        return tuple(key[1:-1] if key[0] in "\"'" else key for key in _KEY.findall(plain[1]))
-    return _only_path(parse(header))
-
-
-def _only_path(node: Any) -> Path:
-    """The way down a document that holds a single table or array of tables."""
-    path: list[str] = []
-    while node:
-        node = node[0] if isinstance(node, list) else node
-        path.extend(node)
-        node = next(iter(node.values()), None)
-    return tuple(path)
+def _sets(node: Node, names: Path, path: Path) -> bool:
+    if names[: len(path)] == path:
+        return True
+    return path[: len(names)] == names and _has(parse(f"v = {node.value}"), ("v", *path[len(names) :]))
 
 
 def _has(document: Any, path: Path) -> bool:
@@ -183,160 +78,277 @@ def _has(document: Any, path: Path) -> bool:
     return True
 
 
-def _defining(text: str, section: _Section, path: Path) -> Iterator[_Span]:
-    """The statements of ``section`` that set ``path`` or something below it."""
-    inside = path[len(section.path) :]
-    if inside and section.path == path[: len(section.path)]:
-        for span in section.body:
-            if _has(parse(text[span.start : span.end]), inside):
-                yield span
+def _names(place: Place) -> Path:
+    return tuple(key for key in place if isinstance(key, str))
 
 
-# Candidates: the edits worth trying, the most natural one first.
+def _differing(old: Document, new: Document, above: Path = ()) -> Iterator[Path]:
+    for key in {**old, **new}:
+        one, other = old.get(key), new.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from _differing(one, other, (*above, key))
+        elif not same(one, other):
+            yield (*above, key)
 
 
-def _candidates(text: str, path: Path, value: Any) -> Iterator[str]:
-    sections = _sections(text)
-    style = _Style.of(text, sections)
-    holders = [(section, span) for section in sections for span in _defining(text, section, path)]
-    if value is None:
-        yield _without(text, sections, path, [span for _, span in holders])
-    if holders:
-        yield from _in_statement(text, *holders[-1], path, value, style)
-    elif value is not None:
-        yield from _additions(text, sections, path, value, style)
+class _Editor:
+    """A layout on its way from one document to another.
 
+    First the documents are compared and what has to go is marked; then values change and what is new finds its place
+    beside it; last goes what has to. The style is that of what stays, so one edit takes out what another put in.
+    """
 
-def _additions(text: str, sections: list[_Section], path: Path, value: Any, style: _Style) -> Iterator[str]:
-    """``path`` is set nowhere yet."""
-    parent = path[:-1]
-    holders = [(section, span) for section in sections for span in _defining(text, section, parent)]
-    if holders:
-        section, span = holders[-1]
-        yield _beside(text, span, _dotted(path[len(section.path) :], value, style), style)
-        yield from _in_statement(text, section, span, path, value, style)
-    table = value if isinstance(value, dict) else None
-    home = next((section for section in sections if section.path == parent), None)
-    if table is None and home:
-        yield _into(text, home, f"{_key(path[-1], style)} = {_value(value, style)}", style)
-    elif table is None:
-        yield from _block(text, sections, parent, {path[-1]: value}, style)
-    else:
-        yield from _block(text, sections, path, table, style)
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.nodes = layout.nodes
+        self.statements = {node.place: node for node in self.nodes if node.keys}
+        self.headers = {node.place: node for node in self.nodes if not node.keys}
+        # The last statement of each table that dotted keys make.
+        self.dotted = {node.table + node.keys[:n]: node for node in self.nodes for n in range(1, len(node.keys))}
+        self.changes: list[tuple[Node, Any, Any]] = []
+        self.additions: list[tuple[Place, Any]] = []
+        self.removals: set[Place] = set()
+        self.going: set[Node] = set()
 
+    def edited(self, old: Document, new: Document) -> str:
+        """The text, which reads as ``old``, made to read as ``new``."""
+        self._compare((), old, new)
+        if self.removals:
+            self.going.update(node for node in self.nodes if self._is_removed(node.place))
+        self.style = _Style.of([node for node in self.nodes if node not in self.going], self.layout.newline)
+        if self.removals:
+            self._mark_emptied()
+        for node, one, other in self.changes:
+            node.value = changed(node.value, one, other, self.style.script)
+        for place, value in self.additions:
+            self._add(place, value)
+        if self.going:
+            self._remove()
+        return self.layout.text
 
-def _in_statement(text: str, section: _Section, span: _Span, path: Path, value: Any, style: _Style) -> Iterator[str]:
-    """The statement changed by tomlkit, which keeps its comment, spacing and the rest of an inline table."""
-    import tomlkit
-    from tomlkit.exceptions import TOMLKitError
+    # What differs.
 
-    *way, last = path[len(section.path) :]
-    try:
-        statement = tomlkit.parse(text[span.start : span.end])
-        table: Any = statement
-        for key in way:
-            table = table[key]
-        if value is None:
-            del table[last]
+    def _compare(self, here: Place, old: Document, new: Document) -> None:
+        for key, value in new.items():
+            if key in old:
+                self._compare_key((*here, key), old[key], value)
+            else:
+                self.additions.append(((*here, key), value))
+        self.removals.update((*here, key) for key in old if key not in new)
+
+    def _compare_key(self, place: Place, old: Any, new: Any) -> None:
+        node = self.statements.get(place)
+        is_table = isinstance(old, dict), isinstance(new, dict)
+        if node is None and all(is_table):
+            self._compare(place, old, new)
+        elif same(old, new):
+            return
+        elif node and is_table != (False, True):
+            self.changes.append((node, old, new))
+        elif node is None and _are_tables(old) and _are_tables(new):
+            self._compare_elements(place, old, new)
         else:
-            table[last] = tomlkit.value(_value(value, style))
-        changed = statement.as_string()
-    except (TOMLKitError, ValueError):
-        return  # the next candidate has its turn
-    yield text[: span.start] + changed + text[span.end :]
+            self.removals.add(place)
+            self.additions.append((place, new))
+
+    def _compare_elements(self, place: Place, old: list[Document], new: list[Document]) -> None:
+        for start, end, first, last in differing_items(old, new):
+            both = min(end - start, last - first)
+            for n in range(both):
+                self._compare((*place, start + n), old[start + n], new[first + n])
+            self.removals.update((*place, n) for n in range(start + both, end))
+            self.additions += (((*place, end), element) for element in new[first + both : last])
+
+    # What is new.
+
+    def _add(self, place: Place, value: Any) -> None:
+        parent, key = place[:-1], place[-1]
+        if isinstance(key, int):
+            self._add_element(parent, key, value)
+        elif parent in self.dotted:
+            self._add_dotted(place, value)
+        elif isinstance(value, dict):
+            self._add_table(place, value)
+        elif parent in self.headers:
+            self._add_statement(self.headers[parent], key, value)
+        elif not parent:
+            self._add_to_root(key, value)
+        else:
+            self._add_table(parent, {key: value})
+
+    def _add_dotted(self, place: Place, value: Any) -> None:
+        beside = self.dotted[place[:-1]]
+        keys = _names(place[len(beside.table) :])
+        self._insert_lines(beside, self.style.script.dotted(keys, value), beside.indent, place)
+        self.dotted[place[:-1]] = self.nodes[self.nodes.index(beside) + 1]
+
+    def _add_statement(self, header: Node, key: str, value: Any) -> None:
+        last = self.nodes[self._section_end(header) - 1]
+        indent = last.indent if last.keys else header.indent + self.style.key_step
+        self._insert_lines(last, self.style.script.dotted((key,), value), indent, (*header.place, key))
+
+    def _insert_lines(self, after: Node, lines: list[str], indent: str, place: Place) -> None:
+        text = "".join(indent + line + self.layout.newline for line in lines)
+        node = Node("", text, "", "", place[: len(after.table)], _names(place[len(after.table) :]))
+        self.nodes.insert(self.nodes.index(after) + 1, node)
+
+    def _add_to_root(self, key: str, value: Any) -> None:
+        lines = self.style.script.dotted((key,), value)
+        last = next((n for n, node in enumerate(self.nodes) if not node.keys), len(self.nodes)) - 1
+        if last >= 0:
+            self._insert_lines(self.nodes[last], lines, self.nodes[last].indent, (key,))
+            return
+        node = Node("", "".join(line + self.layout.newline for line in lines), "", "", (), (key,))
+        if self.nodes:
+            self._insert_above(0, node)
+        else:
+            node.above, self.layout.tail = self.layout.tail, ""
+            self.nodes.append(node)
+
+    def _add_table(self, place: Place, table: Document) -> None:
+        indent = self._header_indent(place)
+        text = "".join(
+            f"{line}{self.layout.newline}" for line in _table_lines(_names(place), table, indent, self.style)
+        )
+        node = self.headers[place] = Node("", text, "", "", place)
+        inside = next((n for n, other in enumerate(self.nodes) if other.table[: len(place)] == place), None)
+        if inside is not None:
+            self._insert_above(inside, node)
+        else:
+            self._insert_below(self._end_of_relatives(place), node)
+
+    def _add_element(self, array: Place, index: int, table: Document) -> None:
+        """One more ``[[array]]`` before that with ``index``, or behind the last."""
+        before = (*array, index - 1)
+        header = self.headers.get((*array, index)) or self.headers[before]
+        lines = _table_lines(_names(array), table, header.indent, self.style, brackets="[[{}]]")
+        node = Node("", "".join(f"{line}{self.layout.newline}" for line in lines), "", "", before)
+        if header.place == (*array, index):
+            self._insert_above(self.nodes.index(header), node)
+        else:
+            self._insert_below(self._end_of_relatives(before), node)
+
+    def _insert_above(self, at: int, node: Node) -> None:
+        """``node`` above the header at ``at``, which keeps the comment lines that touch it and the blank line above."""
+        below = self.nodes[at]
+        far, near = split_above(below.above)
+        gap = self.layout.newline if self.style.blank else ""
+        if at == 0 and not far.strip():
+            below.above = gap + below.above
+        else:
+            cut = len(far) - (last_blank(far) if gap else 0)
+            node.above, below.above = far[:cut] + gap, far[cut:] + near
+        self.nodes.insert(at, node)
+
+    def _insert_below(self, at: int, node: Node) -> None:
+        """``node`` before what is at ``at``, below the comment lines that belong to what is above."""
+        above = self.nodes[at].above if at < len(self.nodes) else self.layout.tail
+        is_last, is_first = at == len(self.nodes), not (at or above.strip())
+        gap = self.layout.newline if self.style.blank and not is_first else ""
+        cut = len(above) - (last_blank(above) if gap else 0) if is_last else _own_comments(above)
+        node.above = above[:cut] + gap
+        if at < len(self.nodes):
+            self.nodes[at].above = above[cut:]
+        else:
+            self.layout.tail = above[cut:]
+        self.nodes.insert(at, node)
+
+    # Where.
+
+    def _section_end(self, header: Node) -> int:
+        """Where the statements end that stand below ``header``."""
+        start = self.nodes.index(header) + 1
+        return next((n for n in range(start, len(self.nodes)) if not self.nodes[n].keys), len(self.nodes))
+
+    def _end_of_relatives(self, place: Place) -> int:
+        """Where the last table ends that shares the longest beginning with ``place``; the text's end when none does."""
+        headers = [node for node in self.nodes if not node.keys]
+        shared = [_shared(header.place, place) for header in headers]
+        closest = max(shared, default=0)
+        if not closest:
+            return len(self.nodes)
+        return self._section_end(headers[max(n for n, count in enumerate(shared) if count == closest)])
+
+    def _header_indent(self, place: Place) -> str:
+        """That of the last sibling, else the nearest ancestor's and a step for each level below it."""
+        headers = [node for node in self.nodes if not node.keys and node not in self.going]
+        siblings = [node for node in headers if len(node.place) == len(place) and node.place[:-1] == place[:-1]]
+        if siblings:
+            return siblings[-1].indent
+        ancestors = [node for node in headers if node.place == place[: len(node.place)]]
+        if not ancestors:
+            return ""
+        nearest = max(ancestors, key=lambda node: len(node.place))
+        return nearest.indent + self.style.table_step * (len(_names(place)) - len(_names(nearest.place)))
+
+    # What goes.
+
+    def _is_removed(self, place: Place) -> bool:
+        return any(place[:n] in self.removals for n in range(1, len(place) + 1))
+
+    def _mark_emptied(self) -> None:
+        """A header goes with its last statement if it looks as if written for it: the tables in it need it not."""
+        for n, header in enumerate(self.nodes):
+            if header.keys or header in self.going or "#" in header.head or isinstance(header.place[-1], int):
+                continue
+            end = self._section_end(header) if n + 1 < len(self.nodes) and self.nodes[n + 1] in self.going else 0
+            if n + 1 < end < len(self.nodes) and self.going.issuperset(self.nodes[n + 1 : end]):
+                self._mark_if_written_for_it(header, self.nodes[end])
+
+    def _mark_if_written_for_it(self, header: Node, below: Node) -> None:
+        near = below.above[first_blank(below.above) :]
+        is_within = below.place[: len(header.place)] == header.place
+        if below in self.going or not is_within or split_above(near)[0]:
+            return
+        self.going.add(header)
+        former = self.style
+        self.style = _Style.of([node for node in self.nodes if node not in self.going], self.layout.newline)
+        is_first = header is self.nodes[0] and not header.above.strip()
+        has_gap = first_blank(below.above) if is_first else last_blank(header.above)
+        if self._header_indent(header.place) != header.indent or (self.style.blank and not has_gap):
+            self.going.remove(header)
+            self.style = former
+
+    def _remove(self) -> None:
+        """Takes out what goes, and the blank line that would have been put above it; other lines above it stay."""
+        root = next((node for node in self.nodes if node not in self.going), None)
+        first = self.nodes[0]
+        blocks = {first} if first.keys and (root is None or not root.keys) else set()
+        kept, carried, is_first_blank_due = list[Node](), "", False
+        for node in self.nodes:
+            above = node.above
+            if is_first_blank_due and not node.keys:
+                above, is_first_blank_due = above[first_blank(above) :], False
+            if node not in self.going:
+                node.above, carried = carried + above, ""
+                kept.append(node)
+                continue
+            if self.style.blank and (not node.keys or node in blocks):
+                is_top = not kept and not (carried + above).strip()
+                is_first_blank_due = is_top
+                above = above if is_top else above[: len(above) - last_blank(above)]
+            carried += above
+        tail = self.layout.tail
+        self.layout.tail = carried + (tail[first_blank(tail) :] if is_first_blank_due else tail)
+        self.layout.nodes = kept
 
 
-def _without(text: str, sections: list[_Section], path: Path, holders: Sequence[_Span]) -> str:
-    """The lines that set ``path`` taken out; comments on lines of their own stay."""
-    inside = (span for section in sections if section.path[: len(path)] == path for span in section.spans)
-    gone = sorted({*holders, *inside}, key=lambda span: span.start, reverse=True)
-    for span in gone:
-        below = text[span.end :].partition("\n")[2]
-        text = text[: _line_start(text, span.start)] + below
-    return text
+def _are_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
-def _beside(text: str, span: _Span, lines: Sequence[str], style: _Style) -> str:
-    """``lines`` after the statement at ``span``, indented as it is."""
-    return _insert(text, span.end, [_indent(text, span) + line for line in lines], style)
+def _shared(one: Place, other: Place) -> int:
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _into(text: str, section: _Section, line: str, style: _Style) -> str:
-    """``line`` after the last statement of ``section``, or right below its header."""
-    if section.body:
-        return _beside(text, section.body[-1], [line], style)
-    if section.header is None:
-        first = next(_spans(text), None)
-        if first is None:
-            return _insert(text, len(text), [line], style)
-        at = _above_comments(text, _line_start(text, first.start))
-        return text[:at] + line + style.newline * (2 if style.blank else 1) + text[at:]
-    indent = _indent(text, section.header) + style.key_step
-    return _insert(text, section.header.end, [indent + line], style)
-
-
-def _block(text: str, sections: list[_Section], path: Path, table: Document, style: _Style) -> Iterator[str]:
-    """``table`` with headers of its own, in the company and the indentation of its nearest relatives."""
-    base = _header_indent(text, sections, path, style)
-    lines = list(_table_lines(path, table, base, style))
-    children = [section for section in sections if section.header and section.path[: len(path)] == path]
-    if children and children[0].header:
-        block = "".join(line + style.newline for line in [*lines, *([""] if style.blank else [])])
-        at = _line_start(text, children[0].header.start)
-        # A line that looks like a comment may end a string of several lines.
-        for place in (_above_comments(text, at), at):
-            yield text[:place] + block + text[place:]
-        return
-    at = _end_of_relatives(text, sections, path)
-    gap = [""] if style.blank and text[:at].strip() else []
-    yield _insert(text, at, [*gap, *lines], style)
-
-
-def _insert(text: str, at: int, lines: Sequence[str], style: _Style) -> str:
-    """``lines`` as whole lines after the one that ends at ``at``."""
-    if at < len(text):
-        at = text.index("\n", at) + 1
-    head, tail = text[:at], text[at:]
-    if head and not head.endswith("\n"):
-        head += style.newline
-    return head + "".join(line + style.newline for line in lines) + tail
-
-
-def _end_of_relatives(text: str, sections: list[_Section], path: Path) -> int:
-    """Where the last section ends that shares the longest beginning with ``path``; the text's end when none does."""
-    shared = [_shared(section.path, path) for section in sections]
-    closest = max(shared)
-    if not closest:
-        return len(text)
-    index = max(i for i, count in enumerate(shared) if count == closest)
-    if index == len(sections) - 1:
-        return len(text)
-    return _with_comments(text, sections[index].spans[-1].end)
-
-
-def _with_comments(text: str, at: int) -> int:
-    """``at``, moved past the comment lines below it when a blank line parts them from what follows."""
-    below = re.compile(r"(?:\r?\n[ \t]*#[^\n]*)+(?=\r?\n[ \t]*\r?\n)").match(text, at)
-    return below.end() if below else at
-
-
-def _above_comments(text: str, at: int) -> int:
-    """``at``, a line's start, moved above the comment lines that touch it."""
-    while at and text[_line_start(text, at - 1) : at].lstrip().startswith("#"):
-        at = _line_start(text, at - 1)
-    return at
-
-
-def _line_start(text: str, at: int) -> int:
-    return text.rfind("\n", 0, at) + 1
-
-
-def _indent(text: str, span: _Span) -> str:
-    return text[_line_start(text, span.start) : span.start]
-
-
-def _shared(one: Path, other: Path) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def _own_comments(above: str) -> int:
+    """The length of the comment lines that ``above`` begins with, if a blank line parts them from what follows."""
+    end = 0
+    for line in above.splitlines(keepends=True):
+        if not line.strip():
+            return end
+        end += len(line)
+    return 0
 
 
 # Style: how this document is written.
@@ -344,124 +356,64 @@ def _shared(one: Path, other: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """How the document's neighbours are written.
+    """How the document's tables are written.
 
     Attributes:
-        quote: of keys and strings.
         blank: whether a blank line stands above a header.
         key_step: what keys are indented by, within their table.
         table_step: what a table is indented by, within its parent.
     """
 
-    newline: str
-    quote: str
+    script: Script
     blank: bool
     key_step: str
     table_step: str
 
     @classmethod
-    def of(cls, text: str, sections: Sequence[_Section]) -> _Style:
-        headers = [section.header for section in sections if section.header]
-        blank = [header for header in headers if _below_blank(text, header.start)]
-        titles = "".join(text[header.start : header.end] for header in headers)
+    def of(cls, nodes: list[Node], newline: str) -> _Style:
+        headers = [node for node in nodes if not node.keys]
+        blank = [header for header in headers if last_blank(split_above(header.above)[0])]
+        titles = "".join(header.head for header in headers)
         return cls(
-            newline="\r\n" if "\r\n" in text else "\n",
-            quote="'" if titles.count("'") > titles.count('"') else '"',
+            script=Script("'" if titles.count("'") > titles.count('"') else '"', newline),
             blank=len(headers) < 2 or 2 * len(blank) >= len(headers),
-            key_step=_last(_key_steps(text, sections), "  "),
-            table_step=_last(_table_steps(text, sections), "" if headers else "  "),
+            key_step=_last(_key_steps(nodes), "  "),
+            table_step=_last(_table_steps(headers), "" if headers else "  "),
         )
-
-
-def _below_blank(text: str, at: int) -> bool:
-    start = _above_comments(text, _line_start(text, at))
-    return start > 0 and not text[_line_start(text, start - 1) : start].strip()
 
 
 def _last(steps: Iterator[str], default: str) -> str:
     return next(iter([*steps][::-1]), default)
 
 
-def _key_steps(text: str, sections: Sequence[_Section]) -> Iterator[str]:
-    for section in sections:
-        if section.header and section.body:
-            outer, inner = _indent(text, section.header), _indent(text, section.body[0])
-            if inner.startswith(outer):
-                yield inner[len(outer) :]
+def _key_steps(nodes: list[Node]) -> Iterator[str]:
+    for header, first in pairwise(nodes):
+        if first.keys and not header.keys and first.indent.startswith(header.indent):
+            yield first.indent[len(header.indent) :]
 
 
-def _table_steps(text: str, sections: Sequence[_Section]) -> Iterator[str]:
-    indents = {section.path: _indent(text, section.header) for section in sections if section.header}
-    for path, indent in indents.items():
-        outer = next((indents[path[:n]] for n in range(len(path) - 1, 0, -1) if path[:n] in indents), None)
+def _table_steps(headers: list[Node]) -> Iterator[str]:
+    indents = {header.place: header.indent for header in headers}
+    for place, indent in indents.items():
+        outer = next((indents[place[:n]] for n in range(len(place) - 1, 0, -1) if place[:n] in indents), None)
         if outer is not None and indent.startswith(outer):
             yield indent[len(outer) :]
 
 
-def _header_indent(text: str, sections: Sequence[_Section], path: Path, style: _Style) -> str:
-    """That of the last sibling, else the nearest ancestor's and a step for each level below it."""
-    siblings = [s.header for s in sections if s.header and len(s.path) == len(path) and s.path[:-1] == path[:-1]]
-    if siblings:
-        return _indent(text, siblings[-1])
-    ancestors = [s for s in sections if s.header and s.path == path[: len(s.path)]]
-    if not ancestors:
-        return ""
-    nearest = max(ancestors, key=lambda section: len(section.path))
-    indent = _indent(text, nearest.header) if nearest.header else ""
-    return indent + style.table_step * (len(path) - len(nearest.path))
-
-
-# Rendering.
-
-
-def _table_lines(path: Path, table: Document, indent: str, style: _Style) -> Iterator[str]:
-    """``table`` as lines; a table that only holds tables needs no header."""
+def _table_lines(keys: Keys, table: Document, indent: str, style: _Style, brackets: str = "[{}]") -> Iterator[str]:
+    """``table`` as lines; a table that only holds tables needs no header, but an element of an array does."""
     values = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    has_header = bool(values) or not table or brackets != "[{}]"
     inner = indent
-    if values or not table:
-        yield f"{indent}[{'.'.join(_key(key, style) for key in path)}]"
+    if has_header:
+        yield indent + brackets.format(style.script.key(keys))
         for key, value in values.items():
-            yield f"{indent}{style.key_step}{_key(key, style)} = {_value(value, style)}"
+            yield f"{indent}{style.key_step}{style.script.key((key,))} = {style.script.value(value)}"
         inner += style.table_step
-    first = not (values or not table)
+    first = not has_header
     for key, value in table.items():
         if isinstance(value, dict):
             if style.blank and not first:
                 yield ""
             first = False
-            yield from _table_lines((*path, key), value, inner, style)
-
-
-def _dotted(path: Path, value: Any, style: _Style) -> list[str]:
-    """``path`` set in dotted keys, a line for each value."""
-    if isinstance(value, Mapping) and value:
-        return [line for key, inner in value.items() for line in _dotted((*path, key), inner, style)]
-    return [f"{'.'.join(_key(key, style) for key in path)} = {_value(value, style)}"]
-
-
-def _key(key: str, style: _Style) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _string(key, style)
-
-
-def _value(value: Any, style: _Style) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case Verbatim() | int():
-            return str(value)
-        case str():
-            return _string(value, style)
-        case list():
-            return f"[{', '.join(_value(item, style) for item in value)}]"
-        case dict():
-            inside = ", ".join(f"{_key(key, style)} = {_value(inner, style)}" for key, inner in value.items())
-            return f"{{ {inside} }}" if inside else "{}"
-        case _:  # a date, a time, or both
-            return str(value.isoformat())
-
-
-def _string(text: str, style: _Style) -> str:
-    if style.quote == "'" and not re.search(r"['\x00-\x1f\x7f]", text):
-        return f"'{text}'"
-    # JSON's escapes are TOML's, but for one character that JSON lets stand.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+            yield from _table_lines((*keys, key), value, inner, style)

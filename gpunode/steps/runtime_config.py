@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+from dataclasses import replace
 from typing import Literal
 
 from gpunode.change import (
@@ -17,11 +17,14 @@ from gpunode.change import (
 )
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, Unknown, holds, known, need
+from gpunode.facts.model import Facts, Known, Kubelet, Unknown, holds, known, need
+from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
-from gpunode.runtimes import Configured, Edited, Runtime, Wish, after_edits, runtime
+from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, located, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
+from gpunode.runtimes.installations import Chosen, chosen
+from gpunode.runtimes.model import RUNC_FAMILY
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches
 
@@ -32,46 +35,87 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """The runtime's files register NVIDIA's handler; its own parser has the last word before they are used."""
     if recipe.runtime.name == "none":
         return Planned((), "no container runtime is asked for")
-    row = runtime(recipe.runtime.name)
+    try:
+        place = chosen(runtime(recipe.runtime.name), facts)
+        return _configured(recipe, facts, place)
+    except Refused as refusal:
+        return Refusal(refusal.what, refusal.why, refusal.hint)
+
+
+def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned:
+    row = place.row
     fact = facts.file(row.config)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
         return _deferred(row, fact)
     wish = _wish(recipe, row, facts)
     present = in_facts(facts, row, wish)
-    try:
-        edited = row.configure(contents(present), wish)
-    except Refused as refusal:
-        return Refusal(refusal.what, refusal.why, refusal.hint)
-    return _planned(row, wish, facts, present, edited)
+    row = located(row, contents(present), wish)
+    if _is_under_systemd(recipe, facts, row) and _inherits_nothing(row.inspect(contents(present), wish)):
+        wish = replace(wish, systemd_cgroup=True)
+    planned = _planned(row, wish, facts, present, row.configure(contents(present), wish))
+    return replace(planned, notes=(*place.notes, *planned.notes))
 
 
 def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Edited) -> Planned:
     service = _service(row, facts)
     before, after = contents(present), after_edits(contents(present), edited)
     notes = (*_masked(row, facts), *edited.notes, *_notes(row, row.inspect(after, wish)))
-    expectation = RuntimeExpectation(
-        row.id, row.config, frozenset({(wish.handler, wish.binary)}), wish.handler if wish.default else None
-    )
-    if not edited.edits and (unread := _unread(row, facts, present)):
-        trigger = Trigger(_reads_again(row), row.unit)
-        reread = tuple(FileChange(path, present[path], present[path], frozenset({trigger})) for path in unread)
-        reason = f"{unread[0]} was changed after {row.unit} last read it"
+    if edited.restart and _has_looked(row, facts):
+        notes = (*notes, _overlooked(row, wish))
+    expectation = _expectation(row, wish)
+    if not edited.edits and (again := _again(row, facts, present, edited)):
+        reread, reason = again
         return Planned((*reread, *service), reason, notes, expectation)
     if not edited.edits:
-        registered = f"{row.config} registers {wish.handler}" + _default(wish)
-        return Planned(service, registered if row.unit else edited.how, notes)
-    trigger = _trigger(row, row.inspect(before, wish), row.inspect(after, wish))
-    changed = file_changes(edited, present, frozenset({trigger}))
+        registered = f"{row.config} registers {wish.handler}{_default(wish)}"
+        return Planned(service, edited.how if row.product or not row.unit else registered, notes)
+    trigger = reread_by(row, before, after, wish)
+    changed = file_changes(edited, present, frozenset() if row.watches else frozenset({trigger}))
     reason = f"containers that ask for the runtime {wish.handler} get the GPU{_default(wish)}; {edited.how}"
-    return Planned((*changed, *service), reason, notes, expectation, _disrupts(trigger, before.get(row.config)))
+    return Planned((*changed, *service), reason, notes, expectation, disrupts(row, trigger, before, wish))
 
 
-def _disrupts(trigger: Trigger, present: bytes | None) -> str:
-    """What a restart stops: docker's containers, unless its file keeps them alive; containerd's go on."""
-    if trigger != Trigger("restart", "docker.service"):
+def _expectation(row: Runtime, wish: Wish) -> RuntimeExpectation | None:
+    """What the runtime's own parser must find; None where its product makes what that reads only at its next start."""
+    if row.product:
+        return None
+    default = wish.handler if wish.default else None
+    return RuntimeExpectation(row.id, row.config, frozenset({(wish.handler, wish.binary)}), default)
+
+
+def _again(row: Runtime, facts: Facts, present: States, edited: Edited) -> tuple[tuple[FileChange, ...], str] | None:
+    """Changes without bytes, for a daemon that must read its files again, and why it must; None where it need not."""
+    trigger = frozenset({Trigger(reads_again(row), row.unit)})
+    if unread := _unread(row, facts, present):
+        reason = f"{unread[0]} was changed after {row.unit} last read it"
+    elif edited.restart and row.config in facts.changed_at and not _has_looked(row, facts):
+        unread, reason = (row.config,), edited.restart
+    else:
+        return None
+    return tuple(FileChange(path, present[path], present[path], trigger) for path in unread), reason
+
+
+def _has_looked(row: Runtime, facts: Facts) -> bool:
+    """Whether the unit was started after the toolkit came, so that another start would find no more."""
+    unit, came = facts.unit(row.unit), facts.changed_at.get(TOOLKIT_LIST)
+    started = unit.value.started_at if isinstance(unit, Known) else None
+    return started is not None and came is not None and started > came
+
+
+def _overlooked(row: Runtime, wish: Wish) -> str:
+    return (
+        f"{row.product} was started since the toolkit came and has not registered {wish.handler}: "
+        f"is {wish.binary} on its PATH? `systemctl show {row.unit} -p Environment` tells"
+    )
+
+
+def disrupts(row: Runtime, trigger: Trigger, before: Files, wish: Wish) -> str:
+    """What a restart stops: docker's containers, unless it is told to keep them alive; containerd's go on."""
+    if row.id != "docker" or trigger.kind != "restart":
         return ""
-    text = (present or b"").decode("utf-8", "replace").strip()
-    return "" if text and json.loads(text).get("live-restore") is True else "docker containers"
+    from gpunode.runtimes import docker
+
+    return "" if docker.keeps_containers(before, wish) else "docker containers"
 
 
 def _masked(row: Runtime, facts: Facts) -> tuple[str, ...]:
@@ -95,7 +139,27 @@ def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
         systemd_cgroup=recipe.runtime.cgroup == "systemd",
         cdi=recipe.runtime.cdi,
         version=tuple(int(number) for number in numbers[0].split(".")) if numbers else None,
+        enable_cri=row.id == "containerd" and _kubelet_using(row, facts) is not None,
     )
+
+
+def _is_under_systemd(recipe: Recipe, facts: Facts, row: Runtime) -> bool:
+    """Whether the kubelet runs the pods of this containerd under systemd's cgroup driver."""
+    kubelet = _kubelet_using(row, facts)
+    if recipe.runtime.cgroup != "auto" or kubelet is None or row.id != "containerd":
+        return False
+    return kubelet.cgroup_driver == "systemd"
+
+
+def _kubelet_using(row: Runtime, facts: Facts) -> Kubelet | None:
+    """The kubelet that runs its pods in this runtime; None where there is none, or nobody can tell."""
+    kubelet = facts.kubelet.value if isinstance(facts.kubelet, Known) else None
+    return kubelet if kubelet is not None and kubelet.socket == row.socket else None
+
+
+def _inherits_nothing(present: Configured) -> bool:
+    """Whether the files have no handler whose cgroup driver ours would take over."""
+    return not any(name in present.handlers for name in (*RUNC_FAMILY, present.default))
 
 
 def _deferred(row: Runtime, fact: Unknown) -> Planned:
@@ -110,32 +174,35 @@ def _deferred(row: Runtime, fact: Unknown) -> Planned:
 def _unread(row: Runtime, facts: Facts, present: States) -> tuple[str, ...]:
     """The files that are younger than the daemon that runs; none where either time is unknown."""
     unit = facts.unit(row.unit)
-    if isinstance(unit, Unknown) or unit.value.started_at is None:
+    if row.watches or isinstance(unit, Unknown) or unit.value.started_at is None:
         return ()
-    reread = unit.value.changed_at if _reads_again(row) == "reload" else None
+    reread = unit.value.changed_at if reads_again(row) == "reload" else None
     last = max(unit.value.started_at, reread or 0.0)
-    return tuple(path for path in present if facts.changed_at.get(path, 0.0) > last)
+    return tuple(path for path in present if path in row.own_files and facts.changed_at.get(path, 0.0) > last)
 
 
-def _reads_again(row: Runtime) -> Literal["reload", "restart"]:
+def reads_again(row: Runtime) -> Literal["reload", "restart"]:
     """How a running daemon comes to read its file, where nobody knows what in it is new."""
     return "reload" if row.id == "docker" else "restart"
 
 
-def _trigger(row: Runtime, before: Configured, after: Configured) -> Trigger:
-    """A restart for containerd, which reads its file at start alone; dockerd reads all but features again on SIGHUP.
+def reread_by(row: Runtime, before: Files, after: Files, wish: Wish) -> Trigger:
+    """A restart for containerd, which reads its file at start alone; dockerd reads most of its file again on SIGHUP.
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
     """
-    if row.id == "docker" and before.cdi == after.cdi:
-        return Trigger("reload", row.unit)
+    if row.id == "docker":
+        from gpunode.runtimes import docker  # loaded on use: most nodes have no docker
+
+        if docker.takes_on_reload(before, after, wish):
+            return Trigger("reload", row.unit)
     return Trigger("restart", row.unit)
 
 
 def _service(row: Runtime, facts: Facts) -> tuple[Change, ...]:
-    """Starts and enables a runtime that does not run; nothing where systemd does not say."""
+    """Starts and enables a runtime that does not run; nothing where systemd does not say, or it is part of more."""
     fact = facts.unit(row.unit)
-    if not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
+    if row.product or not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
         return ()
     runs_here = need(facts.platform, "what kind of machine this is").is_live
     wanted = ServiceState(enabled=True, active=runs_here or fact.value.state.active)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, need
 from gpunode.recipe import Recipe
 from gpunode.runtimes import runtime
+from gpunode.runtimes.installations import chosen
 from gpunode.steps.locked import astray, held_elsewhere, wanted_state
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches, not_locked
@@ -17,7 +19,12 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Some package that provides the runtime is installed."""
     if recipe.runtime.name == "none":
         return Planned((), "no container runtime is asked for")
-    row = runtime(recipe.runtime.name)
+    try:
+        row = chosen(runtime(recipe.runtime.name), facts).row
+    except Refused as refusal:
+        return Refusal(refusal.what, refusal.why, refusal.hint)
+    if row.product:
+        return Planned((), f"{row.product} brings its own {row.id}")
     packages = need(facts.packages, "which packages are installed")
     for name in row.packages:
         if matches(packages.get(name), ""):

@@ -134,6 +134,27 @@ class Applier:
         if (back := inverse(change)) is not None:
             self.one(_RECOVERY, "put-back", back, failure.what)
 
+    def expect(self, expectation: RuntimeExpectation, *read_by: Trigger) -> None:
+        """A daemon that one of ``read_by`` has made read its files is asked whether it has what was meant."""
+        self._meant.update(dict.fromkeys(read_by, expectation))
+
+    def take_back(self, failure: GpunodeError) -> bool:
+        """The files that this run has written are as they were; ``failure`` then says so.
+
+        Returns:
+            Whether all of them are.
+        """
+        left = False
+        for change in self._written():
+            if (back := inverse(change)) is not None:
+                try:
+                    self.one(_RECOVERY, "put-back", back, failure.what)
+                    failure.why += f"\nput back: {change.path}"
+                except GpunodeError as second:
+                    left = True
+                    failure.why += f"\n{change.path} could not be put back: {second.what}"
+        return not left
+
     def _batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
             self.pause()
@@ -164,7 +185,7 @@ class Applier:
         self._checked_steps.add(step.step.id)
         changes = tuple(change for change in step.changes if isinstance(change, FileChange))
         note = self.host.check(expectation, changes)
-        self._meant.update(dict.fromkeys(triggers(changes), expectation))
+        self.expect(expectation, *triggers(changes))
         return note
 
     def _put_back_for(self, change: Change, failure: ChangeFailed) -> None:

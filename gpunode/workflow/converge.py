@@ -11,15 +11,16 @@ from typing import TypeAlias
 from gpunode.catalog.managers import manager_of
 from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, ordered, triggers
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
-from gpunode.facts.derive import derive
+from gpunode.facts.derive import about_kubelet, derive
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown
 from gpunode.facts.probes import probes
 from gpunode.facts.project import PLAN, project
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe
-from gpunode.runtimes import RUNTIMES, Wish
+from gpunode.runtimes import RUNTIMES, Runtime, Wish
 from gpunode.runtimes.found import by_looking
+from gpunode.runtimes.installations import placed
 from gpunode.steps import STAGES, STEPS
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 
@@ -93,7 +94,7 @@ def look(host: HostView, wanted: Sequence[Probe]) -> Evidence:
         return {p.key: running[p.key].result() if p.argv else read[p.key] for p in wanted}
 
 
-def look_around(host: HostView, wanted: Sequence[Probe]) -> Evidence:
+def look_around(host: HostView, wanted: Sequence[Probe], *, image: bool = False) -> Evidence:
     """What the ``wanted`` probes return, and the files that runtimes read beside their root file."""
     evidence = dict(look(host, wanted))
 
@@ -102,10 +103,19 @@ def look_around(host: HostView, wanted: Sequence[Probe]) -> Evidence:
             evidence[probe.key] = host.look(probe)
         return evidence[probe.key]
 
-    for row in RUNTIMES:
+    for row in _rows(evidence, image=image):
         with suppress(GpunodeError):  # whoever needs the file says what is wrong with it
             by_looking(ask, row, Wish())
     return evidence
+
+
+def _rows(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
+    """The runtimes, and the containerd of a product that the kubelet uses."""
+    facts = about_kubelet(evidence, image=image)
+    for row in RUNTIMES:
+        yield row
+        if (place := placed(row, facts)) is not row:
+            yield place
 
 
 def survey(host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = ()) -> Facts:
@@ -116,7 +126,7 @@ def survey(host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = (
         image: whether it is a root folder that no kernel of its own runs on.
         gpus: the GPUs of the machine that an image is built for; they stand in for the present machine's devices.
     """
-    facts = derive(look_around(host, probes(image=image)), image=image)
+    facts = derive(look_around(host, probes(image=image), image=image), image=image)
     return replace(facts, devices=Known(tuple(gpus), "--gpu")) if gpus else facts
 
 
@@ -138,11 +148,12 @@ def _with_managers(outcome: Outcome) -> Outcome:
     if not isinstance(outcome, Planned):
         return outcome
     files = (change for change in outcome.changes if isinstance(change, FileChange) and change.before != change.after)
-    notes = tuple(note for change in files if (note := _managed(change)))
+    notes = tuple(note for change in files if (note := managed(change)))
     return replace(outcome, notes=(*outcome.notes, *notes)) if notes else outcome
 
 
-def _managed(change: FileChange) -> str:
+def managed(change: FileChange) -> str:
+    """Which other program calls the file its own; empty when none does."""
     if change.before is None or (manager := manager_of(change.before.content)) is None:
         return ""
     place = f"{change.path}:{manager.line}"

@@ -16,6 +16,7 @@ from gpunode.recipe import Driver, Flavour, Recipe, Runtime, RuntimeName, Scope,
 from gpunode.runtimes import RUNTIMES, Wish
 from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.runtimes.found import contents, in_facts
+from gpunode.runtimes.installations import placed
 from gpunode.steps import STEPS
 from gpunode.steps.detect import DETECT
 from gpunode.steps.outcome import Refusal
@@ -106,7 +107,7 @@ def _toolkit(facts: Facts) -> Toolkit:
 def _runtime(facts: Facts) -> Runtime:
     """The first runtime whose configuration registers NVIDIA's handler."""
     for row in RUNTIMES:
-        if (found := _configured(row, facts)) is not None:
+        if (found := _configured(placed(row, facts), facts)) is not None:
             return found
     return Runtime()
 

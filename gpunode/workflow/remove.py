@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gpunode import merging
 from gpunode.change import FileChange, FileState, PackageState, RuntimeExpectation, Trigger
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts
@@ -13,6 +12,7 @@ from gpunode.host.port import Host, HostView
 from gpunode.journal.footprint import FileTrail, Footprint
 from gpunode.journal.record import digest
 from gpunode.runtimes import RUNTIMES
+from gpunode.runtimes.keys import taken_back
 from gpunode.workflow import present, undo
 from gpunode.workflow.rollback import edited
 from gpunode.workflow.setup import refuse_while_running
@@ -130,7 +130,7 @@ def _merged(span: FileChange, after: FileState, now: FileState, *, force: bool) 
     before = span.before
     if force:
         return before
-    content = merging.merged(after.content, before.content if before else b"", now.content, path=span.path)
+    content = taken_back(before.content if before else None, after.content, now.content, span.path)
     if content is None:
         raise edited(replace(span, before=after, after=before), now)
     if before is None:
@@ -142,7 +142,7 @@ def _merged(span: FileChange, after: FileState, now: FileState, *, force: bool) 
 
 def _expectation(path: str) -> RuntimeExpectation | None:
     """That the runtime whose file it is can read it."""
-    return next((RuntimeExpectation(row.id, path) for row in RUNTIMES if row.config == path), None)
+    return next((RuntimeExpectation(row.id, row.config) for row in RUNTIMES if path in {row.config, row.drop_in}), None)
 
 
 def _not_undone(first: Mapping[str, PackageState | None], installed: Mapping[str, PackageState]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from gpunode.change import FileChange, FileState, PackageChange, ServiceChange, diff, subject
+from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, diff, subject
 from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts import dpkg
 from gpunode.facts.evidence import Probe
@@ -23,6 +23,8 @@ from gpunode.workflow.setup import refuse_while_running, still_owed
 from gpunode.workflow.undo import Part, Undo, Undoing
 
 _DOCKER = "docker.service"
+# The verbs whose runs make something of a node; the others take such runs back, or finish dpkg's.
+_MAKING: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,12 @@ class RollbackResult:
 
 
 def choose(store: Store, run: str = "", *, whole: bool = False) -> RunSummary:
-    """The run to undo: the one named, by its id or number, else the newest setup that stands.
+    """The run to undo: the one named, by its id or number, else the newest that made something and stands.
 
     Args:
         store: the journal.
         run: its id or number; empty for the newest.
-        whole: whether packages, sources and all else are to be undone, too: then a setup of which only the
+        whole: whether packages, sources and all else are to be undone, too: then a run of which only the
             configuration was undone still stands.
 
     Raises:
@@ -59,13 +61,17 @@ def choose(store: Store, run: str = "", *, whole: bool = False) -> RunSummary:
     runs = store.runs()
     if not run:
         # A rollback is undone by its name alone: asked twice, the command goes back, and not to and fro.
-        setups = (one for one in reversed(runs) if one.verb == "setup" and one.subjects and not one.forgotten)
-        standing = (one for one in setups if not (one.undone_whole if whole else one.undone_by))
+        making = (one for one in reversed(runs) if one.verb in _MAKING and one.subjects and not one.forgotten)
+        standing = (one for one in making if not (one.undone_whole if whole else one.undone_by))
         if (newest := next((one for one in standing if _parts(store.read(one.run), whole=whole)), None)) is not None:
             return newest
-        none_left = "every recorded setup is rolled back already, or wrote no configuration"
+        none_left = "every recorded run is rolled back already, or wrote no configuration"
         why = none_left if runs else "no run of gpunode is recorded on this node"
-        hint = "gpunode rollback --list" if runs else "nothing; a run of gpunode setup is what can be rolled back"
+        hint = (
+            "gpunode rollback --list"
+            if runs
+            else "nothing; what gpunode setup and gpunode ctk change can be rolled back"
+        )
         raise UsageError("there is nothing to roll back", why=why, hint=hint)
     for candidate in runs:
         if run in (candidate.run, candidate.run.partition("-")[0].lstrip("0")):
@@ -82,8 +88,14 @@ def _parts(entries: Sequence[Entry], *, whole: bool) -> tuple[Part, ...]:
     return tuple(
         Part(intent.stage, intent.step, intent.change)
         for intent in backwards(entries)
-        if whole or (intent.stage == CONFIGURATION and isinstance(intent.change, FileChange))
+        if (whole or (intent.stage == CONFIGURATION and isinstance(intent.change, FileChange)))
+        and not _changed_nothing(intent.change)
     )
+
+
+def _changed_nothing(change: Change) -> bool:
+    """Whether a file was only read again by its daemon."""
+    return isinstance(change, FileChange) and change.before == change.after
 
 
 def undoing(
@@ -126,8 +138,8 @@ def undoing(
 
 
 def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
-    """Whether undoing ``run`` takes away what a setup made; to undo an undoing makes it again."""
-    if runs[run].verb == "setup":
+    """Whether undoing ``run`` takes away what was made; to undo an undoing makes it again."""
+    if runs[run].verb in _MAKING:
         return True
     of = runs[run].begin.of
     return of in runs and not _goes_backward(runs, of)

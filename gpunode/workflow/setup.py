@@ -29,7 +29,7 @@ from gpunode.workflow.transaction import resolved
 
 _RESTARTS_DOCKER = Trigger("restart", "docker.service")
 # docker 20 to 28: "Is the docker daemon running?"; docker 29: "check … if the daemon is running".
-_NO_DAEMON = re.compile(r"daemon (?:is )?running")
+NO_DAEMON = re.compile(r"daemon (?:is )?running")
 _HEADERS = re.compile(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
 RUNNING_CONTAINERS = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
 
@@ -311,7 +311,7 @@ def refuse_while_running(docker: Fact[Unit], host: HostView, otherwise: str) -> 
             hint=f"drain them first, or {otherwise}",
         )
     is_down = running.outcome == "absent" or (isinstance(docker, Known) and not docker.value.state.active)
-    is_down = is_down or _NO_DAEMON.search(running.error) is not None
+    is_down = is_down or NO_DAEMON.search(running.error) is not None
     if running.outcome != "ok" and not is_down:
         raise Undetermined(
             "cannot tell which docker containers run, and going on would stop them",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpunode.catalog.gpus import lookup
@@ -14,8 +14,9 @@ from gpunode.facts.model import Facts, Kernels, Known, known
 from gpunode.facts.nvml import NvmlAnswer
 from gpunode.host import nvml
 from gpunode.host.port import HostView
-from gpunode.runtimes import RUNTIMES, Configured, Runtime, Wish
+from gpunode.runtimes import RUNTIMES, Configured, Runtime, Wish, runtime
 from gpunode.runtimes.found import contents, in_facts
+from gpunode.runtimes.installations import placed
 from gpunode.steps.selection import installed_driver_packages, own_gpus
 
 
@@ -96,7 +97,16 @@ def _runtimes(facts: Facts) -> list[RuntimeStatus]:
         unit = facts.unit(row.unit)
         active = unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
         found.append(RuntimeStatus(row.id, packages[name].version, active, _inspected(row, facts)))
-    return found
+    return [*found, *_bundled(facts)]
+
+
+def _bundled(facts: Facts) -> Iterator[RuntimeStatus]:
+    """The containerd that the kubelet's product brings."""
+    row = placed(runtime("containerd"), facts)
+    if row.product:
+        unit = facts.unit(row.unit)
+        active = unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
+        yield RuntimeStatus(row.id, f"of {row.product}", active, _inspected(row, facts))
 
 
 def _inspected(row: Runtime, facts: Facts) -> Configured | None:

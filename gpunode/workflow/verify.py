@@ -14,7 +14,9 @@ from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer, NvmlFailure
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.recipe import Expect, Recipe
-from gpunode.runtimes import Configured, Runtime, runtime
+from gpunode.runtimes import Configured, Runtime, Wish, runtime
+from gpunode.runtimes.found import contents, in_facts
+from gpunode.runtimes.installations import placed
 from gpunode.steps.outcome import Refusal
 from gpunode.steps.selection import choice, family_of, matches, wants_driver
 from gpunode.workflow.converge import StagePlan
@@ -106,7 +108,7 @@ def verify(
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(host.look, nvml.probe())
         as_wanted = _told(lambda: [configuration(recipe, facts, host, planned)], "configuration", _WANTED, untold)
-        runtime_checks = _told(lambda: [*_runtime(recipe, effective)], "runtime", _READS, untold)
+        runtime_checks = _told(lambda: [*_runtime(recipe, facts, effective)], "runtime", _READS, untold)
         answer = nvml_facts.answer_of(asked.result())
     inventory = answer if isinstance(answer, Inventory) else None
     checks = [
@@ -244,12 +246,17 @@ def _device_nodes(facts: Facts, inventory: Inventory | None) -> Iterator[Check]:
     yield Check("device-nodes", "device nodes", "passed", f"{len(wanted)} under /dev")
 
 
-def _runtime(recipe: Recipe, effective: Effective) -> Iterator[Check]:
+def _runtime(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Check]:
     """The runtime itself reads NVIDIA's handler, whatever gpunode wrote."""
     if recipe.runtime.name == "none":
         return
-    row = runtime(recipe.runtime.name)
+    row = placed(runtime(recipe.runtime.name), facts)
     title = f"{row.id} reads the runtime nvidia"
+    if row.product:
+        # Its containerd is part of it and is not asked.
+        says = row.inspect(contents(in_facts(facts, row, Wish())), Wish())
+        yield _handler(row, recipe, says, f"{row.product} gives its {row.id} the runtime nvidia")
+        return
     try:
         found = effective(row.id)
     except Undetermined:

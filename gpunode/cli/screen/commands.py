@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 
-_SHOWN_HOW = frozenset({"--json", "-v", "--verbose"})
+# Options that say how an answer is shown.
+SHOWN_HOW = frozenset({"--json", "-v", "--verbose"})
 _LEAVE = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "--upgrade"})
 
 
@@ -13,19 +14,19 @@ def setup_command(argv: Sequence[str]) -> str:
     """The command that does what ``argv``, a plan's or a rehearsal's, showed."""
     # A lock that was renewed holds what --upgrade asked for.
     done = {"--upgrade"} if any(word.partition("=")[0] == "--lock" for word in argv) else set()
-    return _joined("sudo gpunode setup", _without(argv[1:], {"--check", *_SHOWN_HOW, *done}, {"--node"}))
+    return joined("sudo gpunode setup", without(argv[1:], {"--check", *SHOWN_HOW, *done}, {"--node"}))
 
 
 def verify_command(argv: Sequence[str]) -> str:
     """The command that proves more of what ``argv``, a setup's, made; with its recipe, by which verify judges."""
-    words = _without(argv[1:], _SHOWN_HOW | _LEAVE, {"--only", "--root", "--gpu", "--lock"})
-    return _joined("gpunode verify", [*words, "--cuda", "--container"])
+    words = without(argv[1:], SHOWN_HOW | _LEAVE, {"--only", "--root", "--gpu", "--lock"})
+    return joined("gpunode verify", [*words, "--cuda", "--container"])
 
 
 def rollback_command(argv: Sequence[str], run: str) -> str:
     """The command that undoes ``run``, which ``argv`` made; in the same root folder."""
     root = root_of(argv)
-    return _joined("sudo gpunode rollback", [run, *(("--root", root) if root else ())])
+    return joined("sudo gpunode rollback", [run, *(("--root", root) if root else ())])
 
 
 def root_of(argv: Sequence[str]) -> str:
@@ -38,14 +39,15 @@ def root_of(argv: Sequence[str]) -> str:
 
 def again_command(argv: Sequence[str]) -> str:
     """The same command, agreeing to it."""
-    return _joined("sudo gpunode", [*argv, "--yes"])
+    return joined("sudo gpunode", [*argv, "--yes"])
 
 
-def _joined(command: str, words: Sequence[str]) -> str:
+def joined(command: str, words: Sequence[str]) -> str:
+    """``command`` with ``words``, quoted as a shell needs them."""
     return f"{command} {shlex.join(words)}".strip()
 
 
-def _without(words: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:
+def without(words: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:
     """``words`` without those options; ``valued`` ones take the word after them along."""
 
     def kept() -> Iterator[str]:

@@ -73,16 +73,17 @@ def setup_lines(
 
 def _aftermath(done: SetupResult, failure: GpunodeError | None, log: str, argv: Sequence[str]) -> Iterator[Line]:
     down = downtime(done.settled)
-    yield _fact("took", seconds(done.seconds) + (f"; {down}" if down else ""))
-    yield _fact("log", log)
+    yield fact("took", seconds(done.seconds) + (f"; {down}" if down else ""))
+    yield fact("log", log)
     if failure is None and root_of(argv):
-        yield _fact("next", "boot the image on its machine, then run gpunode verify there")
+        yield fact("next", "boot the image on its machine, then run gpunode verify there")
     elif failure is None:
-        yield _fact("next", verify_command(argv), command=True)
-    yield _fact("undo", rollback_command(argv, done.run), command=True)
+        yield fact("next", verify_command(argv), command=True)
+    yield fact("undo", rollback_command(argv, done.run), command=True)
 
 
-def _fact(label: str, text: str, *, command: bool = False) -> Line:
+def fact(label: str, text: str, *, command: bool = False) -> Line:
+    """A line of an answer's end: what it is about, and what it says."""
     return line(span(f"  {padded(label, 6)}", "dim"), span(text, "command" if command else ""), hang=8)
 
 
@@ -164,8 +165,8 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
     if down := downtime(done.settled):
-        yield _fact("took", down)
-    yield _fact("undo", rollback_command(argv, done.run) + (" --packages" if done.whole else ""), command=True)
+        yield fact("took", down)
+    yield fact("undo", rollback_command(argv, done.run) + (" --packages" if done.whole else ""), command=True)
 
 
 def _put_back(change: FileChange) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.runtimes import Wish
-from gpunode.runtimes.docker import configure
+from tests.unit.runtimes.docker_file import configure
 
 DOCKERD = shutil.which("dockerd")
 INPUTS = sorted((Path(__file__).parent / "vectors").glob("*dkr*/input.json"))

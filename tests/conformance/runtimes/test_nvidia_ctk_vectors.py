@@ -13,7 +13,7 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.runtimes import RUNTIMES, Wish, runtime, satisfies
-from gpunode.runtimes.docker import configure as configure_docker
+from tests.unit.runtimes.docker_file import configure as configure_docker
 from tests.unit.runtimes.one_file import configure as configure_containerd
 from tests.unit.runtimes.one_file import inspect as inspect_containerd
 
@@ -215,7 +215,7 @@ def test_no_other_line_changes(file: Path) -> None:
 
 
 def test_the_rows_are_complete() -> None:
-    assert [row.id for row in RUNTIMES] == ["containerd", "docker"]
+    assert [row.id for row in RUNTIMES] == ["containerd", "docker", "crio", "podman"]
     for row in RUNTIMES:
         assert row.config.startswith("/etc/")
         assert row.config_from <= set(row.packages)

@@ -25,6 +25,7 @@ NOT_FOR_NOTHING = {
     "gpunode.runtimes.jsontext",
     "gpunode.runtimes.tomltext",
     "gpunode.workflow.rehearse",
+    "gpunode.workflow.ctk",
     "gpunode.workflow.rollback",
     "gpunode.workflow.status",
 }

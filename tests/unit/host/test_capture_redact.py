@@ -121,6 +121,12 @@ def test_dpkg_keeps_its_words() -> None:
     assert redact(evidence) == evidence
 
 
+def test_configuration_below_var_lib_is_no_table_of_the_system() -> None:
+    path = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+    after = redact({f"file:{path}": Capture(path, "ok", b'[x."r".auth]\n  password = "hunter2"\n')})[f"file:{path}"]
+    assert b"hunter2" not in after.data
+
+
 def test_a_diff_shows_no_line_of_a_secret_that_spans_lines() -> None:
     """A line by itself does not tell that it belongs to a key, a token or a header."""
     before = '[x.headers]\nX-Team = [\n  "hunter2a",\n]\n[y.auth]\nidentitytoken = """\nhunter2b\n"""\n'

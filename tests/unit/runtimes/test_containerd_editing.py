@@ -304,7 +304,7 @@ container_annotations = ["cdi.k8s.io/*"]
 options = {{ BinaryName = "{BINARY}" }} # ours
 """.encode()
     )
-    changed = data.replace(b'runtime" } # ours', b'runtime", SystemdCgroup = true} # ours')
+    changed = data.replace(b'runtime" } # ours', b'runtime", SystemdCgroup = true } # ours')
     assert changed != data
     assert configure(data, Wish()) == changed
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from gpunode.runtimes import Wish
-from gpunode.runtimes.containerd import configure as configure_containerd
-from gpunode.runtimes.docker import configure as configure_docker
 from gpunode.runtimes.keys import gone_too, taken_back
 from gpunode.runtimes.tomlread import parse
+from tests.unit.runtimes.docker_file import configure as configure_docker
+from tests.unit.runtimes.one_file import configure as configure_containerd
 
 TOML, JSON = "/etc/containerd/config.toml", "/etc/docker/daemon.json"
 RUNTIMES = ("plugins", "io.containerd.grpc.v1.cri", "containerd", "runtimes")
@@ -94,12 +94,13 @@ def test_a_list_keeps_what_was_added_and_gets_back_what_we_took() -> None:
     assert taken_back(b"l = [1, 2]\n", b"l = [2, 1]\n", b"l = [2, 1, 3]\n", TOML) is None
 
 
-def test_in_a_file_of_ours_what_is_no_part_of_an_entry_stays() -> None:
+def test_in_a_file_of_ours_what_is_no_part_of_an_entry_stays_with_the_schema_that_it_is_written_in() -> None:
     after = configure_containerd(None, Wish(default=True))
     now = after + b"[plugins.'io.containerd.grpc.v1.cri'.registry]\n  config_path = '/etc/certs'\n"
     back = taken_back(None, after, now, TOML)
     assert back is not None
-    assert back.strip() == b"[plugins.'io.containerd.grpc.v1.cri'.registry]\n  config_path = '/etc/certs'"
+    assert back.split(b"\n", 1)[0] == b"version = 2"
+    assert back.strip().endswith(b"\n[plugins.'io.containerd.grpc.v1.cri'.registry]\n  config_path = '/etc/certs'")
 
 
 def test_a_file_of_ours_is_gone_when_only_blank_lines_were_added() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpunode.runtimes import tomltext
 from gpunode.runtimes.tomlread import Document, parse
 from gpunode.runtimes.tomltext import Uneditable, edit, line_of
 
@@ -40,11 +41,11 @@ def edited(text: str, path: str, value: Any) -> str:
         (
             "[x]\na = 1\n\n[y]\nb = 2\nbb = 2\n[y.z]\nc = 3\n# tail\n\n[w]\nd = 4\n",
             "y",
-            "[x]\na = 1\n\n# tail\n\n[w]\nd = 4\n",
+            "[x]\na = 1\n# tail\n\n[w]\nd = 4\n",
         ),
         ("\ny = 1\nz = 3\n", "y", "\nz = 3\n"),
         ("y.a = 1\ny.b = 2\nz = 3\n", "y/a", "y.b = 2\nz = 3\n"),
-        ("y = { a = 1, b = 2 } # c\nz = 3\n", "y/a", "y = {  b = 2 } # c\nz = 3\n"),
+        ("y = { a = 1, b = 2 } # c\nz = 3\n", "y/a", "y = { b = 2 } # c\nz = 3\n"),
     ],
     ids=["a line", "a table with those below it", "the first line", "a dotted key", "a key of an inline table"],
 )
@@ -56,9 +57,9 @@ def test_what_goes_takes_its_lines_along_and_no_other(text: str, path: str, afte
     ("text", "path", "value", "after"),
     [
         ("a = 1 # one\nb = 2\n", "a", 5, "a = 5 # one\nb = 2\n"),
-        ("a = 1", "b", 2, "a = 1\nb = 2\n"),
+        ("a = 1", "b", 2, "a = 1\nb = 2"),
         ("a = 1\n\n[t]\n", "b", True, "a = 1\nb = true\n\n[t]\n"),
-        ("[a]", "a/b", 2, "[a]\n  b = 2\n"),
+        ("[a]", "a/b", 2, "[a]\n  b = 2"),
         ("  [a]\n[b]\n", "a/b", 2, "  [a]\n    b = 2\n[b]\n"),
         ("[a]\nx = 1\n", "a/b c", "it's", '[a]\nx = 1\n"b c" = "it\'s"\n'),
         ("['a']\nx = 1\n", "a/b c", "it is", "['a']\nx = 1\n'b c' = 'it is'\n"),
@@ -69,8 +70,8 @@ def test_what_goes_takes_its_lines_along_and_no_other(text: str, path: str, afte
         ("[a]\nx = 1\n[X.y]\nz = 1\n", "X/y/q", 2, "[a]\nx = 1\n[X.y]\nz = 1\nq = 2\n"),
         ('["a\\u0062".c]\nx = 1\n[d]\n', "ab/c/q", 2, '["a\\u0062".c]\nx = 1\nq = 2\n[d]\n'),
         ("[a]\n  b.x = 1 # c\n", "a/b/y", {"u": 1, "v": {"w": 2}}, "[a]\n  b.x = 1 # c\n  b.y.u = 1\n  b.y.v.w = 2\n"),
-        ("a = { b = { x = 1 } } # c\n", "a/b/y", 2, "a = { b = { x = 1, y = 2} } # c\n"),
-        ("x = [\n 1,\n # two\n 2,\n]\ny = 1\n", "x", [1], "x = [1]\ny = 1\n"),
+        ("a = { b = { x = 1 } } # c\n", "a/b/y", 2, "a = { b = { x = 1, y = 2 } } # c\n"),
+        ("x = [\n 1,\n # two\n 2,\n]\ny = 1\n", "x", [1], "x = [\n 1,\n # two\n]\ny = 1\n"),
     ],
 )
 def test_a_value_stands_beside_its_siblings(text: str, path: str, value: Any, after: str) -> None:
@@ -94,7 +95,7 @@ def test_a_value_stands_beside_its_siblings(text: str, path: str, value: Any, af
             "a/b",
             '[a]\nx = 1\n[a.c]\ny = 1\n# of c\n[a.b]\nk = 1\ns = "x"\n\n# of d\n[d]\nz = 1\n',
         ),
-        ("[d]\nz = 1\n\n[a]\nx = 1\n# end", "a/b", '[d]\nz = 1\n\n[a]\nx = 1\n# end\n\n[a.b]\nk = 1\ns = "x"\n'),
+        ("[d]\nz = 1\n\n[a]\nx = 1\n# end", "a/b", '[d]\nz = 1\n\n[a]\nx = 1\n# end\n\n[a.b]\nk = 1\ns = "x"'),
         ("['a']\nx = 1\n['a'.'b c']\n", "a/d e", "['a']\nx = 1\n['a'.'b c']\n[a.'d e']\nk = 1\ns = 'x'\n"),
         ('["a"]\nx = 1\n', "a/d e", '["a"]\nx = 1\n\n[a."d e"]\nk = 1\ns = "x"\n'),
     ],
@@ -178,9 +179,29 @@ def test_every_kind_of_value_and_key_is_written() -> None:
     ]
 
 
-def test_what_has_no_place_is_named() -> None:
+def test_a_key_of_the_root_stands_above_all_tables() -> None:
+    assert edited("# of a\n[a]\nx = 1\n", "k", 1) == "k = 1\n\n# of a\n[a]\nx = 1\n"
+    assert edited("# of all\n\n# of a\n[a]\nx = 1\n", "k", 1) == "# of all\n\nk = 1\n\n# of a\n[a]\nx = 1\n"
+    assert edited("# of all\n", "k", 1) == "# of all\nk = 1\n"
+
+
+def test_a_table_that_becomes_a_value_makes_room_for_it() -> None:
+    assert edited("[a.b]\nc = 1\n[d]\n", "a/b", 3) == "[a]\n  b = 3\n[d]\n"
+    assert edited("a.b.c = 1\na.d = 2\n", "a/b", 3) == "a.d = 2\na.b = 3\n"
+
+
+def test_a_table_that_is_to_stay_without_its_keys_is_written_empty() -> None:
+    assert edited("a.b = 1\nc = 1\n", "a/b", GONE) == "c = 1\n\n[a]\n"
+    assert edited("[[a]]\nx = 1\n", "a", []) == "a = []\n"
+
+
+def test_what_does_not_read_as_meant_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tomltext, "changed", lambda *_: "4")
     with pytest.raises(Uneditable, match=r"^a\.b$"):
-        edited("[a.b]\nc = 1\n[d]\n", "a/b", 3)
+        edited("[a]\nb = 1\n", "a/b", 3)
+    monkeypatch.setattr(tomltext, "changed", lambda *_: "]")
+    with pytest.raises(Uneditable, match=r"^a\.b$"):
+        edited("[a]\nb = 1\n", "a/b", 3)
 
 
 @pytest.mark.parametrize(

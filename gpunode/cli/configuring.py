@@ -1,0 +1,214 @@
+"""The commands that edit a container runtime's configuration by itself: configure, unconfigure and check."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpunode import __version__
+from gpunode.change import Change
+from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, mounts_kept_private, swept, told_what_was_done
+from gpunode.cli.commands import How
+from gpunode.cli.compose import Stop, announcer, checked_root, need_root
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.runtime_options import Hook, Typed, Wanted, absolute, wanted
+from gpunode.cli.screen.edits import draft_lines, read_again_command
+from gpunode.cli.screen.plans import note as warning
+from gpunode.cli.screen.printer import standard_error, standard_output
+from gpunode.errors import ChangesPending, GpunodeError, UsageError, VerifyFailed
+from gpunode.host.local import LocalHost
+from gpunode.host.process import CommandLog
+from gpunode.journal.footprint import Footprint
+from gpunode.journal.record import made
+from gpunode.journal.store import Store
+from gpunode.workflow import ctk
+from gpunode.workflow.ctk import Asked, CtkVerb, Draft, Verdict
+from gpunode.workflow.events import Told
+from gpunode.workflow.recovery import told
+
+if TYPE_CHECKING:
+    from gpunode.host.port import HostView
+
+_WHY_ROOT = "it writes the runtime's configuration and keeps its journal in /var/lib/gpunode"
+_WITHOUT_ROOT = "--dry-run shows what it would do, without root"
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """What configure and unconfigure may do beyond editing files.
+
+    Attributes:
+        dry_run: not even that.
+        restart: have the daemon read them.
+        allow_disruption: also where that stops containers.
+        lock_timeout_s: how long they wait while another gpunode is at work.
+    """
+
+    dry_run: bool = False
+    restart: bool = False
+    allow_disruption: bool = False
+    lock_timeout_s: float = LOCK_TIMEOUT_S
+
+
+Drafting = Callable[[LocalHost, Footprint], Draft]
+
+
+def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> None:
+    """Has the runtime run containers by NVIDIA's binary; or writes an OCI hook, where that is asked for."""
+    place = checked_root(root)
+    if typed.is_hook:
+        _make_hook(typed, hook, how, place, leave)
+        return
+    asked = wanted(typed, place)
+
+    def drafting(host: LocalHost, _: Footprint) -> Draft:
+        return _configuring(host, asked)
+
+    _edit("configure", drafting, how, place, leave)
+
+
+def _configuring(host: HostView, asked: Wanted) -> Draft:
+    wish = ctk.completed(host, asked.row, asked.wish, asked.dumps)
+    draft = ctk.configuring(host, asked.row, wish)
+    return replace(draft, notes=(*asked.notes, *draft.notes))
+
+
+def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
+    """Takes out what configure added."""
+    place = checked_root(root)
+    asked = wanted(typed, place)
+
+    def drafting(host: LocalHost, footprint: Footprint) -> Draft:
+        wish = ctk.completed(host, asked.row, asked.wish)
+        return ctk.unconfiguring(host, asked.row, wish, footprint.files)
+
+    _edit("unconfigure", drafting, how, place, leave)
+
+
+def _edit(verb: CtkVerb, drafting: Drafting, how: How, place: str, leave: Leave) -> None:
+    if leave.dry_run:
+        _show(verb, drafting, how, place)
+        return
+    command = f"ctk runtime {verb}"
+    need_root(command, _WHY_ROOT, _WITHOUT_ROOT)
+    os.umask(UMASK)
+    mounts_kept_private(place)
+    screen, stop, log = how.screen(), Stop(), CommandLog("ctk", root=place)
+    store = Store(place, announce=announcer(place))
+    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
+    with screen, alone(store, host, screen, leave.lock_timeout_s, others=False), stop:
+        if (cut := swept(store, host)) is not None:
+            screen.tell(Told(told(cut, "this command edits the runtime's files alone")))
+        draft = drafting(host, store.footprint())
+        if leave.restart and not draft.changes and ctk.unread(host, draft):
+            draft = ctk.reread(draft)
+        screen.draft(verb, draft)
+        if not draft.changes:
+            ctk.conclude(store)
+            how.answer(_answer(command, draft))
+            return
+        if leave.restart and not leave.allow_disruption:
+            ctk.refuse_disruption(host, draft)
+        asked = Asked(verb, __version__, tuple(sys.argv[1:]), restart=leave.restart, pause=stop.pause)
+        with told_what_was_done(command, how, store):
+            done = ctk.carry_out(draft, host, store, asked, screen.tell)
+        if log.problem:
+            screen.tell(Told(log.problem))
+        is_read = leave.restart or place != "/" or ctk.asleep(host, draft)
+        following = "" if is_read else read_again_command(draft)
+        screen.drafted(verb, draft, done, following)
+    answer = _answer(command, draft, changes=made(store.read(done.run)))
+    result = {**answer.result, "run": done.run, "triggers": done.settled, "checked": done.checked, "next": following}
+    how.answer(replace(answer, result=result))
+
+
+def _answer(command: str, draft: Draft, changes: Sequence[Change] = ()) -> Envelope:
+    return Envelope(
+        command,
+        changed=bool(changes),
+        changes=changes,
+        notes=draft.notes,
+        result={"runtime": draft.about, "file": draft.main, "how": draft.how},
+    )
+
+
+def _show(verb: CtkVerb, drafting: Drafting, how: How, place: str) -> None:
+    """What would be written: the files on standard output, as nvidia-ctk prints them, the diff on standard error."""
+    footprint, note = _footprint(Store(place)) if verb == "unconfigure" else (Footprint(), "")
+    draft = drafting(LocalHost(place), footprint)
+    draft = replace(draft, notes=(*draft.notes, *([note] if note else [])))
+    if not how.json:
+        standard_output().raw("\n".join(_text(content) for content in ctk.shown(draft)))
+        if not how.quiet:
+            standard_error().put(draft_lines(verb, draft, verbose=how.verbose))
+    answer = _answer(f"ctk runtime {verb}", draft, draft.changes)
+    how.answer(replace(answer, result={**answer.result, "run": ""}))
+
+
+def _footprint(store: Store) -> tuple[Footprint, str]:
+    """What gpunode did here, for a look that needs no root: who may not read the journal is told what that means."""
+    try:
+        return store.footprint(), ""
+    except UsageError as error:
+        return Footprint(), f"{error.what}, so this is what would be done without it; sudo shows what will be done"
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "surrogateescape")
+
+
+def _make_hook(typed: Typed, hook: Hook, how: How, place: str, leave: Leave) -> None:
+    """The OCI hook is written, or printed where no file is named; nothing else is touched."""
+    from gpunode.runtimes import ocihook
+
+    if not hook.path.startswith("/"):
+        raise UsageError(
+            f"--nvidia-runtime-hook-path={hook.path} is not an absolute path",
+            why="container runtimes search no PATH for their hooks",
+            hint="give the whole path: --nvidia-runtime-hook-path=/usr/bin/nvidia-container-runtime-hook",
+        )
+    content, path = ocihook.hook(hook.path), absolute("--oci-hook-path", hook.file, place)
+    note = f"--config-mode={typed.config_mode} is deprecated: CDI and the NVIDIA runtime have taken the place of hooks"
+    if not path or leave.dry_run:
+        if not how.json:
+            standard_output().raw(_text(content))
+            if not how.quiet:
+                standard_error().put([warning(note)])
+        how.answer(Envelope("ctk runtime configure", notes=(note,), result={"hook": _text(content)}))
+        return
+
+    def drafting(host: LocalHost, _: Footprint) -> Draft:
+        return ctk.hooking(host, path, content, note)
+
+    _edit("configure", drafting, how, place, replace(leave, restart=False))
+
+
+def check(typed: Typed, how: How, root: str) -> None:
+    """Says whether files and daemon are as configure would leave them."""
+    place = checked_root(root)
+    asked = wanted(typed, place)
+    host = LocalHost(place)
+    draft = _configuring(host, asked)
+    verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
+    how.screen().verdict(draft, verdict)
+    how.answer(_judged(draft, verdict))
+
+
+def _judged(draft: Draft, verdict: Verdict) -> Envelope:
+    failure: GpunodeError | None = None
+    if verdict.pending:
+        failure = ChangesPending(f"{draft.about} is not as asked", hint="`gpunode ctk runtime configure` makes it so")
+    elif verdict.otherwise:
+        what = f"the files of {draft.about} are as asked, but its daemon has something else"
+        failure = VerifyFailed(what, why=verdict.otherwise, hint=read_again_command(draft))
+    answer = _answer("ctk runtime check", draft, draft.changes)
+    return replace(
+        answer,
+        status=failure.status if failure else "ok",
+        exit_code=failure.exit_code if failure else 0,
+        notes=(*draft.notes, *([verdict.untold] if verdict.untold else [])),
+        errors=(failure,) if failure else (),
+    )

@@ -1,0 +1,215 @@
+"""The commands below ``gpunode ctk``: nvidia-ctk's own options, and a few on top.
+
+As in ``cli/app.py`` only typer is imported here; every command imports what it needs.
+"""
+
+# No annotations from __future__ here: see cli/app.py.
+# ruff: noqa: I002
+
+from typing import Annotated, Any
+
+import typer
+
+from gpunode.cli.app import (
+    DebugOption,
+    JsonOption,
+    LockTimeoutOption,
+    QuietOption,
+    RootOption,
+)
+from gpunode.cli.goflags import GoCommand
+
+app = typer.Typer(rich_markup_mode=None)
+runtime_app = typer.Typer(
+    help="The NVIDIA runtime in a container runtime's configuration.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(runtime_app, name="runtime")
+
+RuntimeOption = Annotated[
+    str, typer.Option("--runtime", metavar="NAME", help="docker (the default, as nvidia-ctk's), containerd or crio")
+]
+ConfigOption = Annotated[
+    str, typer.Option("--config", metavar="FILE", help="the runtime's configuration, where it is not the usual one")
+]
+DropInOption = Annotated[
+    str | None,
+    typer.Option(
+        "--drop-in-config", metavar="FILE", help="write into this drop-in; empty edits the configuration itself"
+    ),
+]
+ModeOption = Annotated[
+    str, typer.Option("--mode", metavar="MODE", help="auto, in-place (the configuration itself) or drop-in")
+]
+SourceOption = Annotated[
+    str,
+    typer.Option(
+        "--config-source", metavar="SOURCE", help="where options are copied from: file, or the runtime's own command"
+    ),
+]
+ExecutableOption = Annotated[
+    str, typer.Option("--executable-path", metavar="FILE", help="the runtime's program for --config-source=command")
+]
+NameOption = Annotated[
+    str, typer.Option("--nvidia-runtime-name", metavar="NAME", help="by which containers ask for the runtime")
+]
+PathOption = Annotated[
+    str,
+    typer.Option("--nvidia-runtime-path", "--runtime-path", metavar="FILE", help="what the runtime runs"),
+]
+DefaultOption = Annotated[
+    bool, typer.Option("--nvidia-set-as-default", "--set-as-default", help="make it the default runtime")
+]
+CdiOption = Annotated[
+    bool, typer.Option("--cdi.enabled", "--cdi.enable", "--enable-cdi", help="switch the runtime's CDI support on")
+]
+CriOption = Annotated[
+    bool, typer.Option("--enable-cri", help="take cri out of containerd's disabled_plugins, so that kubelet can use it")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="print the files as they would be, and the diff to standard error")
+]
+RestartOption = Annotated[
+    bool, typer.Option("--restart", help="have the daemon read it, prove that it did, put it back if it cannot")
+]
+
+DisruptionOption = Annotated[
+    bool, typer.Option("--allow-disruption", help="go on though docker's restart stops containers")
+]
+VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show new files to their end")]
+
+
+def commands() -> dict[str, Any]:
+    """The commands by name, for the group that loads them."""
+    return dict(typer.main.get_group(app).commands)
+
+
+@runtime_app.command("configure", cls=GoCommand)
+def configure(
+    ctx: typer.Context,
+    runtime: RuntimeOption = "docker",
+    config: ConfigOption = "",
+    drop_in_config: DropInOption = None,
+    mode: ModeOption = "auto",
+    nvidia_runtime_name: NameOption = "nvidia",
+    nvidia_runtime_path: PathOption = "nvidia-container-runtime",
+    nvidia_set_as_default: DefaultOption = False,
+    cdi_enabled: CdiOption = False,
+    enable_cri: CriOption = False,
+    config_source: SourceOption = "file",
+    executable_path: ExecutableOption = "",
+    config_mode: Annotated[
+        str, typer.Option("--config-mode", metavar="MODE", help="config-file, or hook (deprecated): an OCI hook alone")
+    ] = "",
+    oci_hook_path: Annotated[
+        str, typer.Option("--oci-hook-path", metavar="FILE", help="the OCI hook to write; empty prints it")
+    ] = "",
+    nvidia_runtime_hook_path: Annotated[
+        str, typer.Option("--nvidia-runtime-hook-path", metavar="FILE", help="what the OCI hook runs")
+    ] = "/usr/bin/nvidia-container-runtime-hook",
+    dry_run: DryRunOption = False,
+    restart: RestartOption = False,
+    allow_disruption: DisruptionOption = False,
+    lock_timeout: LockTimeoutOption = 600,
+    root: RootOption = "/",
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+    debug: DebugOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Add the NVIDIA runtime to a container runtime's configuration, and leave the rest of it as it is."""
+    from gpunode.cli import configuring
+    from gpunode.cli.runtime_options import Hook, Typed
+
+    typed = Typed(
+        runtime,
+        config,
+        drop_in_config,
+        mode,
+        nvidia_runtime_name,
+        nvidia_runtime_path,
+        default=nvidia_set_as_default,
+        cdi=cdi_enabled,
+        enable_cri=enable_cri,
+        source=config_source,
+        executable=executable_path,
+        config_mode=config_mode,
+    )
+    how = _how(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet)
+    leave = configuring.Leave(dry_run, restart, allow_disruption, lock_timeout)
+    configuring.configure(typed, Hook(nvidia_runtime_hook_path, oci_hook_path), how, root, leave)
+
+
+@runtime_app.command("unconfigure", cls=GoCommand)
+def unconfigure(
+    ctx: typer.Context,
+    runtime: RuntimeOption = "docker",
+    config: ConfigOption = "",
+    drop_in_config: DropInOption = None,
+    nvidia_runtime_name: NameOption = "nvidia",
+    dry_run: DryRunOption = False,
+    restart: RestartOption = False,
+    allow_disruption: DisruptionOption = False,
+    lock_timeout: LockTimeoutOption = 600,
+    root: RootOption = "/",
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+    debug: DebugOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Take out what configure added; the former default comes back, what was written since stays."""
+    from gpunode.cli import configuring
+    from gpunode.cli.runtime_options import Typed
+
+    typed = Typed(runtime, config, drop_in_config, name=nvidia_runtime_name)
+    how = _how(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet)
+    configuring.unconfigure(typed, how, root, configuring.Leave(dry_run, restart, allow_disruption, lock_timeout))
+
+
+@runtime_app.command("check", cls=GoCommand)
+def check(
+    ctx: typer.Context,
+    runtime: RuntimeOption = "docker",
+    config: ConfigOption = "",
+    drop_in_config: DropInOption = None,
+    mode: ModeOption = "auto",
+    nvidia_runtime_name: NameOption = "nvidia",
+    nvidia_runtime_path: PathOption = "nvidia-container-runtime",
+    nvidia_set_as_default: DefaultOption = False,
+    cdi_enabled: CdiOption = False,
+    enable_cri: CriOption = False,
+    config_source: SourceOption = "file",
+    executable_path: ExecutableOption = "",
+    root: RootOption = "/",
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+    debug: DebugOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Say whether files and running daemon are as configure would leave them: 0 yes, 4 files differ, 7 the daemon."""
+    from gpunode.cli import configuring
+    from gpunode.cli.runtime_options import Typed
+
+    typed = Typed(
+        runtime,
+        config,
+        drop_in_config,
+        mode,
+        nvidia_runtime_name,
+        nvidia_runtime_path,
+        default=nvidia_set_as_default,
+        cdi=cdi_enabled,
+        enable_cri=enable_cri,
+        source=config_source,
+        executable=executable_path,
+    )
+    configuring.check(typed, _how(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet), root)
+
+
+def _how(ctx: typer.Context, *, json: bool, verbose: bool, debug: bool, quiet: bool) -> Any:
+    """How the answer is wanted, by the command's options or the group's; --quiet wins over --debug, as there."""
+    from gpunode.cli.commands import How
+
+    group = ctx.obj or {}
+    return How(
+        json=json, verbose=verbose or debug or group.get("debug", False), quiet=quiet or group.get("quiet", False)
+    )

@@ -1,0 +1,93 @@
+"""A runtime's configuration, edited by itself: what is to be written, what was, what the daemon has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gpunode.cli.screen.changes import change_lines
+from gpunode.cli.screen.commands import SHOWN_HOW, joined, rollback_command, without
+from gpunode.cli.screen.events import downtime
+from gpunode.cli.screen.plans import note
+from gpunode.cli.screen.results import fact
+from gpunode.cli.screen.text import BLANK, Line, indented, line, prose, span
+from gpunode.cli.screen.words import MARKS, bare, sentence
+
+if TYPE_CHECKING:
+    from gpunode.workflow.ctk import CtkVerb, Done, Draft, Verdict
+
+
+def draft_lines(verb: CtkVerb, draft: Draft, *, verbose: bool) -> Iterator[Line]:
+    """What is to be written and why there, as a diff of each file; one line when nothing is."""
+    written = [change for change in draft.changes if change.before != change.after]
+    if not draft.changes:
+        yield line(MARKS["nothing"], f"nothing to do: {_as_asked(verb, draft)}", hang=2)
+    elif not written:
+        yield line(span(draft.about, "bold"), f"  its files are as asked; {_reader(draft)} has not read them yet")
+    else:
+        how = draft.how or "what configure added goes"
+        yield line(span(draft.about, "bold"), "  ", *prose(how), hang=len(draft.about) + 2)
+        yield from indented(tuple(change_lines(written, verbose=verbose)), 4)
+    yield from (note(text) for text in draft.notes)
+
+
+def _as_asked(verb: CtkVerb, draft: Draft) -> str:
+    if verb == "unconfigure":
+        return f"{draft.main} names no such runtime"
+    return f"{draft.about} is as asked ({draft.main})"
+
+
+def _reader(draft: Draft) -> str:
+    return bare(draft.trigger.target) if draft.trigger else draft.about
+
+
+def drafted_lines(verb: CtkVerb, draft: Draft, done: Done, argv: Sequence[str], following: str) -> Iterator[Line]:
+    """That it is done, the command that makes the daemon read it, if ``following`` is one, and what undoes it."""
+    yield BLANK
+    yield line(MARKS["done"], _outcome(verb, draft), hang=2)
+    if down := downtime(done.settled):
+        yield fact("took", down)
+    if following:
+        yield fact("next", following, command=True)
+        if draft.stops:
+            yield fact("", f"it stops all {draft.stops}, since live-restore is off")
+    if any(change.before != change.after for change in draft.changes):
+        yield fact("undo", rollback_command(argv, done.run), command=True)
+
+
+def _outcome(verb: CtkVerb, draft: Draft) -> str:
+    if draft.expectation is None:
+        return f"{draft.about} written: {draft.main}"
+    if verb == "unconfigure":
+        return f"{draft.about}: what configure added is gone"
+    default = ", its default" if draft.expectation.default else ""
+    runs = sentence([f"{name}{default}, which runs {binary}" for name, binary in sorted(draft.expectation.handlers)])
+    return f"{draft.about} has the runtime {runs}"
+
+
+def read_again_command(draft: Draft) -> str:
+    """What makes the running daemon read its files; empty where there is none."""
+    return f"sudo systemctl {draft.trigger.kind} {bare(draft.trigger.target)}" if draft.trigger else ""
+
+
+def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbose: bool) -> Iterator[Line]:
+    """Whether files and daemon are as asked."""
+    if verdict.pending:
+        yield from draft_lines("configure", draft, verbose=verbose)
+        yield line("next: ", span(configure_command(argv), "command"), hang=6)
+        return
+    yield line(MARKS["passed"], f"{draft.main}: as asked", hang=2)
+    if verdict.otherwise:
+        yield line(MARKS["failed"], f"{_reader(draft)} does not have it: {verdict.otherwise}", hang=2)
+        yield line("next: ", span(read_again_command(draft), "command"), hang=6)
+    elif verdict.untold:
+        yield line(MARKS["not run"], f"{_reader(draft)} was not asked: {verdict.untold}", hang=2)
+    else:
+        yield line(MARKS["passed"], f"{_reader(draft)} reads it so", hang=2)
+    yield from (note(text) for text in draft.notes)
+
+
+def configure_command(argv: Sequence[str]) -> str:
+    """The command that makes what ``argv``, a check, looked for."""
+    words = ["configure" if word == "check" else word for word in without(argv, SHOWN_HOW, ())]
+    return joined("sudo gpunode", words)

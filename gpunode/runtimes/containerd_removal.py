@@ -1,0 +1,153 @@
+"""NVIDIA's handler taken out of containerd's configuration again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gpunode.runtimes.containerd_files import CONFIG, DROP_IN, ConfigFile, edited, effective, load, merges, read
+from gpunode.runtimes.containerd_plugin import GENERIC_TYPE
+from gpunode.runtimes.keys import gone_too, taken_back
+from gpunode.runtimes.model import Edit, Edited, Files, Former, Wish, needs_runc
+from gpunode.runtimes.tomlread import Document
+
+
+def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+    """What takes the handler out again: a file that is as gpunode left it comes back byte for byte.
+
+    Of one that was edited since, the keys that gpunode set go, and the former ones come back. Of one that nobody has on
+    record, the handler's entry goes, and a default that names it.
+
+    Raises:
+        Refused: a file cannot be read, or cannot be edited without harm.
+    """
+    root = wish.config or CONFIG
+    # What cannot be read is told, before anything is taken out of half the files.
+    own = {file.path for file in load(files, wish)} | {wish.drop_in or DROP_IN}
+    files = {path: content for path, content in files.items() if path in own}
+    notes: list[str] = []
+    after: dict[str, bytes | None] = {}
+    for path in sorted(files, key=lambda path: (path != root, path)):
+        after[path] = _taken_out(files, path, wish, former.get(path), notes)
+    before = {path: former[path].before if path in former else content for path, content in files.items()}
+    if not _is_unsound(before, wish):
+        _keep_sound(after, wish, notes)
+    edits = tuple(Edit(path, files[path], content) for path, content in after.items() if content != files[path])
+    return Edited(edits, "", tuple(notes))
+
+
+def _taken_out(files: Files, path: str, wish: Wish, was: Former | None, notes: list[str]) -> bytes | None:
+    now = files[path]
+    if was is not None:
+        file = read(now, path)
+        whole = [(*file.cri, "containerd", "runtimes", name) for name in (wish.handler, "runc")]
+        back = taken_back(was.before, was.after, now, path, whole)
+        if back is not None:
+            lost = gone_too(was.after or b"", now, back, path)
+            notes += [f"{path}: gone with the entry that they were written into: {', '.join(lost)}"] if lost else []
+            return None if was.before is None and not back else back
+        notes.append(f"{path}: what gpunode set was changed since, so only its entry and a default that names it go")
+    return _without_entry(files, read(now, path), wish, notes, is_recorded=was is not None)
+
+
+def _without_entry(files: Files, file: ConfigFile, wish: Wish, notes: list[str], *, is_recorded: bool) -> bytes | None:
+    """The file without the handler's entry; None for a drop-in that says nothing else than the root does."""
+    plugin = file.plugin
+    if not _names(plugin, wish):
+        return files[file.path]
+    document = _pruned(file, _plugin_without(plugin, wish))
+    if plugin.get("containerd", {}).get("default_runtime_name") == wish.handler:
+        notes.append(f"{file.path}: which runtime was the default before is not on record; runc is, unless it says")
+    root = wish.config or CONFIG
+    if not is_recorded and file.path == (wish.drop_in or DROP_IN) and file.path != root:
+        rest = {key: value for key, value in document.items() if key != "version"}
+        if _says_all(read(files.get(root), root).document, rest):
+            notes.append(f"{root} still imports the folder of {file.path}: nobody has on record who wrote that")
+            return None
+    return edited(file, document, files[file.path])
+
+
+def _names(plugin: Document, wish: Wish) -> bool:
+    containerd = plugin.get("containerd", {})
+    return wish.handler in containerd.get("runtimes", {}) or containerd.get("default_runtime_name") == wish.handler
+
+
+def _plugin_without(plugin: Document, wish: Wish) -> Document:
+    containerd = dict(plugin.get("containerd", {}))
+    if containerd.get("default_runtime_name") == wish.handler:
+        del containerd["default_runtime_name"]
+    runtimes = {name: entry for name, entry in containerd.get("runtimes", {}).items() if name != wish.handler}
+    # An empty table would take the place of containerd's own runtimes.
+    rest = {key: value for key, value in containerd.items() if key != "runtimes"}
+    containerd = {**rest, **({"runtimes": runtimes} if runtimes else {})}
+    others = {key: value for key, value in plugin.items() if key != "containerd"}
+    return {**others, **({"containerd": containerd} if containerd else {})}
+
+
+def _pruned(file: ConfigFile, plugin: Document) -> Document:
+    """The file's document with ``plugin`` as its CRI table, and without tables that are empty now."""
+    rest = {key: value for key, value in file.document["plugins"].items() if key != file.cri[1]}
+    plugins = {**rest, **({file.cri[1]: plugin} if plugin else {})}
+    others = {key: value for key, value in file.document.items() if key != "plugins"}
+    return {**others, **({"plugins": plugins} if plugins else {})}
+
+
+def _says_all(root: Document, rest: Document) -> bool:
+    return all(
+        key in root and (_says_all(root[key], value) if _are_tables(root[key], value) else root[key] == value)
+        for key, value in rest.items()
+    )
+
+
+def _are_tables(one: object, other: object) -> bool:
+    return isinstance(one, dict) and isinstance(other, dict)
+
+
+def _keep_sound(after: dict[str, bytes | None], wish: Wish, notes: list[str]) -> None:
+    """No file names the handler as the default any more, and the CRI plugin keeps a runtime that is its default."""
+    for path, content in after.items():
+        if content is not None and _is_orphan(file := read(content, path), wish):
+            after[path] = edited(file, _pruned(file, _plugin_without(file.plugin, wish)), content)
+            notes.append(f"{path}: {wish.handler} was made the default by somebody else; it is no longer there")
+    if _lacks_runc(after, wish):
+        loaded = load(_there(after), wish)
+        file = _file_that_counts(loaded, wish)
+        containerd = file.plugin["containerd"]
+        kept = {**containerd, "runtimes": {**containerd["runtimes"], "runc": {"runtime_type": GENERIC_TYPE}}}
+        plugins = {**file.document["plugins"], file.cri[1]: {**file.plugin, "containerd": kept}}
+        after[file.path] = edited(file, {**file.document, "plugins": plugins}, after[file.path])
+        notes.append(
+            f"{file.path}: runc has an entry now, since the other runtimes there take the place of built-in ones"
+        )
+
+
+def _is_unsound(contents: Mapping[str, bytes | None], wish: Wish) -> bool:
+    """Whether it was so before gpunode that the CRI plugin had no default runtime: then that comes back, too."""
+    files = [read(content, path) for path, content in contents.items() if content is not None]
+    return any(_is_orphan(file, wish) for file in files) or _lacks_runc(contents, wish)
+
+
+def _there(contents: Mapping[str, bytes | None]) -> Files:
+    return {path: content for path, content in contents.items() if content is not None}
+
+
+def _lacks_runc(contents: Mapping[str, bytes | None], wish: Wish) -> bool:
+    loaded = load(_there(contents), wish)
+    containerd = effective(loaded, wish).get("containerd", {})
+    runtimes = containerd.get("runtimes", {})
+    if not runtimes or any(file.disabled for file in loaded):
+        return False
+    default = containerd.get("default_runtime_name") or "runc"
+    return needs_runc(default, runtimes, loaded[0].schema, replace(wish, systemd_cgroup=False))
+
+
+def _is_orphan(file: ConfigFile, wish: Wish) -> bool:
+    containerd = file.plugin.get("containerd", {})
+    is_default = containerd.get("default_runtime_name") == wish.handler
+    return is_default and wish.handler not in containerd.get("runtimes", {})
+
+
+def _file_that_counts(loaded: Sequence[ConfigFile], wish: Wish) -> ConfigFile:
+    if merges(loaded[0].schema, wish):
+        return loaded[0]
+    return next((file for file in reversed(loaded) if file.has_plugin), loaded[0])

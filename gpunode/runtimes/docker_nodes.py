@@ -1,0 +1,176 @@
+"""Which docker a node has, and where that one is told what to do: its file, its unit, its command line. Pure.
+
+Source: dockerd(8); docs.docker.com, "Rootless mode" and "Docker Desktop for Linux"; canonical/docker-snap, its
+snapcraft.yaml and nvidia/lib.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpunode.errors import Refused
+from gpunode.runtimes import units
+from gpunode.runtimes.dockerd import Flags, started
+from gpunode.runtimes.model import DOCKER_CONFIG, Files, Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A docker as one way of installing it brings it.
+
+    Attributes:
+        unit: of the system, that runs the daemon; empty where none does.
+        socket: where it listens; empty where that differs from user to user.
+    """
+
+    config: str
+    unit: str
+    socket: str
+
+
+ENGINE = Kind(DOCKER_CONFIG, "docker.service", "/run/docker.sock")
+SNAP = Kind("/var/snap/docker/current/config/daemon.json", "snap.docker.dockerd.service", "/run/docker.sock")
+# Every user has one of their own; systemctl --user starts it.
+ROOTLESS = Kind("", "", "")
+
+_SNAP_UNIT = f"/etc/systemd/system/{SNAP.unit}"
+_SNAP_PROGRAMS = "/snap/docker/"
+_DESKTOP_UNIT = "/usr/lib/systemd/user/docker-desktop.service"
+_TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
+_OF_A_USER = re.compile(r"(?P<home>/.+)/\.config/docker/daemon\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The docker that is meant, and how it is started.
+
+    Attributes:
+        config: the file that it reads.
+        flags: of its command line; none where another file than the one that it reads is edited.
+        like: the file whose owner a new configuration takes; empty for root's.
+    """
+
+    kind: Kind
+    config: str
+    flags: Flags
+    files: Files
+    like: str = ""
+
+    def said_in(self, flag: str) -> str:
+        """The files in which ``flag`` stands."""
+        found = [path for path in self.flags.sources if f"--{flag}".encode() in self.files.get(path, b"")]
+        return ", ".join(found or self.flags.sources)
+
+
+def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+    """All that says how docker is installed, how it is started, and what its file holds."""
+    node = node_of(files, wish)
+    unit_files = units.reads(files, ENGINE.unit)
+    if home := _home(wish.config):
+        unit_files = (*units.reads(files, ENGINE.unit, _user_folders(home)), _TOOLKIT_CONFIG)
+    marks = (_SNAP_UNIT, SNAP.config, _DESKTOP_UNIT)
+    return tuple(dict.fromkeys((*unit_files, *marks, DOCKER_CONFIG, node.config)))
+
+
+def node_of(files: Files, wish: Wish) -> Node:
+    """The docker whose file is asked for, else the one that is installed."""
+    if home := _home(wish.config):
+        folders = _user_folders(home)
+        like = f"{folders[0]}/{ENGINE.unit}"
+        flags = started(units.command(files, ENGINE.unit, folders))
+        return Node(ROOTLESS, wish.config, flags, files, like if like in files else "")
+    kind = _installed(files, wish)
+    flags = started(units.command(files, kind.unit)) if kind is ENGINE else Flags()
+    own = flags.config or kind.config
+    if wish.config and wish.config != own:
+        return Node(kind, wish.config, Flags(), files)
+    return Node(kind, own, flags, files)
+
+
+def check_usable(files: Files, node: Node, wish: Wish) -> None:
+    """Nothing, if what is wished can come to be in this docker.
+
+    Raises:
+        Refused: it can not.
+    """
+    if wish.drop_in or wish.mode == "drop-in":
+        raise Refused(
+            "docker reads no drop-ins",
+            why=f"{node.config} is the only file of its daemon",
+            hint="leave --drop-in-config and --mode drop-in out",
+        )
+    if not wish.config and _DESKTOP_UNIT in files and not _has_engine(files) and node.kind is ENGINE:
+        raise Refused(
+            "the docker of this machine is Docker Desktop",
+            why="its daemon runs in a virtual machine of its own, which reads no file of this machine and sees no GPU",
+            hint="install Docker Engine beside it (docker.io or docker-ce), choose it with `docker context use "
+            "default`, then run the command again",
+        )
+    if node.kind is SNAP and wish.binary.startswith("/") and not wish.binary.startswith(_SNAP_PROGRAMS):
+        raise Refused(
+            f"docker is a snap here, and a snap's daemon cannot run {wish.binary}",
+            why="a snap runs programs of its own alone; docker's brings NVIDIA's runtime along and registers it when "
+            "its daemon starts on a machine with an NVIDIA driver",
+            hint="sudo snap restart docker, then `docker info` names the runtime nvidia; or have the snap's own one "
+            f"registered: --nvidia-runtime-path={_SNAP_PROGRAMS}current/usr/bin/nvidia-container-runtime",
+        )
+
+
+def notes_on(files: Files, node: Node) -> tuple[str, ...]:
+    """What a user of this docker has to know beside what was asked for."""
+    if node.kind is ROOTLESS:
+        return _rootless_notes(files)
+    notes = []
+    if node.kind is SNAP and DOCKER_CONFIG in files:
+        notes.append(f"docker is a snap here and does not read {DOCKER_CONFIG}")
+    if _SNAP_UNIT in files and node.kind is ENGINE:
+        notes.append(f"docker is installed as a snap too, which keeps a file of its own: {SNAP.config}")
+    if _DESKTOP_UNIT in files:
+        notes.append("Docker Desktop is installed too: containers of its context, desktop-linux, see no GPU")
+    return tuple(notes)
+
+
+_RESTART_ROOTLESS = "a rootless docker is restarted by its user: systemctl --user restart docker"
+_NO_CGROUPS = (
+    "a rootless docker may not give devices out by cgroups, so the container toolkit needs no-cgroups = true: "
+    "gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true. That holds for every runtime of this "
+    "machine: where one that runs as root gives GPUs out too, use CDI for the rootless one instead"
+)
+
+
+def _rootless_notes(files: Files) -> tuple[str, ...]:
+    if _no_cgroups(files.get(_TOOLKIT_CONFIG, b"")):
+        return (_RESTART_ROOTLESS,)
+    return (_RESTART_ROOTLESS, _NO_CGROUPS)
+
+
+def _no_cgroups(config: bytes) -> bool:
+    from gpunode.runtimes.tomlread import parse
+
+    try:
+        return parse(config.decode()).get("nvidia-container-cli", {}).get("no-cgroups") is True
+    except (ValueError, AttributeError, RecursionError):
+        return False  # whoever edits that file says what is wrong with it
+
+
+def _installed(files: Files, wish: Wish) -> Kind:
+    if wish.config == SNAP.config:
+        return SNAP
+    if _has_engine(files) or wish.config:
+        return ENGINE
+    return SNAP if _SNAP_UNIT in files or (SNAP.config in files and DOCKER_CONFIG not in files) else ENGINE
+
+
+def _has_engine(files: Files) -> bool:
+    return any(f"{folder}/{ENGINE.unit}" in files for folder in units.SYSTEM)
+
+
+def _home(config: str) -> str:
+    """The home of the user whose rootless docker reads ``config``; empty for another file."""
+    found = _OF_A_USER.fullmatch(config)
+    return found["home"] if found else ""
+
+
+def _user_folders(home: str) -> tuple[str, ...]:
+    return (f"{home}/.config/systemd/user", "/etc/systemd/user", "/usr/lib/systemd/user")

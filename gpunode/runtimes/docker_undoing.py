@@ -1,0 +1,180 @@
+"""NVIDIA's handler taken out of daemon.json again: the file from before, or what others have made of it since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.runtimes import jsontext
+from gpunode.runtimes.docker import (
+    DROPPED,
+    Change,
+    binary_of,
+    default_of,
+    document_of,
+    edited,
+    object_at,
+    without_empty,
+)
+from gpunode.runtimes.docker_nodes import Node, node_of
+from gpunode.runtimes.model import Edit, Edited, Files, Former, Wish
+from gpunode.runtimes.text import decode, same
+
+_MISSING = object()
+# What dockerd has without being told.
+_BUILT_IN = "runc"
+_SHIMS = "io.containerd."
+
+
+def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+    """What takes the handler out again.
+
+    A file that is still as gpunode left it comes back byte for byte. Else the entries go that gpunode made, and the
+    default and the feature that it set are what they were; what others wrote stays.
+
+    Raises:
+        Refused: the file cannot be read.
+    """
+    node = node_of(files, wish)
+    now = files.get(node.config)
+    if now is None:
+        return Edited((), f"there is no {node.config}")
+    on_record = former.get(node.config)
+    if on_record is None:
+        return _unrecorded(files, node, wish)
+    if now == on_record.after and _is_about(on_record, wish, node.config):
+        edits = (Edit(node.config, now, on_record.before),) if on_record.before != now else ()
+        return Edited(edits, f"{node.config} is as gpunode left it, so it is again as it was before")
+    undoing = _Undoing.of(on_record, now, wish, node)
+    steps = undoing.steps()
+    changes = without_empty(undoing.now, [step.change for step in steps if step.change], undoing.before)
+    notes = tuple(step.note for step in steps if step.note)
+    result = edited(files, node, changes, f"{node.config} was edited since: gpunode's keys go", notes)
+    return _without_file(result) if on_record.before is None else result
+
+
+def _without_file(result: Edited) -> Edited:
+    """As ``result``; a file that gpunode made goes when nothing is left in it."""
+    for edit in result.edits:
+        if edit.after is not None and not document_of(edit.after, edit.path):
+            return Edited((Edit(edit.path, edit.before, None),), result.how, result.notes)
+    return result
+
+
+def _is_about(on_record: Former, wish: Wish, path: str) -> bool:
+    """Whether no other handler than the wished one would go with it; an empty wish is for all of them."""
+    made = _made(document_of(on_record.before, path), document_of(on_record.after, path))
+    return not wish.handler or wish.handler not in made or made == [wish.handler]
+
+
+def _made(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The handlers whose entries differ."""
+    old, new = object_at(before, "runtimes"), object_at(after, "runtimes")
+    return [name for name in new if name not in old or not same(old[name], new[name])]
+
+
+def _unrecorded(files: Files, node: Node, wish: Wish) -> Edited:
+    document = document_of(files[node.config], node.config)
+    changes: list[Change] = []
+    notes: list[str] = []
+    if wish.handler in object_at(document, "runtimes"):
+        changes.append((("runtimes", wish.handler), DROPPED))
+    if default_of(document) == wish.handler:
+        changes.append((("default-runtime",), DROPPED))
+        notes.append("which runtime was the default before is not on record: docker's own, runc, is now")
+    if changes and object_at(document, "features").get("cdi") is True:
+        notes.append("features.cdi stays: who switched it on is not on record")
+    if wish.handler in node.flags.runtimes:
+        notes.append(f"dockerd is given {wish.handler} on its command line too ({node.said_in('add-runtime')})")
+    how = f"gpunode is not on record for {node.config}: the entry {wish.handler} and a default that names it go"
+    return edited(files, node, without_empty(document, changes), how, tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A change that takes something back, or none; and what the user should know of it."""
+
+    change: Change | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Undoing:
+    """What gpunode changed, taken out of the file as others have left it since.
+
+    Attributes:
+        before: the document before gpunode, whose text is ``former_text``.
+        after: as gpunode left it.
+        now: as it is.
+        names: of the handlers that go.
+        elsewhere: the runtimes that dockerd has from somewhere else.
+    """
+
+    before: dict[str, Any]
+    after: dict[str, Any]
+    now: dict[str, Any]
+    names: tuple[str, ...]
+    elsewhere: frozenset[str]
+    former_text: str
+
+    @classmethod
+    def of(cls, on_record: Former, now: bytes, wish: Wish, node: Node) -> _Undoing:
+        before, after = (document_of(data, node.config) for data in (on_record.before, on_record.after))
+        made = _made(before, after)
+        return cls(
+            before,
+            after,
+            document_of(now, node.config),
+            (wish.handler,) if wish.handler in made else tuple(made),
+            frozenset({_BUILT_IN, *node.flags.runtimes}),
+            decode(on_record.before, node.config),
+        )
+
+    def steps(self) -> list[_Step]:
+        """What is to be done, the entries first."""
+        entries = [step for name in self.names for step in self._entry(name)]
+        gone = {step.change[0][1] for step in entries if step.change and step.change[1] is DROPPED}
+        return [*entries, *self._default(gone), *self._cdi()]
+
+    def _former(self, *where: str) -> Any:
+        """The value before gpunode, as it was written; ``DROPPED`` where there was none."""
+        holder = self.before if len(where) == 1 else object_at(self.before, where[0])
+        return jsontext.spelt(self.former_text, where) if where[-1] in holder else DROPPED
+
+    def _entry(self, name: str) -> Iterator[_Step]:
+        now = object_at(self.now, "runtimes").get(name, _MISSING)
+        after = object_at(self.after, "runtimes")[name]
+        change = (("runtimes", name), self._former("runtimes", name))
+        if now is _MISSING:
+            return
+        if same(now, after):
+            yield _Step(change)
+        elif binary_of(now) == binary_of(after):
+            yield _Step(change, f"what was written into runtimes.{name} since goes with it")
+        else:
+            yield _Step(None, f"runtimes.{name} stays: somebody had it run something else since")
+
+    def _default(self, gone: set[str]) -> Iterator[_Step]:
+        now, after, before = (default_of(document) for document in (self.now, self.after, self.before))
+        is_ours = now == after and after != before
+        if now is None or not (is_ours or now in gone):
+            return
+        note = "" if is_ours else f"{now} was made the default runtime since; it goes, so it is the default no more"
+        left = {*object_at(self.now, "runtimes"), *self.elsewhere} - gone
+        if before is None or before in left or before.startswith(_SHIMS):
+            yield _Step((("default-runtime",), self._former("default-runtime")), note)
+        else:
+            note = note or f"the former default runtime, {before}, is not there any more: docker's own, runc, is taken"
+            yield _Step((("default-runtime",), DROPPED), note)
+
+    def _cdi(self) -> Iterator[_Step]:
+        before, after, now = (
+            object_at(document, "features").get("cdi", _MISSING) for document in (self.before, self.after, self.now)
+        )
+        if not _equal(before, after) and now is not _MISSING and _equal(now, after):
+            yield _Step((("features", "cdi"), self._former("features", "cdi")))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or (one is not _MISSING and other is not _MISSING and same(one, other))

@@ -1,0 +1,141 @@
+"""What dockerd's command line says, and where that and its configuration file would both say it. Pure.
+
+dockerd does not start, and reloads nothing, when a directive stands in both; of the runtimes alone it takes those of
+either, the file's first.
+
+Source: dockerd 20.10.24, 26.1.5 and 28.5.2, started; moby, daemon/config, findConfigurationConflicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpunode.runtimes import units
+
+# Flags whose directive in the file has another name; a flag that can be given twice has a plural there.
+_DIRECTIVES = {
+    "add-runtime": "runtimes",
+    "authorization-plugin": "authorization-plugins",
+    "cdi-spec-dir": "cdi-spec-dirs",
+    "default-address-pool": "default-address-pools",
+    "default-ulimit": "default-ulimits",
+    "dns-opt": "dns-opts",
+    "exec-opt": "exec-opts",
+    "feature": "features",
+    "host": "hosts",
+    "insecure-registry": "insecure-registries",
+    "label": "labels",
+    "log-opt": "log-opts",
+    "node-generic-resource": "node-generic-resources",
+    "registry-mirror": "registry-mirrors",
+    "storage-opt": "storage-opts",
+}
+_SHORT = {
+    "b": "bridge",
+    "D": "debug",
+    "G": "group",
+    "g": "graph",
+    "H": "host",
+    "l": "log-level",
+    "p": "pidfile",
+    "s": "storage-driver",
+}
+_SWITCHES = frozenset("D")
+_MERGED = frozenset({"runtimes"})
+_TRUE = frozenset({"1", "t", "true"})
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The flags that dockerd is started with.
+
+    Attributes:
+        given: the values of each, in order; ``true`` for one that was given none.
+        words: the same as words of a command line, without the one that names the configuration file.
+        sources: the files that they may come from.
+    """
+
+    given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    def last(self, name: str) -> str | None:
+        """The value that counts of a flag that has one; None where it was not given."""
+        values = self.given.get(name)
+        return values[-1] if values else None
+
+    @property
+    def config(self) -> str:
+        """The configuration file; empty for the usual one."""
+        return self.last("config-file") or ""
+
+    @property
+    def runtimes(self) -> Mapping[str, str]:
+        """The binaries of the runtimes that flags register."""
+        pairs = (value.partition("=") for value in self.given.get("add-runtime", ()))
+        return {name.strip(): path.strip() for name, mark, path in pairs if mark}
+
+    @property
+    def cdi(self) -> bool | None:
+        """Whether CDI is switched on; None where no flag says."""
+        pairs = (value.partition("=") for value in self.given.get("feature", ()))
+        said = [(value or "true") for name, _, value in pairs if name == "cdi"]
+        return said[-1].lower() in _TRUE if said else None
+
+    @property
+    def live_restore(self) -> bool | None:
+        """Whether containers outlive the daemon; None where no flag says."""
+        said = self.last("live-restore")
+        return None if said is None else said.lower() in _TRUE
+
+
+def flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
+    """The flags of a command line that starts dockerd, itself or through a wrapper."""
+    words = list(_own_words(argv))
+    given: dict[str, tuple[str, ...]] = {}
+    kept: list[str] = []
+    while words:
+        word = words.pop(0)
+        name, mark, value = _parted(word)
+        own = [word]
+        if name and not mark:
+            takes_next = bool(words) and not words[0].startswith("-") and word not in {f"-{one}" for one in _SWITCHES}
+            value = words.pop(0) if takes_next else "true"
+            own += [value] if takes_next else []
+        if name:
+            given[name] = (*given.get(name, ()), value)
+        kept += own if name != "config-file" else []
+    return Flags(given, tuple(kept), sources)
+
+
+def started(command: units.Command | None) -> Flags:
+    """The flags with which a unit starts dockerd."""
+    return flags(command.argv, command.sources) if command else Flags()
+
+
+def conflicts(given: Flags, directives: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``directives``, names in the configuration file, that flags say as well, each with its flag."""
+    return tuple(
+        f"{directive} (--{name})"
+        for name in given.given
+        if (directive := _DIRECTIVES.get(name, name)) in directives and directive not in _MERGED
+    )
+
+
+def _own_words(argv: Sequence[str]) -> Sequence[str]:
+    """The words behind dockerd's name; behind a wrapper's where dockerd is not named."""
+    words = [word for one in argv for word in (units.split(one) if "dockerd " in one and " " in one else (one,))]
+    names = [index for index, word in enumerate(words) if word.rpartition("/")[2] in {"dockerd", "dockerd-ce"}]
+    return words[names[-1] + 1 :] if names else words[1:]
+
+
+def _parted(word: str) -> tuple[str, str, str]:
+    """A flag's full name, and its value if the same word has it."""
+    if word.startswith("--"):
+        name, mark, value = word[2:].partition("=")
+        return name, mark, value
+    if word.startswith("-") and word[1:2] in _SHORT:
+        rest = word[2:].removeprefix("=")
+        return _SHORT[word[1]], rest and "=", rest
+    return "", "", ""

@@ -1,0 +1,225 @@
+"""Which containerd is the one to configure, and by whose rules: the one whose socket the kubelet uses.
+
+Kubernetes distributions bring a containerd of their own and make its configuration at every start, so an edit of that
+file is lost; a row says where such a product reads what others add. The facts are from the products' documentation and
+source, named where they are used; none of these products was run here (docs/verification.md).
+
+GKE, EKS, AKS and kind nodes have containerd at its usual places, run by containerd.service: EKS' file imports
+/etc/containerd/config.d/*.toml (awslabs/amazon-eks-ami, nodeadm), AKS' and GKE's import nothing (Azure/AgentBaker;
+vector 047 of nvidia-ctk's), kind's is inside of the node's container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpunode.errors import Refused
+from gpunode.facts.evidence import NOT_CAPTURED
+from gpunode.facts.model import Facts, Kubelet, Unknown, known
+from gpunode.runtimes.model import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A containerd as some product installs it.
+
+    Attributes:
+        title: the product, as people call it.
+        sockets: where its containerd answers.
+        units: what starts its containerd; the one that the kubelet runs in counts, else the first.
+        row: what to configure, given containerd's own row and the kubelet that uses it.
+    """
+
+    id: str
+    title: str
+    sockets: tuple[str, ...]
+    units: tuple[str, ...]
+    row: Callable[[Runtime, Kubelet, Facts], Runtime]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The row to go by, and what the user should know of the choice."""
+
+    row: Runtime
+    notes: tuple[str, ...] = ()
+
+
+# What follows loads a product's rules on their use: most nodes have none of these products.
+
+
+def _rancher(product: str, containerd: Runtime, kubelet: Kubelet) -> Runtime:
+    from gpunode.runtimes.rancher import Rancher
+
+    place = Rancher(product, kubelet.data or f"/var/lib/rancher/{product}")
+    return replace(
+        _bundled(containerd, product, kubelet),
+        config=place.config,
+        reads=place.reads,
+        configure=place.configure,
+        unconfigure=place.unconfigure,
+        inspect=place.inspect,
+        beside=place.beside,
+        generated=frozenset({place.config}),
+    )
+
+
+def _k3s(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
+    return _rancher("k3s", containerd, kubelet)
+
+
+def _rke2(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
+    return _rancher("rke2", containerd, kubelet)
+
+
+def _microk8s(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
+    from gpunode.runtimes import microk8s
+
+    # What runs the kubelet is another daemon of the snap; its containerd can be restarted alone.
+    return replace(
+        _bundled(containerd, "microk8s", replace(kubelet, unit="")),
+        config=microk8s.TEMPLATE,
+        reads=microk8s.reads,
+        configure=microk8s.configure,
+        unconfigure=microk8s.unconfigure,
+        inspect=microk8s.inspect,
+    )
+
+
+def _k0s(containerd: Runtime, kubelet: Kubelet, facts: Facts) -> Runtime:
+    from gpunode.runtimes import k0s
+
+    state = known(facts.file(k0s.CONFIG), None)
+    is_managed = k0s.is_managed(state.content if state else None)
+    return replace(
+        _bundled(containerd, "k0s", kubelet),
+        config=k0s.CONFIG,
+        drop_in=k0s.DROP_IN,
+        reads=k0s.reads,
+        configure=k0s.configure,
+        unconfigure=k0s.unconfigure,
+        inspect=k0s.inspect,
+        generated=frozenset({k0s.CONFIG} if is_managed else ()),
+        watches=is_managed,
+    )
+
+
+def _bundled(containerd: Runtime, product: str, kubelet: Kubelet) -> Runtime:
+    """A row of a containerd that no package of its own brings."""
+    unit = kubelet.unit or installation(product).units[0]
+    return replace(
+        containerd,
+        product=product,
+        unit=unit,
+        socket=kubelet.socket,
+        drop_in="",
+        packages=(),
+        config_from=frozenset(),
+    )
+
+
+INSTALLATIONS: Final[tuple[Installation, ...]] = (
+    Installation(
+        "k3s",
+        "k3s",
+        ("/run/k3s/containerd/containerd.sock",),
+        ("k3s.service", "k3s-agent.service"),
+        _k3s,
+    ),
+    Installation(
+        "rke2",
+        "RKE2",
+        # The second in releases that name it after themselves.
+        ("/run/k3s/containerd/containerd.sock", "/run/rke2/containerd/containerd.sock"),
+        ("rke2-server.service", "rke2-agent.service"),
+        _rke2,
+    ),
+    Installation(
+        "microk8s",
+        "microk8s",
+        ("/var/snap/microk8s/common/run/containerd.sock",),
+        ("snap.microk8s.daemon-containerd.service",),
+        _microk8s,
+    ),
+    Installation(
+        "k0s",
+        "k0s",
+        ("/run/k0s/containerd.sock",),
+        ("k0sworker.service", "k0scontroller.service"),
+        _k0s,
+    ),
+)
+# Of runtimes that are no containerd, or whose containerd is not configured by itself.
+_OTHERS: Final[Mapping[str, str]] = {
+    "/run/crio/crio.sock": "CRI-O",
+    "/run/dockershim.sock": "docker",
+    "/run/cri-dockerd.sock": "docker",
+    "/run/k3s/cri-dockerd/cri-dockerd.sock": "docker",
+    "/run/rke2/cri-dockerd/cri-dockerd.sock": "docker",
+}
+_DOCKERS_OWN: Final = "/run/docker/containerd/containerd.sock"
+
+
+def installation(id: str) -> Installation:  # noqa: A002 - the rows' own word
+    """The row named ``id``."""
+    return {row.id: row for row in INSTALLATIONS}[id]
+
+
+def socket_of(unit: str) -> str:
+    """Where the containerd answers that ``unit`` starts; empty for other units."""
+    return next((row.sockets[0] for row in INSTALLATIONS if unit in row.units), "")
+
+
+def chosen(row: Runtime, facts: Facts) -> Chosen:
+    """What to configure for ``row``: of containerds the kubelet's, where one is here; of other runtimes their own.
+
+    Raises:
+        Refused: the kubelet uses a containerd of which nobody knows what it reads.
+    """
+    return _containerd(row, facts) if row.id == "containerd" else Chosen(row)
+
+
+def placed(row: Runtime, facts: Facts) -> Runtime:
+    """The row to look at for ``row``: as ``chosen`` says, and ``row`` itself where it cannot say."""
+    try:
+        return chosen(row, facts).row
+    except Refused:
+        return row
+
+
+def _containerd(containerd: Runtime, facts: Facts) -> Chosen:
+    if isinstance(facts.kubelet, Unknown):
+        return Chosen(containerd, _unknown(containerd, facts.kubelet))
+    kubelet = facts.kubelet.value
+    if kubelet is None or kubelet.socket == containerd.socket:
+        return Chosen(containerd)
+    if other := _OTHERS.get(kubelet.socket):
+        note = f"the kubelet here uses {other} ({kubelet.socket}): no pod runs in the containerd of {containerd.config}"
+        return Chosen(containerd, (note,))
+    for product in INSTALLATIONS:
+        if product.id == kubelet.kind and kubelet.socket in product.sockets:
+            return Chosen(product.row(containerd, kubelet, facts))
+    raise _stranger(kubelet)
+
+
+def _unknown(containerd: Runtime, why: Unknown) -> tuple[str, ...]:
+    """A note, unless nobody looked: an older capture tells nothing of kubelets."""
+    if why.reason == NOT_CAPTURED:
+        return ()
+    return (f"which containerd the kubelet uses is not known ({why.reason}); that of {containerd.config} is taken",)
+
+
+def _stranger(kubelet: Kubelet) -> Refused:
+    if kubelet.socket == _DOCKERS_OWN:
+        return Refused(
+            f"the kubelet here uses {kubelet.socket}, which is dockerd's own containerd",
+            why="dockerd makes that containerd's configuration at every start, and leaves the CRI plugin out of it",
+            hint="give the kubelet a containerd of its own, or configure docker: --runtime docker",
+        )
+    return Refused(
+        f"the kubelet here ({kubelet.unit or kubelet.kind}) uses {kubelet.socket}, which gpunode does not know",
+        why="which configuration the runtime behind it reads cannot be told, and another one's would change nothing",
+        hint="name its configuration: gpunode ctk runtime configure --runtime containerd --config FILE",
+    )

@@ -1,0 +1,114 @@
+"""k0s: it makes containerd's configuration at every start, and watches a folder of drop-ins.
+
+Up to its releases with containerd 1.7 k0s merges drop-ins of schema 2 into its defaults itself; later ones have
+containerd import them, and take schema 3 alone. Either way a drop-in says no more than what it adds, in the schema of
+the generated file. A file without k0s' mark in its first line is the administrator's own, edited as any other.
+
+Source: docs.k0sproject.io, "Runtime"; k0s pkg/component/worker/containerd (component.go, configurer.go) of 1.30 and
+1.36; k0s issue 6547 (a drop-in that says more than it adds takes the node down).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from gpunode.errors import Refused
+from gpunode.runtimes import containerd
+from gpunode.runtimes.containerd_files import imports_of, read
+from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish
+
+CONFIG: Final = "/etc/k0s/containerd.toml"
+FOLDER: Final = "/etc/k0s/containerd.d"
+DROP_IN: Final = f"{FOLDER}/99-nvidia.toml"
+_MARK: Final = "# k0s_managed=true"
+
+
+def is_managed(data: bytes | None) -> bool:
+    """Whether k0s makes the file: its first line says so, or it is not there; releases before 1.30 began it blank."""
+    lines = (data or b"").decode("utf-8", "replace").lstrip("\r\n").splitlines()
+    return data is None or lines[:1] == [_MARK]
+
+
+def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+    """The generated file, what it imports, and the drop-ins."""
+    return tuple(dict.fromkeys((*containerd.reads(files, _located(files, wish)), f"{FOLDER}/*.toml")))
+
+
+def inspect(files: Files, wish: Wish) -> Configured:
+    """What containerd reads once k0s has noticed the drop-ins."""
+    return containerd.inspect(_merged(files), _located(files, wish))
+
+
+def configure(files: Files, wish: Wish) -> Edited:
+    """What registers the handler; no edits where that is so.
+
+    Raises:
+        Refused: a file cannot be read, or what was asked for cannot be had there.
+    """
+    if not is_managed(files.get(CONFIG)):
+        edited = containerd.configure(files, _located(files, wish))
+        return replace(edited, how=f"{edited.how}; {CONFIG} lacks k0s' mark, so k0s leaves it alone")
+    if CONFIG not in files:
+        raise Refused(
+            f"{CONFIG} is not there yet",
+            why="k0s makes it at its first start; which schema it will have nobody knows before",
+            hint="start k0s once, then run the command again",
+        )
+    if wish.mode == "in-place":
+        raise _lost("it is not edited in place")
+    edited = _with_former(files, containerd.configure(_merged(files), _located(files, wish)))
+    if any(edit.path == CONFIG for edit in edited.edits):
+        raise _lost("what was asked for takes an edit of it")
+    return replace(edited, how="by a drop-in, which k0s notices by itself; it makes the rest at every start")
+
+
+def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+    """What takes the handler out again.
+
+    Raises:
+        Refused: a file cannot be read.
+    """
+    edited = containerd.unconfigure(files, _located(files, wish), former)
+    if not is_managed(files.get(CONFIG)):
+        return edited
+    notes = tuple(note for note in edited.notes if not note.startswith(CONFIG))
+    return replace(edited, edits=tuple(edit for edit in edited.edits if edit.path != CONFIG), notes=notes)
+
+
+def _lost(what: str) -> Refused:
+    return Refused(
+        f"{CONFIG}: {what}",
+        why="k0s makes it anew at every start, so the edit would be lost",
+        hint=f"leave --mode out, and put other settings into a file in {FOLDER}",
+    )
+
+
+def _located(files: Files, wish: Wish) -> Wish:
+    if not is_managed(files.get(CONFIG)):
+        return replace(wish, config=CONFIG, version=None)
+    # Whoever merges the drop-ins, k0s or containerd 2, does so key by key.
+    return replace(wish, config=CONFIG, drop_in=DROP_IN, mode="auto", version=(2, 1))
+
+
+def _merged(files: Files) -> Files:
+    """The files that count, as if the generated one imported the drop-ins where k0s merges them itself.
+
+    Our drop-in of another schema is from before an upgrade of k0s, and not read any more.
+    """
+    data = files.get(CONFIG)
+    if data is None or not is_managed(data):
+        return files
+    root = read(data, CONFIG)
+    if DROP_IN in files and read(files[DROP_IN], DROP_IN).schema != root.schema:
+        files = {path: content for path, content in files.items() if path != DROP_IN}
+    if any(imports_of(root, DROP_IN)):
+        return files
+    return {**files, CONFIG: f'version = {root.schema}\nimports = ["{FOLDER}/*.toml"]\n'.encode()}
+
+
+def _with_former(files: Files, edited: Edited) -> Edited:
+    """``edited``, of files as they are: the drop-in is replaced where it was left out."""
+    edits = (replace(edit, before=files.get(edit.path)) for edit in edited.edits)
+    return replace(edited, edits=tuple(edits))

@@ -1,0 +1,67 @@
+"""microk8s: a TOML file with the snap's variables in its strings, from which containerd's own is made at every start.
+
+The file is edited in place as TOML: a variable is part of a string, and stays as it is. A drop-in would not do, as its
+variables would stay unfilled.
+
+Source: canonical/microk8s microk8s-resources (default-args/containerd-template.toml; wrappers/run-containerd-with-args,
+which fills in ${SNAP}, ${SNAP_DATA}, ${RUNTIME} and others with sed); microk8s issue 3959; gpu-operator issue 1367
+(with docker's containerd on the PATH the toolkit took the wrong one's settings).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from gpunode.errors import Refused
+from gpunode.runtimes import containerd
+from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish
+
+TEMPLATE: Final = "/var/snap/microk8s/current/args/containerd-template.toml"
+GENERATED: Final = "/var/snap/microk8s/current/args/containerd.toml"
+
+
+def reads(_: Files, wish: Wish) -> tuple[str, ...]:
+    """The template alone: what it imports is none of its variables' business."""
+    return containerd.reads({}, _located(wish))[:1]
+
+
+def inspect(files: Files, wish: Wish) -> Configured:
+    """What the template says."""
+    return containerd.inspect(files, _located(wish))
+
+
+def configure(files: Files, wish: Wish) -> Edited:
+    """The template with the handler as wished; no edits where it is so.
+
+    Raises:
+        Refused: it is not there or cannot be read, or a drop-in was asked for.
+    """
+    if TEMPLATE not in files:
+        raise Refused(
+            f"{TEMPLATE} is not there",
+            why="microk8s makes containerd's configuration of it, and does not start without it",
+            hint="reinstall or refresh the snap: snap refresh microk8s",
+        )
+    if wish.mode == "drop-in":
+        raise Refused(
+            "microk8s takes no drop-in",
+            why=f"it fills in the variables of {TEMPLATE} alone",
+            hint="leave --mode out: gpunode edits the template in place",
+        )
+    edited = containerd.configure(files, _located(wish))
+    return replace(edited, how="in place: microk8s makes containerd's configuration of this template at every start")
+
+
+def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+    """The template without the handler.
+
+    Raises:
+        Refused: it cannot be read.
+    """
+    return containerd.unconfigure(files, _located(wish), former)
+
+
+def _located(wish: Wish) -> Wish:
+    return replace(wish, config=TEMPLATE, drop_in="", mode="in-place", version=None)

@@ -1,0 +1,240 @@
+"""k3s and RKE2: they make containerd's configuration at every start, of a template and what they find on their PATH.
+
+What others add goes, in this order, into a drop-in where the generated file imports a folder of them; nowhere, where
+the product registers the runtime by itself; or into a template. The default runtime is a setting of the product's own.
+
+Source: docs.k3s.io and docs.rke2.io, "Configuring containerd" and "Alternative Container Runtime Support"; k3s PR 13680
+(drop-in folders, February 2026), PR 8751 (--default-runtime, November 2023), PR 11626 (config-v3.toml.tmpl), docs issue
+566 (a table that the base has too stops containerd); pkg/agent/containerd/runtimes.go (what is found by itself);
+pkg/configfilearg (config.yaml.d; a setting that a version does not know is skipped with a warning).
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpunode.errors import Refused
+from gpunode.runtimes import containerd, gotemplate
+from gpunode.runtimes.containerd_files import ConfigFile, imports_of, read
+from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Wish
+
+_DROP_IN: Final = "99-nvidia.toml"
+# Every k3s whose generated file imports a folder brings containerd 2.1 or later, which merges it key by key.
+_MERGES: Final = (2, 1)
+# What the product registers by itself, by the name of the program that it looks for.
+_FOUND: Final = {
+    "nvidia": "nvidia-container-runtime",
+    "nvidia-cdi": "nvidia-container-runtime.cdi",
+    "nvidia-experimental": "nvidia-container-runtime-experimental",
+}
+_PATH: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Rancher:
+    """The places of one product.
+
+    Attributes:
+        product: ``k3s`` or ``rke2``.
+        data: its data folder.
+    """
+
+    product: str
+    data: str
+
+    @property
+    def folder(self) -> str:
+        """Where it keeps containerd's configuration."""
+        return f"{self.data}/agent/etc/containerd"
+
+    @property
+    def config(self) -> str:
+        """The generated file."""
+        return f"{self.folder}/config.toml"
+
+    @property
+    def settings(self) -> str:
+        """Our own part of the product's settings; a later name wins over an earlier one."""
+        return f"/etc/rancher/{self.product}/config.yaml.d/99-gpunode.yaml"
+
+    def template(self, schema: int) -> str:
+        """The template from which a file of ``schema`` is generated."""
+        return f"{self.folder}/config{_suffix(schema)}.toml.tmpl"
+
+    def drop_in(self, schema: int) -> str:
+        """Our drop-in beside a generated file of ``schema``."""
+        return f"{self.folder}/config{_suffix(schema)}.toml.d/{_DROP_IN}"
+
+    @property
+    def beside(self) -> frozenset[str]:
+        """What is written beside the generated file."""
+        return frozenset({self.settings, *(at(schema) for schema in (2, 3) for at in (self.template, self.drop_in))})
+
+    def reads(self, files: Files, wish: Wish) -> tuple[str, ...]:
+        """Every file that has a say, as far as ``files`` tell."""
+        return tuple(dict.fromkeys((*containerd.reads(files, self._located(files, wish)), *sorted(self.beside))))
+
+    def inspect(self, files: Files, wish: Wish) -> Configured:
+        """What containerd reads since the last start."""
+        return containerd.inspect(files, self._located(files, wish))
+
+    def configure(self, files: Files, wish: Wish) -> Edited:
+        """What registers the handler from the next start on; no edits where that is so, or will be by itself.
+
+        Raises:
+            Refused: a file cannot be read, or what was asked for cannot be had there.
+        """
+        if wish.mode == "in-place":
+            raise Refused(
+                f"{self.config} is not edited in place",
+                why=f"{self.product} makes it anew at every start, so the edit would be lost",
+                hint="leave --mode out: gpunode writes to the place that the product reads",
+            )
+        wish = containerd.absolute(wish, self.config)
+        if self.config not in files:
+            return self._before_the_first_start(files, wish)
+        located = self._located(files, wish)
+        if located.drop_in:
+            return self._unharmed(containerd.configure(files, located))
+        if wish.mode == "drop-in":
+            raise Refused(
+                f"this {self.product} reads no drop-in",
+                why=f"{self.config} imports no folder; that came with its releases of spring 2026",
+                hint="leave --mode out: gpunode writes to the place that the product reads",
+            )
+        return self._by_template(files, located)
+
+    def _root(self, files: Files) -> ConfigFile:
+        return read(files.get(self.config), self.config)
+
+    def _located(self, files: Files, wish: Wish) -> Wish:
+        """``wish`` for the generated file, and for the drop-in that it imports."""
+        here = replace(wish, config=self.config, drop_in="", mode="auto", version=None)
+        root = self._root(files)
+        drop_in = self.drop_in(root.schema)
+        return replace(here, drop_in=drop_in, version=_MERGES) if any(imports_of(root, drop_in)) else here
+
+    def _unharmed(self, edited: Edited) -> Edited:
+        """``edited``, which leaves the generated file alone."""
+        if any(edit.path == self.config for edit in edited.edits):
+            raise Refused(
+                f"what was asked for takes an edit of {self.config}",
+                why=f"{self.product} makes it anew at every start, so the edit would be lost",
+                hint=f"put it into the template beside it: {self.template(3)}",
+            )
+        how = f"by a drop-in: {self.product} imports the folder, and makes the rest of {self.config} at every start"
+        return replace(edited, how=how)
+
+    def _before_the_first_start(self, files: Files, wish: Wish) -> Edited:
+        if not self._is_found(wish):
+            raise Refused(
+                f"{self.config} is not there yet",
+                why=f"{self.product} makes it at its first start; which schema it will have nobody knows before",
+                hint=f"start {self.product} once, then run the command again",
+            )
+        how = f"{self.product} finds {wish.binary} by itself and registers {wish.handler} when it starts"
+        return Edited(tuple(self._default(files, wish, None)), how)
+
+    def _is_found(self, wish: Wish) -> bool:
+        """Whether the product finds the handler's program by itself, under the same name."""
+        program = _FOUND.get(wish.handler)
+        folder, _, name = wish.binary.rpartition("/")
+        return name == program and folder in _PATH
+
+    def _by_template(self, files: Files, wish: Wish) -> Edited:
+        root = self._root(files)
+        path = self.template(root.schema)
+        data = files.get(path)
+        if data is not None and not gotemplate.is_template(data):
+            edited = containerd.configure(files, replace(wish, config=path, mode="in-place"))
+            return replace(edited, how=f"in place: {path} is a template without anything to fill in, so it is TOML")
+        present = self.inspect(files, wish)
+        notes = list(self._notes(present, wish))
+        default = tuple(self._default(files, wish, present))
+        if self._is_registered(present, wish):
+            return Edited(default, f"{self.product} registers {wish.handler} by itself", tuple(notes))
+        if self._is_found(wish) and (data is None or gotemplate.renders_found(data)):
+            how = f"{self.product} finds {wish.binary} by itself and registers {wish.handler} when it starts"
+            return Edited(default, how, tuple(notes), how)
+        self._check_base(data, root)
+        after = gotemplate.configure_template(data, wish, root.schema, path)
+        template = () if after == data else (Edit(path, data, after, self.config),)
+        how = f"by the template from which {self.product} makes {self.config} at every start"
+        return Edited((*template, *default), how, tuple(notes))
+
+    def _is_registered(self, present: Configured, wish: Wish) -> bool:
+        """Whether the handler is there as wished, or as the product found it elsewhere (the GPU Operator's toolkit)."""
+        binary = present.handlers.get(wish.handler, "")
+        return binary == wish.binary or (self._is_found(wish) and posixpath.basename(binary) == _FOUND[wish.handler])
+
+    def _check_base(self, data: bytes | None, root: ConfigFile) -> None:
+        """Nothing, if the product knows its base template: one that does not cannot start with ours."""
+        registry = root.table((*root.cri, "registry")).get("config_path", "")
+        if data is None and root.schema == 2 and not str(registry).endswith("/certs.d"):
+            raise Refused(
+                f"this {self.product} is too old for a template that builds on its own",
+                why=f"that came with the releases of September 2023, and {self.config} is as earlier ones make it",
+                hint=f"upgrade {self.product}",
+            )
+
+    def _default(self, files: Files, wish: Wish, present: Configured | None) -> Iterator[Edit]:
+        """The product's own setting of the default runtime, where that is wished and not so already."""
+        data = files.get(self.settings)
+        after = _setting(wish)
+        if wish.default and (present is None or present.default != wish.handler) and data != after:
+            yield Edit(self.settings, data, after)
+
+    def _notes(self, present: Configured, wish: Wish) -> Iterator[str]:
+        if wish.default and present.default != wish.handler:
+            yield f"{self.product} reads default-runtime since late 2023; older releases skip it with a warning"
+        if wish.cdi and not present.cdi and (present.schema or 2) < 3:
+            yield f"CDI cannot be switched on in a template of {self.product}; its containerd 2 has it on by itself"
+        found = present.handlers.get(wish.handler)
+        if found and found != wish.binary and self._is_registered(present, wish):
+            yield f"{self.product} has registered {wish.handler} with {found}, which it found first"
+
+    def unconfigure(self, files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+        """What takes out again what ``configure`` added; what the product finds by itself stays.
+
+        Raises:
+            Refused: a file cannot be read.
+        """
+        templates = [self.template(schema) for schema in (2, 3)]
+        toml = {path: data for path, data in files.items() if path not in {*templates, self.settings}}
+        told = _without(self.config, containerd.unconfigure(toml, self._located(files, wish), former))
+        edits, notes = list(told.edits), list(told.notes)
+        there = [path for path in templates if path in files]
+        edits += [edit for path in there if (edit := _template_without(path, files[path], wish, former))]
+        if self.settings in files and files[self.settings] == _setting(wish):
+            back = former.get(self.settings, Former(None, None)).before
+            edits.append(Edit(self.settings, files[self.settings], back))
+        if wish.handler in _FOUND:
+            notes.append(f"{self.product} registers {wish.handler} by itself while nvidia-container-toolkit is there")
+        return Edited(tuple(edits), notes=tuple(notes))
+
+
+def _without(path: str, edited: Edited) -> Edited:
+    """``edited`` without what it would do to a file that is generated."""
+    edits = tuple(edit for edit in edited.edits if edit.path != path)
+    return Edited(edits, edited.how, tuple(note for note in edited.notes if not note.startswith(path)))
+
+
+def _template_without(path: str, data: bytes, wish: Wish, former: Mapping[str, Former]) -> Edit | None:
+    """The template without the handler; None where it has nothing of it."""
+    if not gotemplate.is_template(data):
+        told = containerd.unconfigure({path: data}, replace(wish, config=path, mode="in-place"), former)
+        return told.edits[0] if told.edits else None
+    was = former.get(path)
+    after = was.before if was and was.after == data else gotemplate.unconfigure_template(data, path)
+    return Edit(path, data, after) if after != data else None
+
+
+def _setting(wish: Wish) -> bytes:
+    return f"# made by gpunode\ndefault-runtime: {wish.handler}\n".encode()
+
+
+def _suffix(schema: int) -> str:
+    return "" if schema < 3 else "-v3"

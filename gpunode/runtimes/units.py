@@ -1,0 +1,161 @@
+"""What systemd starts for a service, from the service's files. Pure.
+
+Files and not `systemctl show`: an image has no systemd to ask, and of a command line it prints neither the quotes nor
+what its variables hold.
+
+Source: systemd.unit(5), systemd.service(5) "Command lines", systemd.exec(5) "EnvironmentFile=".
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+# The first folder that has a file wins.
+SYSTEM = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command line that systemd starts.
+
+    Attributes:
+        argv: with its variables filled in.
+        sources: the files that it comes from, the one with ExecStart first.
+    """
+
+    argv: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+def reads(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = SYSTEM) -> tuple[str, ...]:
+    """The paths and patterns of all that says how ``unit`` is started, as far as ``files`` tells."""
+    own = (*(f"{folder}/{unit}" for folder in folders), *(f"{folder}/{unit}.d/*.conf" for folder in folders))
+    return (*own, *_environment_files(_settings(files, unit, folders)))
+
+
+def is_unit_file(path: str) -> bool:
+    """Whether ``path`` is one of systemd's own files, such as a unit or a drop-in of one."""
+    return any(f"/systemd/{whose}/" in path for whose in ("system", "user"))
+
+
+def command(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = SYSTEM) -> Command | None:
+    """How ``unit`` is started; None where no file says."""
+    settings = _settings(files, unit, folders)
+    starts = _in_effect(settings, "ExecStart")
+    if not starts:
+        return None
+    origin, line = starts[0]
+    variables, of_variables = _variables(files, settings)
+    return Command(tuple(_words(line, variables)), tuple(dict.fromkeys((origin, *of_variables))))
+
+
+def _settings(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """Path, key and value of every line in a [Service] section, in the order in which systemd reads them."""
+    main = next((path for folder in folders if (path := f"{folder}/{unit}") in files), None)
+    if main is None:
+        return []
+    dropped_in: dict[str, str] = {}
+    for folder in reversed(folders):
+        place = f"{folder}/{unit}.d/"
+        dropped_in |= {
+            path.removeprefix(place): path
+            for path in files
+            if path.startswith(place) and path.endswith(".conf") and "/" not in path.removeprefix(place)
+        }
+    order = (main, *(path for _, path in sorted(dropped_in.items())))
+    return [(path, key, value) for path in order for key, value in _service_lines(files[path])]
+
+
+def _service_lines(data: bytes) -> Iterator[tuple[str, str]]:
+    section = ""
+    for line in _lines(data):
+        if line.startswith("["):
+            section = line
+        elif section == "[Service]" and "=" in line:
+            key, _, value = line.partition("=")
+            yield key.strip(), value.strip()
+
+
+def _lines(data: bytes) -> Iterator[str]:
+    """The lines without comments, those that a backslash continues as one."""
+    begun = ""
+    for raw in data.decode("utf-8", "replace").splitlines():
+        line = raw.strip()
+        if not line.startswith(("#", ";")):
+            begun += line.removesuffix("\\")
+            if not line.endswith("\\"):
+                yield begun
+                begun = ""
+            else:
+                begun += " "
+    if begun:
+        yield begun.strip()
+
+
+def _in_effect(settings: list[tuple[str, str, str]], wanted: str) -> list[tuple[str, str]]:
+    """Path and value of each line of ``wanted`` that counts; an empty one takes all former away."""
+    found: list[tuple[str, str]] = []
+    for path, key, value in settings:
+        if key == wanted:
+            found = [*found, (path, value)] if value else []
+    return found
+
+
+def _environment_files(settings: list[tuple[str, str, str]]) -> list[str]:
+    """Their paths and patterns."""
+    named = (value.removeprefix("-").strip() for _, value in _in_effect(settings, "EnvironmentFile"))
+    return [value for value in named if value.startswith("/")]
+
+
+def _variables(
+    files: Mapping[str, bytes], settings: list[tuple[str, str, str]]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The variables of the service, and the files that give them."""
+    found: dict[str, str] = {}
+    sources: list[str] = []
+    for path, value in _in_effect(settings, "Environment"):
+        found |= {name: text for name, mark, text in (word.partition("=") for word in split(value)) if mark}
+        sources.append(path)
+    for pattern in _environment_files(settings):
+        for path in sorted(fnmatch.filter(files, pattern)):
+            found |= dict(_assignments(files[path]))
+            sources.append(path)
+    return found, tuple(sources)
+
+
+def _assignments(data: bytes) -> Iterator[tuple[str, str]]:
+    for line in _lines(data):
+        name, mark, value = line.partition("=")
+        if mark:
+            yield name.strip(), " ".join(split(value))
+
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}|\$\$")
+
+
+def _words(line: str, variables: Mapping[str, str]) -> Iterator[str]:
+    """The command's words; ``$NAME`` alone becomes as many as its value has."""
+    for word in split(line.lstrip("@-:+!|")):
+        if re.fullmatch(r"\$\w+", word):
+            yield from split(variables.get(word[1:], ""))
+        else:
+            filled = _VARIABLE.sub(lambda found: variables.get(found[1], "") if found[1] else "$", word)
+            yield filled.replace("%%", "%")
+
+
+def split(text: str) -> list[str]:
+    """The words of ``text``, as quotes hold them together."""
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote that does not end
+        return text.split()

@@ -1,0 +1,90 @@
+"""Files of products that were not run here, written after their documentation: what is there, and what comes of it.
+
+Each folder of ``installations`` holds asked.json, the files before and the files after; see SOURCE.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.change import FileState
+from gpunode.errors import Refused
+from gpunode.facts.derive import derive
+from gpunode.facts.model import Fact, Known, Kubelet
+from gpunode.runtimes import Edited, Files, Former, Runtime, Wish, after_edits, gathered, runtime
+from gpunode.runtimes.containerd_files import is_pattern, matching
+from gpunode.runtimes.installations import chosen
+
+OTHERS = {"nvidia-container-runtime"}  # microk8s'
+FOLDER = Path(__file__).parent / "installations"
+CASES = sorted(folder.name for folder in FOLDER.iterdir())
+
+
+def asked(case: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / case / "asked.json").read_text())
+    return found
+
+
+def tree(case: str, name: str) -> Files:
+    root = FOLDER / case / name
+    return {f"/{path.relative_to(root)}": path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def row_and_files(case: str) -> tuple[Runtime, Files]:
+    """The row that the kubelet of the case leads to, and of its files those that the row reads."""
+    present = tree(case, "before")
+    known: dict[str, Fact[FileState | None]] = {
+        path: Known(FileState(data), f"file:{path}") for path, data in present.items()
+    }
+    kubelet = Kubelet(**{"cgroup_driver": None, **asked(case)["kubelet"]})
+    facts = replace(derive({}), kubelet=Known(kubelet, "units"), files=known)
+    row = chosen(runtime("containerd"), facts).row
+
+    def find(place: str) -> Files:
+        paths = matching(place, present) if is_pattern(place) else [place]
+        return {path: present[path] for path in paths if path in present}
+
+    return row, gathered(row, wish(case), find)
+
+
+def wish(case: str) -> Wish:
+    return Wish(**asked(case)["wish"])
+
+
+def records(edited: Edited) -> Mapping[str, Former]:
+    return {edit.path: Former(edit.before, edit.after) for edit in edited.edits}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "refused" not in asked(case)])
+def test_what_comes_of_it(case: str) -> None:
+    row, files = row_and_files(case)
+    assert files == tree(case, "before"), "the row reads every file"
+    edited = row.configure(files, wish(case))
+    after = after_edits(files, edited)
+    assert after == tree(case, "after")
+    assert (edited.restart, list(edited.notes)) == (asked(case).get("restart", ""), asked(case).get("notes", []))
+    assert not row.generated & {edit.path for edit in edited.edits}
+    assert row.configure(after, replace(wish(case), exact=False)).edits == (), "a second time changes nothing"
+    assert after_edits(after, row.unconfigure(after, wish(case), records(edited))) == files
+    by_name = row.unconfigure(after, wish(case), {})
+    assert not row.generated & {edit.path for edit in by_name.edits}
+    left = after_edits(after, by_name)
+    assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, wish(case)).handlers.keys() <= {
+        "runc",
+        *OTHERS,
+    }
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "refused" in asked(case)])
+def test_what_is_refused(case: str) -> None:
+    row, files = row_and_files(case)
+    with pytest.raises(Refused) as refused:
+        row.configure(files, wish(case))
+    assert asked(case)["refused"] in f"{refused.value.what} {refused.value.why}"
+    assert refused.value.hint

@@ -1,0 +1,197 @@
+"""gpunode ctk as it is typed: nvidia-ctk's words arrive, and what only looks writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpunode.cli import configuring
+from gpunode.cli.boundary import run
+from gpunode.cli.commands import How
+from gpunode.cli.configuring import Leave
+from gpunode.cli.runtime_options import Hook, Typed
+
+CONFIGURE = ("ctk", "runtime", "configure")
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Typed, Hook, How, str, Leave]]:
+    calls: list[tuple[Typed, Hook, How, str, Leave]] = []
+    monkeypatch.setattr(configuring, "configure", lambda *arguments: calls.append(arguments))
+    return calls
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    (tmp_path / "etc/docker").mkdir(parents=True)
+    return tmp_path
+
+
+def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, Hook, How, str, Leave]]) -> None:
+    options = (
+        "--runtime=containerd",
+        "--config=/etc/c.toml",
+        "--drop-in-config=/etc/d.toml",
+        "--config-source=command",
+        "--executable-path=/opt/containerd",
+        "--config-mode=config-file",
+        "--oci-hook-path=/h.json",
+        "--nvidia-runtime-name=nv",
+        "--nvidia-runtime-path=/opt/nv",
+        "--nvidia-runtime-hook-path=/opt/hook",
+        "--nvidia-set-as-default",
+        "--cdi.enabled",
+        "--dry-run",
+    )
+    assert run([*CONFIGURE, *options]) == 0
+    typed, hook, _, root, leave = heard[0]
+    assert typed == Typed(
+        "containerd",
+        "/etc/c.toml",
+        "/etc/d.toml",
+        "auto",
+        "nv",
+        "/opt/nv",
+        default=True,
+        cdi=True,
+        source="command",
+        executable="/opt/containerd",
+        config_mode="config-file",
+    )
+    assert (hook, root, leave.dry_run) == (Hook("/opt/hook", "/h.json"), "/", True)
+
+
+@pytest.mark.parametrize(
+    ("option", "typed"),
+    [
+        (["--runtime-path", "/opt/nv"], Typed(path="/opt/nv")),
+        (["--set-as-default"], Typed(default=True)),
+        (["--set-as-default=true"], Typed(default=True)),
+        (["--nvidia-set-as-default", "--set-as-default=F"], Typed()),
+        (["--cdi.enable"], Typed(cdi=True)),
+        (["--enable-cdi=1"], Typed(cdi=True)),
+        (["--drop-in-config="], Typed(drop_in="")),
+        (["--mode", "drop-in", "--enable-cri"], Typed(mode="drop-in", enable_cri=True)),
+    ],
+)
+def test_aliases_and_booleans_with_a_value_mean_the_same(
+    option: list[str], typed: Typed, heard: list[tuple[Typed, Hook, How, str, Leave]]
+) -> None:
+    assert run([*CONFIGURE, *option]) == 0
+    assert heard[0][0] == typed
+
+
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        (("ctk", "-q", "runtime", "configure"), How(quiet=True)),
+        (("ctk", "--quiet=true", "runtime", "configure"), How(quiet=True)),
+        (("ctk", "--debug", "runtime", "configure"), How(verbose=True)),
+        ((*CONFIGURE, "-d"), How(verbose=True)),
+        ((*CONFIGURE, "--quiet", "--json"), How(json=True, quiet=True)),
+    ],
+)
+def test_the_global_options_count_before_and_behind_the_command(
+    words: Sequence[str], how: How, heard: list[tuple[Typed, Hook, How, str, Leave]]
+) -> None:
+    assert run(list(words)) == 0
+    assert heard[0][2] == how
+
+
+def test_the_global_options_may_stand_in_the_environment(
+    heard: list[tuple[Typed, Hook, How, str, Leave]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVIDIA_CTK_QUIET", "true")
+    assert run(list(CONFIGURE)) == 0
+    assert heard[0][2] == How(quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "next_"),
+    [
+        (["-runtime=containerd"], "write --runtime=containerd"),
+        (["--set-as-default", "false"], "write --set-as-default=false"),
+        (["--dry-run=maybe"], "write --dry-run, or leave it out"),
+        (["--nosuch"], "`gpunode ctk runtime configure --help`"),
+    ],
+)
+def test_what_is_typed_wrong_is_told_with_the_right_word(
+    words: list[str], next_: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*CONFIGURE, *words]) == 2
+    assert next_ in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "begins"),
+    [(["ctk"], "Usage: gpunode ctk"), (["ctk", "runtime"], "Usage: gpunode ctk runtime")],
+)
+def test_no_command_shows_the_help(typed: list[str], begins: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(typed) == 2
+    assert capsys.readouterr().err.startswith(begins)
+
+
+def test_a_dry_run_prints_the_file_and_writes_nothing(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*CONFIGURE, "--root", str(image), "--dry-run"]) == 0
+    told = capsys.readouterr()
+    assert list(json.loads(told.out)["runtimes"]) == ["nvidia"]
+    assert "+++ /etc/docker/daemon.json" in told.err
+    assert [path for path in image.rglob("*") if path.is_file()] == []
+
+
+def test_a_quiet_dry_run_prints_the_file_alone(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ctk", "-q", *CONFIGURE[1:], "--root", str(image), "--dry-run"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_check_tells_what_is_pending_and_writes_nothing(
+    image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = ["ctk", "runtime", "check", "--root", str(image), "--set-as-default"]
+    monkeypatch.setattr("sys.argv", ["gpunode", *check, "-v"])
+    assert run(check) == 4
+    command = f"next: sudo gpunode ctk runtime configure --root {image} --set-as-default\n"
+    assert command in capsys.readouterr().out
+    assert [path for path in image.rglob("*") if path.is_file()] == []
+    done = '{"default-runtime": "nvidia", "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}'
+    (image / "etc/docker/daemon.json").write_text(done)
+    assert run(check) == 0
+    assert "nothing runs in an image" in capsys.readouterr().out
+
+
+def test_a_program_is_told_the_same(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ctk", "runtime", "check", "--json", "--root", str(image)]) == 4
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["command"], answer["status"], answer["exit_code"]) == ("ctk runtime check", "changes-pending", 4)
+    assert [change["subject"] for change in answer["changes"]] == ["/etc/docker/daemon.json"]
+    assert answer["result"]["runtime"] == "docker"
+
+
+def test_an_error_names_its_command_to_a_program(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*CONFIGURE, "--json", "--root", str(image), "--runtime=rkt"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["command"], answer["errors"][0]["error"]) == ("ctk runtime configure", "usage")
+
+
+def test_a_hook_is_printed_where_no_file_is_named(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*CONFIGURE, "--root", str(image), "--runtime=crio", "--config-mode=hook"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["hook"]["path"] == "/usr/bin/nvidia-container-runtime-hook"
+    assert "deprecated" in told.err
+
+
+def test_a_hook_needs_the_whole_path_of_its_program(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config-mode=hook", "--nvidia-runtime-hook-path=hook"]
+    assert run([*CONFIGURE, "--root", str(image), *words]) == 2
+    assert "not an absolute path" in capsys.readouterr().err
+
+
+def test_what_writes_needs_root_and_says_what_does_not(
+    image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert run([*CONFIGURE, "--root", str(image)]) == 2
+    assert "--dry-run shows what it would do" in capsys.readouterr().err

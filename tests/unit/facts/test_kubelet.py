@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from gpunode.facts import kubelet
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
+from gpunode.facts.model import Fact, Known, Kubelet, Unknown
+from gpunode.facts.probes import FOLDERS, PROBES
+
+KUBEADM_DROPIN = """\
+# Note: This dropin only works with kubeadm and kubelet v1.11+
+[Service]
+Environment="KUBELET_KUBECONFIG_ARGS=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf \
+--kubeconfig=/etc/kubernetes/kubelet.conf"
+Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
+# This is a file that "kubeadm init" and "kubeadm join" generate at runtime
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+EnvironmentFile=-/etc/default/kubelet
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+"""
+UNIT = """\
+[Unit]
+Description=kubelet: The Kubernetes Node Agent
+Wants=network-online.target
+
+[Service]
+ExecStart=/usr/bin/kubelet
+Restart=always
+
+[Install]
+WantedBy=multi-user.target
+"""
+CONFIG = """\
+apiVersion: kubelet.config.k8s.io/v1beta1
+authentication:
+  anonymous:
+    enabled: false
+cgroupDriver: systemd
+clusterDNS:
+- 10.96.0.10
+containerRuntimeEndpoint: ""
+cpuManagerReconcilePeriod: 0s
+kind: KubeletConfiguration
+logging:
+  options:
+    text:
+      infoBufferSize: "0"
+"""
+KUBEADM = {
+    "/lib/systemd/system/kubelet.service": UNIT,
+    "/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": KUBEADM_DROPIN,
+    "/var/lib/kubelet/config.yaml": CONFIG,
+    "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint='
+    'unix:///var/run/containerd/containerd.sock --pod-infra-container-image=registry.k8s.io/pause:3.10"\n',
+}
+CONTAINERD = "/run/containerd/containerd.sock"
+RANCHER = "/var/lib/rancher"
+
+
+def evidence(files: Mapping[str, str], running: Iterable[str] = (), enabled: Iterable[str] = ()) -> Evidence:
+    """A node with these files, on which these units run or would start at boot."""
+    captured = {probe.key: Capture(probe.source, "absent") for probe in PROBES}
+    for key, folder in FOLDERS.items():
+        found = (Found(path, data=text.encode()) for path, text in files.items() if path.rpartition("/")[0] == folder)
+        captured[key] = Capture(f"{folder}/*", "ok", encode_found(found))
+    captured |= {f"file:{path}": Capture(path, "ok", text.encode()) for path, text in files.items()}
+    shown = [_shown(name, "active", "enabled") for name in running]
+    shown += [_shown(name, "inactive", "enabled") for name in enabled]
+    names = captured["units"].source.split("StateChangeTimestamp ", 1)[1].split()
+    shown += [f"Id={name}\nLoadState=not-found\n" for name in names if name not in {*running, *enabled}]
+    captured["units"] = Capture(captured["units"].source, "ok", "\n".join(shown).encode())
+    return captured
+
+
+def _shown(name: str, active: str, enabled: str) -> str:
+    return f"Id={name}\nLoadState=loaded\nActiveState={active}\nUnitFileState={enabled}\nMainPID=0\n"
+
+
+def found(files: Mapping[str, str], running: Iterable[str] = (), enabled: Iterable[str] = ()) -> Fact[Kubelet | None]:
+    return derive(evidence(files, tuple(running), tuple(enabled))).kubelet
+
+
+def test_a_node_without_a_kubelet() -> None:
+    assert found({}) == Known(None, "units")
+
+
+def test_a_node_at_which_nobody_looked() -> None:
+    assert isinstance(derive({}).kubelet, Unknown)
+
+
+def test_kubeadm_puts_the_socket_into_its_flags() -> None:
+    told = found(KUBEADM, ["kubelet.service"])
+    assert told == Known(
+        Kubelet("kubelet", "kubelet.service", CONTAINERD, "systemd"), "file:/var/lib/kubelet/config.yaml"
+    )
+
+
+def test_kubeadm_of_1_32_and_later_puts_the_socket_into_the_configuration() -> None:
+    config = CONFIG.replace('containerRuntimeEndpoint: ""', "containerRuntimeEndpoint: unix:///run/crio/crio.sock")
+    told = found(
+        {**KUBEADM, "/var/lib/kubelet/config.yaml": config, "/var/lib/kubelet/kubeadm-flags.env": ""},
+        ["kubelet.service"],
+    )
+    assert isinstance(told, Known)
+    assert told.value == Kubelet("kubelet", "kubelet.service", "/run/crio/crio.sock", "systemd")
+
+
+def test_a_kubelet_that_was_told_nothing_has_its_defaults() -> None:
+    told = found({"/lib/systemd/system/kubelet.service": UNIT}, ["kubelet.service"])
+    assert isinstance(told, Known)
+    assert told.value == Kubelet("kubelet", "kubelet.service", CONTAINERD, "cgroupfs")
+
+
+def test_what_the_administrator_adds_comes_last_and_wins() -> None:
+    own = "KUBELET_EXTRA_ARGS=--cgroup-driver cgroupfs --container-runtime-endpoint='unix:///var/run/crio/crio.sock'\n"
+    told = found({**KUBEADM, "/etc/default/kubelet": own}, ["kubelet.service"])
+    assert isinstance(told, Known)
+    assert told.value == Kubelet("kubelet", "kubelet.service", "/run/crio/crio.sock", "cgroupfs")
+
+
+def test_of_two_drop_ins_with_one_name_the_administrators_counts() -> None:
+    own = (
+        "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet \\\n  --container-runtime-endpoint=unix:///run/other.sock\n"
+    )
+    told = found({**KUBEADM, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": own}, ["kubelet.service"])
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert told.value.socket == "/run/other.sock"
+
+
+def test_a_kubelet_with_dockershim_uses_docker() -> None:
+    unit = UNIT.replace("/usr/bin/kubelet", "/usr/bin/kubelet --container-runtime=docker")
+    told = found({"/lib/systemd/system/kubelet.service": unit}, ["kubelet.service"])
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert told.value.socket == "/run/dockershim.sock"
+
+
+EKS = {
+    "/etc/systemd/system/kubelet.service": "[Service]\nEnvironmentFile=/etc/eks/kubelet/environment\n"
+    "ExecStart=/usr/bin/kubelet $NODEADM_KUBELET_ARGS\n",
+    "/etc/eks/kubelet/environment": 'NODEADM_KUBELET_ARGS="--cloud-provider=external '
+    '--config=/etc/kubernetes/kubelet/config.json --config-dir=/etc/kubernetes/kubelet/config.json.d"\n',
+    "/etc/kubernetes/kubelet/config.json": '{"kind": "KubeletConfiguration", "cgroupDriver": "systemd",\n'
+    ' "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock"}\n',
+}
+
+
+def test_eks_writes_json() -> None:
+    told = found(EKS, ["kubelet.service"])
+    assert isinstance(told, Known)
+    assert told.value == Kubelet("kubelet", "kubelet.service", CONTAINERD, "systemd")
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "reason"),
+    [
+        ("/var/lib/kubelet/config.yaml", "{kind: KubeletConfiguration, cgroupDriver: systemd}\n", "config.yaml: "),
+        ("/var/lib/kubelet/config.yaml", "cgroupDriver: &driver systemd\n", "cgroupDriver"),
+        ("/var/lib/kubelet/config.yaml", "cgroupDriver: windows\n", "no cgroup driver"),
+        ("/var/lib/kubelet/config.yaml", "cgroupDriver: systemd\ncgroupDriver: cgroupfs\n", "twice"),
+        ("/etc/default/kubelet", 'KUBELET_EXTRA_ARGS=--x="\n', "quotation"),
+    ],
+)
+def test_what_may_mean_something_else_is_not_guessed(path: str, text: str, reason: str) -> None:
+    told = found({**KUBEADM, path: text}, ["kubelet.service"])
+    assert isinstance(told, Unknown)
+    assert reason in told.reason
+
+
+def test_a_configuration_in_a_place_that_nobody_knows_is_unknown() -> None:
+    dropin = KUBEADM_DROPIN.replace("/var/lib/kubelet/config.yaml", "/opt/kubelet.yaml")
+    told = found({**KUBEADM, "/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": dropin}, ["kubelet.service"])
+    assert told == Unknown("not captured", "file:/opt/kubelet.yaml")
+
+
+def crictl(socket: str) -> str:
+    return f"runtime-endpoint: unix://{socket}\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit"),
+    [
+        ("k3s", "k3s.service"),
+        ("k3s", "k3s-agent.service"),
+        ("rke2", "rke2-server.service"),
+        ("rke2", "rke2-agent.service"),
+    ],
+)
+def test_k3s_and_rke2_have_a_socket_of_their_own(kind: str, unit: str) -> None:
+    files = {f"{RANCHER}/{kind}/agent/etc/crictl.yaml": crictl("/run/k3s/containerd/containerd.sock")}
+    told = found(files, [unit])
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert (told.value.kind, told.value.unit) == (kind, unit)
+    assert told.value.socket == "/run/k3s/containerd/containerd.sock"
+    assert told.value.data == f"{RANCHER}/{kind}"
+    assert told.value.cgroup_driver is None
+
+
+def test_k3s_may_use_a_containerd_that_is_not_its_own() -> None:
+    told = found({f"{RANCHER}/k3s/agent/etc/crictl.yaml": crictl(CONTAINERD)}, ["k3s.service"])
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert told.value.socket == CONTAINERD
+
+
+def test_k3s_may_keep_its_data_elsewhere() -> None:
+    config = "token: redacted\ndata-dir: /data/k3s/  # the fast disk\nnode-label:\n  - gpu=nvidia\n"
+    told = found({"/etc/rancher/k3s/config.yaml": config}, ["k3s.service"])
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert (told.value.data, told.value.socket) == ("/data/k3s", "/run/k3s/containerd/containerd.sock")
+
+
+MICROK8S = """\
+--kubeconfig=${SNAP_DATA}/credentials/kubelet.config
+--root-dir=${SNAP_COMMON}/var/lib/kubelet
+--eviction-hard="memory.available<100Mi,nodefs.available<1Gi,imagefs.available<1Gi"
+--container-runtime=remote
+--container-runtime-endpoint=${SNAP_COMMON}/run/containerd.sock
+--authentication-token-webhook=true
+"""
+
+
+def test_microk8s_names_its_socket_with_the_snaps_variables() -> None:
+    told = found({"/var/snap/microk8s/current/args/kubelet": MICROK8S}, ["snap.microk8s.daemon-kubelite.service"])
+    assert isinstance(told, Known)
+    assert told.value == Kubelet(
+        "microk8s",
+        "snap.microk8s.daemon-kubelite.service",
+        "/var/snap/microk8s/common/run/containerd.sock",
+        "cgroupfs",
+    )
+
+
+def test_k0s_runs_a_containerd_of_its_own() -> None:
+    told = found({"/etc/k0s/containerd.toml": "# k0s_managed=true\nversion = 3\n"}, ["k0sworker.service"])
+    assert isinstance(told, Known)
+    assert told.value == Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
+
+
+def test_k0s_without_a_containerd_may_use_another_runtime() -> None:
+    told = found({}, ["k0sworker.service"])
+    assert isinstance(told, Unknown)
+    assert "--cri-socket" in told.reason
+
+
+def test_the_kubelet_that_runs_is_meant_whatever_else_is_left_behind() -> None:
+    files = {**KUBEADM, f"{RANCHER}/k3s/agent/etc/crictl.yaml": crictl("/run/k3s/containerd/containerd.sock")}
+    told = found(files, running=["k3s.service"], enabled=["kubelet.service"])
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert told.value.kind == "k3s"
+
+
+def test_an_image_has_the_kubelet_that_will_start() -> None:
+    told = found(KUBEADM, enabled=["kubelet.service"])
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert told.value.socket == CONTAINERD
+
+
+def test_files_alone_tell_where_no_unit_is_known() -> None:
+    told = found({f"{RANCHER}/rke2/agent/etc/crictl.yaml": crictl("/run/k3s/containerd/containerd.sock")})
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert (told.value.kind, told.value.unit) == ("rke2", "")
+
+
+def test_two_kubelets_that_both_run_are_a_contradiction() -> None:
+    told = found(KUBEADM, ["kubelet.service", "k3s.service"])
+    assert told == Unknown("kubelet.service and k3s.service are both running here", "units")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("cgroupDriver: systemd\n", {"cgroupDriver": "systemd"}),
+        ("---\n# made by kubeadm\n\"cgroupDriver\": 'systemd' # ours\n", {"cgroupDriver": "systemd"}),
+        ('cgroupDriver: "systemd"\r\nkind: X\r\n', {"cgroupDriver": "systemd"}),
+        ("cgroupDriver:\n", {"cgroupDriver": None}),
+        ("cgroupDriver: null\n", {"cgroupDriver": None}),
+        ("x:\n  cgroupDriver: systemd\n", {}),
+        ("x: |\n  cgroupDriver: systemd\n", {}),
+        ("x:\n- cgroupDriver: systemd\n", {}),
+        ("", {}),
+    ],
+)
+def test_flat_keys_of_yaml(text: str, value: Mapping[str, str | None]) -> None:
+    assert kubelet.flat(text, ("cgroupDriver",)) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  cgroupDriver: systemd\n",
+        "- cgroupDriver: systemd\n",
+        "cgroupDriver: |\n  systemd\n",
+        "cgroupDriver: {a: b}\n",
+        "cgroupDriver: *driver\n",
+        "cgroupDriver: !!str systemd\n",
+        'cgroupDriver: "sys\\x74emd"\n',
+        "cgroupDriver: systemd\n---\ncgroupDriver: cgroupfs\n",
+        '{"cgroupDriver": 1}',
+        '{"cgroupDriver": ',
+        "? cgroupDriver\n: systemd\n",
+        "cgroupDriver systemd\n",
+    ],
+)
+def test_yaml_that_may_mean_something_else(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        kubelet.flat(text, ("cgroupDriver",))

@@ -1,0 +1,100 @@
+"""What configure added goes again, over files, modes and edits made since; no node is left without its CRI plugin."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.runtimes import Edited, Files, Former, Wish, after_edits, containerd
+from gpunode.runtimes.tomlread import parse
+
+CONFIG, DROP_IN = containerd.CONFIG, containerd.DROP_IN
+CRI = 'plugins."io.containerd.grpc.v1.cri"'
+RUNC = f'version = 2\n[{CRI}.containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v2"\n'.encode()
+KATA = f'version = 2\n[{CRI}.containerd.runtimes.kata]\n  runtime_type = "io.containerd.kata.v2"\n'.encode()
+WISHES = [
+    Wish(mode=mode, version=version, default=default, exact=True)
+    for mode in ("auto", "drop-in", "in-place")
+    for version in (None, (1, 7), (2, 1, 9))
+    for default in (False, True)
+]
+
+
+def configured(files: Files, wish: Wish) -> tuple[Files, dict[str, Former]]:
+    edited = containerd.configure(files, wish)
+    return after_edits(files, edited), {edit.path: Former(edit.before, edit.after) for edit in edited.edits}
+
+
+def removed(files: Files, wish: Wish, former: dict[str, Former]) -> tuple[Files, Edited]:
+    edited = containerd.unconfigure(files, wish, former)
+    return after_edits(files, edited), edited
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=lambda wish: f"{wish.mode}-{wish.version}-{wish.default}")
+@pytest.mark.parametrize(
+    "data", [None, b"", b"# mine\n", RUNC, KATA], ids=["missing", "empty", "comment", "runc", "kata"]
+)
+def test_what_nobody_edited_comes_back_byte_for_byte(data: bytes | None, wish: Wish) -> None:
+    files = {} if data is None else {CONFIG: data}
+    after, former = configured(files, wish)
+    assert removed(after, wish, former)[0] == files
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=lambda wish: f"{wish.mode}-{wish.version}-{wish.default}")
+def test_what_was_written_since_stays(wish: Wish) -> None:
+    after, former = configured({CONFIG: RUNC}, wish)
+    mine = b'\n[debug] # mine\n  level = "warn"\n'
+    back, _ = removed({**after, CONFIG: after[CONFIG] + mine}, wish, former)
+    assert back == {CONFIG: RUNC + mine}
+
+
+def test_an_entry_goes_with_what_was_written_into_it_and_that_is_told() -> None:
+    after, former = configured({CONFIG: RUNC}, Wish(exact=True))
+    edited = after[CONFIG] + b"    NoNewKeyring = true\n"
+    back, how = removed({CONFIG: edited}, Wish(exact=True), former)
+    assert back[CONFIG].rstrip() == RUNC.rstrip()
+    assert any("NoNewKeyring" in note for note in how.notes)
+
+
+def test_what_nobody_has_on_record_goes_by_its_name_and_that_is_told() -> None:
+    wish = Wish(default=True, exact=True)
+    after, _ = configured({CONFIG: RUNC}, wish)
+    back, how = removed(after, wish, {})
+    assert parse(back[CONFIG].decode()) == parse(RUNC.decode())
+    assert any("default" in note and "not on record" in note for note in how.notes)
+
+
+def test_a_drop_in_of_nvidia_ctk_that_says_nothing_of_its_own_goes_whole() -> None:
+    wish = Wish(mode="drop-in", exact=True)
+    after, _ = configured({CONFIG: RUNC}, wish)
+    back, how = removed(after, wish, {})
+    assert set(back) == {CONFIG}
+    assert any("still imports" in note for note in how.notes)
+
+
+def test_the_runtimes_that_stay_do_not_lose_their_default() -> None:
+    """Without a runc table beside kata's, containerd 1.7 does not load the CRI plugin."""
+    nvidia = RUNC.replace(b"runtimes.runc", b"runtimes.nvidia").split(b"\n", 1)[1]
+    default = f"version = 2\n[{CRI}.containerd]\n  default_runtime_name = 'nvidia'\n".encode()
+    files = {CONFIG: KATA.replace(b"version = 2\n", default) + nvidia}
+    back, how = removed(files, Wish(version=(1, 7)), {})
+    found = containerd.inspect(back)
+    assert set(found.handlers) == {"kata", "runc"}
+    assert found.default is None
+    assert any("runc has an entry now" in note for note in how.notes)
+
+
+def test_a_default_that_somebody_gave_our_handler_goes_with_it() -> None:
+    after, former = configured({CONFIG: RUNC}, Wish(exact=True))
+    default = f"version = 2\n[{CRI}.containerd]\n  default_runtime_name = 'nvidia'\n".encode()
+    edited = after[CONFIG].replace(b"version = 2\n", default)
+    back, how = removed({CONFIG: edited}, Wish(exact=True), former)
+    assert containerd.inspect(back).default is None
+    assert any("made the default by somebody else" in note for note in how.notes)
+
+
+def test_a_drop_in_of_another_schema_than_the_root_is_made_anew() -> None:
+    """containerd 2 stops reading the root's settings by one, or does not start (aicr issue 1688)."""
+    stray = b'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n  runtime_type = "x"\n'
+    after, _ = configured({CONFIG: RUNC, DROP_IN: stray}, Wish(mode="drop-in", exact=True))
+    assert parse(after[DROP_IN].decode())["version"] == 2
+    assert set(parse(after[DROP_IN].decode())["plugins"]) == {"io.containerd.grpc.v1.cri"}

@@ -1,0 +1,59 @@
+"""dockerd's command line: what it says, and what a file must not say again."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.runtimes.dockerd import Flags, conflicts, flags, started
+from gpunode.runtimes.units import Command
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("/usr/bin/dockerd", {}),
+        ("/usr/sbin/dockerd -H fd:// --containerd=/run/c.sock", {"host": ("fd://",), "containerd": ("/run/c.sock",)}),
+        ("dockerd --default-runtime nvidia --debug", {"default-runtime": ("nvidia",), "debug": ("true",)}),
+        ("dockerd -H=tcp://a -Hfd:// -D", {"host": ("tcp://a", "fd://"), "debug": ("true",)}),
+        ("dockerd -D --add-runtime=a=/a --add-runtime b=/b", {"debug": ("true",), "add-runtime": ("a=/a", "b=/b")}),
+        ("dockerd -D lost", {"debug": ("true",)}),
+        ("/usr/local/sbin/wrap --its own /usr/sbin/dockerd --icc=false", {"icc": ("false",)}),
+        ("/bin/sh -c 'exec /usr/bin/dockerd --iptables=false'", {"iptables": ("false",)}),
+        ("dockerd-rootless.sh --experimental", {"experimental": ("true",)}),
+        ("dockerd -x --", {}),
+    ],
+)
+def test_flags_are_read_as_dockerd_reads_them(line: str, expected: dict[str, tuple[str, ...]]) -> None:
+    import shlex
+
+    assert flags(shlex.split(line)).given == expected
+
+
+def test_what_the_flags_say() -> None:
+    argv = ("/usr/bin/dockerd", "--config-file=/srv/d.json", "--add-runtime", "nv=/usr/bin/nv", "--feature", "cdi")
+    given = started(Command(argv, ("/lib/systemd/system/docker.service",)))
+    assert given.config == "/srv/d.json"
+    assert given.runtimes == {"nv": "/usr/bin/nv"}
+    assert given.cdi is True
+    assert given.live_restore is None
+    assert given.sources == ("/lib/systemd/system/docker.service",)
+    assert flags(["dockerd", "--feature=cdi=false", "--live-restore"]).cdi is False
+    assert flags(["dockerd", "--live-restore"]).live_restore is True
+    assert flags(["dockerd", "--live-restore=false", "--add-runtime=broken"]).live_restore is False
+    assert flags(["dockerd", "--add-runtime=broken"]).runtimes == {}
+    line = "dockerd -H fd:// --config-file /a --debug --config-file=/b -D --mtu 9000"
+    assert flags(line.split()).words == ("-H", "fd://", "--debug", "-D", "--mtu", "9000")
+    nothing = started(None)
+    assert (nothing.config, nothing.last("default-runtime"), nothing.cdi) == ("", None, None)
+
+
+def test_a_directive_must_not_stand_in_both_unless_it_is_a_runtime() -> None:
+    line = ["dockerd", "-H", "fd://", "--default-runtime=runc", "--add-runtime=a=/a", "--feature=cdi=true", "--debug"]
+    given = flags(line)
+    document = ["hosts", "default-runtime", "runtimes", "features", "live-restore"]
+    assert conflicts(given, document) == (
+        "hosts (--host)",
+        "default-runtime (--default-runtime)",
+        "features (--feature)",
+    )
+    assert conflicts(Flags(), document) == ()

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.change import FileState
+from gpunode.errors import Refused
+from gpunode.facts.derive import derive
+from gpunode.facts.model import Fact, Facts, Known, Kubelet, Unknown
+from gpunode.runtimes import runtime
+from gpunode.runtimes.installations import INSTALLATIONS, chosen, socket_of
+
+CONTAINERD = runtime("containerd")
+K3S = "/run/k3s/containerd/containerd.sock"
+
+
+def node(kubelet: Fact[Kubelet | None], **files: str) -> Facts:
+    known: dict[str, Fact[FileState | None]] = {
+        path: Known(FileState(text.encode()), f"file:{path}") for path, text in files.items()
+    }
+    return replace(derive({}), kubelet=kubelet, files=known)
+
+
+def using(kubelet: Kubelet, **files: str) -> Facts:
+    return node(Known(kubelet, "units"), **files)
+
+
+def test_without_a_kubelet_containerd_is_that_of_its_packages() -> None:
+    assert chosen(CONTAINERD, node(Known(None, "units"))).row is CONTAINERD
+    assert not chosen(CONTAINERD, node(Known(None, "units"))).notes
+
+
+def test_the_kubelet_of_kubeadm_uses_it_too() -> None:
+    told = chosen(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock")))
+    assert told.row is CONTAINERD
+    assert not told.notes
+
+
+def test_a_contradiction_is_told() -> None:
+    told = chosen(CONTAINERD, node(Unknown("kubelet.service and k3s.service are both running here", "units")))
+    assert told.row is CONTAINERD
+    assert "both running" in told.notes[0]
+
+
+def test_an_older_capture_tells_nothing_of_kubelets() -> None:
+    assert not chosen(CONTAINERD, node(Unknown("not captured", "units"))).notes
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "config", "unit"),
+    [
+        (
+            Kubelet("k3s", "k3s-agent.service", K3S, data="/var/lib/rancher/k3s"),
+            "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+            "k3s-agent.service",
+        ),
+        (
+            Kubelet("k3s", "", K3S, data="/data/k3s"),
+            "/data/k3s/agent/etc/containerd/config.toml",
+            "k3s.service",
+        ),
+        (
+            Kubelet(
+                "rke2", "rke2-server.service", "/run/rke2/containerd/containerd.sock", data="/var/lib/rancher/rke2"
+            ),
+            "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+            "rke2-server.service",
+        ),
+        (
+            Kubelet(
+                "microk8s", "snap.microk8s.daemon-kubelite.service", "/var/snap/microk8s/common/run/containerd.sock"
+            ),
+            "/var/snap/microk8s/current/args/containerd-template.toml",
+            "snap.microk8s.daemon-containerd.service",
+        ),
+        (
+            Kubelet("k0s", "k0scontroller.service", "/run/k0s/containerd.sock"),
+            "/etc/k0s/containerd.toml",
+            "k0scontroller.service",
+        ),
+    ],
+)
+def test_a_product_brings_its_own(kubelet: Kubelet, config: str, unit: str) -> None:
+    row = chosen(CONTAINERD, using(kubelet)).row
+    assert (row.product, row.config, row.unit, row.socket) == (kubelet.kind, config, unit, kubelet.socket)
+    assert not row.packages, "no package of the distribution provides it"
+    assert not row.config_from
+
+
+def test_k0s_leaves_a_file_without_its_mark_alone() -> None:
+    kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
+    config = "/etc/k0s/containerd.toml"
+    made = chosen(CONTAINERD, using(kubelet, **{config: "\n# k0s_managed=true\nversion = 2\n"})).row
+    own = chosen(CONTAINERD, using(kubelet, **{config: "# mine\n# k0s_managed=true\nversion = 2\n"})).row
+    assert (made.watches, made.generated) == (True, frozenset({config}))
+    assert (own.watches, own.generated) == (False, frozenset())
+
+
+@pytest.mark.parametrize("socket", ["/run/crio/crio.sock", "/run/cri-dockerd.sock", "/run/dockershim.sock"])
+def test_a_kubelet_with_another_runtime_is_told(socket: str) -> None:
+    told = chosen(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
+    assert told.row is CONTAINERD
+    assert socket in told.notes[0]
+
+
+def test_k3s_with_the_containerd_of_the_packages() -> None:
+    told = chosen(CONTAINERD, using(Kubelet("k3s", "k3s.service", "/run/containerd/containerd.sock")))
+    assert told.row is CONTAINERD
+
+
+@pytest.mark.parametrize(
+    ("socket", "word"), [("/run/docker/containerd/containerd.sock", "dockerd"), ("/run/mine.sock", "/run/mine.sock")]
+)
+def test_what_would_change_nothing_is_refused(socket: str, word: str) -> None:
+    with pytest.raises(Refused, match=word):
+        chosen(CONTAINERD, using(Kubelet("kubelet", "kubelet.service", socket)))
+
+
+def test_a_unit_leads_to_the_socket_of_its_containerd() -> None:
+    assert socket_of("rke2-agent.service") == K3S
+    assert socket_of("containerd.service") == ""
+    assert len({row.id for row in INSTALLATIONS}) == len(INSTALLATIONS)

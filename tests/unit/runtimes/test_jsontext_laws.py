@@ -1,0 +1,218 @@
+"""JSON edited as text, over generated documents of every shape: nothing but the member changes, and Python agrees."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.runtimes.jsontext import Malformed, Number, Object, Path, drop, edit, parse, put, spelt
+from gpunode.runtimes.text import same
+
+# Every character that JSON, Python or Go treats in a way of its own, beside all others.
+ODD = "\"\\/\b\f\n\r\t{}[]:,'#<>&\u2028\u2029\ufeff\x7f\xa0ü日🚀 "
+strings = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(ODD), max_size=6)
+keys = st.sampled_from(["a", "b", "runtimes", "nvidia", ""]) | strings
+numbers = st.sampled_from(
+    ["0", "-0", "0.10", "1e400", "1E-5", "9007199254740993", "9" * 400, "-1.5e+10", "123.456000"]
+) | st.integers().map(str)
+
+
+@st.composite
+def blanks(draw: st.DrawFn, newline: str) -> str:
+    return draw(st.sampled_from(["", "", " ", newline, f"{newline}  ", f" {newline}\t", "\t", newline * 2]))
+
+
+@st.composite
+def written(draw: st.DrawFn, newline: str, depth: int = 3) -> str:
+    """A value of any kind as a person, or a program in any language, might have written it."""
+    kind = draw(st.sampled_from(["string", "number", "word", "object", "array"] if depth else ["string", "word"]))
+    if kind == "string":
+        return draw(string_text())
+    if kind == "number":
+        return draw(numbers)
+    if kind == "word":
+        return draw(st.sampled_from(["true", "false", "null"]))
+    return draw(objects(newline, depth - 1)) if kind == "object" else draw(arrays(newline, depth - 1))
+
+
+@st.composite
+def string_text(draw: st.DrawFn, content: st.SearchStrategy[str] = strings) -> str:
+    text = json.dumps(draw(content), ensure_ascii=draw(st.booleans()))
+    return text.replace("/", "\\/") if draw(st.booleans()) else text
+
+
+@st.composite
+def objects(draw: st.DrawFn, newline: str, depth: int = 2) -> str:
+    def blank() -> str:
+        return draw(blanks(newline))
+
+    names = draw(st.lists(keys, unique=True, max_size=4))
+    members = [
+        blank() + draw(string_text(st.just(name))) + blank() + ":" + blank() + draw(written(newline, depth)) + blank()
+        for name in names
+    ]
+    return "{" + (",".join(members) if members else blank()) + "}"
+
+
+@st.composite
+def arrays(draw: st.DrawFn, newline: str, depth: int) -> str:
+    items = draw(st.lists(written(newline, depth), max_size=3))
+    return "[" + ",".join(draw(blanks(newline)) + item + draw(blanks(newline)) for item in items) + "]"
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> str:
+    newline = draw(st.sampled_from(["\n", "\r\n", "\r"]))
+    return draw(blanks(newline)) + draw(objects(newline)) + draw(blanks(newline))
+
+
+@st.composite
+def places(draw: st.DrawFn) -> tuple[str, Path]:
+    """A document, and the path of an object in it with a key after it, which may be there or not."""
+    text = draw(documents())
+    here = parse(text)
+    path: Path = ()
+    while inner := {key: value for key, value in here.items() if isinstance(value, Object)}:
+        if draw(st.booleans()):
+            break
+        key = draw(st.sampled_from(list(inner)))
+        here, path = inner[key], (*path, key)
+    there = st.sampled_from(list(here)) if here else keys
+    return text, (*path, draw(there | keys))
+
+
+values = st.recursive(
+    st.none() | st.booleans() | strings,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def read(text: str) -> Any:
+    """As Python reads it, which knows nothing of the code under test."""
+
+    def pairs(members: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in members}) != len(members):
+            raise ValueError("twice")
+        return dict(members)
+
+    def constant(name: str) -> Any:
+        raise ValueError(name)
+
+    return json.loads(text, object_pairs_hook=pairs, parse_int=Number, parse_float=Number, parse_constant=constant)
+
+
+def holder(document: Any, path: Path) -> Any:
+    for key in path[:-1]:
+        document = document[key]
+    return document
+
+
+def outside(before: str, after: str) -> tuple[str, str]:
+    """What of ``before`` and ``after`` lies between their common beginning and their common end."""
+    shorter = min(len(before), len(after))
+    head = next((at for at in range(shorter) if before[at] != after[at]), shorter)
+    tail = next((at for at in range(shorter - head) if before[-1 - at] != after[-1 - at]), shorter - head)
+    return before[head : len(before) - tail], after[head : len(after) - tail]
+
+
+@given(documents())
+def test_a_document_is_read_as_python_reads_it(text: str) -> None:
+    assert same(parse(text), read(text))
+
+
+@given(documents(), st.data())
+def test_what_python_does_not_read_is_malformed_and_nothing_else(text: str, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(text)))
+    cut = data.draw(st.integers(0, 3))
+    text = text[:at] + data.draw(st.text(st.sampled_from(ODD + "0123e-.ntf"), max_size=3)) + text[at + cut :]
+    try:
+        expected = read(text)
+    except ValueError:
+        with pytest.raises(Malformed) as raised:
+            parse(text)
+        lines = text.split("\n")
+        assert 1 <= raised.value.line <= len(lines)
+        assert 1 <= raised.value.column <= len(lines[raised.value.line - 1]) + 1
+    else:
+        assert same(parse(text), expected)
+
+
+@given(places(), values)
+def test_putting_changes_one_member_and_no_byte_outside_of_it(place: tuple[str, Path], value: Any) -> None:
+    text, path = place
+    intended = read(text)
+    is_new = path[-1] not in holder(intended, path)
+    here = holder(parse(text), path)
+    holder(intended, path)[path[-1]] = value
+
+    after = put(text, path, value)
+
+    assert same(read(after), intended)
+    assert list(holder(read(after), path)) == list(holder(intended, path))
+    if not is_new:
+        assert put(after, path, spelt(text, path)) == text
+    elif here:
+        assert outside(text, after)[0] == ""
+        assert drop(after, path) == text
+    else:  # white space in an object that was empty is the one thing that does not come back
+        assert drop(after, path) == text[: here.start] + "{}" + text[here.end :]
+
+
+@given(places())
+def test_dropping_takes_one_member_and_no_byte_outside_of_it(place: tuple[str, Path]) -> None:
+    text, path = place
+    intended = read(text)
+    if path[-1] not in holder(intended, path):
+        return
+    del holder(intended, path)[path[-1]]
+
+    after = drop(text, path)
+
+    assert same(read(after), intended)
+    assert list(holder(read(after), path)) == list(holder(intended, path))
+    assert outside(text, after)[1] == ""
+
+
+@given(documents(), st.lists(keys, min_size=2, max_size=4), values)
+def test_what_is_missing_on_the_way_is_made(text: str, names: list[str], value: Any) -> None:
+    path = tuple(names)
+    intended = here = read(text)
+    for key in path[:-1]:
+        if not isinstance(here.get(key), dict):
+            here[key] = {}
+        here = here[key]
+    here[path[-1]] = value
+    assert same(read(put(text, path, value)), intended)
+
+
+def test_a_number_is_no_string_and_one_is_not_true() -> None:
+    assert not same(parse("[1]"), parse('["1"]'))
+    assert not same(parse("[1]"), [True])
+    assert not same(parse("[1]"), parse("[1.0]"))
+    assert not same(parse("[1]"), parse("[1, 1]"))
+    assert not same(parse('{"a": 1}'), parse('{"b": 1}'))
+    assert not same(parse("[]"), parse("{}"))
+
+
+DEEP = 9_000
+
+
+@pytest.mark.parametrize("unit", ['{"a": ', "["])
+def test_nesting_costs_no_stack(unit: str) -> None:
+    inner = unit * DEEP + "1" + {"{": "}", "[": "]"}[unit[0]] * DEEP
+    text = f'{{"x": {inner}, "runtimes": {{}}}}'
+    after = put(text, ("runtimes", "nvidia"), {"path": "/p"})
+    assert same(parse(drop(after, ("runtimes", "nvidia"))), parse(text))
+    assert f'"x": {inner}' in after
+    assert not same(parse(after), parse(text))
+
+
+@given(documents(), documents())
+def test_any_document_can_be_edited_into_any_other(text: str, other: str) -> None:
+    assert same(read(edit(text, parse(text), parse(other))), read(other))
+    assert edit(text, parse(text), read(text)) == text

@@ -1,0 +1,101 @@
+"""How systemd starts a service, read from its files as systemd reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.runtimes.units import command, reads
+
+UNIT = "docker.service"
+LIB, ETC, RUN = (f"{folder}/systemd/system/{UNIT}" for folder in ("/lib", "/etc", "/run"))
+# As Debian's docker.io has it.
+DEBIAN = b"""\
+[Unit]
+Description=Docker Application Container Engine
+
+[Service]
+Type=notify
+EnvironmentFile=-/etc/default/docker
+ExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS
+ExecReload=/bin/kill -s HUP $MAINPID
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def argv(files: dict[str, bytes]) -> list[str] | None:
+    found = command(files, UNIT)
+    return list(found.argv) if found else None
+
+
+def service(*lines: str) -> bytes:
+    return "\n".join(("[Service]", *lines, "")).encode()
+
+
+def test_what_is_to_be_read_is_known_step_by_step() -> None:
+    first = reads({}, UNIT)
+    assert {LIB, ETC, f"{ETC}.d/*.conf", f"{RUN}.d/*.conf"} < set(first)
+    assert set(reads({LIB: DEBIAN}, UNIT)) == {*first, "/etc/default/docker"}
+    assert command({}, UNIT) is None
+    assert command({ETC: b""}, UNIT) is None  # masked
+
+
+def test_a_variable_alone_is_as_many_words_as_it_holds() -> None:
+    files = {LIB: DEBIAN}
+    assert argv(files) == ["/usr/sbin/dockerd", "-H", "fd://"]
+    files["/etc/default/docker"] = b'# DOCKER_OPTS="no"\nDOCKER_OPTS="--default-runtime=runc  --dns 9.9.9.9"\n'
+    found = command(files, UNIT)
+    assert found is not None
+    assert found.argv == ("/usr/sbin/dockerd", "-H", "fd://", "--default-runtime=runc", "--dns", "9.9.9.9")
+    assert found.sources == (LIB, "/etc/default/docker")
+
+
+def test_an_empty_line_takes_the_command_away_and_the_last_drop_in_wins() -> None:
+    files = {
+        LIB: DEBIAN,
+        f"{ETC}.d/20-b.conf": service("ExecStart=", "ExecStart=-/usr/bin/dockerd --b"),
+        f"{RUN}.d/10-a.conf": service("ExecStart=", "ExecStart=/usr/bin/dockerd --a"),
+    }
+    assert argv(files) == ["/usr/bin/dockerd", "--b"]
+    files[f"{ETC}.d/10-a.conf"] = b"# masks the one in /run\n"
+    del files[f"{ETC}.d/20-b.conf"]
+    assert argv(files) == ["/usr/sbin/dockerd", "-H", "fd://"]
+    files[ETC] = service("ExecStart=/opt/dockerd")
+    assert argv(files) == ["/opt/dockerd"]
+
+
+def test_files_that_are_no_drop_ins_are_none() -> None:
+    other = service("ExecStart=", "ExecStart=/other")
+    files = {LIB: DEBIAN, f"{ETC}.d/x.conf.bak": other, f"{ETC}.d/y/x.conf": other, f"{ETC}.dx.conf": other}
+    assert argv(files) == ["/usr/sbin/dockerd", "-H", "fd://"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["ExecStart=/d \\", "  --a \\", "# between", "  --b"], ["/d", "--a", "--b"]),
+        (["ExecStart = /d '--label=a b' \"--c=d e\""], ["/d", "--label=a b", "--c=d e"]),
+        (["Environment=A=x 'B=y z'", "ExecStart=/d ${A}:${B} $B $A$B $$A $NONE ${NONE}"],
+         ["/d", "x:y z", "y", "z", "$A$B", "$A", ""]),
+        (["Environment=A=x", "Environment=", "ExecStart=/d --x=${A}"], ["/d", "--x="]),
+        (["EnvironmentFile=/no", "EnvironmentFile=", "ExecStart=/d"], ["/d"]),
+        (["ExecStart=/d 50%%"], ["/d", "50%"]),
+        (["ExecStart=/d 'open"], ["/d", "'open"]),
+        (["ExecStart=/d \\"], ["/d"]),
+        (["; ExecStart=/c", "[Other]", "ExecStart=/e", "[Service]", "ExecStart=!/d"], ["/d"]),
+    ],
+)  # fmt: skip
+def test_lines_are_read_as_systemd_reads_them(lines: list[str], expected: list[str]) -> None:
+    assert argv({LIB: service(*lines)}) == expected
+
+
+def test_environment_files_may_be_patterns_and_the_last_assignment_counts() -> None:
+    files = {
+        LIB: service("EnvironmentFile=-/etc/sysconfig/docker*", "ExecStart=/d $OPTIONS"),
+        "/etc/sysconfig/docker": b"OPTIONS=--a --b=1\nexport\n",
+        "/etc/sysconfig/docker-storage": b"; OPTIONS=no\nOTHER=1\n",
+    }
+    assert argv(files) == ["/d", "--a", "--b=1"]
+    files["/etc/sysconfig/docker-z"] = b"OPTIONS=\\\n--c\n"
+    assert argv(files) == ["/d", "--c"]

@@ -1,0 +1,136 @@
+"""A node whose kubelet uses a containerd that a product brings: the distribution's is neither installed nor edited."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import FileChange, Trigger
+from gpunode.facts.model import Facts, Known, Kubelet
+from gpunode.facts.probes import TOOLKIT_LIST
+from gpunode.facts.project import project
+from gpunode.recipe import Recipe
+from gpunode.steps.runtime_config import RUNTIME_CONFIG
+from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from tests.unit.steps.machines import CONTAINERD, machine, planned, recipe, refusal, unit
+
+RUNC = b'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
+INPUTS = Path(__file__).parents[2] / "conformance" / "runtimes" / "inputs"
+K3S = Kubelet("k3s", "k3s.service", "/run/k3s/containerd/containerd.sock", data="/var/lib/rancher/k3s")
+FOLDER = "/var/lib/rancher/k3s/agent/etc/containerd"
+CONFIG = f"{FOLDER}/config.toml"
+WITH_FOLDER = (INPUTS / "019-ctd-k3s-v3.toml").read_bytes()
+REGISTERED = (INPUTS / "018-ctd-k3s-v2.toml").read_bytes()
+OLDER = REGISTERED[: REGISTERED.index(b'\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes."nvidia"]')]
+RESTART = Trigger("restart", "k3s.service")
+
+
+def node(generated: bytes, toolkit_came: float | None = None) -> Facts:
+    """A node on which k3s was started at 100, and wrote its file right after that."""
+    facts = machine(files={CONFIG: generated}, kubelet=K3S)
+    units = {**facts.units, "k3s.service": Known(unit(started_at=100.0), "units")}
+    came = {} if toolkit_came is None else {TOOLKIT_LIST: toolkit_came}
+    return replace(facts, units=units, changed_at={CONFIG: 101.0, **came})
+
+
+def default(recipe: Recipe) -> Recipe:
+    return replace(recipe, runtime=replace(recipe.runtime, default=True))
+
+
+def test_the_distributions_containerd_is_not_installed_beside_it() -> None:
+    outcome = planned(RUNTIME_INSTALL.plan(recipe("containerd"), node(WITH_FOLDER)))
+    assert outcome.changes == ()
+    assert "k3s" in outcome.reason
+
+
+def test_a_drop_in_and_one_restart() -> None:
+    facts = node(WITH_FOLDER)
+    outcome = planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts))
+    (change,) = outcome.changes
+    assert isinstance(change, FileChange)
+    assert change.path == f"{FOLDER}/config-v3.toml.d/99-nvidia.toml"
+    assert change.triggers == {RESTART}
+    assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), project(facts, outcome.changes))).changes == ()
+
+
+def test_a_drop_in_that_is_younger_than_k3s_is_read_by_a_restart() -> None:
+    facts = project(node(WITH_FOLDER), planned(RUNTIME_CONFIG.plan(recipe("containerd"), node(WITH_FOLDER))).changes)
+    dropped_in = replace(facts, changed_at={f"{FOLDER}/config-v3.toml.d/99-nvidia.toml": 200.0})
+    (change,) = planned(RUNTIME_CONFIG.plan(recipe("containerd"), dropped_in)).changes
+    assert isinstance(change, FileChange)
+    assert change.before == change.after
+    assert change.triggers == {RESTART}
+
+
+def test_what_k3s_generates_is_younger_than_k3s_and_no_reason_to_restart_it() -> None:
+    outcome = planned(RUNTIME_CONFIG.plan(recipe("containerd"), node(REGISTERED)))
+    assert outcome.changes == ()
+    assert "by itself" in outcome.reason
+
+
+def test_a_toolkit_that_came_after_the_start_is_found_by_a_restart() -> None:
+    facts = node(OLDER, toolkit_came=150.0)
+    outcome = planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts))
+    (change,) = outcome.changes
+    assert isinstance(change, FileChange)
+    assert change.path == CONFIG
+    assert change.before == change.after
+    assert change.triggers == {RESTART}
+    assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), project(facts, outcome.changes))).changes == ()
+
+
+def test_a_k3s_that_did_not_find_it_is_not_restarted_again_and_again() -> None:
+    outcome = planned(RUNTIME_CONFIG.plan(recipe("containerd"), node(OLDER, toolkit_came=50.0)))
+    assert outcome.changes == ()
+    assert any("PATH" in note for note in outcome.notes)
+
+
+def test_the_default_runtime_is_a_setting_of_k3s() -> None:
+    outcome = planned(RUNTIME_CONFIG.plan(default(recipe("containerd")), node(REGISTERED)))
+    (change,) = outcome.changes
+    assert isinstance(change, FileChange)
+    assert change.path == "/etc/rancher/k3s/config.yaml.d/99-gpunode.yaml"
+    assert change.triggers == {RESTART}
+
+
+def test_k0s_notices_its_drop_ins_itself() -> None:
+    kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
+    config = b'# k0s_managed=true\nversion = 3\nimports = ["/etc/k0s/containerd.d/*.toml"]\n'
+    facts = machine(files={"/etc/k0s/containerd.toml": config}, kubelet=kubelet)
+    (change,) = planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts)).changes
+    assert isinstance(change, FileChange)
+    assert (change.path, change.triggers) == ("/etc/k0s/containerd.d/99-nvidia.toml", frozenset())
+
+
+def test_a_stranger_is_refused_before_anything_is_installed() -> None:
+    facts = machine(kubelet=Kubelet("kubelet", "kubelet.service", "/run/mine.sock"))
+    assert "/run/mine.sock" in refusal(RUNTIME_INSTALL.plan(recipe("containerd"), facts)).what
+    assert "/run/mine.sock" in refusal(RUNTIME_CONFIG.plan(recipe("containerd"), facts)).what
+
+
+def test_another_runtime_of_the_kubelet_is_told() -> None:
+    facts = machine(kubelet=Kubelet("kubelet", "kubelet.service", "/run/crio/crio.sock"))
+    assert any("CRI-O" in note for note in planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts)).notes)
+
+
+@pytest.mark.parametrize(
+    ("content", "driver", "puts_it_there"),
+    [
+        (b"version = 2\n", "systemd", True),
+        (b"version = 2\n", "cgroupfs", False),
+        (b"version = 2\n" + RUNC, "systemd", False),
+    ],
+    ids=["nothing to inherit", "cgroupfs", "runc says it by saying nothing"],
+)
+def test_what_inherits_nothing_belongs_under_the_kubelets_driver(
+    content: bytes, driver: str, puts_it_there: bool
+) -> None:
+    kubelet = Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock", driver)  # type: ignore[arg-type]
+    facts = machine(files={CONTAINERD: content}, packages={"containerd": "1.7.24-1"}, kubelet=kubelet)
+    (change, *_) = planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts)).changes
+    assert isinstance(change, FileChange)
+    assert (b"SystemdCgroup = true" in change.after.content) is puts_it_there  # type: ignore[union-attr]
+    facts = project(facts, (change,))
+    assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts)).changes == ()
