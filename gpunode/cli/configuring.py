@@ -24,6 +24,7 @@ from gpunode.host.process import CommandLog
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.record import made
 from gpunode.journal.store import Store
+from gpunode.runtimes import runtime
 from gpunode.workflow import ctk
 from gpunode.workflow.ctk import Asked, CtkVerb, Draft, Verdict
 from gpunode.workflow.events import Told
@@ -65,12 +66,15 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, _: Footprint) -> Draft:
-        return _configuring(host, asked)
+        return _configuring(host, asked, place)
 
     _edit("configure", drafting, how, place, leave)
 
 
-def _configuring(host: HostView, asked: Wanted) -> Draft:
+def _configuring(host: HostView, asked: Wanted, place: str) -> Draft:
+    if not asked.row.unit:
+        draft = ctk.specifying(host, asked.row, image=place != "/")
+        return replace(draft, notes=(*asked.notes, *draft.notes))
     wish = ctk.completed(host, asked.row, asked.wish, asked.dumps)
     draft = ctk.configuring(host, asked.row, wish)
     return replace(draft, notes=(*asked.notes, *draft.notes))
@@ -191,8 +195,11 @@ def check(typed: Typed, how: How, root: str) -> None:
     place = checked_root(root)
     asked = wanted(typed, place)
     host = LocalHost(place)
-    draft = _configuring(host, asked)
-    verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
+    draft = _configuring(host, asked, place)
+    if asked.row.unit or draft.changes:
+        verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
+    else:
+        verdict = ctk.offered(host, asked.row, image=place != "/")
     how.screen().verdict(draft, verdict)
     how.answer(_judged(draft, verdict))
 
@@ -203,6 +210,8 @@ def _judged(draft: Draft, verdict: Verdict) -> Envelope:
         failure = ChangesPending(f"{draft.about} is not as asked", hint="`gpunode ctk runtime configure` makes it so")
     elif verdict.otherwise:
         what = f"the files of {draft.about} are as asked, but its daemon has something else"
+        if not runtime(draft.about).unit:
+            what = f"{draft.about} cannot give a container the GPUs"
         failure = VerifyFailed(what, why=verdict.otherwise, hint=read_again_command(draft))
     answer = _answer("ctk runtime check", draft, draft.changes)
     return replace(

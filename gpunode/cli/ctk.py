@@ -26,7 +26,8 @@ runtime_app = typer.Typer(
 app.add_typer(runtime_app, name="runtime")
 
 RuntimeOption = Annotated[
-    str, typer.Option("--runtime", metavar="NAME", help="docker (the default, as nvidia-ctk's), containerd or crio")
+    str,
+    typer.Option("--runtime", metavar="NAME", help="docker (the default, as nvidia-ctk's), containerd, crio or podman"),
 ]
 ConfigOption = Annotated[
     str, typer.Option("--config", metavar="FILE", help="the runtime's configuration, where it is not the usual one")

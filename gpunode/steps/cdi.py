@@ -62,6 +62,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     fact = facts.file(path)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
         return Planned((), "this run has nvidia-ctk write it")
+    if isinstance(fact, Unknown) and not is_asked(recipe):
+        return Planned((), f"CDI is not asked for, and nobody can tell what {path} holds")
     before = need(fact, f"what {path} holds")
     judged = judge(recipe, facts, loaded)
     if not is_asked(recipe) and judged.spec is None and not _has_failed(facts):

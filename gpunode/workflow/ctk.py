@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Refused
@@ -18,14 +18,21 @@ from gpunode.host.runtime import differences
 from gpunode.journal.footprint import FileTrail
 from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
+from gpunode.recipe import Driver, Recipe
+from gpunode.recipe import Runtime as RecipeRuntime
 from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, located, runtime
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
+from gpunode.steps import cdi
+from gpunode.steps.outcome import Planned
 from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
-from gpunode.workflow.converge import managed
+from gpunode.workflow.converge import managed, survey
 from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
+
+if TYPE_CHECKING:
+    from gpunode.recipe import RuntimeName
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
 Effective: TypeAlias = Callable[[str], Configured | None]
@@ -111,6 +118,44 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
     default = wish.handler if wish.default else None
     expectation = RuntimeExpectation(row.id, _main(row, wish), frozenset({(wish.handler, binary)}), default)
     return _draft(row, wish, there, edited, expectation)
+
+
+def specifying(host: HostView, row: Runtime, *, image: bool) -> Draft:
+    """What gives containers the GPUs of a runtime that takes no handler: a CDI specification, present and fresh.
+
+    Raises:
+        Undetermined: it cannot be told what there is.
+    """
+    facts = survey(host, image=image)
+    outcome = cdi.plan(_by_cdi(row), facts)
+    assert isinstance(outcome, Planned), "the step refuses nothing"
+    files = tuple(change for change in outcome.changes if isinstance(change, FileChange))
+    trigger = next((trigger for change in files for trigger in change.triggers), None)
+    path = cdi.output(facts)
+    return Draft(row.id, path, {}, outcome.reason, files, trigger=trigger, notes=outcome.notes)
+
+
+def _by_cdi(row: Runtime) -> Recipe:
+    """A recipe that asks for no more than that."""
+    return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(cast("RuntimeName", row.id)))
+
+
+def offered(host: HostView, row: Runtime, *, image: bool) -> Verdict:
+    """Whether the runtime finds in the specification what containers ask for.
+
+    Raises:
+        Undetermined: it cannot be told what there is.
+    """
+    from gpunode.workflow.cdi_checks import cdi_checks
+
+    checks = tuple(cdi_checks(_by_cdi(row), survey(host, image=image), host)) if not image else ()
+    failed = tuple(check for check in checks if check.status == "failed")
+    untold = (
+        "nothing runs in an image" if image else "; ".join(c.detail for c in checks if c.id == "cdi" and not failed)
+    )
+    is_told = any(check.status == "passed" for check in checks)
+    wrong = "\n".join(f"{check.detail}\n{check.hint}" for check in failed)
+    return Verdict(otherwise=wrong, untold="" if is_told or failed else untold)
 
 
 def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str, FileTrail]) -> Draft:
@@ -202,7 +247,7 @@ def shown(draft: Draft) -> tuple[bytes, ...]:
 
 def unread(host: HostView, draft: Draft) -> bool:
     """Whether the daemon runs and is older than one of its files; where a time is unknown, nobody can tell."""
-    if draft.trigger is None:
+    if draft.trigger is None or draft.trigger.kind == "cdi":
         return False
     unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.started_at is None:
@@ -295,7 +340,7 @@ def _settle(applier: Applier, draft: Draft, asked: Asked, *, owes: bool) -> tupl
     """The daemon has read the files, where that was asked for; ``owes`` says that no earlier run owes the same."""
     if draft.trigger is None:
         return ()
-    if asked.restart:
+    if asked.restart or draft.trigger.kind == "cdi":
         if draft.expectation:
             applier.expect(draft.expectation, draft.trigger)
         return applier.settle((draft.trigger,))
@@ -388,6 +433,8 @@ def _why_not_asked(host: HostView, draft: Draft, *, is_live: bool) -> str:
 
 def asleep(host: HostView, draft: Draft) -> str:
     """Why no daemon has to read the files now; empty where one does, or nobody can tell."""
+    if draft.trigger is not None and draft.trigger.kind == "cdi":
+        return f"{draft.about} has no daemon"
     unit = _unit(host, draft.trigger.target) if draft.trigger else Unknown("it has none", "units")
     if not isinstance(unit, Known) or unit.value.state.active:
         return ""
