@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
+from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger, is_generated
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Refused
 from gpunode.facts import systemd
 from gpunode.facts.evidence import Probe
@@ -154,7 +154,7 @@ def offered(host: HostView, row: Runtime, *, image: bool) -> Verdict:
         "nothing runs in an image" if image else "; ".join(c.detail for c in checks if c.id == "cdi" and not failed)
     )
     is_told = any(check.status == "passed" for check in checks)
-    wrong = "\n".join(f"{check.detail}\n{check.hint}" for check in failed)
+    wrong = "; ".join(check.detail for check in failed)
     return Verdict(otherwise=wrong, untold="" if is_told or failed else untold)
 
 
@@ -328,7 +328,8 @@ def _write(applier: Applier, draft: Draft, checked: str, *, owes: bool) -> None:
     try:
         for change in draft.changes:
             note = checked if change is draft.changes[-1] else ""
-            applier.one(CONFIGURATION, RUNTIME_CONFIG.id, change, draft.how, note)
+            step = cdi.CDI.id if is_generated(change) else RUNTIME_CONFIG.id
+            applier.one(CONFIGURATION, step, change, draft.how, note)
     except GpunodeError as failure:
         # A drop-in that nothing imports, or an import that leads nowhere: half of it is worse than nothing.
         if applier.take_back(failure) and draft.trigger and owes:
