@@ -21,7 +21,7 @@ _CDI_UNIT = "nvidia-cdi-refresh.service"
 _START_TIMEOUT_S = 180.0
 _SHORT_TIMEOUT_S = 120.0
 _SOCKET_TIMEOUT_S = 30.0
-_PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,Result,CanReload"
+_PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,Result,CanReload,ConditionResult"
 _NOT_RUNNING = "systemd is not running here"
 
 
@@ -119,29 +119,37 @@ class Services:
             return Settled(trigger, 0.0, f"{failure.what}; nothing asked for it")
 
     def _refresh_cdi(self, trigger: Trigger) -> Settled:
-        """A specification offers devices, written by the toolkit's unit or, where that is not there, by nvidia-ctk."""
+        """A specification offers devices, written by the toolkit's unit or, where that does not run, by nvidia-ctk."""
         if self._runner.root != "/":
             return Settled(trigger, 0.0, "it is written when the image has booted")
-        started, since = time.monotonic(), time.time()
-        by_unit = self.running and self._show(_CDI_UNIT).get("LoadState") == "loaded"
-        if by_unit:
-            # It is started by every change of the driver's files, so its start limit is often used up.
-            self._systemctl("reset-failed", _CDI_UNIT)
-            done = self._systemctl("restart", _CDI_UNIT, timeout_s=_START_TIMEOUT_S)
-        else:
+        started = time.monotonic()
+        if not self._cdi_unit_runs():
             done = self._runner.run(("nvidia-ctk", "cdi", "generate", f"--output={SPEC}"), timeout_s=_START_TIMEOUT_S)
-        if done.missing:
-            return Settled(trigger, 0.0, "nvidia-ctk is not installed")
-        if not done.ok and by_unit:
-            raise self._failed(_CDI_UNIT, "could not write the CDI specification", _reason(done), since)
-        if not done.ok:
-            raise _no_specification(done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}")
+            if done.missing:
+                return Settled(trigger, 0.0, "nvidia-ctk is not installed")
+            if not done.ok:
+                raise _no_specification(done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}")
         listed = self._runner.run(("nvidia-ctk", "cdi", "list"), timeout_s=_SHORT_TIMEOUT_S)
         # It succeeds with no device, too, and says so on standard error alone.
         if not any(line.startswith(f"{KIND}=") for line in listed.stdout.decode("utf-8", "replace").splitlines()):
-            words = self.last_words(_CDI_UNIT, since) if by_unit else done.last_lines(6)
-            raise _no_specification(words or listed.last_lines(6))
+            raise _no_specification(listed.last_lines(6))
         return Settled(trigger, time.monotonic() - started)
+
+    def _cdi_unit_runs(self) -> bool:
+        """Whether the toolkit's unit is there and has run now; it may find that its conditions are not met.
+
+        That of toolkit 1.18.0 looks for nvidia.ko in modules.dep, which Debian calls nvidia-current.ko.
+        """
+        if not self.running or self._show(_CDI_UNIT).get("LoadState") != "loaded":
+            return False
+        since = time.time()
+        # It is started by every change of the driver's files, so its start limit is often used up.
+        self._systemctl("reset-failed", _CDI_UNIT)
+        done = self._systemctl("restart", _CDI_UNIT, timeout_s=_START_TIMEOUT_S)
+        if not done.ok:
+            raise self._failed(_CDI_UNIT, "could not write the CDI specification", _reason(done), since)
+        now = self._show(_CDI_UNIT)
+        return now.get("Result", "success") == "success" and now.get("ConditionResult", "yes") == "yes"
 
     def _reload_systemd(self, trigger: Trigger) -> Settled:
         done = self._systemctl("daemon-reload")

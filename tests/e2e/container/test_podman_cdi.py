@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,9 @@ class Machine:
 
 
 @pytest.fixture(scope="module", params=["bookworm", "trixie"])
-def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, code: Mounts) -> Machine:
+def machine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, code: Mounts
+) -> Iterator[Machine]:
     if os.geteuid() != 0:
         pytest.skip("namespaces and podman need root")
     if shutil.which("mmdebstrap") is None:
@@ -77,7 +80,13 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for name in ("nvidia-ctk", "nvidia-cdi-hook", "systemd-detect-virt"):
         (root / "usr/bin" / name).chmod(0o755)
     (root / LIBRARY.lstrip("/")).write_text("not a library\n")
-    return Machine(root, code)
+    yield Machine(root, code)
+    subprocess.run(["rm", "-rf", str(root)], check=True)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """What was printed, on one line: the screen breaks lines where a terminal would."""
+    return " ".join((done.stdout + done.stderr).split())
 
 
 def gpunode(words: str) -> str:
@@ -96,26 +105,26 @@ def test_what_is_missing_is_named_before_a_container_fails_for_it(machine: Machi
     kept = f"{gone}.kept"
     done = machine.run(IMAGE, gpunode("configure"), f"mv {gone} {kept}", gpunode("check"), RUN, f"mv {kept} {gone}")
     assert "void" not in done.stdout
-    assert f"{SPEC} names what is not there: {gone}" in done.stdout + done.stderr
+    assert f"{SPEC} names what is not there: {gone}" in said(done)
     assert "ended with 7" in done.stdout
 
 
 def test_a_specification_too_new_for_podman_is_told(machine: Machine) -> None:
     done = machine.run(IMAGE, "export CDI=0.7.0", gpunode("configure"), gpunode("check"), RUN)
     works = "void" in done.stdout
-    assert ("does not read" in done.stdout + done.stderr) is not works
+    assert ("does not read" in said(done)) is not works
     assert works is ("trixie" in machine.root.name)
 
 
 def test_two_files_of_one_folder_with_the_same_name_give_nothing(machine: Machine) -> None:
     done = machine.run(IMAGE, gpunode("configure"), f"cp {SPEC} /var/run/cdi/other.yaml", gpunode("check"), RUN)
     assert "void" not in done.stdout
-    assert "both offer nvidia.com/gpu=all, so no container gets it" in done.stdout + done.stderr
+    assert "both offer nvidia.com/gpu=all, so no container gets it" in said(done)
     assert "ended with 7" in done.stdout
 
 
 def test_a_stale_one_in_etc_is_overruled_by_the_one_that_is_written(machine: Machine) -> None:
     stale = f"mkdir /etc/cdi; sed s/580.95.05/535.104.05/ {SPEC} > /etc/cdi/nvidia.yaml; rm {SPEC}"
     done = machine.run(IMAGE, gpunode("configure"), stale, gpunode("configure"), RUN)
-    assert "/etc/cdi/nvidia.yaml is of driver 535.104.05, and 580.95.05 is loaded" in done.stdout + done.stderr
+    assert "/etc/cdi/nvidia.yaml is of driver 535.104.05, and 580.95.05 is loaded" in said(done)
     assert "void" in done.stdout, done

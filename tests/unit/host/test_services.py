@@ -123,6 +123,7 @@ def test_a_reload_is_a_hangup_where_the_unit_has_none(systemd: Tools, can_reload
 
 
 def test_the_cdi_refresh_gets_past_its_start_limit(systemd: Tools) -> None:
+    (systemd.folder / "unit").write_text(unit().replace("exit-code", "success"))
     systemd.add("nvidia-ctk", "echo nvidia.com/gpu=all; echo Found 1 CDI devices >&2")
     ((_, skipped),) = settle(Trigger("cdi"))
     assert skipped == ""
@@ -131,6 +132,17 @@ def test_the_cdi_refresh_gets_past_its_start_limit(systemd: Tools) -> None:
         "systemctl restart nvidia-cdi-refresh.service",
         "nvidia-ctk cdi list",
     ]
+
+
+@pytest.mark.parametrize("why", ["Result=exec-condition", "ConditionResult=no"])
+def test_where_the_units_own_conditions_are_not_met_nvidia_ctk_is_asked(systemd: Tools, why: str) -> None:
+    shown = (systemd.folder / "unit").read_text()
+    name = why.partition("=")[0]
+    kept = [line for line in shown.splitlines() if not line.startswith(name)]
+    (systemd.folder / "unit").write_text("\n".join([*kept, why, ""]))
+    systemd.add("nvidia-ctk", "echo nvidia.com/gpu=all")
+    settle(Trigger("cdi"))
+    assert "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml" in systemd.calls
 
 
 def test_without_the_unit_nvidia_ctk_writes_the_specification(systemd: Tools) -> None:
