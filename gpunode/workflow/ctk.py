@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
+from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger, is_generated
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Refused
 from gpunode.facts import systemd
 from gpunode.facts.derive import about_kubelet
@@ -19,15 +19,22 @@ from gpunode.host.runtime import differences
 from gpunode.journal.footprint import FileTrail
 from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
+from gpunode.recipe import Driver, Recipe
+from gpunode.recipe import Runtime as RecipeRuntime
 from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, located
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
 from gpunode.runtimes.installations import chosen, kubelet_using, with_kubelets_driver
+from gpunode.steps import cdi
+from gpunode.steps.outcome import Planned
 from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
-from gpunode.workflow.converge import look_at_kubelet, managed
+from gpunode.workflow.converge import look_at_kubelet, managed, survey
 from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
+
+if TYPE_CHECKING:
+    from gpunode.recipe import RuntimeName
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
 Effective: TypeAlias = Callable[[str], Configured | None]
@@ -188,6 +195,44 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
     return _draft(row, wish, there, edited, meant)
 
 
+def specifying(host: HostView, row: Runtime, *, image: bool) -> Draft:
+    """What gives containers the GPUs of a runtime that takes no handler: a CDI specification, present and fresh.
+
+    Raises:
+        Undetermined: it cannot be told what there is.
+    """
+    facts = survey(host, image=image)
+    outcome = cdi.plan(_by_cdi(row), facts)
+    assert isinstance(outcome, Planned), "the step refuses nothing"
+    files = tuple(change for change in outcome.changes if isinstance(change, FileChange))
+    trigger = next((trigger for change in files for trigger in change.triggers), None)
+    path = cdi.output(facts)
+    return Draft(row.id, path, {}, outcome.reason, files, trigger=trigger, notes=outcome.notes)
+
+
+def _by_cdi(row: Runtime) -> Recipe:
+    """A recipe that asks for no more than that."""
+    return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(cast("RuntimeName", row.id)))
+
+
+def offered(host: HostView, row: Runtime, *, image: bool) -> Verdict:
+    """Whether the runtime finds in the specification what containers ask for.
+
+    Raises:
+        Undetermined: it cannot be told what there is.
+    """
+    from gpunode.workflow.cdi_checks import cdi_checks
+
+    checks = tuple(cdi_checks(_by_cdi(row), survey(host, image=image), host)) if not image else ()
+    failed = tuple(check for check in checks if check.status == "failed")
+    untold = (
+        "nothing runs in an image" if image else "; ".join(c.detail for c in checks if c.id == "cdi" and not failed)
+    )
+    is_told = any(check.status == "passed" for check in checks)
+    wrong = "; ".join(check.detail for check in failed)
+    return Verdict(otherwise=wrong, untold="" if is_told or failed else untold)
+
+
 def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str, FileTrail]) -> Draft:
     """What takes out of the runtime's files what configure added.
 
@@ -295,7 +340,7 @@ def shown(draft: Draft) -> tuple[bytes, ...]:
 
 def unread(host: HostView, draft: Draft) -> bool:
     """Whether the daemon runs and is older than one of its files; where a time is unknown, nobody can tell."""
-    if draft.trigger is None:
+    if draft.trigger is None or draft.trigger.kind == "cdi":
         return False
     unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.started_at is None:
@@ -376,7 +421,8 @@ def _write(applier: Applier, draft: Draft, checked: str, *, owes: bool) -> None:
     try:
         for change in draft.changes:
             note = checked if change is draft.changes[-1] else ""
-            applier.one(CONFIGURATION, RUNTIME_CONFIG.id, change, draft.how, note)
+            step = cdi.CDI.id if is_generated(change) else RUNTIME_CONFIG.id
+            applier.one(CONFIGURATION, step, change, draft.how, note)
     except GpunodeError as failure:
         # A drop-in that nothing imports, or an import that leads nowhere: half of it is worse than nothing.
         if applier.take_back(failure) and draft.trigger and owes:
@@ -388,7 +434,7 @@ def _settle(applier: Applier, draft: Draft, asked: Asked, *, owes: bool) -> tupl
     """The daemon has read the files, where that was asked for; ``owes`` says that no earlier run owes the same."""
     if draft.trigger is None:
         return ()
-    if asked.restart:
+    if asked.restart or draft.trigger.kind == "cdi":
         if draft.expectation:
             applier.expect(draft.expectation, draft.trigger)
         return applier.settle((draft.trigger,))
@@ -451,6 +497,8 @@ def asleep(host: HostView, draft: Draft) -> str:
     """Why no daemon has to be made to read the files; empty where one has, or nobody can tell."""
     if draft.trigger is None:
         return "it looks at its files by itself"
+    if draft.trigger.kind == "cdi":
+        return f"{draft.about} has no daemon"
     unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.state.active:
         return ""
