@@ -164,7 +164,9 @@ class LocalHost:
             change = replace(change, after=FileState(_keyring(data, key), key.mode))
         try:
             if change.before is None:
-                return replace(change, folders=files.missing_folders(change.path, root=self.root))
+                made = files.missing_folders(change.path, root=self.root)
+                # A file that neither is nor shall be there: its folders outlived it, and they are what goes.
+                return replace(change, folders=made) if change.after else change
             kept = files.attributes(change.path, root=self.root)
         except OSError:
             return change  # whoever makes the change finds out what is wrong there, and says it

@@ -47,7 +47,9 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
     after = _after(present, changes)
     with ExitStack() as stack:
         staged = {
-            change.path: stack.enter_context(files.candidate(change.path, after[change.path], root=runner.root))
+            change.path: stack.enter_context(
+                files.candidate(_beside(change, expectation), after[change.path], root=runner.root)
+            )
             for change in changes
             if change.path != expectation.path and change.path in after
         }
@@ -68,6 +70,11 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
     return "checked: `containerd config dump` reads it as meant"
 
 
+def _beside(change: FileChange, expectation: RuntimeExpectation) -> str:
+    """Where the candidate stands: a new file's folder may be yet to be made, and a kill would leave it there."""
+    return change.path if change.before is not None else expectation.path
+
+
 def _look(runner: Runner, probe: Probe) -> Capture:
     if probe.glob:
         return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=runner.root)
@@ -85,10 +92,17 @@ def _after(present: Files, changes: Sequence[FileChange]) -> dict[str, bytes]:
 
 
 def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    from gpunode.runtimes import docker
+
     change = next(change for change in changes if change.path == expectation.path)
     content = change.after.content if isinstance(change.after, FileState) else b""
-    _compare(expectation, runtime("docker").inspect({change.path: content}, Wish(config=change.path)), change.path)
-    validated, path = _validated(runner, change.path, content)
+    wish = Wish(config=expectation.path)
+    present = contents(by_looking(partial(_look, runner), runtime("docker"), wish))
+    _compare(expectation, docker.inspect(_after(present, changes), wish), change.path)
+    # With its own flags, for it starts with no directive that stands in both places.
+    validate = partial(_asked, runner, change.path)
+    words = ("dockerd", *docker.flags(present, wish), "--validate", "--config-file", "{}")
+    validated, path = validate(content, *words)
     if validated.missing:
         return f"not checked: no dockerd {_where(runner)}"
     if _NO_VALIDATE in validated.stderr:
@@ -97,15 +111,11 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
         return "checked: `dockerd --validate` takes it"
     said = _said(validated, path, change.path)
     former = change.before.content if change.before else b"{}"
-    former_validated, former_path = _validated(runner, change.path, former)
+    former_validated, former_path = validate(former, *words)
     if not former_validated.ok and _said(former_validated, former_path, change.path) == said:
-        # Such as a proxy binary that only the unit's command line names: nothing that this change brought.
+        # Such as a proxy binary that is not where dockerd looks: nothing that this change brought.
         return f"checked: it parses and holds what was meant (`dockerd --validate` rejects the present one too: {said})"
     raise _not_taken("dockerd", change.path, said)
-
-
-def _validated(runner: Runner, path: str, content: bytes) -> tuple[Finished, str]:
-    return _asked(runner, path, content, "dockerd", "--validate", "--config-file", "{}")
 
 
 def _asked(runner: Runner, path: str, content: bytes, *argv: str) -> tuple[Finished, str]:
@@ -162,9 +172,10 @@ def _check_crio(runner: Runner, expectation: RuntimeExpectation, changes: Sequen
     after = _after(present, changes)
     named = changes[0].path
     _compare(expectation, row.inspect(after, wish), named)
-    read, said = _crio_reads(runner, after, wish)
-    if read.missing:
+    # Asked before anything is staged: an image without CRI-O may have no folder for what is temporary either.
+    if runner.run(("crio", "--version"), timeout_s=_TIMEOUT_S).missing:
         return f"checked: it parses and holds what was meant (no crio {_where(runner)} to ask)"
+    read, said = _crio_reads(runner, after, wish)
     if read.ok:
         _compare(expectation, row.inspect({crio.CONFIG: read.stdout}, Wish()), named)
         return "checked: `crio config` reads it as meant"

@@ -35,6 +35,7 @@ __all__ = [
     "after_edits",
     "containerd_dump",
     "gathered",
+    "located",
     "runtime",
     "satisfies",
 ]
@@ -120,6 +121,15 @@ RUNTIMES: tuple[Runtime, ...] = (
         inspect=podman.inspect,
     ),
 )
+
+
+def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
+    """``row`` as this node has it: docker may be a snap, or told to read another file."""
+    if row.id != "docker":
+        return row
+    from gpunode.runtimes import docker
+
+    return docker.located(row, files, wish)
 
 
 def runtime(id: str) -> Runtime:  # noqa: A002 - the rows' own word

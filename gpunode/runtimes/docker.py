@@ -18,7 +18,7 @@ from gpunode.runtimes.jsontext import BLANK, Path
 from gpunode.runtimes.model import Configured, Edit, Edited, Files, Runtime, Wish
 from gpunode.runtimes.text import decode, encode, same
 
-__all__ = ["configure", "document_of", "edited", "inspect", "keeps_containers", "located", "takes_on_reload"]
+__all__ = ["configure", "document_of", "edited", "flags", "inspect", "keeps_containers", "located", "takes_on_reload"]
 
 # The one name that dockerd keeps for itself.
 _RESERVED = "runc"
@@ -33,6 +33,11 @@ def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
     """``row`` as this node has docker: the file that counts, the unit that runs it, where it listens."""
     node = node_of(files, wish)
     return replace(row, config=node.config, unit=node.kind.unit, socket=node.kind.socket)
+
+
+def flags(files: Files, wish: Wish) -> tuple[str, ...]:
+    """The flags that dockerd is started with, but for the one that names its file."""
+    return node_of(files, wish).flags.words
 
 
 def inspect(files: Files, wish: Wish) -> Configured:

@@ -52,10 +52,12 @@ class Flags:
 
     Attributes:
         given: the values of each, in order; ``true`` for one that was given none.
+        words: the same as words of a command line, without the one that names the configuration file.
         sources: the files that they may come from.
     """
 
     given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
     def last(self, name: str) -> str | None:
@@ -88,24 +90,28 @@ class Flags:
         return None if said is None else said.lower() in _TRUE
 
 
-def flags(argv: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+def flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
     """The flags of a command line that starts dockerd, itself or through a wrapper."""
     words = list(_own_words(argv))
     given: dict[str, tuple[str, ...]] = {}
+    kept: list[str] = []
     while words:
         word = words.pop(0)
         name, mark, value = _parted(word)
+        own = [word]
         if name and not mark:
             takes_next = bool(words) and not words[0].startswith("-") and word not in {f"-{one}" for one in _SWITCHES}
             value = words.pop(0) if takes_next else "true"
+            own += [value] if takes_next else []
         if name:
             given[name] = (*given.get(name, ()), value)
-    return given
+        kept += own if name != "config-file" else []
+    return Flags(given, tuple(kept), sources)
 
 
 def started(command: units.Command | None) -> Flags:
     """The flags with which a unit starts dockerd."""
-    return Flags(flags(command.argv), command.sources) if command else Flags()
+    return flags(command.argv, command.sources) if command else Flags()
 
 
 def conflicts(given: Flags, directives: Sequence[str]) -> tuple[str, ...]:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, decode_found
-from gpunode.facts.model import Facts, need
+from gpunode.facts.model import Facts, Unknown, need
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.model import Edit, Edited, Files, Runtime, Wish, gathered
+from gpunode.runtimes.units import is_unit_file
 
 States = Mapping[str, FileState]
+# A unit whose file leads to /dev/null.
+_MASKED = FileState(b"")
 
 
 def contents(states: States) -> Files:
@@ -46,12 +49,19 @@ def in_facts(facts: Facts, row: Runtime, wish: Wish) -> States:
         paths = matching(place, known) if is_pattern(place) else [place]
         for path in paths:
             if path in facts.files or path == (wish.config or row.config):
-                state = need(facts.file(path), f"what {path} holds")
+                state = _known(facts, path)
                 states.update({path: state} if state else {})
         return {path: states[path].content for path in paths if path in states}
 
     gathered(row, wish, find)
     return states
+
+
+def _known(facts: Facts, path: str) -> FileState | None:
+    fact = facts.file(path)
+    if isinstance(fact, Unknown) and is_unit_file(path):
+        return _MASKED
+    return need(fact, f"what {path} holds")
 
 
 def by_looking(look: Callable[[Probe], Capture], row: Runtime, wish: Wish) -> States:
@@ -64,7 +74,7 @@ def by_looking(look: Callable[[Probe], Capture], row: Runtime, wish: Wish) -> St
     states: dict[str, FileState] = {}
 
     def find(place: str) -> Files:
-        new = _matches(look, place) if is_pattern(place) else _one(look, place)
+        new = _matches(look, place) if is_pattern(place) else one_by_looking(look, place)
         states.update(new)
         return contents(new)
 
@@ -72,12 +82,15 @@ def by_looking(look: Callable[[Probe], Capture], row: Runtime, wish: Wish) -> St
     return states
 
 
-def _one(look: Callable[[Probe], Capture], path: str) -> States:
+def one_by_looking(look: Callable[[Probe], Capture], path: str) -> States:
+    """As ``by_looking``, the file at ``path`` alone."""
     capture = look(Probe(f"file:{path}", path=path))
     if capture.outcome == "absent":
         return {}
     if capture.outcome == "ok":
         return {path: _state(capture.data, capture.ownership)}
+    if capture.outcome == "failed" and is_unit_file(path):
+        return {path: _MASKED}
     raise _unreadable(path, capture)
 
 
@@ -96,7 +109,7 @@ def _matches(look: Callable[[Probe], Capture], pattern: str) -> States:
 def _found(look: Callable[[Probe], Capture], one: Found) -> States:
     if one.data is not None and one.ownership is not None:
         return {one.path: _state(one.data, one.ownership)}
-    return _one(look, one.path)  # a symbolic link, or what a glob does not read: looked at by its own name
+    return one_by_looking(look, one.path)  # a symbolic link, or what a glob does not read: looked at by its own name
 
 
 def _state(data: bytes, ownership: Ownership | None) -> FileState:

@@ -43,6 +43,11 @@ def reads(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = SYST
     return (*own, *_environment_files(_settings(files, unit, folders)))
 
 
+def is_unit_file(path: str) -> bool:
+    """Whether ``path`` is one of systemd's own files, such as a unit or a drop-in of one."""
+    return any(f"/systemd/{whose}/" in path for whose in ("system", "user"))
+
+
 def command(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = SYSTEM) -> Command | None:
     """How ``unit`` is started; None where no file says."""
     settings = _settings(files, unit, folders)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from typing import Literal
@@ -22,10 +21,9 @@ from gpunode.facts.model import Facts, Known, Unknown, holds, known, need
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
-from gpunode.runtimes import Configured, Edited, Runtime, Wish, after_edits, runtime
+from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, located, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
-from gpunode.runtimes.installations import Chosen, chosen
-from gpunode.runtimes.model import RUNC_FAMILY
+from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches
 
@@ -50,10 +48,19 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned:
         return _deferred(row, fact)
     wish = _wish(recipe, row, facts)
     present = in_facts(facts, row, wish)
-    if _is_under_systemd(recipe, facts, row) and _inherits_nothing(row.inspect(contents(present), wish)):
-        wish = replace(wish, systemd_cgroup=True)
+    row = located(row, contents(present), wish)
+    if recipe.runtime.cgroup == "auto":
+        wish = with_kubelets_driver(row, facts, wish, contents(present))
     planned = _planned(row, wish, facts, present, row.configure(contents(present), wish))
-    return replace(planned, notes=(*place.notes, *planned.notes))
+    return replace(planned, notes=(*place.notes, *_other_driver(recipe, facts, row), *planned.notes))
+
+
+def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]:
+    """That the recipe wants another cgroup driver than the kubelet has."""
+    kubelet = kubelet_using(row, facts)
+    if recipe.runtime.cgroup != "systemd" or kubelet is None or row.product or kubelet.cgroup_driver != "cgroupfs":
+        return ()
+    return ("the kubelet here runs pods under cgroupfs, and the recipe puts runc under systemd: pods need both alike",)
 
 
 def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Edited) -> Planned:
@@ -69,10 +76,10 @@ def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Ed
     if not edited.edits:
         registered = f"{row.config} registers {wish.handler}{_default(wish)}"
         return Planned(service, edited.how if row.product or not row.unit else registered, notes)
-    trigger = reread_by(row, row.inspect(before, wish), row.inspect(after, wish))
+    trigger = reread_by(row, before, after, wish)
     changed = file_changes(edited, present, frozenset() if row.watches else frozenset({trigger}))
     reason = f"containers that ask for the runtime {wish.handler} get the GPU{_default(wish)}; {edited.how}"
-    return Planned((*changed, *service), reason, notes, expectation, disrupts(trigger, before.get(row.config)))
+    return Planned((*changed, *service), reason, notes, expectation, disrupts(row, trigger, before, wish))
 
 
 def _expectation(row: Runtime, wish: Wish) -> RuntimeExpectation | None:
@@ -109,12 +116,13 @@ def _overlooked(row: Runtime, wish: Wish) -> str:
     )
 
 
-def disrupts(trigger: Trigger, present: bytes | None) -> str:
-    """What a restart stops: docker's containers, unless its file keeps them alive; containerd's go on."""
-    if trigger != Trigger("restart", "docker.service"):
+def disrupts(row: Runtime, trigger: Trigger, before: Files, wish: Wish) -> str:
+    """What a restart stops: docker's containers, unless it is told to keep them alive; containerd's go on."""
+    if row.id != "docker" or trigger.kind != "restart":
         return ""
-    text = (present or b"").decode("utf-8", "replace").strip()
-    return "" if text and json.loads(text).get("live-restore") is True else "docker containers"
+    from gpunode.runtimes import docker
+
+    return "" if docker.keeps_containers(before, wish) else "docker containers"
 
 
 def _masked(row: Runtime, facts: Facts) -> tuple[str, ...]:
@@ -135,23 +143,12 @@ def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
     numbers = _NUMBERS.match(DpkgVersion(version).without_epoch)
     return Wish(
         default=recipe.runtime.default,
-        systemd_cgroup=recipe.runtime.cgroup == "systemd",
+        # A product gives its kubelet and its containerd one driver; a recipe for kubeadm's kubelet is not about it.
+        systemd_cgroup=recipe.runtime.cgroup == "systemd" and not row.product,
         cdi=recipe.runtime.cdi,
         version=tuple(int(number) for number in numbers[0].split(".")) if numbers else None,
+        enable_cri=row.id == "containerd" and kubelet_using(row, facts) is not None,
     )
-
-
-def _is_under_systemd(recipe: Recipe, facts: Facts, row: Runtime) -> bool:
-    """Whether the kubelet runs the pods of this containerd under systemd's cgroup driver."""
-    kubelet = facts.kubelet.value if isinstance(facts.kubelet, Known) else None
-    if recipe.runtime.cgroup != "auto" or kubelet is None or row.id != "containerd":
-        return False
-    return kubelet.socket == row.socket and kubelet.cgroup_driver == "systemd"
-
-
-def _inherits_nothing(present: Configured) -> bool:
-    """Whether the files have no handler whose cgroup driver ours would take over."""
-    return not any(name in present.handlers for name in (*RUNC_FAMILY, present.default))
 
 
 def _deferred(row: Runtime, fact: Unknown) -> Planned:
@@ -178,13 +175,16 @@ def reads_again(row: Runtime) -> Literal["reload", "restart"]:
     return "reload" if row.id == "docker" else "restart"
 
 
-def reread_by(row: Runtime, before: Configured, after: Configured) -> Trigger:
-    """A restart for containerd, which reads its file at start alone; dockerd reads all but features again on SIGHUP.
+def reread_by(row: Runtime, before: Files, after: Files, wish: Wish) -> Trigger:
+    """A restart for containerd, which reads its file at start alone; dockerd reads most of its file again on SIGHUP.
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
     """
-    if row.id == "docker" and before.cdi == after.cdi:
-        return Trigger("reload", row.unit)
+    if row.id == "docker":
+        from gpunode.runtimes import docker  # loaded on use: most nodes have no docker
+
+        if docker.takes_on_reload(before, after, wish):
+            return Trigger("reload", row.unit)
     return Trigger("restart", row.unit)
 
 

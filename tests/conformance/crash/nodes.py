@@ -33,6 +33,7 @@ class Case:
 
     Attributes:
         options: of setup, beside the root.
+        command: what stands in for setup, with its options.
         path: the file that is read by others all the time.
         files: what the root holds before, with mode, owner and group.
         undo: options of the rollback that takes all of it back.
@@ -43,6 +44,7 @@ class Case:
     path: str
     files: tuple[tuple[str, bytes, int, int, int], ...] = ()
     undo: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
 
     def make(self, root: Path) -> Path:
         """``root`` is the node before setup."""
@@ -61,6 +63,8 @@ class Case:
 
     def setup(self, root: Path) -> tuple[str, ...]:
         """The command line that sets ``root`` up."""
+        if self.command:
+            return (*self.command, "--root", str(root), "--json")
         return ("setup", "--root", str(root), "--gpu", "10de:1eb8", *self.options, "--yes", "--json")
 
     def rollback(self, root: Path) -> tuple[str, ...]:
@@ -80,6 +84,15 @@ EDITED: Final = Case(
     ("--runtime", "docker", "--only", "runtime-config"),
     "etc/docker/daemon.json",
     (("etc/docker/daemon.json", _DOCKER, 0o600, 0, 0),),
+)
+
+# Two files of one runtime, one of them in a folder that is made for it; no containerd is there to be asked.
+DROP_IN: Final = Case(
+    "ctk-drop-in",
+    (),
+    "etc/containerd/config.toml",
+    (("etc/containerd/config.toml", _CONTAINERD, 0o640, 1, 4),),
+    command=("ctk", "runtime", "configure", "--runtime=containerd", "--mode=drop-in"),
 )
 
 # Two files, and an initramfs to be rebuilt: for that an image's proc, sys and dev are mounted.

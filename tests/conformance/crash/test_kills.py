@@ -21,7 +21,20 @@ from typing import TypeAlias
 import pytest
 
 from tests.conformance.crash.killing import Boundaries, Ended, Poller, boundaries, preload, run
-from tests.conformance.crash.nodes import CREATED, EDITED, IMAGE, REPLACED, Case, Row, Tree, copy, litter, row, tree
+from tests.conformance.crash.nodes import (
+    CREATED,
+    DROP_IN,
+    EDITED,
+    IMAGE,
+    REPLACED,
+    Case,
+    Row,
+    Tree,
+    copy,
+    litter,
+    row,
+    tree,
+)
 from tests.fakes.examples import examples
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="setup and rollback run as root only")
@@ -176,7 +189,7 @@ def chance() -> random.Random:
 
 @pytest.mark.parametrize(
     "lab",
-    [REPLACED, CREATED, pytest.param(EDITED, marks=pytest.mark.long)],
+    [REPLACED, CREATED, pytest.param(EDITED, marks=pytest.mark.long), pytest.param(DROP_IN, marks=pytest.mark.long)],
     indirect=True,
     ids=lambda case: case.id,
 )
@@ -192,7 +205,7 @@ def test_setup_killed_at_every_boundary(lab: Lab) -> None:
 
 @pytest.mark.parametrize(
     "lab",
-    [REPLACED, pytest.param(CREATED, marks=pytest.mark.long), pytest.param(EDITED, marks=pytest.mark.long)],
+    [REPLACED, *(pytest.param(case, marks=pytest.mark.long) for case in (CREATED, EDITED, DROP_IN))],
     indirect=True,
     ids=lambda case: case.id,
 )
@@ -224,7 +237,7 @@ def test_the_run_that_recovers_is_killed_too(lab: Lab, chance: random.Random) ->
 MOUNTED = pytest.param(IMAGE, marks=pytest.mark.skipif(not _may_mount(), reason="nothing may be mounted here"))
 
 
-@pytest.mark.parametrize("lab", [REPLACED, CREATED, MOUNTED], indirect=True, ids=lambda case: case.id)
+@pytest.mark.parametrize("lab", [REPLACED, CREATED, DROP_IN, MOUNTED], indirect=True, ids=lambda case: case.id)
 def test_killed_whenever(lab: Lab, chance: random.Random) -> None:
     for name, command, start in setup_or_rollback(lab):
         moments = [chance.uniform(0, lab.seconds) for _ in range(examples(7))]

@@ -75,7 +75,7 @@ def test_what_comes_of_it(case: str) -> None:
     by_name = row.unconfigure(after, wish(case), {})
     assert not row.generated & {edit.path for edit in by_name.edits}
     left = after_edits(after, by_name)
-    assert row.inspect({**left, **{path: b"" for path in row.generated}}, wish(case)).handlers.keys() <= {
+    assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, wish(case)).handlers.keys() <= {
         "runc",
         *OTHERS,
     }

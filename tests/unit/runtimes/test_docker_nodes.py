@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from gpunode.errors import Refused
+from gpunode.facts.evidence import Capture, Probe
+from gpunode.facts.model import Unknown
 from gpunode.runtimes import Edit, Wish, after_edits, gathered, runtime
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.docker import configure, inspect, keeps_containers, located, takes_on_reload
+from gpunode.runtimes.found import by_looking, contents, in_facts
+from tests.unit.steps.machines import machine
 
 CONFIG = "/etc/docker/daemon.json"
 UNIT = "/lib/systemd/system/docker.service"
@@ -64,6 +68,23 @@ def test_everything_that_counts_is_read_in_a_few_rounds() -> None:
     files = gathered(ROW, Wish(), find)
     assert files == {path: data for path, data in disk.items() if path != "/etc/passwd"}
     assert located(ROW, files, Wish()).config == "/srv/docker.json"
+
+
+def test_a_masked_unit_says_nothing_of_docker_and_stops_nobody() -> None:
+    masked = "/etc/systemd/system/docker.service"
+
+    def look(probe: Probe) -> Capture:
+        if probe.path == masked:
+            return Capture(probe.source, "failed", error="it is a character device")
+        if probe.path == CONFIG:
+            return Capture(probe.source, "ok", b"{}")
+        return Capture(probe.source, "absent")
+
+    assert contents(by_looking(look, ROW, Wish())) == {masked: b"", CONFIG: b"{}"}
+    node = machine(files={CONFIG: b"{}"})
+    unknown = Unknown("it is a character device", f"file:{masked}")
+    facts = replace(node, files={**node.files, masked: unknown})
+    assert contents(in_facts(facts, ROW, Wish())) == {masked: b"", CONFIG: b"{}"}
 
 
 def test_the_file_that_dockerd_is_pointed_at_is_the_one_that_is_edited() -> None:

@@ -26,7 +26,7 @@ from gpunode.runtimes.units import Command
 def test_flags_are_read_as_dockerd_reads_them(line: str, expected: dict[str, tuple[str, ...]]) -> None:
     import shlex
 
-    assert flags(shlex.split(line)) == expected
+    assert flags(shlex.split(line)).given == expected
 
 
 def test_what_the_flags_say() -> None:
@@ -37,17 +37,19 @@ def test_what_the_flags_say() -> None:
     assert given.cdi is True
     assert given.live_restore is None
     assert given.sources == ("/lib/systemd/system/docker.service",)
-    assert Flags(flags(["dockerd", "--feature=cdi=false", "--live-restore"])).cdi is False
-    assert Flags(flags(["dockerd", "--live-restore"])).live_restore is True
-    assert Flags(flags(["dockerd", "--live-restore=false", "--add-runtime=broken"])).live_restore is False
-    assert Flags(flags(["dockerd", "--add-runtime=broken"])).runtimes == {}
+    assert flags(["dockerd", "--feature=cdi=false", "--live-restore"]).cdi is False
+    assert flags(["dockerd", "--live-restore"]).live_restore is True
+    assert flags(["dockerd", "--live-restore=false", "--add-runtime=broken"]).live_restore is False
+    assert flags(["dockerd", "--add-runtime=broken"]).runtimes == {}
+    line = "dockerd -H fd:// --config-file /a --debug --config-file=/b -D --mtu 9000"
+    assert flags(line.split()).words == ("-H", "fd://", "--debug", "-D", "--mtu", "9000")
     nothing = started(None)
     assert (nothing.config, nothing.last("default-runtime"), nothing.cdi) == ("", None, None)
 
 
 def test_a_directive_must_not_stand_in_both_unless_it_is_a_runtime() -> None:
     line = ["dockerd", "-H", "fd://", "--default-runtime=runc", "--add-runtime=a=/a", "--feature=cdi=true", "--debug"]
-    given = Flags(flags(line))
+    given = flags(line)
     document = ["hosts", "default-runtime", "runtimes", "features", "live-restore"]
     assert conflicts(given, document) == (
         "hosts (--host)",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import Change, FileChange, FileState, RuntimeExpectation, Trigger
-from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Interrupted, Refused
+from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Interrupted, Refused, UsageError
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
 from gpunode.facts.probes import unit_probe
 from gpunode.journal.footprint import FileTrail
@@ -213,9 +213,7 @@ def test_somebody_who_edits_meanwhile_is_not_overwritten_and_sees_no_half(store:
     assert host.contents == {CONTAINERD: PLAIN + b"# theirs\n"}
 
 
-def test_what_the_runtimes_parser_refuses_is_neither_written_nor_recorded(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_runtimes_parser_refuses_is_not_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Machine({CONTAINERD: PLAIN})
 
     def check(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
@@ -227,7 +225,10 @@ def test_what_the_runtimes_parser_refuses_is_neither_written_nor_recorded(
     with pytest.raises(Refused):
         configured(host, store)
     assert host.contents == {CONTAINERD: PLAIN}
-    assert store.runs() == ()
+    (run,) = store.runs()
+    assert (run.subjects, run.commit and run.commit.result) == ((), "failed")
+    with pytest.raises(UsageError, match="nothing to roll back"):
+        rollback.choose(store)
 
 
 def test_a_signal_that_came_before_the_first_write_leaves_nothing(store: Store) -> None:

@@ -1,0 +1,119 @@
+"""gpunode ctk on an image, as a process of its own: what it writes, records, prints, and takes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.hostile.image import Done, gpunode
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gpunode ctk does, where it writes")
+
+CONFIG = "etc/containerd/config.toml"
+DROP_IN = "etc/containerd/conf.d/99-nvidia.toml"
+TEXT = """# by hand
+version = 2
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2" # ours
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+    SystemdCgroup = true
+"""
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / CONFIG).parent.mkdir(parents=True)
+    (root / CONFIG).write_text(TEXT)
+    (root / CONFIG).chmod(0o640)
+    return root
+
+
+def ctk(image: Path, verb: str, *options: str) -> Done:
+    return gpunode("ctk", "runtime", verb, "--runtime=containerd", "--root", str(image), *options)
+
+
+def files(image: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(image)): path.read_bytes() for path in (image / "etc").rglob("*") if path.is_file()}
+
+
+def test_there_and_back(image: Path) -> None:
+    """Both ways: by the journal, and by name; the folder that was made goes, too."""
+    before = files(image)
+    for back in (("rollback", "--yes", "--root", str(image)), ()):
+        done = ctk(image, "configure", "--mode=drop-in", "--set-as-default=true")
+        assert done.exit_code == 0, done.said
+        assert set(files(image)) == {CONFIG, DROP_IN}
+        assert stat.S_IMODE((image / DROP_IN).stat().st_mode) == 0o640
+        undone = gpunode(*back) if back else ctk(image, "unconfigure")
+        assert undone.exit_code == 0, undone.said
+        assert files(image) == before
+        assert not (image / DROP_IN).parent.exists()
+    runs = json.loads(gpunode("log", "--json", "--root", str(image)).out)["result"]["runs"]
+    assert [run["verb"] for run in runs] == ["configure", "rollback", "configure", "unconfigure"]
+
+
+def test_a_second_run_writes_and_records_nothing(image: Path) -> None:
+    assert ctk(image, "configure").exit_code == 0
+    before = {path: path.stat().st_mtime_ns for path in (*image.glob("etc/**/*"), *image.glob("var/lib/**/*"))}
+    again = ctk(image, "configure")
+    assert (again.exit_code, again.out) == (
+        0,
+        "✓ nothing to do: containerd is as asked (/etc/containerd/config.toml)\n",
+    )
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_dry_run_keeps_what_is_printed_apart_and_writes_nothing(image: Path) -> None:
+    before = files(image)
+    done = ctk(image, "configure", "--dry-run", "--mode=drop-in")
+    drop_in, _, top_level = done.out.partition("\n# by hand")
+    assert "runtimes.nvidia" in drop_in
+    assert top_level.startswith('\nversion = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    assert "+++ /etc/containerd/conf.d/99-nvidia.toml" in done.err
+    assert files(image) == before
+    assert not (image / "var").exists()
+
+
+def test_an_oci_hook_is_a_run_like_any_other(image: Path) -> None:
+    path = "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"
+    done = ctk(image, "configure", "--config-mode=oci-hook", f"--oci-hook-path=/{path}", "--json")
+    assert done.exit_code == 0, done.said
+    assert json.loads(done.out)["changed"] is True
+    assert json.loads((image / path).read_text())["stages"] == ["prestart"]
+    assert gpunode("rollback", "--yes", "--root", str(image)).exit_code == 0
+    assert not (image / path).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code"),
+    [
+        (("--drop-in-config=99-nvidia.toml",), 2),
+        (("--config-source=bogus",), 2),
+        (("--nvidia-runtime-path=bin/nvidia-container-runtime",), 3),
+        (("--config=/etc",), 3),
+        (("--config-source=command",), 3),
+    ],
+)
+def test_what_is_refused_leaves_everything_as_it_was(image: Path, options: tuple[str, ...], exit_code: int) -> None:
+    before = files(image)
+    refused = ctk(image, "configure", *options)
+    assert refused.exit_code == exit_code, refused.said
+    assert "next: " in refused.err
+    assert files(image) == before
+
+
+def test_remove_takes_it_along(image: Path) -> None:
+    before = files(image)
+    (image / "var/lib/dpkg").mkdir(parents=True)
+    status = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1.21.22\n"
+    (image / "var/lib/dpkg/status").write_text(status)
+    assert ctk(image, "configure", "--mode=drop-in").exit_code == 0
+    removed = gpunode("remove", "--yes", "--root", str(image))
+    assert removed.exit_code == 0, removed.said
+    assert files(image) == before
