@@ -12,6 +12,7 @@ from gpunode.change import (
     Change,
     CommandChange,
     FileChange,
+    FileState,
     ModuleChange,
     PackageChange,
     PackageState,
@@ -29,6 +30,7 @@ from gpunode.facts.model import Facts, Known, need
 from gpunode.host.apt_plan import is_removal, unplanned
 from gpunode.host.port import Action, Host, HostView, Settled
 from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
+from gpunode.runtimes import Wish, runtime
 from gpunode.workflow import present
 from gpunode.workflow.apply import DEPENDENCIES, Applier
 
@@ -85,6 +87,25 @@ class Undoing:
     def packages(self) -> tuple[PackageChange, ...]:
         """The packages among the changes: one transaction."""
         return tuple(change for change in self.changes if isinstance(change, PackageChange))
+
+
+def taken_in(change: FileChange) -> FileChange:
+    """``change``; one of docker's file, of which a reload would leave something in the daemon, owes a restart."""
+    row = runtime("docker")
+    reload = Trigger("reload", row.unit)
+    if change.path != row.config or reload not in change.triggers:
+        return change
+    from gpunode.runtimes import docker  # loaded on use: most nodes have no docker
+
+    before, after = (
+        {change.path: state.content} if isinstance(state, FileState) else {} for state in (change.before, change.after)
+    )
+    try:
+        if docker.takes_on_reload(before, after, Wish()):
+            return change
+    except Refused:  # what dockerd cannot read it has not taken in, either
+        return change
+    return replace(change, triggers=change.triggers - {reload} | {_RESTARTS_DOCKER})
 
 
 def backward(parts: Iterable[Part]) -> tuple[Part, ...]:
