@@ -254,6 +254,10 @@ def defaults(vector: Vector, former: str) -> tuple[str, ...]:
     return (former, "runc") if former == handler(vector) else (former,)
 
 
+# What keeps containerd 1 from having another default; it goes where one is asked for.
+_OVERRULING: Final = (".default_runtime.", ".systemd_cgroup.")
+
+
 def others_changed(vector: Vector, cell: Cell) -> list[str]:
     """The keys of the effective configuration that differ and are not those that were asked for."""
     former, now = (_others(vector, state.read.dump) for state in (cell.before, cell.after))
@@ -264,7 +268,7 @@ def _others(vector: Vector, dump: str) -> dict[str, Any]:
     document = tomllib.loads(dump)
     found = dict(_leaves({key: value for key, value in document.items() if key not in {"imports", "version"}}))
     runtimes = (f".runtimes.{name}." for name in (handler(vector), "runc"))
-    ours = (*runtimes, ".default_runtime_name.", ".enable_cdi.")
+    ours = (*runtimes, ".default_runtime_name.", ".enable_cdi.", *(_OVERRULING if is_default(vector) else ()))
     return {key: value for key, value in found.items() if not any(part in f"{key}." for part in ours)}
 
 
