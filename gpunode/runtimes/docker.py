@@ -32,7 +32,9 @@ Change: TypeAlias = tuple[Path, Any]
 def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
     """``row`` as this node has docker: the file that counts, the unit that runs it, where it listens."""
     node = node_of(files, wish)
-    return replace(row, config=node.config, unit=node.kind.unit, socket=node.kind.socket)
+    kind = node.kind
+    here = replace(row, config=node.config, unit=kind.unit, socket=kind.socket, product=kind.product)
+    return row if here == row else here
 
 
 def flags(files: Files, wish: Wish) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from gpunode.facts.model import Facts, Known, Kubelet, Unknown, holds, known, ne
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
-from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, located, runtime
+from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
 from gpunode.runtimes.installations import Chosen, chosen
 from gpunode.runtimes.model import RUNC_FAMILY
@@ -49,7 +49,6 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned:
         return _deferred(row, fact)
     wish = _wish(recipe, row, facts)
     present = in_facts(facts, row, wish)
-    row = located(row, contents(present), wish)
     if _is_under_systemd(recipe, facts, row) and _inherits_nothing(row.inspect(contents(present), wish)):
         wish = replace(wish, systemd_cgroup=True)
     planned = _planned(row, wish, facts, present, row.configure(contents(present), wish))
