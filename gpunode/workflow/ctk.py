@@ -10,9 +10,10 @@ from typing import Literal, TypeAlias
 from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Refused
 from gpunode.facts import systemd
+from gpunode.facts.derive import about_kubelet
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Fact, Known, Unit, Unknown
-from gpunode.facts.probes import unit_probe
+from gpunode.facts.model import Fact, Facts, Known, Unit, Unknown
+from gpunode.facts.probes import kubelet_probes, unit_probe
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.host.runtime import differences
 from gpunode.journal.footprint import FileTrail
@@ -20,10 +21,11 @@ from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
 from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, located, runtime
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
+from gpunode.runtimes.installations import chosen, kubelet_using, with_kubelets_driver
 from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
-from gpunode.workflow.converge import managed
+from gpunode.workflow.converge import look_at_kubelet, managed
 from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
 
@@ -50,6 +52,9 @@ class Draft:
         trigger: what makes the running daemon read them; None for a runtime without one.
         stops: what that stops; empty when nothing.
         is_usual: whether ``main`` is the file that the runtime reads by itself.
+        own_files: those whose change the daemon has to read.
+        product: what the runtime is part of; empty for one of its own, which can be asked.
+        restart: why the daemon must be started again although no file changes; empty where it need not be.
     """
 
     about: str
@@ -62,6 +67,9 @@ class Draft:
     stops: str = ""
     notes: tuple[str, ...] = ()
     is_usual: bool = True
+    own_files: frozenset[str] = frozenset()
+    product: str = ""
+    restart: str = ""
 
     @property
     def after(self) -> Files:
@@ -97,8 +105,47 @@ class Done:
     checked: str = ""
 
 
-def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a command is about on this node.
+
+    Attributes:
+        facts: those that tell which kubelet is here; None where that does not matter.
+        notes: what the user should know of the choice.
+    """
+
+    row: Runtime
+    facts: Facts | None = None
+    notes: tuple[str, ...] = ()
+
+
+def placed(host: HostView, row: Runtime, wish: Wish, *, is_image: bool) -> Place:
+    """The row to go by: where no file was named, of containerds the one that the kubelet uses.
+
+    Raises:
+        Refused: the kubelet uses one of which nobody knows what it reads.
+    """
+    if wish.config or row.id != "containerd":
+        return Place(row)
+    facts = about_kubelet(look_at_kubelet(host, kubelet_probes(image=is_image)), image=is_image)
+    found = chosen(row, facts)
+    return Place(found.row, facts, found.notes)
+
+
+def for_kubelet(place: Place, wish: Wish) -> Wish:
+    """``wish``, and the CRI plugin switched on where a kubelet needs it."""
+    is_needed = place.facts is not None and kubelet_using(place.row, place.facts) is not None
+    return replace(wish, enable_cri=wish.enable_cri or is_needed)
+
+
+def configuring(host: HostView, row: Runtime, wish: Wish, facts: Facts | None = None) -> Draft:
     """What has the runtime run containers by NVIDIA's binary, as ``wish`` says.
+
+    Args:
+        host: the node.
+        row: the runtime.
+        wish: what is asked for.
+        facts: those that tell which kubelet is here; None where that does not matter.
 
     Raises:
         Refused: its files cannot be edited so.
@@ -106,6 +153,7 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
     """
     there = by_looking(host.look, row, wish)
     row = located(row, contents(there), wish)
+    wish = with_kubelets_driver(row, facts, wish, contents(there)) if facts else wish
     edited = row.configure(contents(there), wish)
     binary = row.inspect(after_edits(contents(there), edited), wish).handlers.get(wish.handler, wish.binary)
     default = wish.handler if wish.default else None
@@ -178,15 +226,18 @@ def _joined(edits: Iterator[Edit]) -> Iterator[Edit]:
 
 def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, expectation: RuntimeExpectation) -> Draft:
     before, main = contents(there), _main(row, wish)
-    trigger = reread_by(row, before, after_edits(before, edited), wish) if row.unit else None
+    can_be_told = row.unit and not row.watches
+    trigger = reread_by(row, before, after_edits(before, edited), wish) if can_be_told else None
     if trigger and not edited.edits and wish.cdi:
         # What is new in the file to a daemon that has not read it, nobody knows; a feature is not reloaded.
         trigger = replace(trigger, kind="restart")
     changes = file_changes(edited, there, frozenset({trigger}) if trigger else frozenset())
     notes = (*edited.notes, *(note for change in changes if (note := managed(change))))
     stops = disrupts(row, trigger, before, wish) if trigger else ""
-    is_usual = main == located(runtime(row.id), before, replace(wish, config="")).config
-    return Draft(row.id, main, there, edited.how, changes, expectation, trigger, stops, notes, is_usual)
+    is_usual = main == row.config or main == located(runtime(row.id), before, replace(wish, config="")).config
+    draft = Draft(row.id, main, there, edited.how, changes, expectation, trigger, stops, notes, is_usual)
+    own = row.own_files | ({main} - row.generated)
+    return replace(draft, own_files=own, product=row.product, restart=edited.restart)
 
 
 def _main(row: Runtime, wish: Wish) -> str:
@@ -204,13 +255,14 @@ def unread(host: HostView, draft: Draft) -> bool:
     """Whether the daemon runs and is older than one of its files; where a time is unknown, nobody can tell."""
     if draft.trigger is None:
         return False
+    if draft.restart:
+        return True
     unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.started_at is None:
         return False
     reread = unit.value.changed_at if reads_again(runtime(draft.about)) == "reload" else None
     since = max(unit.value.started_at, reread or 0.0)
-    own = {draft.main, *runtime(draft.about).own_files}
-    return any(_changed(host, path) > since for path in draft.present if path in own)
+    return any(_changed(host, path) > since for path in draft.present if path in draft.own_files)
 
 
 def _changed(host: HostView, path: str) -> float:
@@ -265,7 +317,7 @@ def carry_out(draft: Draft, host: Host, store: Store, asked: Asked, tell: Observ
     applier = Applier(host, run, tell, lambda: None, unsettled)
     try:
         # After the run has begun: should it be killed meanwhile, the next one takes the candidates away.
-        is_new = any(change.before != change.after for change in draft.changes)
+        is_new = any(change.before != change.after for change in draft.changes) and not draft.product
         checked = host.check(draft.expectation, draft.changes) if draft.expectation and is_new else ""
         _write(applier, draft, checked, owes=owes)
         settled = _settle(applier, draft, asked, owes=owes)
@@ -379,6 +431,8 @@ def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool
 def _why_not_asked(host: HostView, draft: Draft, *, is_live: bool) -> str:
     if not is_live:
         return "nothing runs in an image"
+    if draft.product:
+        return f"it is part of {draft.product}, which reads its files when it starts"
     if draft.trigger is None or draft.expectation is None:
         return f"{draft.about} has no daemon"
     if not draft.is_usual:

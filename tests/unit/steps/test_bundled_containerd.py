@@ -104,6 +104,25 @@ def test_k0s_notices_its_drop_ins_itself() -> None:
     assert (change.path, change.triggers) == ("/etc/k0s/containerd.d/99-nvidia.toml", frozenset())
 
 
+def test_a_recipe_for_kubeadms_kubelet_leaves_the_cgroup_driver_of_a_product_alone() -> None:
+    wanted = recipe("containerd")
+    wanted = replace(wanted, runtime=replace(wanted.runtime, cgroup="systemd"))
+    kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
+    config = b'# k0s_managed=true\nversion = 3\nimports = ["/etc/k0s/containerd.d/*.toml"]\n'
+    facts = machine(files={"/etc/k0s/containerd.toml": config}, kubelet=kubelet)
+    (change,) = planned(RUNTIME_CONFIG.plan(wanted, facts)).changes
+    assert isinstance(change, FileChange)
+    assert b"SystemdCgroup" not in change.after.content  # type: ignore[union-attr]
+
+
+def test_a_recipe_that_contradicts_the_kubelet_is_told() -> None:
+    wanted = recipe("containerd")
+    wanted = replace(wanted, runtime=replace(wanted.runtime, cgroup="systemd"))
+    kubelet = Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock", "cgroupfs")
+    notes = planned(RUNTIME_CONFIG.plan(wanted, machine(packages={"containerd": "1.7.24-1"}, kubelet=kubelet))).notes
+    assert any("cgroupfs" in note for note in notes)
+
+
 def test_a_stranger_is_refused_before_anything_is_installed() -> None:
     facts = machine(kubelet=Kubelet("kubelet", "kubelet.service", "/run/mine.sock"))
     assert "/run/mine.sock" in refusal(RUNTIME_INSTALL.plan(recipe("containerd"), facts)).what
