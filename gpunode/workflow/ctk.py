@@ -370,9 +370,10 @@ def completed(host: HostView, row: Runtime, wish: Wish, dumps: Sequence[Sequence
     Raises:
         Refused: none of them is there, or it fails.
     """
-    program = dumps[0][0] if dumps else row.id
-    # What reads no drop-ins is edited in place, whatever its version.
-    told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if row.drop_in else ""
+    program = dumps[0][0] if dumps else {"docker": "dockerd"}.get(row.id, row.id)
+    # What reads no drop-ins is edited in place, whatever its version; docker's says whether it must be told of CDI.
+    matters = row.drop_in or (row.id == "docker" and wish.cdi)
+    told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
     found = _VERSION.search(told)
     version = tuple(int(number) for number in found[1].split(".")) if found else None
     return replace(wish, version=version, source=_dumped(host, dumps) if dumps else None)
