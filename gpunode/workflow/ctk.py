@@ -142,7 +142,7 @@ def place(
     if found.row.product and dumps:
         ignored = f"--config-source=command is ignored: the files of {found.row.product} are read"
         dumps, found = (), replace(found, notes=(*found.notes, ignored))
-    version = None if found.row.product else _version(host, row, dumps)
+    version = None if found.row.product else _version(host, row, wish, dumps)
     source = _dumped(host, dumps) if dumps else None
     return replace(found, wish=replace(found.wish, version=version, source=source))
 
@@ -157,10 +157,11 @@ def _kubelets(host: HostView, row: Runtime, wish: Wish, *, image: bool) -> Place
     return Place(where.row, with_kubelets_driver(where.row, facts, needed, files), where.notes)
 
 
-def _version(host: HostView, row: Runtime, dumps: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
-    program = dumps[0][0] if dumps else row.id
-    # What reads no drop-ins is edited in place, whatever its version.
-    told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if row.drop_in else ""
+def _version(host: HostView, row: Runtime, wish: Wish, dumps: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
+    program = dumps[0][0] if dumps else {"docker": "dockerd"}.get(row.id, row.id)
+    # What reads no drop-ins is edited in place, whatever its version; docker's says whether it must be told of CDI.
+    matters = row.drop_in or (row.id == "docker" and wish.cdi)
+    told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
     found = _VERSION.search(told)
     return tuple(int(number) for number in found[1].split(".")) if found else None
 
