@@ -312,7 +312,8 @@ def _models(told: Sequence[_File], existing: Document | None, wish: Wish) -> lis
         others = sorted(merged["runtimes"].keys() - {wish.handler, *models})
         there = [name for name in (*models, *others) if name in merged["runtimes"]]
         copied = [name for name in there if _copy(merged["runtimes"][name], wish) == existing]
-        is_bare = existing == _copy({}, wish) and not merged["runtimes"].keys() & {*RUNC_FAMILY}
+        has_model = any(_is_oci(merged["runtimes"][name]) for name in RUNC_FAMILY if name in merged["runtimes"])
+        is_bare = existing == _copy({}, wish) and not has_model
         models = [] if is_bare and not copied else [*copied[:1], *models]
     return list(dict.fromkeys(models))
 
