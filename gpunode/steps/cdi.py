@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpunode.change import Deferred, FileChange, Trigger
+from gpunode.change import Deferred, FileChange, ServiceChange, ServiceState, Trigger
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.facts import cdi
 from gpunode.facts.layout import Layout
@@ -30,6 +30,7 @@ _TOOLKIT = "nvidia-container-toolkit-base"
 _WITH_UNITS = DpkgVersion("1.18")
 _OUTPUT = re.compile(r"^[ \t]*NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=[\"']?([^\"'\n]*?)[\"']?[ \t]*$", re.MULTILINE)
 _ALL = "all"
+_KEPT = "; the toolkit's units keep it fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,25 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     judged = judge(recipe, facts, loaded)
     if not is_asked(recipe) and judged.spec is None and not _has_failed(facts):
         return Planned((), f"CDI is not asked for; {UNIT} writes a specification when it next runs", judged.notes)
+    units = tuple(_enabled(facts)) if is_asked(recipe) else ()
     if not judged.fault:
-        return Planned((), described(judged), judged.notes)
+        return Planned(units, f"{described(judged)}{_KEPT if units else ''}", judged.notes)
     promise = Deferred("the GPUs as the driver has them", "nvidia-ctk has asked it")
     trigger = Trigger("cdi", "" if is_asked(recipe) else "if-possible")
     change = FileChange(path, before, promise, frozenset({trigger}))
-    return Planned((change,), f"containers ask for GPUs as nvidia.com/gpu=…; {judged.fault}", judged.notes)
+    reason = f"containers ask for GPUs as nvidia.com/gpu=…; {judged.fault}{_KEPT if units else ''}"
+    return Planned((change, *units), reason, judged.notes)
+
+
+def _enabled(facts: Facts) -> Iterator[ServiceChange]:
+    """The toolkit's units, so that they write it again at boot and when the driver changes; what is masked stays so."""
+    for name, watches in ((UNIT, False), (PATH_UNIT, True)):
+        fact = facts.unit(name)
+        if isinstance(fact, Known) and fact.value.exists and not fact.value.masked:
+            before = fact.value.state
+            wanted = ServiceState(enabled=True, active=before.active or watches)
+            if before != wanted:
+                yield ServiceChange(name, before, wanted)
 
 
 def is_wanted(recipe: Recipe, facts: Facts) -> bool:

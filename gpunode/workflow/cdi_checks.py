@@ -77,6 +77,11 @@ def _kept_fresh(facts: Facts) -> Iterator[Check]:
         detail = f"{cdi.UNIT} is not here, as before toolkit 1.18"
         yield Check("cdi-refresh", title, "not run", detail, "after a change of the driver, or of MIG: gpunode setup")
         return
+    if service.value.masked:
+        yield Check(
+            "cdi-refresh", title, "not run", f"{cdi.UNIT} is masked", "after a change of the driver: gpunode setup"
+        )
+        return
     units = {cdi.UNIT: service.value, **({cdi.PATH_UNIT: path.value} if isinstance(path, Known) else {})}
     wrong = [f"{name} has failed" for name, unit in units.items() if unit.failed]
     wrong += [f"{name} is not enabled" for name, unit in units.items() if not unit.state.enabled]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.change import Deferred, FileChange, PackageState, Trigger
+from gpunode.change import Deferred, FileChange, PackageState, ServiceChange, ServiceState, Trigger
 from gpunode.facts.layout import Layout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Platform, Unknown
 from gpunode.facts.project import PLAN, project
@@ -188,3 +188,18 @@ def test_a_podman_that_does_not_look_there_is_told_how_to() -> None:
 
 def test_a_machine_without_any_of_it_is_left_alone() -> None:
     assert plan(machine(), recipe()).changes == ()
+
+
+def test_where_it_is_asked_for_the_toolkits_units_are_enabled_and_what_is_masked_stays_so() -> None:
+    off = unit(active=False, enabled=False)
+    units = {"nvidia-cdi-refresh.service": off, "nvidia-cdi-refresh.path": off}
+    facts = node({RUN: spec()}, units=units)
+    outcome = plan(facts)
+    assert outcome.changes == (
+        ServiceChange("nvidia-cdi-refresh.service", off.state, ServiceState(enabled=True, active=False)),
+        ServiceChange("nvidia-cdi-refresh.path", off.state, ServiceState(enabled=True, active=True)),
+    )
+    assert plan(project(facts, outcome.changes)).changes == ()
+    assert plan(facts, CONTAINERD).changes == ()
+    masked = {name: replace(one, masked=True) for name, one in units.items()}
+    assert plan(node({RUN: spec()}, units=masked)).changes == ()
