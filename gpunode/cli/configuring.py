@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gpunode import __version__
 from gpunode.change import Change
@@ -29,10 +28,7 @@ from gpunode.workflow.ctk import Asked, CtkVerb, Draft, Verdict
 from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import told
 
-if TYPE_CHECKING:
-    from gpunode.host.port import HostView
-
-_WHY_ROOT = "it writes the runtime's configuration and keeps its journal in /var/lib/gpunode"
+_WHY_ROOT = "it writes the configuration and keeps its journal in /var/lib/gpunode"
 _WITHOUT_ROOT = "--dry-run shows what it would do, without root"
 
 
@@ -65,18 +61,15 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, _: Footprint) -> Draft:
-        return _configuring(host, asked, place)
+        return _configuring(host, asked)
 
-    _edit("configure", drafting, how, place, leave)
+    edit("ctk runtime configure", "configure", drafting, how, place, leave)
 
 
-def _configuring(host: HostView, asked: Wanted, place: str) -> Draft:
-    there = ctk.placed(host, asked.row, asked.wish, is_image=place != "/")
-    ignored = f"--config-source=command is ignored: the files of {there.row.product} are read"
-    dumps, notes = ((), (ignored,)) if asked.dumps and there.row.product else (asked.dumps, ())
-    wish = ctk.completed(host, there.row, ctk.for_kubelet(there, asked.wish), dumps)
-    draft = ctk.configuring(host, there.row, wish, there.facts)
-    return replace(draft, notes=(*asked.notes, *there.notes, *notes, *draft.notes))
+def _configuring(host: LocalHost, asked: Wanted) -> Draft:
+    where = ctk.place(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
+    draft = ctk.configuring(host, where.row, where.wish)
+    return replace(draft, notes=(*asked.notes, *where.notes, *draft.notes))
 
 
 def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
@@ -85,20 +78,27 @@ def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, footprint: Footprint) -> Draft:
-        there = ctk.placed(host, asked.row, asked.wish, is_image=place != "/")
-        wish = ctk.completed(host, there.row, asked.wish)
-        draft = ctk.unconfiguring(host, there.row, wish, footprint.files)
-        return replace(draft, notes=(*there.notes, *draft.notes))
+        where = ctk.place(host, asked.row, asked.wish, image=place != "/")
+        draft = ctk.unconfiguring(host, where.row, where.wish, footprint.files)
+        return replace(draft, notes=(*where.notes, *draft.notes))
 
-    _edit("unconfigure", drafting, how, place, leave)
+    edit("ctk runtime unconfigure", "unconfigure", drafting, how, place, leave)
 
 
-def _edit(verb: CtkVerb, drafting: Drafting, how: How, place: str, leave: Leave) -> None:
+def edit(
+    command: str,
+    verb: CtkVerb,
+    drafting: Drafting,
+    how: How,
+    place: str,
+    leave: Leave,
+    without_root: str = _WITHOUT_ROOT,
+) -> None:
+    """Writes what ``drafting`` finds to be written, journaled; or shows it."""
     if leave.dry_run:
-        _show(verb, drafting, how, place)
+        _show(command, verb, drafting, how, place)
         return
-    command = f"ctk runtime {verb}"
-    need_root(command, _WHY_ROOT, _WITHOUT_ROOT)
+    need_root(command, _WHY_ROOT, without_root)
     os.umask(UMASK)
     mounts_kept_private(place)
     screen, stop, log = how.screen(), Stop(), CommandLog("ctk", root=place)
@@ -140,7 +140,7 @@ def _answer(command: str, draft: Draft, changes: Sequence[Change] = ()) -> Envel
     )
 
 
-def _show(verb: CtkVerb, drafting: Drafting, how: How, place: str) -> None:
+def _show(command: str, verb: CtkVerb, drafting: Drafting, how: How, place: str) -> None:
     """What would be written: the files on standard output, as nvidia-ctk prints them, the diff on standard error."""
     footprint, note = _footprint(Store(place)) if verb == "unconfigure" else (Footprint(), "")
     draft = drafting(LocalHost(place), footprint)
@@ -149,7 +149,7 @@ def _show(verb: CtkVerb, drafting: Drafting, how: How, place: str) -> None:
         standard_output().raw("\n".join(_text(content) for content in ctk.shown(draft)))
         if not how.quiet:
             standard_error().put(draft_lines(verb, draft, verbose=how.verbose))
-    answer = _answer(f"ctk runtime {verb}", draft, draft.changes)
+    answer = _answer(command, draft, draft.changes)
     how.answer(replace(answer, result={**answer.result, "run": ""}))
 
 
@@ -188,7 +188,7 @@ def _make_hook(typed: Typed, hook: Hook, how: How, place: str, leave: Leave) -> 
     def drafting(host: LocalHost, _: Footprint) -> Draft:
         return ctk.hooking(host, path, content, note)
 
-    _edit("configure", drafting, how, place, replace(leave, restart=False))
+    edit("ctk runtime configure", "configure", drafting, how, place, replace(leave, restart=False))
 
 
 def check(typed: Typed, how: How, root: str) -> None:
@@ -196,7 +196,7 @@ def check(typed: Typed, how: How, root: str) -> None:
     place = checked_root(root)
     asked = wanted(typed, place)
     host = LocalHost(place)
-    draft = _configuring(host, asked, place)
+    draft = _configuring(host, asked)
     verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
     how.screen().verdict(draft, verdict)
     how.answer(_judged(draft, verdict))
@@ -214,6 +214,6 @@ def _judged(draft: Draft, verdict: Verdict) -> Envelope:
         answer,
         status=failure.status if failure else "ok",
         exit_code=failure.exit_code if failure else 0,
-        notes=(*draft.notes, *([verdict.untold] if verdict.untold else [])),
+        notes=(*draft.notes, *([f"the daemon was not asked: {verdict.untold}"] if verdict.untold else [])),
         errors=(failure,) if failure else (),
     )

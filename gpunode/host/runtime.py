@@ -172,9 +172,10 @@ def _check_crio(runner: Runner, expectation: RuntimeExpectation, changes: Sequen
     after = _after(present, changes)
     named = changes[0].path
     _compare(expectation, row.inspect(after, wish), named)
-    read, said = _crio_reads(runner, after, wish)
-    if read.missing:
+    # Asked before anything is staged: an image without CRI-O may have no folder for what is temporary either.
+    if runner.run(("crio", "--version"), timeout_s=_TIMEOUT_S).missing:
         return f"checked: it parses and holds what was meant (no crio {_where(runner)} to ask)"
+    read, said = _crio_reads(runner, after, wish)
     if read.ok:
         _compare(expectation, row.inspect({crio.CONFIG: read.stdout}, Wish()), named)
         return "checked: `crio config` reads it as meant"
@@ -188,7 +189,10 @@ def _crio_reads(runner: Runner, present: Files, wish: Wish) -> tuple[Finished, s
 
     They lie in a folder of their own meanwhile: in CRI-O's own it would read them as well as the present ones.
     """
-    place = Path(tempfile.gettempdir()) if runner.root == "/" else Path(runner.root, "tmp")
+    place = Path(tempfile.gettempdir())
+    if runner.root != "/":
+        # Where gpunode's own lock is: an image's /tmp may be missing, anybody's, or a link out of it.
+        place = Path(runner.root + files.prepare("/run/gpunode/crio", root=runner.root)[0]).parent
     with tempfile.TemporaryDirectory(prefix="gpunode-crio-", dir=place) as folder:
         staged = {path: f"{folder}/crio.conf.d/{n:04d}" for n, path in enumerate(crio.in_order(present, wish))}
         staged[wish.config] = f"{folder}/crio.conf"

@@ -12,6 +12,7 @@ from gpunode.change import (
     Change,
     CommandChange,
     FileChange,
+    FileState,
     ModuleChange,
     PackageChange,
     PackageState,
@@ -29,6 +30,7 @@ from gpunode.facts.model import Facts, Known, need
 from gpunode.host.apt_plan import is_removal, unplanned
 from gpunode.host.port import Action, Host, HostView, Settled
 from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
+from gpunode.runtimes import Wish
 from gpunode.workflow import present
 from gpunode.workflow.apply import DEPENDENCIES, Applier
 
@@ -85,6 +87,30 @@ class Undoing:
     def packages(self) -> tuple[PackageChange, ...]:
         """The packages among the changes: one transaction."""
         return tuple(change for change in self.changes if isinstance(change, PackageChange))
+
+
+def read_again(change: FileChange) -> FileChange:
+    """``change``, owing a restart in place of a reload where a reload would not bring it into the running daemon.
+
+    What SIGHUP brought in it need not take out: dockerd keeps the default runtime that its file names no more.
+    """
+    reloads = frozenset(trigger for trigger in change.triggers if trigger.kind == "reload")
+    if not reloads or _taken_on_reload(change):
+        return change
+    restarts = {Trigger("restart", trigger.target) for trigger in reloads}
+    return replace(change, triggers=(change.triggers - reloads) | restarts)
+
+
+def _taken_on_reload(change: FileChange) -> bool:
+    from gpunode.runtimes import docker  # only where a file of docker's comes back
+
+    before, after = (
+        {change.path: state.content} if isinstance(state, FileState) else {} for state in (change.before, change.after)
+    )
+    try:
+        return docker.takes_on_reload(before, after, Wish(config=change.path))
+    except Refused:
+        return False  # one of the two is no configuration, so nobody knows what the daemon has of it
 
 
 def backward(parts: Iterable[Part]) -> tuple[Part, ...]:

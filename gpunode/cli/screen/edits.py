@@ -34,6 +34,8 @@ def draft_lines(verb: CtkVerb, draft: Draft, *, verbose: bool) -> Iterator[Line]
 def _as_asked(verb: CtkVerb, draft: Draft) -> str:
     if verb == "unconfigure":
         return f"{draft.main} names no such runtime"
+    if draft.trigger is None and draft.expectation is not None:
+        return draft.how  # such as podman's, of which no file changes
     return f"{draft.about} is as asked ({draft.main})"
 
 
@@ -76,7 +78,7 @@ def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbos
         yield from draft_lines("configure", draft, verbose=verbose)
         yield line("next: ", span(configure_command(argv), "command"), hang=6)
         return
-    yield line(MARKS["passed"], f"{draft.main}: as asked", hang=2)
+    yield line(MARKS["passed"], _as_asked("configure", draft), hang=2)
     if verdict.otherwise:
         yield line(MARKS["failed"], f"{_reader(draft)} does not have it: {verdict.otherwise}", hang=2)
         yield line("next: ", span(read_again_command(draft), "command"), hang=6)

@@ -174,6 +174,18 @@ def test_running_containers_are_not_stopped_by_a_rollback_unasked(store: Store, 
     assert host.files[DAEMON_JSON] is None
 
 
+def test_of_a_default_runtime_that_goes_docker_is_told_by_a_restart_alone(store: Store, host: Node) -> None:
+    reload, restart = (Trigger(kind, "docker.service") for kind in ("reload", "restart"))
+    document = b'{"runtimes": {"nvidia": {"path": "/n"}}, "default-runtime": "nvidia"}'
+    run = write(host, store, FileState(document), path=DAEMON_JSON, trigger=reload)
+    assert undoing(store, host, run).files[0].triggers == {restart}
+    host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
+    with pytest.raises(DrainRequired):
+        undoing(store, host, run)
+    run = write(host, store, FileState(b'{"runtimes": {"nvidia": {"path": "/n"}}}'), path=DAEMON_JSON, trigger=reload)
+    assert undoing(store, host, run).files[0].triggers == {reload}
+
+
 def test_a_docker_that_is_down_is_what_a_rollback_is_for(store: Store, host: Node) -> None:
     run = write(host, store, path=DAEMON_JSON, trigger=Trigger("restart", "docker.service"))
     host.docker_ps = Capture("docker ps", "failed", error="Is the docker daemon running?")
@@ -236,3 +248,27 @@ def test_a_node_that_gpunode_never_changed_has_nothing_to_roll_back(store: Store
     with pytest.raises(UsageError) as caught:
         choose(store)
     assert "no run of gpunode" in caught.value.why
+
+
+DEFAULT = FileState(b'{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}\n')
+PLAIN = FileState(b'{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}\n')
+
+
+@pytest.mark.parametrize(
+    ("former", "ours", "kind"),
+    [
+        (None, PLAIN, "reload"),
+        (PLAIN, DEFAULT, "restart"),
+        (None, DEFAULT, "restart"),
+        (FileState(b"not json"), DEFAULT, "restart"),
+    ],
+)
+def test_docker_is_restarted_where_a_reload_would_leave_it_a_default_that_is_gone(
+    former: FileState | None, ours: FileState, kind: str, store: Store
+) -> None:
+    """dockerd keeps the default runtime that its file names no more, whose entry it has then dropped."""
+    host = Node(machine(files={DAEMON_JSON: former} if former else {}), docker_ps=Capture("docker ps", "ok"))
+    run = write(host, store, ours, path=DAEMON_JSON, trigger=Trigger("reload", "docker.service"))
+    undo(host, store, run)
+    assert [trigger.kind for trigger in host.triggered] == [kind]
+    assert host.files[DAEMON_JSON] == former
