@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gpunode import __version__
 from gpunode.change import Change
@@ -24,13 +23,11 @@ from gpunode.host.process import CommandLog
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.record import made
 from gpunode.journal.store import Store
+from gpunode.runtimes import runtime
 from gpunode.workflow import ctk
 from gpunode.workflow.ctk import Asked, CtkVerb, Draft, Verdict
 from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import told
-
-if TYPE_CHECKING:
-    from gpunode.host.port import HostView
 
 _WHY_ROOT = "it writes the configuration and keeps its journal in /var/lib/gpunode"
 _WITHOUT_ROOT = "--dry-run shows what it would do, without root"
@@ -65,18 +62,18 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, _: Footprint) -> Draft:
-        return _configuring(host, asked, place)
+        return _configuring(host, asked)
 
     edit("ctk runtime configure", "configure", drafting, how, place, leave)
 
 
-def _configuring(host: HostView, asked: Wanted, place: str) -> Draft:
-    there = ctk.placed(host, asked.row, asked.wish, is_image=place != "/")
-    ignored = f"--config-source=command is ignored: the files of {there.row.product} are read"
-    dumps, notes = ((), (ignored,)) if asked.dumps and there.row.product else (asked.dumps, ())
-    wish = ctk.completed(host, there.row, ctk.for_kubelet(there, asked.wish), dumps)
-    draft = ctk.configuring(host, there.row, wish, there.facts)
-    return replace(draft, notes=(*asked.notes, *there.notes, *notes, *draft.notes))
+def _configuring(host: LocalHost, asked: Wanted) -> Draft:
+    if not asked.row.unit:
+        draft = ctk.specifying(host, asked.row, image=host.root != "/")
+        return replace(draft, notes=(*asked.notes, *draft.notes))
+    where = ctk.place(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
+    draft = ctk.configuring(host, where.row, where.wish)
+    return replace(draft, notes=(*asked.notes, *where.notes, *draft.notes))
 
 
 def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
@@ -85,10 +82,9 @@ def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, footprint: Footprint) -> Draft:
-        there = ctk.placed(host, asked.row, asked.wish, is_image=place != "/")
-        wish = ctk.completed(host, there.row, asked.wish)
-        draft = ctk.unconfiguring(host, there.row, wish, footprint.files)
-        return replace(draft, notes=(*there.notes, *draft.notes))
+        where = ctk.place(host, asked.row, asked.wish, image=place != "/")
+        draft = ctk.unconfiguring(host, where.row, where.wish, footprint.files)
+        return replace(draft, notes=(*where.notes, *draft.notes))
 
     edit("ctk runtime unconfigure", "unconfigure", drafting, how, place, leave)
 
@@ -204,8 +200,11 @@ def check(typed: Typed, how: How, root: str) -> None:
     place = checked_root(root)
     asked = wanted(typed, place)
     host = LocalHost(place)
-    draft = _configuring(host, asked, place)
-    verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
+    draft = _configuring(host, asked)
+    if asked.row.unit or draft.changes:
+        verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
+    else:
+        verdict = ctk.offered(host, asked.row, image=place != "/")
     how.screen().verdict(draft, verdict)
     how.answer(_judged(draft, verdict))
 
@@ -216,12 +215,14 @@ def _judged(draft: Draft, verdict: Verdict) -> Envelope:
         failure = ChangesPending(f"{draft.about} is not as asked", hint="`gpunode ctk runtime configure` makes it so")
     elif verdict.otherwise:
         what = f"the files of {draft.about} are as asked, but its daemon has something else"
+        if not runtime(draft.about).unit:
+            what = f"{draft.about} cannot give a container the GPUs"
         failure = VerifyFailed(what, why=verdict.otherwise, hint=read_again_command(draft))
     answer = _answer("ctk runtime check", draft, draft.changes)
     return replace(
         answer,
         status=failure.status if failure else "ok",
         exit_code=failure.exit_code if failure else 0,
-        notes=(*draft.notes, *([verdict.untold] if verdict.untold else [])),
+        notes=(*draft.notes, *([f"the daemon was not asked: {verdict.untold}"] if verdict.untold else [])),
         errors=(failure,) if failure else (),
     )

@@ -28,7 +28,8 @@ app.add_typer(runtime_app, name="runtime")
 app.add_typer(config_app, name="config")
 
 RuntimeOption = Annotated[
-    str, typer.Option("--runtime", metavar="NAME", help="docker (the default, as nvidia-ctk's), containerd or crio")
+    str,
+    typer.Option("--runtime", metavar="NAME", help="docker (the default, as nvidia-ctk's), containerd, crio or podman"),
 ]
 ConfigOption = Annotated[
     str, typer.Option("--config", metavar="FILE", help="the runtime's configuration, where it is not the usual one")

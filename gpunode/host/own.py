@@ -13,7 +13,11 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def why_foreign(folder: Path) -> str:
-    """Why what stands in ``folder`` may be another user's work; empty when it cannot, also when nothing is there."""
+    """Why what stands in ``folder`` may be another user's work; empty when it cannot, also when nothing is there.
+
+    Raises:
+        PermissionError: this user may not look; root, who would obey what stands there, may.
+    """
     ours = {0, os.geteuid()}
     try:
         itself = folder.lstat()
@@ -22,6 +26,8 @@ def why_foreign(folder: Path) -> str:
         status = folder.stat()
     except (FileNotFoundError, NotADirectoryError):
         return "it is a link to nothing" if folder.is_symlink() else ""
+    except PermissionError:
+        raise
     except OSError as error:  # such as links in a circle
         return error.strerror or str(error)
     if status.st_uid not in ours:
@@ -36,6 +42,7 @@ def refuse_foreign(folder: Path, root: Path) -> None:
 
     Raises:
         Refused: it is not; nothing was read from it and nothing made in it.
+        PermissionError: as ``why_foreign``.
     """
     leads = Path(os.path.realpath(folder))
     if not leads.is_relative_to(os.path.realpath(root)):

@@ -189,7 +189,10 @@ def _crio_reads(runner: Runner, present: Files, wish: Wish) -> tuple[Finished, s
 
     They lie in a folder of their own meanwhile: in CRI-O's own it would read them as well as the present ones.
     """
-    place = Path(tempfile.gettempdir()) if runner.root == "/" else Path(runner.root, "tmp")
+    place = Path(tempfile.gettempdir())
+    if runner.root != "/":
+        # Where gpunode's own lock is: an image's /tmp may be missing, anybody's, or a link out of it.
+        place = Path(runner.root + files.prepare("/run/gpunode/crio", root=runner.root)[0]).parent
     with tempfile.TemporaryDirectory(prefix="gpunode-crio-", dir=place) as folder:
         staged = {path: f"{folder}/crio.conf.d/{n:04d}" for n, path in enumerate(crio.in_order(present, wish))}
         staged[wish.config] = f"{folder}/crio.conf"

@@ -137,9 +137,9 @@ class Store:
             UsageError: only root may read them.
             Refused: another user may have put them there.
         """
-        for folder in (self.folder, self._runs, self.objects):
-            refuse_foreign(folder, self.root)
         try:
+            for folder in (self.folder, self._runs, self.objects):
+                refuse_foreign(folder, self.root)
             names = [folder.name for folder in self._runs.iterdir() if _RUN.fullmatch(folder.name)]
         except FileNotFoundError:
             return ()

@@ -5,29 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
+from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger, is_generated
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Refused
 from gpunode.facts import systemd
 from gpunode.facts.derive import about_kubelet
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Fact, Facts, Known, Unit, Unknown
-from gpunode.facts.probes import kubelet_probes, unit_probe
+from gpunode.facts.model import Fact, Known, Unit, Unknown
+from gpunode.facts.probes import TOOLKIT_LIST, kubelet_probes, unit_probe
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.host.runtime import differences
 from gpunode.journal.footprint import FileTrail
 from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, located, runtime
+from gpunode.recipe import Driver, Recipe
+from gpunode.recipe import Runtime as RecipeRuntime
+from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, located
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
 from gpunode.runtimes.installations import chosen, kubelet_using, with_kubelets_driver
+from gpunode.steps import cdi
+from gpunode.steps.outcome import Planned
 from gpunode.steps.runtime_config import RUNTIME_CONFIG, disrupts, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
-from gpunode.workflow.converge import look_at_kubelet, managed
+from gpunode.workflow.converge import look_at_kubelet, managed, survey
 from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
+
+if TYPE_CHECKING:
+    from gpunode.recipe import RuntimeName
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
 Effective: TypeAlias = Callable[[str], Configured | None]
@@ -52,9 +59,9 @@ class Draft:
         trigger: what makes the running daemon read them; None for a runtime without one.
         stops: what that stops; empty when nothing.
         is_usual: whether ``main`` is the file that the runtime reads by itself.
-        own_files: those whose change the daemon has to read.
-        product: what the runtime is part of; empty for one of its own, which can be asked.
-        restart: why the daemon must be started again although no file changes; empty where it need not be.
+        own: the files that say what the runtime does; of the others that it reads some say how it is started.
+        reloads: whether a reload is enough for the daemon to read them.
+        overlooked: why the daemon must start again although no file changes; empty where it need not.
     """
 
     about: str
@@ -67,9 +74,9 @@ class Draft:
     stops: str = ""
     notes: tuple[str, ...] = ()
     is_usual: bool = True
-    own_files: frozenset[str] = frozenset()
-    product: str = ""
-    restart: str = ""
+    own: frozenset[str] = frozenset()
+    reloads: bool = False
+    overlooked: str = ""
 
     @property
     def after(self) -> Files:
@@ -107,45 +114,74 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a command is about on this node.
-
-    Attributes:
-        facts: those that tell which kubelet is here; None where that does not matter.
-        notes: what the user should know of the choice.
-    """
+    """The runtime that is meant, as this node has it, and the wish with what the node says of it."""
 
     row: Runtime
-    facts: Facts | None = None
+    wish: Wish
     notes: tuple[str, ...] = ()
 
 
-def placed(host: HostView, row: Runtime, wish: Wish, *, is_image: bool) -> Place:
-    """The row to go by: where no file was named, of containerds the one that the kubelet uses.
-
-    Raises:
-        Refused: the kubelet uses one of which nobody knows what it reads.
-    """
-    if wish.config or row.id != "containerd":
-        return Place(row)
-    facts = about_kubelet(look_at_kubelet(host, kubelet_probes(image=is_image)), image=is_image)
-    found = chosen(row, facts)
-    return Place(found.row, facts, found.notes)
-
-
-def for_kubelet(place: Place, wish: Wish) -> Wish:
-    """``wish``, and the CRI plugin switched on where a kubelet needs it."""
-    is_needed = place.facts is not None and kubelet_using(place.row, place.facts) is not None
-    return replace(wish, enable_cri=wish.enable_cri or is_needed)
-
-
-def configuring(host: HostView, row: Runtime, wish: Wish, facts: Facts | None = None) -> Draft:
-    """What has the runtime run containers by NVIDIA's binary, as ``wish`` says.
+def place(
+    host: HostView, row: Runtime, wish: Wish, dumps: Sequence[Sequence[str]] = (), *, image: bool = False
+) -> Place:
+    """Of containerds the one that the kubelet uses, unless a file is named; with its version where that matters.
 
     Args:
         host: the node.
-        row: the runtime.
-        wish: what is asked for.
-        facts: those that tell which kubelet is here; None where that does not matter.
+        row: the runtime that was asked for.
+        wish: for it.
+        dumps: commands of which the first that is there prints what options are copied from.
+        image: whether the node is a root folder that no kernel of its own runs on.
+
+    Raises:
+        Refused: the kubelet uses a containerd of which nobody knows what it reads; or none of ``dumps`` is there.
+    """
+    found = Place(row, wish)
+    if row.id == "containerd" and not wish.config:
+        found = _kubelets(host, row, wish, image=image)
+    if found.row.product and dumps:
+        ignored = f"--config-source=command is ignored: the files of {found.row.product} are read"
+        dumps, found = (), replace(found, notes=(*found.notes, ignored))
+    version = None if found.row.product else _version(host, row, wish, dumps)
+    source = _dumped(host, dumps) if dumps else None
+    return replace(found, wish=replace(found.wish, version=version, source=source))
+
+
+def _kubelets(host: HostView, row: Runtime, wish: Wish, *, image: bool) -> Place:
+    facts = about_kubelet(look_at_kubelet(host, kubelet_probes(image=image)), image=image)
+    where = chosen(row, facts)
+    if kubelet_using(where.row, facts) is None:
+        return Place(where.row, wish, where.notes)
+    needed = replace(wish, enable_cri=True)
+    files = contents(by_looking(host.look, where.row, needed))
+    return Place(where.row, with_kubelets_driver(where.row, facts, needed, files), where.notes)
+
+
+def _version(host: HostView, row: Runtime, wish: Wish, dumps: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
+    program = dumps[0][0] if dumps else {"docker": "dockerd"}.get(row.id, row.id)
+    # What reads no drop-ins is edited in place, whatever its version; docker's says whether it must be told of CDI.
+    matters = row.drop_in or (row.id == "docker" and wish.cdi)
+    told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
+    found = _VERSION.search(told)
+    return tuple(int(number) for number in found[1].split(".")) if found else None
+
+
+def _dumped(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
+    for argv in dumps:
+        told = host.look(Probe(" ".join(argv), argv=tuple(argv), timeout_s=_DUMP_S, limit_bytes=_DUMP_BYTES))
+        if told.outcome != "absent":
+            break
+    if told.outcome == "ok":
+        return told.data
+    raise Refused(
+        f"`{told.source}` does not print the configuration",
+        why=told.error.strip()[-500:] or told.outcome,
+        hint="correct that, or leave --config-source out: then the file itself is read",
+    )
+
+
+def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
+    """What has the runtime run containers by NVIDIA's binary, as ``wish`` says.
 
     Raises:
         Refused: its files cannot be edited so.
@@ -153,12 +189,49 @@ def configuring(host: HostView, row: Runtime, wish: Wish, facts: Facts | None = 
     """
     there = by_looking(host.look, row, wish)
     row = located(row, contents(there), wish)
-    wish = with_kubelets_driver(row, facts, wish, contents(there)) if facts else wish
     edited = row.configure(contents(there), wish)
     binary = row.inspect(after_edits(contents(there), edited), wish).handlers.get(wish.handler, wish.binary)
     default = wish.handler if wish.default else None
-    expectation = RuntimeExpectation(row.id, _main(row, wish), frozenset({(wish.handler, binary)}), default)
-    return _draft(row, wish, there, edited, expectation)
+    meant = RuntimeExpectation(row.id, _main(row, wish), frozenset({(wish.handler, binary)}), default)
+    return _draft(row, wish, there, edited, meant)
+
+
+def specifying(host: HostView, row: Runtime, *, image: bool) -> Draft:
+    """What gives containers the GPUs of a runtime that takes no handler: a CDI specification, present and fresh.
+
+    Raises:
+        Undetermined: it cannot be told what there is.
+    """
+    facts = survey(host, image=image)
+    outcome = cdi.plan(_by_cdi(row), facts)
+    assert isinstance(outcome, Planned), "the step refuses nothing"
+    files = tuple(change for change in outcome.changes if isinstance(change, FileChange))
+    trigger = next((trigger for change in files for trigger in change.triggers), None)
+    path = cdi.output(facts)
+    return Draft(row.id, path, {}, outcome.reason, files, trigger=trigger, notes=outcome.notes)
+
+
+def _by_cdi(row: Runtime) -> Recipe:
+    """A recipe that asks for no more than that."""
+    return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(cast("RuntimeName", row.id)))
+
+
+def offered(host: HostView, row: Runtime, *, image: bool) -> Verdict:
+    """Whether the runtime finds in the specification what containers ask for.
+
+    Raises:
+        Undetermined: it cannot be told what there is.
+    """
+    from gpunode.workflow.cdi_checks import cdi_checks
+
+    checks = tuple(cdi_checks(_by_cdi(row), survey(host, image=image), host)) if not image else ()
+    failed = tuple(check for check in checks if check.status == "failed")
+    untold = (
+        "nothing runs in an image" if image else "; ".join(c.detail for c in checks if c.id == "cdi" and not failed)
+    )
+    is_told = any(check.status == "passed" for check in checks)
+    wrong = "; ".join(check.detail for check in failed)
+    return Verdict(otherwise=wrong, untold="" if is_told or failed else untold)
 
 
 def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str, FileTrail]) -> Draft:
@@ -224,20 +297,35 @@ def _joined(edits: Iterator[Edit]) -> Iterator[Edit]:
     return (edit for edit in found.values() if edit.before != edit.after)
 
 
-def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, expectation: RuntimeExpectation) -> Draft:
+def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, meant: RuntimeExpectation) -> Draft:
     before, main = contents(there), _main(row, wish)
-    can_be_told = row.unit and not row.watches
-    trigger = reread_by(row, before, after_edits(before, edited), wish) if can_be_told else None
-    if trigger and not edited.edits and wish.cdi:
-        # What is new in the file to a daemon that has not read it, nobody knows; a feature is not reloaded.
-        trigger = replace(trigger, kind="restart")
+    trigger = _trigger(row, wish, before, edited)
     changes = file_changes(edited, there, frozenset({trigger}) if trigger else frozenset())
-    notes = (*edited.notes, *(note for change in changes if (note := managed(change))))
-    stops = disrupts(row, trigger, before, wish) if trigger else ""
-    is_usual = main == row.config or main == located(runtime(row.id), before, replace(wish, config="")).config
-    draft = Draft(row.id, main, there, edited.how, changes, expectation, trigger, stops, notes, is_usual)
-    own = row.own_files | ({main} - row.generated)
-    return replace(draft, own_files=own, product=row.product, restart=edited.restart)
+    return Draft(
+        about=row.id,
+        main=main,
+        present=there,
+        how=edited.how,
+        changes=changes,
+        # What a product makes of its files is there for a parser only after its next start.
+        expectation=None if row.product else meant,
+        trigger=trigger,
+        stops=disrupts(row, trigger, before, wish) if trigger else "",
+        notes=(*edited.notes, *(note for change in changes if (note := managed(change)))),
+        is_usual=not wish.config or wish.config == located(row, before, replace(wish, config="")).config,
+        own=frozenset({main, wish.drop_in, *row.own_files} - row.generated),
+        reloads=reads_again(row) == "reload",
+        overlooked=edited.restart,
+    )
+
+
+def _trigger(row: Runtime, wish: Wish, before: Files, edited: Edited) -> Trigger | None:
+    if not row.unit or row.watches:
+        return None
+    if not edited.edits and wish.cdi:
+        # What is new in the file to a daemon that has not read it, nobody knows; a feature is not reloaded.
+        return Trigger("restart", row.unit)
+    return reread_by(row, before, after_edits(before, edited), wish)
 
 
 def _main(row: Runtime, wish: Wish) -> str:
@@ -253,16 +341,15 @@ def shown(draft: Draft) -> tuple[bytes, ...]:
 
 def unread(host: HostView, draft: Draft) -> bool:
     """Whether the daemon runs and is older than one of its files; where a time is unknown, nobody can tell."""
-    if draft.trigger is None:
+    if draft.trigger is None or draft.trigger.kind == "cdi":
         return False
-    if draft.restart:
-        return True
     unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.started_at is None:
         return False
-    reread = unit.value.changed_at if reads_again(runtime(draft.about)) == "reload" else None
-    since = max(unit.value.started_at, reread or 0.0)
-    return any(_changed(host, path) > since for path in draft.present if path in draft.own_files)
+    since = max(unit.value.started_at, (draft.reloads and unit.value.changed_at) or 0.0)
+    # What registers the runtime by itself does so at a start that finds the toolkit.
+    came = _changed(host, TOOLKIT_LIST) if draft.overlooked else 0.0
+    return came > since or any(_changed(host, path) > since for path in draft.present if path in draft.own)
 
 
 def _changed(host: HostView, path: str) -> float:
@@ -317,7 +404,7 @@ def carry_out(draft: Draft, host: Host, store: Store, asked: Asked, tell: Observ
     applier = Applier(host, run, tell, lambda: None, unsettled)
     try:
         # After the run has begun: should it be killed meanwhile, the next one takes the candidates away.
-        is_new = any(change.before != change.after for change in draft.changes) and not draft.product
+        is_new = any(change.before != change.after for change in draft.changes)
         checked = host.check(draft.expectation, draft.changes) if draft.expectation and is_new else ""
         _write(applier, draft, checked, owes=owes)
         settled = _settle(applier, draft, asked, owes=owes)
@@ -335,7 +422,8 @@ def _write(applier: Applier, draft: Draft, checked: str, *, owes: bool) -> None:
     try:
         for change in draft.changes:
             note = checked if change is draft.changes[-1] else ""
-            applier.one(CONFIGURATION, RUNTIME_CONFIG.id, change, draft.how, note)
+            step = cdi.CDI.id if is_generated(change) else RUNTIME_CONFIG.id
+            applier.one(CONFIGURATION, step, change, draft.how, note)
     except GpunodeError as failure:
         # A drop-in that nothing imports, or an import that leads nowhere: half of it is worse than nothing.
         if applier.take_back(failure) and draft.trigger and owes:
@@ -347,7 +435,7 @@ def _settle(applier: Applier, draft: Draft, asked: Asked, *, owes: bool) -> tupl
     """The daemon has read the files, where that was asked for; ``owes`` says that no earlier run owes the same."""
     if draft.trigger is None:
         return ()
-    if asked.restart:
+    if asked.restart or draft.trigger.kind == "cdi":
         if draft.expectation:
             applier.expect(draft.expectation, draft.trigger)
         return applier.settle((draft.trigger,))
@@ -362,34 +450,6 @@ def conclude(store: Store) -> None:
     cut = store.cut_short()
     if cut is not None and cut.begin.verb in {"configure", "unconfigure"}:
         store.conclude(cut.begin.run, "cut short; a later run found nothing left to do")
-
-
-def completed(host: HostView, row: Runtime, wish: Wish, dumps: Sequence[Sequence[str]] = ()) -> Wish:
-    """``wish`` with the daemon's version where that matters, and what the first of ``dumps`` that is there prints.
-
-    Raises:
-        Refused: none of them is there, or it fails.
-    """
-    program = dumps[0][0] if dumps else row.id
-    # What reads no drop-ins is edited in place, whatever its version.
-    told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if row.drop_in else ""
-    found = _VERSION.search(told)
-    version = tuple(int(number) for number in found[1].split(".")) if found else None
-    return replace(wish, version=version, source=_dumped(host, dumps) if dumps else None)
-
-
-def _dumped(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
-    for argv in dumps:
-        told = host.look(Probe(" ".join(argv), argv=tuple(argv), timeout_s=_DUMP_S, limit_bytes=_DUMP_BYTES))
-        if told.outcome != "absent":
-            break
-    if told.outcome == "ok":
-        return told.data
-    raise Refused(
-        f"`{told.source}` does not print the configuration",
-        why=told.error.strip()[-500:] or told.outcome,
-        hint="correct that, or leave --config-source out: then the file itself is read",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,28 +481,26 @@ def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool
     """
     if draft.changes:
         return Verdict(pending=True)
-    if untold := _why_not_asked(host, draft, is_live=is_live):
+    if not is_live:
+        return Verdict(untold="nothing runs in an image")
+    if not draft.is_usual:
+        return Verdict(untold=f"it reads {draft.main} only where it is told to")
+    if untold := asleep(host, draft):
         return Verdict(untold=untold)
-    if draft.trigger and unread(host, draft):
-        return Verdict(otherwise="its files were changed after it read them last")
+    if unread(host, draft):
+        return Verdict(otherwise=draft.overlooked or "its files were changed after it read them last")
+    if draft.expectation is None:
+        return Verdict(untold="what it has is made at its start, and no parser of its own tells")
     return _asked(draft, effective)
 
 
-def _why_not_asked(host: HostView, draft: Draft, *, is_live: bool) -> str:
-    if not is_live:
-        return "nothing runs in an image"
-    if draft.product:
-        return f"it is part of {draft.product}, which reads its files when it starts"
-    if draft.trigger is None or draft.expectation is None:
-        return f"{draft.about} has no daemon"
-    if not draft.is_usual:
-        return f"it reads {draft.main} only where it is told to"
-    return asleep(host, draft)
-
-
 def asleep(host: HostView, draft: Draft) -> str:
-    """Why no daemon has to read the files now; empty where one does, or nobody can tell."""
-    unit = _unit(host, draft.trigger.target) if draft.trigger else Unknown("it has none", "units")
+    """Why no daemon has to be made to read the files; empty where one has, or nobody can tell."""
+    if draft.trigger is None:
+        return "it looks at its files by itself"
+    if draft.trigger.kind == "cdi":
+        return f"{draft.about} has no daemon"
+    unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.state.active:
         return ""
     return "it does not run, and reads its files when it starts" if unit.value.exists else "it is not installed here"

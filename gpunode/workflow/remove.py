@@ -94,7 +94,7 @@ def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part]
         back = _Back(None) if trail.forgotten else _without(trail, now, force=force)
         if back.state == now:
             continue
-        change = undo.taken_in(FileChange(path, now, back.state, _owed(trail), _folders(trail)))
+        change = undo.read_again(FileChange(path, now, back.state, _owed(trail), _folders(trail)))
         parts.append(Part(trail.stage, _STEP, change, _expectation(path) if back.is_merged else None))
         if back.is_merged:
             notes.append(f"{path} was edited since gpunode wrote it; the edits stay, gpunode's lines go")

@@ -175,7 +175,7 @@ def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[P
         if now not in known and not went_with_its_package and not force:
             raise edited(replace(way[0][1], after=after), now)
         owes = frozenset().union(*(change.triggers for _, change in way))
-        yield replace(part, change=undo.taken_in(FileChange(path, now, after, owes, folders)))
+        yield replace(part, change=undo.read_again(FileChange(path, now, after, owes, folders)))
 
 
 def _is_to_come_back(change: FileChange, now: FileState | None, shipped: Mapping[str, str], force: bool) -> bool:

@@ -30,7 +30,7 @@ from gpunode.facts.model import Facts, Known, need
 from gpunode.host.apt_plan import is_removal, unplanned
 from gpunode.host.port import Action, Host, HostView, Settled
 from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
-from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes import Wish
 from gpunode.workflow import present
 from gpunode.workflow.apply import DEPENDENCIES, Applier
 
@@ -89,23 +89,28 @@ class Undoing:
         return tuple(change for change in self.changes if isinstance(change, PackageChange))
 
 
-def taken_in(change: FileChange) -> FileChange:
-    """``change``; one of docker's file, of which a reload would leave something in the daemon, owes a restart."""
-    row = runtime("docker")
-    reload = Trigger("reload", row.unit)
-    if change.path != row.config or reload not in change.triggers:
+def read_again(change: FileChange) -> FileChange:
+    """``change``, owing a restart in place of a reload where a reload would not bring it into the running daemon.
+
+    What SIGHUP brought in it need not take out: dockerd keeps the default runtime that its file names no more.
+    """
+    reloads = frozenset(trigger for trigger in change.triggers if trigger.kind == "reload")
+    if not reloads or _taken_on_reload(change):
         return change
-    from gpunode.runtimes import docker  # loaded on use: most nodes have no docker
+    restarts = {Trigger("restart", trigger.target) for trigger in reloads}
+    return replace(change, triggers=(change.triggers - reloads) | restarts)
+
+
+def _taken_on_reload(change: FileChange) -> bool:
+    from gpunode.runtimes import docker  # only where a file of docker's comes back
 
     before, after = (
         {change.path: state.content} if isinstance(state, FileState) else {} for state in (change.before, change.after)
     )
     try:
-        if docker.takes_on_reload(before, after, Wish()):
-            return change
-    except Refused:  # what dockerd cannot read it has not taken in, either
-        return change
-    return replace(change, triggers=change.triggers - {reload} | {_RESTARTS_DOCKER})
+        return docker.takes_on_reload(before, after, Wish(config=change.path))
+    except Refused:
+        return False  # one of the two is no configuration, so nobody knows what the daemon has of it
 
 
 def backward(parts: Iterable[Part]) -> tuple[Part, ...]:

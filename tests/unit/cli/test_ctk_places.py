@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.cli.boundary import run
 
-INPUTS = Path(__file__).parents[2] / "conformance" / "runtimes" / "inputs"
+VECTORS = Path(__file__).parents[2] / "conformance" / "runtimes" / "vectors"
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
 DRY = ("ctk", "runtime", "configure", "--runtime", "containerd", "--dry-run", "--json")
 
@@ -30,7 +30,7 @@ def enable(root: Path, unit: str) -> None:
 @pytest.fixture
 def k3s(tmp_path: Path) -> Path:
     enable(tmp_path, "k3s.service")
-    put(tmp_path, f"{K3S}/config.toml", (INPUTS / "019-ctd-k3s-v3.toml").read_bytes())
+    put(tmp_path, f"{K3S}/config.toml", (VECTORS / "019-ctd-k3s-v3" / "input.toml").read_bytes())
     put(tmp_path, "/etc/containerd/config.toml", b"version = 2\n")
     return tmp_path
 

@@ -573,3 +573,23 @@ def test_a_file_where_the_journals_belong_is_named(store: Store, name: str) -> N
     (store.root / name).write_text("")
     with pytest.raises(Refused, match="runs is no folder"):
         store.runs()
+
+
+def test_the_folders_above_the_journal_are_everybodys_where_it_has_to_make_them(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.begin("configure", version="test").commit("done")
+    modes = {path: stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("var", "var/lib", "var/lib/gpunode")}
+    assert modes == {"var": 0o755, "var/lib": 0o755, "var/lib/gpunode": 0o700}
+
+
+def test_who_may_not_look_is_told_so_and_not_that_somebody_else_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+
+    def denied(folder: Path, root: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("gpunode.journal.store.refuse_foreign", denied)
+    with pytest.raises(UsageError, match="readable by root only"):
+        store.ids()

@@ -17,12 +17,12 @@ from gpunode.steps.runtime_install import RUNTIME_INSTALL
 from tests.unit.steps.machines import CONTAINERD, machine, planned, recipe, refusal, unit
 
 RUNC = b'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
-INPUTS = Path(__file__).parents[2] / "conformance" / "runtimes" / "inputs"
+VECTORS = Path(__file__).parents[2] / "conformance" / "runtimes" / "vectors"
 K3S = Kubelet("k3s", "k3s.service", "/run/k3s/containerd/containerd.sock", data="/var/lib/rancher/k3s")
 FOLDER = "/var/lib/rancher/k3s/agent/etc/containerd"
 CONFIG = f"{FOLDER}/config.toml"
-WITH_FOLDER = (INPUTS / "019-ctd-k3s-v3.toml").read_bytes()
-REGISTERED = (INPUTS / "018-ctd-k3s-v2.toml").read_bytes()
+WITH_FOLDER = (VECTORS / "019-ctd-k3s-v3" / "input.toml").read_bytes()
+REGISTERED = (VECTORS / "018-ctd-k3s-v2" / "input.toml").read_bytes()
 OLDER = REGISTERED[: REGISTERED.index(b'\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes."nvidia"]')]
 RESTART = Trigger("restart", "k3s.service")
 

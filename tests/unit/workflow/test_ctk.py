@@ -372,19 +372,25 @@ def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: S
 )
 def test_the_version_is_as_the_program_tells_it(printed: str, version: tuple[int, ...] | None) -> None:
     host = Machine({}, {"containerd --version": printed})
-    assert ctk.completed(host, runtime("containerd"), Wish()).version == version
+    assert ctk.place(host, runtime("containerd"), Wish()).wish.version == version
+
+
+def test_dockers_version_is_asked_for_where_cdi_hangs_on_it() -> None:
+    host = Machine({}, {"dockerd --version": "Docker version 28.5.2+dfsg4, build 3ef3c07c\n"})
+    assert ctk.place(host, runtime("docker"), Wish(cdi=True)).wish.version == (28, 5, 2)
+    assert ctk.place(host, runtime("docker"), Wish()).wish.version is None
 
 
 def test_the_first_dump_that_is_there_is_the_source() -> None:
     dumps = (("crio", "status", "config"), ("crio-status", "config"))
     host = Machine({}, {"crio-status config": "[crio]\n"})
-    assert ctk.completed(host, runtime("containerd"), Wish(), dumps).source == b"[crio]\n"
+    assert ctk.place(host, runtime("containerd"), Wish(), dumps).wish.source == b"[crio]\n"
 
 
 def test_a_dump_that_fails_is_told_in_the_programs_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Machine({})
     with pytest.raises(Refused, match="containerd config dump"):
-        ctk.completed(host, runtime("containerd"), Wish(), (("containerd", "config", "dump"),))
+        ctk.place(host, runtime("containerd"), Wish(), (("containerd", "config", "dump"),))
 
 
 def test_a_dry_run_shows_the_drop_in_first_and_what_counts_last(store: Store) -> None:
@@ -403,3 +409,33 @@ def test_a_hook_is_a_file_that_no_daemon_of_ours_reads(store: Store) -> None:
     assert (done.checked, done.settled) == ("", ())
     assert host.contents[path] == b"{}\n"
     assert ctk.hooking(host, path, b"{}\n", "deprecated").changes == ()
+
+
+CRICTL = "/var/lib/rancher/k3s/agent/etc/crictl.yaml"
+K3S = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+
+
+def test_the_containerd_that_the_kubelet_uses_is_the_one_that_is_meant() -> None:
+    host = Machine({CONTAINERD: PLAIN, CRICTL: b"runtime-endpoint: unix:///run/k3s/containerd/containerd.sock\n"})
+    where = ctk.place(host, runtime("containerd"), IN_PLACE, image=True)
+    assert (where.row.product, where.row.config) == ("k3s", K3S)
+    named = ctk.place(host, runtime("containerd"), replace(IN_PLACE, config=CONTAINERD), image=True)
+    assert named.row.product == ""
+    assert ctk.place(host, runtime("docker"), DOCKER, image=True).row is runtime("docker")
+
+
+KUBELET = {
+    "/lib/systemd/system/kubelet.service": b"[Service]\nExecStart=/usr/bin/kubelet --cgroup-driver=systemd\n",
+    "/var/lib/kubelet/config.yaml": b"cgroupDriver: systemd\n",
+}
+
+
+@pytest.mark.parametrize(("text", "systemd"), [(b"version = 2\n", True), (PLAIN, False)])
+def test_a_kubelet_gets_its_cri_plugin_and_its_cgroup_driver_where_there_is_none_to_inherit(
+    text: bytes, systemd: bool
+) -> None:
+    host = Machine({CONTAINERD: text, **KUBELET})
+    wish = ctk.place(host, runtime("containerd"), IN_PLACE, image=True).wish
+    assert (wish.enable_cri, wish.systemd_cgroup) == (True, systemd)
+    bare = ctk.place(Machine({CONTAINERD: text}), runtime("containerd"), IN_PLACE, image=True).wish
+    assert (bare.enable_cri, bare.systemd_cgroup) == (False, False)

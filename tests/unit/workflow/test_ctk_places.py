@@ -18,10 +18,10 @@ from gpunode.workflow.events import silent
 from tests.unit.steps.machines import machine
 from tests.unit.workflow.test_ctk import Machine
 
-INPUTS = Path(__file__).parents[2] / "conformance" / "runtimes" / "inputs"
+VECTORS = Path(__file__).parents[2] / "conformance" / "runtimes" / "vectors"
 FOLDER = "/var/lib/rancher/k3s/agent/etc/containerd"
 CONFIG, DROP_IN = f"{FOLDER}/config.toml", f"{FOLDER}/config-v3.toml.d/99-nvidia.toml"
-WITH_FOLDER = (INPUTS / "019-ctd-k3s-v3.toml").read_bytes()
+WITH_FOLDER = (VECTORS / "019-ctd-k3s-v3" / "input.toml").read_bytes()
 OLDER = WITH_FOLDER.replace(b"imports = ", b"# imports = ")
 K0S = b'# k0s_managed=true\nversion = 3\nimports = ["/etc/k0s/containerd.d/*.toml"]\n'
 WISH = Wish(exact=True)
@@ -52,14 +52,14 @@ def test_the_products_unit_is_what_reads_it_and_no_parser_on_the_path_is_asked(s
 
 def test_what_the_product_generates_makes_no_daemon_older_than_its_files() -> None:
     draft = ctk.configuring(Machine({CONFIG: WITH_FOLDER}), k3s(), WISH)
-    assert CONFIG not in draft.own_files
-    assert DROP_IN in draft.own_files
+    assert CONFIG not in draft.own
+    assert DROP_IN in draft.own
 
 
 def test_a_product_that_finds_the_runtime_itself_is_only_restarted() -> None:
     draft = ctk.configuring(Machine({CONFIG: OLDER}), k3s(), WISH)
     assert draft.changes == ()
-    assert ctk.unread(Machine({CONFIG: OLDER}), draft)
+    assert draft.overlooked
     (change,) = ctk.reread(draft).changes
     assert isinstance(change, FileChange)
     assert change.before == change.after
@@ -81,4 +81,4 @@ def test_check_asks_nobody() -> None:
     after = dict(first.after)
     draft = ctk.configuring(Machine(after), k3s(), WISH)
     verdict = ctk.verdict(Machine(after), draft, lambda _: pytest.fail("asked"), is_live=True)
-    assert "part of k3s" in verdict.untold
+    assert "made at its start" in verdict.untold

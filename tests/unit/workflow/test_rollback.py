@@ -248,3 +248,27 @@ def test_a_node_that_gpunode_never_changed_has_nothing_to_roll_back(store: Store
     with pytest.raises(UsageError) as caught:
         choose(store)
     assert "no run of gpunode" in caught.value.why
+
+
+DEFAULT = FileState(b'{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}\n')
+PLAIN = FileState(b'{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}\n')
+
+
+@pytest.mark.parametrize(
+    ("former", "ours", "kind"),
+    [
+        (None, PLAIN, "reload"),
+        (PLAIN, DEFAULT, "restart"),
+        (None, DEFAULT, "restart"),
+        (FileState(b"not json"), DEFAULT, "restart"),
+    ],
+)
+def test_docker_is_restarted_where_a_reload_would_leave_it_a_default_that_is_gone(
+    former: FileState | None, ours: FileState, kind: str, store: Store
+) -> None:
+    """dockerd keeps the default runtime that its file names no more, whose entry it has then dropped."""
+    host = Node(machine(files={DAEMON_JSON: former} if former else {}), docker_ps=Capture("docker ps", "ok"))
+    run = write(host, store, ours, path=DAEMON_JSON, trigger=Trigger("reload", "docker.service"))
+    undo(host, store, run)
+    assert [trigger.kind for trigger in host.triggered] == [kind]
+    assert host.files[DAEMON_JSON] == former
