@@ -91,7 +91,11 @@ def _commands(command: Any, path: str) -> Iterator[str]:
     context = typer.Context(command)
     for name in command.list_commands(context):
         inner = command.get_command(context, name)
+        if inner.hidden:
+            continue
         if hasattr(inner, "commands"):
+            if inner.invoke_without_command:  # a command itself, too
+                yield from _command(inner, f"{path} {name}")
             yield from _commands(inner, f"{path} {name}")
         else:
             yield from _command(inner, f"{path} {name}")

@@ -28,7 +28,7 @@ from gpunode.workflow.ctk import Asked, CtkVerb, Draft, Verdict
 from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import told
 
-_WHY_ROOT = "it writes the runtime's configuration and keeps its journal in /var/lib/gpunode"
+_WHY_ROOT = "it writes the configuration and keeps its journal in /var/lib/gpunode"
 _WITHOUT_ROOT = "--dry-run shows what it would do, without root"
 
 
@@ -63,7 +63,7 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
     def drafting(host: LocalHost, _: Footprint) -> Draft:
         return _configuring(host, asked)
 
-    _edit("configure", drafting, how, place, leave)
+    edit("ctk runtime configure", "configure", drafting, how, place, leave)
 
 
 def _configuring(host: LocalHost, asked: Wanted) -> Draft:
@@ -82,15 +82,23 @@ def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
         draft = ctk.unconfiguring(host, where.row, where.wish, footprint.files)
         return replace(draft, notes=(*where.notes, *draft.notes))
 
-    _edit("unconfigure", drafting, how, place, leave)
+    edit("ctk runtime unconfigure", "unconfigure", drafting, how, place, leave)
 
 
-def _edit(verb: CtkVerb, drafting: Drafting, how: How, place: str, leave: Leave) -> None:
+def edit(
+    command: str,
+    verb: CtkVerb,
+    drafting: Drafting,
+    how: How,
+    place: str,
+    leave: Leave,
+    without_root: str = _WITHOUT_ROOT,
+) -> None:
+    """Writes what ``drafting`` finds to be written, journaled; or shows it."""
     if leave.dry_run:
-        _show(verb, drafting, how, place)
+        _show(command, verb, drafting, how, place)
         return
-    command = f"ctk runtime {verb}"
-    need_root(command, _WHY_ROOT, _WITHOUT_ROOT)
+    need_root(command, _WHY_ROOT, without_root)
     os.umask(UMASK)
     mounts_kept_private(place)
     screen, stop, log = how.screen(), Stop(), CommandLog("ctk", root=place)
@@ -132,7 +140,7 @@ def _answer(command: str, draft: Draft, changes: Sequence[Change] = ()) -> Envel
     )
 
 
-def _show(verb: CtkVerb, drafting: Drafting, how: How, place: str) -> None:
+def _show(command: str, verb: CtkVerb, drafting: Drafting, how: How, place: str) -> None:
     """What would be written: the files on standard output, as nvidia-ctk prints them, the diff on standard error."""
     footprint, note = _footprint(Store(place)) if verb == "unconfigure" else (Footprint(), "")
     draft = drafting(LocalHost(place), footprint)
@@ -141,7 +149,7 @@ def _show(verb: CtkVerb, drafting: Drafting, how: How, place: str) -> None:
         standard_output().raw("\n".join(_text(content) for content in ctk.shown(draft)))
         if not how.quiet:
             standard_error().put(draft_lines(verb, draft, verbose=how.verbose))
-    answer = _answer(f"ctk runtime {verb}", draft, draft.changes)
+    answer = _answer(command, draft, draft.changes)
     how.answer(replace(answer, result={**answer.result, "run": ""}))
 
 
@@ -180,7 +188,7 @@ def _make_hook(typed: Typed, hook: Hook, how: How, place: str, leave: Leave) -> 
     def drafting(host: LocalHost, _: Footprint) -> Draft:
         return ctk.hooking(host, path, content, note)
 
-    _edit("configure", drafting, how, place, replace(leave, restart=False))
+    edit("ctk runtime configure", "configure", drafting, how, place, replace(leave, restart=False))
 
 
 def check(typed: Typed, how: How, root: str) -> None:

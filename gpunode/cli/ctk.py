@@ -17,13 +17,15 @@ from gpunode.cli.app import (
     QuietOption,
     RootOption,
 )
-from gpunode.cli.goflags import GoCommand
+from gpunode.cli.ctk_config import config_app
+from gpunode.cli.goflags import GoCommand, how_asked
 
 app = typer.Typer(rich_markup_mode=None)
 runtime_app = typer.Typer(
     help="The NVIDIA runtime in a container runtime's configuration.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(runtime_app, name="runtime")
+app.add_typer(config_app, name="config")
 
 RuntimeOption = Annotated[
     str,
@@ -135,7 +137,7 @@ def configure(
         executable=executable_path,
         config_mode=config_mode,
     )
-    how = _how(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet)
+    how = how_asked(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet)
     leave = configuring.Leave(dry_run, restart, allow_disruption, lock_timeout)
     configuring.configure(typed, Hook(nvidia_runtime_hook_path, oci_hook_path), how, root, leave)
 
@@ -162,7 +164,7 @@ def unconfigure(
     from gpunode.cli.runtime_options import Typed
 
     typed = Typed(runtime, config, drop_in_config, name=nvidia_runtime_name)
-    how = _how(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet)
+    how = how_asked(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet)
     configuring.unconfigure(typed, how, root, configuring.Leave(dry_run, restart, allow_disruption, lock_timeout))
 
 
@@ -203,14 +205,4 @@ def check(
         source=config_source,
         executable=executable_path,
     )
-    configuring.check(typed, _how(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet), root)
-
-
-def _how(ctx: typer.Context, *, json: bool, verbose: bool, debug: bool, quiet: bool) -> Any:
-    """How the answer is wanted, by the command's options or the group's; --quiet wins over --debug, as there."""
-    from gpunode.cli.commands import How
-
-    group = ctx.obj or {}
-    return How(
-        json=json, verbose=verbose or debug or group.get("debug", False), quiet=quiet or group.get("quiet", False)
-    )
+    configuring.check(typed, how_asked(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet), root)

@@ -6,11 +6,14 @@ Source: Go's strconv.ParseBool; urfave/cli, with which nvidia-ctk reads its comm
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from gpunode.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpunode.cli.commands import How
 
 _TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
@@ -22,6 +25,24 @@ class GoCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As ever, the words brought into the form that typer takes."""
         return super().parse_args(ctx, translated(args, flags_of(self.params), valued_of(self.params)))
+
+
+class GoGroup(TyperGroup):
+    """As ``GoCommand``, for a group that is a command itself where none of its own is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As ever, the words brought into the form that typer takes."""
+        return super().parse_args(ctx, translated(args, flags_of(self.params), valued_of(self.params)))
+
+
+def how_asked(ctx: Any, *, json: bool, verbose: bool, debug: bool, quiet: bool) -> How:
+    """How the answer is wanted, by the command's options or the group's; --quiet wins over --debug, as there."""
+    from gpunode.cli.commands import How
+
+    group = ctx.obj or {}
+    return How(
+        json=json, verbose=verbose or debug or group.get("debug", False), quiet=quiet or group.get("quiet", False)
+    )
 
 
 def flags_of(params: Iterable[object]) -> dict[str, str]:

@@ -23,10 +23,11 @@ from gpunode.runtimes.containerd_files import (
     load,
     merged,
     merges,
+    overruling,
     read,
     reads,
 )
-from gpunode.runtimes.containerd_plugin import Surroundings, wished
+from gpunode.runtimes.containerd_plugin import Surroundings, follows_blindly, wished
 from gpunode.runtimes.containerd_removal import unconfigure
 from gpunode.runtimes.model import Configured, Edit, Edited, Files, Wish, after_edits, satisfies
 from gpunode.runtimes.tomlread import Document
@@ -38,8 +39,8 @@ _DUMP = "the output of `containerd config dump`"
 # The first containerd that reads conf.d unasked (PR 12323).
 _READS_CONF_D = (2, 2)
 
-# The first containerd that reads no table of a file of schema 1 (seen with 2.1.9).
-_WITHOUT_SCHEMA_1 = (2,)
+# The name under which the CRI plugin has a default runtime that was given none.
+_NAMELESS = "default"
 
 _Contents: TypeAlias = dict[str, bytes | None]
 
@@ -75,11 +76,11 @@ def _configured(loaded: Sequence[ConfigFile], wish: Wish) -> Configured:
             cgroup[name] = options["SystemdCgroup"]
     return Configured(
         handlers,
-        containerd.get("default_runtime_name") or None,
+        _NAMELESS if overruling(plugin, wish) else containerd.get("default_runtime_name") or None,
         any(file.disabled for file in loaded),
         plugin.get("enable_cdi"),
         cgroup,
-        loaded[0].schema,
+        loaded[0].read_as,
     )
 
 
@@ -171,13 +172,6 @@ def _check_schema(loaded: Sequence[ConfigFile], wish: Wish) -> None:
                 hint=f"`containerd config default` shows a schema that your containerd knows; move {file.path} to it",
             )
     root = loaded[0]
-    if root.schema == 1 and wish.version is not None and wish.version >= _WITHOUT_SCHEMA_1:
-        raise Refused(
-            f"{root.path}: containerd {'.'.join(map(str, wish.version))} does not use a file of schema 1",
-            why="what it says of the CRI plugin counts for nothing, and neither would our entry",
-            hint=f"`containerd --config {root.path} config migrate` prints the file in the newest schema; put that in "
-            "its place, then run the command again",
-        )
     if root.schema != 1 or wish.mode != "drop-in":
         return
     why = "without `version = 2` containerd reads the file as schema 1, which has other names for everything"
@@ -210,13 +204,13 @@ class _Editing:
         if self.wish.enable_cri:
             for file in self.loaded:
                 if file.disabled:
-                    now = read(changed.get(file.path, self.files.get(file.path)), file.path)
+                    now = read(changed.get(file.path, self.files.get(file.path)), file.path, self.wish)
                     changed[file.path] = self._edited(now, _with_cri(now))
         return changed
 
     def _in_place(self) -> _Contents:
         file = self._file_that_counts()
-        plugin = wished(file.plugin, Surroundings(self._inherited(), file.schema, self._is_loaded), self.wish)
+        plugin = wished(file.plugin, Surroundings(self._inherited(), file.read_as, self._is_loaded), self.wish)
         return {file.path: self._edited(file, _with_plugin(file, plugin))}
 
     def _file_that_counts(self) -> ConfigFile:
@@ -239,10 +233,10 @@ class _Editing:
 
     def _by_drop_in(self) -> _Contents:
         path = self._drop_in_path()
-        present = read(self.files.get(path), path)
+        present = read(self.files.get(path), path, self.wish)
         if present.schema != self.root.schema:
             # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
-            present = read(None, path)
+            present = read(None, path, self.wish)
         own = present.table(self.root.cri)
         others = [file for file in self.loaded if file.path != path]
         base = effective(others, self.wish)
@@ -291,7 +285,9 @@ class _Editing:
 
 def _with_plugin(file: ConfigFile, plugin: Document) -> Document:
     """The file's document with ``plugin`` as its CRI table."""
-    return {**file.document, "version": file.schema, "plugins": {**file.table(("plugins",)), file.cri[1]: plugin}}
+    # Without one, a file of schema 1 is what it was: containerd 2 does not take the number 1 for a version.
+    version = {} if file.schema != file.read_as else {"version": file.schema}
+    return {**file.document, **version, "plugins": {**file.table(("plugins",)), file.cri[1]: plugin}}
 
 
 def _with_cri(file: ConfigFile) -> Document:
@@ -341,7 +337,7 @@ def _check_effective(files: Files, wish: Wish, before: Configured) -> None:
     """Refuses what another file overrules."""
     loaded = load(files, wish)
     found = _configured(loaded, wish)
-    meant_default = wish.handler if wish.default else found.default
+    meant_default = wish.handler if wish.default and found.default != _NAMELESS else found.default
     if found.handlers.get(wish.handler) == wish.binary and found.default == meant_default:
         return
     guilty = [file.path for file in loaded[1:] if file.has_plugin]
@@ -361,7 +357,8 @@ def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[s
     for file in loaded:
         if wish.enable_cri and file.disabled:
             yield f"{file.path}: the CRI plugin, which disabled_plugins had switched off, is switched on"
-    if wish.cdi and root.schema == 1 and wish.exact:
+    yield from _nameless(loaded, after, wish)
+    if wish.cdi and root.read_as == 1 and follows_blindly(wish):
         yield f"{root.path}: enable_cdi stands where nvidia-ctk puts it in schema 1, which containerd does not read"
     yield from _lost(loaded, after, wish)
     present = {file.path: file for file in loaded}.get(wish.drop_in or DROP_IN)
@@ -370,6 +367,18 @@ def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[s
         for where in _contradictions(root.plugin, present.plugin):
             if not where.removeprefix("containerd.").startswith(ours):
                 yield f"{present.path} says otherwise than {root.path} of {where}, and counts, as it did before"
+
+
+def _nameless(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[str]:
+    """What becomes of the nameless default runtime, where another one is asked for as the default."""
+    former = overruling(effective(loaded, wish), wish)
+    if not former or not wish.default:
+        return
+    said = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
+    if overruling(effective(load(after, wish), wish), wish):
+        yield f"{wish.handler} does not become the default: default_runtime overrules it ({said}); take that out"
+    else:
+        yield f"default_runtime is gone, which overruled every other default; it said: {said}"
 
 
 def _lost(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[str]:

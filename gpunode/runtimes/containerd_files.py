@@ -34,6 +34,7 @@ _CRI_NAMES = frozenset(
 # From here on the CRI tables of several files are merged key by key; before, the last one stands alone (issue 5837).
 MERGES = (2, 1)
 _RELATIVE_PATTERNS = (1, 7)
+_NEW_NAMES = (2,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,19 @@ class ConfigFile:
 
     Attributes:
         schema: 2 for a file without keys, 1 for one without ``version``, as containerd itself counts.
+        read_as: the schema by whose names the daemon takes the CRI plugin's table.
     """
 
     path: str
     text: str
     document: Document
     schema: int
+    read_as: int
 
     @property
     def cri(self) -> Path:
         """Where this file has the CRI plugin's table."""
-        return ("plugins", CRI_PLUGINS.get(self.schema, CRI_PLUGINS[3]))
+        return ("plugins", CRI_PLUGINS.get(self.read_as, CRI_PLUGINS[3]))
 
     @property
     def plugin(self) -> Document:
@@ -114,8 +117,11 @@ class ConfigFile:
         )
 
 
-def read(data: bytes | None, path: str) -> ConfigFile:
+def read(data: bytes | None, path: str, wish: Wish | None = None) -> ConfigFile:
     """The file; a missing one is as one without keys.
+
+    Of a file of schema 1 containerd 2 moves the keys of images alone; of runtimes it takes those that stand under the
+    plugin's newest name (2.1.9, started, its CRI plugin asked).
 
     Raises:
         Refused: it is not TOML, or its version is no whole number.
@@ -131,7 +137,8 @@ def read(data: bytes | None, path: str) -> ConfigFile:
             hint=f"correct {path} (`containerd --config {path} config dump` shows what containerd makes of it)",
         ) from error
     version = document.get("version", 1 if document else 2)
-    file = ConfigFile(path, text, document, version)
+    is_new = wish is not None and wish.version is not None and wish.version >= _NEW_NAMES
+    file = ConfigFile(path, text, document, version, 3 if is_new and version == 1 else version)
     if not isinstance(version, int) or isinstance(version, bool):
         raise file.misshapen(("version",), version, "a whole number")
     return file
@@ -193,7 +200,7 @@ def load(files: Files, wish: Wish) -> tuple[ConfigFile, ...]:
         path, *pending = pending
         if path in loaded or (path not in files and path != root):
             continue
-        loaded[path] = read(files.get(path), path)
+        loaded[path] = read(files.get(path), path, wish)
         for written in loaded[path].imports:
             pending += _named(written, path, files, wish)
     return tuple(loaded.values())
@@ -229,6 +236,17 @@ def effective(loaded: Sequence[ConfigFile], wish: Wish) -> Document:
     if not merges(loaded[0].schema, wish):
         return plugins[-1] if plugins else {}
     return merged(*plugins)
+
+
+def overruling(plugin: Document, wish: Wish) -> Document:
+    """The nameless default runtime of old, which containerd 1 takes whatever ``default_runtime_name`` says.
+
+    Source: containerd 1.6.20 and 1.7.24, started: their CRI plugin then names its default runtime ``default``.
+    """
+    if wish.version is not None and wish.version >= _NEW_NAMES:
+        return {}
+    found = plugin.get("containerd", {}).get("default_runtime", {})
+    return found if isinstance(found, dict) and found.get("runtime_type") else {}
 
 
 def merges(schema: int, wish: Wish) -> bool:

@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpunode.runtimes.containerd_files import overruling
 from gpunode.runtimes.model import RUNC_FAMILY, Wish, cgroup_handlers, needs_runc
 from gpunode.runtimes.tomlread import Document
 
@@ -47,14 +48,21 @@ def wished(plugin: Document, beside: Surroundings, wish: Wish) -> Document:
     runtimes[wish.handler] = known[wish.handler] = _entry(known.get(wish.handler), stood_in_for, beside, wish)
     if wish.default:
         containerd["default_runtime_name"] = wish.handler
+        if overruling(plugin, wish) and not follows_blindly(wish):
+            del containerd["default_runtime"]  # nvidia-ctk leaves it, and what it writes is not the default
     default = containerd.get("default_runtime_name") or former.get("default_runtime_name") or "runc"
     if beside.is_loaded and needs_runc(default, known, beside.schema, wish):
         runtimes["runc"] = known["runc"] = _plain(stood_in_for)
     _set_cgroup(runtimes, known, default, wish)
     if wish.cdi:
         # nvidia-ctk's place for schema 1 is one that containerd does not read.
-        (containerd if beside.schema == 1 and wish.exact else result)["enable_cdi"] = True
+        (containerd if beside.schema == 1 and follows_blindly(wish) else result)["enable_cdi"] = True
     return result
+
+
+def follows_blindly(wish: Wish) -> bool:
+    """Whether nvidia-ctk is followed also where containerd makes nothing of it: as asked, by who knows no daemon."""
+    return wish.exact and wish.mode != "auto" and wish.version is None
 
 
 def _stood_in_for(runtimes: Document, default: str, wish: Wish) -> Document:

@@ -39,7 +39,7 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
 def _taken_out(files: Files, path: str, wish: Wish, was: Former | None, notes: list[str]) -> bytes | None:
     now = files[path]
     if was is not None:
-        file = read(now, path)
+        file = read(now, path, wish)
         whole = [(*file.cri, "containerd", "runtimes", name) for name in (wish.handler, "runc")]
         back = taken_back(was.before, was.after, now, path, whole)
         if back is not None:
@@ -47,7 +47,7 @@ def _taken_out(files: Files, path: str, wish: Wish, was: Former | None, notes: l
             notes += [f"{path}: gone with the entry that they were written into: {', '.join(lost)}"] if lost else []
             return None if was.before is None and not back else back
         notes.append(f"{path}: what gpunode set was changed since, so only its entry and a default that names it go")
-    return _without_entry(files, read(now, path), wish, notes, is_recorded=was is not None)
+    return _without_entry(files, read(now, path, wish), wish, notes, is_recorded=was is not None)
 
 
 def _without_entry(files: Files, file: ConfigFile, wish: Wish, notes: list[str], *, is_recorded: bool) -> bytes | None:
@@ -106,7 +106,7 @@ def _are_tables(one: object, other: object) -> bool:
 def _keep_sound(after: dict[str, bytes | None], wish: Wish, notes: list[str]) -> None:
     """No file names the handler as the default any more, and the CRI plugin keeps a runtime that is its default."""
     for path, content in after.items():
-        if content is not None and _is_orphan(file := read(content, path), wish):
+        if content is not None and _is_orphan(file := read(content, path, wish), wish):
             after[path] = edited(file, _pruned(file, _plugin_without(file.plugin, wish)), content)
             notes.append(f"{path}: {wish.handler} was made the default by somebody else; it is no longer there")
     if _lacks_runc(after, wish):
@@ -123,7 +123,7 @@ def _keep_sound(after: dict[str, bytes | None], wish: Wish, notes: list[str]) ->
 
 def _is_unsound(contents: Mapping[str, bytes | None], wish: Wish) -> bool:
     """Whether it was so before gpunode that the CRI plugin had no default runtime: then that comes back, too."""
-    files = [read(content, path) for path, content in contents.items() if content is not None]
+    files = [read(content, path, wish) for path, content in contents.items() if content is not None]
     return any(_is_orphan(file, wish) for file in files) or _lacks_runc(contents, wish)
 
 

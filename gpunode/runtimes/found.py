@@ -74,7 +74,7 @@ def by_looking(look: Callable[[Probe], Capture], row: Runtime, wish: Wish) -> St
     states: dict[str, FileState] = {}
 
     def find(place: str) -> Files:
-        new = _matches(look, place) if is_pattern(place) else _one(look, place)
+        new = _matches(look, place) if is_pattern(place) else one_by_looking(look, place)
         states.update(new)
         return contents(new)
 
@@ -82,7 +82,8 @@ def by_looking(look: Callable[[Probe], Capture], row: Runtime, wish: Wish) -> St
     return states
 
 
-def _one(look: Callable[[Probe], Capture], path: str) -> States:
+def one_by_looking(look: Callable[[Probe], Capture], path: str) -> States:
+    """As ``by_looking``, the file at ``path`` alone."""
     capture = look(Probe(f"file:{path}", path=path))
     if capture.outcome == "absent":
         return {}
@@ -108,7 +109,7 @@ def _matches(look: Callable[[Probe], Capture], pattern: str) -> States:
 def _found(look: Callable[[Probe], Capture], one: Found) -> States:
     if one.data is not None and one.ownership is not None:
         return {one.path: _state(one.data, one.ownership)}
-    return _one(look, one.path)  # a symbolic link, or what a glob does not read: looked at by its own name
+    return one_by_looking(look, one.path)  # a symbolic link, or what a glob does not read: looked at by its own name
 
 
 def _state(data: bytes, ownership: Ownership | None) -> FileState:

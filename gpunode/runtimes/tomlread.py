@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from gpunode.toml import loads
@@ -17,8 +18,12 @@ class Verbatim(str):
     __slots__ = ()
 
 
+@lru_cache(maxsize=8)
 def parse(text: str) -> Document:
-    """The document; floats keep their spelling.
+    """The document; floats keep their spelling. Nobody changes it: who asks for the same text again gets the same one.
+
+    Reading takes longer than all else that is done with a large file, and what was read to prove an edit is read again
+    by whoever checks what the edit means.
 
     Raises:
         ValueError: the text is not TOML, or holds a number that Python will not read.

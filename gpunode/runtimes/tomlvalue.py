@@ -123,7 +123,9 @@ def _changed_array(text: str, old: list[Any], new: list[Any], script: Script) ->
 
 
 def differing_items(old: list[Any], new: list[Any]) -> list[tuple[int, int, int, int]]:
-    """Which items of ``old``, from and to, have to give way to which of ``new``."""
+    """Which items of ``old``, from and to, have to give way to which of ``new``; as many tables are the same ones."""
+    if len(old) == len(new) and all(isinstance(item, dict) for item in (*old, *new)):
+        return [(n, n + 1, n, n + 1) for n in range(len(old)) if not same(old[n], new[n])]
     head = 0
     while head < min(len(old), len(new)) and same(old[head], new[head]):
         head += 1

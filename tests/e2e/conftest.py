@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -21,6 +22,7 @@ from tests.e2e.lab.commands import LabError, run
 from tests.e2e.lab.machine import Machine
 from tests.e2e.lab.pci import Device
 from tests.e2e.lab.repositories import Repositories, discard_keys, make_repositories
+from tests.e2e.lab.runtimes import provide_runtimes
 from tests.e2e.lab.sandbox import Sandbox
 from tests.e2e.lab.tree import Base
 
@@ -61,6 +63,20 @@ def bases(lab: Path) -> dict[str, Bases]:
         return {codename: lab_bases.provide(codename, lab / codename) for codename in lab_bases.VERSIONS}
     except NoArchive as error:
         _unavailable(f"no test nodes without the Debian archive: {error}")
+
+
+@pytest.fixture(scope="session")
+def runtime_bases(lab: Path) -> Callable[[str], Base]:
+    """The container runtimes of a suite (``lab/runtimes.py``), unpacked once."""
+
+    @cache
+    def provide(suite: str) -> Base:
+        try:
+            return provide_runtimes(suite, lab / f"runtimes-{suite}")
+        except NoArchive as error:
+            _unavailable(f"no container runtimes of {suite} without the Debian archive: {error}")
+
+    return provide
 
 
 @pytest.fixture(scope="session")

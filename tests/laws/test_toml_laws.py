@@ -75,9 +75,8 @@ def test_statements_of_what_stays_as_it_is_stay_byte_for_byte(case: tuple[Text, 
     untouched = {key for key, value in text.document.items() if key in after and same(value, after[key])}
 
     def lines(text: str) -> list[str]:
-        return [
-            node.head + node.value + node.tail.rstrip("\r\n") for node in scan(text).nodes if node.place[0] in untouched
-        ]
+        nodes = (node for node in scan(text).nodes if node.place[0] in untouched)
+        return [(node.head + node.value + node.tail).rstrip("\r\n") for node in nodes]
 
     assert lines(result) == lines(text.text)
 

@@ -316,15 +316,18 @@ def at(document: Any, path: Path) -> Any:
 
 @st.composite
 def extended(draw: st.DrawFn, document: Document) -> Document:
-    """``document`` with keys that it has not, and items in its lists."""
+    """``document`` with keys that it has not, or an item in one of its lists.
+
+    Not both: who changes an item and puts one beside it could also have done it the other way round.
+    """
     after = copy.deepcopy(document)
+    arrays = _arrays(after)
+    if arrays and draw(st.integers(0, 3)) == 0:
+        array = at(after, draw(st.sampled_from(arrays)))
+        of_tables = bool(array) and all(isinstance(item, dict) for item in array)
+        array.insert(draw(st.integers(0, len(array))), draw(tables if of_tables else values))
+        return after
     for _ in range(draw(st.integers(1, 4))):
-        arrays = _arrays(after)
-        if arrays and draw(st.integers(0, 3)) == 0:
-            array = at(after, draw(st.sampled_from(arrays)))
-            of_tables = bool(array) and all(isinstance(item, dict) for item in array)
-            array.insert(draw(st.integers(0, len(array))), draw(tables if of_tables else values))
-            continue
         table = at(after, draw(st.sampled_from(_tables(after))))
         fresh = draw(st.sampled_from([key for key in KEYS if key not in table] or ["new"]))
         table[fresh] = draw(values)
@@ -333,15 +336,16 @@ def extended(draw: st.DrawFn, document: Document) -> Document:
 
 @st.composite
 def reduced(draw: st.DrawFn, document: Document, left: int = 0) -> Document:
-    """``document`` with keys and items taken out; at least ``left`` in each table and list."""
+    """``document`` with keys taken out, or an item; at least ``left`` in each table and list."""
     after = copy.deepcopy(document)
+    arrays = [path for path in _arrays(after) if len(at(after, path)) > left]
+    if arrays and draw(st.integers(0, 3)) == 0:
+        array = at(after, draw(st.sampled_from(arrays)))
+        del array[draw(st.integers(0, len(array) - 1))]
+        return after
     for _ in range(draw(st.integers(1, 3))):
-        arrays = [path for path in _arrays(after) if len(at(after, path)) > left]
         places = [path for path in _tables(after) if len(at(after, path)) > left]
-        if arrays and draw(st.integers(0, 3)) == 0:
-            array = at(after, draw(st.sampled_from(arrays)))
-            del array[draw(st.integers(0, len(array) - 1))]
-        elif places:
+        if places:
             table = at(after, draw(st.sampled_from(places)))
             del table[draw(st.sampled_from(sorted(table)))]
     return after

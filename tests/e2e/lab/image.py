@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from tests.e2e.lab.commands import run
 from tests.e2e.lab.node import Node
@@ -11,9 +12,12 @@ from tests.e2e.lab.tree import NATIVE
 
 def import_image(node: Node, name: str = "lab") -> None:
     """docker in ``node`` has the image ``name``, whose program ``/hello`` prints a line; ``/hello wait`` stays."""
-    folder = node.sandbox.scratch / "image"
+    write_archive(node.sandbox.scratch / "image", node.path("/root/image.tar"))
+    node.run("docker", "import", "/root/image.tar", name)
+
+
+def write_archive(folder: Path, archive: Path) -> None:
+    """``archive`` holds the image's files, which were made in ``folder``."""
     folder.mkdir()
     run(["gcc", "-static", "-Os", "-o", os.fspath(folder / "hello"), os.fspath(NATIVE / "hello.c")])
-    archive = node.path("/root/image.tar")
     run(["tar", "-C", os.fspath(folder), "-cf", os.fspath(archive), "hello"])
-    node.run("docker", "import", "/root/image.tar", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,13 @@ from tests.e2e.lab.node import Node
 _KINDS = ("mnt", "pid", "net", "uts", "ipc", "cgroup")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Marks:
     """By what a node's remains can be told.
 
     Attributes:
-        namespaces: as /proc names them.
+        namespaces: as /proc names them. They are held as long as this is, for the kernel gives their numbers to the
+            next ones at once, and those may be another node's.
     """
 
     scratch: Path
@@ -27,8 +29,10 @@ class Marks:
 
 def marks(node: Node) -> Marks:
     """The marks of a running node."""
-    links = (os.readlink(f"/proc/{node.sandbox.pid}/ns/{kind}") for kind in _KINDS)
-    return Marks(node.sandbox.scratch, frozenset(links))
+    held = [os.open(f"/proc/{node.sandbox.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS]
+    made = Marks(node.sandbox.scratch, frozenset(os.readlink(f"/proc/self/fd/{number}") for number in held))
+    weakref.finalize(made, lambda: [os.close(number) for number in held])
+    return made
 
 
 def leftovers(of: Marks) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -209,9 +210,16 @@ runtime_path = "{BINARY}"
 def test_cri_o_reads_all_of_its_files_in_a_folder_of_their_own(tools: Tools, tmp_path: Path) -> None:
     tools.add("crio", 'test "$5" = config && test ! -e "$4/crio.conf" && test -d "$4" && cat "$2"')
     assert "`crio config` reads it as meant" in check("crio", change(tmp_path, CRIO))
-    (call,) = tools.calls
+    version, call = tools.calls
+    assert version == "crio --version"
     assert "gpunode-crio-" in call
     assert list((tmp_path / "etc").iterdir()) == []
+
+
+def test_without_cri_o_nothing_is_staged(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    assert "no crio here to ask" in check("crio", change(tmp_path, CRIO))
+    assert tools.calls == []
 
 
 def test_what_cri_o_says_of_a_candidate_names_the_real_file(tools: Tools, tmp_path: Path) -> None:

@@ -471,7 +471,7 @@ def test_a_schema_that_is_newer_than_gpunode_is_read_where_the_last_known_one_st
 
 
 def test_a_file_in_which_no_edit_fits_is_refused_with_a_way_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tomltext, "_candidates", lambda *_: iter(()))
+    monkeypatch.setattr(tomltext, "parse", lambda _: {})
     with pytest.raises(Refused, match=r"config\.toml: gpunode found no way to write plugins ") as refused:
         configure(V2, Wish())
     assert "would change what the file means elsewhere" in refused.value.why
@@ -535,3 +535,46 @@ def test_a_file_as_wished_is_recognised_without_tomlkit(monkeypatch: pytest.Monk
 def test_an_unknown_runtime_is_no_row() -> None:
     with pytest.raises(KeyError):
         runtime("rkt")
+
+
+V1 = b'disabled_plugins = ["cri"]\n'
+LEGACY = b"""[plugins.cri.containerd]
+  [plugins.cri.containerd.default_runtime]
+    runtime_type = "io.containerd.runtime.v1.linux"
+"""
+
+
+def test_of_schema_1_containerd_2_takes_the_runtimes_under_its_own_name_for_the_plugin() -> None:
+    out = configure(V1, Wish(version=(2, 1, 9), exact=True))
+    found = read(out)
+    assert "version" not in found
+    assert set(found["plugins"]) == {"io.containerd.cri.v1.runtime"}
+    assert inspect(out, Wish(version=(2, 1, 9))).handlers == {"nvidia": "/usr/bin/nvidia-container-runtime"}
+    assert set(read(configure(V1, Wish(version=(1, 7))))["plugins"]) == {"cri"}
+
+
+def test_the_nameless_default_of_old_goes_where_another_default_is_asked_for_and_that_is_told() -> None:
+    wish = Wish(default=True, version=(1, 7))
+    edited = containerd.configure({containerd.CONFIG: LEGACY}, wish)
+    (edit,) = edited.edits
+    assert edit.after is not None
+    assert "default_runtime" not in read(edit.after)["plugins"]["cri"]["containerd"]
+    assert any("io.containerd.runtime.v1.linux" in note for note in edited.notes)
+    kept = containerd.configure({containerd.CONFIG: LEGACY}, replace(wish, default=False))
+    assert b"[plugins.cri.containerd.default_runtime]" in (kept.edits[0].after or b"")
+
+
+def test_who_knows_no_daemon_follows_nvidia_ctk_and_is_told_what_containerd_makes_of_it() -> None:
+    wish = Wish(default=True, cdi=True, exact=True, mode="in-place")
+    edited = containerd.configure({containerd.CONFIG: LEGACY}, wish)
+    assert b"default_runtime]" in (edited.edits[0].after or b"")
+    assert any("does not become the default" in note for note in edited.notes)
+    assert any("enable_cdi stands where" in note for note in edited.notes)
+
+
+def test_the_cri_plugin_is_switched_on_when_asked_and_that_is_told() -> None:
+    edited = containerd.configure({containerd.CONFIG: V1}, Wish(enable_cri=True, version=(1, 7)))
+    found = read(edited.edits[0].after or b"")
+    assert found["disabled_plugins"] == []
+    assert "runc" in found["plugins"]["cri"]["containerd"]["runtimes"]
+    assert any("switched on" in note for note in edited.notes)

@@ -1,0 +1,378 @@
+"""The NVIDIA container toolkit's config.toml, with the keys and the ``--set`` of nvidia-ctk, edited as text.
+
+Every container start reads this file anew, so a change of it owes nobody a restart.
+
+Source: nvidia-container-toolkit@v1.20.0, api/config/v1 and cmd/nvidia-ctk/config; what that release printed and wrote.
+Four of its habits are not followed. Comments, order and layout stay. A key that stands in the file as a comment is set
+below it, and no such comment is added to a file that is there. A comma in a value stays part of it. A value with which
+the toolkit itself would start no container is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal, TypeAlias
+
+from gpunode.errors import Refused, UsageError
+from gpunode.runtimes.text import decode, encode, same
+from gpunode.runtimes.tomlread import Document, Path, parse
+
+CONFIG = "/etc/nvidia-container-runtime/config.toml"
+Value: TypeAlias = "bool | str | list[str]"
+Usual: TypeAlias = "bool | str | tuple[str, ...]"
+Kind: TypeAlias = Literal["switch", "text", "list", "feature"]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the file.
+
+    Attributes:
+        name: its tables and its own name, joined by dots.
+        kind: ``feature`` is a switch that ``=nil`` takes out.
+        default: what a file that is made anew sets it to; None where it does not.
+        shown: the value that such a file names in a comment; None where it does not.
+        allowed: the values that the toolkit knows; any where this is empty.
+    """
+
+    name: str
+    kind: Kind
+    default: Usual | None = None
+    shown: Usual | None = None
+    allowed: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The way down to it."""
+        return tuple(self.name.split("."))
+
+
+_CLI, _RUNTIME, _MODES = "nvidia-container-cli", "nvidia-container-runtime", "nvidia-container-runtime.modes"
+# In the order of a file that is made anew.
+KEYS: tuple[Key, ...] = (
+    Key("accept-nvidia-visible-devices-as-volume-mounts", "switch", shown=False),
+    Key("accept-nvidia-visible-devices-envvar-when-unprivileged", "switch", shown=True),
+    Key("disable-require", "switch", default=False),
+    Key("supported-driver-capabilities", "text", default="compat32,compute,display,graphics,ngx,utility,video"),
+    Key("swarm-resource", "text", shown="DOCKER_RESOURCE_GPU"),
+    Key("features.allow-cuda-compat-libs-from-container", "feature"),
+    Key("features.allow-ldconfig-from-container", "feature"),
+    Key("features.allow-unknown-oci-spec-fields", "feature"),
+    Key("features.disable-cuda-compat-lib-hook", "feature"),
+    Key("features.disable-imex-channel-creation", "feature"),
+    Key("features.ignore-imex-channel-requests", "feature"),
+    Key("features.no-additional-gids-for-device-nodes", "feature"),
+    Key(f"{_CLI}.debug", "text", shown="/var/log/nvidia-container-toolkit.log"),
+    Key(f"{_CLI}.environment", "list", default=()),
+    Key(f"{_CLI}.ldcache", "text", shown="/etc/ld.so.cache"),
+    Key(f"{_CLI}.ldconfig", "text", default="@/sbin/ldconfig"),
+    Key(f"{_CLI}.load-kmods", "switch", default=True),
+    Key(f"{_CLI}.no-cgroups", "switch", shown=False),
+    Key(f"{_CLI}.no-pivot", "switch"),
+    Key(f"{_CLI}.path", "text", shown="/usr/bin/nvidia-container-cli"),
+    Key(f"{_CLI}.root", "text", shown="/run/nvidia/driver"),
+    Key(f"{_CLI}.user", "text", shown="root:video"),
+    Key(f"{_RUNTIME}.debug", "text", shown="/var/log/nvidia-container-runtime.log"),
+    Key(f"{_RUNTIME}.log-level", "text", default="info"),
+    Key(f"{_RUNTIME}.mode", "text", default="auto", allowed=("auto", "legacy", "cdi", "csv", "jit-cdi")),
+    Key(f"{_RUNTIME}.runtimes", "list", default=("runc", "crun")),
+    Key(f"{_MODES}.cdi.annotation-prefixes", "list", default=("cdi.k8s.io/",)),
+    Key(f"{_MODES}.cdi.default-kind", "text", default="nvidia.com/gpu"),
+    Key(f"{_MODES}.cdi.spec-dirs", "list", default=("/etc/cdi", "/var/run/cdi")),
+    Key(f"{_MODES}.csv.compat-container-root", "text"),
+    Key(f"{_MODES}.csv.mount-spec-path", "text", default="/etc/nvidia-container-runtime/host-files-for-container.d"),
+    Key(f"{_MODES}.jit-cdi.nvcdi-disable-hooks", "list"),
+    Key(f"{_MODES}.jit-cdi.nvcdi-feature-flags", "list"),
+    Key(
+        f"{_MODES}.legacy.cuda-compat-mode",
+        "text",
+        default="ldconfig",
+        allowed=("ldconfig", "hook", "mount", "disabled"),
+    ),
+    Key("nvidia-container-runtime-hook.path", "text", default="nvidia-container-runtime-hook"),
+    Key("nvidia-container-runtime-hook.skip-mode-detection", "switch", default=False),
+    Key("nvidia-ctk.path", "text", default="nvidia-ctk"),
+)
+_BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
+_LDCONFIG = _BY_NAME[f"{_CLI}.ldconfig"]
+_FOREIGN_LDCONFIG = _BY_NAME["features.allow-ldconfig-from-container"]
+# As Go's strconv.ParseBool reads them.
+_SWITCH = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a key shall be set to; None takes it out."""
+
+    key: Key
+    value: Value | None
+
+
+def settings(words: Iterable[str]) -> tuple[Setting, ...]:
+    """What the values of ``--set`` ask for, in their order.
+
+    Raises:
+        UsageError: a key is unknown, or a value is none that its key can have.
+    """
+    return tuple(_setting(part) for word in words for part in _parts(word))
+
+
+def _parts(word: str) -> Sequence[str]:
+    """The settings in one ``--set``: nvidia-ctk cuts it at every comma, here those that belong to a value are left."""
+    parts = word.split(",")
+    return parts if all(part.partition("=")[0] in _BY_NAME for part in parts) else (word,)
+
+
+def _setting(word: str) -> Setting:
+    name, equals, value = word.partition("=")
+    key = _BY_NAME.get(name)
+    if key is None:
+        raise _unknown(name)
+    if key.kind in {"switch", "feature"}:
+        return Setting(key, _switched(key, value if equals else "true"))
+    if not equals:
+        raise UsageError(f"--set {name} has no value", hint=f"write --set {name}={_example(key)}")
+    if key.kind == "list":
+        return Setting(key, _listed(key, value))
+    if key.allowed and value not in key.allowed:
+        raise UsageError(
+            f"--set {name} cannot be {value!r}",
+            why=f"the toolkit knows: {', '.join(key.allowed)}",
+            hint=f"write --set {name}={key.allowed[0]}",
+        )
+    return Setting(key, value)
+
+
+def _unknown(name: str) -> UsageError:
+    below = [known for known in _BY_NAME if known.startswith(f"{name}.")]
+    if below:
+        return UsageError(f"--set {name} names a table", hint=f"name one of its keys: {', '.join(below)}")
+    table, _, last = name.rpartition(".")
+    beside = {known.rpartition(".")[2]: known for known in _BY_NAME if known.rpartition(".")[0] == table}
+    near = [beside[one] for one in difflib.get_close_matches(last, beside, 1, 0.75)]
+    near = near or [known for known in _BY_NAME if known.rpartition(".")[2] == last]
+    hint = "write one of these instead" if beside else "`gpunode ctk config default` shows the usual ones"
+    return UsageError(
+        f"--set {name}: the toolkit's configuration has no such key",
+        why=f"there are {', '.join(beside.values())}" if beside else "nor such a table",
+        hint=f"did you mean {' or '.join(near)}?" if near else hint,
+    )
+
+
+def _switched(key: Key, value: str) -> bool | None:
+    if key.kind == "feature" and value == "nil":
+        return None
+    if value not in _SWITCH:
+        raise UsageError(
+            f"--set {key.name} cannot be {value!r}",
+            why="it is either on or off",
+            hint=f"write --set {key.name}=true or --set {key.name}=false"
+            + (f", or --set {key.name}=nil to take it out" if key.kind == "feature" else ""),
+        )
+    return _SWITCH[value]
+
+
+def _listed(key: Key, value: str) -> list[str]:
+    """The items between colons; none for an empty value, where nvidia-ctk makes one empty item."""
+    if "," in value:
+        raise UsageError(
+            f"--set {key.name}={value}: a list is separated by colons",
+            why="nvidia-ctk cuts a value at its commas and then fails, so what they would mean is open",
+            hint=f"write --set {key.name}={value.replace(',', ':')}",
+        )
+    return value.split(":") if value else []
+
+
+def _example(key: Key) -> str:
+    example = key.default if key.default is not None else key.shown
+    return ":".join(example) if isinstance(example, tuple) else str(example or "VALUE")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the usual values hang on.
+
+    Attributes:
+        suse: whether the distribution is of SUSE's family, where device nodes are the group video's.
+        real_ldconfig: whether /sbin/ldconfig.real is there, which /sbin/ldconfig then wraps (Ubuntu).
+    """
+
+    suse: bool = False
+    real_ldconfig: bool = False
+
+
+def default(machine: Machine, wished: Sequence[Setting] = ()) -> str:
+    """The text of a file that is made anew."""
+    values: dict[str, Usual | Value | None] = {key.name: key.default for key in KEYS}
+    if machine.suse:
+        values[f"{_CLI}.user"] = "root:video"
+    if machine.real_ldconfig:
+        values[_LDCONFIG.name] = "@/sbin/ldconfig.real"
+    return _written({**values, **_values(wished)})
+
+
+def _values(wished: Sequence[Setting]) -> dict[str, Value | None]:
+    return {setting.key.name: setting.value for setting in wished}
+
+
+def _written(values: Mapping[str, Usual | Value | None]) -> str:
+    """A file that says ``values`` and shows what else there is in comments, laid out as nvidia-ctk does."""
+    lines: list[str] = []
+    headers: set[Path] = {()}
+    for table, keys in groupby(KEYS, lambda key: key.path[:-1]):
+        if statements := list(_statements(keys, values)):
+            new = [path for depth in range(len(table)) if (path := table[: depth + 1]) not in headers]
+            headers.update(new)
+            lines += [line for path in new for line in ("", f"[{'.'.join(path)}]")]
+            lines += statements
+    return "\n".join((*lines, ""))
+
+
+def _statements(keys: Iterable[Key], values: Mapping[str, Usual | Value | None]) -> Iterator[str]:
+    for key in keys:
+        if (value := values.get(key.name)) is not None:
+            yield _statement(key, value)
+        elif key.shown is not None:
+            yield f"#{_statement(key, key.shown)}"
+
+
+def _statement(key: Key, value: Value | Usual) -> str:
+    from gpunode.runtimes import tomltext
+
+    plain = list(value) if isinstance(value, tuple) else value
+    return tomltext.edit("", {}, {key.path[-1]: plain}).strip()
+
+
+def configure(data: bytes | None, wished: Sequence[Setting], machine: Machine, path: str = CONFIG) -> bytes:
+    """The file as ``wished``; the same bytes when it says all of that already.
+
+    Args:
+        data: the file as it is; None where there is none: it is made anew. An empty one gets no usual values.
+        wished: later ones win.
+        machine: that the file is for.
+        path: of the file, for messages.
+
+    Raises:
+        Refused: the file cannot be read, or the toolkit would start no container with the outcome.
+    """
+    text = decode(data, path)
+    if data is None:
+        text = default(machine, wished)
+    elif not text.strip() and any(setting.value is not None for setting in wished):
+        text = _written(_values(wished))
+    document = _document(text, path)
+    for setting in wished:
+        text = _edited(text, document, setting, path)
+        document = parse(text)
+    if any(setting.key in (_LDCONFIG, _FOREIGN_LDCONFIG) for setting in wished):
+        _check_ldconfig(document)
+    return encode(text, data)
+
+
+def _document(text: str, path: str) -> Document:
+    try:
+        return parse(text)
+    except (ValueError, RecursionError) as error:
+        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        place = f"{path}:{found[1]}" if found else path
+        raise Refused(
+            f"{place}: not valid TOML",
+            why=f"{error}; the toolkit starts no container with this file",
+            hint=f"correct {path}; `gpunode ctk config default` prints a sound one",
+        ) from error
+
+
+def _edited(text: str, before: Document, setting: Setting, path: str) -> str:
+    from gpunode.runtimes import tomltext
+
+    keys = setting.key.path
+    _check_tables(before, text, keys[:-1], path)
+    after = _with(before, keys, setting.value)
+    if same(before, after):
+        return text
+    if _value(before, keys) is None and (found := _below_its_comment(text, after, setting)):
+        return found
+    try:
+        return tomltext.edit(text, before, after)
+    except tomltext.Uneditable as error:
+        table = ".".join(keys[:-1])
+        raise Refused(
+            f"{path}: gpunode found no way to write {setting.key.name} that leaves the rest of the file as it is",
+            why="every way of writing it would change what the file means elsewhere",
+            hint=f"write [{table}] as a table with a header of its own, then run the command again"
+            if table
+            else f"write {setting.key.name} into it by hand",
+        ) from error
+
+
+def _below_its_comment(text: str, after: Document, setting: Setting) -> str:
+    """``text`` with the key set below the comment that names it with another value; empty where there is none."""
+    if setting.value is None:
+        return ""
+    name = setting.key.path[-1]
+    for comment in re.finditer(rf"^(?P<indent>[ \t]*)#[ \t]*{re.escape(name)}[ \t]*=[^\r\n]*", text, re.MULTILINE):
+        newline = "\r\n" if "\r\n" in text else "\n"
+        line = newline + comment["indent"] + _statement(setting.key, setting.value)
+        found = text[: comment.end()] + line + text[comment.end() :]
+        if _reads_as(found, after):
+            return found
+    return ""
+
+
+def _reads_as(text: str, document: Document) -> bool:
+    try:
+        return same(parse(text), document)
+    except ValueError:
+        return False
+
+
+def _check_tables(document: Document, text: str, keys: Path, path: str) -> None:
+    for depth in range(1, len(keys) + 1):
+        found = _value(document, keys[:depth])
+        if found is not None and not isinstance(found, dict):
+            from gpunode.runtimes.tomltext import line_of
+
+            raise Refused(
+                f"{path}:{line_of(text, keys[:depth])}: {'.'.join(keys[:depth])} is not a table",
+                why=f"it is {found!r}"[:200],
+                hint=f"correct {path}; the toolkit cannot use it either",
+            )
+
+
+def _value(document: Document, keys: Path) -> object:
+    """What stands there; None for nothing. A way that is no table ends in nothing."""
+    node: object = document
+    for key in keys:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
+
+
+def _with(document: Document, keys: Path, value: Value | None) -> Document:
+    """``document`` with ``value`` there; with None without the key, and without the table that it was all of."""
+    key, *below = keys
+    rest = {name: one for name, one in document.items() if name != key}
+    if not below:
+        return rest if value is None else {**document, key: value}
+    former = document.get(key, {})
+    table = _with(former, tuple(below), value)
+    is_gone = not table and (former or key not in document)
+    return rest if is_gone else {**document, key: table}
+
+
+def _check_ldconfig(document: Document) -> None:
+    value = _value(document, _LDCONFIG.path)
+    if not isinstance(value, str) or value.startswith("@") or _value(document, _FOREIGN_LDCONFIG.path) is True:
+        return
+    raise Refused(
+        f"{_LDCONFIG.name} = {value!r} would keep every GPU container from starting",
+        why="a path without @ before it is one in the container's own image, which the toolkit refuses to run unless "
+        f"{_FOREIGN_LDCONFIG.name} is on",
+        hint=f"the host's own: --set {_LDCONFIG.name}=@{value if value.startswith('/') else '/sbin/ldconfig'}",
+    )

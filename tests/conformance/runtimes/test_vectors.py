@@ -1,0 +1,251 @@
+"""gpunode in the place of nvidia-ctk: every vector's own command, told to gpunode, and the outcome compared.
+
+SOURCE.md says what the vectors are and what their verdicts ask for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpunode.cli import boundary
+from tests.conformance.runtimes.golden import Tree, Vector, comments, judge, parsed, runs, tree, vectors
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: what is configured is root's")
+
+VECTORS = vectors()
+REFUSED = [vector for vector in VECTORS if vector.is_refused]
+PRINTED = [vector for vector in VECTORS if not vector.is_refused and vector.stdout is not None]
+WRITTEN = [vector for vector in VECTORS if vector not in REFUSED and vector not in PRINTED]
+# Each of these runs as a process of its own, too.
+AS_PROCESSES = (1, 12, 42, 64, 97, 123, 142)
+# Their default was a runtime that nothing described but for our entry: what is taken back ends that, and says so.
+DANGLING = frozenset({132})
+# The containerd that these vectors ask. What it says is made of nvidia-ctk's own answer, which repeats it.
+DUMPED = {45: "1.7.24", 46: "2.1.9"}
+STUB = """\
+#!/bin/sh
+case "$1" in
+--version) echo "containerd github.com/containerd/containerd {version} stub"; exit ;;
+--config) file=/usr/share/checked.toml ;;
+*) file=/usr/share/dump.toml ;;
+esac
+while IFS= read -r line; do printf '%s\\n' "$line"; done < $file
+"""
+
+
+@dataclass(frozen=True)
+class Told:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Gpunode = Callable[[Sequence[str]], Told]
+
+
+@pytest.fixture
+def gpunode(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Gpunode:
+    # What is on the disk after a power cut is asked elsewhere, and takes most of the time.
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+    def run(words: Sequence[str]) -> Told:
+        monkeypatch.setattr(sys, "argv", ["gpunode", *words])
+        capsys.readouterr()
+        code = boundary.run(list(words))
+        return Told(code, *capsys.readouterr())
+
+    return run
+
+
+def name(vector: Vector) -> str:
+    return vector.folder.name
+
+
+@pytest.fixture
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The vector's node as nvidia-ctk found it."""
+    vector: Vector = request.getfixturevalue("vector")
+    folder = tmp_path / "root"
+    vector.lay_out(folder)
+    if vector.number in DUMPED:
+        _install_stub(vector, folder)
+    return folder
+
+
+def _install_stub(vector: Vector, root: Path) -> None:
+    """A containerd in ``root`` with the shell that it takes: it knows its version, its dump, and one candidate's."""
+    import tomlkit
+
+    checked = vector.read("expected-dropin") or b""
+    dump = parsed(".toml", checked)
+    (cri,) = dump["plugins"].values()
+    del cri["containerd"]["runtimes"]["nvidia"]
+    cri["containerd"]["default_runtime_name"] = "runc"
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/share").mkdir(parents=True)
+    (root / "usr/share/dump.toml").write_text(tomlkit.dumps(dump))
+    (root / "usr/share/checked.toml").write_bytes(checked)
+    stub = root / "usr/bin/containerd"
+    stub.write_text(STUB.format(version=DUMPED[vector.number]))
+    stub.chmod(0o755)
+    shell = shutil.which("dash") or "/bin/sh"
+    needed = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
+    for library in re.findall(r"(/\S+)", needed):
+        _copy(library, root)
+    (root / "bin").mkdir(exist_ok=True)
+    shutil.copy(shell, root / "bin/sh")
+
+
+def _copy(file: str, root: Path) -> None:
+    there = Path(f"{root}{file}")
+    there.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, there)
+
+
+def test_there_are_151_and_each_has_a_verdict() -> None:
+    assert [vector.number for vector in VECTORS] == list(range(1, 152))
+    assert {vector.verdict for vector in VECTORS} == {"match", "match-plus", "deviate", "refuse"}
+    assert all(vector.ours for vector in VECTORS if vector.verdict == "deviate")
+
+
+@pytest.mark.parametrize("vector", REFUSED, ids=name)
+def test_refused(vector: Vector, root: Path, gpunode: Gpunode) -> None:
+    before = tree(root)
+    told = gpunode(vector.argv(root))
+    assert told.code in {2, 3}, told
+    assert told.err.startswith("gpunode: ")
+    assert "next: " in told.err
+    for words in vector.ours[1:]:
+        assert words in told.err
+    assert tree(root) == before
+    assert runs(root) == ()
+
+
+@pytest.mark.parametrize("vector", PRINTED, ids=name)
+def test_printed(vector: Vector, root: Path, gpunode: Gpunode) -> None:
+    before = tree(root)
+    told = gpunode(vector.argv(root))
+    assert told.code == 0, told
+    _compare(vector, root, told)
+    assert tree(root) == before
+    assert runs(root) == ()
+
+
+@pytest.mark.parametrize("vector", WRITTEN, ids=name)
+def test_written_once_and_taken_back(vector: Vector, root: Path, gpunode: Gpunode) -> None:
+    before = tree(root)
+    told = gpunode(vector.argv(root))
+    assert told.code == 0, told
+    _compare(vector, root, told)
+    _once_and_back(vector, root, gpunode, vector.argv(root), before)
+
+
+# Had our entry before, so that there was nothing to record, and by its name alone it is taken out.
+OURS_BEFORE = frozenset({119})
+
+
+OTHERWISE = [
+    pytest.param(vector, mode, id=f"{name(vector)}-{mode}")
+    for vector in WRITTEN
+    for mode in ("auto", "in-place", "drop-in")
+    if "--mode" in vector.argv(Path()) and vector.number not in {*DUMPED, *OURS_BEFORE} and mode != vector.told["mode"]
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("vector", "mode"), OTHERWISE)
+def test_another_mode_is_refused_or_written_once_and_taken_back(
+    vector: Vector, root: Path, gpunode: Gpunode, mode: str
+) -> None:
+    words = [mode if word == vector.told["mode"] else word for word in vector.argv(root)]
+    before = tree(root)
+    told = gpunode(words)
+    assert told.code in {0, 2, 3}, told
+    if told.code:
+        assert tree(root) == before
+    else:
+        _once_and_back(vector, root, gpunode, words, before)
+
+
+def _once_and_back(vector: Vector, root: Path, gpunode: Gpunode, words: Sequence[str], before: Tree) -> None:
+    """Having been told ``words`` gpunode lost no comment, has nothing to do a second time, and can take it back."""
+    once, recorded = tree(root), runs(root)
+    for path in vector.paths:
+        if path in before and path.endswith(".toml"):
+            left = comments(once[path][1].decode())
+            assert [one for one in comments(before[path][1].decode()) if one not in left] == [], path
+    again = gpunode(words)
+    assert again.code == 0, again
+    assert (tree(root), runs(root)) == (once, recorded)
+    if once == before:
+        return
+    back = gpunode(vector.undo(root))
+    assert back.code == 0, back
+    if vector.number in DANGLING:
+        _compare_without_default(before, tree(root), vector.paths[0])
+        assert "would not start" in back.out
+    else:
+        assert tree(root) == before
+
+
+def _compare_without_default(before: Tree, after: Tree, path: str) -> None:
+    meant = parsed(".toml", before[path][1])
+    del meant["crio"]["runtime"]["default_runtime"]
+    assert parsed(".toml", after[path][1]) == meant
+    assert {**after, path: before[path]} == before
+
+
+@pytest.mark.parametrize("vector", [vector for vector in VECTORS if vector.number in AS_PROCESSES], ids=name)
+def test_answered_by_a_process(vector: Vector, root: Path) -> None:
+    command = [sys.executable, "-m", "gpunode", *vector.argv(root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    _compare(vector, root, Told(0, done.stdout, done.stderr))
+
+
+def _compare(vector: Vector, root: Path, told: Told) -> None:
+    found = {path: data for path, (_, data) in tree(root).items()}
+    judge(vector, found)
+    for path, data in vector.others("expected").items():
+        assert parsed(path, found[path]) == parsed(path, data), path
+    if vector.stdout is not None:
+        _compare_printed(vector, told.out)
+
+
+def _compare_printed(vector: Vector, out: str) -> None:
+    """Two documents, the drop-in first, are parted by a blank line."""
+    assert vector.stdout is not None
+    kind = ".json" if vector.stdout.startswith("{") else ".toml"
+    if not (vector.paths[1] and kind == ".toml"):
+        assert parsed(kind, out.encode()) == parsed(kind, vector.stdout.encode())
+        return
+    # The top-level file of nvidia-ctk has its keys before its tables, and no key of a table stands at a line's start.
+    (theirs,) = [pair for pair in _pairs(vector.stdout) if re.match(r"[a-z]", pair[1])]
+    meant = [parsed(kind, part.encode()) for part in theirs]
+    assert meant in [[parsed(kind, part.encode()) for part in pair] for pair in _pairs(out)]
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    lines = text.splitlines(keepends=True)
+    cuts = [number for number, line in enumerate(lines) if not line.strip()]
+    pairs = [("".join(lines[:cut]), "".join(lines[cut + 1 :])) for cut in cuts]
+    return [pair for pair in pairs if all(_is_toml(part) for part in pair)]
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        parsed(".toml", text.encode())
+    except ValueError:
+        return False
+    return True

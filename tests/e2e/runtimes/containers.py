@@ -1,0 +1,186 @@
+"""A program: containers go through the runtimes that gpunode configures, and it tells what was seen of each.
+
+It runs in the namespaces of a lab's node, whose ROOT is its argument; a JSON object is its answer. The image lies there
+as /root/image.tar; ``nvidia-container-runtime`` is a stand-in that records its call in CALLS and executes runc.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.e2e.lab.toolkit import CALLS
+from tests.e2e.runtimes.cri import Cri, NoCri
+from tests.e2e.runtimes.daemons import DOCKERD, Files, Root
+
+CONTAINERD: Final = "/etc/containerd/config.toml"
+DOCKER: Final = "/etc/docker/daemon.json"
+# As owners have them.
+OWN_TOML: Final = b"# Ours; do not lose it.\nversion = 2\n\n[debug]\n  level = 'warn' # quiet\n"
+OWN_JSON: Final = b'{"max-concurrent-downloads": 4}'
+# The file of the containerd.io package, its licence left out.
+SHIPPED: Final = b'disabled_plugins = ["cri"]\n\n#root = "/var/lib/containerd"\n#state = "/run/containerd"\n'
+_IMAGE: Final = "docker.io/library/lab:1"
+_ARCHIVE: Final = "/root/lab.tar"
+_SOCKET: Final = "run/containerd/containerd.sock"
+_LOGS: Final = "/run/pods"
+
+
+class Unexpected(Exception):
+    """A step went wrong; says how."""
+
+
+class Node:
+    """The system below ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Root(root)
+        self._counted = 0
+
+    def gpunode(self, *words: str) -> str:
+        """What ``gpunode ctk runtime WORDS`` said, which went well."""
+        command = [sys.executable, "-m", "gpunode", "ctk", "runtime", *words, "--root", str(self.root.path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Unexpected(f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done.stdout + done.stderr
+
+    def run(self, *argv: str) -> str:
+        """What ``argv`` printed inside; it went well."""
+        done = self.root.run(*argv)
+        if done.returncode:
+            raise Unexpected(f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    def through_nvidia(self, container: Callable[[], str]) -> tuple[str, bool]:
+        """What a container printed, and whether the stand-in was asked to create it."""
+        said = container()
+        calls = (self.root.path / CALLS.lstrip("/")).read_text().splitlines()
+        fresh, self._counted = calls[self._counted :], len(calls)
+        return said, any(" create " in call for call in fresh)
+
+    @contextmanager
+    def containerd(self) -> Iterator[Cri]:
+        """containerd runs, with the image in the kubelet's part of it if that has been saved."""
+        with self.root.daemon("containerd"):
+            self._await(lambda: self.root.run("ctr", "version").returncode == 0, "containerd")
+            if (self.root.path / _ARCHIVE.lstrip("/")).exists():
+                self._import()
+            with Cri(self.root.path / _SOCKET) as cri:
+                yield cri
+
+    def pod(self, cri: Cri, handler: str) -> str:
+        """What a container of a pod printed that asked for ``handler``."""
+        output = self.root.path / f"{_LOGS}/output".lstrip("/")
+        output.unlink(missing_ok=True)
+        cri.run(_IMAGE, "/hello", handler=handler, logs=_LOGS)
+        return output.read_text()
+
+    def _import(self) -> None:
+        images = ("ctr", "--namespace", "k8s.io", "images")
+        self.run(*images, "import", _ARCHIVE)
+        # No registry is here, so the lab's image stands for the one that holds a pod's namespaces.
+        dump = self.run("containerd", "config", "dump")
+        if pause := re.search(r"""sandbox(?:_image)? = ["'](.+:.+)["']""", dump):
+            self.run(*images, "tag", "--force", _IMAGE, pause[1])
+
+    def _await(self, true: Callable[[], bool], what: str) -> None:
+        for _ in range(300):
+            if true():
+                return
+            time.sleep(0.1)
+        raise Unexpected(f"{what} does not answer: {(self.root.path / f'var/log/{what}.log').read_text()[-2000:]}")
+
+
+def docker(node: Node) -> dict[str, object]:
+    """docker by the runtime's name, by default after a SIGHUP, and after unconfigure."""
+    seen: dict[str, object] = {}
+    node.root.lay({DOCKER: OWN_JSON})
+    node.gpunode("configure", "--runtime=docker")
+    with node.root.daemon("containerd"), node.root.daemon(*DOCKERD) as (daemon, _):
+        node._await(lambda: node.root.run("docker", "version").returncode == 0, "dockerd")
+        node.run(
+            "docker",
+            "import",
+            "--change",
+            'ENTRYPOINT ["/hello"]',
+            "--change",
+            'CMD ["wait"]',
+            "/root/image.tar",
+            "lab:1",
+        )
+        named = ("docker", "run", "--rm", "--runtime=nvidia", "--entrypoint=/hello", "lab:1")
+        plain = ("docker", "run", "--rm", "--entrypoint=/hello", "lab:1")
+        seen["by name"] = node.through_nvidia(lambda: node.run(*named))
+        seen["not asked for"] = node.through_nvidia(lambda: node.run(*plain))
+        node.gpunode("configure", "--runtime=docker", "--set-as-default")
+        daemon.send_signal(signal.SIGHUP)
+        node._await(lambda: "nvidia" in node.run("docker", "info", "--format={{.DefaultRuntime}}"), "dockerd")
+        seen["by default"] = node.through_nvidia(lambda: node.run(*plain))
+        node.gpunode("unconfigure", "--runtime=docker")
+        node.run("docker", "save", "--output", _ARCHIVE, "lab:1")
+    # dockerd keeps files of its own beside it.
+    seen["file afterwards"] = node.root.files()[DOCKER] == OWN_JSON
+    return seen
+
+
+def containerd(node: Node) -> dict[str, object]:
+    """Pods by RuntimeClass's handler, by default, and after unconfigure."""
+    seen: dict[str, object] = {}
+    before: Files = {CONTAINERD: OWN_TOML}
+    node.root.lay(before)
+    node.gpunode("configure", "--runtime=containerd")
+    with node.containerd() as cri:
+        seen["by name"] = node.through_nvidia(lambda: node.pod(cri, "nvidia"))
+        seen["not asked for"] = node.through_nvidia(lambda: node.pod(cri, ""))
+    node.gpunode("configure", "--runtime=containerd", "--set-as-default")
+    with node.containerd() as cri:
+        seen["by default"] = node.through_nvidia(lambda: node.pod(cri, ""))
+    node.gpunode("unconfigure", "--runtime=containerd")
+    with node.containerd() as cri:
+        seen["after unconfigure"] = node.through_nvidia(lambda: node.pod(cri, ""))
+    seen["files afterwards"] = node.root.files() == before
+    return seen
+
+
+def shipped(node: Node) -> dict[str, object]:
+    """The file of the containerd.io package: no CRI until it is asked for, then pods."""
+    seen: dict[str, object] = {}
+    node.root.lay({CONTAINERD: SHIPPED})
+    seen["told"] = "cri" in node.gpunode("configure", "--runtime=containerd")
+    with node.containerd() as cri:
+        try:
+            cri.told()
+        except NoCri as error:
+            seen["as shipped"] = str(error)
+    node.gpunode("configure", "--runtime=containerd", "--enable-cri")
+    with node.containerd() as cri:
+        seen["by name"] = node.through_nvidia(lambda: node.pod(cri, "nvidia"))
+        seen["not asked for"] = node.through_nvidia(lambda: node.pod(cri, ""))
+    return seen
+
+
+def main() -> None:
+    """Prints what was seen in each scene."""
+    node = Node(Path(sys.argv[1]))
+    print(json.dumps({scene.__name__: _played(scene, node) for scene in (docker, containerd, shipped)}))
+
+
+def _played(scene: Callable[[Node], dict[str, object]], node: Node) -> dict[str, object]:
+    """What was seen, or what went wrong: one scene says nothing of the others."""
+    try:
+        return scene(node)
+    except (Unexpected, NoCri) as error:
+        return {"wrong": str(error)}
+
+
+if __name__ == "__main__":
+    main()

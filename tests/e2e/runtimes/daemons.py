@@ -1,0 +1,182 @@
+"""Real daemons below a root, started on a node's files, asked, and ended."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from tests.e2e.runtimes.cri import Cri, NoCri
+
+# A node's files by their paths; what is not named is not there.
+Files: TypeAlias = Mapping[str, bytes]
+
+_ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+DOCKERD: Final = ("dockerd", "--containerd=/run/containerd/containerd.sock", "--iptables=false", "--ip6tables=false")
+_FOLDERS: Final = ("etc/containerd", "etc/docker")
+_GPUNODES_OWN: Final = ("var/lib/gpunode", "var/log/gpunode")
+# What the vectors' containerd files name: a base_runtime_spec that is not there keeps the CRI plugin from loading.
+_SPECS: Final = ("etc/containerd/cri-base.json", "etc/containerd/base.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a daemon's own parser makes of files.
+
+    Attributes:
+        ok: whether it takes them; None for a dockerd that cannot be asked.
+        dump: as ``containerd config dump`` prints it; empty when it does not take them, and for dockerd.
+        said: what it complained of.
+    """
+
+    ok: bool | None
+    dump: str
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a daemon that runs on files tells over its socket.
+
+    Attributes:
+        ok: whether it, or its CRI plugin, answers.
+        binaries: the handlers with what they run.
+        said: why not.
+    """
+
+    ok: bool
+    default: str
+    binaries: dict[str, str]
+    said: str
+
+
+class Root:
+    """The system below ``path``, seen from the namespaces that the daemons shall run in."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def lay(self, files: Files) -> None:
+        """The runtimes' folders hold ``files`` and what those name, and nothing else."""
+        for folder in (*_FOLDERS, *_GPUNODES_OWN):
+            shutil.rmtree(self.path / folder, ignore_errors=True)
+        for folder in _FOLDERS:
+            (self.path / folder).mkdir()
+        for name in _SPECS:
+            (self.path / name).write_text('{"ociVersion": "1.0.2"}')
+        for name, content in files.items():
+            target = self.path / name.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+
+    def files(self) -> Files:
+        """What they hold now."""
+        found = (path for folder in _FOLDERS for path in sorted((self.path / folder).rglob("*")) if path.is_file())
+        named = {f"/{path.relative_to(self.path)}": path for path in found}
+        return {name: path.read_bytes() for name, path in named.items() if name[1:] not in _SPECS}
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """What ``argv`` said inside, and how it ended."""
+        return subprocess.run(self._enter(argv), env=_ENVIRONMENT, capture_output=True, text=True, check=False)
+
+    @contextmanager
+    def daemon(self, *argv: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+        """``argv`` runs inside meanwhile; with it comes the file that it writes to."""
+        log = self.path / f"var/log/{argv[0]}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(self._enter(argv), env=_ENVIRONMENT, stdout=output, stderr=output)
+        try:
+            yield process, log
+        finally:
+            # There are no containers to be kept, so it need not be asked politely.
+            process.kill()
+            process.wait()
+
+    def _enter(self, argv: tuple[str, ...]) -> list[str]:
+        return ["chroot", str(self.path), *argv]
+
+
+def containerd_reads(root: Root, config: str) -> Read:
+    """What ``containerd config dump`` says of the files that are laid; without one it is on its defaults."""
+    there = (root.path / config.lstrip("/")).exists()
+    asked = ("--config", config, "config", "dump") if there else ("config", "default")
+    done = root.run("containerd", *asked)
+    return Read(done.returncode == 0, "" if done.returncode else done.stdout, done.stderr.strip())
+
+
+def containerd_starts(root: Root, config: str) -> Started:
+    """What the CRI plugin of a containerd tells that was started on the files that are laid."""
+    socket = root.path / "run/lab/containerd.sock"
+    socket.parent.mkdir(exist_ok=True)
+    socket.unlink(missing_ok=True)
+    own = ("--address", "/run/lab/containerd.sock", "--root", "/var/lib/containerd/lab", "--state", "/run/lab/state")
+    chosen = ("--config", config) if (root.path / config.lstrip("/")).exists() else ()
+    with root.daemon("containerd", *chosen, *own) as (process, log):
+        if not _is_there(socket, process):
+            return Started(False, "", {}, _complaints(log))
+        try:
+            with Cri(socket) as cri:
+                told = cri.told()
+        except NoCri as error:
+            return Started(False, "", {}, f"{error}\n{_complaints(log)}")
+    return Started(True, told.default, dict(told.binaries), "")
+
+
+def dockerd_reads(root: Root, config: str) -> Read:
+    """What ``dockerd --validate`` says of the files that are laid."""
+    chosen = ("--config-file", config) if (root.path / config.lstrip("/")).exists() else ()
+    done = root.run("dockerd", "--validate", *chosen)
+    cannot = "unknown flag: --validate" in done.stderr
+    return Read(None if cannot else done.returncode == 0, "", done.stderr.strip())
+
+
+def dockerd_starts(root: Root, config: str) -> Started:
+    """What a dockerd tells that was started on the files that are laid, beside a containerd that runs."""
+    socket = root.path / "run/docker.sock"
+    socket.unlink(missing_ok=True)
+    (root.path / "run/docker.pid").unlink(missing_ok=True)
+    chosen = ("--config-file", config) if (root.path / config.lstrip("/")).exists() else ()
+    with root.daemon(*DOCKERD, *chosen) as (process, log):
+        if not _is_there(socket, process):
+            return Started(False, "", {}, _complaints(log))
+        try:
+            told = _docker_info(socket)
+        except (OSError, http.client.HTTPException):
+            # It opens its socket before it is done with its configuration.
+            return Started(False, "", {}, _complaints(log))
+    binaries = {name: str(entry.get("path", "")) for name, entry in told["Runtimes"].items()}
+    return Started(True, told["DefaultRuntime"], binaries, "")
+
+
+def _is_there(socket: Path, process: subprocess.Popen[bytes]) -> bool:
+    return _soon(lambda: socket.exists() or process.poll() is not None) and socket.exists()
+
+
+def _soon(true: Callable[[], bool]) -> bool:
+    for _ in range(2000):
+        if true():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _docker_info(path: Path) -> dict[str, Any]:
+    connection = http.client.HTTPConnection("docker", timeout=30)
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.sock.connect(str(path))
+    connection.request("GET", "/info")
+    told: dict[str, Any] = json.load(connection.getresponse())
+    return told
+
+
+def _complaints(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if "level=info" not in line]
+    return "\n".join(lines[-6:])

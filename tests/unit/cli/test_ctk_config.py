@@ -1,0 +1,176 @@
+"""`ctk config`: printed or written, journaled, and never both."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import typer
+
+from gpunode.cli import toolkit_config
+from gpunode.cli.commands import How
+from gpunode.cli.ctk_config import config_app
+from gpunode.cli.toolkit_config import Where, config, default, usual
+from gpunode.errors import Refused, UsageError
+from gpunode.journal.record import CONFIGURATION, Intent
+from gpunode.journal.store import Store
+from gpunode.runtimes import toolkit
+
+FILE = "/etc/nvidia-container-runtime/config.toml"
+TEXT = "# ours\ndisable-require = false # why\n"
+NO_CGROUPS = ["nvidia-container-cli.no-cgroups"]
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: what is written is root's")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    file = Path(f"{tmp_path}{FILE}")
+    file.parent.mkdir(parents=True)
+    file.write_text(TEXT)
+    file.chmod(0o640)
+    return tmp_path
+
+
+def where(root: Path, *, file: str = "", output: str = "", in_place: bool = False) -> Where:
+    return Where(file, output, str(root), in_place=in_place)
+
+
+def at(root: Path, path: str = FILE) -> Path:
+    return Path(f"{root}{path}")
+
+
+def test_without_a_place_to_write_it_is_printed_and_nothing_else(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config(NO_CGROUPS, where(root), How())
+    assert capsys.readouterr().out == f"{TEXT}\n[nvidia-container-cli]\n  no-cgroups = true\n"
+    assert at(root).read_text() == TEXT
+    assert sorted(path.name for path in root.iterdir()) == ["etc"]
+
+
+@as_root
+def test_in_place_is_journaled_and_shown_as_a_diff(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config(NO_CGROUPS, where(root, in_place=True), How())
+    out = capsys.readouterr().out
+    assert "+  no-cgroups = true" in out
+    (run,) = Store(root).ids()
+    assert f"sudo gpunode rollback {run}" in out
+    assert at(root).read_text().startswith(TEXT)
+    assert at(root).stat().st_mode & 0o777 == 0o640
+    (intent,) = [entry for entry in Store(root).entries(run) if isinstance(entry, Intent)]
+    assert intent.stage == CONFIGURATION
+
+
+@as_root
+def test_what_is_so_already_is_not_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config(["disable-require=false"], where(root, in_place=True), How())
+    assert "nothing to do" in capsys.readouterr().out
+    assert Store(root).ids() == ()
+    assert at(root).read_text() == TEXT
+
+
+@as_root
+def test_another_file_is_written_as_readable_as_the_one_that_was_read(root: Path) -> None:
+    config(NO_CGROUPS, where(root, output="/srv/new/config.toml"), How())
+    assert at(root).read_text() == TEXT
+    assert at(root, "/srv/new/config.toml").read_text().startswith(TEXT)
+    assert at(root, "/srv/new/config.toml").stat().st_mode & 0o777 == 0o640
+
+
+@as_root
+def test_a_missing_file_is_made_with_this_machine_s_defaults(root: Path) -> None:
+    at(root).unlink()
+    at(root, "/etc/os-release").write_text('ID_LIKE="suse opensuse"\n')
+    at(root, "/sbin").mkdir()
+    at(root, "/sbin/ldconfig.real").touch()
+    config((), where(root, in_place=True), How())
+    made = at(root).read_text()
+    assert 'ldconfig = "@/sbin/ldconfig.real"' in made
+    assert '\nuser = "root:video"' in made
+
+
+def test_a_program_hears_the_text_or_the_run(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config(["disable-require"], where(root), How(json=True))
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["command"], answer["changed"]) == ("ctk config", False)
+    assert answer["result"]["text"] == TEXT.replace("false", "true")
+    default(where(root), How(json=True))
+    assert json.loads(capsys.readouterr().out)["command"] == "ctk config default"
+
+
+@as_root
+def test_a_program_hears_what_was_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config(["disable-require"], where(root, in_place=True), How(json=True))
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["changed"]
+    assert (answer["result"]["file"], answer["result"]["run"]) == (FILE, Store(root).ids()[0])
+    assert answer["diff"][0]["after"] == TEXT.replace("false", "true")
+
+
+@as_root
+def test_the_defaults_are_printed_or_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    default(where(root), How())
+    assert capsys.readouterr().out == toolkit.default(toolkit.Machine())
+    default(where(root, output=FILE), How())
+    assert at(root).read_text() == toolkit.default(toolkit.Machine())
+
+
+def test_in_place_and_elsewhere_contradict_each_other(root: Path) -> None:
+    with pytest.raises(UsageError, match="contradict") as refused:
+        config((), where(root, in_place=True, output="/x"), How())
+    assert refused.value.hint
+
+
+def test_a_path_in_an_image_is_whole(root: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.toml is not an absolute path"):
+        config((), where(root, file="config.toml"), How())
+
+
+def test_what_is_no_file_is_refused(root: Path) -> None:
+    with pytest.raises(Refused, match="/etc cannot be read as a file"):
+        config((), where(root, file="/etc"), How())
+
+
+def test_to_write_takes_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UsageError, match="needs root"):
+        config((), where(root, in_place=True), How())
+
+
+@pytest.mark.parametrize(
+    ("environment", "path"),
+    [
+        ({}, FILE),
+        ({"XDG_CONFIG_HOME": ""}, FILE),
+        ({"XDG_CONFIG_HOME": "/home/u/.config"}, "/home/u/.config/nvidia-container-runtime/config.toml"),
+        ({"XDG_CONFIG_HOME": "/x", "NVIDIA_CTK_CONFIG_FILE_PATH": "/y.toml"}, "/y.toml"),
+    ],
+)
+def test_the_usual_file_is_the_one_that_the_toolkit_reads(environment: dict[str, str], path: str) -> None:
+    assert usual(environment, image=False) == path
+    assert usual(environment, image=True) == FILE
+
+
+def test_nvidia_ctk_s_own_words_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(toolkit_config, "config", lambda words, where, how: told.append((words, where)))
+    monkeypatch.setattr(toolkit_config, "default", lambda where, how: told.append(where.output))
+    command = typer.main.get_command(config_app)
+
+    def run(*words: str) -> None:
+        command.main(args=list(words), standalone_mode=False)
+
+    for flag in ("--config-file=/c", "--config=/c", "-c/c"):
+        run(flag, "--set", "a=1", "--set=b", "-i")
+        assert told.pop() == (["a=1", "b"], Where("/c", "", "/", in_place=True, lock_timeout_s=600))
+    run("--in-place", "-o", "/o")
+    assert told.pop() == ([], Where("", "/o", "/", in_place=True, lock_timeout_s=600))
+    for alias in ("default", "create-default", "generate-default"):
+        run(alias, "--output", "/o")
+        assert told == ["/o"]
+        told.clear()
+    run("--in-place=false", "--set=b", "--in-place=1", "-c", "/c")
+    assert told.pop() == (["b"], Where("/c", "", "/", in_place=True, lock_timeout_s=600))
