@@ -23,8 +23,9 @@ from gpunode.host.process import CommandLog
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.record import made
 from gpunode.journal.store import Store
-from gpunode.workflow import ctk
-from gpunode.workflow.ctk import Asked, CtkVerb, Draft, Verdict
+from gpunode.workflow import ctk, edits
+from gpunode.workflow.ctk import Asked, CtkVerb, Verdict
+from gpunode.workflow.edits import Draft
 from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import told
 
@@ -67,8 +68,8 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
 
 
 def _configuring(host: LocalHost, asked: Wanted) -> Draft:
-    where = ctk.place(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
-    draft = ctk.configuring(host, where.row, where.wish)
+    where = edits.place(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
+    draft = edits.configuring(host, where.row, where.wish)
     return replace(draft, notes=(*asked.notes, *where.notes, *draft.notes))
 
 
@@ -78,8 +79,8 @@ def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, footprint: Footprint) -> Draft:
-        where = ctk.place(host, asked.row, asked.wish, image=place != "/")
-        draft = ctk.unconfiguring(host, where.row, where.wish, footprint.files)
+        where = edits.place(host, asked.row, asked.wish, image=place != "/")
+        draft = edits.unconfiguring(host, where.row, where.wish, footprint.files)
         return replace(draft, notes=(*where.notes, *draft.notes))
 
     edit("ctk runtime unconfigure", "unconfigure", drafting, how, place, leave)
@@ -146,7 +147,7 @@ def _show(command: str, verb: CtkVerb, drafting: Drafting, how: How, place: str)
     draft = drafting(LocalHost(place), footprint)
     draft = replace(draft, notes=(*draft.notes, *([note] if note else [])))
     if not how.json:
-        standard_output().raw("\n".join(_text(content) for content in ctk.shown(draft)))
+        standard_output().raw("\n".join(_text(content) for content in edits.shown(draft)))
         if not how.quiet:
             standard_error().put(draft_lines(verb, draft, verbose=how.verbose))
     answer = _answer(command, draft, draft.changes)
@@ -186,7 +187,7 @@ def _make_hook(typed: Typed, hook: Hook, how: How, place: str, leave: Leave) -> 
         return
 
     def drafting(host: LocalHost, _: Footprint) -> Draft:
-        return ctk.hooking(host, path, content, note)
+        return edits.hooking(host, path, content, note)
 
     edit("ctk runtime configure", "configure", drafting, how, place, replace(leave, restart=False))
 
