@@ -138,14 +138,19 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
-    return replace(facts, kubelet=kubelet.fact(facts))
+    return replace(facts, kubelet=kubelet.fact(facts, _command_line(evidence.get(kubelet.COMMAND))))
 
 
 def about_kubelet(evidence: Evidence, *, image: bool = False) -> Facts:
     """The facts that tell which kubelet is here; all others are Unknown. Cheaper than ``derive``."""
     files, folders = _files(evidence), {f: key for key, f in FOLDERS.items() if _is_read(evidence.get(key))}
     facts = replace(derive({}), units=_units(_Reader(evidence), image=image), files=files, folders=folders)
-    return replace(facts, kubelet=kubelet.fact(facts))
+    return replace(facts, kubelet=kubelet.fact(facts, _command_line(evidence.get(kubelet.COMMAND))))
+
+
+def _command_line(capture: Capture | None) -> tuple[str, ...]:
+    """The words of a process, as /proc has them; none where it was not looked at, or has ended meanwhile."""
+    return tuple(capture.text.rstrip("\0").split("\0")) if capture and capture.outcome == "ok" and capture.data else ()
 
 
 def _is_read(capture: Capture | None) -> bool:

@@ -29,6 +29,7 @@ _CRICTL: Final = "/var/lib/rancher/{}/agent/etc/crictl.yaml"
 _RANCHER: Final = "/etc/rancher/{}/config.yaml"
 _MICROK8S: Final = "/var/snap/microk8s/current/args/kubelet"
 _K0S: Final = "/etc/k0s/containerd.toml"
+COMMAND: Final = "kubelet-command"
 FILES: Final = (
     *_CONFIGS,
     *_ENVIRONMENTS,
@@ -78,10 +79,14 @@ class _Unreadable(ValueError):
         self.fact = fact
 
 
-def fact(facts: Facts) -> Fact[Kubelet | None]:
+def fact(facts: Facts, running: Sequence[str] = ()) -> Fact[Kubelet | None]:
     """The kubelet that runs here, else the one that is set up here; None where there is none.
 
     Unknown where several claim the node, or where what decides it cannot be read.
+
+    Args:
+        facts: units and files.
+        running: the command line of the kubelet that runs by itself; empty where it was not looked at.
     """
     ranks = {kind: _rank(facts, kind) for kind in UNITS}
     best = max(ranks.values())
@@ -92,7 +97,7 @@ def fact(facts: Facts) -> Fact[Kubelet | None]:
         names = " and ".join(_named(facts, kind) for kind in kinds)
         return Unknown(f"{names} are both {_RANK_WORDS[best]} here", "units")
     try:
-        return _READERS[kinds[0]](facts, kinds[0])
+        return _own(facts, running) if kinds == ["kubelet"] else _READERS[kinds[0]](facts, kinds[0])
     except _Unreadable as unreadable:
         return unreadable.fact
     except ValueError as error:
@@ -147,9 +152,10 @@ def _flat(facts: Facts, path: str, *keys: str) -> Mapping[str, str | None]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _own(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
-    """A kubelet of its own: the flags of its unit win over its configuration file."""
-    words = _command(facts)
+def _own(facts: Facts, running: Sequence[str]) -> Fact[Kubelet | None]:
+    """A kubelet of its own: the flags that it was started with, else those of its unit, win over its configuration."""
+    kind: KubeletKind = "kubelet"
+    words = running or _command(facts)
     flags = flags_of(words)
     path = flags.get("config", "")
     config: Mapping[str, str | None] = {}
@@ -172,6 +178,8 @@ def _command(facts: Facts) -> Sequence[str]:
         _Unreadable: part of it was not looked at.
     """
     texts = [text for path in _FRAGMENTS if (text := _text(facts, path)) is not None][:1]
+    if not texts:
+        raise _Unreadable(Unknown("its unit file is in none of the usual places", f"file:{_FRAGMENTS[0]}"))
     dropins: dict[str, str] = {}
     for folder in FOLDERS.values():
         if folder not in facts.folders:
@@ -210,7 +218,6 @@ def _k0s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
 
 
 _READERS: Final[Mapping[KubeletKind, Callable[[Facts, KubeletKind], Fact[Kubelet | None]]]] = {
-    "kubelet": _own,
     "k3s": _rancher,
     "rke2": _rancher,
     "microk8s": _microk8s,

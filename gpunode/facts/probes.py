@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gpunode.facts import kubelet
-from gpunode.facts.evidence import Probe
+from gpunode.facts import kubelet, systemd
+from gpunode.facts.evidence import Capture, Probe
 
 UNITS: Final = (
     "containerd.service",
@@ -114,10 +114,17 @@ def probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: bool 
 
 
 def kubelet_probes(*, image: bool = False) -> tuple[Probe, ...]:
-    """Those of ``probes`` that tell which kubelet is here."""
-    keys = {"units", "unit-wants", "unit-files-etc", "unit-files-lib", *kubelet.FOLDERS}
-    keys.update(f"file:{path}" for path in kubelet.FILES)
-    return tuple(probe for probe in probes(image=image) if probe.key in keys)
+    """The few of ``probes`` that tell which kubelet is here and what it uses."""
+    units = {unit for units in kubelet.UNITS.values() for unit in units}
+    keys = {"unit-wants", "unit-files-etc", "unit-files-lib", *kubelet.FOLDERS, *(f"file:{at}" for at in kubelet.FILES)}
+    asked = () if image else (unit_probe(*sorted(units)),)
+    return (*asked, *(probe for probe in probes(image=image) if probe.key in keys))
+
+
+def kubelet_command(units: Capture | None) -> Probe | None:
+    """The command line of the kubelet that runs by itself, given what systemd said; None where none does."""
+    pid = systemd.main_pid(units.text, "kubelet.service") if units and units.outcome == "ok" else 0
+    return Probe(kubelet.COMMAND, path=f"/proc/{pid}/cmdline") if pid else None
 
 
 def unit_probe(*names: str) -> Probe:

@@ -38,6 +38,15 @@ def units(text: str) -> Mapping[str, Unit]:
     return found
 
 
+def main_pid(text: str, name: str) -> int:
+    """The main process of the unit ``name`` in what ``systemctl show`` printed; 0 where it does not run."""
+    for block in re.split(r"\n{2,}", text.strip("\n")):
+        values = dict(line.partition("=")[::2] for line in block.split("\n"))
+        if values.get("Id") == name:
+            return int(values.get("MainPID") or 0)
+    return 0
+
+
 def _unit(values: Mapping[str, str]) -> Unit:
     load, active = values.get("LoadState", ""), values.get("ActiveState", "") in _RUNS
     runs = active and values.get("MainPID", "0") != "0"

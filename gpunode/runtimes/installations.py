@@ -17,8 +17,8 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.facts.evidence import NOT_CAPTURED
-from gpunode.facts.model import Facts, Kubelet, Unknown, known
-from gpunode.runtimes.model import Runtime
+from gpunode.facts.model import Facts, Known, Kubelet, Unknown, known
+from gpunode.runtimes.model import RUNC_FAMILY, Files, Runtime, Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _k0s(containerd: Runtime, kubelet: Kubelet, facts: Facts) -> Runtime:
     return replace(
         _bundled(containerd, "k0s", kubelet),
         config=k0s.CONFIG,
-        drop_in=k0s.DROP_IN,
+        beside=frozenset({k0s.DROP_IN}),
         reads=k0s.reads,
         configure=k0s.configure,
         unconfigure=k0s.unconfigure,
@@ -187,6 +187,23 @@ def placed(row: Runtime, facts: Facts) -> Runtime:
         return chosen(row, facts).row
     except Refused:
         return row
+
+
+def kubelet_using(row: Runtime, facts: Facts) -> Kubelet | None:
+    """The kubelet that runs its pods in this runtime; None where there is none, or nobody can tell."""
+    kubelet = facts.kubelet.value if isinstance(facts.kubelet, Known) else None
+    return kubelet if kubelet is not None and kubelet.socket == row.socket else None
+
+
+def with_kubelets_driver(row: Runtime, facts: Facts, wish: Wish, files: Files) -> Wish:
+    """``wish`` with systemd's cgroup driver, if it is the kubelet's and no handler is there to inherit one from."""
+    kubelet = kubelet_using(row, facts)
+    if row.id != "containerd" or row.product or kubelet is None or kubelet.cgroup_driver != "systemd":
+        return wish
+    present = row.inspect(files, wish)
+    if any(name in present.handlers for name in (*RUNC_FAMILY, present.default)):
+        return wish
+    return replace(wish, systemd_cgroup=True)
 
 
 def _containerd(containerd: Runtime, facts: Facts) -> Chosen:

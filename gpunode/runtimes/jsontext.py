@@ -80,7 +80,7 @@ def parse(text: str) -> Any:
         value = scan.begin()
         if isinstance(value, Object | list) and not scan.takes(_CLOSING[type(value)]):
             if len(opened) == _DEEPEST:
-                scan.fail(f"nested more than {_DEEPEST} deep")
+                scan.fail(f"nested too deeply, more than {_DEEPEST} times")
             opened.append(_Open(value))
             opened[-1].expect(scan)
             continue

@@ -58,6 +58,12 @@ def configure(files: Files, wish: Wish) -> Edited:
         )
     if wish.mode == "in-place":
         raise _lost("it is not edited in place")
+    if wish.drop_in not in {"", DROP_IN}:
+        raise Refused(
+            f"k0s does not read {wish.drop_in}",
+            why=f"it looks for drop-ins in {FOLDER}",
+            hint=f"leave --drop-in-config out: gpunode writes {DROP_IN}",
+        )
     edited = _with_former(files, containerd.configure(_merged(files), _located(files, wish)))
     if any(edit.path == CONFIG for edit in edited.edits):
         raise _lost("what was asked for takes an edit of it")

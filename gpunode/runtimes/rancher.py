@@ -94,6 +94,12 @@ class Rancher:
                 hint="leave --mode out: gpunode writes to the place that the product reads",
             )
         wish = containerd.absolute(wish, self.config)
+        if wish.drop_in not in {"", self.drop_in(2), self.drop_in(3)}:
+            raise Refused(
+                f"{self.product} does not read {wish.drop_in}",
+                why=f"its containerd has its configuration in {self.folder}",
+                hint="leave --drop-in-config out: gpunode writes to the place that the product reads",
+            )
         if self.config not in files:
             return self._before_the_first_start(files, wish)
         located = self._located(files, wish)

@@ -17,14 +17,13 @@ from gpunode.change import (
 )
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, Kubelet, Unknown, holds, known, need
+from gpunode.facts.model import Facts, Known, Unknown, holds, known, need
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, located, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
-from gpunode.runtimes.installations import Chosen, chosen
-from gpunode.runtimes.model import RUNC_FAMILY
+from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches
 
@@ -50,10 +49,18 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned:
     wish = _wish(recipe, row, facts)
     present = in_facts(facts, row, wish)
     row = located(row, contents(present), wish)
-    if _is_under_systemd(recipe, facts, row) and inherits_nothing(row.inspect(contents(present), wish)):
-        wish = replace(wish, systemd_cgroup=True)
+    if recipe.runtime.cgroup == "auto":
+        wish = with_kubelets_driver(row, facts, wish, contents(present))
     planned = _planned(row, wish, facts, present, row.configure(contents(present), wish))
-    return replace(planned, notes=(*place.notes, *planned.notes))
+    return replace(planned, notes=(*place.notes, *_other_driver(recipe, facts, row), *planned.notes))
+
+
+def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]:
+    """That the recipe wants another cgroup driver than the kubelet has."""
+    kubelet = kubelet_using(row, facts)
+    if recipe.runtime.cgroup != "systemd" or kubelet is None or row.product or kubelet.cgroup_driver != "cgroupfs":
+        return ()
+    return ("the kubelet here runs pods under cgroupfs, and the recipe puts runc under systemd: pods need both alike",)
 
 
 def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Edited) -> Planned:
@@ -136,30 +143,12 @@ def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
     numbers = _NUMBERS.match(DpkgVersion(version).without_epoch)
     return Wish(
         default=recipe.runtime.default,
-        systemd_cgroup=recipe.runtime.cgroup == "systemd",
+        # A product gives its kubelet and its containerd one driver; a recipe for kubeadm's kubelet is not about it.
+        systemd_cgroup=recipe.runtime.cgroup == "systemd" and not row.product,
         cdi=recipe.runtime.cdi,
         version=tuple(int(number) for number in numbers[0].split(".")) if numbers else None,
         enable_cri=row.id == "containerd" and kubelet_using(row, facts) is not None,
     )
-
-
-def _is_under_systemd(recipe: Recipe, facts: Facts, row: Runtime) -> bool:
-    """Whether the kubelet runs the pods of this containerd under systemd's cgroup driver."""
-    kubelet = kubelet_using(row, facts)
-    if recipe.runtime.cgroup != "auto" or kubelet is None or row.id != "containerd":
-        return False
-    return kubelet.cgroup_driver == "systemd"
-
-
-def kubelet_using(row: Runtime, facts: Facts) -> Kubelet | None:
-    """The kubelet that runs its pods in this runtime; None where there is none, or nobody can tell."""
-    kubelet = facts.kubelet.value if isinstance(facts.kubelet, Known) else None
-    return kubelet if kubelet is not None and kubelet.socket == row.socket else None
-
-
-def inherits_nothing(present: Configured) -> bool:
-    """Whether the files have no handler whose cgroup driver ours would take over."""
-    return not any(name in present.handlers for name in (*RUNC_FAMILY, present.default))
 
 
 def _deferred(row: Runtime, fact: Unknown) -> Planned:

@@ -14,7 +14,7 @@ from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import about_kubelet, derive
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown
-from gpunode.facts.probes import probes
+from gpunode.facts.probes import kubelet_command, probes
 from gpunode.facts.project import PLAN, project
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe
@@ -94,9 +94,16 @@ def look(host: HostView, wanted: Sequence[Probe]) -> Evidence:
         return {p.key: running[p.key].result() if p.argv else read[p.key] for p in wanted}
 
 
+def look_at_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:
+    """What the ``wanted`` probes return, and with what words the kubelet was started that systemd says runs."""
+    evidence = look(host, wanted)
+    command = kubelet_command(evidence.get("units"))
+    return {**evidence, command.key: host.look(command)} if command else evidence
+
+
 def look_around(host: HostView, wanted: Sequence[Probe], *, image: bool = False) -> Evidence:
     """What the ``wanted`` probes return, and the files that runtimes read beside their root file."""
-    evidence = dict(look(host, wanted))
+    evidence = dict(look_at_kubelet(host, wanted))
 
     def ask(probe: Probe) -> Capture:
         if probe.key not in evidence:

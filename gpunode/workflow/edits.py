@@ -15,10 +15,10 @@ from gpunode.host.port import HostView
 from gpunode.journal.footprint import FileTrail
 from gpunode.runtimes import Edit, Edited, Files, Former, Runtime, Wish, after_edits, located
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
-from gpunode.runtimes.installations import chosen
-from gpunode.steps.runtime_config import disrupts, inherits_nothing, kubelet_using, reads_again, reread_by
+from gpunode.runtimes.installations import chosen, kubelet_using, with_kubelets_driver
+from gpunode.steps.runtime_config import disrupts, reads_again, reread_by
 from gpunode.workflow import present
-from gpunode.workflow.converge import look, managed
+from gpunode.workflow.converge import look_at_kubelet, managed
 
 _DUMP_BYTES = 16 << 20
 _DUMP_S = 30.0
@@ -94,20 +94,22 @@ def place(
     found = Place(row, wish)
     if row.id == "containerd" and not wish.config:
         found = _kubelets(host, row, wish, image=image)
+    if found.row.product and dumps:
+        ignored = f"--config-source=command is ignored: the files of {found.row.product} are read"
+        dumps, found = (), replace(found, notes=(*found.notes, ignored))
     version = None if found.row.product else _version(host, row, dumps)
     source = _dumped(host, dumps) if dumps else None
     return replace(found, wish=replace(found.wish, version=version, source=source))
 
 
 def _kubelets(host: HostView, row: Runtime, wish: Wish, *, image: bool) -> Place:
-    facts = about_kubelet(look(host, kubelet_probes(image=image)), image=image)
+    facts = about_kubelet(look_at_kubelet(host, kubelet_probes(image=image)), image=image)
     where = chosen(row, facts)
-    kubelet = kubelet_using(where.row, facts)
-    if kubelet is None:
+    if kubelet_using(where.row, facts) is None:
         return Place(where.row, wish, where.notes)
-    present = where.row.inspect(contents(by_looking(host.look, where.row, wish)), wish)
-    systemd_cgroup = kubelet.cgroup_driver == "systemd" and inherits_nothing(present)
-    return Place(where.row, replace(wish, enable_cri=True, systemd_cgroup=systemd_cgroup), where.notes)
+    needed = replace(wish, enable_cri=True)
+    files = contents(by_looking(host.look, where.row, needed))
+    return Place(where.row, with_kubelets_driver(where.row, facts, needed, files), where.notes)
 
 
 def _version(host: HostView, row: Runtime, dumps: Sequence[Sequence[str]]) -> tuple[int, ...] | None:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpunode.change import FileChange, FileState, PackageState, RuntimeExpectation, Trigger
+from gpunode.errors import Refused
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts
 from gpunode.host.port import Host, HostView
 from gpunode.journal.footprint import FileTrail, Footprint
 from gpunode.journal.record import digest
-from gpunode.runtimes import RUNTIMES
+from gpunode.runtimes import RUNTIMES, Former, Wish, after_edits, runtime
 from gpunode.runtimes.keys import taken_back
 from gpunode.workflow import present, undo
 from gpunode.workflow.rollback import edited
@@ -30,6 +31,7 @@ class _Back:
 
     state: FileState | None
     is_merged: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def removing(
@@ -96,6 +98,7 @@ def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part]
         parts.append(Part(trail.stage, _STEP, change, _expectation(path) if back.is_merged else None))
         if back.is_merged:
             notes.append(f"{path} was edited since gpunode wrote it; the edits stay, gpunode's lines go")
+        notes += back.notes
     return parts, notes
 
 
@@ -121,23 +124,40 @@ def _without(trail: FileTrail, now: FileState | None, *, force: bool) -> _Back:
         elif after is None or back.state is None:
             return back  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
         elif back.state != span.before:
-            back = _Back(_merged(span, after, back.state, force=force), is_merged=not force)
+            back = _Back(span.before) if force else _merged(span, after, back)
     return back
 
 
-def _merged(span: FileChange, after: FileState, now: FileState, *, force: bool) -> FileState | None:
-    """``now`` without what ``span`` did; the file from before ``span`` where ``force`` says so."""
-    before = span.before
-    if force:
-        return before
-    content = taken_back(before.content if before else None, after.content, now.content, span.path)
+def _merged(span: FileChange, after: FileState, back: _Back) -> _Back:
+    """``back`` without what ``span`` did."""
+    now, before = back.state, span.before
+    assert now is not None, "what is not there needs no merging"
+    content, notes = _content(span, after, now)
     if content is None:
         raise edited(replace(span, before=after, after=before), now)
+    notes = (*back.notes, *notes)
     if before is None:
-        return replace(now, content=content) if content.strip() else None
+        return _Back(replace(now, content=content) if content.strip() else None, is_merged=True, notes=notes)
     mode = before.mode if now.mode == after.mode else now.mode
     owner = before if (now.uid, now.gid) == (after.uid, after.gid) else now
-    return replace(now, content=content, mode=mode, uid=owner.uid, gid=owner.gid)
+    state = replace(now, content=content, mode=mode, uid=owner.uid, gid=owner.gid)
+    return _Back(state, is_merged=True, notes=notes)
+
+
+def _content(span: FileChange, after: FileState, now: FileState) -> tuple[bytes | None, tuple[str, ...]]:
+    """What is left of ``now``, None where that cannot be told; and what the user should know of it."""
+    before = span.before.content if span.before else None
+    docker = runtime("docker")
+    if span.path != docker.config:
+        return taken_back(before, after.content, now.content, span.path), ()
+    # By its own rules, for dockerd does not start with a default runtime that is not there.
+    former = Former(before, after.content)
+    try:
+        undone = docker.unconfigure({span.path: now.content}, Wish(handler=""), {span.path: former})
+    except Refused:
+        return None, ()
+    left = after_edits({span.path: now.content}, undone)
+    return left.get(span.path, b""), undone.notes
 
 
 def _expectation(path: str) -> RuntimeExpectation | None:

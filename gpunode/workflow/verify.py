@@ -122,7 +122,7 @@ def verify(
         checks.append(_vector_addition(_cuda_answer(host)))
     if extra.container is not None:
         run = extra.container
-        checks += _told(lambda: [_container(recipe, inventory, run)], "container", _SEES, untold)
+        checks += _told(lambda: [_container(recipe, facts, inventory, run)], "container", _SEES, untold)
     return Report(tuple(checks), inventory, tuple(untold))
 
 
@@ -336,14 +336,20 @@ def _vector_addition(answer: CudaAnswer) -> Check:
     return Check("cuda", title, "failed", wrong or "CUDA sees no GPU", "take the GPU out of service and read `dmesg`")
 
 
-def _container(recipe: Recipe, inventory: Inventory | None, run: Callable[[Inventory, Runtime], Check]) -> Check:
+def _container(
+    recipe: Recipe, facts: Facts, inventory: Inventory | None, run: Callable[[Inventory, Runtime], Check]
+) -> Check:
     title = _SEES
     if recipe.runtime.name == "none":
         return Check("container", title, "not run", "the recipe has no container runtime", "name one with --runtime")
     if inventory is None:
         return Check("container", title, "not run", "NVML does not answer on the host", "first make the driver answer")
+    row = placed(runtime(recipe.runtime.name), facts)
+    if row.product:
+        hint = "start a pod with runtimeClassName: nvidia"
+        return Check("container", title, "not run", f"its {row.id} is part of {row.product}, and is left to it", hint)
     try:
-        return run(inventory, runtime(recipe.runtime.name))
+        return run(inventory, row)
     except Undetermined:
         raise
     except GpunodeError as error:

@@ -31,8 +31,13 @@ def marks(node: Node) -> Marks:
     """The marks of a running node."""
     held = [os.open(f"/proc/{node.sandbox.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS]
     made = Marks(node.sandbox.scratch, frozenset(os.readlink(f"/proc/self/fd/{number}") for number in held))
-    weakref.finalize(made, lambda: [os.close(number) for number in held])
+    weakref.finalize(made, _close, held)
     return made
+
+
+def _close(numbers: list[int]) -> None:
+    for number in numbers:
+        os.close(number)
 
 
 def leftovers(of: Marks) -> list[str]:

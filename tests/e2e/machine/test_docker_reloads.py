@@ -1,17 +1,26 @@
-"""docker on a booted machine: reloaded where that does, restarted with leave, never left with what it cannot use."""
+"""docker on a booted machine: reloaded where that does, restarted with leave, never left with what it cannot use.
+
+dockerd 20.10, 26 and 28: Debian 12's and 13's own, and sid's unpacked over 13's.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 
+from gpunode.runtimes import units
+from tests.e2e.chroot.scenario import DIRECTORIES, Answer
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.image import import_image
 from tests.e2e.lab.leftovers import leftovers, marks
 from tests.e2e.lab.machine import Machine
 from tests.e2e.lab.toolkit import CALLS
+from tests.e2e.lab.tree import Base
 from tests.e2e.machine.scenario import (
     DOCKER,
     DOCKER_CONFIG,
@@ -31,10 +40,23 @@ pytestmark = pytest.mark.e2e
 OPTIONS = "/etc/default/docker"
 
 
-@pytest.fixture(scope="module")
-def machine(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
-    with machines.make(bases["bookworm"].runtime) as node:
-        machines.furnish(node)
+DROP_IN = "/etc/systemd/system/docker.service.d/lab.conf"
+PROGRAMS = (
+    *("usr/sbin/dockerd", "usr/sbin/docker-proxy", "usr/bin/docker", "usr/bin/docker-init"),
+    *("usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr", "usr/sbin/runc", "usr/bin/runc"),
+)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["bookworm", pytest.param("trixie", marks=pytest.mark.long), pytest.param("sid", marks=pytest.mark.long)],
+)
+def machine(request: pytest.FixtureRequest, bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
+    suite = "bookworm" if request.param == "bookworm" else "trixie"
+    with machines.make(bases[suite].runtime) as node:
+        machines.furnish(node, DIRECTORIES[suite])
+        if request.param == "sid":
+            put_programs(node, request.getfixturevalue("runtime_bases")("sid"))
         setup_ok(node, "docker")
         import_image(node)
         yield node
@@ -42,12 +64,70 @@ def machine(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
     assert leftovers(left) == []
 
 
+def put_programs(node: Machine, base: Base) -> None:
+    """docker, containerd and runc are those of ``base``; what starts them stays."""
+    node.run("systemctl", "stop", "docker.socket", DOCKER, "containerd.service")
+    for name in PROGRAMS:
+        for source in (root / name for root in base.layers if (root / name).is_file()):
+            node.path(f"/{name}").unlink(missing_ok=True)
+            shutil.copy2(source, node.path(f"/{name}"))
+    node.run("systemctl", "start", "containerd.service", "docker.socket", DOCKER)
+
+
 @pytest.fixture
 def node(machine: Machine) -> Machine:
     """The machine with its driver, and with docker as it was before gpunode came."""
     machine.path(OPTIONS).unlink(missing_ok=True)
+    if machine.path(DROP_IN).exists():
+        machine.path(DROP_IN).unlink()
+        machine.run("systemctl", "daemon-reload")
     restore(machine, DOCKER, DOCKER_CONFIG, None)
     return machine
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A container that somebody needs."""
+
+    node: Machine
+    since: str
+
+    def goes_on(self) -> bool:
+        """Whether it is the same process as at the beginning, and docker knows of it."""
+        return self.since == _state_of_training(self.node)
+
+
+def _state_of_training(node: Machine) -> str:
+    asked = "{{.State.Running}} {{.State.Pid}} {{.State.StartedAt}}"
+    return node.finish("docker", "inspect", f"--format={asked}", "training").stdout
+
+
+@contextmanager
+def running(node: Machine) -> Iterator[Training]:
+    """A container runs meanwhile."""
+    node.run("docker", "run", "--detach", "--stop-timeout=1", "--name=training", "lab", "/hello", "wait")
+    state = _state_of_training(node)
+    assert state.startswith("true")
+    yield Training(node, state)
+    node.run("docker", "rm", "--force", "training")
+
+
+@pytest.fixture
+def training(node: Machine) -> Iterator[Training]:
+    """A container that has run since before the test."""
+    with running(node) as one:
+        yield one
+
+
+def start_with(node: Machine, options: str) -> None:
+    """dockerd runs with ``options`` on its command line."""
+    node.write(OPTIONS, f'DOCKER_OPTS="{options}"\n')
+    node.run("systemctl", "restart", DOCKER)
+
+
+def configure(node: Machine, *options: str, verb: str = "configure") -> Answer:
+    """What ``gpunode ctk runtime configure`` or ``unconfigure`` answers for docker."""
+    return ask(node, "ctk", "runtime", verb, "--runtime=docker", "--restart", *options)
 
 
 def runtimes(node: Machine) -> tuple[set[str], str]:
@@ -56,7 +136,7 @@ def runtimes(node: Machine) -> tuple[set[str], str]:
     return set(told["Runtimes"]), told["DefaultRuntime"]
 
 
-def test_docker_learns_of_nvidia_without_a_restart(node: Machine) -> None:
+def test_docker_learns_of_nvidia_without_a_restart(node: Machine, training: Training) -> None:
     before = start_of(node, DOCKER)
 
     done = setup_ok(node, "docker")
@@ -70,21 +150,124 @@ def test_docker_learns_of_nvidia_without_a_restart(node: Machine) -> None:
     said = node.run("docker", "run", "--rm", "--runtime=nvidia", "lab", "/hello").stdout
     assert said == "hello from a container\n"
     assert " create " in node.read(CALLS)
+    assert training.goes_on()
 
 
-def test_nvidia_becomes_the_default_runtime_without_a_restart(node: Machine) -> None:
+def test_nvidia_becomes_the_default_runtime_without_a_restart(node: Machine, training: Training) -> None:
     before = start_of(node, DOCKER)
 
     setup_ok(node, "docker-default")
 
     assert runtimes(node)[1] == "nvidia"
     assert start_of(node, DOCKER) == before
+    assert training.goes_on()
+
+
+def test_a_default_runtime_that_goes_needs_a_restart_for_docker_keeps_it(node: Machine, training: Training) -> None:
+    node.write(DOCKER_CONFIG, '{"log-level": "warn"}\n')
+    assert configure(node, "--set-as-default").exit_code == 0
+    assert runtimes(node)[1] == "nvidia"
+    written = node.read(DOCKER_CONFIG)
+
+    refused = configure(node, verb="unconfigure")
+
+    assert refused.exit_code == 11
+    assert "training" in refused.error
+    assert node.read(DOCKER_CONFIG) == written
+    assert training.goes_on()
+
+    # Nobody reads the file as it will be without a restart: this dockerd keeps a default that is not named any more.
+    node.write(DOCKER_CONFIG, '{"log-level": "warn"}\n')
+    node.run("systemctl", "reload", DOCKER)
+    assert runtimes(node)[1] == "nvidia"
+    node.write(DOCKER_CONFIG, written)
+
+    assert configure(node, "--allow-disruption", verb="unconfigure").exit_code == 0
+    assert node.read(DOCKER_CONFIG) == '{"log-level": "warn"}\n'
+    names, default = runtimes(node)
+    assert "nvidia" not in names
+    assert default == "runc"
+
+
+def test_what_stands_on_the_command_line_is_found_before_anything_is_touched(node: Machine) -> None:
+    start_with(node, "--default-runtime=runc")
+    with running(node) as training:
+        before = start_of(node, DOCKER)
+
+        for answer in (setup(node, "docker-default"), configure(node, "--set-as-default")):
+            assert answer.exit_code == 3
+            assert "default-runtime cannot be set here" in answer.error
+            assert OPTIONS in answer.error
+            assert not node.path(DOCKER_CONFIG).exists()
+
+        # A runtime may stand in the file beside what the command line says.
+        setup_ok(node, "docker")
+        assert "nvidia" in runtimes(node)[0]
+        assert start_of(node, DOCKER) == before
+        assert training.goes_on()
+
+
+def test_features_on_the_command_line_are_found_likewise(node: Machine) -> None:
+    if "--feature" not in node.run("dockerd", "--help").stdout:
+        pytest.skip("this dockerd has no --feature")
+    start_with(node, "--feature=containerd-snapshotter=false")
+    before = start_of(node, DOCKER)
+
+    refused = configure(node, "--cdi.enabled")
+
+    assert refused.exit_code == 3
+    assert "features cannot be set here" in refused.error
+    assert not node.path(DOCKER_CONFIG).exists()
+    assert start_of(node, DOCKER) == before
+
+
+@pytest.mark.long
+def test_the_file_that_docker_is_told_to_read_is_the_one_that_is_written(node: Machine) -> None:
+    node.write("/srv/docker.json", '{"log-level": "warn"}\n')
+    start_with(node, "--config-file /srv/docker.json")
+    before = start_of(node, DOCKER)
+
+    setup_ok(node, "docker-default")
+
+    assert not node.path(DOCKER_CONFIG).exists()
+    assert '"log-level": "warn"' in node.read("/srv/docker.json")
+    assert runtimes(node)[1] == "nvidia"
+    assert start_of(node, DOCKER) == before
+    node.path("/srv/docker.json").unlink()
+
+
+@pytest.mark.long
+def test_systemd_and_gpunode_read_a_command_line_alike(node: Machine) -> None:
+    node.write(OPTIONS, "# DOCKER_OPTS=no\nDOCKER_OPTS='--label=\"k=a b\"  --debug=false'\n")
+    lines = (
+        "[Service]",
+        "Environment=LAB=x 'OTHER=y z'",
+        "ExecStart=",
+        "# a comment",
+        "ExecStart=/usr/sbin/dockerd -H fd:// \\",
+        "  $DOCKER_OPTS --label=lab=${LAB}:${OTHER} '--label=q=e w' $NOTHING",
+    )
+    node.write(DROP_IN, "\n".join(lines) + "\n")
+    node.run("systemctl", "daemon-reload")
+    node.run("systemctl", "restart", DOCKER)
+
+    files: dict[str, bytes] = {}
+    for place in (*units.reads({}, DOCKER), OPTIONS):
+        folder, _, name = place.rpartition("/")
+        found = node.path(folder).glob(name) if node.path(folder).is_dir() else ()
+        files |= {f"{folder}/{path.name}": path.read_bytes() for path in found if path.is_file()}
+    read = units.command(files, DOCKER)
+
+    assert read is not None
+    ran = node.path(f"/proc/{start_of(node, DOCKER).pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+    assert list(read.argv) == ran
 
 
 def test_what_docker_will_not_read_again_is_put_back_before_it_stops_the_next_start(node: Machine) -> None:
     # dockerd goes on when it cannot use the file on SIGHUP, and refuses the same file at its next start.
-    node.write(OPTIONS, "DOCKER_OPTS=--default-runtime=runc\n")
-    node.run("systemctl", "restart", DOCKER)
+    start_with(node, "--default-runtime=runc")
+    # No file says any more what it was started with.
+    node.path(OPTIONS).unlink()
     before = start_of(node, DOCKER)
 
     done = setup(node, "docker-default")
@@ -97,9 +280,8 @@ def test_what_docker_will_not_read_again_is_put_back_before_it_stops_the_next_st
     assert is_up(node, DOCKER)
 
 
-def test_a_restart_that_stops_containers_needs_leave(node: Machine) -> None:
+def test_a_restart_that_stops_containers_needs_leave(node: Machine, training: Training) -> None:
     before = start_of(node, DOCKER)
-    node.run("docker", "run", "--detach", "--stop-timeout=1", "--name=training", "lab", "/hello", "wait")
 
     refused = setup(node, "docker-cdi")
 
@@ -107,12 +289,28 @@ def test_a_restart_that_stops_containers_needs_leave(node: Machine) -> None:
     assert "training" in refused.error
     assert start_of(node, DOCKER) == before
     assert not node.path(DOCKER_CONFIG).exists()
-    assert node.run("docker", "ps", "--format={{.Names}}").stdout == "training\n"
+    assert training.goes_on()
 
     setup_ok(node, "docker-cdi", "--allow-disruption")
     assert start_of(node, DOCKER).starts == before.starts + 1
     assert "nvidia" in runtimes(node)[0]
-    node.run("docker", "rm", "--force", "training")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["in the file", "on the command line"])
+def test_containers_that_outlive_their_daemon_need_no_leave(node: Machine, how: str) -> None:
+    if how == "in the file":
+        restore(node, DOCKER, DOCKER_CONFIG, '{"live-restore": true}\n')
+    else:
+        start_with(node, "--live-restore")
+    with running(node) as training:
+        before = start_of(node, DOCKER)
+
+        setup_ok(node, "docker-cdi")
+
+        assert start_of(node, DOCKER).starts == before.starts + 1
+        assert "nvidia" in runtimes(node)[0]
+        assert training.goes_on()
 
 
 def test_a_docker_that_would_hang_for_ever_gets_its_old_configuration_back(node: Machine) -> None:

@@ -8,7 +8,7 @@ from gpunode.facts import kubelet
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
 from gpunode.facts.model import Fact, Known, Kubelet, Unknown
-from gpunode.facts.probes import FOLDERS, PROBES
+from gpunode.facts.probes import FOLDERS, PROBES, kubelet_command
 
 KUBEADM_DROPIN = """\
 # Note: This dropin only works with kubeadm and kubelet v1.11+
@@ -170,6 +170,42 @@ def test_what_may_mean_something_else_is_not_guessed(path: str, text: str, reaso
     told = found({**KUBEADM, path: text}, ["kubelet.service"])
     assert isinstance(told, Unknown)
     assert reason in told.reason
+
+
+def test_the_words_with_which_it_runs_count_more_than_its_unit() -> None:
+    seen = dict(evidence(KUBEADM, ["kubelet.service"], ()))
+    words = (
+        "/usr/bin/kubelet\0--config=/var/lib/kubelet/config.yaml\0--container-runtime-endpoint\0/run/crio/crio.sock\0"
+    )
+    seen["kubelet-command"] = Capture("/proc/77/cmdline", "ok", words.encode())
+    told = derive(seen).kubelet
+    assert isinstance(told, Known)
+    assert told.value == Kubelet("kubelet", "kubelet.service", "/run/crio/crio.sock", "systemd")
+    seen["kubelet-command"] = Capture("/proc/77/cmdline", "absent")
+    told = derive(seen).kubelet
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert told.value.socket == CONTAINERD
+
+
+def test_a_unit_that_systemd_knows_and_nobody_finds_is_unknown() -> None:
+    told = found({}, ["kubelet.service"])
+    assert isinstance(told, Unknown)
+    assert "unit file" in told.reason
+
+
+@pytest.mark.parametrize(
+    ("units", "path"),
+    [
+        ("Id=kubelet.service\nMainPID=77\n\nId=docker.service\nMainPID=78\n", "/proc/77/cmdline"),
+        ("Id=docker.service\nMainPID=78\n\nId=kubelet.service\nMainPID=0\n", None),
+        ("Id=docker.service\nMainPID=78\n", None),
+        ("", None),
+    ],
+)
+def test_systemd_tells_which_process_it_is(units: str, path: str | None) -> None:
+    probe = kubelet_command(Capture("systemctl show", "ok", units.encode()))
+    assert (probe.path if probe else None) == path
 
 
 def test_a_configuration_in_a_place_that_nobody_knows_is_unknown() -> None:

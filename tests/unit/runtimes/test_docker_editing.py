@@ -190,7 +190,7 @@ def test_refusals_say_where(data: bytes, place: str, use: Callable[[bytes], obje
         (b'{"a" 1}', "'1' stands where a colon should. "),
         (b'{"a": 1,}', "a comma stands before a closing bracket. "),
         (b"// no\n{}", "a comment stands where a value should. "),
-        (b'{"a":' + b"[" * 100_000, "nested more than 10000 deep. "),
+        (b'{"a":' + b"[" * 100_000, "nested too deeply, more than 10000 times. "),
     ],
 )
 def test_refusals_say_why_and_show_the_beginning_of_what_stands_there(data: bytes, why: str) -> None:

@@ -17,12 +17,12 @@ from gpunode.steps.runtime_install import RUNTIME_INSTALL
 from tests.unit.steps.machines import CONTAINERD, machine, planned, recipe, refusal, unit
 
 RUNC = b'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
-INPUTS = Path(__file__).parents[2] / "conformance" / "runtimes" / "inputs"
+VECTORS = Path(__file__).parents[2] / "conformance" / "runtimes" / "vectors"
 K3S = Kubelet("k3s", "k3s.service", "/run/k3s/containerd/containerd.sock", data="/var/lib/rancher/k3s")
 FOLDER = "/var/lib/rancher/k3s/agent/etc/containerd"
 CONFIG = f"{FOLDER}/config.toml"
-WITH_FOLDER = (INPUTS / "019-ctd-k3s-v3.toml").read_bytes()
-REGISTERED = (INPUTS / "018-ctd-k3s-v2.toml").read_bytes()
+WITH_FOLDER = (VECTORS / "019-ctd-k3s-v3" / "input.toml").read_bytes()
+REGISTERED = (VECTORS / "018-ctd-k3s-v2" / "input.toml").read_bytes()
 OLDER = REGISTERED[: REGISTERED.index(b'\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes."nvidia"]')]
 RESTART = Trigger("restart", "k3s.service")
 
@@ -102,6 +102,25 @@ def test_k0s_notices_its_drop_ins_itself() -> None:
     (change,) = planned(RUNTIME_CONFIG.plan(recipe("containerd"), facts)).changes
     assert isinstance(change, FileChange)
     assert (change.path, change.triggers) == ("/etc/k0s/containerd.d/99-nvidia.toml", frozenset())
+
+
+def test_a_recipe_for_kubeadms_kubelet_leaves_the_cgroup_driver_of_a_product_alone() -> None:
+    wanted = recipe("containerd")
+    wanted = replace(wanted, runtime=replace(wanted.runtime, cgroup="systemd"))
+    kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
+    config = b'# k0s_managed=true\nversion = 3\nimports = ["/etc/k0s/containerd.d/*.toml"]\n'
+    facts = machine(files={"/etc/k0s/containerd.toml": config}, kubelet=kubelet)
+    (change,) = planned(RUNTIME_CONFIG.plan(wanted, facts)).changes
+    assert isinstance(change, FileChange)
+    assert b"SystemdCgroup" not in change.after.content  # type: ignore[union-attr]
+
+
+def test_a_recipe_that_contradicts_the_kubelet_is_told() -> None:
+    wanted = recipe("containerd")
+    wanted = replace(wanted, runtime=replace(wanted.runtime, cgroup="systemd"))
+    kubelet = Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock", "cgroupfs")
+    notes = planned(RUNTIME_CONFIG.plan(wanted, machine(packages={"containerd": "1.7.24-1"}, kubelet=kubelet))).notes
+    assert any("cgroupfs" in note for note in notes)
 
 
 def test_a_stranger_is_refused_before_anything_is_installed() -> None:

@@ -235,6 +235,51 @@ def test_nothing_is_started_in_an_image_where_nothing_can_run() -> None:
         assert not any(change.after.active for change in services)
 
 
+DOCKER_UNIT = "/lib/systemd/system/docker.service"
+DOCKER_DEFAULTS = "/etc/default/docker"
+
+
+def docker_node(flags: str, **more: bytes) -> Facts:
+    """A node whose dockerd is started with ``flags``."""
+    unit_file = b"[Service]\nEnvironmentFile=-/etc/default/docker\nExecStart=/usr/sbin/dockerd $DOCKER_OPTS\n"
+    found = {DOCKER_UNIT: unit_file, DOCKER_DEFAULTS: f'DOCKER_OPTS="{flags}"\n'.encode(), **more}
+    return machine(packages=DOCKER, files=found, units={"docker.service": unit(started_at=100.0)})
+
+
+def test_what_dockers_command_line_says_is_a_conflict_in_the_plan() -> None:
+    wants_default = replace(recipe("docker"), runtime=Runtime("docker", default=True))
+    refused = refusal(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=runc")))
+    assert "default-runtime cannot be set here" in refused.what
+    assert files(planned(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=nvidia"))).changes)
+
+
+def test_the_file_that_docker_is_told_to_read_is_planned() -> None:
+    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), docker_node("--config-file=/srv/docker.json")))
+    assert list(files(outcome.changes)) == ["/srv/docker.json"]
+    assert outcome.expectation is not None
+    assert outcome.expectation.path == "/srv/docker.json"
+
+
+@pytest.mark.parametrize(("flags", "stops"), [("", "docker containers"), ("--live-restore", "")])
+def test_a_restart_stops_containers_unless_they_are_kept(flags: str, stops: str) -> None:
+    wants_cdi = replace(recipe("docker"), runtime=Runtime("docker", cdi=True))
+    outcome = planned(RUNTIME_CONFIG.plan(wants_cdi, docker_node(flags)))
+    assert outcome.disrupts == stops
+    assert [t.kind for change in outcome.changes for t in getattr(change, "triggers", ())] == ["restart"]
+
+
+def test_a_younger_unit_file_is_nothing_that_docker_can_read_again() -> None:
+    node = docker_node("")
+    change = planned(RUNTIME_CONFIG.plan(recipe("docker"), node)).changes[0]
+    assert isinstance(change, FileChange)
+    assert isinstance(change.after, FileState)
+    done = replace(node, files={**node.files, change.path: Known(change.after, "x")})
+    younger = replace(done, changed_at={DOCKER_UNIT: 200.0, DOCKER_DEFAULTS: 200.0})
+    assert files(planned(RUNTIME_CONFIG.plan(recipe("docker"), younger)).changes) == {}
+    younger = replace(done, changed_at={change.path: 200.0})
+    assert list(files(planned(RUNTIME_CONFIG.plan(recipe("docker"), younger)).changes)) == [change.path]
+
+
 def test_a_masked_runtime_is_said_and_left_masked() -> None:
     node = machine(packages=DOCKER, units={"docker.service": unit(active=False, enabled=False, masked=True)})
     outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))

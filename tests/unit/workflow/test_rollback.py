@@ -174,6 +174,18 @@ def test_running_containers_are_not_stopped_by_a_rollback_unasked(store: Store, 
     assert host.files[DAEMON_JSON] is None
 
 
+def test_of_a_default_runtime_that_goes_docker_is_told_by_a_restart_alone(store: Store, host: Node) -> None:
+    reload, restart = (Trigger(kind, "docker.service") for kind in ("reload", "restart"))
+    document = b'{"runtimes": {"nvidia": {"path": "/n"}}, "default-runtime": "nvidia"}'
+    run = write(host, store, FileState(document), path=DAEMON_JSON, trigger=reload)
+    assert undoing(store, host, run).files[0].triggers == {restart}
+    host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
+    with pytest.raises(DrainRequired):
+        undoing(store, host, run)
+    run = write(host, store, FileState(b'{"runtimes": {"nvidia": {"path": "/n"}}}'), path=DAEMON_JSON, trigger=reload)
+    assert undoing(store, host, run).files[0].triggers == {reload}
+
+
 def test_a_docker_that_is_down_is_what_a_rollback_is_for(store: Store, host: Node) -> None:
     run = write(host, store, path=DAEMON_JSON, trigger=Trigger("restart", "docker.service"))
     host.docker_ps = Capture("docker ps", "failed", error="Is the docker daemon running?")

@@ -31,7 +31,7 @@ from gpunode.workflow.events import silent
 from gpunode.workflow.remove import removing
 from gpunode.workflow.rollback import RollbackResult, choose, rollback, shortcoming, undoing
 from gpunode.workflow.undo import Undoing, leftovers
-from tests.unit.steps.machines import CONTAINERD, CUDA_LIST, machine, unit
+from tests.unit.steps.machines import CONTAINERD, CUDA_LIST, DAEMON_JSON, machine, unit
 from tests.unit.workflow.nodes import Node
 
 STATUS = "/var/lib/dpkg/status"
@@ -417,6 +417,33 @@ class TestRemove:
         host.files[CUDA_LIST] = FileState(b"deb x\ndeb theirs\n")
         back = removing(store.footprint(), host, now())
         assert [c.after for c in back.files if c.path == CUDA_LIST] == [FileState(b"deb theirs\n")]
+
+    @pytest.mark.parametrize(
+        ("document", "left"),
+        [
+            (b'{"log-driver": "local", "runtimes": {"nvidia": {"path": "/n"}}}', b'{"log-driver": "local"}'),
+            # Made the default by hand: dockerd would not start with a default that is not there.
+            (b'{"default-runtime": "nvidia", "debug": true, "runtimes": {"nvidia": {"path": "/n"}}}',
+             b'{"debug": true}'),
+            (b'{"runtimes": {"nvidia": {"path": "/n"}}, "x": 1,', None),
+        ],
+    )  # fmt: skip
+    def test_a_daemon_json_is_left_as_one_that_dockerd_takes(
+        self, host: Machine, store: Store, document: bytes, left: bytes | None
+    ) -> None:
+        run = store.begin("setup", version="test")
+        made = FileState(b'{"runtimes": {"nvidia": {"path": "/n"}}}')
+        change = FileChange(DAEMON_JSON, None, made, frozenset({Trigger("reload", "docker.service")}))
+        run.done(run.intend("runtime", "runtime-config", change))
+        run.commit("done")
+        host.files[DAEMON_JSON] = FileState(document)
+        if left is None:
+            with pytest.raises(Conflict):
+                removing(store.footprint(), host, now())
+            return
+        back = removing(store.footprint(), host, now())
+        assert [c.after for c in back.files if c.path == DAEMON_JSON] == [FileState(left)]
+        assert ("made the default runtime since" in " ".join(back.notes)) is (b"default" in document)
 
     def test_a_file_that_somebody_removed_stays_removed(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = None

@@ -1,0 +1,100 @@
+"""Which containerd ``gpunode ctk`` edits where no file is named: the one that the kubelet of the node uses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.cli.boundary import run
+
+VECTORS = Path(__file__).parents[2] / "conformance" / "runtimes" / "vectors"
+K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
+DRY = ("ctk", "runtime", "configure", "--runtime", "containerd", "--dry-run", "--json")
+
+
+def put(root: Path, path: str, content: bytes) -> None:
+    file = root / path.lstrip("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+
+
+def enable(root: Path, unit: str) -> None:
+    """The unit is there, and starts at the next boot."""
+    put(root, f"/etc/systemd/system/{unit}", b"[Service]\nExecStart=/bin/true\n")
+    put(root, f"/etc/systemd/system/multi-user.target.wants/{unit}", b"")
+
+
+@pytest.fixture
+def k3s(tmp_path: Path) -> Path:
+    enable(tmp_path, "k3s.service")
+    put(tmp_path, f"{K3S}/config.toml", (VECTORS / "019-ctd-k3s-v3" / "input.toml").read_bytes())
+    put(tmp_path, "/etc/containerd/config.toml", b"version = 2\n")
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], root: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    code = run([*DRY, "--root", str(root), *more])
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, answer
+
+
+def paths(answer: dict[str, Any]) -> list[str]:
+    return [change["subject"] for change in answer["changes"]]
+
+
+def test_it_is_the_one_of_k3s(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = told(capsys, k3s)
+    assert code == 0
+    assert paths(answer) == [f"{K3S}/config-v3.toml.d/99-nvidia.toml"]
+    assert "k3s" in answer["result"]["how"]
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_a_file_that_is_named_is_the_one(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, answer = told(capsys, k3s, "--config", "/etc/containerd/config.toml", "--mode", "in-place")
+    assert paths(answer) == ["/etc/containerd/config.toml"]
+
+
+def test_the_dump_of_another_containerd_is_not_asked(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = told(capsys, k3s, "--config-source", "command")
+    assert code == 0
+    assert any("--config-source=command is ignored" in note for note in answer["notes"])
+
+
+def test_an_edit_that_k3s_would_undo_is_refused(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = told(capsys, k3s, "--mode", "in-place")
+    assert code == 3
+    assert "at every start" in answer["errors"][0]["why"]
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_two_kubelets_are_told_and_the_usual_file_is_taken(k3s: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    enable(k3s, "kubelet.service")
+    _, answer = told(capsys, k3s)
+    assert all(path.startswith("/etc/containerd/") for path in paths(answer))
+    assert any("k3s.service" in note for note in answer["notes"])
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_a_node_without_a_kubelet_has_the_usual_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path, "/etc/containerd/config.toml", b"version = 2\n")
+    _, answer = told(capsys, tmp_path)
+    assert paths(answer) == ["/etc/containerd/config.toml"]
+    assert not answer["notes"]
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_what_kubeadms_kubelet_needs_of_its_containerd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path, "/etc/containerd/config.toml", b'version = 2\ndisabled_plugins = ["cri"]\n')
+    put(tmp_path, "/etc/systemd/system/kubelet.service", b"[Service]\nExecStart=/usr/bin/kubelet $KUBELET_ARGS\n")
+    put(tmp_path, "/etc/systemd/system/multi-user.target.wants/kubelet.service", b"")
+    arguments = b"[Service]\nEnvironment=KUBELET_ARGS=--config=/var/lib/kubelet/config.yaml\n"
+    put(tmp_path, "/etc/systemd/system/kubelet.service.d/10-kubeadm.conf", arguments)
+    put(tmp_path, "/var/lib/kubelet/config.yaml", b"cgroupDriver: systemd\n")
+    _, answer = told(capsys, tmp_path, "--mode", "in-place")
+    diff = "\n".join(answer["diff"][0]["after"].splitlines())
+    assert "disabled_plugins = []" in diff
+    assert diff.count("SystemdCgroup = true") == 2, "runc and nvidia alike"
