@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-PARTS = ("startup", "memory", "patching", "node")
+PARTS = ("startup", "memory", "patching", "configuring", "node")
 
 
 def main(wanted: list[str]) -> int:
@@ -33,9 +33,10 @@ def main(wanted: list[str]) -> int:
 
             node.benchmark()
         else:
-            from benchmarks import alone
+            from benchmarks import alone, configure
 
-            {"startup": alone.startup, "memory": alone.memory, "patching": alone.patching}[name]()
+            parts = {"startup": alone.startup, "memory": alone.memory, "patching": alone.patching}
+            {**parts, "configuring": configure.configuring}[name]()
     return 0
 
 

@@ -21,7 +21,8 @@ class Trigger:
     """What a write owes, once (dpkg's word and meaning).
 
     Attributes:
-        target: the unit for reload and restart, the list file for an index refresh, else empty.
+        target: the unit for reload and restart, the list file for an index refresh; ``if-possible`` for a specification
+            that nobody asked for, so that a run does not fail for want of it; else empty.
     """
 
     kind: TriggerKind
@@ -93,7 +94,7 @@ class FileChange:
     """A file is created (``before`` is None), replaced, or removed (``after`` is None).
 
     One that stays as it is (``before == after``) owes its triggers all the same: somebody else has changed it, and its
-    daemon has not read it.
+    daemon has not read it. One that is promised with the trigger ``cdi`` is written by what the trigger starts.
 
     Attributes:
         folders: those that are made for a new file, outermost first; whoever undoes the change removes them again.
@@ -105,6 +106,15 @@ class FileChange:
     after: FileState | Unsettled | None
     triggers: frozenset[Trigger] = frozenset()
     folders: tuple[str, ...] = field(default=(), compare=False)
+
+
+def is_generated(change: Change) -> bool:
+    """Whether the change only owes the trigger that has another program write the file."""
+    return (
+        isinstance(change, FileChange)
+        and isinstance(change.after, Deferred)
+        and any(trigger.kind == "cdi" for trigger in change.triggers)
+    )
 
 
 @dataclass(frozen=True, slots=True)

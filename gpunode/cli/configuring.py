@@ -23,6 +23,7 @@ from gpunode.host.process import CommandLog
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.record import made
 from gpunode.journal.store import Store
+from gpunode.runtimes import runtime
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import Asked, CtkVerb, Verdict
 from gpunode.workflow.edits import Draft
@@ -68,6 +69,9 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
 
 
 def _configuring(host: LocalHost, asked: Wanted) -> Draft:
+    if not asked.row.unit:
+        draft = edits.specifying(host, asked.row, image=host.root != "/")
+        return replace(draft, notes=(*asked.notes, *draft.notes))
     where = edits.place(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
     draft = edits.configuring(host, where.row, where.wish)
     return replace(draft, notes=(*asked.notes, *where.notes, *draft.notes))
@@ -198,7 +202,10 @@ def check(typed: Typed, how: How, root: str) -> None:
     asked = wanted(typed, place)
     host = LocalHost(place)
     draft = _configuring(host, asked)
-    verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
+    if asked.row.unit or draft.changes:
+        verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
+    else:
+        verdict = ctk.offered(host, asked.row, image=place != "/")
     how.screen().verdict(draft, verdict)
     how.answer(_judged(draft, verdict))
 
@@ -209,6 +216,8 @@ def _judged(draft: Draft, verdict: Verdict) -> Envelope:
         failure = ChangesPending(f"{draft.about} is not as asked", hint="`gpunode ctk runtime configure` makes it so")
     elif verdict.otherwise:
         what = f"the files of {draft.about} are as asked, but its daemon has something else"
+        if not runtime(draft.about).unit:
+            what = f"{draft.about} cannot give a container the GPUs"
         failure = VerifyFailed(what, why=verdict.otherwise, hint=read_again_command(draft))
     answer = _answer("ctk runtime check", draft, draft.changes)
     return replace(

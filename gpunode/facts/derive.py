@@ -14,6 +14,7 @@ from gpunode.facts import (
     kernels,
     kmod,
     kubelet,
+    layout,
     lspci,
     os_release,
     platform,
@@ -21,6 +22,7 @@ from gpunode.facts import (
     systemd,
 )
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, decode_found
+from gpunode.facts.layout import Layout
 from gpunode.facts.model import (
     AptSource,
     Distro,
@@ -136,6 +138,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         changed_at=_changed_at(evidence),
         dkms=_fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
         run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
+        layout=_layout(reader, image=image),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
     return replace(facts, kubelet=kubelet.fact(facts, _command_line(evidence.get(kubelet.COMMAND))))
@@ -291,6 +294,15 @@ def _loaded_driver(reader: _Reader, *, image: bool) -> Fact[LoadedDriver | None]
     return Known(None, _IMAGE) if image else _fact("nvidia-version", read)
 
 
+def _layout(reader: _Reader, *, image: bool) -> Fact[Layout | None]:
+    def read() -> Layout | None:
+        gpus = reader.found("nvidia-gpus")
+        instances = (*reader.found("nvidia-gpu-instances"), *reader.found("nvidia-compute-instances"))
+        return layout.layout(gpus, instances) if gpus else None
+
+    return Known(None, _IMAGE) if image else _fact("nvidia-gpus", read)
+
+
 def _device_nodes(reader: _Reader, *, image: bool) -> Fact[frozenset[str]]:
     if image:
         return Known(frozenset(), _IMAGE)
@@ -319,7 +331,7 @@ def _shown(reader: _Reader) -> str:
 
 def _asked(capture: Capture | None) -> tuple[str, ...]:
     words = capture.source.split() if capture else ()
-    return tuple(dict.fromkeys((*UNITS, *(word for word in words if word.endswith(".service")))))
+    return tuple(dict.fromkeys((*UNITS, *(word for word in words if word.endswith((".service", ".path"))))))
 
 
 def _files(evidence: Evidence) -> Files:

@@ -8,6 +8,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 
 from gpunode.change import FileState, PackageState, ServiceState, Unsettled
 from gpunode.errors import Undetermined
+from gpunode.facts.layout import Layout
 
 T = TypeVar("T")
 
@@ -208,6 +209,7 @@ class Unit:
     started_at: float | None = None
     masked: bool = False
     changed_at: float | None = None
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,7 @@ class Facts:
         headers: kernels with a build tree under /lib/modules.
         run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
         dkms: the driver that DKMS says it has installed, by kernel.
+        layout: the GPUs and MIG instances of the loaded driver; None where none is loaded.
         modules: names of the loaded kernel modules, as lsmod prints them.
         architecture: in Debian's words (``amd64``).
         files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
@@ -283,6 +286,7 @@ class Facts:
     changed_at: Mapping[str, float] = field(default_factory=dict)
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
+    layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")
     kubelet: Fact[Kubelet | None] = Unknown("not captured", "kubelet")
 
     def file(self, path: str) -> Known[FileState | None] | Unknown:

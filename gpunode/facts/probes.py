@@ -14,6 +14,8 @@ UNITS: Final = (
     "docker.service",
     "nvidia-persistenced.service",
     "nvidia-fabricmanager.service",
+    "nvidia-cdi-refresh.service",
+    "nvidia-cdi-refresh.path",
     *(unit for units in kubelet.UNITS.values() for unit in units),
 )
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
@@ -26,6 +28,7 @@ FILES: Final = (
     "/etc/containerd/config.toml",
     "/etc/docker/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",
+    "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env",
     "/usr/share/keyrings/cuda-archive-keyring.gpg",
     "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
     *kubelet.FILES,
@@ -35,6 +38,8 @@ FOLDERS: Final = {
     "apt-sources-d": "/etc/apt/sources.list.d",
     "apt-preferences-d": "/etc/apt/preferences.d",
     "modprobe-d": "/etc/modprobe.d",
+    "cdi-etc": "/etc/cdi",
+    "cdi-run": "/var/run/cdi",
     **kubelet.FOLDERS,
 }
 # Where distributions, DKMS and NVIDIA's installer put a built nvidia.ko, below /lib/modules/<kernel>/.
@@ -85,6 +90,9 @@ _STATIC: Final = (
     _listing("pci-driver", "/sys/bus/pci/devices/*/driver"),
     Probe("modules", path="/proc/modules"),
     Probe("nvidia-version", path="/proc/driver/nvidia/version"),
+    Probe("nvidia-gpus", glob="/proc/driver/nvidia/gpus/*/information"),
+    Probe("nvidia-gpu-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/access"),
+    Probe("nvidia-compute-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*/access"),
     _listing("dev-nvidia", "/dev/nvidia*"),
     _listing("dev-nvidia-caps", "/dev/nvidia-caps/*"),
     Probe("virt", argv=("systemd-detect-virt",)),

@@ -56,6 +56,7 @@ def _unit(values: Mapping[str, str]) -> Unit:
         started_at=_epoch(values.get("ExecMainStartTimestamp", "")) if runs else None,
         masked=load == "masked",
         changed_at=_epoch(values.get("StateChangeTimestamp", "")),
+        failed=values.get("ActiveState", "") == "failed",
     )
 
 

@@ -95,6 +95,26 @@ def docker(token: str, *, runtime: str = "nvidia") -> Commands:
     )
 
 
+def podman(token: str) -> Commands:
+    """The commands for podman, which takes the GPUs as CDI devices.
+
+    Without SELinux's confinement, which lets no container near /dev/nvidia* on the hosts that have it.
+    """
+    name = f"gpunode-{token}"
+    reference = f"localhost/gpunode-check:{token}"
+    return Commands(
+        runtime="podman",
+        reference=reference,
+        load=("podman", "load", "--quiet"),
+        run=(
+            *("podman", "run", "--rm", "--name", name, "--device", "nvidia.com/gpu=all", "--network", "none"),
+            *("--security-opt", "label=disable", reference, *QUERY),
+        ),
+        rescue=(("podman", "rm", "--force", "--volumes", name),),
+        remove=(("podman", "image", "rm", "--force", reference),),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerCheck:
     """What a container saw.

@@ -23,6 +23,7 @@ from gpunode.change import (
     ServiceChange,
     SigningKey,
     Trigger,
+    is_generated,
     subject,
 )
 from gpunode.errors import ChangeFailed, Conflict, Refused
@@ -151,12 +152,12 @@ class LocalHost:
     def vet(self, changes: Sequence[Change], /) -> None:
         """Nothing, if every file among ``changes`` can be changed and nothing else is lost; see ``files.check``."""
         for change in changes:
-            if isinstance(change, FileChange):
+            if isinstance(change, FileChange) and not is_generated(change):
                 files.check(change.path, root=self.root)
 
     def realize(self, change: Change, /) -> Change:
         """``change`` with what only now is known: a key's bytes, a file's attributes, the folders that it needs."""
-        if not isinstance(change, FileChange):
+        if not isinstance(change, FileChange) or is_generated(change):
             return change
         if isinstance(key := change.after, SigningKey):
             with self._fit_for_packages():
@@ -196,6 +197,8 @@ class LocalHost:
                 raise AssertionError("package changes are one transaction")
 
     def _apply_file(self, change: FileChange) -> None:
+        if is_generated(change):
+            return
         after = change.after
         if after is not None and not isinstance(after, FileState):
             raise ChangeFailed(

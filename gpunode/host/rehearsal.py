@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, RuntimeExpectation, SigningKey, Trigger
+from gpunode.change import (
+    Change,
+    FileChange,
+    FileState,
+    PackageChange,
+    RuntimeExpectation,
+    SigningKey,
+    Trigger,
+    is_generated,
+)
 from gpunode.errors import Conflict
 from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
 from gpunode.host.port import Settled, Simulation, Workloads
@@ -59,7 +68,7 @@ class RehearsalHost:
             Conflict: a file is not as ``before`` says.
         """
         for change in changes:
-            if isinstance(change, FileChange):
+            if isinstance(change, FileChange) and not is_generated(change):
                 self._write(change)
 
     def _write(self, change: FileChange) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpunode.change import ServiceChange, Trigger
 from gpunode.errors import ChangeFailed
+from gpunode.facts.cdi import KIND, SPEC
 from gpunode.host.port import Settled
 from gpunode.host.process import Finished, Runner
 from gpunode.runtimes import RUNTIMES
@@ -20,7 +21,7 @@ _CDI_UNIT = "nvidia-cdi-refresh.service"
 _START_TIMEOUT_S = 180.0
 _SHORT_TIMEOUT_S = 120.0
 _SOCKET_TIMEOUT_S = 30.0
-_PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,Result,CanReload"
+_PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,Result,CanReload,ConditionResult"
 _NOT_RUNNING = "systemd is not running here"
 
 
@@ -63,20 +64,20 @@ class Services:
                 raise self._failed(change.unit, f"did not {verb}", _reason(done), since)
 
     def settle(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
-        """Carries out each trigger; where systemd does not run, nothing is there to be told.
+        """Carries out each trigger; where systemd does not run, no unit is there to be told.
 
         Raises:
             ChangeFailed: a unit did not take it, or is not up afterwards; its own last lines are in ``why``.
         """
         for trigger in triggers:
-            if not self.running:
+            if trigger.kind == "cdi":
+                yield self._refresh_cdi_if_needed(trigger)
+            elif not self.running:
                 yield Settled(trigger, 0.0, _NOT_RUNNING)
             elif trigger.kind == "restart":
                 yield self._restart(trigger)
             elif trigger.kind == "reload":
                 yield self._reload(trigger)
-            elif trigger.kind == "cdi":
-                yield self._refresh_cdi(trigger)
             else:
                 yield self._reload_systemd(trigger)
 
@@ -109,16 +110,46 @@ class Services:
         self._watch(unit, since, min(1.0, self.settle_s))
         return Settled(trigger, time.monotonic() - started)
 
+    def _refresh_cdi_if_needed(self, trigger: Trigger) -> Settled:
+        try:
+            return self._refresh_cdi(trigger)
+        except ChangeFailed as failure:
+            if trigger.target != "if-possible":
+                raise
+            return Settled(trigger, 0.0, f"{failure.what}; nothing asked for it")
+
     def _refresh_cdi(self, trigger: Trigger) -> Settled:
-        if self._show(_CDI_UNIT).get("LoadState") != "loaded":
-            return Settled(trigger, 0.0, f"{_CDI_UNIT} is not installed")
+        """A specification offers devices, written by the toolkit's unit or, where that does not run, by nvidia-ctk."""
+        if self._runner.root != "/":
+            return Settled(trigger, 0.0, "it is written when the image has booted")
+        started = time.monotonic()
+        if not self._cdi_unit_runs():
+            done = self._runner.run(("nvidia-ctk", "cdi", "generate", f"--output={SPEC}"), timeout_s=_START_TIMEOUT_S)
+            if done.missing:
+                return Settled(trigger, 0.0, "nvidia-ctk is not installed")
+            if not done.ok:
+                raise _no_specification(done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}")
+        listed = self._runner.run(("nvidia-ctk", "cdi", "list"), timeout_s=_SHORT_TIMEOUT_S)
+        # It succeeds with no device, too, and says so on standard error alone.
+        if not any(line.startswith(f"{KIND}=") for line in listed.stdout.decode("utf-8", "replace").splitlines()):
+            raise _no_specification(listed.last_lines(6))
+        return Settled(trigger, time.monotonic() - started)
+
+    def _cdi_unit_runs(self) -> bool:
+        """Whether the toolkit's unit is there and has run now; it may find that its conditions are not met.
+
+        That of toolkit 1.18.0 looks for nvidia.ko in modules.dep, which Debian calls nvidia-current.ko.
+        """
+        if not self.running or self._show(_CDI_UNIT).get("LoadState") != "loaded":
+            return False
         since = time.time()
         # It is started by every change of the driver's files, so its start limit is often used up.
         self._systemctl("reset-failed", _CDI_UNIT)
-        done = self._systemctl("restart", _CDI_UNIT)
+        done = self._systemctl("restart", _CDI_UNIT, timeout_s=_START_TIMEOUT_S)
         if not done.ok:
             raise self._failed(_CDI_UNIT, "could not write the CDI specification", _reason(done), since)
-        return Settled(trigger, done.seconds)
+        now = self._show(_CDI_UNIT)
+        return now.get("Result", "success") == "success" and now.get("ConditionResult", "yes") == "yes"
 
     def _reload_systemd(self, trigger: Trigger) -> Settled:
         done = self._systemctl("daemon-reload")
@@ -190,6 +221,14 @@ def _why_not(unit: str, shown: Mapping[str, str]) -> str:
     if shown.get("ActiveState") == "inactive":
         return f"{unit} is not running; it reads its configuration when it starts"
     return ""
+
+
+def _no_specification(said: str) -> ChangeFailed:
+    return ChangeFailed(
+        "nvidia-ctk wrote no CDI specification that offers a GPU",
+        why=f"`nvidia-ctk cdi list` names no {KIND}=…; what was said:\n{said or 'nothing'}",
+        hint=f"nvidia-smi -L\nnvidia-ctk --debug cdi generate --output={SPEC}\nthen run the same command again",
+    )
 
 
 def _reason(done: Finished) -> str:

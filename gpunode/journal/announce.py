@@ -15,6 +15,7 @@ from gpunode.change import (
     PackageChange,
     PackageState,
     ServiceChange,
+    is_generated,
     subject,
 )
 from gpunode.host.process import redact
@@ -169,6 +170,8 @@ def did(change: Change) -> str:
             return "installed"
         case PackageChange(after=None):
             return "purged"
+        case FileChange() if is_generated(change):
+            return "asked for"
         case FileChange(before=None):
             return "created"
         case FileChange(after=None):

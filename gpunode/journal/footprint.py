@@ -14,6 +14,7 @@ from gpunode.change import (
     PackageChange,
     PackageState,
     ServiceChange,
+    is_generated,
 )
 from gpunode.journal.record import CONFFILES, OBSOLETE, Begin, Commit, Entry, Failed, Intent
 
@@ -142,7 +143,7 @@ def _changes(run: Iterable[Entry], *, is_removal: bool) -> Iterator[_Made]:
 def _files(changes: Iterable[_Made]) -> dict[str, FileTrail]:
     trails: dict[str, FileTrail] = {}
     for made in changes:
-        if not isinstance(change := made.change, FileChange):
+        if not isinstance(change := made.change, FileChange) or is_generated(change):
             continue
         if made.is_removal:
             trails.pop(change.path, None)

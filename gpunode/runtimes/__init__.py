@@ -110,7 +110,7 @@ RUNTIMES: tuple[Runtime, ...] = (
     Runtime(
         id="podman",
         unit="",
-        config=podman.CONFIG,
+        config="",
         drop_in="",
         socket="",
         packages=("podman",),

@@ -304,13 +304,18 @@ def _copy(model: Document, wish: Wish) -> Document:
 def _models(told: Sequence[_File], existing: Document | None, wish: Wish) -> list[str]:
     """The runtimes that the handler may stand in for, the first choice first; some may not be there."""
     named = (_at(file.document, _DEFAULT) for file in reversed(told))
-    default = next((name for name in named if name and not name.startswith("nvidia") and name != wish.handler), None)
-    if default is None and existing:
-        # The handler itself has become the default: it stays a copy of what it was copied from.
-        runtimes = _merged(told)["runtimes"]
-        likely = [*RUNC_FAMILY, *sorted(runtimes.keys() - {wish.handler, *RUNC_FAMILY})]
-        default = next((n for n in likely if n in runtimes and _copy(runtimes[n], wish) == existing), None)
-    return list(dict.fromkeys((*([default] if default else []), *RUNC_FAMILY)))
+    defaults = [name for name in named if name and not name.startswith("nvidia") and name != wish.handler]
+    models = [*defaults[:1], *RUNC_FAMILY]
+    merged = _merged(told)
+    if existing and merged.get("default_runtime") == wish.handler:
+        # The handler itself has become the default, maybe in place of what it was copied from: it stays such a copy.
+        others = sorted(merged["runtimes"].keys() - {wish.handler, *models})
+        there = [name for name in (*models, *others) if name in merged["runtimes"]]
+        copied = [name for name in there if _copy(merged["runtimes"][name], wish) == existing]
+        has_model = any(_is_oci(merged["runtimes"][name]) for name in RUNC_FAMILY if name in merged["runtimes"])
+        is_bare = existing == _copy({}, wish) and not has_model
+        models = [] if is_bare and not copied else [*copied[:1], *models]
+    return list(dict.fromkeys(models))
 
 
 def _place(read: Sequence[_File], wish: Wish) -> tuple[str, str]:

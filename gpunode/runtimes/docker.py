@@ -22,7 +22,7 @@ __all__ = ["configure", "document_of", "edited", "flags", "inspect", "keeps_cont
 
 # The one name that dockerd keeps for itself.
 _RESERVED = "runc"
-# From here on dockerd has CDI, and switches it on unless told otherwise.
+# From here on dockerd has CDI, and switches it on unless told otherwise (moby PR 49963).
 _HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
 DROPPED = object()
 # A member's path with its new value, or ``DROPPED``.
@@ -32,7 +32,9 @@ Change: TypeAlias = tuple[Path, Any]
 def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
     """``row`` as this node has docker: the file that counts, the unit that runs it, where it listens."""
     node = node_of(files, wish)
-    return replace(row, config=node.config, unit=node.kind.unit, socket=node.kind.socket)
+    kind = node.kind
+    here = replace(row, config=node.config, unit=kind.unit, socket=kind.socket, product=kind.product)
+    return row if here == row else here
 
 
 def flags(files: Files, wish: Wish) -> tuple[str, ...]:

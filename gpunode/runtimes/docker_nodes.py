@@ -20,6 +20,7 @@ class Kind:
     """A docker as one way of installing it brings it.
 
     Attributes:
+        product: what brings it, where that is no package of the distribution's or docker's own.
         unit: of the system, that runs the daemon; empty where none does.
         socket: where it listens; empty where that differs from user to user.
     """
@@ -27,10 +28,13 @@ class Kind:
     config: str
     unit: str
     socket: str
+    product: str = ""
 
 
 ENGINE = Kind(DOCKER_CONFIG, "docker.service", "/run/docker.sock")
-SNAP = Kind("/var/snap/docker/current/config/daemon.json", "snap.docker.dockerd.service", "/run/docker.sock")
+SNAP = Kind(
+    "/var/snap/docker/current/config/daemon.json", "snap.docker.dockerd.service", "/run/docker.sock", "the docker snap"
+)
 # Every user has one of their own; systemctl --user starts it.
 ROOTLESS = Kind("", "", "")
 
@@ -163,7 +167,8 @@ def _installed(files: Files, wish: Wish) -> Kind:
 
 
 def _has_engine(files: Files) -> bool:
-    return any(f"{folder}/{ENGINE.unit}" in files for folder in units.SYSTEM)
+    """Whether systemd would start one; it does not start what is masked."""
+    return units.command(files, ENGINE.unit) is not None
 
 
 def _home(config: str) -> str:

@@ -18,6 +18,7 @@ from typing import Final
 from gpunode.errors import Refused
 from gpunode.facts.evidence import NOT_CAPTURED
 from gpunode.facts.model import Facts, Known, Kubelet, Unknown, known
+from gpunode.runtimes import located
 from gpunode.runtimes.model import RUNC_FAMILY, Files, Runtime, Wish
 
 
@@ -173,12 +174,15 @@ def socket_of(unit: str) -> str:
 
 
 def chosen(row: Runtime, facts: Facts) -> Chosen:
-    """What to configure for ``row``: of containerds the kubelet's, where one is here; of other runtimes their own.
+    """What to configure for ``row``: of containerds the kubelet's, where one is here; docker as it is installed.
 
     Raises:
         Refused: the kubelet uses a containerd of which nobody knows what it reads.
     """
-    return _containerd(row, facts) if row.id == "containerd" else Chosen(row)
+    if row.id == "containerd":
+        return _containerd(row, facts)
+    files = {path: fact.value.content for path, fact in facts.files.items() if isinstance(fact, Known) and fact.value}
+    return Chosen(located(row, files, Wish()))
 
 
 def placed(row: Runtime, facts: Facts) -> Runtime:

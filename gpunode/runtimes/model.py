@@ -122,7 +122,7 @@ class Runtime:
     """A container runtime.
 
     Attributes:
-        config: its main configuration file.
+        config: its main configuration file; empty where no file of its own registers a handler.
         drop_in: where a drop-in goes; empty where the runtime reads none.
         unit: of systemd; empty where nothing runs between two containers.
         packages: the packages that provide it, the distribution's first.

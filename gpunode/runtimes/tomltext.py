@@ -288,26 +288,30 @@ class _Editor:
 
     def _mark_emptied(self) -> None:
         """A header goes with its last statement if it looks as if written for it: the tables in it need it not."""
-        for n, header in enumerate(self.nodes):
-            if header.keys or header in self.going or "#" in header.head or isinstance(header.place[-1], int):
+        below: Node | None = None
+        body: list[Node] = []
+        for node in reversed(self.nodes):
+            if node.keys:
+                body.append(node)
                 continue
-            end = self._section_end(header) if n + 1 < len(self.nodes) and self.nodes[n + 1] in self.going else 0
-            if n + 1 < end < len(self.nodes) and self.going.issuperset(self.nodes[n + 1 : end]):
-                self._mark_if_written_for_it(header, self.nodes[end])
+            if body and below and node not in self.going and self.going.issuperset(body):
+                self._mark_if_needless(node, below)
+            if node not in self.going:
+                below = node
+            body = []
 
-    def _mark_if_written_for_it(self, header: Node, below: Node) -> None:
-        near = below.above[first_blank(below.above) :]
-        is_within = below.place[: len(header.place)] == header.place
-        if below in self.going or not is_within or split_above(near)[0]:
+    def _mark_if_needless(self, header: Node, below: Node) -> None:
+        """Marks ``header``, if the table ``below`` is in it and nobody seems to have written it for that table."""
+        is_within = below.place[: len(header.place)] == header.place and isinstance(header.place[-1], str)
+        if not is_within or "#" in header.head or split_above(below.above[first_blank(below.above) :])[0]:
             return
-        self.going.add(header)
-        former = self.style
-        self.style = _Style.of([node for node in self.nodes if node not in self.going], self.layout.newline)
+        staying = [node for node in self.nodes if node not in self.going and node is not header]
+        style = _Style.of(staying, self.layout.newline)
         is_first = header is self.nodes[0] and not header.above.strip()
         has_gap = first_blank(below.above) if is_first else last_blank(header.above)
-        if self._header_indent(header.place) != header.indent or (self.style.blank and not has_gap):
-            self.going.remove(header)
-            self.style = former
+        if not _names_every_table(staying, header) and (has_gap or not style.blank):
+            self.going.add(header)
+            self.style = style
 
     def _remove(self) -> None:
         """Takes out what goes, and the blank line that would have been put above it; other lines above it stay."""
@@ -331,6 +335,13 @@ class _Editor:
         tail = self.layout.tail
         self.layout.tail = carried + (tail[first_blank(tail) :] if is_first_blank_due else tail)
         self.layout.nodes = kept
+
+
+def _names_every_table(nodes: list[Node], header: Node) -> bool:
+    """Whether each table that others are in has a header, as where programs write; that of ``header`` apart."""
+    places = {node.place for node in (*nodes, header) if not node.keys}
+    outer = {place[: -2 if isinstance(place[-1], int) else -1] for place in places} - {(), header.place}
+    return bool(outer) and outer <= places
 
 
 def _are_tables(value: Any) -> bool:

@@ -7,6 +7,7 @@ after what.
 from __future__ import annotations
 
 from gpunode.steps.blacklist import NOUVEAU
+from gpunode.steps.cdi import CDI
 from gpunode.steps.conflicts import CONFLICTS
 from gpunode.steps.detect import DETECT
 from gpunode.steps.driver import DRIVER
@@ -39,4 +40,5 @@ STEPS: tuple[Step, ...] = (
     MODULE_LOAD,
     PERSISTENCE,
     RUNTIME_CONFIG,
+    CDI,
 )

@@ -21,7 +21,7 @@ from gpunode.facts.model import Facts, Known, Unknown, holds, known, need
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
-from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, located, runtime
+from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
 from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
@@ -48,7 +48,6 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned:
         return _deferred(row, fact)
     wish = _wish(recipe, row, facts)
     present = in_facts(facts, row, wish)
-    row = located(row, contents(present), wish)
     if recipe.runtime.cgroup == "auto":
         wish = with_kubelets_driver(row, facts, wish, contents(present))
     planned = _planned(row, wish, facts, present, row.configure(contents(present), wish))

@@ -10,16 +10,20 @@ from gpunode.host.process import Runner
 from gpunode.runtimes import Configured, Runtime
 from gpunode.workflow.verify import Check, Effective, gpus
 
+_TITLE = "a container sees the same GPUs"
+_TRY_A_POD = "start a pod that asks for nvidia.com/gpu"
+
 
 def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory, Runtime], Check]:
     """The check for ``verify.Extra``, made with ``runner``."""
 
     def check(inventory: Inventory, row: Runtime) -> Check:
+        if row.id == "crio":
+            return Check("container", _TITLE, "not run", "CRI-O runs containers for a kubelet alone", _TRY_A_POD)
         found = container.check(runner, _commands(row, effective(row.id)), inventory.uuids)
-        title = "a container sees the same GPUs"
         if found.passed:
-            return Check("container", title, "passed", f"{gpus(len(inventory.uuids))}, by UUID, through {row.id}")
-        return Check("container", title, "failed", "; ".join(found.problems), f"gpunode verify --runtime {row.id}")
+            return Check("container", _TITLE, "passed", f"{gpus(len(inventory.uuids))}, by UUID, through {row.id}")
+        return Check("container", _TITLE, "failed", "; ".join(found.problems), f"gpunode verify --runtime {row.id}")
 
     return check
 
@@ -29,5 +33,7 @@ def _commands(row: Runtime, configured: Configured | None) -> container.Commands
     token = container.new_token()
     if row.id == "docker":
         return container.docker(token)
+    if row.id == "podman":
+        return container.podman(token)
     binary = configured.handlers.get("nvidia", "") if configured else ""
     return container.containerd(token, binary=binary) if binary else container.containerd(token)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from gpunode.change import FileChange
+from gpunode.change import FileChange, is_generated
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.facts import systemd
 from gpunode.facts.evidence import Probe
@@ -16,10 +16,12 @@ from gpunode.host.port import Host, HostView, Settled
 from gpunode.host.runtime import differences
 from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured
+from gpunode.runtimes import Configured, Runtime
+from gpunode.steps import cdi
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.workflow.apply import Applier
-from gpunode.workflow.edits import Draft
+from gpunode.workflow.converge import survey
+from gpunode.workflow.edits import Draft, by_cdi
 from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
 
@@ -56,7 +58,7 @@ class Done:
 
 def unread(host: HostView, draft: Draft) -> bool:
     """Whether the daemon runs and is older than one of its files; where a time is unknown, nobody can tell."""
-    if draft.trigger is None:
+    if draft.trigger is None or draft.trigger.kind == "cdi":
         return False
     unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.started_at is None:
@@ -137,7 +139,8 @@ def _write(applier: Applier, draft: Draft, checked: str, *, owes: bool) -> None:
     try:
         for change in draft.changes:
             note = checked if change is draft.changes[-1] else ""
-            applier.one(CONFIGURATION, RUNTIME_CONFIG.id, change, draft.how, note)
+            step = cdi.CDI.id if is_generated(change) else RUNTIME_CONFIG.id
+            applier.one(CONFIGURATION, step, change, draft.how, note)
     except GpunodeError as failure:
         # A drop-in that nothing imports, or an import that leads nowhere: half of it is worse than nothing.
         if applier.take_back(failure) and draft.trigger and owes:
@@ -149,7 +152,7 @@ def _settle(applier: Applier, draft: Draft, asked: Asked, *, owes: bool) -> tupl
     """The daemon has read the files, where that was asked for; ``owes`` says that no earlier run owes the same."""
     if draft.trigger is None:
         return ()
-    if asked.restart:
+    if asked.restart or draft.trigger.kind == "cdi":
         if draft.expectation:
             applier.expect(draft.expectation, draft.trigger)
         return applier.settle((draft.trigger,))
@@ -179,6 +182,24 @@ class Verdict:
     pending: bool = False
     otherwise: str = ""
     untold: str = ""
+
+
+def offered(host: HostView, row: Runtime, *, image: bool) -> Verdict:
+    """Whether the runtime finds in the specification what containers ask for.
+
+    Raises:
+        Undetermined: it cannot be told what there is.
+    """
+    from gpunode.workflow.cdi_checks import cdi_checks
+
+    checks = tuple(cdi_checks(by_cdi(row), survey(host, image=image), host)) if not image else ()
+    failed = tuple(check for check in checks if check.status == "failed")
+    untold = (
+        "nothing runs in an image" if image else "; ".join(c.detail for c in checks if c.id == "cdi" and not failed)
+    )
+    is_told = any(check.status == "passed" for check in checks)
+    wrong = "; ".join(check.detail for check in failed)
+    return Verdict(otherwise=wrong, untold="" if is_told or failed else untold)
 
 
 def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool) -> Verdict:
@@ -212,6 +233,8 @@ def asleep(host: HostView, draft: Draft) -> str:
     """Why no daemon has to be made to read the files; empty where one has, or nobody can tell."""
     if draft.trigger is None:
         return "it looks at its files by itself"
+    if draft.trigger.kind == "cdi":
+        return f"{draft.about} has no daemon"
     unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.state.active:
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
 from gpunode.errors import Refused
@@ -13,12 +14,19 @@ from gpunode.facts.evidence import Probe
 from gpunode.facts.probes import kubelet_probes
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import FileTrail
+from gpunode.recipe import Driver, Recipe
+from gpunode.recipe import Runtime as RecipeRuntime
 from gpunode.runtimes import Edit, Edited, Files, Former, Runtime, Wish, after_edits, located
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
 from gpunode.runtimes.installations import chosen, kubelet_using, with_kubelets_driver
+from gpunode.steps import cdi
+from gpunode.steps.outcome import Planned
 from gpunode.steps.runtime_config import disrupts, reads_again, reread_by
 from gpunode.workflow import present
-from gpunode.workflow.converge import look_at_kubelet, managed
+from gpunode.workflow.converge import look_at_kubelet, managed, survey
+
+if TYPE_CHECKING:
+    from gpunode.recipe import RuntimeName
 
 _DUMP_BYTES = 16 << 20
 _DUMP_S = 30.0
@@ -97,7 +105,7 @@ def place(
     if found.row.product and dumps:
         ignored = f"--config-source=command is ignored: the files of {found.row.product} are read"
         dumps, found = (), replace(found, notes=(*found.notes, ignored))
-    version = None if found.row.product else _version(host, row, dumps)
+    version = None if found.row.product else _version(host, row, wish, dumps)
     source = _dumped(host, dumps) if dumps else None
     return replace(found, wish=replace(found.wish, version=version, source=source))
 
@@ -112,10 +120,11 @@ def _kubelets(host: HostView, row: Runtime, wish: Wish, *, image: bool) -> Place
     return Place(where.row, with_kubelets_driver(where.row, facts, needed, files), where.notes)
 
 
-def _version(host: HostView, row: Runtime, dumps: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
-    program = dumps[0][0] if dumps else row.id
-    # What reads no drop-ins is edited in place, whatever its version.
-    told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if row.drop_in else ""
+def _version(host: HostView, row: Runtime, wish: Wish, dumps: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
+    program = dumps[0][0] if dumps else {"docker": "dockerd"}.get(row.id, row.id)
+    # What reads no drop-ins is edited in place, whatever its version; docker's says whether it must be told of CDI.
+    matters = row.drop_in or (row.id == "docker" and wish.cdi)
+    told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
     found = _VERSION.search(told)
     return tuple(int(number) for number in found[1].split(".")) if found else None
 
@@ -148,6 +157,26 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
     default = wish.handler if wish.default else None
     meant = RuntimeExpectation(row.id, _main(row, wish), frozenset({(wish.handler, binary)}), default)
     return _draft(row, wish, there, edited, meant)
+
+
+def specifying(host: HostView, row: Runtime, *, image: bool) -> Draft:
+    """What gives containers the GPUs of a runtime that takes no handler: a CDI specification, present and fresh.
+
+    Raises:
+        Undetermined: it cannot be told what there is.
+    """
+    facts = survey(host, image=image)
+    outcome = cdi.plan(by_cdi(row), facts)
+    assert isinstance(outcome, Planned), "the step refuses nothing"
+    files = tuple(change for change in outcome.changes if isinstance(change, FileChange))
+    trigger = next((trigger for change in files for trigger in change.triggers), None)
+    path = cdi.output(facts)
+    return Draft(row.id, path, {}, outcome.reason, files, trigger=trigger, notes=outcome.notes)
+
+
+def by_cdi(row: Runtime) -> Recipe:
+    """A recipe that asks for no more than that."""
+    return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(cast("RuntimeName", row.id)))
 
 
 def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str, FileTrail]) -> Draft:

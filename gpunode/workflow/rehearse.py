@@ -11,6 +11,7 @@ from gpunode.facts.model import Facts, Known
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
+from gpunode.runtimes import runtime
 from gpunode.workflow.converge import projected
 from gpunode.workflow.events import Observer, silent
 from gpunode.workflow.rollback import RollbackResult, rollback, undoing
@@ -69,7 +70,7 @@ def _before(files: Mapping[str, FileState | None], path: str) -> FileState | Non
 def _checks(recipe: Recipe, facts: Facts, host: RehearsalHost) -> tuple[Check, ...]:
     converged = configuration(recipe, facts, host)
     driver = Check("nvml", "the driver answers (NVML)", "not run", "a rehearsal has no driver to ask")
-    if recipe.runtime.name == "none":
+    if recipe.runtime.name == "none" or not runtime(recipe.runtime.name).unit:
         return (converged, driver)
     daemon = Check(
         "runtime", f"{recipe.runtime.name} reads its configuration", "not run", "a rehearsal has no daemon to ask"

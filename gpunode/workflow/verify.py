@@ -33,6 +33,7 @@ Effective: TypeAlias = Callable[[str], Configured | None]
 _WANTED = "as the recipe wants it"
 _READS = "the container runtime reads the runtime nvidia"
 _SEES = "a container sees the same GPUs"
+OFFERED = "containers get the GPUs as CDI devices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ def verify(
         *_versions(recipe, facts, answer),
         *_device_nodes(facts, inventory),
         *runtime_checks,
+        *_told(lambda: [*_cdi(recipe, facts, host)], "cdi", OFFERED, untold),
         *_expected(recipe.expect, inventory),
     ]
     if extra.cuda:
@@ -271,6 +273,8 @@ def _runtime(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Che
 
 
 def _handler(row: Runtime, recipe: Recipe, found: Configured, title: str) -> Check:
+    if not row.unit:
+        return Check("runtime", f"{row.id} starts containers", "passed", f"by {found.default}")
     binary = found.handlers.get("nvidia")
     if binary is None:
         hint = f"gpunode setup --runtime {row.id}, then systemctl restart {row.unit}"
@@ -281,6 +285,12 @@ def _handler(row: Runtime, recipe: Recipe, found: Configured, title: str) -> Che
     return Check(
         "runtime", title, "passed", f"nvidia runs {binary or 'its default'}; default runtime {found.default or 'runc'}"
     )
+
+
+def _cdi(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
+    from gpunode.workflow.cdi_checks import cdi_checks
+
+    return cdi_checks(recipe, facts, host)
 
 
 def _expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:

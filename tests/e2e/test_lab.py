@@ -192,7 +192,7 @@ def test_the_old_dockerd_runs_without_an_init(bases: dict[str, Bases], make_chro
 
 def test_gpunode_is_there_with_what_it_imports(codename: str, bases: dict[str, Bases], make_chroot: MakeChroot) -> None:
     with make_chroot(bases[codename].plain) as node:
-        imports = "import distro, pynvml, rich, sh, tomlkit, typer, gpunode"
+        imports = "import distro, pynvml, rich, sh, typer, gpunode"
         node.run("env", f"PYTHONPATH={PROJECT}:{SITE}", "python3", "-B", "-c", imports)
 
 

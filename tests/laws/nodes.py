@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from gpunode.change import FileState, PackageState, ServiceState
@@ -44,6 +46,27 @@ CONTAINERD_FILES = (
         b"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n"
     ),
 )
+CRIO_CONF = "/etc/crio/crio.conf"
+CRIO_DROP_IN = "/etc/crio/crio.conf.d/50-site.conf"
+CRIO_FILES = (
+    None,
+    b"# nothing yet\n",
+    b'[crio.runtime]\ndefault_runtime = "runc" # here\n[crio.runtime.runtimes.runc]\nmonitor_path = "/m"\n',
+    b'[crio.runtime.runtimes.nvidia]\r\nruntime_path = "/usr/bin/nvidia-container-runtime"\r\n',
+)
+CDI_SPEC = "/var/run/cdi/nvidia.yaml"
+CDI_SPECS = (
+    None,
+    b"not understood: [1\n",
+    (
+        b"cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: all\n  containerEdits:\n    mounts:\n"
+        b"    - hostPath: /lib/libcuda.so.580.95.05\n"
+    ),
+    (
+        b"cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: all\n  containerEdits:\n    mounts:\n"
+        b"    - hostPath: /lib/libcuda.so.470.256.02\n"
+    ),
+)
 DAEMON_JSON_FILES = (
     None,
     b"{}",
@@ -63,9 +86,13 @@ def _package_sets() -> st.SearchStrategy[dict[str, PackageState]]:
         st.builds(PackageState, st.sampled_from(("1.19.1-1", "1.20.1-1"))),
     )
     runtimes = st.dictionaries(
-        st.sampled_from(("containerd", "docker.io")), st.builds(PackageState, st.just("1.6.20~ds1-1+b1"))
+        st.sampled_from(("containerd", "docker.io", "podman")), st.builds(PackageState, st.just("4.3.1~ds1-1+b1"))
     )
-    base = {"linux-image-amd64": PackageState("6.1.99-1"), "dpkg": PackageState("1.21.22")}
+    base = {
+        "linux-image-amd64": PackageState("6.1.99-1"),
+        "dpkg": PackageState("1.21.22"),
+        "cri-o": PackageState("1.34.1-1.1"),  # gpunode has nowhere to get it from
+    }
     return st.builds(lambda *parts: {k: v for part in (base, *parts) for k, v in part.items()}, old, toolkit, runtimes)
 
 
@@ -107,11 +134,18 @@ def facts(draw: st.DrawFn) -> Facts:
         units={
             "containerd.service": Known(_unit(exists="containerd" in packages), "units"),
             "docker.service": Known(_unit(exists="docker.io" in packages), "units"),
+            "crio.service": Known(_unit(exists=True), "units"),
+            "nvidia-cdi-refresh.service": Known(
+                replace(_unit(exists=draw(st.booleans())), failed=draw(st.booleans())), "units"
+            ),
             "nvidia-persistenced.service": Known(_unit(exists=draw(st.booleans())), "units"),
         },
         files={
             CONTAINERD: Known(draw(_file(CONTAINERD_FILES)), f"file:{CONTAINERD}"),
             DAEMON_JSON: Known(draw(_file(DAEMON_JSON_FILES)), f"file:{DAEMON_JSON}"),
+            CRIO_CONF: Known(draw(_file(CRIO_FILES)), f"file:{CRIO_CONF}"),
+            CRIO_DROP_IN: Known(draw(_file(CRIO_FILES)), "files:/etc/crio/crio.conf.d/*"),
+            CDI_SPEC: Known(draw(_file(CDI_SPECS)), "cdi-run"),
             **{
                 path: Known(None, f"file:{path}")
                 for path in (
@@ -124,6 +158,8 @@ def facts(draw: st.DrawFn) -> Facts:
             "/etc/apt/sources.list.d": "apt-sources-d",
             "/etc/apt/preferences.d": "apt-preferences-d",
             "/etc/modprobe.d": "modprobe-d",
+            "/etc/cdi": "cdi-etc",
+            "/var/run/cdi": "cdi-run",
         },
     )
 
@@ -140,7 +176,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         ),
         toolkit=Toolkit(draw(st.sampled_from(("auto", "1.20.1")))),
         runtime=Runtime(
-            name=draw(st.sampled_from(("containerd", "docker", "none"))),
+            name=draw(st.sampled_from(("containerd", "docker", "crio", "podman", "none"))),
             default=draw(st.booleans()),
             cgroup=draw(st.sampled_from(("auto", "systemd"))),
             cdi=draw(st.booleans()),

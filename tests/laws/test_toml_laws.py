@@ -14,7 +14,7 @@ from gpunode.runtimes.text import same
 from gpunode.runtimes.tomllayout import scan
 from gpunode.runtimes.tomlread import parse
 from gpunode.runtimes.tomltext import edit
-from tests.laws.toml_texts import Text, altered, extended, reduced, toml_texts
+from tests.laws.toml_texts import Text, altered, extended, keys, reduced, tables, toml_texts
 
 OWN_COMMENT = re.compile(r"^[ \t]*# \[comment (\d+)\]", re.MULTILINE)
 
@@ -29,12 +29,16 @@ def is_within(short: str, long: str) -> bool:
     return all(char in rest for char in short)
 
 
-def needless_headers(text: str) -> bool:
-    """Whether a table that would be there without its header has one, and nothing else of its own."""
+def without_needless_headers(text: str) -> list[str]:
+    """The lines that say something, without the headers of tables that others in them imply."""
     nodes = scan(text).nodes
-    return any(
-        not one.keys and not two.keys and two.place[: len(one.place)] == one.place for one, two in pairwise(nodes)
-    )
+    needless = {
+        id(one)
+        for one, two in pairwise(nodes)
+        if not one.keys and not two.keys and two.place[: len(one.place)] == one.place
+    }
+    said = [node.above + ("" if id(node) in needless else node.head + node.value + node.tail) for node in nodes]
+    return [line for line in "".join([*said, scan(text).tail]).splitlines() if line.strip()]
 
 
 @given(toml_texts())
@@ -98,8 +102,14 @@ def test_what_was_added_can_be_taken_out_again(case: tuple[Text, dict[str, Any]]
     text, after = case
     added = edit(text.text, text.document, after)
     back = edit(added, parse(added), text.document)
-    if needless_headers(text.text):
-        event("a header that its table needs not, and that looks like one written for what was added")
-        assert is_within(back, text.text)
-    else:
-        assert back == text.text
+    if back != text.text:
+        # A header that its table does not need, or one that was written for what was added: who knows?
+        event("a header of a table without values")
+        assert without_needless_headers(back) == without_needless_headers(text.text)
+
+
+@given(toml_texts(), st.dictionaries(st.just("a table of its own") | keys, tables, max_size=3))
+def test_tables_that_were_added_can_be_taken_out_to_the_byte(text: Text, new: dict[str, Any]) -> None:
+    after = {**new, **text.document}
+    added = edit(text.text, text.document, after)
+    assert edit(added, parse(added), text.document) == text.text

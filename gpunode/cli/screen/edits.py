@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gpunode.change import is_generated
 from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.commands import SHOWN_HOW, joined, rollback_command, without
 from gpunode.cli.screen.events import downtime
@@ -34,7 +35,7 @@ def draft_lines(verb: CtkVerb, draft: Draft, *, verbose: bool) -> Iterator[Line]
 
 def _as_asked(verb: CtkVerb, draft: Draft) -> str:
     if verb == "unconfigure":
-        return f"{draft.main} names no such runtime"
+        return f"{draft.main or draft.about} names no such runtime"
     if draft.trigger is None and draft.expectation is not None:
         return draft.how  # such as podman's, of which no file changes
     return f"{draft.about} is as asked ({draft.main})"
@@ -54,7 +55,7 @@ def drafted_lines(verb: CtkVerb, draft: Draft, done: Done, argv: Sequence[str], 
         yield fact("next", following, command=True)
         if draft.stops:
             yield fact("", f"it stops all {draft.stops}, since live-restore is off")
-    if any(change.before != change.after for change in draft.changes):
+    if any(change.before != change.after and not is_generated(change) for change in draft.changes):
         yield fact("undo", rollback_command(argv, done.run), command=True)
 
 
@@ -82,7 +83,8 @@ def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbos
     yield line(MARKS["passed"], _as_asked("configure", draft), hang=2)
     if verdict.otherwise:
         yield line(MARKS["failed"], f"{_reader(draft)} does not have it: {verdict.otherwise}", hang=2)
-        yield line("next: ", span(read_again_command(draft), "command"), hang=6)
+        if following := read_again_command(draft):
+            yield line("next: ", span(following, "command"), hang=6)
     elif verdict.untold:
         yield line(MARKS["not run"], f"{_reader(draft)} was not asked: {verdict.untold}", hang=2)
     else:

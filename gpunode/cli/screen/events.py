@@ -12,6 +12,7 @@ from gpunode.change import (
     PackageChange,
     ServiceChange,
     Trigger,
+    is_generated,
     subject,
 )
 from gpunode.cli.screen.text import Line, Span, line, padded, prose, span
@@ -62,6 +63,8 @@ def _did(changes: Sequence[Change]) -> Iterator[str]:
         yield f"{gone} purged" if brought else f"{count(gone, 'package')} purged"
     for change in changes:
         match change:
+            case FileChange(path=path) if is_generated(change):
+                yield f"{path} is to be written anew"
             case FileChange(path=path, before=before, after=after) if before == after:
                 yield f"{path} stays as it is"
             case FileChange(path=path, before=before, after=after):

@@ -34,7 +34,10 @@ _RESTORED = "restored byte for byte"
 def converged_line(recipe: Recipe, done: SetupResult, report: Report) -> Line:
     """The one line of a setup that found nothing to do."""
     parts = [works(report.inventory)] if report.inventory else []
-    if any(check.id == "runtime" and check.status == "passed" for check in report.checks):
+    passed = {check.id for check in report.checks if check.status == "passed"}
+    if recipe.runtime.name == "podman" and "cdi" in passed:
+        parts.append("podman gives GPUs to containers")
+    elif "runtime" in passed:
         parts.append(f"{recipe.runtime.name} runs nvidia")
     seen = f": {', '.join(parts)}" if parts else ""
     return line(MARKS["nothing"], f"already as recipe {recipe.name} wants it{seen}",

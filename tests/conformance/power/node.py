@@ -23,7 +23,6 @@ _PRELOADED = (
     "gpunode.cli.boundary",
     "gpunode.cli.changing",
     "gpunode.workflow.rollback",
-    "tomlkit",
     "sh",
 )
 _ONLY = ("--only", "runtime-config", "--yes")

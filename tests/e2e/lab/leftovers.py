@@ -35,8 +35,8 @@ def marks(node: Node) -> Marks:
     return made
 
 
-def _close(numbers: list[int]) -> None:
-    for number in numbers:
+def _close(descriptors: list[int]) -> None:
+    for number in descriptors:
         os.close(number)
 
 

@@ -17,8 +17,22 @@ exec runc "$@"
 CTK: Final = """\
 #!/bin/sh
 echo "$*" >> /var/log/nvidia-ctk.calls
-case "$1" in
---version) echo "NVIDIA Container Toolkit CLI version @VERSION@" ;;
+case "$1 $2" in
+"--version "*) echo "NVIDIA Container Toolkit CLI version @VERSION@" ;;
+"cdi generate")
+  driver=$(sed -n 's/^NVRM version:.* \\([0-9][0-9.]*[0-9]\\)  .*/\\1/p' /proc/driver/nvidia/version 2>/dev/null)
+  [ -n "$driver" ] || { echo "failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND" >&2; exit 1; }
+  out=/var/run/cdi/nvidia.yaml
+  for word in "$@"; do case $word in --output=*) out=${word#--output=} ;; esac; done
+  mkdir -p "${out%/*}"
+  {
+    printf -- '---\\ncdiVersion: 0.5.0\\nkind: nvidia.com/gpu\\ndevices:\\n    - name: all\\n      containerEdits:\\n'
+    printf '        deviceNodes:\\n'
+    for node in /dev/nvidia[0-9]*; do printf '            - path: %s\\n' "$node"; done
+    printf 'containerEdits:\\n    mounts:\\n'
+    for library in /usr/lib/*/libnvidia-ml.so."$driver"; do printf '        - hostPath: %s\\n' "$library"; done
+  } >"$out" ;;
+"cdi list") grep -qs "name: all" /var/run/cdi/nvidia.yaml && echo nvidia.com/gpu=all; echo "Found some" >&2 ;;
 esac
 """
 CONFIG: Final = """\

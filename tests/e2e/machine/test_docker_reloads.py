@@ -297,6 +297,23 @@ def test_a_restart_that_stops_containers_needs_leave(node: Machine, training: Tr
 
 
 @pytest.mark.long
+def test_cdi_needs_a_restart_only_where_it_is_not_on_unasked(node: Machine, training: Training) -> None:
+    version = node.run("docker", "version", "--format={{.Server.Version}}").stdout
+    before = start_of(node, DOCKER)
+
+    done = configure(node, "--cdi.enabled")
+
+    if int(version.split(".")[0]) >= 28:
+        assert done.exit_code == 0
+        assert '"cdi": true' in node.read(DOCKER_CONFIG)
+    else:
+        assert done.exit_code == 11
+        assert not node.path(DOCKER_CONFIG).exists()
+    assert start_of(node, DOCKER) == before
+    assert training.goes_on()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["in the file", "on the command line"])
 def test_containers_that_outlive_their_daemon_need_no_leave(node: Machine, how: str) -> None:
     if how == "in the file":

@@ -30,7 +30,7 @@ def test_a_reload_shows_in_when_the_state_last_changed() -> None:
 
 def test_a_stopped_unit_has_no_start() -> None:
     text = block(ActiveState="failed", MainPID="0", ExecMainStartTimestamp="Sat 2026-11-21 07:46:37.250000 UTC")
-    assert systemd.units(text)["docker.service"] == Unit(ServiceState(True, False))
+    assert systemd.units(text)["docker.service"] == Unit(ServiceState(True, False), failed=True)
 
 
 def test_an_alias_is_found_under_both_names() -> None:

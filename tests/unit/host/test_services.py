@@ -123,14 +123,52 @@ def test_a_reload_is_a_hangup_where_the_unit_has_none(systemd: Tools, can_reload
 
 
 def test_the_cdi_refresh_gets_past_its_start_limit(systemd: Tools) -> None:
+    (systemd.folder / "unit").write_text(unit().replace("exit-code", "success"))
+    systemd.add("nvidia-ctk", "echo nvidia.com/gpu=all; echo Found 1 CDI devices >&2")
     ((_, skipped),) = settle(Trigger("cdi"))
     assert skipped == ""
     assert [call for call in systemd.calls if "show" not in call] == [
         "systemctl reset-failed nvidia-cdi-refresh.service",
         "systemctl restart nvidia-cdi-refresh.service",
+        "nvidia-ctk cdi list",
     ]
+
+
+@pytest.mark.parametrize("why", ["Result=exec-condition", "ConditionResult=no"])
+def test_where_the_units_own_conditions_are_not_met_nvidia_ctk_is_asked(systemd: Tools, why: str) -> None:
+    shown = (systemd.folder / "unit").read_text()
+    name = why.partition("=")[0]
+    kept = [line for line in shown.splitlines() if not line.startswith(name)]
+    (systemd.folder / "unit").write_text("\n".join([*kept, why, ""]))
+    systemd.add("nvidia-ctk", "echo nvidia.com/gpu=all")
+    settle(Trigger("cdi"))
+    assert "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml" in systemd.calls
+
+
+def test_without_the_unit_nvidia_ctk_writes_the_specification(systemd: Tools) -> None:
     (systemd.folder / "unit").unlink()
-    assert settle(Trigger("cdi")) == [(0.0, "nvidia-cdi-refresh.service is not installed")]
+    assert settle(Trigger("cdi")) == [(0.0, "nvidia-ctk is not installed")]
+    systemd.add("nvidia-ctk", "echo nvidia.com/gpu=all")
+    ((_, skipped),) = settle(Trigger("cdi"))
+    assert skipped == ""
+    assert "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml" in systemd.calls
+
+
+def test_a_specification_without_a_device_is_none_though_the_list_exits_with_0(systemd: Tools) -> None:
+    systemd.add("nvidia-ctk", "echo 'Found 0 CDI devices' >&2")
+    with pytest.raises(ChangeFailed) as caught:
+        settle(Trigger("cdi"))
+    assert "wrote no CDI specification" in caught.value.what
+    ((_, skipped),) = settle(Trigger("cdi", "if-possible"))
+    assert "nothing asked for it" in skipped
+
+
+def test_what_nvidia_ctk_says_of_a_driver_that_does_not_answer_is_told(systemd: Tools) -> None:
+    (systemd.folder / "unit").unlink()
+    systemd.add("nvidia-ctk", "echo 'failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND' >&2; exit 1")
+    with pytest.raises(ChangeFailed) as caught:
+        settle(Trigger("cdi"))
+    assert "ERROR_LIBRARY_NOT_FOUND" in caught.value.why
 
 
 def test_a_failed_daemon_reload_is_told(systemd: Tools) -> None:
@@ -145,8 +183,17 @@ def test_without_systemd_nothing_is_called_and_it_is_said(
     systemd: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "_BOOTED", tmp_path / "nothing")
-    for trigger in (RESTART, RELOAD, Trigger("daemon-reload"), Trigger("cdi")):
+    for trigger in (RESTART, RELOAD, Trigger("daemon-reload")):
         assert settle(trigger) == [(0.0, "systemd is not running here")]
+    assert systemd.calls == []
+    systemd.add("nvidia-ctk", "echo nvidia.com/gpu=all")
+    settle(Trigger("cdi"))
+    assert systemd.calls[0].startswith("nvidia-ctk cdi generate")
+
+
+def test_nothing_is_generated_for_an_image(systemd: Tools, tmp_path: Path) -> None:
+    (settled,) = Services(Runner(str(tmp_path))).settle([Trigger("cdi")])
+    assert "when the image has booted" in settled.skipped
     assert systemd.calls == []
 
 

@@ -525,10 +525,10 @@ def test_a_dump_is_read_as_a_configuration_is() -> None:
     assert found.systemd_cgroup == {"nvidia": True}
 
 
-def test_a_file_as_wished_is_recognised_without_tomlkit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_as_wished_is_recognised_without_the_editor(monkeypatch: pytest.MonkeyPatch) -> None:
     wish = Wish(default=True, cdi=True, systemd_cgroup=True)
     out = configure(None, wish)
-    monkeypatch.setitem(sys.modules, "tomlkit", None)
+    monkeypatch.setitem(sys.modules, "gpunode.runtimes.tomltext", None)
     assert configure(out, wish) == out
 
 

@@ -93,6 +93,7 @@ def test_the_file_that_dockerd_is_pointed_at_is_the_one_that_is_edited() -> None
     assert path == "/srv/docker.json"
     assert document["default-runtime"] == "nvidia"
     assert (located(ROW, files, Wish()).config, located(ROW, files, Wish()).unit) == (path, "docker.service")
+    assert located(ROW, engine(), Wish()) is ROW
 
 
 def test_a_file_that_dockerd_does_not_read_is_edited_when_asked_for() -> None:
@@ -175,6 +176,8 @@ def test_the_snap_has_a_file_and_a_unit_of_its_own() -> None:
     files = with_config({SNAP_UNIT: service("/usr/bin/snap run docker.dockerd")}, {"log-level": "error"}, SNAP)
     assert configured(files, bare)[0] == SNAP
     assert located(ROW, files, bare).unit == "snap.docker.dockerd.service"
+    masked = {"/etc/systemd/system/docker.service": b"", **engine()}
+    assert configured({**files, **masked}, bare)[0] == SNAP
     del files[SNAP_UNIT]
     assert configured(files, bare)[0] == SNAP
     assert configure({**files, CONFIG: b"{}"}, bare).edits[0].path == CONFIG

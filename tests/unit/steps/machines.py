@@ -34,7 +34,8 @@ DEBIAN = Distro("debian", "12", "bookworm", "Debian GNU/Linux 12 (bookworm)")
 UBUNTU = Distro("ubuntu", "24.04", "noble", "Ubuntu 24.04.3 LTS", ("debian",))
 GTX_1080, T4, H100, B200, UNKNOWN = "1b80", "1eb8", "2330", "2901", "3fff"
 BASE = {"dpkg": PackageState("1.21.22"), "linux-image-amd64": PackageState("6.1.140-1")}
-_EMPTY = ("/etc/apt/sources.list", CUDA_KEYRING, TOOLKIT_KEYRING, CONTAINERD, DAEMON_JSON)
+CDI_ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
+_EMPTY = ("/etc/apt/sources.list", CUDA_KEYRING, TOOLKIT_KEYRING, CONTAINERD, DAEMON_JSON, CDI_ENVIRONMENT)
 
 
 def gpu(device: str = T4, **more: Any) -> PciDevice:
@@ -60,7 +61,13 @@ def machine(
     states = {p: FileState(s) if isinstance(s, bytes) else s for p, s in (files or {}).items()}
     lists = [(path, state) for path, state in states.items() if apt_sources.is_source_list(path)]
     absent = Unit(ServiceState(enabled=False, active=False), exists=False)
-    names = ("containerd.service", "docker.service", "nvidia-persistenced.service")
+    names = (
+        "containerd.service",
+        "crio.service",
+        "docker.service",
+        "nvidia-persistenced.service",
+        "nvidia-cdi-refresh.service",
+    )
     facts = Facts(
         distro=Known(DEBIAN, "os-release"),
         architecture=Known("amd64", "dpkg-status"),
@@ -85,6 +92,8 @@ def machine(
             "/etc/apt/sources.list.d": "apt-sources-d",
             "/etc/apt/preferences.d": "apt-preferences-d",
             "/etc/modprobe.d": "modprobe-d",
+            "/etc/cdi": "cdi-etc",
+            "/var/run/cdi": "cdi-run",
         },
     )
     facts_of: dict[str, Any] = {

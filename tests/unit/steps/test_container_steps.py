@@ -246,6 +246,11 @@ def docker_node(flags: str, **more: bytes) -> Facts:
     return machine(packages=DOCKER, files=found, units={"docker.service": unit(started_at=100.0)})
 
 
+def looked_for(path: str, node: Facts) -> Facts:
+    """``node``, on which nothing was found at ``path``."""
+    return replace(node, files={**node.files, path: Known(None, f"file:{path}")})
+
+
 def test_what_dockers_command_line_says_is_a_conflict_in_the_plan() -> None:
     wants_default = replace(recipe("docker"), runtime=Runtime("docker", default=True))
     refused = refusal(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=runc")))
@@ -254,7 +259,8 @@ def test_what_dockers_command_line_says_is_a_conflict_in_the_plan() -> None:
 
 
 def test_the_file_that_docker_is_told_to_read_is_planned() -> None:
-    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), docker_node("--config-file=/srv/docker.json")))
+    node = looked_for("/srv/docker.json", docker_node("--config-file=/srv/docker.json"))
+    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
     assert list(files(outcome.changes)) == ["/srv/docker.json"]
     assert outcome.expectation is not None
     assert outcome.expectation.path == "/srv/docker.json"
@@ -266,6 +272,19 @@ def test_a_restart_stops_containers_unless_they_are_kept(flags: str, stops: str)
     outcome = planned(RUNTIME_CONFIG.plan(wants_cdi, docker_node(flags)))
     assert outcome.disrupts == stops
     assert [t.kind for change in outcome.changes for t in getattr(change, "triggers", ())] == ["restart"]
+
+
+def test_docker_that_is_a_snap_gets_no_second_one_beside_it() -> None:
+    command = b"[Service]\nExecStart=/usr/bin/snap run docker.dockerd\n"
+    snap = {"/etc/systemd/system/snap.docker.dockerd.service": command}
+    node = looked_for("/var/snap/docker/current/config/daemon.json", machine(files=snap))
+    installed = planned(RUNTIME_INSTALL.plan(recipe("docker"), node))
+    assert (installed.changes, installed.reason) == ((), "the docker snap brings its own docker")
+    refused = refusal(RUNTIME_CONFIG.plan(recipe("docker"), node))
+    assert "docker is a snap here" in refused.what
+    # Beside the engine it is another one.
+    both = docker_node("", **snap)
+    assert list(files(planned(RUNTIME_CONFIG.plan(recipe("docker"), both)).changes)) == [DAEMON_JSON]
 
 
 def test_a_younger_unit_file_is_nothing_that_docker_can_read_again() -> None:

@@ -112,6 +112,12 @@ def test_the_version_is_as_the_program_tells_it(printed: str, version: tuple[int
     assert edits.place(host, runtime("containerd"), Wish()).wish.version == version
 
 
+def test_dockers_version_is_asked_for_where_cdi_hangs_on_it() -> None:
+    host = Machine({}, {"dockerd --version": "Docker version 28.5.2+dfsg4, build 3ef3c07c\n"})
+    assert edits.place(host, runtime("docker"), Wish(cdi=True)).wish.version == (28, 5, 2)
+    assert edits.place(host, runtime("docker"), Wish()).wish.version is None
+
+
 def test_the_first_dump_that_is_there_is_the_source() -> None:
     dumps = (("crio", "status", "config"), ("crio-status", "config"))
     host = Machine({}, {"crio-status config": "[crio]\n"})

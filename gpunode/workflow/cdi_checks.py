@@ -1,0 +1,94 @@
+"""The CDI checks of verify: what a container engine finds when it looks for GPUs as CDI devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpunode.facts.cdi import Spec
+from gpunode.facts.evidence import Probe
+from gpunode.facts.model import Facts, Known
+from gpunode.host.port import HostView
+from gpunode.recipe import Recipe
+from gpunode.runtimes import podman
+from gpunode.steps import cdi
+from gpunode.workflow.verify import OFFERED, Check
+
+_SHOWN = 5
+
+
+def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
+    """Whether what the recipe's containers ask for is offered and kept so; none where it asks for no CDI devices."""
+    if not cdi.is_asked(recipe):
+        return
+    loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
+    if loaded is None:
+        yield Check("cdi", OFFERED, "not run", "no NVIDIA driver is loaded", "first make the driver answer")
+        return
+    judged = cdi.judge(recipe, facts, loaded)
+    yield _offered(judged, recipe, host)
+    yield from _kept_fresh(facts)
+
+
+def _offered(judged: cdi.Judged, recipe: Recipe, host: HostView) -> Check:
+    anew = f"gpunode setup --runtime {recipe.runtime.name}"
+    if judged.spec is None or judged.fault:
+        return Check("cdi", OFFERED, "failed", "; ".join(filter(None, (judged.fault, *judged.notes))), anew)
+    if missing := [path for path in judged.spec.paths if _is_missing(path, host)]:
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        detail = f"{judged.spec.path} names what is not there: {', '.join(missing[:_SHOWN])}{more}"
+        again = f"systemctl restart {cdi.UNIT}, or nvidia-ctk cdi generate --output={judged.spec.path}"
+        return Check("cdi", OFFERED, "failed", detail, again)
+    if recipe.runtime.name == "podman" and (lack := _podman_lacks(judged.spec, host)):
+        return Check("cdi", OFFERED, "failed", *lack)
+    return Check("cdi", OFFERED, "passed", f"{cdi.described(judged)}; all that it names is there")
+
+
+def _is_missing(path: str, host: HostView) -> bool:
+    pattern = re.sub(r"([*?[])", r"[\1]", path)
+    found = host.look(Probe(f"listed:{path}", glob=pattern, contents=False))
+    return found.outcome == "ok" and not found.data
+
+
+def _podman_lacks(spec: Spec, host: HostView) -> tuple[str, str] | None:
+    """What podman itself is too old for, and what to do; None when it is not."""
+    told = host.look(Probe("podman-version", argv=("podman", "--version")))
+    numbers = re.search(r"\d+(?:\.\d+)+", told.text)
+    if told.outcome == "absent":
+        return "there is no podman here", "gpunode setup --runtime podman"
+    version = tuple(int(part) for part in numbers[0].split(".")) if numbers else None
+    if version is not None and version < podman.LEAST:
+        return f"{told.text.strip()} takes no CDI devices", "install podman 4.1 or later"
+    if not podman.takes(version, spec.version):
+        older = "nvidia-ctk config --in-place --set features.no-additional-gids-for-device-nodes=true"
+        what = f"{told.text.strip()} does not read {spec.path}, which is of CDI {spec.version}"
+        return (
+            what,
+            f"install a newer podman; or have an older version written:\n  {older}\n  systemctl restart {cdi.UNIT}",
+        )
+    return None
+
+
+def _kept_fresh(facts: Facts) -> Iterator[Check]:
+    """The toolkit's units write the specification at boot and when the driver changes."""
+    title = "the CDI specification is written again when the driver changes"
+    service, path = (facts.unit(name) for name in (cdi.UNIT, cdi.PATH_UNIT))
+    if not isinstance(service, Known) or not service.value.exists:
+        detail = f"{cdi.UNIT} is not here, as before toolkit 1.18"
+        yield Check("cdi-refresh", title, "not run", detail, "after a change of the driver, or of MIG: gpunode setup")
+        return
+    if service.value.masked:
+        yield Check(
+            "cdi-refresh", title, "not run", f"{cdi.UNIT} is masked", "after a change of the driver: gpunode setup"
+        )
+        return
+    units = {cdi.UNIT: service.value, **({cdi.PATH_UNIT: path.value} if isinstance(path, Known) else {})}
+    wrong = [f"{name} has failed" for name, unit in units.items() if unit.failed]
+    wrong += [f"{name} is not enabled" for name, unit in units.items() if not unit.state.enabled]
+    if wrong:
+        hint = f"systemctl reset-failed {cdi.UNIT}\nsystemctl enable --now {cdi.PATH_UNIT} {cdi.UNIT}"
+        yield Check("cdi-refresh", title, "failed", "; ".join(wrong), hint)
+        return
+    yield Check(
+        "cdi-refresh", title, "passed", f"{', '.join(units)} enabled; a change of MIG instances needs gpunode setup"
+    )

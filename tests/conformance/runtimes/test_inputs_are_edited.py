@@ -1,0 +1,82 @@
+"""The editor of TOML on the files that nvidia-ctk's vectors begin with: nothing is lost, and what was added goes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.errors import Refused
+from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes.text import decode, same
+from gpunode.runtimes.tomlread import Document, parse
+from gpunode.runtimes.tomltext import edit
+
+HERE = Path(__file__).parent
+NOT_TOML = ("040", "059", "082")
+FILES = sorted(
+    path
+    for path in (*HERE.glob("inputs/*.toml"), *HERE.glob("vectors/*/*.toml"), *HERE.glob("dumps/*.toml"))
+    if not f"{path.parent.name} {path.name}".replace("inputs ", "").startswith(NOT_TOML)
+)
+ENTRY = {"runtime_type": "io.containerd.runc.v2", "options": {"BinaryName": "/usr/bin/nvidia-container-runtime"}}
+
+
+def tables(document: Document, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield above
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from tables(value, (*above, key))
+
+
+def with_key(document: Document, path: tuple[str, ...], value: Any) -> Document:
+    after = copy.deepcopy(document)
+    table = after
+    for key in path:
+        table = table[key]
+    table["gpunode test"] = value
+    return after
+
+
+def holds(larger: Any, smaller: Any) -> bool:
+    """Whether ``larger`` is ``smaller`` with something added."""
+    if isinstance(larger, dict) and isinstance(smaller, dict):
+        return all(key in larger and holds(larger[key], value) for key, value in smaller.items())
+    return same(larger, smaller)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_what_is_added_anywhere_is_all_that_is_new_and_can_be_taken_out(file: Path) -> None:
+    text = decode(file.read_bytes(), file.name)
+    before = parse(text)
+    places = list(tables(before))
+    for path in places[:: 1 + len(places) // 8]:
+        # A value in a table that has a header and nothing else of its own: its header would go with it.
+        for value in (ENTRY, "x"):
+            after = with_key(before, path, value)
+            added = edit(text, before, after)
+            assert same(parse(added), after)
+            lines = iter(added.splitlines())
+            assert all(line in lines for line in text.splitlines()) or "{" in text
+            back = edit(added, after, before)
+            assert back == text or (value == "x" and len(text) - len(back) < 120), path
+
+
+@pytest.mark.parametrize(
+    "wish", [Wish(mode="in-place"), Wish(default=True, cdi=True, systemd_cgroup=True)], ids=["plain", "all"]
+)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_what_configuring_added_can_be_taken_out(file: Path, wish: Wish) -> None:
+    containerd, data = runtime("containerd"), file.read_bytes()
+    try:
+        edits = containerd.configure({containerd.config: data}, wish).edits
+    except Refused:
+        return  # the other tests say which
+    for one in edits:
+        before, after = (parse(decode(content, file.name)) for content in (one.before, one.after))
+        if holds(after, before):
+            text = decode(one.before, file.name)
+            assert edit(edit(text, before, after), after, before) == text

@@ -1,0 +1,205 @@
+"""The CDI specification: written where it is needed, and written anew when it is of another driver or layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.change import Deferred, FileChange, PackageState, ServiceChange, ServiceState, Trigger
+from gpunode.facts.layout import Layout
+from gpunode.facts.model import Facts, Known, LoadedDriver, Platform, Unknown
+from gpunode.facts.project import PLAN, project
+from gpunode.recipe import Recipe, Runtime
+from gpunode.steps.cdi import CDI
+from gpunode.steps.outcome import Planned
+from tests.unit.steps.machines import CDI_ENVIRONMENT, machine, planned, recipe, unit, with_driver
+
+RUN, ETC = "/var/run/cdi/nvidia.yaml", "/etc/cdi/nvidia.yaml"
+PODMAN = recipe("podman", version="none")
+CONTAINERD = recipe("containerd", version="none")
+UUID = "GPU-8dd1f2b0-8c58-4a40-b7b0-7bd7f4c2a111"
+ONE = Layout(frozenset({0}), frozenset({UUID}))
+REFRESH = {"nvidia-cdi-refresh.service": unit()}
+FAILED = {"nvidia-cdi-refresh.service": unit(active=False, failed=True)}
+
+
+def spec(driver: str = "580.95.05", gpus: tuple[int, ...] = (0,), caps: tuple[int, ...] = (), uuid: str = "") -> bytes:
+    """A specification as nvidia-ctk writes it."""
+    nodes = [f"/dev/nvidia{n}" for n in gpus] + [f"/dev/nvidia-caps/nvidia-cap{n}" for n in caps]
+    edits = "\n".join(f"        - path: {node}" for node in nodes)
+    names = ["all", '"0"', *([uuid] if uuid else [])]
+    devices = "\n".join(f"    - name: {name}\n      containerEdits:\n        deviceNodes:\n{edits}" for name in names)
+    return (
+        f"---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n{devices}\ncontainerEdits:\n"
+        f"    mounts:\n        - hostPath: /lib/x86_64-linux-gnu/libcuda.so.{driver}\n"
+    ).encode()
+
+
+def node(
+    files: dict[str, bytes] | None = None, layout: Layout | None = ONE, podman: str = "4.9.3+ds1-1", **more: object
+) -> Facts:
+    """A machine with driver 580.95.05 loaded, and podman."""
+    facts = with_driver(files=files, layout=Known(layout, "nvidia-gpus"), packages={"podman": podman})
+    return replace(facts, units={**facts.units, **{n: Known(u, "units") for n, u in more.pop("units", {}).items()}})  # type: ignore[attr-defined]
+
+
+def plan(facts: Facts, of: Recipe = PODMAN) -> Planned:
+    return planned(CDI.plan(of, facts))
+
+
+def test_a_missing_one_is_promised_and_the_trigger_that_writes_it_owed() -> None:
+    outcome = plan(node())
+    (change,) = outcome.changes
+    assert isinstance(change, FileChange)
+    assert (change.path, change.before) == (RUN, None)
+    assert isinstance(change.after, Deferred)
+    assert change.triggers == {Trigger("cdi")}
+    assert "no specification yet" in outcome.reason
+    assert plan(project(node(), outcome.changes)).changes == ()
+
+
+def test_a_fresh_one_is_left_alone_and_what_it_offers_is_told() -> None:
+    outcome = plan(node({RUN: spec(uuid=UUID)}))
+    assert outcome.changes == ()
+    assert outcome.notes == ()
+    assert outcome.reason == f"{RUN} of driver 580.95.05 offers all, 0, {UUID}"
+
+
+@pytest.mark.parametrize(
+    ("written", "layout", "why"),
+    [
+        (spec("535.104.05"), ONE, "is of driver 535.104.05, and 580.95.05 is loaded"),
+        (
+            spec(),
+            Layout(frozenset({0, 1}), frozenset()),
+            "names /dev/nvidia0, and the driver has /dev/nvidia0, /dev/nv",
+        ),
+        (spec(gpus=(0, 1)), ONE, "names /dev/nvidia0, /dev/nvidia1, and the driver has /dev/nvidia0"),
+        (spec(), Layout(frozenset({0}), frozenset(), frozenset({12, 13})), "another division into MIG instances"),
+        (spec(caps=(12, 13)), ONE, "another division into MIG instances"),
+        (spec(uuid=UUID.replace("8dd1", "0000")), ONE, "names GPU-0000f2b0-8c58-4a40-b7b0-7bd7f4c2a111, which is not"),
+        (b"kind: [nvidia.com/gpu]\n", ONE, "no specification yet"),
+    ],
+)
+def test_one_that_does_not_fit_the_driver_is_written_anew(written: bytes, layout: Layout, why: str) -> None:
+    outcome = plan(node({RUN: written}, layout))
+    assert why in outcome.reason
+    assert len(outcome.changes) == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "layout"),
+    [
+        (spec(caps=(12, 13)), Layout(frozenset({0}), frozenset(), frozenset({12, 13}))),
+        (spec(uuid=UUID), Layout(frozenset({0}), frozenset())),  # nobody has woken the GPU yet
+        (spec("535.104.05"), None),
+    ],
+)
+def test_what_nobody_can_tell_is_no_fault(written: bytes, layout: Layout | None) -> None:
+    facts = node({RUN: written}, layout)
+    if layout is None:
+        facts = replace(facts, layout=Unknown("denied", "nvidia-gpus"), loaded_driver=Known(LoadedDriver("", True), ""))
+    assert plan(facts).changes == ()
+
+
+def test_a_stale_one_beside_a_fresh_one_is_named_and_one_alone_is_overruled() -> None:
+    (note,) = plan(node({ETC: spec("535.104.05", uuid=UUID), RUN: spec()})).notes
+    assert f"{ETC} is of driver 535.104.05, and {RUN} overrules it; it alone still offers {UUID}" in note
+    outcome = plan(node({ETC: spec("535.104.05")}))
+    assert [change.path for change in outcome.changes if isinstance(change, FileChange)] == [RUN]
+
+
+def test_names_that_two_files_of_a_folder_have_are_told_and_not_made_worse() -> None:
+    outcome = plan(node({RUN: spec(), "/var/run/cdi/other.yaml": spec()}))
+    assert outcome.changes == ()
+    assert any("both offer nvidia.com/gpu=all, so no container gets it" in note for note in outcome.notes)
+
+
+def test_beside_a_file_that_nobody_here_understands_none_is_added() -> None:
+    outcome = plan(node({"/var/run/cdi/hand.yaml": b"{kind: nvidia.com/gpu}\n"}))
+    assert outcome.changes == ()
+    assert any("hand.yaml is not understood" in note for note in outcome.notes)
+    assert plan(node({"/etc/cdi/hand.yaml": b"{kind: nvidia.com/gpu}\n"})).changes
+
+
+@pytest.mark.parametrize(
+    ("loaded", "why"),
+    [(Known(None, "nvidia-version"), "once the driver is loaded"), (Unknown("x", "y"), "once the driver is loaded")],
+)
+def test_without_a_driver_there_is_nothing_to_write(loaded: Known[LoadedDriver | None] | Unknown, why: str) -> None:
+    outcome = plan(replace(node(), loaded_driver=loaded))
+    assert (outcome.changes, why in outcome.reason) == ((), True)
+
+
+def test_before_a_reboot_into_another_driver_the_former_one_is_not_written_down() -> None:
+    outcome = plan(replace(node(), loaded_driver=Known(LoadedDriver("535.104.05", False), "")), recipe("podman"))
+    assert outcome.changes == ()
+    assert "after the reboot" in outcome.reason
+
+
+def test_a_driver_that_this_run_loads_counts_as_loaded() -> None:
+    assert plan(replace(node(), loaded_driver=Unknown("known after the module is loaded", PLAN))).changes
+
+
+def test_in_an_image_there_is_nothing_to_write() -> None:
+    assert plan(replace(node(), platform=Known(Platform("image"), "image"))).changes == ()
+
+
+def test_unasked_only_what_is_stale_or_has_failed_is_refreshed_and_no_run_fails_for_it() -> None:
+    assert plan(node(), CONTAINERD).reason.startswith("CDI is not asked for, and the toolkit has no unit")
+    assert plan(node(units=REFRESH), CONTAINERD).changes == ()
+    for facts in (node(units=FAILED), node({RUN: spec("535.104.05")}, units=REFRESH)):
+        (change,) = plan(facts, CONTAINERD).changes
+        assert isinstance(change, FileChange)
+        assert change.triggers == {Trigger("cdi", "if-possible")}
+    masked = {"nvidia-cdi-refresh.service": unit(active=False, masked=True)}
+    assert plan(node({RUN: spec("535.104.05")}, units=masked), CONTAINERD).changes == ()
+
+
+@pytest.mark.parametrize("runtime", [Runtime("crio"), Runtime("docker", cdi=True), Runtime("containerd", cdi=True)])
+def test_asked_for_it_is_where_the_runtime_takes_gpus_so(runtime: Runtime) -> None:
+    assert plan(node(), Recipe("test", runtime=runtime)).changes
+
+
+def test_the_units_that_the_toolkits_package_will_bring_count() -> None:
+    stale = {RUN: spec("535.104.05")}
+    for version, wanted in (("1.20.1-1", True), ("1.17.8-1", False), ("known after the index is read", True)):
+        facts = node(stale)
+        to_come: dict[str, PackageState] = {"nvidia-container-toolkit-base": PackageState(version)}
+        assert bool(plan(replace(facts, packages=Known({**to_come}, PLAN)), CONTAINERD).changes) is wanted
+
+
+def test_it_is_written_where_the_unit_is_told_to() -> None:
+    elsewhere = b"# ours\nNVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/etc/cdi/gpus.yaml\n"
+    (change,) = plan(node({CDI_ENVIRONMENT: elsewhere})).changes
+    assert isinstance(change, FileChange)
+    assert change.path == "/etc/cdi/gpus.yaml"
+    assert plan(node({CDI_ENVIRONMENT: elsewhere, "/etc/cdi/gpus.yaml": spec()})).changes == ()
+
+
+def test_a_podman_that_does_not_look_there_is_told_how_to() -> None:
+    outcome = plan(node(podman="5.5.1-1"))
+    assert outcome.changes == ()
+    assert any("cdi_spec_dirs" in note and "/etc/cdi alone" in note for note in outcome.notes)
+    told = {"/etc/containers/containers.conf": b'[engine]\ncdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]\n'}
+    assert plan(node(told, podman="5.5.1-1")).changes
+
+
+def test_a_machine_without_any_of_it_is_left_alone() -> None:
+    assert plan(machine(), recipe()).changes == ()
+
+
+def test_where_it_is_asked_for_the_toolkits_units_are_enabled_and_what_is_masked_stays_so() -> None:
+    off = unit(active=False, enabled=False)
+    units = {"nvidia-cdi-refresh.service": off, "nvidia-cdi-refresh.path": off}
+    facts = node({RUN: spec()}, units=units)
+    outcome = plan(facts)
+    assert outcome.changes == (
+        ServiceChange("nvidia-cdi-refresh.service", off.state, ServiceState(enabled=True, active=False)),
+        ServiceChange("nvidia-cdi-refresh.path", off.state, ServiceState(enabled=True, active=True)),
+    )
+    assert plan(project(facts, outcome.changes)).changes == ()
+    assert plan(facts, CONTAINERD).changes == ()
+    masked = {name: replace(one, masked=True) for name, one in units.items()}
+    assert plan(node({RUN: spec()}, units=masked)).changes == ()

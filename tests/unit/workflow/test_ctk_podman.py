@@ -1,0 +1,54 @@
+"""ctk for podman, which takes no handler: a CDI specification instead, written at once and looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import Trigger
+from gpunode.facts.model import Facts
+from gpunode.host.port import Settled
+from gpunode.journal.store import Store
+from gpunode.runtimes import runtime
+from gpunode.workflow import ctk, edits
+from gpunode.workflow.ctk import Asked
+from gpunode.workflow.events import silent
+from tests.unit.workflow.nodes import Node
+from tests.unit.workflow.test_cdi_checks import SPEC, THERE, node
+from tests.unit.workflow.test_cdi_checks import Node as Looking
+
+PODMAN = runtime("podman")
+
+
+@pytest.fixture
+def facts(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
+    """The facts that a survey gives: the first of the list."""
+    found = [node(None)]
+    for module in (ctk, edits):
+        monkeypatch.setattr(module, "survey", lambda host, *, image: found[0])
+    return found
+
+
+def test_a_missing_specification_is_written_without_being_asked_to_restart_anything(
+    facts: list[Facts], tmp_path: Path
+) -> None:
+    host = Node(facts[0])
+    draft = edits.specifying(host, PODMAN, image=False)
+    assert (draft.about, draft.main, draft.trigger) == ("podman", SPEC, Trigger("cdi"))
+    assert (ctk.unread(host, draft), ctk.asleep(host, draft)) == (False, "podman has no daemon")
+    store = Store(tmp_path)
+    done = ctk.carry_out(draft, host, store, Asked("configure", "1"), silent)
+    assert [settled.trigger for settled in done.settled] == [Trigger("cdi")]
+    assert isinstance(done.settled[0], Settled)
+    assert SPEC not in host.files
+    assert store.owed() == {}
+
+
+def test_a_fresh_one_is_left_alone_and_looked_at(facts: list[Facts]) -> None:
+    facts[0] = node()
+    assert edits.specifying(Looking(), PODMAN, image=False).changes == ()
+    assert ctk.offered(Looking(), PODMAN, image=False) == ctk.Verdict()
+    broken = ctk.offered(Looking(THERE[1:]), PODMAN, image=False)
+    assert f"{SPEC} names what is not there: /dev/nvidia0" in broken.otherwise
+    assert ctk.offered(Looking(), PODMAN, image=True).untold == "nothing runs in an image"
