@@ -26,6 +26,7 @@ NOT_FOR_NOTHING = {
     "gpunode.runtimes.tomltext",
     "gpunode.workflow.rehearse",
     "gpunode.workflow.ctk",
+    "gpunode.workflow.edits",
     "gpunode.workflow.rollback",
     "gpunode.workflow.status",
 }
