@@ -6,6 +6,9 @@ Each folder of ``installations`` holds asked.json, the files before and the file
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,7 @@ from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Fact, Known, Kubelet
-from gpunode.runtimes import Edited, Files, Former, Runtime, Wish, after_edits, gathered, runtime
+from gpunode.runtimes import Edited, Files, Former, Runtime, Wish, after_edits, containerd_dump, gathered, runtime
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.installations import chosen
 
@@ -88,3 +91,34 @@ def test_what_is_refused(case: str) -> None:
         row.configure(files, wish(case))
     assert asked(case)["refused"] in f"{refused.value.what} {refused.value.why}"
     assert refused.value.hint
+
+
+CONTAINERD = shutil.which("containerd")
+FILLED_IN = {"SNAPSHOTTER": "overlayfs", "RUNTIME": "runc", "RUNTIME_TYPE": "io.containerd.runc.v2", "SNAP_DATA": "/x"}
+WITH_DROP_INS = [case for case in CASES if case.startswith(("k3s-drop-in", "rke2-drop-in", "k0s-schema-3"))]
+
+
+def version() -> tuple[int, ...]:
+    said = subprocess.run([str(CONTAINERD), "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
+    found = re.search(r"\sv?(\d+)\.(\d+)\.", said)
+    assert found, said
+    return int(found[1]), int(found[2])
+
+
+@pytest.mark.skipif(CONTAINERD is None, reason="containerd is not on PATH")
+@pytest.mark.parametrize("case", [case for case in (*WITH_DROP_INS, "microk8s") if "refused" not in asked(case)])
+def test_the_real_containerd_reads_it(case: str, tmp_path: Path) -> None:
+    if case in WITH_DROP_INS and version() < (2, 1):
+        pytest.skip("containerd merges drop-ins from 2.1 on")
+    row, files = row_and_files(case)
+    after = after_edits(files, row.configure(files, wish(case)))
+    for path, content in after.items():
+        text = re.sub(r"\$\{(\w+)\}", lambda name: FILLED_IN[name[1]], content.decode())
+        here = re.sub(r'"(/var/lib/rancher/|/etc/k0s/)', lambda place: f'"{tmp_path}{place[1]}', text)
+        (tmp_path / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path[1:]).write_text(here)
+    command = [str(CONTAINERD), "--config", f"{tmp_path}{row.config}", "config", "dump"]
+    found = containerd_dump(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    assert found.handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
+    assert found.default == ("nvidia" if wish(case).default else "runc")
+    assert found.systemd_cgroup.get("nvidia", False) == found.systemd_cgroup.get("runc", False)

@@ -377,8 +377,8 @@ def test_the_version_is_as_the_program_tells_it(printed: str, version: tuple[int
 
 def test_dockers_version_is_asked_for_where_cdi_hangs_on_it() -> None:
     host = Machine({}, {"dockerd --version": "Docker version 28.5.2+dfsg4, build 3ef3c07c\n"})
-    assert ctk.completed(host, runtime("docker"), Wish(cdi=True)).version == (28, 5, 2)
-    assert ctk.completed(host, runtime("docker"), Wish()).version is None
+    assert ctk.place(host, runtime("docker"), Wish(cdi=True)).wish.version == (28, 5, 2)
+    assert ctk.place(host, runtime("docker"), Wish()).wish.version is None
 
 
 def test_the_first_dump_that_is_there_is_the_source() -> None:
