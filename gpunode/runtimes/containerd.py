@@ -17,6 +17,7 @@ from gpunode.runtimes.containerd_files import (
     CRI_PLUGINS,
     DROP_IN,
     ConfigFile,
+    counting,
     edited,
     effective,
     imports_of,
@@ -216,8 +217,8 @@ class _Editing:
     def _file_that_counts(self) -> ConfigFile:
         """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
         if merges(self.root.schema, self.wish):
-            return next((file for file in reversed(self.loaded) if self._has_entry(file)), self.root)
-        return next((file for file in reversed(self.loaded) if file.has_plugin), self.root)
+            return next((file for file in reversed(counting(self.loaded)) if self._has_entry(file)), self.root)
+        return next(reversed(counting(self.loaded)), self.root)
 
     def _has_entry(self, file: ConfigFile) -> bool:
         return self.wish.handler in file.table((*file.cri, "containerd", "runtimes"))
@@ -355,6 +356,8 @@ def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[s
     """What the user should know of the files as they will be."""
     root = loaded[0]
     for file in loaded:
+        if file.has_plugin and file not in counting(loaded):
+            yield f"{file.path} is of schema {file.schema}, {root.path} of {root.schema}: its CRI table is not read"
         if wish.enable_cri and file.disabled:
             yield f"{file.path}: the CRI plugin, which disabled_plugins had switched off, is switched on"
     yield from _nameless(loaded, after, wish)

@@ -231,11 +231,19 @@ def imports_of(file: ConfigFile, path: str) -> Iterator[str]:
 
 
 def effective(loaded: Sequence[ConfigFile], wish: Wish) -> Document:
-    """The CRI plugin's table as containerd has it from the files, without its built-in defaults."""
-    plugins = [file.plugin for file in loaded if file.has_plugin]
+    """The CRI plugin's table as containerd has it from the files, without its built-in defaults.
+
+    A file that another schema than the root's gives other names does not count (2.1.9, ``config dump``).
+    """
+    plugins = [file.plugin for file in counting(loaded)]
     if not merges(loaded[0].schema, wish):
         return plugins[-1] if plugins else {}
     return merged(*plugins)
+
+
+def counting(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
+    """Those of the files whose CRI table containerd takes, in its order."""
+    return tuple(file for file in loaded if file.has_plugin and file.cri == loaded[0].cri)
 
 
 def overruling(plugin: Document, wish: Wish) -> Document:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.runtimes.containerd_files import CONFIG, DROP_IN, ConfigFile, edited, effective, load, merges, read
+from gpunode.runtimes.containerd_files import (
+    CONFIG,
+    DROP_IN,
+    ConfigFile,
+    counting,
+    edited,
+    effective,
+    load,
+    merges,
+    read,
+)
 from gpunode.runtimes.containerd_plugin import GENERIC_TYPE
 from gpunode.runtimes.keys import gone_too, taken_back
 from gpunode.runtimes.model import Edit, Edited, Files, Former, Wish, needs_runc
@@ -150,4 +160,4 @@ def _is_orphan(file: ConfigFile, wish: Wish) -> bool:
 def _file_that_counts(loaded: Sequence[ConfigFile], wish: Wish) -> ConfigFile:
     if merges(loaded[0].schema, wish):
         return loaded[0]
-    return next((file for file in reversed(loaded) if file.has_plugin), loaded[0])
+    return next(reversed(counting(loaded)), loaded[0])

@@ -52,7 +52,7 @@ def taken_back(
         meant = _taken_back(was, set_to, found, (), whole, is_new=False)
     except _Changed:
         return None
-    if "plugins" in meant and "version" in found:
+    if "plugins" in meant and found.get("version", 1) != 1:
         meant = {"version": found["version"], **meant}  # the schema of containerd's tables that were written since
     if before is None and not meant and _adds_no_line(now, after):
         return b""

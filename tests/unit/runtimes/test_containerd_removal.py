@@ -98,3 +98,15 @@ def test_a_drop_in_of_another_schema_than_the_root_is_made_anew() -> None:
     after, _ = configured({CONFIG: RUNC, DROP_IN: stray}, Wish(mode="drop-in", exact=True))
     assert parse(after[DROP_IN].decode())["version"] == 2
     assert set(parse(after[DROP_IN].decode())["plugins"]) == {"io.containerd.grpc.v1.cri"}
+
+
+def test_a_drop_in_whose_schema_has_other_names_for_everything_does_not_count() -> None:
+    """containerd 2.1.9 ignores a schema 2 drop-in of a schema 3 root."""
+    cri = "plugins.'io.containerd.cri.v1.runtime'"
+    root = f"version = 3\nimports = ['conf.d/*.toml']\n[{cri}.containerd.runtimes.runc]\nruntime_type = 'x'\n".encode()
+    stale = RUNC.replace(b"runtimes.runc", b"runtimes.nvidia")
+    files = {CONFIG: root, "/etc/containerd/conf.d/50-other.toml": stale}
+    assert "nvidia" not in containerd.inspect(files, Wish(version=(2, 1))).handlers
+    edited = containerd.configure(files, Wish(version=(2, 1)))
+    assert [edit.path for edit in edited.edits] == [DROP_IN]
+    assert any("50-other.toml is of schema 2" in note for note in edited.notes)
