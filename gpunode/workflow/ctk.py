@@ -141,6 +141,8 @@ def _write(applier: Applier, draft: Draft, checked: str, *, owes: bool) -> None:
             note = checked if change is draft.changes[-1] else ""
             step = cdi.CDI.id if is_generated(change) else RUNTIME_CONFIG.id
             applier.one(CONFIGURATION, step, change, draft.how, note)
+        if draft.expectation:
+            applier.host.read_back(draft.expectation)
     except GpunodeError as failure:
         # A drop-in that nothing imports, or an import that leads nowhere: half of it is worse than nothing.
         if applier.take_back(failure) and draft.trigger and owes:
