@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,9 @@ class Script:
                 inside = ", ".join(f"{self.key((key,))} = {self.value(inner)}" for key, inner in value.items())
                 return f"{{ {inside} }}" if inside else "{}"
             case _:  # a date, a time, or both
-                return str(value.isoformat())
+                import tomlkit
+
+                return str(tomlkit.item(value).as_string())
 
     def dotted(self, keys: Keys, value: Any) -> list[str]:
         """Statements that set ``keys`` to ``value``, one for each value in it."""
@@ -54,10 +55,10 @@ class Script:
         return [f"{self.key(keys)} = {self.value(value)}"]
 
     def _string(self, text: str) -> str:
-        if self.quote == "'" and not re.search(r"['\x00-\x1f\x7f]", text):
-            return f"'{text}'"
-        # JSON's escapes are TOML's, but for one character that JSON lets stand.
-        return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+        import tomlkit  # loaded where something is written
+
+        is_literal = self.quote == "'" and not re.search(r"['\x00-\x1f\x7f]", text)
+        return tomlkit.string(text, literal=is_literal).as_string()
 
 
 def changed(text: str, old: Any, new: Any, script: Script) -> str:
