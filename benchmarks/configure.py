@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
-DEFAULT = ROOT / "tests/conformance/runtimes/inputs/007-ctd-default-1.7-systemd-cdi.toml"
+DEFAULT = ROOT / "tests/conformance/runtimes/vectors/007-ctd-default-1.7-systemd-cdi/input.toml"
 TABLE = '      [plugins."io.containerd.grpc.v1.cri".registry.mirrors]\n'
 MIRROR = """
         [plugins."io.containerd.grpc.v1.cri".registry.mirrors."r{0}.example.com"]

@@ -24,8 +24,9 @@ from gpunode.journal.footprint import Footprint
 from gpunode.journal.record import made
 from gpunode.journal.store import Store
 from gpunode.runtimes import runtime
-from gpunode.workflow import ctk
-from gpunode.workflow.ctk import Asked, CtkVerb, Draft, Verdict
+from gpunode.workflow import ctk, edits
+from gpunode.workflow.ctk import Asked, CtkVerb, Verdict
+from gpunode.workflow.edits import Draft
 from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import told
 
@@ -69,10 +70,10 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
 
 def _configuring(host: LocalHost, asked: Wanted) -> Draft:
     if not asked.row.unit:
-        draft = ctk.specifying(host, asked.row, image=host.root != "/")
+        draft = edits.specifying(host, asked.row, image=host.root != "/")
         return replace(draft, notes=(*asked.notes, *draft.notes))
-    where = ctk.place(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
-    draft = ctk.configuring(host, where.row, where.wish)
+    where = edits.place(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
+    draft = edits.configuring(host, where.row, where.wish)
     return replace(draft, notes=(*asked.notes, *where.notes, *draft.notes))
 
 
@@ -82,8 +83,8 @@ def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, footprint: Footprint) -> Draft:
-        where = ctk.place(host, asked.row, asked.wish, image=place != "/")
-        draft = ctk.unconfiguring(host, where.row, where.wish, footprint.files)
+        where = edits.place(host, asked.row, asked.wish, image=place != "/")
+        draft = edits.unconfiguring(host, where.row, where.wish, footprint.files)
         return replace(draft, notes=(*where.notes, *draft.notes))
 
     edit("ctk runtime unconfigure", "unconfigure", drafting, how, place, leave)
@@ -150,7 +151,7 @@ def _show(command: str, verb: CtkVerb, drafting: Drafting, how: How, place: str)
     draft = drafting(LocalHost(place), footprint)
     draft = replace(draft, notes=(*draft.notes, *([note] if note else [])))
     if not how.json:
-        standard_output().raw("\n".join(_text(content) for content in ctk.shown(draft)))
+        standard_output().raw("\n".join(_text(content) for content in edits.shown(draft)))
         if not how.quiet:
             standard_error().put(draft_lines(verb, draft, verbose=how.verbose))
     answer = _answer(command, draft, draft.changes)
@@ -190,7 +191,7 @@ def _make_hook(typed: Typed, hook: Hook, how: How, place: str, leave: Leave) -> 
         return
 
     def drafting(host: LocalHost, _: Footprint) -> Draft:
-        return ctk.hooking(host, path, content, note)
+        return edits.hooking(host, path, content, note)
 
     edit("ctk runtime configure", "configure", drafting, how, place, replace(leave, restart=False))
 

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from gpunode.lockfile import Moved
     from gpunode.recipe import Recipe, VersionLock
     from gpunode.workflow.converge import StagePlan
-    from gpunode.workflow.ctk import CtkVerb, Done, Draft, Verdict
+    from gpunode.workflow.ctk import CtkVerb, Done, Verdict
+    from gpunode.workflow.edits import Draft
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult

@@ -19,7 +19,7 @@ from gpunode.host.local import LocalHost
 from gpunode.host.port import HostView
 from gpunode.runtimes import toolkit
 from gpunode.workflow import toolkit_config as workflow
-from gpunode.workflow.ctk import Draft, shown
+from gpunode.workflow.edits import Draft, shown
 
 _BELOW = "nvidia-container-runtime/config.toml"
 _WITHOUT_ROOT = "without --in-place and --output it prints what it would write, and needs no root"

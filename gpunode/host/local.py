@@ -132,6 +132,10 @@ class LocalHost:
         """Has the runtime's own parser read the candidates; see ``runtime.check``."""
         return runtime.check(self.runner, expectation, changes)
 
+    def read_back(self, expectation: RuntimeExpectation, /) -> None:
+        """Has the runtime's own parser read its files where they are; see ``runtime.read_back``."""
+        runtime.read_back(self.runner, expectation)
+
     def confirm(self, expectation: RuntimeExpectation, /) -> None:
         """Asks the daemon that has read its configuration; see ``runtime.contradiction``."""
         since = time() - _CONTRADICTION_S

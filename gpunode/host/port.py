@@ -125,6 +125,14 @@ class Host(HostView, Protocol):
         """
         ...
 
+    def read_back(self, expectation: RuntimeExpectation, /) -> None:
+        """The runtime's own parser reads in the files, now that they are written, what was meant; or is not there.
+
+        Raises:
+            ChangeFailed: it reads something else.
+        """
+        ...
+
     def confirm(self, expectation: RuntimeExpectation, /) -> None:
         """The running daemon, having read its configuration, says that it has what was meant; or cannot be asked.
 

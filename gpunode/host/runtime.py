@@ -17,7 +17,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files
 from gpunode.host.process import Finished, Runner
 from gpunode.runtimes import Configured, Files, Wish, containerd_dump, crio, runtime
-from gpunode.runtimes.containerd import staged_root
+from gpunode.runtimes.containerd import staged_imports, staged_root
 from gpunode.runtimes.found import by_looking, contents
 
 _TIMEOUT_S = 30.0
@@ -45,13 +45,14 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
     wish = Wish(config=expectation.path)
     present = contents(by_looking(look, runtime("containerd"), wish))
     after = _after(present, changes)
+    new = {change.path for change in changes if change.before is None}
     with ExitStack() as stack:
         staged = {
-            change.path: stack.enter_context(
-                files.candidate(_beside(change, expectation), after[change.path], root=runner.root)
+            # A new file's folder may be yet to be made, and a kill would leave it there.
+            path: stack.enter_context(
+                files.candidate(expectation.path if path in new else path, content, root=runner.root)
             )
-            for change in changes
-            if change.path != expectation.path and change.path in after
+            for path, content in staged_imports(after, wish, [change.path for change in changes]).items()
         }
         root = staged_root(after, wish, staged)
         dumped, path = _asked(runner, expectation.path, root, "containerd", "--config", "{}", "config", "dump")
@@ -68,11 +69,6 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
         return "checked: containerd takes it; of the CRI plugin, which is switched off, it says nothing"
     _compare(expectation, found, named)
     return "checked: `containerd config dump` reads it as meant"
-
-
-def _beside(change: FileChange, expectation: RuntimeExpectation) -> str:
-    """Where the candidate stands: a new file's folder may be yet to be made, and a kill would leave it there."""
-    return change.path if change.before is not None else expectation.path
 
 
 def _look(runner: Runner, probe: Probe) -> Capture:
@@ -221,6 +217,33 @@ _CHECKS: Mapping[str, _Check] = {
     "crio": _check_crio,
     "podman": _check_podman,
 }
+
+
+def read_back(runner: Runner, expectation: RuntimeExpectation) -> None:
+    """Nothing, if the runtime's parser reads in its files, as they stand now, what was meant; or is not there to ask.
+
+    containerd's candidates were read with the imports that gpunode takes them to have; now it follows its own.
+
+    Raises:
+        ChangeFailed: it reads something else.
+    """
+    if expectation.runtime != "containerd":
+        return
+    argv = ("containerd", "--config", expectation.path, "config", "dump")
+    dumped = runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+    if dumped.missing:
+        return
+    said = "" if dumped.ok else _said(dumped, "", "")
+    found = containerd_dump(dumped.stdout) if dumped.ok else None
+    if found is not None and not found.cri_disabled:
+        said = "\n".join(differences(expectation, found))
+    if said:
+        raise ChangeFailed(
+            f"containerd does not read its written configuration ({expectation.path}) as it is meant",
+            why=said,
+            hint="`containerd config dump` shows what it reads; a file among its imports that gpunode did not see, or "
+            "does not take for one, has the last word: name it in your report",
+        )
 
 
 def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: float) -> str:

@@ -7,7 +7,7 @@ Source: nvidia-container-toolkit@v1.17.8 and @v1.20.0, pkg/config/engine/contain
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -33,7 +33,18 @@ from gpunode.runtimes.containerd_removal import unconfigure
 from gpunode.runtimes.model import Configured, Edit, Edited, Files, Wish, after_edits, satisfies
 from gpunode.runtimes.tomlread import Document
 
-__all__ = ["CONFIG", "DROP_IN", "absolute", "configure", "dump", "inspect", "reads", "staged_root", "unconfigure"]
+__all__ = [
+    "CONFIG",
+    "DROP_IN",
+    "absolute",
+    "configure",
+    "dump",
+    "inspect",
+    "reads",
+    "staged_imports",
+    "staged_root",
+    "unconfigure",
+]
 
 _BARE_BINARY = "nvidia-container-runtime"
 _DUMP = "the output of `containerd config dump`"
@@ -405,6 +416,23 @@ def _contradictions(one: Mapping[str, object], other: Mapping[str, object], abov
             yield from _contradictions(value, inner, f"{above}{key}.")
         elif value != other[key]:
             yield f"{above}{key}"
+
+
+def staged_imports(files: Files, wish: Wish, changed: Collection[str]) -> Mapping[str, bytes]:
+    """What stands in for imported files in a trial, by their paths: those that changed, and none with imports.
+
+    The root's stand-in imports all of them itself; else a file that names another would bring the present one.
+
+    Raises:
+        Refused: a file cannot be read, or its imports cannot be taken out.
+    """
+    loaded = load(files, wish)
+    wanted = [file for file in loaded[1:] if file.path in changed or file.imports]
+    return {file.path: _without_imports(file, files[file.path]) for file in wanted}
+
+
+def _without_imports(file: ConfigFile, content: bytes) -> bytes:
+    return edited(file, {key: value for key, value in file.document.items() if key != "imports"}, content) or b""
 
 
 def staged_root(files: Files, wish: Wish, staged: Mapping[str, str]) -> bytes:

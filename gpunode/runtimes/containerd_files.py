@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 from gpunode.errors import Refused
@@ -152,7 +152,7 @@ def reads(files: Files, wish: Wish) -> tuple[str, ...]:
     for path in [root, *(path for path in files if path != root)]:
         with suppress(Refused):  # whoever uses the file says what is wrong with it
             found += [place for one in read(files.get(path), path).imports for place in _places(one, path)]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(one for place in found for one in (wider(place) if is_pattern(place) else (place,))))
 
 
 def _places(written: str, parent: str) -> tuple[str, ...]:
@@ -220,7 +220,32 @@ def matching(pattern: str, files: Files) -> list[str]:
 
 
 def _is_match(names: Sequence[str], parts: Sequence[str]) -> bool:
-    return len(names) == len(parts) and all(fnmatchcase(*pair) for pair in zip(names, parts, strict=True))
+    if len(names) != len(parts):
+        return False
+    return all(_component(part).fullmatch(name) for name, part in zip(names, parts, strict=True))
+
+
+@cache
+def _component(pattern: str) -> re.Pattern[str]:
+    """One component of a pattern as Go's filepath.Match has it: ``[^a]``, backslashes, hidden files like others."""
+    found = ""
+    for token in re.finditer(r"\\(.)|(\[\^?(?:\\.|[^\]\\])+\])|(.)", pattern, re.DOTALL):
+        escaped, characters, other = token.groups()
+        if characters:
+            found += characters.replace("[[", "[\\[")
+        else:
+            found += {"*": ".*", "?": "."}.get(other or "", re.escape(escaped or other))
+    try:
+        return re.compile(found, re.DOTALL)
+    except re.error:
+        return re.compile(r"(?!)")  # containerd takes such a pattern for none, too
+
+
+def wider(pattern: str) -> tuple[str, ...]:
+    """Patterns of ``*`` and ``?`` alone that find all that ``pattern`` names, hidden files among it."""
+    plain = re.sub(r"\\.|\[\^?(?:\\.|[^\]\\])+\]", "?", pattern)
+    folder, slash, name = plain.rpartition("/")
+    return (plain, f"{folder}{slash}.{name}") if name.startswith(("*", "?")) else (plain,)
 
 
 def imports_of(file: ConfigFile, path: str) -> Iterator[str]:

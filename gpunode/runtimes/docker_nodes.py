@@ -41,6 +41,7 @@ ROOTLESS = Kind("", "", "")
 _SNAP_UNIT = f"/etc/systemd/system/{SNAP.unit}"
 _SNAP_PROGRAMS = "/snap/docker/"
 _DESKTOP_UNIT = "/usr/lib/systemd/user/docker-desktop.service"
+_OF_DESKTOP = "/.docker/daemon.json"
 _TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 _OF_A_USER = re.compile(r"(?P<home>/.+)/\.config/docker/daemon\.json")
 
@@ -104,9 +105,10 @@ def check_usable(files: Files, node: Node, wish: Wish) -> None:
             why=f"{node.config} is the only file of its daemon",
             hint="leave --drop-in-config and --mode drop-in out",
         )
-    if not wish.config and _DESKTOP_UNIT in files and not _has_engine(files) and node.kind is ENGINE:
+    only_desktop = not wish.config and node.kind is ENGINE and _DESKTOP_UNIT in files and not _has_engine(files)
+    if only_desktop or wish.config.endswith(_OF_DESKTOP):
         raise Refused(
-            "the docker of this machine is Docker Desktop",
+            f"{node.config} is Docker Desktop's" if wish.config else "the docker of this machine is Docker Desktop",
             why="its daemon runs in a virtual machine of its own, which reads no file of this machine and sees no GPU",
             hint="install Docker Engine beside it (docker.io or docker-ce), choose it with `docker context use "
             "default`, then run the command again",

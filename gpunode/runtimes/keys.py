@@ -56,7 +56,7 @@ def taken_back(
         meant = {"version": found["version"], **meant}  # the schema of containerd's tables that were written since
     if before is None and not meant and _adds_no_line(now, after):
         return b""
-    lines = merging.merged_lines(after, before or b"", now, is_checked=True)
+    lines = merging.merged(after, before or b"", now, is_checked=True)
     if lines is not None and _reads_as(language, lines, path, meant):
         return lines
     edited = language.edit(decode(now, path), found, meant)

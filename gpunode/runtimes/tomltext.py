@@ -1,9 +1,9 @@
 """Edits a TOML document as text, so that every byte outside the edited keys stays.
 
 The text is cut into headers and statements (tomllayout); those that differ are changed, go, or get company, and a value
-is changed within itself (tomlvalue). What comes of it is read once more: it is the meant document, or it is nothing. No
-library writes here, because those that keep comments corrupt some documents (tomlkit moves dotted keys under a table
-that was added before them) and take long over large ones.
+is changed within itself (tomlvalue). What comes of it is read once more: it is the meant document, or it is nothing.
+tomlkit writes the new strings and dates, and no more: given the whole, it corrupts some documents (it moves dotted keys
+under a table that was added before them) and takes long over large ones.
 
 Source: tomlkit@0.15.2 on the inputs of tests/conformance/runtimes/vectors; toml-lang/toml@1.0.0.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,9 @@ class Script:
                 inside = ", ".join(f"{self.key((key,))} = {self.value(inner)}" for key, inner in value.items())
                 return f"{{ {inside} }}" if inside else "{}"
             case _:  # a date, a time, or both
-                return str(value.isoformat())
+                import tomlkit
+
+                return str(tomlkit.item(value).as_string())
 
     def dotted(self, keys: Keys, value: Any) -> list[str]:
         """Statements that set ``keys`` to ``value``, one for each value in it."""
@@ -54,10 +55,10 @@ class Script:
         return [f"{self.key(keys)} = {self.value(value)}"]
 
     def _string(self, text: str) -> str:
-        if self.quote == "'" and not re.search(r"['\x00-\x1f\x7f]", text):
-            return f"'{text}'"
-        # JSON's escapes are TOML's, but for one character that JSON lets stand.
-        return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+        import tomlkit  # loaded where something is written
+
+        is_literal = self.quote == "'" and not re.search(r"['\x00-\x1f\x7f]", text)
+        return tomlkit.string(text, literal=is_literal).as_string()
 
 
 def changed(text: str, old: Any, new: Any, script: Script) -> str:
@@ -105,15 +106,14 @@ def _members(text: str, keys: Keys) -> list[int]:
 def _with_member(text: str, keys: Keys, value: Any, script: Script) -> str:
     """The inline table with a new member, beside those of the same table of dotted keys."""
     beside = _members(text, keys[:-1])
-    return _with_part(text, beside[-1] + 1 if beside else 0, f"{script.key(keys)} = {script.value(value)}", script)
+    return _with_parts(text, beside[-1] + 1 if beside else 0, [f"{script.key(keys)} = {script.value(value)}"], script)
 
 
 def _changed_array(text: str, old: list[Any], new: list[Any], script: Script) -> str:
     # From the end, so that the items before it keep their numbers.
     for start, end, first, last in reversed(differing_items(old, new)):
         both = min(end - start, last - first)
-        for value in reversed(new[first + both : last]):
-            text = _with_part(text, end, script.value(value), script)
+        text = _with_parts(text, end, [script.value(value) for value in new[first + both : last]], script)
         text = _without(text, range(start + both, end))
         for index in range(both):
             part = parts(text)[start + index]
@@ -145,23 +145,33 @@ def differing_items(old: list[Any], new: list[Any]) -> list[tuple[int, int, int,
 
 # Pairs of items beyond which matching them would take too long.
 _MATCHED = 1_000_000
-_COMMA = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*(,)")
+_COMMA = re.compile(r"(?:[ \t\r\n]|#[^\n]*\n)*(,)")
 _REST_OF_LINE = re.compile(r"[ \t]*(?:#[^\n]*)?\r?\n")
 
 
-def _with_part(text: str, index: int, written: str, script: Script) -> str:
-    """An array or inline table with one part more, laid out as the one before it, or after it when it is the first."""
+def _with_parts(text: str, index: int, written: list[str], script: Script) -> str:
+    """An array or inline table with more parts at ``index``, laid out as that before them or, of the first, after."""
     found = parts(text)
-    if not found:
-        return _with_only_part(text, written, script)
-    lead = _own_indent(text, found[max(index - 1, 0)])
-    if not index:
-        at = found[0].start - len(lead or "")
-        return text[:at] + (f"{lead}{written},{script.newline}" if lead is not None else f"{written}, ") + text[at:]
-    end = found[index - 1].end
+    if not found and written:
+        return _with_parts(_with_only_part(text, written[0], script), 1, written[1:], script)
+    gap = _gap(text, found)
+    # The last first: what stands before them keeps its place.
+    for one in reversed(written):
+        text = _with_part(text, found[:index], one, gap, script) if index else _with_first(text, found[0], one, script)
+    return text
+
+
+def _with_first(text: str, below: Part, written: str, script: Script) -> str:
+    lead = _own_indent(text, below)
+    at = below.start - len(lead or "")
+    return text[:at] + (f"{written}, " if lead is None else f"{lead}{written},{script.newline}") + text[at:]
+
+
+def _with_part(text: str, before: list[Part], written: str, gap: str, script: Script) -> str:
+    lead, end = _own_indent(text, before[-1]), before[-1].end
     comma = _comma_after(text, end)
     if lead is None:
-        return _with_part_beside(text, end, comma, written, _gap(text, found))
+        return _with_part_beside(text, end, comma, written, gap)
     line = _REST_OF_LINE.match(text, comma or end)
     if comma and line:
         return f"{text[: line.end()]}{lead}{written},{script.newline}{text[line.end() :]}"
@@ -185,31 +195,32 @@ def _with_only_part(text: str, written: str, script: Script) -> str:
 
 
 def _without(text: str, indexes: Sequence[int]) -> str:
+    found = parts(text)
+    # The last first: what stands before it keeps its place.
     for index in reversed(indexes):
-        text = _without_part(text, index)
+        text = _without_part(text, found, index)
     return text
 
 
-def _without_part(text: str, index: int) -> str:
+def _without_part(text: str, found: Sequence[Part], index: int) -> str:
     """An array or inline table without one part and its comma, and without its line where that holds nothing else."""
-    found = parts(text)
     part, comma = found[index], _comma_after(text, found[index].end)
     end = comma or part.end
     lead = _own_indent(text, part)
     line = _REST_OF_LINE.match(text, end) if lead is not None else None
     start = part.start - len(lead or "") if line else part.start
     before = found[index - 1].end if index else 0
+    theirs = _comma_after(text, before) if index else 0
     between = text[before : part.start]
-    if not line and index and not re.search(r"[#\n]", between):
-        return text[:before] + text[part.end :]
     if index and not comma:
-        theirs = _comma_after(text, before)
         if not line and "#" not in between:
             return text[:before] + text[end:]
         return text[: theirs - 1] + text[theirs:start] + text[line.end() if line else end :]
     if line:
         return text[:start] + text[line.end() :]
-    if len(found) == 1 and text[1:start] == text[end:-1]:
+    if index and not re.search(r"[#\n]", between):
+        return text[:theirs] + text[comma:]
+    if not index and text[1:start] == text[end:-1]:  # it was the only one
         return text[:start] + text[-1]
     return text[:start] + text[end:].lstrip(" \t")
 

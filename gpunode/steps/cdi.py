@@ -160,7 +160,7 @@ def podman_version(facts: Facts) -> podman.Version | None:
 def judge(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> Judged:
     """What the specifications are worth to the runtime of ``recipe`` while ``loaded`` drives the GPUs."""
     places, written = folders(recipe, facts), output(facts)
-    offer = cdi.offer(_files(facts), places)
+    offer = offered(facts, places)
     spec = offer.devices.get(_ALL)
     notes = [*_unsolved(offer, written, places), *_others(offer, spec, loaded)]
     if spec is not None and (fault := _fault(spec, facts, loaded)):
@@ -168,6 +168,11 @@ def judge(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> Judged:
     if spec is None and _ALL not in offer.conflicts and _helps(offer, written, places):
         return Judged(None, "there is no specification yet", tuple(notes))
     return Judged(spec, "", tuple(notes))
+
+
+def offered(facts: Facts, places: Sequence[str] = cdi.FOLDERS) -> cdi.Offer:
+    """What the specifications of the node offer to a runtime that looks in ``places``."""
+    return cdi.offer(_files(facts), places)
 
 
 def described(judged: Judged) -> str:

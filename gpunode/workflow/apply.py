@@ -138,15 +138,15 @@ class Applier:
         """A daemon that one of ``read_by`` has made read its files is asked whether it has what was meant."""
         self._meant.update(dict.fromkeys(read_by, expectation))
 
-    def take_back(self, failure: GpunodeError) -> bool:
-        """The files that this run has written are as they were; ``failure`` then says so.
+    def take_back(self, failure: GpunodeError, paths: Collection[str] | None = None) -> bool:
+        """The files that this run has written, or those of ``paths``, are as they were; ``failure`` then says so.
 
         Returns:
             Whether all of them are.
         """
         left = False
         for change in self._written():
-            if (back := inverse(change)) is not None:
+            if (paths is None or change.path in paths) and (back := inverse(change)) is not None:
                 try:
                     self.one(_RECOVERY, "put-back", back, failure.what)
                     failure.why += f"\nput back: {change.path}"
@@ -176,6 +176,18 @@ class Applier:
             except ChangeFailed as failure:
                 self._put_back_for(change, failure)
                 raise
+            if change == _last_file(step):
+                self._read_back(step)
+
+    def _read_back(self, step: StepPlan) -> None:
+        """The runtime's parser reads the files of ``step`` as they are meant; else they are as they were."""
+        if not isinstance(step.outcome, Planned) or step.outcome.expectation is None:
+            return
+        try:
+            self.host.read_back(step.outcome.expectation)
+        except ChangeFailed as failure:
+            self.take_back(failure, {change.path for change in step.changes if isinstance(change, FileChange)})
+            raise
 
     def _checked(self, step: StepPlan) -> str:
         """What the runtime's parser made of all files of ``step``, asked before the first of them is written."""
@@ -260,6 +272,10 @@ class Applier:
                     self.run.failed(intent.seq, failure.what)
             raise
         self.run.done(*seqs)
+
+
+def _last_file(step: StepPlan) -> FileChange | None:
+    return next((change for change in reversed(step.changes) if isinstance(change, FileChange)), None)
 
 
 def _version(state: PackageState | None) -> str:

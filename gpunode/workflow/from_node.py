@@ -17,7 +17,7 @@ from gpunode.runtimes import RUNTIMES, Wish
 from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
-from gpunode.steps import STEPS
+from gpunode.steps import STEPS, cdi
 from gpunode.steps.detect import DETECT
 from gpunode.steps.outcome import Refusal
 from gpunode.steps.repair import REPAIR
@@ -105,11 +105,13 @@ def _toolkit(facts: Facts) -> Toolkit:
 
 
 def _runtime(facts: Facts) -> Runtime:
-    """The first runtime whose configuration registers NVIDIA's handler."""
+    """The first runtime whose configuration registers NVIDIA's handler; else podman, where it finds CDI devices."""
     for row in RUNTIMES:
         if (found := _configured(placed(row, facts), facts)) is not None:
             return found
-    return Runtime()
+    podman = known(facts.packages, {}).get("podman")
+    is_there = podman is not None and not podman.config_files_only
+    return Runtime("podman", install="never") if is_there and cdi.offered(facts).devices else Runtime()
 
 
 def _configured(row: RuntimeRow, facts: Facts) -> Runtime | None:
@@ -125,5 +127,5 @@ def _configured(row: RuntimeRow, facts: Facts) -> Runtime | None:
         install="never",
         default=found.default == "nvidia",
         cgroup="systemd" if systemd else "auto",
-        cdi=bool(found.cdi),
+        cdi=bool(found.cdi) and row.id != "crio",  # CRI-O has no such switch
     )

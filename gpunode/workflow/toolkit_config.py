@@ -1,4 +1,4 @@
-"""The container toolkit's own configuration: what is to be written, as a draft of ``workflow.ctk``."""
+"""The container toolkit's own configuration: what is to be written, as a draft of ``workflow.edits``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunode.host.port import HostView
 from gpunode.runtimes import toolkit
 from gpunode.runtimes.found import one_by_looking
 from gpunode.runtimes.toolkit import Machine, Setting
-from gpunode.workflow.ctk import Draft
+from gpunode.workflow.edits import Draft
 
 _ABOUT = "toolkit configuration"
 _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")

@@ -15,7 +15,8 @@ from gpunode.cli.screen.text import BLANK, Line, indented, line, prose, span
 from gpunode.cli.screen.words import MARKS, bare, sentence
 
 if TYPE_CHECKING:
-    from gpunode.workflow.ctk import CtkVerb, Done, Draft, Verdict
+    from gpunode.workflow.ctk import CtkVerb, Done, Verdict
+    from gpunode.workflow.edits import Draft
 
 
 def draft_lines(verb: CtkVerb, draft: Draft, *, verbose: bool) -> Iterator[Line]:

@@ -273,3 +273,40 @@ def test_a_drift_of_units_is_found_named_and_put_right(course: Course, drift: Dr
         assert [step["id"] for step in found.result["steps"] if step["changes"]] == [drift.step]
     setup_ok(node, "containerd")
     assert ask(node, "plan", "/root/containerd.toml", "--check").exit_code == 0
+
+
+def test_ctk_leaves_containerd_alone_until_it_is_asked_for(node: Machine) -> None:
+    before = start_of(node, CONTAINERD)
+
+    done = ask(node, "ctk", "runtime", "configure", "--runtime=containerd", "--set-as-default")
+
+    assert (done.exit_code, done.result["next"]) == (0, "sudo systemctl restart containerd")
+    assert done.result["checked"] == "checked: `containerd config dump` reads it as meant"
+    assert start_of(node, CONTAINERD) == before
+    unread = ask(node, "ctk", "runtime", "check", "--runtime=containerd", "--set-as-default")
+    assert (unread.exit_code, unread.envelope["status"]) == (7, "verify-failed")
+
+    assert (
+        ask(node, "ctk", "runtime", "configure", "--runtime=containerd", "--set-as-default", "--restart").exit_code == 0
+    )
+
+    assert start_of(node, CONTAINERD).starts == before.starts + 1
+    assert ask(node, "ctk", "runtime", "check", "--runtime=containerd", "--set-as-default").exit_code == 0
+    again = ask(node, "ctk", "runtime", "configure", "--runtime=containerd", "--set-as-default", "--restart")
+    assert (again.exit_code, again.envelope["changed"]) == (0, False)
+    assert ask(node, "ctk", "runtime", "unconfigure", "--runtime=containerd", "--restart").exit_code == 0
+    assert node.read(CONTAINERD_CONFIG) == CONFIG
+    assert start_of(node, CONTAINERD).starts == before.starts + 2
+
+
+@pytest.mark.long
+def test_a_containerd_that_does_not_come_back_after_ctk_gets_its_files_back(node: Machine) -> None:
+    make_fussy(node, CONTAINERD, "refuses")
+    node.run("systemctl", "restart", CONTAINERD)
+
+    done = ask(node, "ctk", "runtime", "configure", "--runtime=containerd", "--restart")
+
+    assert done.exit_code == 6
+    assert f"put back: {CONTAINERD_CONFIG}; {CONTAINERD} runs with it again" in done.error
+    assert node.read(CONTAINERD_CONFIG) == CONFIG
+    assert is_up(node, CONTAINERD)

@@ -370,3 +370,32 @@ def test_docker_reads_what_was_written_since_its_start_without_a_restart(node: M
     assert [one["trigger"]["kind"] for one in done.result["triggers"]] == ["reload"]
     assert start_of(node, DOCKER) == before
     assert ask(node, "plan", "/root/docker.toml", "--check").exit_code == 0
+
+
+def test_dockers_containers_outlive_what_a_reload_brings_and_are_named_before_a_restart(node: Machine) -> None:
+    before = start_of(node, DOCKER)
+    node.run("docker", "run", "--detach", "--stop-timeout=1", "--name=training", "lab", "/hello", "wait")
+    try:
+        done = ask(node, "ctk", "runtime", "configure", "--set-as-default", "--restart")
+        assert done.exit_code == 0, done.error
+        assert [one["trigger"]["kind"] for one in done.result["triggers"]] == ["reload"]
+        assert runtimes(node)[1] == "nvidia"
+        assert ask(node, "ctk", "runtime", "check", "--set-as-default").exit_code == 0
+
+        written = node.read(DOCKER_CONFIG)
+        refused = ask(node, "ctk", "runtime", "configure", "--set-as-default", "--cdi.enabled", "--restart")
+        assert refused.exit_code == 11
+        assert "training" in refused.error
+        assert node.read(DOCKER_CONFIG) == written
+
+        # dockerd would keep a default that its file names no more, so what a reload brought a reload does not undo.
+        drain = ask(node, "rollback", "--yes")
+        assert drain.exit_code == 11
+        assert "training" in drain.error
+        assert node.run("docker", "ps", "--format={{.Names}}").stdout == "training\n"
+        assert start_of(node, DOCKER) == before
+        assert ask(node, "rollback", "--yes", "--allow-disruption").exit_code == 0
+        assert not node.path(DOCKER_CONFIG).exists()
+        assert runtimes(node)[1] == "runc"
+    finally:
+        node.run("docker", "rm", "--force", "training")

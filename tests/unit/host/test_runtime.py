@@ -267,3 +267,24 @@ def test_podman_tells_by_what_it_starts_containers(tools: Tools) -> None:
     tools.add("podman", "echo 'cannot find an OCI runtime' >&2; exit 125")
     with pytest.raises(ChangeFailed, match="podman does not say"):
         runtime.effective(Runner(), "podman")
+
+
+WRITTEN = "/etc/containerd/config.toml"
+
+
+def test_written_files_are_read_back_with_the_imports_that_containerd_itself_takes_them_to_have(tools: Tools) -> None:
+    expectation = RuntimeExpectation("containerd", WRITTEN, HANDLERS)
+    runtime.read_back(Runner(), expectation)  # no containerd here to ask
+    tools.add("containerd", f"cat <<'E'\n{CONTAINERD}E")
+    runtime.read_back(Runner(), expectation)
+    assert tools.calls[-1] == f"containerd --config {WRITTEN} config dump"
+    with pytest.raises(ChangeFailed, match="does not read its written configuration") as caught:
+        runtime.read_back(Runner(), RuntimeExpectation("containerd", WRITTEN, frozenset({("nvidia", "/elsewhere")})))
+    assert "meant /elsewhere" in caught.value.why
+
+
+def test_a_written_file_that_containerd_no_longer_takes_is_told_in_its_words(tools: Tools) -> None:
+    tools.add("containerd", "echo 'containerd: config version `9` is not supported' >&2; exit 1")
+    with pytest.raises(ChangeFailed) as caught:
+        runtime.read_back(Runner(), RuntimeExpectation("containerd", WRITTEN, HANDLERS))
+    assert "version `9`" in caught.value.why

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.runtimes import Edited, Files, Former, Wish, after_edits, containerd
+from gpunode.runtimes.containerd_files import matching, wider
 from gpunode.runtimes.tomlread import parse
 
 CONFIG, DROP_IN = containerd.CONFIG, containerd.DROP_IN
@@ -110,3 +111,34 @@ def test_a_drop_in_whose_schema_has_other_names_for_everything_does_not_count() 
     edited = containerd.configure(files, Wish(version=(2, 1)))
     assert [edit.path for edit in edited.edits] == [DROP_IN]
     assert any("50-other.toml is of schema 2" in note for note in edited.notes)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("/c/*.toml", {"/c/a.toml", "/c/z.toml", "/c/.h.toml"}),
+        ("/c/[^a]*.toml", {"/c/z.toml", "/c/.h.toml"}),
+        ("/c/[a-c]*.toml", {"/c/a.toml"}),
+        ("/c/?.toml", {"/c/a.toml", "/c/z.toml"}),
+        (r"/c/\*.toml", {"/c/*.toml"}),
+        ("/*/x/*.toml", {"/c/x/a.toml"}),
+        ("/c/[.toml*", set()),
+    ],
+)
+def test_imports_name_files_as_gos_patterns_do(pattern: str, names: set[str]) -> None:
+    there = {"/c/a.toml", "/c/z.toml", "/c/.h.toml", "/c/x/a.toml", "/c/a.conf", *({"/c/*.toml"} & names)}
+    assert set(matching(pattern, dict.fromkeys(there, b""))) == names
+
+
+def test_what_a_pattern_is_looked_up_by_finds_no_less_than_it_names() -> None:
+    assert wider("/c/[^a]*.toml") == ("/c/?*.toml", "/c/.?*.toml")
+    assert wider("/c/a*.toml") == ("/c/a*.toml",)
+
+
+def test_a_trial_of_nested_imports_reads_each_file_once_and_as_it_will_be() -> None:
+    nested = b"version = 2\nimports = ['/c/b.toml']\n"
+    files = {CONFIG: b"version = 2\nimports = ['/c/a.toml']\n", "/c/a.toml": nested, "/c/b.toml": RUNC}
+    staged = containerd.staged_imports(files, Wish(), ["/c/b.toml"])
+    assert staged == {"/c/a.toml": b"version = 2\n", "/c/b.toml": RUNC}
+    root = containerd.staged_root(files, Wish(), {"/c/a.toml": "/t/1", "/c/b.toml": "/t/2"})
+    assert parse(root.decode())["imports"] == ["/t/1", "/t/2"]

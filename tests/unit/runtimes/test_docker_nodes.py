@@ -204,6 +204,8 @@ def test_docker_desktop_is_refused_unless_an_engine_is_here_too() -> None:
         configure({DESKTOP_UNIT: b""}, Wish())
     assert "Docker Desktop" in refused.value.what
     assert "docker context use default" in refused.value.hint
+    with pytest.raises(Refused, match="Docker Desktop's"):
+        configure(engine(), Wish(config="/home/ann/.docker/daemon.json"))
     edited = configure({DESKTOP_UNIT: b"", **engine()}, Wish())
     assert any("desktop-linux" in note for note in edited.notes)
 

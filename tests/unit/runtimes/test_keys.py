@@ -131,6 +131,22 @@ def test_numbers_of_json_keep_their_spelling() -> None:
     )
 
 
+def test_lines_are_not_taken_back_where_what_stays_would_mean_something_else() -> None:
+    """Below our last table they belong to it: without its header they would be somebody else's values."""
+    before = b"[plugins]\n  a = 1\n"
+    after = before + b'\n[plugins.nvidia]\n  path = "/usr/bin/nvidia"\n'
+    assert taken_back(before, after, after + b"  debug = true\n", TOML) == before
+    assert taken_back(before, after, after + b"  debug = true\n", TOML, whole=()) == (
+        before + b"\n[plugins.nvidia]\n  debug = true\n"
+    )
+
+
+@pytest.mark.parametrize("now", [b"\xff\xfe\n", b"version = \n", b"[[[\n"])
+def test_what_cannot_be_read_any_more_is_taken_back_by_lines_or_not_at_all(now: bytes) -> None:
+    assert taken_back(V2, WITH, now + WITH, TOML) == now + V2
+    assert taken_back(DAEMON, DAEMON_WITH, now + DAEMON_WITH, JSON) is None
+
+
 def test_what_is_neither_toml_nor_json_is_taken_back_by_lines() -> None:
     before, after = b"{{ template }}\n", b"{{ template }}\nours\n"
     assert taken_back(before, after, b"theirs\n" + after, "/x/config.toml.tmpl") == b"theirs\n" + before

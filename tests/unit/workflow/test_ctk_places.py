@@ -12,11 +12,11 @@ from gpunode.facts.model import Known, Kubelet
 from gpunode.journal.store import Store
 from gpunode.runtimes import Runtime, Wish, runtime
 from gpunode.runtimes.installations import chosen
-from gpunode.workflow import ctk
+from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import Asked
 from gpunode.workflow.events import silent
 from tests.unit.steps.machines import machine
-from tests.unit.workflow.test_ctk import Machine
+from tests.unit.workflow.editing import Machine
 
 VECTORS = Path(__file__).parents[2] / "conformance" / "runtimes" / "vectors"
 FOLDER = "/var/lib/rancher/k3s/agent/etc/containerd"
@@ -42,22 +42,22 @@ def store(tmp_path: Path) -> Store:
 
 def test_the_products_unit_is_what_reads_it_and_no_parser_on_the_path_is_asked(store: Store) -> None:
     host = Machine({CONFIG: WITH_FOLDER})
-    draft = ctk.configuring(host, k3s(), WISH)
+    draft = edits.configuring(host, k3s(), WISH)
     assert draft.trigger == Trigger("restart", "k3s.service")
     done = ctk.carry_out(draft, host, store, Asked("configure", "test"), silent)
     assert set(host.contents) >= {CONFIG, DROP_IN}
     assert done.checked == ""
-    assert ctk.configuring(host, k3s(), WISH).changes == ()
+    assert edits.configuring(host, k3s(), WISH).changes == ()
 
 
 def test_what_the_product_generates_makes_no_daemon_older_than_its_files() -> None:
-    draft = ctk.configuring(Machine({CONFIG: WITH_FOLDER}), k3s(), WISH)
+    draft = edits.configuring(Machine({CONFIG: WITH_FOLDER}), k3s(), WISH)
     assert CONFIG not in draft.own
     assert DROP_IN in draft.own
 
 
 def test_a_product_that_finds_the_runtime_itself_is_only_restarted() -> None:
-    draft = ctk.configuring(Machine({CONFIG: OLDER}), k3s(), WISH)
+    draft = edits.configuring(Machine({CONFIG: OLDER}), k3s(), WISH)
     assert draft.changes == ()
     assert draft.overlooked
     (change,) = ctk.reread(draft).changes
@@ -69,7 +69,7 @@ def test_a_product_that_finds_the_runtime_itself_is_only_restarted() -> None:
 def test_a_product_that_watches_its_files_owes_nothing() -> None:
     files = {"/etc/k0s/containerd.toml": K0S}
     row = row_of(Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock"), files)
-    draft = ctk.configuring(Machine(files), row, WISH)
+    draft = edits.configuring(Machine(files), row, WISH)
     assert draft.trigger is None
     assert [change.path for change in draft.changes] == ["/etc/k0s/containerd.d/99-nvidia.toml"]
 
@@ -77,8 +77,8 @@ def test_a_product_that_watches_its_files_owes_nothing() -> None:
 def test_check_asks_nobody() -> None:
     files = {CONFIG: WITH_FOLDER}
     host = Machine(files)
-    first = ctk.configuring(host, k3s(), WISH)
+    first = edits.configuring(host, k3s(), WISH)
     after = dict(first.after)
-    draft = ctk.configuring(Machine(after), k3s(), WISH)
+    draft = edits.configuring(Machine(after), k3s(), WISH)
     verdict = ctk.verdict(Machine(after), draft, lambda _: pytest.fail("asked"), is_live=True)
     assert "made at its start" in verdict.untold

@@ -11,7 +11,7 @@ from gpunode.facts.model import Facts
 from gpunode.host.port import Settled
 from gpunode.journal.store import Store
 from gpunode.runtimes import runtime
-from gpunode.workflow import ctk
+from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import Asked
 from gpunode.workflow.events import silent
 from tests.unit.workflow.nodes import Node
@@ -25,7 +25,8 @@ PODMAN = runtime("podman")
 def facts(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
     """The facts that a survey gives: the first of the list."""
     found = [node(None)]
-    monkeypatch.setattr(ctk, "survey", lambda host, *, image: found[0])
+    for module in (ctk, edits):
+        monkeypatch.setattr(module, "survey", lambda host, *, image: found[0])
     return found
 
 
@@ -33,7 +34,7 @@ def test_a_missing_specification_is_written_without_being_asked_to_restart_anyth
     facts: list[Facts], tmp_path: Path
 ) -> None:
     host = Node(facts[0])
-    draft = ctk.specifying(host, PODMAN, image=False)
+    draft = edits.specifying(host, PODMAN, image=False)
     assert (draft.about, draft.main, draft.trigger) == ("podman", SPEC, Trigger("cdi"))
     assert (ctk.unread(host, draft), ctk.asleep(host, draft)) == (False, "podman has no daemon")
     store = Store(tmp_path)
@@ -46,7 +47,7 @@ def test_a_missing_specification_is_written_without_being_asked_to_restart_anyth
 
 def test_a_fresh_one_is_left_alone_and_looked_at(facts: list[Facts]) -> None:
     facts[0] = node()
-    assert ctk.specifying(Looking(), PODMAN, image=False).changes == ()
+    assert edits.specifying(Looking(), PODMAN, image=False).changes == ()
     assert ctk.offered(Looking(), PODMAN, image=False) == ctk.Verdict()
     broken = ctk.offered(Looking(THERE[1:]), PODMAN, image=False)
     assert f"{SPEC} names what is not there: /dev/nvidia0" in broken.otherwise

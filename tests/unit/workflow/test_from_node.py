@@ -120,3 +120,12 @@ def test_a_vgpu_guest_keeps_its_own_driver() -> None:
     found = recipe_of(node, HOST)
     assert found.driver.version == "none"
     assert asks_for_nothing(found, node)
+
+
+def test_a_podman_that_finds_gpus_as_cdi_devices_is_in_the_recipe() -> None:
+    spec = b"cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: all\n"
+    with_podman = {**TOOLKIT, "podman": PackageState("5.4.2-1")}
+    node = with_driver("580.95.05", packages=with_podman, files={"/var/run/cdi/nvidia.yaml": spec})
+    found = recipe_of(node, HOST)
+    assert (found.runtime.name, found.runtime.install) == ("podman", "never")
+    assert recipe_of(with_driver("580.95.05", packages=with_podman), HOST).runtime.name == "none"

@@ -1,0 +1,82 @@
+"""A node whose configuration is edited by itself, and the ways to have that done."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from gpunode.change import Change, FileChange, FileState, Trigger
+from gpunode.errors import ChangeFailed
+from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
+from gpunode.journal.store import Store
+from gpunode.runtimes import Wish, runtime
+from gpunode.workflow import ctk, edits
+from gpunode.workflow.ctk import Asked, CtkVerb, Done
+from gpunode.workflow.edits import Draft
+from gpunode.workflow.events import silent
+from tests.unit.steps.machines import machine
+from tests.unit.workflow.nodes import Node
+
+DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
+RESTART = Trigger("restart", "containerd.service")
+RELOAD_DOCKER, RESTART_DOCKER = Trigger("reload", "docker.service"), Trigger("restart", "docker.service")
+PLAIN = b"""version = 2 # ours
+
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  default_runtime_name = "runc"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+"""
+IN_DROP_IN = Wish(binary="nvidia-container-runtime", mode="drop-in", exact=True)
+IN_PLACE = replace(IN_DROP_IN, mode="in-place")
+DOCKER = Wish(binary="nvidia-container-runtime", exact=True)
+
+
+class Machine(Node):
+    """A node in memory whose patterns find files, and whose commands print what a test says."""
+
+    def __init__(self, files: Mapping[str, FileState | bytes], says: Mapping[str, str] | None = None) -> None:
+        states = {path: FileState(file) if isinstance(file, bytes) else file for path, file in files.items()}
+        super().__init__(machine(files=states))
+        self.says = dict(says or {})
+        self.full: set[str] = set()
+
+    def look(self, probe: Probe, /) -> Capture:
+        if probe.argv and (said := self.says.get(" ".join(probe.argv))) is not None:
+            return Capture(probe.source, "ok", said.encode())
+        if probe.glob:
+            return Capture(probe.source, "ok", encode_found(self._found(probe.glob)))
+        return super().look(probe)
+
+    def _found(self, pattern: str) -> Iterator[Found]:
+        for path, state in self.files.items():
+            if state is not None and fnmatch.fnmatchcase(path, pattern):
+                yield Found(path, data=state.content, ownership=Ownership(state.mode, state.uid, state.gid))
+
+    def apply(self, changes: Sequence[Change], /) -> None:
+        if any(isinstance(change, FileChange) and change.path in self.full for change in changes):
+            raise ChangeFailed("no room", why="the test says so")
+        super().apply(changes)
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        return {path: state.content for path, state in self.files.items() if state is not None}
+
+
+def draft_of(host: Machine, wish: Wish = IN_DROP_IN, row: str = "containerd") -> Draft:
+    return edits.configuring(host, runtime(row), wish)
+
+
+def made(host: Machine, store: Store, draft: Draft, verb: CtkVerb = "configure", *, restart: bool = False) -> Done:
+    return ctk.carry_out(draft, host, store, Asked(verb, "test", restart=restart), silent)
+
+
+def configured(host: Machine, store: Store, wish: Wish = IN_DROP_IN, row: str = "containerd") -> Done:
+    return made(host, store, draft_of(host, wish, row))
+
+
+def unconfigured(host: Machine, store: Store, wish: Wish = IN_DROP_IN, row: str = "containerd") -> Draft:
+    draft = edits.unconfiguring(host, runtime(row), wish, store.footprint().files)
+    made(host, store, draft, "unconfigure")
+    return draft

@@ -1,0 +1,178 @@
+"""What is to be written, found by looking; nothing of it is written yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import FileChange, FileState
+from gpunode.errors import Refused
+from gpunode.journal.footprint import FileTrail
+from gpunode.journal.store import Store
+from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Wish, runtime
+from gpunode.workflow import edits
+from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
+from tests.unit.workflow.editing import (
+    DOCKER,
+    DROP_IN,
+    IN_DROP_IN,
+    IN_PLACE,
+    PLAIN,
+    RELOAD_DOCKER,
+    RESTART_DOCKER,
+    Machine,
+    configured,
+    draft_of,
+    made,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_files_keep_their_mode_and_owner_and_a_new_one_is_no_more_readable(store: Store) -> None:
+    host = Machine({CONTAINERD: FileState(PLAIN, 0o600, 3, 4)})
+    configured(host, store)
+    for path in (CONTAINERD, DROP_IN):
+        state = host.files[path]
+        assert state is not None
+        assert (state.mode, state.uid, state.gid) == (0o600, 3, 4), path
+
+
+def test_a_file_that_was_written_between_two_runs_goes_back_through_both() -> None:
+    """Byte for byte from the last of them, else what was written in between would be lost."""
+    asked: list[tuple[bytes | None, Former]] = []
+
+    def unconfigure(files: Files, _: Wish, former: Mapping[str, Former]) -> Edited:
+        now, was = files.get(CONTAINERD), former[CONTAINERD]
+        asked.append((now, was))
+        return Edited((Edit(CONTAINERD, now, was.before if now == was.after else b"A, theirs"),))
+
+    a, b, c, d = (FileState(text) for text in (b"A", b"B", b"B, theirs", b"D, theirs"))
+    trail = FileTrail((FileChange(CONTAINERD, a, b), FileChange(CONTAINERD, c, d)), "runtime")
+    row = replace(runtime("containerd"), unconfigure=unconfigure, inspect=lambda _files, _wish: Configured())
+    draft = edits.unconfiguring(Machine({CONTAINERD: d}), row, IN_PLACE, {CONTAINERD: trail})
+    assert asked == [
+        (b"D, theirs", Former(b"B, theirs", b"D, theirs")),
+        (b"B, theirs", Former(b"A", b"B")),
+    ]
+    assert [(change.before, change.after) for change in draft.changes] == [(d, FileState(b"A, theirs"))]
+
+
+def test_what_is_forgotten_is_no_former_state() -> None:
+    forgotten = FileTrail((FileChange(CONTAINERD, None, FileState(b"")),), "runtime", forgotten=True)
+    seen: list[Mapping[str, Former]] = []
+
+    def unconfigure(_files: Files, _: Wish, former: Mapping[str, Former]) -> Edited:
+        seen.append(former)
+        return Edited(())
+
+    row = replace(runtime("containerd"), unconfigure=unconfigure)
+    edits.unconfiguring(Machine({CONTAINERD: PLAIN}), row, IN_PLACE, {CONTAINERD: forgotten})
+    assert seen == [{}]
+
+
+def test_the_folder_that_was_made_for_a_drop_in_goes_with_it() -> None:
+    span = FileChange(DROP_IN, None, FileState(b"x"), folders=("/etc/containerd/conf.d",))
+    host = Machine({CONTAINERD: PLAIN})
+    host.files[DROP_IN] = FileState(b"x")
+    trails = {DROP_IN: FileTrail((span,), "runtime")}
+    row = replace(
+        runtime("containerd"), unconfigure=lambda _files, _wish, _former: Edited((Edit(DROP_IN, b"x", None),))
+    )
+    (change,) = edits.unconfiguring(host, row, IN_DROP_IN, trails).changes
+    assert change.folders == ("/etc/containerd/conf.d",)
+
+
+def test_docker_reloads_for_a_runtime_and_restarts_for_a_feature(store: Store) -> None:
+    host = Machine({DAEMON_JSON: b"{}\n"})
+    assert draft_of(host, DOCKER, "docker").trigger == RELOAD_DOCKER
+    assert draft_of(host, DOCKER, "docker").stops == ""
+    feature = draft_of(host, replace(DOCKER, cdi=True), "docker")
+    assert (feature.trigger, feature.stops) == (RESTART_DOCKER, "docker containers")
+
+
+@pytest.mark.parametrize(
+    ("printed", "version"),
+    [
+        ("containerd github.com/containerd/containerd v1.7.24 88bf19b2105c8b17560993bee28a01ddc2f97182\n", (1, 7, 24)),
+        ("containerd github.com/containerd/containerd/v2 2.1.9~ds1 \n", (2, 1, 9)),
+        ("containerd containerd.io 1.7.25 bcc810d6b9066471b0b6fa75f557a15a1cbf31bb\n", (1, 7, 25)),
+        ("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u1\n", (1, 6, 20)),
+        ("", None),
+    ],
+)
+def test_the_version_is_as_the_program_tells_it(printed: str, version: tuple[int, ...] | None) -> None:
+    host = Machine({}, {"containerd --version": printed})
+    assert edits.place(host, runtime("containerd"), Wish()).wish.version == version
+
+
+def test_dockers_version_is_asked_for_where_cdi_hangs_on_it() -> None:
+    host = Machine({}, {"dockerd --version": "Docker version 28.5.2+dfsg4, build 3ef3c07c\n"})
+    assert edits.place(host, runtime("docker"), Wish(cdi=True)).wish.version == (28, 5, 2)
+    assert edits.place(host, runtime("docker"), Wish()).wish.version is None
+
+
+def test_the_first_dump_that_is_there_is_the_source() -> None:
+    dumps = (("crio", "status", "config"), ("crio-status", "config"))
+    host = Machine({}, {"crio-status config": "[crio]\n"})
+    assert edits.place(host, runtime("containerd"), Wish(), dumps).wish.source == b"[crio]\n"
+
+
+def test_a_dump_that_fails_is_told_in_the_programs_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Machine({})
+    with pytest.raises(Refused, match="containerd config dump"):
+        edits.place(host, runtime("containerd"), Wish(), (("containerd", "config", "dump"),))
+
+
+def test_a_dry_run_shows_the_drop_in_first_and_what_counts_last(store: Store) -> None:
+    host = Machine({CONTAINERD: PLAIN})
+    draft = draft_of(host)
+    assert edits.shown(draft) == (draft.after[DROP_IN], draft.after[CONTAINERD])
+    configured(host, store)
+    assert edits.shown(draft_of(host)) == (draft.after[CONTAINERD],)
+
+
+def test_a_hook_is_a_file_that_no_daemon_of_ours_reads(store: Store) -> None:
+    path, host = "/usr/share/containers/oci/hooks.d/nvidia.json", Machine({})
+    host.files[path] = None
+    draft = edits.hooking(host, path, b"{}\n", "deprecated")
+    done = made(host, store, draft, restart=True)
+    assert (done.checked, done.settled) == ("", ())
+    assert host.contents[path] == b"{}\n"
+    assert edits.hooking(host, path, b"{}\n", "deprecated").changes == ()
+
+
+CRICTL = "/var/lib/rancher/k3s/agent/etc/crictl.yaml"
+K3S = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+
+
+def test_the_containerd_that_the_kubelet_uses_is_the_one_that_is_meant() -> None:
+    host = Machine({CONTAINERD: PLAIN, CRICTL: b"runtime-endpoint: unix:///run/k3s/containerd/containerd.sock\n"})
+    where = edits.place(host, runtime("containerd"), IN_PLACE, image=True)
+    assert (where.row.product, where.row.config) == ("k3s", K3S)
+    named = edits.place(host, runtime("containerd"), replace(IN_PLACE, config=CONTAINERD), image=True)
+    assert named.row.product == ""
+    assert edits.place(host, runtime("docker"), DOCKER, image=True).row is runtime("docker")
+
+
+KUBELET = {
+    "/lib/systemd/system/kubelet.service": b"[Service]\nExecStart=/usr/bin/kubelet --cgroup-driver=systemd\n",
+    "/var/lib/kubelet/config.yaml": b"cgroupDriver: systemd\n",
+}
+
+
+@pytest.mark.parametrize(("text", "systemd"), [(b"version = 2\n", True), (PLAIN, False)])
+def test_a_kubelet_gets_its_cri_plugin_and_its_cgroup_driver_where_there_is_none_to_inherit(
+    text: bytes, systemd: bool
+) -> None:
+    host = Machine({CONTAINERD: text, **KUBELET})
+    wish = edits.place(host, runtime("containerd"), IN_PLACE, image=True).wish
+    assert (wish.enable_cri, wish.systemd_cgroup) == (True, systemd)
+    bare = edits.place(Machine({CONTAINERD: text}), runtime("containerd"), IN_PLACE, image=True).wish
+    assert (bare.enable_cri, bare.systemd_cgroup) == (False, False)
