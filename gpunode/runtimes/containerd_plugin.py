@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpunode.runtimes.containerd_files import overruling
@@ -11,6 +11,7 @@ from gpunode.runtimes.model import RUNC_FAMILY, Wish, cgroup_handlers, needs_run
 from gpunode.runtimes.tomlread import Document
 
 GENERIC_TYPE: Final = "io.containerd.runc.v2"
+_OLD_TYPE: Final = "io.containerd.runtime.v1.linux"
 # What nvidia-ctk writes where there is no runtime to copy from.
 _GENERIC: Document = {
     "runtime_type": GENERIC_TYPE,
@@ -50,6 +51,10 @@ def wished(plugin: Document, beside: Surroundings, wish: Wish) -> Document:
         containerd["default_runtime_name"] = wish.handler
         if overruling(plugin, wish) and not follows_blindly(wish):
             del containerd["default_runtime"]  # nvidia-ctk leaves it, and what it writes is not the default
+            # With this beside a default runtime of a later kind no CRI plugin loads (1.6.20 and 1.7.24, started).
+            if result.get("systemd_cgroup") and runtimes[wish.handler]["runtime_type"] != _OLD_TYPE:
+                del result["systemd_cgroup"]
+                wish = replace(wish, systemd_cgroup=True)
     default = containerd.get("default_runtime_name") or former.get("default_runtime_name") or "runc"
     if beside.is_loaded and needs_runc(default, known, beside.schema, wish):
         runtimes["runc"] = known["runc"] = _plain(stood_in_for)

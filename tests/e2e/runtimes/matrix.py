@@ -87,6 +87,7 @@ def main() -> None:
     """Prints the cells."""
     root, runtime, is_core = Root(Path(sys.argv[1])), sys.argv[2], sys.argv[3] == "core"
     _load(root, runtime)
+    # All of them first: a process in which gRPC has been at work cannot be forked.
     answers = [
         (vector, mode, *_answered(root, vector, mode))
         for vector in asked(runtime)

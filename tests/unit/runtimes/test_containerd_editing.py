@@ -564,6 +564,16 @@ def test_the_nameless_default_of_old_goes_where_another_default_is_asked_for_and
     assert b"[plugins.cri.containerd.default_runtime]" in (kept.edits[0].after or b"")
 
 
+def test_with_the_nameless_default_goes_the_cgroup_driver_that_it_alone_allows() -> None:
+    legacy = LEGACY.replace(
+        b"[plugins.cri.containerd]", b"[plugins.cri]\n  systemd_cgroup = true\n[plugins.cri.containerd]", 1
+    )
+    plugin = read(configure(legacy, Wish(default=True, version=(1, 7))))["plugins"]["cri"]
+    assert "systemd_cgroup" not in plugin
+    assert plugin["containerd"]["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
+    assert read(configure(legacy, Wish(version=(1, 7))))["plugins"]["cri"]["systemd_cgroup"] is True
+
+
 def test_who_knows_no_daemon_follows_nvidia_ctk_and_is_told_what_containerd_makes_of_it() -> None:
     wish = Wish(default=True, cdi=True, exact=True, mode="in-place")
     edited = containerd.configure({containerd.CONFIG: LEGACY}, wish)
