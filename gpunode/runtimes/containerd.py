@@ -138,13 +138,19 @@ def absolute(wish: Wish, path: str) -> Wish:
     """``wish`` with the path at which nvidia-container-toolkit installs its runtime; containerd searches no PATH.
 
     Raises:
-        Refused: a path in it is relative to nobody knows what.
+        Refused: a path in it is relative to nobody knows what, or its drop-in is the file at ``path``.
     """
     if wish.drop_in and not wish.drop_in.startswith("/"):
         raise Refused(
             f"the drop-in's path {wish.drop_in!r} is not absolute",
             why="containerd would take it as relative to the file that imports it",
             hint=f"give its full path, such as {DROP_IN}",
+        )
+    if wish.drop_in == path:
+        raise Refused(
+            f"{path} is the configuration itself, and no drop-in of it",
+            why="it would import itself",
+            hint="leave --drop-in-config out; --mode in-place edits the configuration itself",
         )
     if wish.binary == _BARE_BINARY:
         return replace(wish, binary=f"/usr/bin/{_BARE_BINARY}")
