@@ -386,6 +386,7 @@ def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[s
             yield f"{file.path} is of schema {file.schema}, {root.path} of {root.schema}: its CRI table is not read"
         if wish.enable_cri and file.disabled:
             yield f"{file.path}: the CRI plugin, which disabled_plugins had switched off, is switched on"
+    yield from _alone(load(after, wish), wish)
     yield from _awake(loaded, after, wish)
     yield from _nameless(loaded, after, wish)
     if wish.cdi and root.read_as == 1 and follows_blindly(wish):
@@ -397,6 +398,28 @@ def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[s
         for where in _contradictions(root.plugin, present.plugin):
             if not where.removeprefix("containerd.").startswith(ours):
                 yield f"{present.path} says otherwise than {root.path} of {where}, and counts, as it did before"
+
+
+def _alone(loaded: Sequence[ConfigFile], wish: Wish) -> Iterator[str]:
+    """That one file's CRI table takes the place of the others', and they say otherwise."""
+    *others, last = counting(loaded) or (loaded[0],)
+    if merges(loaded[0].schema, wish):
+        return
+    for file in others:
+        if unread := sorted(_unsaid(file.plugin, last.plugin)):
+            yield (
+                f"this containerd takes the CRI table of {last.path} alone, so these of {file.path} have no effect: "
+                + ", ".join(unread)[:300]
+            )
+
+
+def _unsaid(one: Mapping[str, object], other: Mapping[str, object], above: str = "") -> Iterator[str]:
+    """The keys of ``one`` that ``other`` lacks."""
+    for key, value in one.items():
+        if key not in other:
+            yield f"{above}{key}"
+        elif isinstance(value, dict) and isinstance(inner := other[key], dict):
+            yield from _unsaid(value, inner, f"{above}{key}.")
 
 
 def _awake(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[str]:

@@ -105,8 +105,8 @@ def _plain(source: Document) -> Document:
 
 
 def is_of_runc(entry: Document) -> bool:
-    """Whether runc's shim runs it; that is what an entry without a type is meant for."""
-    return str(entry.get("runtime_type") or GENERIC_TYPE).startswith(_OF_RUNC)
+    """Whether runc's shim runs it, as it does an entry without a type, and what a variable of microk8s' stands for."""
+    return str(entry.get("runtime_type") or GENERIC_TYPE).startswith((*_OF_RUNC, "${"))
 
 
 def _runs(entry: Document, binary: str) -> bool:

@@ -205,7 +205,13 @@ def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str,
     if not rounds:
         _refuse_somebody_elses(row, wish, files)
         rounds.append(row.unconfigure(files, wish, {}))
-    notes = tuple(dict.fromkeys(note for one in rounds for note in one.notes))
+    said = [note for one in rounds for note in one.notes]
+    if any(one.edits for one in rounds) and wish.handler in row.inspect(files, wish).handlers and not row.product:
+        said.append(
+            f"{row.id} still has a runtime {wish.handler}: an entry that gpunode has on no record stays; the same "
+            "command, run again, takes it out by its name"
+        )
+    notes = tuple(dict.fromkeys(said))
     edited = Edited(tuple(_joined(edit for one in rounds for edit in one.edits)), rounds[0].how, notes)
     draft = _draft(row, wish, there, edited, RuntimeExpectation(row.id, _main(row, wish)))
     return replace(draft, changes=tuple(_with_folders(change, trails) for change in draft.changes))

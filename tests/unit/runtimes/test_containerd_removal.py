@@ -170,3 +170,11 @@ def test_an_entry_of_another_shim_runs_nothing_of_nvidias() -> None:
     entry = KATA.replace(b"runtimes.kata", b"runtimes.nvidia")
     entry += f'[{CRI}.containerd.runtimes.nvidia.options]\nBinaryName = "/usr/bin/nvidia-container-runtime"\n'.encode()
     assert containerd.inspect({CONFIG: entry}).handlers == {"nvidia": ""}
+
+
+def test_what_a_drop_in_keeps_from_counting_is_named() -> None:
+    """A drop-in that containerd 2.1 merged takes the place of the whole table in 1.7."""
+    root = RUNC + f'[{CRI}.registry]\nconfig_path = "/etc/certs"\n'.encode()
+    after, _ = configured({CONFIG: root}, Wish(version=(2, 1)))
+    older = containerd.configure(after, Wish(version=(1, 7)))
+    assert any("registry" in note and "no effect" in note for note in older.notes)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.journal.store import Store
 from gpunode.runtimes import Wish, runtime
@@ -67,3 +68,15 @@ def test_a_runtime_that_runs_no_program_of_nvidias_is_not_taken_out_by_its_name(
         unconfigured(host, store, Wish(handler="runc"), "containerd")
     assert "--nvidia-runtime-path" in refused.value.hint
     assert dict(host.contents) == {"/etc/containerd/config.toml": PLAIN}
+
+
+def test_an_entry_that_somebody_else_wrote_meanwhile_is_told_and_goes_by_its_name(store: Store) -> None:
+    host = Machine({"/etc/containerd/config.toml": PLAIN})
+    configured(host, store, Wish(exact=True, mode="drop-in"), "containerd")
+    drop_in = dict(host.contents)["/etc/containerd/conf.d/99-nvidia.toml"]
+    merged = drop_in.replace(b"version = 2\n", b'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n', 1)
+    host.files["/etc/containerd/config.toml"] = FileState(merged)
+    draft = unconfigured(host, store, Wish(mode="drop-in"), "containerd")
+    assert any("still has a runtime nvidia" in note for note in draft.notes)
+    unconfigured(host, store, Wish(mode="drop-in"), "containerd")
+    assert handlers(host, "containerd") == set()
