@@ -12,7 +12,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_PARTS = 256
+# Tables and lists in each other: whoever goes through them calls itself for each.
+_LEVELS = 200
 # The parts of a dotted key, or what looks like them; a list of addresses on one line is none.
 _DOTTED = re.compile(r"(?:\.[^.\n=,\[\]{}]+)+")
 
@@ -25,11 +26,23 @@ def loads(text: str, parse_float: Callable[[str], Any] = float) -> dict[str, Any
     """
     # The reader takes time and memory by the square of a dotted key's parts.
     for found in _DOTTED.finditer(text):
-        if found[0].count(".") > _PARTS:
+        if found[0].count(".") > _LEVELS:
             line = text.count("\n", 0, found.start()) + 1
-            raise ValueError(f"A key of more than {_PARTS} parts (at line {line}, column 1)")
+            raise ValueError(f"A key of more than {_LEVELS} parts (at line {line}, column 1)")
     try:
         document: dict[str, Any] = tomllib.loads(text, parse_float=parse_float)
     except RecursionError as error:
         raise ValueError("Nested too deeply") from error
+    if _levels(document) > _LEVELS:
+        raise ValueError("Nested too deeply")
     return document
+
+
+def _levels(document: dict[str, Any]) -> int:
+    """How many tables and lists stand in each other."""
+    count, level = 0, list[Any]([document])
+    while level:
+        count += 1
+        members = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [value for inner in members for value in inner if isinstance(value, dict | list)]
+    return count

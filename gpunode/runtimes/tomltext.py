@@ -42,10 +42,10 @@ def edit(text: str, before: Document, after: Document) -> str:
         return text
     read = before
     for _ in range(_ROUNDS):
-        text = _Editor(scan(text)).edited(read, after)
         try:
+            text = _Editor(scan(text)).edited(read, after)
             read = parse(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if same(read, after):
             return text
@@ -137,6 +137,8 @@ class _Editor:
         self.removals.update((*here, key) for key in old if key not in new)
 
     def _compare_key(self, place: Place, old: Any, new: Any) -> None:
+        if old is new:
+            return
         node = self.statements.get(place)
         is_table = isinstance(old, dict), isinstance(new, dict)
         if node is None and all(is_table):

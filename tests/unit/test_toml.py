@@ -14,7 +14,7 @@ from gpunode.toml import loads
     ],
 )
 def test_a_key_that_no_reader_comes_to_an_end_with_is_refused_with_its_line(text: str) -> None:
-    with pytest.raises(ValueError, match="A key of more than 256 parts") as stopped:
+    with pytest.raises(ValueError, match="A key of more than 200 parts") as stopped:
         loads(text)
     assert f"(at line {1 + text.count(chr(10))}, column 1)" in str(stopped.value)
 
@@ -22,6 +22,15 @@ def test_a_key_that_no_reader_comes_to_an_end_with_is_refused_with_its_line(text
 def test_nesting_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="Nested too deeply"):
         loads("a = " + "[" * 100_000)
+
+
+def test_nesting_that_the_reader_survives_but_nobody_behind_it_is_refused() -> None:
+    key = ".".join(["k"] * 90)
+    assert loads(f"[{key}]\n{key} = 1\n")
+    with pytest.raises(ValueError, match="Nested too deeply"):
+        loads(f"[{key}]\n{key} = {{ {key} = 1 }}\n")
+    with pytest.raises(ValueError, match="Nested too deeply"):
+        loads(f"[[{key}]]\n[{key}.{key}]\nx = {'[' * 100}{']' * 100}\n")
 
 
 def test_a_long_list_of_addresses_is_no_long_key() -> None:

@@ -36,8 +36,8 @@ def draft_lines(verb: CtkVerb, draft: Draft, *, verbose: bool) -> Iterator[Line]
 def _as_asked(verb: CtkVerb, draft: Draft) -> str:
     if verb == "unconfigure":
         return f"{draft.main or draft.about} names no such runtime"
-    if draft.trigger is None and draft.expectation is not None:
-        return draft.how  # such as podman's, of which no file changes
+    if draft.trigger is None and not draft.present:
+        return f"{draft.about}: {draft.how}"  # such as podman's, which has no file of its own
     return f"{draft.about} is as asked ({draft.main})"
 
 

@@ -207,6 +207,7 @@ def test_what_stands_on_the_command_line_is_found_before_anything_is_touched(nod
         assert training.goes_on()
 
 
+@pytest.mark.long
 def test_features_on_the_command_line_are_found_likewise(node: Machine) -> None:
     if "--feature" not in node.run("dockerd", "--help").stdout:
         pytest.skip("this dockerd has no --feature")

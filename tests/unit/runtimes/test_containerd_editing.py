@@ -501,6 +501,14 @@ def test_deep_nesting_is_refused() -> None:
         configure(b"version = 2\nx = " + b"[" * 100_000, Wish())
 
 
+@pytest.mark.parametrize("row", ["containerd", "crio"])
+def test_the_configuration_itself_is_no_drop_in_of_it(row: str) -> None:
+    main = runtime(row).config
+    for files in ({}, {main: b""}):
+        with pytest.raises(Refused, match="is the configuration itself"):
+            runtime(row).configure(files, Wish(mode="drop-in", drop_in=main, exact=True))
+
+
 def test_the_runtime_binary_is_an_absolute_path() -> None:
     with pytest.raises(Refused, match=r"config\.toml: the runtime binary .* is not an absolute path") as refused:
         configure(None, Wish(binary="bin/nvidia-container-runtime"))

@@ -195,6 +195,56 @@ def test_a_table_that_is_to_stay_without_its_keys_is_written_empty() -> None:
     assert edited("[[a]]\nx = 1\n", "a", []) == "a = []\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "elements", "after"),
+    [
+        ("[[a]]\nx = 1\n\n[b]\n", [{"x": 1}, {"x": 2}], "[[a]]\nx = 1\n\n[[a]]\nx = 2\n\n[b]\n"),
+        ("[[a]]\nx = 1\n[a.t]\ny = 1\n", [{}, {"x": 1, "t": {"y": 1}}], "[[a]]\n[[a]]\nx = 1\n[a.t]\ny = 1\n"),
+        ("[[a]]\nx = 1\n[a.t]\ny = 1\n[[a]]\nx = 2\n", [{"x": 2}], "[[a]]\nx = 2\n"),
+        (
+            "[[a]]\n[a.t]\ny = 1\n[[a]]\n[a.t]\ny = 2\n",
+            [{"t": {"y": 1, "z": 3}}, {"t": {"y": 5}}],
+            "[[a]]\n[a.t]\ny = 1\nz = 3\n[[a]]\n[a.t]\ny = 5\n",
+        ),
+        ("[[a]]\nx = 1\n", [{"x": 1}, 2], "a = [{ x = 1 }, 2]\n"),
+    ],
+    ids=["one more", "one before", "one less", "within each", "no array of tables any more"],
+)
+def test_elements_of_arrays_of_tables_come_go_and_change_each_for_itself(
+    text: str, elements: list[Any], after: str
+) -> None:
+    assert edited(text, "a", elements) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("[a.b]\nx = 1\n", "a/k"),
+        ("# of b\n[a.b]\nx = 1\n", "a/k"),
+        ("v = 1\n\n[c]\n\n# of b\n[a.b]\nx = 1", "a/k"),
+        ("[p]\n[p.q]\n[p.q.r]\nx = 1\n", "p/q/k"),
+        ("[p]\nx = 1\n# k = 1\n\n[p.q]\n", "k"),
+        ("\n\n[p]\n", "k"),
+        ("# only this", "k"),
+        ("a.b = 1\r\na.c = 2 # c\r\n[a.d]\r\n", "a/k"),
+    ],
+)
+@pytest.mark.parametrize("value", [1, {"x": 1}, [{"x": 1}]], ids=["value", "table", "list"])
+def test_what_was_added_goes_without_a_trace(text: str, path: str, value: Any) -> None:
+    added = edited(text, path, value)
+    assert edit(added, parse(added), parse(text)) == text
+
+
+def test_a_header_with_a_comment_stays_when_its_last_key_goes() -> None:
+    assert edited("[a] # mine\nk = 1\n[a.b]\nx = 1\n", "a/k", GONE) == "[a] # mine\n[a.b]\nx = 1\n"
+    assert edited("[[a]]\nk = 1\n[a.b]\nx = 1\n", "a", [{"b": {"x": 1}}]) == "[[a]]\n[a.b]\nx = 1\n"
+
+
+def test_true_is_not_one_and_a_number_no_text() -> None:
+    assert edited("a = 1\n", "a", True) == "a = true\n"
+    assert edited("a = 1.0\n", "a", "1.0") == 'a = "1.0"\n'
+
+
 def test_what_does_not_read_as_meant_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tomltext, "changed", lambda *_: "4")
     with pytest.raises(Uneditable, match=r"^a\.b$"):
