@@ -202,17 +202,20 @@ def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str,
         if concerned:
             rounds.append(row.unconfigure(files, wish, concerned))
             files = after_edits(files, rounds[-1])
-    if not rounds:
+    if not any(_joined(edit for one in rounds for edit in one.edits)):
+        # Nothing on record is left to be taken back: what is there goes by its name.
+        files = contents(there)
         _refuse_somebody_elses(row, wish, files)
-        rounds.append(row.unconfigure(files, wish, {}))
+        rounds = [row.unconfigure(files, wish, {})]
+        files = after_edits(files, rounds[0])
+    edits = tuple(_joined(edit for one in rounds for edit in one.edits))
     said = [note for one in rounds for note in one.notes]
-    if any(one.edits for one in rounds) and wish.handler in row.inspect(files, wish).handlers and not row.product:
+    if edits and wish.handler in row.inspect(files, wish).handlers and not row.product:
         said.append(
             f"{row.id} still has a runtime {wish.handler}: an entry that gpunode has on no record stays; the same "
             "command, run again, takes it out by its name"
         )
-    notes = tuple(dict.fromkeys(said))
-    edited = Edited(tuple(_joined(edit for one in rounds for edit in one.edits)), rounds[0].how, notes)
+    edited = Edited(edits, rounds[0].how, tuple(dict.fromkeys(said)))
     draft = _draft(row, wish, there, edited, RuntimeExpectation(row.id, _main(row, wish)))
     return replace(draft, changes=tuple(_with_folders(change, trails) for change in draft.changes))
 
