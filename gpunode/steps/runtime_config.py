@@ -65,7 +65,7 @@ def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]
 def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Edited) -> Planned:
     service = _service(row, facts)
     before, after = contents(present), after_edits(contents(present), edited)
-    notes = (*_masked(row, facts), *edited.notes, *_notes(row, row.inspect(after, wish)))
+    notes = (*_masked(row, facts), *edited.notes, *cri_notes(row, row.inspect(after, wish)))
     if edited.restart and _has_looked(row, facts):
         notes = (*notes, _overlooked(row, wish))
     expectation = _expectation(row, wish, row.inspect(after, wish))
@@ -131,7 +131,8 @@ def _masked(row: Runtime, facts: Facts) -> tuple[str, ...]:
     return (f"{row.unit} is masked, so nothing reads {row.config} until it is unmasked",) if is_masked else ()
 
 
-def _notes(row: Runtime, configured: Configured) -> tuple[str, ...]:
+def cri_notes(row: Runtime, configured: Configured) -> tuple[str, ...]:
+    """That no kubelet can use the runtime as it is configured; nothing where one can."""
     if not configured.cri_disabled:
         return ()
     return (f"{row.config} switches the CRI plugin off (disabled_plugins), so no kubelet can use this {row.id}",)

@@ -23,7 +23,7 @@ from gpunode.runtimes.installations import chosen, kubelet_using, with_kubelets_
 from gpunode.runtimes.keys import about
 from gpunode.steps import cdi
 from gpunode.steps.outcome import Planned
-from gpunode.steps.runtime_config import disrupts, reads_again, reread_by
+from gpunode.steps.runtime_config import cri_notes, disrupts, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.converge import look_at_kubelet, managed, survey
 
@@ -155,10 +155,12 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
     there = by_looking(host.look, row, wish)
     row = located(row, contents(there), wish)
     edited = row.configure(contents(there), wish)
-    binary = row.inspect(after_edits(contents(there), edited), wish).handlers.get(wish.handler, wish.binary)
+    after = row.inspect(after_edits(contents(there), edited), wish)
+    binary = after.handlers.get(wish.handler, wish.binary)
     default = wish.handler if wish.default else None
     meant = RuntimeExpectation(row.id, _main(row, wish), frozenset({(wish.handler, binary)}), default)
-    return _draft(row, wish, there, edited, meant)
+    draft = _draft(row, wish, there, edited, meant)
+    return replace(draft, notes=(*draft.notes, *cri_notes(replace(row, config=_main(row, wish)), after)))
 
 
 def specifying(host: HostView, row: Runtime, *, image: bool) -> Draft:
