@@ -30,7 +30,7 @@ _TOOLKIT = "nvidia-container-toolkit-base"
 _WITH_UNITS = DpkgVersion("1.18")
 _OUTPUT = re.compile(r"^[ \t]*NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=[\"']?([^\"'\n]*?)[\"']?[ \t]*$", re.MULTILINE)
 _ALL = "all"
-_KEPT = "; the toolkit's units keep it fresh"
+KEPT = "; the toolkit's units keep it fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"CDI is not asked for; {UNIT} writes a specification when it next runs", judged.notes)
     units = tuple(_enabled(facts)) if is_asked(recipe) else ()
     if not judged.fault:
-        return Planned(units, f"{described(judged)}{_KEPT if units else ''}", judged.notes)
+        return Planned(units, f"{described(judged)}{KEPT if units else ''}", judged.notes)
     promise = Deferred("the GPUs as the driver has them", "nvidia-ctk has asked it")
     trigger = Trigger("cdi", "" if is_asked(recipe) else "if-possible")
     change = FileChange(path, before, promise, frozenset({trigger}))
-    reason = f"containers ask for GPUs as nvidia.com/gpu=…; {judged.fault}{_KEPT if units else ''}"
+    reason = f"containers ask for GPUs as nvidia.com/gpu=…; {judged.fault}{KEPT if units else ''}"
     return Planned((change, *units), reason, judged.notes)
 
 

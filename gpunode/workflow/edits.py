@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
+from gpunode.change import FileChange, FileState, RuntimeExpectation, ServiceChange, Trigger
 from gpunode.errors import Refused
 from gpunode.facts.derive import about_kubelet
 from gpunode.facts.evidence import Probe
@@ -175,7 +175,13 @@ def specifying(host: HostView, row: Runtime, *, image: bool) -> Draft:
     files = tuple(change for change in outcome.changes if isinstance(change, FileChange))
     trigger = next((trigger for change in files for trigger in change.triggers), None)
     path = cdi.output(facts)
-    return Draft(row.id, path, {}, outcome.reason, files, trigger=trigger, notes=outcome.notes)
+    # A file is what this command writes; the units are setup's to enable, or the user's.
+    idle = [change.unit for change in outcome.changes if isinstance(change, ServiceChange)]
+    notes = outcome.notes
+    if idle:
+        enable = f"sudo systemctl enable --now {' '.join(idle)}"
+        notes = (*notes, f"nothing writes the specification again when the driver changes: {enable}")
+    return Draft(row.id, path, {}, outcome.reason.removesuffix(cdi.KEPT), files, trigger=trigger, notes=notes)
 
 
 def by_cdi(row: Runtime) -> Recipe:
