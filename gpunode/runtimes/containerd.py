@@ -386,6 +386,9 @@ def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[s
             yield f"{file.path} is of schema {file.schema}, {root.path} of {root.schema}: its CRI table is not read"
         if wish.enable_cri and file.disabled:
             yield f"{file.path}: the CRI plugin, which disabled_plugins had switched off, is switched on"
+    found = inspect(after, wish)
+    if found.default and found.default != "runc" and found.default not in {*found.handlers, _NAMELESS}:
+        yield f"the default runtime, {found.default}, has no entry, so the CRI plugin does not load; it was so before"
     yield from _alone(load(after, wish), wish)
     yield from _awake(loaded, after, wish)
     yield from _nameless(loaded, after, wish)

@@ -269,22 +269,35 @@ def test_podman_tells_by_what_it_starts_containers(tools: Tools) -> None:
         runtime.effective(Runner(), "podman")
 
 
-WRITTEN = "/etc/containerd/config.toml"
+@pytest.fixture
+def written(tmp_path: Path) -> str:
+    (tmp_path / "config.toml").write_text(CONTAINERD)
+    return str(tmp_path / "config.toml")
 
 
-def test_written_files_are_read_back_with_the_imports_that_containerd_itself_takes_them_to_have(tools: Tools) -> None:
-    expectation = RuntimeExpectation("containerd", WRITTEN, HANDLERS)
+def test_what_docker_names_in_another_order_it_rejected_before(tools: Tools, tmp_path: Path) -> None:
+    complaint = "the following directives don't match any configuration option:"
+    tools.add(
+        "dockerd", f'if grep -q nvidia "$3"; then echo "{complaint} a, b"; else echo "{complaint} b, a"; fi >&2; exit 1'
+    )
+    assert "rejects the present one too" in check("docker", change(tmp_path, DOCKER, before="{}"))
+
+
+def test_written_files_are_read_back_with_the_imports_that_containerd_itself_takes_them_to_have(
+    tools: Tools, written: str
+) -> None:
+    expectation = RuntimeExpectation("containerd", written, HANDLERS)
     runtime.read_back(Runner(), expectation)  # no containerd here to ask
     tools.add("containerd", f"cat <<'E'\n{CONTAINERD}E")
     runtime.read_back(Runner(), expectation)
-    assert tools.calls[-1] == f"containerd --config {WRITTEN} config dump"
+    assert tools.calls[-1] == f"containerd --config {written} config dump"
     with pytest.raises(ChangeFailed, match="does not read its written configuration") as caught:
-        runtime.read_back(Runner(), RuntimeExpectation("containerd", WRITTEN, frozenset({("nvidia", "/elsewhere")})))
+        runtime.read_back(Runner(), RuntimeExpectation("containerd", written, frozenset({("nvidia", "/elsewhere")})))
     assert "meant /elsewhere" in caught.value.why
 
 
-def test_a_written_file_that_containerd_no_longer_takes_is_told_in_its_words(tools: Tools) -> None:
+def test_a_written_file_that_containerd_no_longer_takes_is_told_in_its_words(tools: Tools, written: str) -> None:
     tools.add("containerd", "echo 'containerd: config version `9` is not supported' >&2; exit 1")
     with pytest.raises(ChangeFailed) as caught:
-        runtime.read_back(Runner(), RuntimeExpectation("containerd", WRITTEN, HANDLERS))
+        runtime.read_back(Runner(), RuntimeExpectation("containerd", written, HANDLERS))
     assert "version `9`" in caught.value.why
