@@ -149,6 +149,7 @@ def unconfigure(
     config: ConfigOption = "",
     drop_in_config: DropInOption = None,
     nvidia_runtime_name: NameOption = "nvidia",
+    nvidia_runtime_path: PathOption = "nvidia-container-runtime",
     dry_run: DryRunOption = False,
     restart: RestartOption = False,
     allow_disruption: DisruptionOption = False,
@@ -163,7 +164,7 @@ def unconfigure(
     from gpunode.cli import configuring
     from gpunode.cli.runtime_options import Typed
 
-    typed = Typed(runtime, config, drop_in_config, name=nvidia_runtime_name)
+    typed = Typed(runtime, config, drop_in_config, name=nvidia_runtime_name, path=nvidia_runtime_path)
     how = how_asked(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet)
     configuring.unconfigure(typed, how, root, configuring.Leave(dry_run, restart, allow_disruption, lock_timeout))
 

@@ -156,6 +156,10 @@ def _notes(typed: Typed) -> Iterator[str]:
         yield f"--config-mode={typed.config_mode} is unknown and ignored; {typed.runtime} is configured by its file"
     if typed.cdi and typed.runtime not in {"containerd", "docker"}:
         yield f"--cdi.enabled is ignored: {typed.runtime} has CDI switched on already"
+    if typed.enable_cri and typed.runtime != "containerd":
+        yield f"--enable-cri is ignored: {typed.runtime} has no CRI plugin"
+    if typed.runtime == "podman" and (typed.default or typed.mode != "auto" or typed.name != "nvidia"):
+        yield "podman takes GPUs as CDI devices, so what is said of a runtime is ignored"
     if typed.executable and (typed.runtime not in _DUMPS or typed.source == "file"):
         yield f"--executable-path={typed.executable} is ignored: no command is asked for the configuration"
     if typed.source == "command" and typed.runtime not in _DUMPS:

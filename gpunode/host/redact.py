@@ -56,6 +56,8 @@ _TABLES: Final = (
     *("/proc/", "/sys/", "/var/lib/apt/", "/var/lib/dkms/", "/var/lib/dpkg/", "/boot/", "/lib/", "/usr/", "/dev/"),
     *("lspci", "uname", "systemctl"),
 )
+# What a person wrote all the same: the words with which a process was started.
+_COMMAND_LINE: Final = re.compile(r"/proc/\d+/cmdline")
 
 
 def redact(evidence: Evidence) -> Evidence:
@@ -67,6 +69,8 @@ def redact(evidence: Evidence) -> Evidence:
 
 
 def _capture(capture: Capture) -> Capture:
+    if _COMMAND_LINE.fullmatch(capture.source):
+        return replace(capture, data=b"\0".join(content(word) for word in capture.data.split(b"\0")))
     if capture.source.startswith(_TABLES):
         return capture
     return replace(capture, data=_data(capture), error=text(capture.error))

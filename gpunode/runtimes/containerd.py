@@ -28,7 +28,7 @@ from gpunode.runtimes.containerd_files import (
     read,
     reads,
 )
-from gpunode.runtimes.containerd_plugin import Surroundings, follows_blindly, wished
+from gpunode.runtimes.containerd_plugin import Surroundings, follows_blindly, is_of_runc, wished
 from gpunode.runtimes.containerd_removal import unconfigure
 from gpunode.runtimes.model import Configured, Edit, Edited, Files, Wish, after_edits, satisfies
 from gpunode.runtimes.tomlread import Document
@@ -83,7 +83,8 @@ def _configured(loaded: Sequence[ConfigFile], wish: Wish) -> Configured:
     handlers, cgroup = {}, {}
     for name, handler in containerd.get("runtimes", {}).items():
         options = handler.get("options", {})
-        handlers[name] = str(options.get("BinaryName", "")) if handler.get("runtime_type") else ""
+        runs = handler.get("runtime_type") and is_of_runc(handler)
+        handlers[name] = str(options.get("BinaryName", "")) if runs else ""
         if "SystemdCgroup" in options:
             cgroup[name] = options["SystemdCgroup"]
     return Configured(
@@ -138,13 +139,19 @@ def absolute(wish: Wish, path: str) -> Wish:
     """``wish`` with the path at which nvidia-container-toolkit installs its runtime; containerd searches no PATH.
 
     Raises:
-        Refused: a path in it is relative to nobody knows what.
+        Refused: a path in it is relative to nobody knows what, or its drop-in is the file at ``path``.
     """
     if wish.drop_in and not wish.drop_in.startswith("/"):
         raise Refused(
             f"the drop-in's path {wish.drop_in!r} is not absolute",
             why="containerd would take it as relative to the file that imports it",
             hint=f"give its full path, such as {DROP_IN}",
+        )
+    if wish.drop_in == path:
+        raise Refused(
+            f"{path} is the configuration itself, and no drop-in of it",
+            why="it would import itself",
+            hint="leave --drop-in-config out; --mode in-place edits the configuration itself",
         )
     if wish.binary == _BARE_BINARY:
         return replace(wish, binary=f"/usr/bin/{_BARE_BINARY}")
@@ -280,7 +287,15 @@ class _Editing:
         unasked = unasked and self.wish.version is not None and self.wish.version >= _READS_CONF_D
         if is_read or (unasked and "imports" not in root.document):
             return self.files.get(root.path)
+        if self.wish.mode == "auto" and self._asleep(path):
+            pattern = path  # others in that folder are read by nobody so far, and need not be meant to
         return self.with_imports([*root.imports, pattern])
+
+    def _asleep(self, path: str) -> list[str]:
+        """The files beside ``path`` that nothing imports."""
+        folder = posixpath.dirname(path)
+        loaded = {file.path for file in self.loaded}
+        return [one for one in self.files if posixpath.dirname(one) == folder and one not in {*loaded, path}]
 
     def with_imports(self, imports: Sequence[str]) -> bytes | None:
         """The root file, importing just these."""
@@ -371,6 +386,8 @@ def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[s
             yield f"{file.path} is of schema {file.schema}, {root.path} of {root.schema}: its CRI table is not read"
         if wish.enable_cri and file.disabled:
             yield f"{file.path}: the CRI plugin, which disabled_plugins had switched off, is switched on"
+    yield from _alone(load(after, wish), wish)
+    yield from _awake(loaded, after, wish)
     yield from _nameless(loaded, after, wish)
     if wish.cdi and root.read_as == 1 and follows_blindly(wish):
         yield f"{root.path}: enable_cdi stands where nvidia-ctk puts it in schema 1, which containerd does not read"
@@ -381,6 +398,35 @@ def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[s
         for where in _contradictions(root.plugin, present.plugin):
             if not where.removeprefix("containerd.").startswith(ours):
                 yield f"{present.path} says otherwise than {root.path} of {where}, and counts, as it did before"
+
+
+def _alone(loaded: Sequence[ConfigFile], wish: Wish) -> Iterator[str]:
+    """That one file's CRI table takes the place of the others', and they say otherwise."""
+    *others, last = counting(loaded) or (loaded[0],)
+    if merges(loaded[0].schema, wish):
+        return
+    for file in others:
+        if unread := sorted(_unsaid(file.plugin, last.plugin)):
+            yield (
+                f"this containerd takes the CRI table of {last.path} alone, so these of {file.path} have no effect: "
+                + ", ".join(unread)[:300]
+            )
+
+
+def _unsaid(one: Mapping[str, object], other: Mapping[str, object], above: str = "") -> Iterator[str]:
+    """The keys of ``one`` that ``other`` lacks."""
+    for key, value in one.items():
+        if key not in other:
+            yield f"{above}{key}"
+        elif isinstance(value, dict) and isinstance(inner := other[key], dict):
+            yield from _unsaid(value, inner, f"{above}{key}.")
+
+
+def _awake(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[str]:
+    """The files that nothing imported so far, and that are read now."""
+    before = {file.path for file in loaded} | {wish.drop_in or DROP_IN}
+    if others := [file.path for file in load(after, wish) if file.path not in before]:
+        yield f"{loaded[0].path} imports the whole folder now, so these are read as well: {', '.join(others)}"
 
 
 def _nameless(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[str]:

@@ -12,6 +12,7 @@ from gpunode.runtimes.tomlread import Document
 
 GENERIC_TYPE: Final = "io.containerd.runc.v2"
 _OLD_TYPE: Final = "io.containerd.runtime.v1.linux"
+_OF_RUNC = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 # What nvidia-ctk writes where there is no runtime to copy from.
 _GENERIC: Document = {
     "runtime_type": GENERIC_TYPE,
@@ -73,8 +74,9 @@ def follows_blindly(wish: Wish) -> bool:
 def _stood_in_for(runtimes: Document, default: str, wish: Wish) -> Document:
     """The runtime that the handler stands in for: the default one, else runc, else crun, else what it is itself."""
     first = () if not default or default.startswith("nvidia") else (default,)
-    names = (*first, *RUNC_FAMILY, wish.handler)
-    found: Document = copy.deepcopy(next((runtimes[name] for name in names if name in runtimes), _GENERIC))
+    candidates = (runtimes[name] for name in (*first, *RUNC_FAMILY, wish.handler) if name in runtimes)
+    # What a VM's shim is told means nothing to runc's, which alone runs the NVIDIA runtime.
+    found: Document = copy.deepcopy(next((entry for entry in candidates if is_of_runc(entry)), _GENERIC))
     return found
 
 
@@ -102,8 +104,14 @@ def _plain(source: Document) -> Document:
     }
 
 
+def is_of_runc(entry: Document) -> bool:
+    """Whether runc's shim runs it, as it does an entry without a type, and what a variable of microk8s' stands for."""
+    return str(entry.get("runtime_type") or GENERIC_TYPE).startswith((*_OF_RUNC, "${"))
+
+
 def _runs(entry: Document, binary: str) -> bool:
-    return bool(entry.get("runtime_type")) and entry.get("options", {}).get("BinaryName") == binary
+    is_typed = bool(entry.get("runtime_type")) and is_of_runc(entry)
+    return is_typed and entry.get("options", {}).get("BinaryName") == binary
 
 
 def _set_cgroup(runtimes: Document, known: Document, default: str, wish: Wish) -> None:

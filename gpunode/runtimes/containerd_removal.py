@@ -38,7 +38,9 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
     notes: list[str] = []
     after: dict[str, bytes | None] = {}
     for path in sorted(files, key=lambda path: (path != root, path)):
-        after[path] = _taken_out(files, path, wish, former.get(path), notes)
+        # What gpunode is not on record for is somebody else's, where it is on record for another.
+        is_ours = not former or path in former
+        after[path] = _taken_out(files, path, wish, former.get(path), notes) if is_ours else files[path]
     before = {path: former[path].before if path in former else content for path, content in files.items()}
     if not _is_unsound(before, wish):
         _keep_sound(after, wish, notes)

@@ -323,6 +323,12 @@ def _place(read: Sequence[_File], wish: Wish) -> tuple[str, str]:
     if wish.mode == "in-place":
         return _config(wish), f"in place, in {_config(wish)}: as asked for"
     if wish.drop_in:
+        if wish.drop_in == _config(wish):
+            raise Refused(
+                f"{wish.drop_in} is the configuration itself, and no drop-in of it",
+                why=f"CRI-O reads its drop-ins from {FOLDER}",
+                hint="leave --drop-in-config out; --mode in-place edits the configuration itself",
+            )
         if _folder(wish.drop_in) == DEAD_FOLDER:
             raise Refused(
                 f"CRI-O does not read {wish.drop_in}",

@@ -15,7 +15,7 @@ from gpunode.runtimes import jsontext
 from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.jsontext import BLANK, Path
-from gpunode.runtimes.model import Configured, Edit, Edited, Files, Runtime, Wish
+from gpunode.runtimes.model import Configured, Edit, Edited, Files, Runtime, Wish, runs
 from gpunode.runtimes.text import decode, encode, same
 
 __all__ = ["configure", "document_of", "edited", "flags", "inspect", "keeps_containers", "located", "takes_on_reload"]
@@ -196,7 +196,7 @@ def _entry(document: dict[str, Any], configured: Configured, wish: Wish) -> list
     # "args" is nvidia-ctk's key, not dockerd's, which ignores it; kept so that the two tools agree on a file.
     made = {"args": [], "path": wish.binary}
     existing = object_at(document, "runtimes").get(wish.handler)
-    if same(existing, made) if wish.exact else configured.handlers.get(wish.handler) == wish.binary:
+    if same(existing, made) if wish.exact else runs(configured.handlers.get(wish.handler), wish):
         return []
     return [(("runtimes", wish.handler), made)]
 

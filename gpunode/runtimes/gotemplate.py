@@ -52,10 +52,22 @@ def configure_template(data: bytes | None, wish: Wish, schema: int, path: str) -
             why="it is a Go template, so its tables cannot be edited, and a second table of that name stops containerd",
             hint=f"change the table in {path}, or take it out and run the command again",
         )
+    if not is_about(text, wish.handler):
+        raise Refused(
+            f"{path} holds gpunode's tables of another runtime than {wish.handler}",
+            why="a template takes one; with the other gone, a default that names it would stop containerd",
+            hint="take it out first: gpunode ctk runtime unconfigure --runtime containerd --nvidia-runtime-name=…",
+        )
     ours = _tables(wish, _PLUGINS[schema], path, is_found=_FINDS.search(others) is not None).replace("\n", newline)
     if (former := _OURS.search(text)) is None:
         return encode(text + ours, data)
     return encode(text[: former.start()] + ours + text[former.end() :], data)
+
+
+def is_about(text: str, handler: str) -> bool:
+    """Whether gpunode's tables in the text, if there are any, are those of ``handler``."""
+    found = _OURS.search(text)
+    return found is None or _names(found[0], handler)
 
 
 def unconfigure_template(data: bytes, path: str) -> bytes | None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from gpunode import merging
 from gpunode.errors import Refused
+from gpunode.runtimes.model import Former
 from gpunode.runtimes.text import decode, encode, same
 
 Path: TypeAlias = tuple[str, ...]
@@ -71,6 +72,62 @@ def gone_too(after: bytes | None, now: bytes, result: bytes, path: str) -> tuple
     except (ValueError, Refused):
         return ()
     return tuple(".".join(keys) for keys in sorted(found - left - kept))
+
+
+def about(former: Former, handler: str, path: str) -> Former | None:
+    """What gpunode made of a file as far as it is about one handler; None where it is about others alone.
+
+    A record of several handlers is cut down to the one: what it was before keeps the others, as gpunode left them.
+    """
+    language = _language(path)
+    try:
+        before, after = (language.parse(decode(data, path)) for data in (former.before, former.after))
+    except (ValueError, Refused):
+        return former
+    made = set(_entries_made(before, after))
+    if handler in made and made <= {handler, "runc"}:
+        return former  # runc comes along where its table would be missed
+    if not made:
+        return former
+    kept = _with_entry_of(before, after, handler)
+    if handler not in made or same(kept, after):
+        return None
+    edited = language.edit(decode(former.after, path), after, kept)
+    return former if edited is None else Former(encode(edited, former.after), former.after)
+
+
+def _entries_made(before: Document, after: Document) -> Iterator[str]:
+    """The names of the entries, in tables of runtimes, that differ."""
+    for key, value in after.items():
+        was = before.get(key, {})
+        if not isinstance(value, dict):
+            continue
+        if key == "runtimes":
+            yield from (name for name in value if not isinstance(was, dict) or not same(was.get(name), value[name]))
+        else:
+            yield from _entries_made(was if isinstance(was, dict) else {}, value)
+
+
+_DEFAULTS = ("default_runtime_name", "default_runtime", "default-runtime")
+
+
+def _with_entry_of(before: Document, after: Document, handler: str) -> Document:
+    """``after`` with the entry of ``handler``, and a default that names it, as they are in ``before``."""
+    result = dict(after)
+    for key, value in after.items():
+        was = before.get(key)
+        if key in _DEFAULTS and value == handler:
+            result = _put(result, key, was)
+        elif isinstance(value, dict):
+            former = was if isinstance(was, dict) else {}
+            back = _put(value, handler, former.get(handler)) if key == "runtimes" else value
+            result[key] = back if key == "runtimes" else _with_entry_of(former, value, handler)
+    return result
+
+
+def _put(table: Document, key: str, value: Any) -> Document:
+    rest = {name: other for name, other in table.items() if name != key}
+    return rest if value is None else {**rest, key: value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,10 @@ from gpunode.runtimes import containerd
 from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish
 
 TEMPLATE: Final = "/var/snap/microk8s/current/args/containerd-template.toml"
-GENERATED: Final = "/var/snap/microk8s/current/args/containerd.toml"
 
 
 def reads(_: Files, wish: Wish) -> tuple[str, ...]:
-    """The template alone: what it imports is none of its variables' business."""
+    """The template alone; what it imports is read when containerd starts, and not edited."""
     return containerd.reads({}, _located(wish))[:1]
 
 

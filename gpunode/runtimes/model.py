@@ -180,6 +180,18 @@ def gathered(row: Runtime, wish: Wish, find: Callable[[str], Files]) -> Files:
     return files
 
 
+_BARE = "nvidia-container-runtime"
+_INSTALLED = f"/usr/bin/{_BARE}"
+
+
+def runs(binary: str | None, wish: Wish) -> bool:
+    """Whether a handler that is told to run ``binary`` runs what is wished.
+
+    dockerd looks the bare name up in its PATH, where the package puts it; to nvidia-ctk and setup it is the same.
+    """
+    return binary == wish.binary or (not wish.exact and {binary, wish.binary} == {_BARE, _INSTALLED})
+
+
 def satisfies(configured: Configured, wish: Wish) -> bool:
     """Whether there is nothing to do; costs no more than ``inspect`` did."""
     return (

@@ -20,6 +20,7 @@ from gpunode.errors import Refused
 from gpunode.runtimes import containerd, gotemplate
 from gpunode.runtimes.containerd_files import ConfigFile, imports_of, read
 from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Wish
+from gpunode.runtimes.text import decode
 
 _DROP_IN: Final = "99-nvidia.toml"
 # Every k3s whose generated file imports a folder brings containerd 2.1 or later, which merges it key by key.
@@ -233,6 +234,8 @@ def _template_without(path: str, data: bytes, wish: Wish, former: Mapping[str, F
     if not gotemplate.is_template(data):
         told = containerd.unconfigure({path: data}, replace(wish, config=path, mode="in-place"), former)
         return told.edits[0] if told.edits else None
+    if not gotemplate.is_about(decode(data, path), wish.handler):
+        return None
     was = former.get(path)
     after = was.before if was and was.after == data else gotemplate.unconfigure_template(data, path)
     return Edit(path, data, after) if after != data else None

@@ -65,10 +65,10 @@ def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]
 def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Edited) -> Planned:
     service = _service(row, facts)
     before, after = contents(present), after_edits(contents(present), edited)
-    notes = (*_masked(row, facts), *edited.notes, *_notes(row, row.inspect(after, wish)))
+    notes = (*_masked(row, facts), *edited.notes, *cri_notes(row, row.inspect(after, wish)))
     if edited.restart and _has_looked(row, facts):
         notes = (*notes, _overlooked(row, wish))
-    expectation = _expectation(row, wish)
+    expectation = _expectation(row, wish, row.inspect(after, wish))
     if not edited.edits and (again := _again(row, facts, present, edited)):
         reread, reason = again
         return Planned((*reread, *service), reason, notes, expectation)
@@ -81,12 +81,13 @@ def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Ed
     return Planned((*changed, *service), reason, notes, expectation, disrupts(row, trigger, before, wish))
 
 
-def _expectation(row: Runtime, wish: Wish) -> RuntimeExpectation | None:
+def _expectation(row: Runtime, wish: Wish, after: Configured) -> RuntimeExpectation | None:
     """What the runtime's own parser must find; None where its product makes what that reads only at its next start."""
     if row.product:
         return None
     default = wish.handler if wish.default else None
-    return RuntimeExpectation(row.id, row.config, frozenset({(wish.handler, wish.binary)}), default)
+    binary = after.handlers.get(wish.handler, wish.binary)
+    return RuntimeExpectation(row.id, row.config, frozenset({(wish.handler, binary)}), default)
 
 
 def _again(row: Runtime, facts: Facts, present: States, edited: Edited) -> tuple[tuple[FileChange, ...], str] | None:
@@ -130,7 +131,8 @@ def _masked(row: Runtime, facts: Facts) -> tuple[str, ...]:
     return (f"{row.unit} is masked, so nothing reads {row.config} until it is unmasked",) if is_masked else ()
 
 
-def _notes(row: Runtime, configured: Configured) -> tuple[str, ...]:
+def cri_notes(row: Runtime, configured: Configured) -> tuple[str, ...]:
+    """That no kubelet can use the runtime as it is configured; nothing where one can."""
     if not configured.cri_disabled:
         return ()
     return (f"{row.config} switches the CRI plugin off (disabled_plugins), so no kubelet can use this {row.id}",)

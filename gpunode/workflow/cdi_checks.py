@@ -60,7 +60,7 @@ def _podman_lacks(spec: Spec, host: HostView) -> tuple[str, str] | None:
     if version is not None and version < podman.LEAST:
         return f"{told.text.strip()} takes no CDI devices", "install podman 4.1 or later"
     if not podman.takes(version, spec.version):
-        older = "nvidia-ctk config --in-place --set features.no-additional-gids-for-device-nodes=true"
+        older = "gpunode ctk config --in-place --set features.no-additional-gids-for-device-nodes=true"
         what = f"{told.text.strip()} does not read {spec.path}, which is of CDI {spec.version}"
         return (
             what,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +20,10 @@ from gpunode.recipe import Runtime as RecipeRuntime
 from gpunode.runtimes import Edit, Edited, Files, Former, Runtime, Wish, after_edits, located
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
 from gpunode.runtimes.installations import chosen, kubelet_using, with_kubelets_driver
+from gpunode.runtimes.keys import about
 from gpunode.steps import cdi
 from gpunode.steps.outcome import Planned
-from gpunode.steps.runtime_config import disrupts, reads_again, reread_by
+from gpunode.steps.runtime_config import cri_notes, disrupts, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.converge import look_at_kubelet, managed, survey
 
@@ -153,10 +155,12 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
     there = by_looking(host.look, row, wish)
     row = located(row, contents(there), wish)
     edited = row.configure(contents(there), wish)
-    binary = row.inspect(after_edits(contents(there), edited), wish).handlers.get(wish.handler, wish.binary)
+    after = row.inspect(after_edits(contents(there), edited), wish)
+    binary = after.handlers.get(wish.handler, wish.binary)
     default = wish.handler if wish.default else None
     meant = RuntimeExpectation(row.id, _main(row, wish), frozenset({(wish.handler, binary)}), default)
-    return _draft(row, wish, there, edited, meant)
+    draft = _draft(row, wish, there, edited, meant)
+    return replace(draft, notes=(*draft.notes, *cri_notes(replace(row, config=_main(row, wish)), after)))
 
 
 def specifying(host: HostView, row: Runtime, *, image: bool) -> Draft:
@@ -194,14 +198,45 @@ def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str,
     """
     there = by_looking(host.look, row, wish)
     row = located(row, contents(there), wish)
-    files, rounds = contents(there), []
+    files, rounds = contents(there), list[Edited]()
     for former in _formers(trails):
-        rounds.append(row.unconfigure(files, wish, former))
-        files = after_edits(files, rounds[-1])
-    notes = tuple(dict.fromkeys(note for one in rounds for note in one.notes))
-    edited = Edited(tuple(_joined(edit for one in rounds for edit in one.edits)), rounds[0].how, notes)
+        concerned = {path: one for path, each in former.items() if (one := about(each, wish.handler, path)) is not None}
+        if concerned:
+            rounds.append(row.unconfigure(files, wish, concerned))
+            files = after_edits(files, rounds[-1])
+    if not any(_joined(edit for one in rounds for edit in one.edits)):
+        # Nothing on record is left to be taken back: what is there goes by its name.
+        files = contents(there)
+        _refuse_somebody_elses(row, wish, files)
+        rounds = [row.unconfigure(files, wish, {})]
+        files = after_edits(files, rounds[0])
+    edits = tuple(_joined(edit for one in rounds for edit in one.edits))
+    said = [note for one in rounds for note in one.notes]
+    if edits and wish.handler in row.inspect(files, wish).handlers and not row.product:
+        said.append(
+            f"{row.id} still has a runtime {wish.handler}: an entry that gpunode has on no record stays; the same "
+            "command, run again, takes it out by its name"
+        )
+    edited = Edited(edits, rounds[0].how, tuple(dict.fromkeys(said)))
     draft = _draft(row, wish, there, edited, RuntimeExpectation(row.id, _main(row, wish)))
     return replace(draft, changes=tuple(_with_folders(change, trails) for change in draft.changes))
+
+
+def _refuse_somebody_elses(row: Runtime, wish: Wish, files: Files) -> None:
+    """Nothing, unless the handler is one that neither gpunode nor nvidia-ctk can have added.
+
+    Raises:
+        Refused: it is, and nobody has on record that gpunode did.
+    """
+    binary = row.inspect(files, wish).handlers.get(wish.handler)
+    if binary is None or binary == wish.binary or posixpath.basename(binary).startswith("nvidia-container-runtime"):
+        return
+    raise Refused(
+        f"the runtime {wish.handler} of {row.id} is none that configure added",
+        why=f"it runs {binary or 'what its shim takes by itself'}, and gpunode has it on no record",
+        hint=f"take it out of {_main(row, wish)} by hand; where it is NVIDIA's all the same, name what it runs: "
+        f"--nvidia-runtime-path={binary or 'FILE'}",
+    )
 
 
 def _with_folders(change: FileChange, trails: Mapping[str, FileTrail]) -> FileChange:
@@ -224,7 +259,7 @@ def hooking(host: HostView, path: str, content: bytes, note: str) -> Draft:
 def _formers(trails: Mapping[str, FileTrail]) -> Iterator[Mapping[str, Former]]:
     """What gpunode did, newest first: a file that somebody wrote between two of its changes goes back through both."""
     known = {path: trail.spans[::-1] for path, trail in trails.items() if not trail.forgotten}
-    for depth in range(max(map(len, known.values()), default=1)):
+    for depth in range(max(map(len, known.values()), default=0)):
         spans = {path: spans[depth] for path, spans in known.items() if depth < len(spans)}
         yield {path: Former(_bytes(span.before), _bytes(span.after)) for path, span in spans.items()}
 

@@ -60,10 +60,11 @@ def drafted_lines(verb: CtkVerb, draft: Draft, done: Done, argv: Sequence[str], 
 
 
 def _outcome(verb: CtkVerb, draft: Draft) -> str:
-    if draft.expectation is None:
-        return f"{draft.about} written: {draft.main}"
+    if draft.expectation is None and verb == "configure":
+        return f"{draft.about} written: {sentence([change.path for change in draft.changes])}"
     if verb == "unconfigure":
         return f"{draft.about}: what configure added is gone"
+    assert draft.expectation is not None, "what is configured without one has been told"
     default = ", its default" if draft.expectation.default else ""
     runs = sentence([f"{name}{default}, which runs {binary}" for name, binary in sorted(draft.expectation.handlers)])
     return f"{draft.about} has the runtime {runs}"

@@ -167,7 +167,9 @@ def _outside_our_keys(document: dict[str, Any]) -> dict[str, Any]:
         containerd = dict(cri.pop("containerd", {}))
         runtimes = dict(containerd.pop("runtimes", {}))
         containerd.pop("default_runtime_name", None)
-        containerd.pop("default_runtime", None)  # the nameless one of old, which would outdo the named one
+        # The nameless one of old would outdo the named one, and it alone allows the other key.
+        if containerd.pop("default_runtime", None):
+            cri.pop("systemd_cgroup", None)
         cri.pop("enable_cdi", None)
         runtimes.pop("nvidia", None)
         if not {"snapshotter", "SystemdCgroup"} & {

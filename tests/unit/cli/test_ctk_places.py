@@ -87,6 +87,15 @@ def test_a_node_without_a_kubelet_has_the_usual_file(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.usefixtures("allow_subprocess")
+def test_a_cri_plugin_that_stays_switched_off_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path, "/etc/containerd/config.toml", b'disabled_plugins = ["cri"]\n')
+    _, answer = told(capsys, tmp_path)
+    assert any("switches the CRI plugin off" in note for note in answer["notes"])
+    _, answer = told(capsys, tmp_path, "--enable-cri")
+    assert not any("switches the CRI plugin off" in note for note in answer["notes"])
+
+
+@pytest.mark.usefixtures("allow_subprocess")
 def test_what_kubeadms_kubelet_needs_of_its_containerd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, "/etc/containerd/config.toml", b'version = 2\ndisabled_plugins = ["cri"]\n')
     put(tmp_path, "/etc/systemd/system/kubelet.service", b"[Service]\nExecStart=/usr/bin/kubelet $KUBELET_ARGS\n")
@@ -98,3 +107,16 @@ def test_what_kubeadms_kubelet_needs_of_its_containerd(tmp_path: Path, capsys: p
     diff = "\n".join(answer["diff"][0]["after"].splitlines())
     assert "disabled_plugins = []" in diff
     assert diff.count("SystemdCgroup = true") == 2, "runc and nvidia alike"
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_a_runtime_on_no_record_goes_where_its_program_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, "/etc/docker/daemon.json", b'{"runtimes": {"gpu": {"path": "/opt/nvidia/run"}}}\n')
+    words = ["ctk", "runtime", "unconfigure", "--dry-run", "--json", "--root", str(tmp_path)]
+    words.append("--nvidia-runtime-name=gpu")
+    assert run(words) == 3
+    hint = json.loads(capsys.readouterr().out)["errors"][0]["hint"]
+    assert run([*words, hint.rpartition(" ")[2]]) == 0
+    assert json.loads(json.loads(capsys.readouterr().out)["diff"][0]["after"]) == {}

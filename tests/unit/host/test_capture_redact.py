@@ -121,6 +121,15 @@ def test_dpkg_keeps_its_words() -> None:
     assert redact(evidence) == evidence
 
 
+def test_the_words_that_started_a_process_lose_their_secrets_and_stay_words() -> None:
+    words = ["kubelet", "--x-token=hunter2", "--http-proxy=http://me:hunter2@proxy:3128", "--config=/var/lib/kubelet/c"]
+    after = redact({"kubelet-command": Capture("/proc/4711/cmdline", "ok", "\0".join((*words, "")).encode())})
+    kept = after["kubelet-command"].data.decode()
+    assert not leaks(kept)
+    assert len(kept.split("\0")) == 5
+    assert kept.endswith("\0--config=/var/lib/kubelet/c\0")
+
+
 def test_configuration_below_var_lib_is_no_table_of_the_system() -> None:
     path = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
     after = redact({f"file:{path}": Capture(path, "ok", b'[x."r".auth]\n  password = "hunter2"\n')})[f"file:{path}"]

@@ -316,13 +316,13 @@ def nvidia_in(data: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("default", "copied"),
-    [("", "runc"), ("crun", "crun"), ("kata", "kata"), ("nvidia-legacy", "runc"), ("gone", "runc")],
+    [("", "runc"), ("crun", "crun"), ("kata", "runc"), ("nvidia-legacy", "runc"), ("gone", "runc")],
 )
 def test_a_new_handler_is_a_copy_of_the_runtime_that_it_stands_in_for(default: str, copied: str) -> None:
     tables = "".join(
         f"""
 [plugins."{CRI[2]}".containerd.runtimes.{name}]
-runtime_type = "io.containerd.{name}.v2"
+runtime_type = "io.containerd.{"kata" if name == "kata" else "runc"}.v2"
 [plugins."{CRI[2]}".containerd.runtimes.{name}.options]
 Root = "/{name}"
 """
@@ -333,7 +333,7 @@ Root = "/{name}"
 default_runtime_name = "{default}"
 {tables}"""
     assert nvidia_in(configure(data.encode(), Wish())) == {
-        "runtime_type": f"io.containerd.{copied}.v2",
+        "runtime_type": "io.containerd.runc.v2",
         "options": {"Root": f"/{copied}", "BinaryName": BINARY},
     }
 
@@ -499,6 +499,14 @@ def test_what_cannot_be_read_is_named_as_the_file_or_as_the_daemons_answer(data:
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(Refused, match="not valid TOML"):
         configure(b"version = 2\nx = " + b"[" * 100_000, Wish())
+
+
+@pytest.mark.parametrize("row", ["containerd", "crio"])
+def test_the_configuration_itself_is_no_drop_in_of_it(row: str) -> None:
+    main = runtime(row).config
+    for files in ({}, {main: b""}):
+        with pytest.raises(Refused, match="is the configuration itself"):
+            runtime(row).configure(files, Wish(mode="drop-in", drop_in=main, exact=True))
 
 
 def test_the_runtime_binary_is_an_absolute_path() -> None:

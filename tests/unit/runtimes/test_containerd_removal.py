@@ -142,3 +142,39 @@ def test_a_trial_of_nested_imports_reads_each_file_once_and_as_it_will_be() -> N
     assert staged == {"/c/a.toml": b"version = 2\n", "/c/b.toml": RUNC}
     root = containerd.staged_root(files, Wish(), {"/c/a.toml": "/t/1", "/c/b.toml": "/t/2"})
     assert parse(root.decode())["imports"] == ["/t/1", "/t/2"]
+
+
+PARKED = b'version = 2\n[debug]\n  level = "trace"\n'
+
+
+def test_a_file_that_nothing_imported_stays_asleep_unless_the_whole_folder_is_asked_for() -> None:
+    files = {CONFIG: RUNC, "/etc/containerd/conf.d/old.toml": PARKED}
+    auto = containerd.configure(files, Wish(version=(2, 1)))
+    assert parse(after_edits(files, auto)[CONFIG].decode())["imports"] == [DROP_IN]
+    asked = containerd.configure(files, Wish(mode="drop-in", exact=True))
+    assert parse(after_edits(files, asked)[CONFIG].decode())["imports"] == ["/etc/containerd/conf.d/*.toml"]
+    assert any("old.toml" in note for note in asked.notes)
+
+
+@pytest.mark.parametrize("default", [False, True])
+def test_the_options_of_a_vm_are_not_inherited(default: bool) -> None:
+    kata = KATA.replace(b"version = 2\n", f'version = 2\n[{CRI}.containerd]\ndefault_runtime_name = "kata"\n'.encode())
+    files = {CONFIG: kata + RUNC.split(b"\n", 1)[1] + b"  privileged_without_host_devices = true\n"}
+    after, _ = configured(files, Wish(default=default, exact=True, version=(1, 7)))
+    entry = parse(after[CONFIG].decode())["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]["nvidia"]
+    assert entry["runtime_type"] == "io.containerd.runc.v2"
+    assert entry["privileged_without_host_devices"] is True
+
+
+def test_an_entry_of_another_shim_runs_nothing_of_nvidias() -> None:
+    entry = KATA.replace(b"runtimes.kata", b"runtimes.nvidia")
+    entry += f'[{CRI}.containerd.runtimes.nvidia.options]\nBinaryName = "/usr/bin/nvidia-container-runtime"\n'.encode()
+    assert containerd.inspect({CONFIG: entry}).handlers == {"nvidia": ""}
+
+
+def test_what_a_drop_in_keeps_from_counting_is_named() -> None:
+    """A drop-in that containerd 2.1 merged takes the place of the whole table in 1.7."""
+    root = RUNC + f'[{CRI}.registry]\nconfig_path = "/etc/certs"\n'.encode()
+    after, _ = configured({CONFIG: root}, Wish(version=(2, 1)))
+    older = containerd.configure(after, Wish(version=(1, 7)))
+    assert any("registry" in note and "no effect" in note for note in older.notes)

@@ -320,3 +320,12 @@ def test_twice_is_once(runtime: str) -> None:
     assert isinstance(change.after, FileState)
     after = replace(node, files={**node.files, change.path: Known(change.after, "x")})
     assert files(planned(RUNTIME_CONFIG.plan(recipe(runtime), after)).changes) == {}
+
+
+def test_a_docker_that_ctk_configured_is_as_setup_wants_it() -> None:
+    """nvidia-ctk writes the bare name, which dockerd looks up where the package puts it."""
+    bare = b'{"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime", "runtimeArgs": ["--x"]}}}\n'
+    node = machine(files={DAEMON_JSON: bare}, packages={"docker.io": "26.1-1"}, units={"docker.service": unit()})
+    outcome = RUNTIME_CONFIG.plan(recipe("docker"), node)
+    assert isinstance(outcome, Planned)
+    assert outcome.changes == ()

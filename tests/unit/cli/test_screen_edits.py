@@ -1,0 +1,24 @@
+"""What a person is told of an edit of a runtime's configuration by itself."""
+
+from __future__ import annotations
+
+from gpunode.change import FileChange, FileState
+from gpunode.cli.screen.edits import drafted_lines
+from gpunode.workflow.ctk import CtkVerb, Done
+from gpunode.workflow.edits import Draft
+
+MADE = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+WRITTEN = "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.d/99-nvidia.toml"
+# As of a product's containerd, whose own parser is not asked.
+DRAFT = Draft("containerd", MADE, {}, "by a drop-in", (FileChange(WRITTEN, None, FileState(b"version = 3\n")),))
+
+
+def told(verb: CtkVerb) -> str:
+    lines = drafted_lines(verb, DRAFT, Done("000001-20260101T000000Z"), ("ctk",), "")
+    return "\n".join(line.text for line in lines)
+
+
+def test_the_file_that_was_written_is_named_and_not_the_one_that_the_product_makes() -> None:
+    assert f"containerd written: {WRITTEN}" in told("configure")
+    assert "what configure added is gone" in told("unconfigure")
+    assert MADE not in told("configure") + told("unconfigure")

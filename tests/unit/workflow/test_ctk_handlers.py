@@ -1,0 +1,82 @@
+"""Of several handlers the one that is named goes; what nobody has on record is not taken for ours by its name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import FileState
+from gpunode.errors import Refused
+from gpunode.journal.store import Store
+from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes.model import Mode
+from tests.unit.workflow.editing import PLAIN, Machine, configured, unconfigured
+
+CRIO = b'[crio.runtime]\ndefault_runtime = "crun"\n\n[crio.runtime.runtimes.crun]\nruntime_path = "/usr/bin/crun"\n'
+FIRST = {
+    "containerd": {"/etc/containerd/config.toml": PLAIN},
+    "docker": {"/etc/docker/daemon.json": b'{\n  "debug": true\n}\n'},
+    "crio": {"/etc/crio/crio.conf": CRIO},
+}
+MODES: tuple[Mode, ...] = ("auto", "in-place")
+SECOND = replace(Wish(exact=True), handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def handlers(host: Machine, name: str) -> set[str]:
+    return {one for one in runtime(name).inspect(dict(host.contents), Wish()).handlers if one.startswith("nvidia")}
+
+
+@pytest.mark.parametrize("gone", ["nvidia", "nvidia-cdi"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", FIRST)
+def test_of_two_handlers_the_named_one_goes(name: str, mode: Mode, gone: str, store: Store) -> None:
+    host = Machine(dict(FIRST[name]))
+    wishes = [replace(wish, mode=mode) for wish in (Wish(exact=True, default=True), SECOND)]
+    for wish in wishes:
+        configured(host, store, wish, name)
+    named = next(wish for wish in wishes if wish.handler == gone)
+    (other,) = [wish for wish in wishes if wish is not named]
+    unconfigured(host, store, named, name)
+    assert handlers(host, name) == {other.handler}
+    unconfigured(host, store, other, name)
+    if name == "docker":
+        assert json.loads(host.contents["/etc/docker/daemon.json"]) == {"debug": True}
+    else:
+        assert handlers(host, name) == set()
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_handler_that_was_never_added_takes_no_other_along(name: str, store: Store) -> None:
+    host = Machine(dict(FIRST[name]))
+    configured(host, store, Wish(exact=True), name)
+    before = dict(host.contents)
+    unconfigured(host, store, Wish(handler="other"), name)
+    assert dict(host.contents) == before
+
+
+def test_a_runtime_that_runs_no_program_of_nvidias_is_not_taken_out_by_its_name(store: Store) -> None:
+    host = Machine({"/etc/containerd/config.toml": PLAIN})
+    with pytest.raises(Refused, match="none that configure added") as refused:
+        unconfigured(host, store, Wish(handler="runc"), "containerd")
+    assert "--nvidia-runtime-path" in refused.value.hint
+    assert dict(host.contents) == {"/etc/containerd/config.toml": PLAIN}
+
+
+def test_an_entry_that_somebody_else_wrote_meanwhile_is_told_and_goes_by_its_name(store: Store) -> None:
+    host = Machine({"/etc/containerd/config.toml": PLAIN})
+    configured(host, store, Wish(exact=True, mode="drop-in"), "containerd")
+    drop_in = dict(host.contents)["/etc/containerd/conf.d/99-nvidia.toml"]
+    merged = drop_in.replace(b"version = 2\n", b'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n', 1)
+    host.files["/etc/containerd/config.toml"] = FileState(merged)
+    draft = unconfigured(host, store, Wish(mode="drop-in"), "containerd")
+    assert any("still has a runtime nvidia" in note for note in draft.notes)
+    unconfigured(host, store, Wish(mode="drop-in"), "containerd")
+    assert handlers(host, "containerd") == set()
