@@ -141,14 +141,16 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         layout=_layout(reader, image=image),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
-    return replace(facts, kubelet=kubelet.fact(facts, _command_line(evidence.get(kubelet.COMMAND))))
+    running = _command_line(evidence.get(kubelet.COMMAND))
+    return replace(facts, kubelet=kubelet.fact(facts, running, image=image))
 
 
 def about_kubelet(evidence: Evidence, *, image: bool = False) -> Facts:
     """The facts that tell which kubelet is here; all others are Unknown. Cheaper than ``derive``."""
     files, folders = _files(evidence), {f: key for key, f in FOLDERS.items() if _is_read(evidence.get(key))}
     facts = replace(derive({}), units=_units(_Reader(evidence), image=image), files=files, folders=folders)
-    return replace(facts, kubelet=kubelet.fact(facts, _command_line(evidence.get(kubelet.COMMAND))))
+    running = _command_line(evidence.get(kubelet.COMMAND))
+    return replace(facts, kubelet=kubelet.fact(facts, running, image=image))
 
 
 def _command_line(capture: Capture | None) -> tuple[str, ...]:

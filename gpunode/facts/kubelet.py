@@ -1,8 +1,8 @@
 """The kubelet of a node: which container runtime's socket it uses, and under which cgroup driver it runs pods.
 
 Source: kubernetes.io, "Configuring each kubelet in your cluster using kubeadm" and "Kubelet Configuration (v1beta1)";
-systemd.exec(5) and systemd.service(5); k3s@v1.35 pkg/agent/config, whose crictl.yaml names the socket chosen at the
-last start; canonical/microk8s microk8s-resources/default-args/kubelet; k0s@v1.35 pkg/component/worker/containerd.
+k3s@v1.35 pkg/agent/config, whose crictl.yaml names the socket chosen at the last start; canonical/microk8s
+microk8s-resources/default-args/kubelet; k0s@v1.35 pkg/component/worker/containerd.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from string import Template
 from typing import Any, Final
 
+from gpunode.facts import units
 from gpunode.facts.model import CgroupDriver, Fact, Facts, Known, Kubelet, KubeletKind, Unknown, known
 
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
@@ -24,7 +27,14 @@ _ENVIRONMENTS: Final = (
     "/etc/eks/kubelet/environment",
     "/etc/kubernetes/kubelet.env",  # kubespray
 )
-_FRAGMENTS: Final = ("/etc/systemd/system/kubelet.service", "/lib/systemd/system/kubelet.service")
+_KUBELET: Final = "kubelet.service"
+# /lib is /usr/lib on every distribution here.
+_SYSTEMD: Final = {
+    "kubelet-unit-etc": "/etc/systemd/system",
+    "kubelet-unit-run": "/run/systemd/system",
+    "kubelet-unit-local": "/usr/local/lib/systemd/system",
+    "kubelet-unit-lib": "/lib/systemd/system",
+}
 _CRICTL: Final = "/var/lib/rancher/{}/agent/etc/crictl.yaml"
 _RANCHER: Final = "/etc/rancher/{}/config.yaml"
 _MICROK8S: Final = "/var/snap/microk8s/current/args/kubelet"
@@ -33,18 +43,15 @@ COMMAND: Final = "kubelet-command"
 FILES: Final = (
     *_CONFIGS,
     *_ENVIRONMENTS,
-    *_FRAGMENTS,
+    *(f"{folder}/{_KUBELET}" for folder in _SYSTEMD.values()),
     *(place.format(product) for product in ("k3s", "rke2") for place in (_CRICTL, _RANCHER)),
     _MICROK8S,
     _K0S,
 )
-# Folders read whole, by probe key; of two files with one name the last folder's counts.
-FOLDERS: Final = {
-    "kubelet-unit-lib": "/lib/systemd/system/kubelet.service.d",
-    "kubelet-unit-etc": "/etc/systemd/system/kubelet.service.d",
-}
+# Folders read whole, by probe key.
+FOLDERS: Final = {key: f"{folder}/{_KUBELET}.d" for key, folder in _SYSTEMD.items()}
 UNITS: Final[Mapping[KubeletKind, tuple[str, ...]]] = {
-    "kubelet": ("kubelet.service",),
+    "kubelet": (_KUBELET,),
     "k3s": ("k3s.service", "k3s-agent.service"),
     "rke2": ("rke2-server.service", "rke2-agent.service"),
     "microk8s": ("snap.microk8s.daemon-kubelite.service",),
@@ -79,7 +86,7 @@ class _Unreadable(ValueError):
         self.fact = fact
 
 
-def fact(facts: Facts, running: Sequence[str] = ()) -> Fact[Kubelet | None]:
+def fact(facts: Facts, running: Sequence[str] = (), *, image: bool = False) -> Fact[Kubelet | None]:
     """The kubelet that runs here, else the one that is set up here; None where there is none.
 
     Unknown where several claim the node, or where what decides it cannot be read.
@@ -87,6 +94,7 @@ def fact(facts: Facts, running: Sequence[str] = ()) -> Fact[Kubelet | None]:
     Args:
         facts: units and files.
         running: the command line of the kubelet that runs by itself; empty where it was not looked at.
+        image: whether the node is a mounted root.
     """
     ranks = {kind: _rank(facts, kind) for kind in UNITS}
     best = max(ranks.values())
@@ -97,7 +105,9 @@ def fact(facts: Facts, running: Sequence[str] = ()) -> Fact[Kubelet | None]:
         names = " and ".join(_named(facts, kind) for kind in kinds)
         return Unknown(f"{names} are both {_RANK_WORDS[best]} here", "units")
     try:
-        return _own(facts, running) if kinds == ["kubelet"] else _READERS[kinds[0]](facts, kinds[0])
+        if kinds == ["kubelet"]:
+            return _own(facts, running or _command(facts, image=image))
+        return _READERS[kinds[0]](facts, kinds[0])
     except _Unreadable as unreadable:
         return unreadable.fact
     except ValueError as error:
@@ -109,12 +119,12 @@ _RANK_WORDS: Final = {3: "running", 2: "enabled", 1: "set up"}
 
 def _rank(facts: Facts, kind: KubeletKind) -> int:
     """How much of a product is here: 3 it runs, 2 it starts at boot, 1 its unit or its files are here."""
-    units = [unit.value for name in UNITS[kind] if isinstance(unit := facts.unit(name), Known) and unit.value.exists]
-    if any(unit.state.active for unit in units):
+    here = [unit.value for name in UNITS[kind] if isinstance(unit := facts.unit(name), Known) and unit.value.exists]
+    if any(unit.state.active for unit in here):
         return 3
-    if any(unit.state.enabled for unit in units):
+    if any(unit.state.enabled for unit in here):
         return 2
-    return 1 if units or (kind in _MARKS and known(facts.file(_MARKS[kind]), None) is not None) else 0
+    return 1 if here or (kind in _MARKS and known(facts.file(_MARKS[kind]), None) is not None) else 0
 
 
 def _none(facts: Facts) -> Fact[Kubelet | None]:
@@ -135,12 +145,18 @@ def _named(facts: Facts, kind: KubeletKind) -> str:
     return _unit(facts, kind) or f"{kind} ({_MARKS[kind]})"
 
 
-def _text(facts: Facts, path: str) -> str | None:
-    """The file's text; None where it is not there."""
+def _content(facts: Facts, path: str) -> bytes | None:
+    """What the file holds; None where it is not there."""
     found = facts.file(path)
     if isinstance(found, Unknown):
         raise _Unreadable(found)
-    return found.value.content.decode("utf-8", "replace") if found.value else None
+    return found.value.content if found.value else None
+
+
+def _text(facts: Facts, path: str) -> str | None:
+    """The file's text; None where it is not there."""
+    content = _content(facts, path)
+    return None if content is None else content.decode("utf-8", "replace")
 
 
 def _flat(facts: Facts, path: str, *keys: str) -> Mapping[str, str | None]:
@@ -152,10 +168,9 @@ def _flat(facts: Facts, path: str, *keys: str) -> Mapping[str, str | None]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _own(facts: Facts, running: Sequence[str]) -> Fact[Kubelet | None]:
-    """A kubelet of its own: the flags that it was started with, else those of its unit, win over its configuration."""
+def _own(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]:
+    """A kubelet of its own: the flags among the words that start it win over its configuration."""
     kind: KubeletKind = "kubelet"
-    words = running or _command(facts)
     flags = flags_of(words)
     path = flags.get("config", "")
     config: Mapping[str, str | None] = {}
@@ -171,22 +186,35 @@ def _own(facts: Facts, running: Sequence[str]) -> Fact[Kubelet | None]:
     )
 
 
-def _command(facts: Facts) -> Sequence[str]:
+def _command(facts: Facts, *, image: bool) -> tuple[str, ...]:
     """The words that start kubelet.service, as systemd puts them together.
 
     Raises:
-        _Unreadable: part of it was not looked at.
+        _Unreadable: part of it was not looked at, or its files do not say.
     """
-    texts = [text for path in _FRAGMENTS if (text := _text(facts, path)) is not None][:1]
-    if not texts:
-        raise _Unreadable(Unknown("its unit file is in none of the usual places", f"file:{_FRAGMENTS[0]}"))
-    dropins: dict[str, str] = {}
-    for folder in FOLDERS.values():
-        if folder not in facts.folders:
-            raise _Unreadable(Unknown("not captured", f"file:{folder}"))
-        dropins |= {path.rpartition("/")[2]: path for path in facts.files if path.rpartition("/")[0] == folder}
-    texts += [_text(facts, dropins[name]) or "" for name in sorted(dropins) if name.endswith(".conf")]
-    return command(texts, lambda path: _text(facts, path) or "")
+    # What stands in an image's /run is gone when it boots.
+    folders = tuple(folder for folder in _SYSTEMD.values() if not (image and folder.startswith("/run/")))
+    files: dict[str, bytes] = {}
+    asked: set[str] = set()
+    while new := [place for place in units.reads(files, _KUBELET, folders) if place not in asked]:
+        asked.update(new)
+        for path in (path for place in new for path in _matches(facts, place)):
+            content = _content(facts, path)
+            files.update({} if content is None else {path: content})
+    command = units.command(files, _KUBELET, folders)
+    if command is None:
+        raise _Unreadable(Unknown("no unit file in the usual places says how it is started", f"file:{folders[0]}"))
+    return command.argv
+
+
+def _matches(facts: Facts, place: str) -> Sequence[str]:
+    """The files that a path or a pattern names."""
+    if not set(place) & set("*?["):
+        return (place,)
+    folder = place.rpartition("/")[0]
+    if folder not in facts.folders:
+        raise _Unreadable(Unknown("not captured", f"file:{folder}"))
+    return [path for path in facts.files if path.rpartition("/")[0] == folder and fnmatchcase(path, place)]
 
 
 def _rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
@@ -203,7 +231,7 @@ def _rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
 def _microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """microk8s: one flag a line, with the snap's variables."""
     words = shlex.split(_text(facts, _MICROK8S) or "", comments=True)
-    flags = flags_of(_substituted(word, _SNAP) for word in words)
+    flags = flags_of(Template(word).safe_substitute(_SNAP) for word in words)
     endpoint = flags.get("container-runtime-endpoint") or _SOCKETS[kind]
     driver = _driver(flags.get("cgroup-driver")) or (None if "config" in flags else _DEFAULT_DRIVER)
     return Known(Kubelet(kind, _unit(facts, kind), socket(endpoint), driver), f"file:{_MICROK8S}")
@@ -246,65 +274,6 @@ def flags_of(words: Iterable[str]) -> Mapping[str, str]:
         if word.startswith("--") and name in _FLAGS:
             found[name] = value if equals else following
     return found
-
-
-# Units and their environment.
-
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-
-
-def command(units: Sequence[str], environment: Callable[[str], str]) -> tuple[str, ...]:
-    """The words that a unit starts, its drop-ins read in order and every variable put in.
-
-    Args:
-        units: the texts, the unit's own first.
-        environment: the text of an environment file; empty where there is none.
-
-    Raises:
-        ValueError: a line cannot be split into words.
-    """
-    assigned: dict[str, str] = {}
-    files: list[str] = []
-    start: list[str] = []
-    for key, value in (line for unit in units for line in _settings(unit)):
-        if key == "ExecStart":
-            start = shlex.split(value)
-        elif key == "Environment":
-            assigned = {**assigned, **_assignments(shlex.split(value))} if value else {}
-        elif key == "EnvironmentFile":
-            files = [*files, value.removeprefix("-")] if value else []
-    for path in files:
-        assigned |= _environment(environment(path))
-    return tuple(word for one in start for word in _expanded(one, assigned))
-
-
-def _settings(unit: str) -> Iterable[tuple[str, str]]:
-    for line in re.sub(r"\\\n", " ", unit).splitlines():
-        key, equals, value = line.strip().partition("=")
-        if equals and not key.startswith(("#", ";")):
-            yield key.strip(), value.strip()
-
-
-def _environment(text: str) -> dict[str, str]:
-    """Of an environment file; a value in quotes loses them, quotes within a value stay."""
-    lines = (line.strip() for line in re.sub(r"\\\n", "", text).splitlines())
-    return _assignments(re.sub(r"""\A(\w+=)(["'])(.*)\2\Z""", r"\1\3", line) for line in lines)
-
-
-def _assignments(words: Iterable[str]) -> dict[str, str]:
-    return {match[1]: match[2] for word in words if (match := _ASSIGNMENT.fullmatch(word))}
-
-
-def _expanded(word: str, assigned: Mapping[str, str]) -> Iterable[str]:
-    """``$NAME`` as a word of its own becomes as many words as its value has; elsewhere it is part of one word."""
-    if (alone := re.fullmatch(r"\$(\w+)", word)) is not None:
-        return shlex.split(assigned.get(alone[1], ""))
-    return (_substituted(word, assigned),)
-
-
-def _substituted(word: str, variables: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], ""), word)
 
 
 # Flat YAML.

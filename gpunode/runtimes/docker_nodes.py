@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from gpunode.errors import Refused
-from gpunode.runtimes import units
+from gpunode.facts import units
 from gpunode.runtimes.dockerd import Flags, started
 from gpunode.runtimes.model import DOCKER_CONFIG, Files, Wish
 

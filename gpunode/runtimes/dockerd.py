@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpunode.runtimes import units
+from gpunode.facts import units
 
 # Flags whose directive in the file has another name; a flag that can be given twice has a plural there.
 _DIRECTIVES = {

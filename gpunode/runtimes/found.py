@@ -8,9 +8,9 @@ from gpunode.change import FileChange, FileState, Trigger
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, decode_found
 from gpunode.facts.model import Facts, Unknown, need
+from gpunode.facts.units import is_unit_file
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.model import Edit, Edited, Files, Runtime, Wish, gathered
-from gpunode.runtimes.units import is_unit_file
 
 States = Mapping[str, FileState]
 # A unit whose file leads to /dev/null.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpunode.runtimes import units
+from gpunode.facts import units
 from tests.e2e.chroot.scenario import DIRECTORIES, Answer
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.image import import_image

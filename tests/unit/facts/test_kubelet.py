@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from gpunode.facts import kubelet
-from gpunode.facts.derive import derive
+from gpunode.facts.derive import about_kubelet, derive
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
 from gpunode.facts.model import Fact, Known, Kubelet, Unknown
-from gpunode.facts.probes import FOLDERS, PROBES, kubelet_command
+from gpunode.facts.probes import FOLDERS, PROBES, kubelet_command, kubelet_probes
 
 KUBEADM_DROPIN = """\
 # Note: This dropin only works with kubeadm and kubelet v1.11+
@@ -57,6 +57,7 @@ KUBEADM = {
     "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint='
     'unix:///var/run/containerd/containerd.sock --pod-infra-container-image=registry.k8s.io/pause:3.10"\n',
 }
+ETC = "/etc/systemd/system/kubelet.service"
 CONTAINERD = "/run/containerd/containerd.sock"
 RANCHER = "/var/lib/rancher"
 
@@ -132,6 +133,36 @@ def test_of_two_drop_ins_with_one_name_the_administrators_counts() -> None:
     assert told.value.socket == "/run/other.sock"
 
 
+@pytest.mark.parametrize("folder", ["/etc", "/run", "/usr/local/lib", "/lib"])
+def test_a_drop_in_counts_in_every_folder_of_systemd(folder: str) -> None:
+    own = """[Service]
+Environment="KUBELET_EXTRA_ARGS=--container-runtime-endpoint=/run/crio/crio.sock 'of no interest"
+[Install]
+ExecStart=
+"""
+    told = found({**KUBEADM, f"{folder}/systemd/system/kubelet.service.d/20-own.conf": own}, ["kubelet.service"])
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert told.value.socket == "/run/crio/crio.sock"
+
+
+def test_nobody_looks_into_the_run_of_an_image() -> None:
+    stored = {probe.key for probe in kubelet_probes(image=True)}
+    wants = {"unit-wants": "/etc/systemd/system/multi-user.target.wants/kubelet.service"}
+    wants["unit-files-lib"] = "/lib/systemd/system/kubelet.service"
+    seen = {key: capture for key, capture in evidence(KUBEADM).items() if key in stored}
+    seen |= {key: Capture(path, "ok", encode_found(iter([Found(path)]))) for key, path in wants.items()}
+    told = about_kubelet(seen, image=True).kubelet
+    assert isinstance(told, Known)
+    assert told.value == Kubelet("kubelet", "kubelet.service", CONTAINERD, "systemd")
+
+
+def test_a_folder_at_which_nobody_looked_may_hold_a_drop_in() -> None:
+    seen = dict(evidence(KUBEADM, ["kubelet.service"]))
+    del seen["kubelet-unit-run"]
+    assert derive(seen).kubelet == Unknown("not captured", "file:/run/systemd/system/kubelet.service.d")
+
+
 def test_a_kubelet_with_dockershim_uses_docker() -> None:
     unit = UNIT.replace("/usr/bin/kubelet", "/usr/bin/kubelet --container-runtime=docker")
     told = found({"/lib/systemd/system/kubelet.service": unit}, ["kubelet.service"])
@@ -163,7 +194,8 @@ def test_eks_writes_json() -> None:
         ("/var/lib/kubelet/config.yaml", "cgroupDriver: &driver systemd\n", "cgroupDriver"),
         ("/var/lib/kubelet/config.yaml", "cgroupDriver: windows\n", "no cgroup driver"),
         ("/var/lib/kubelet/config.yaml", "cgroupDriver: systemd\ncgroupDriver: cgroupfs\n", "twice"),
-        ("/etc/default/kubelet", 'KUBELET_EXTRA_ARGS=--x="\n', "quotation"),
+        (f"{ETC}.d/20.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet 'open\n", "how it is started"),
+        (ETC, "", "how it is started"),
     ],
 )
 def test_what_may_mean_something_else_is_not_guessed(path: str, text: str, reason: str) -> None:

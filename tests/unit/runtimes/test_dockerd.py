@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpunode.facts.units import Command
 from gpunode.runtimes.dockerd import Flags, conflicts, flags, started
-from gpunode.runtimes.units import Command
 
 
 @pytest.mark.parametrize(

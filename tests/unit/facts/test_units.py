@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.runtimes.units import command, reads
+from gpunode.facts.units import command, reads
 
 UNIT = "docker.service"
 LIB, ETC, RUN = (f"{folder}/systemd/system/{UNIT}" for folder in ("/lib", "/etc", "/run"))
@@ -38,7 +38,8 @@ def test_what_is_to_be_read_is_known_step_by_step() -> None:
     assert {LIB, ETC, f"{ETC}.d/*.conf", f"{RUN}.d/*.conf"} < set(first)
     assert set(reads({LIB: DEBIAN}, UNIT)) == {*first, "/etc/default/docker"}
     assert command({}, UNIT) is None
-    assert command({ETC: b""}, UNIT) is None  # masked
+    masked = {ETC: b"", LIB: DEBIAN, f"{ETC}.d/a.conf": service("ExecStart=/d")}
+    assert command(masked, UNIT) is None
 
 
 def test_a_variable_alone_is_as_many_words_as_it_holds() -> None:
@@ -77,17 +78,52 @@ def test_files_that_are_no_drop_ins_are_none() -> None:
         (["ExecStart=/d \\", "  --a \\", "# between", "  --b"], ["/d", "--a", "--b"]),
         (["ExecStart = /d '--label=a b' \"--c=d e\""], ["/d", "--label=a b", "--c=d e"]),
         (["Environment=A=x 'B=y z'", "ExecStart=/d ${A}:${B} $B $A$B $$A $NONE ${NONE}"],
-         ["/d", "x:y z", "y", "z", "$A$B", "$A", ""]),
+         ["/d", "x:y z", "y", "z", "$A", ""]),
         (["Environment=A=x", "Environment=", "ExecStart=/d --x=${A}"], ["/d", "--x="]),
         (["EnvironmentFile=/no", "EnvironmentFile=", "ExecStart=/d"], ["/d"]),
         (["ExecStart=/d 50%%"], ["/d", "50%"]),
-        (["ExecStart=/d 'open"], ["/d", "'open"]),
+        (["Environment=A=50%%", "ExecStart=/d ${A} a$A"], ["/d", "50%", "a$A"]),
+        (["Environment=A=x B=z", "Environment=A=y 'B=open", "ExecStart=/d ${A}${B}"], ["/d", "yz"]),
+        (["Environment=\"A=--a 'b c\"", "ExecStart=/d $A"], ["/d", "--a", "b c"]),
         (["ExecStart=/d \\"], ["/d"]),
         (["; ExecStart=/c", "[Other]", "ExecStart=/e", "[Service]", "ExecStart=!/d"], ["/d"]),
     ],
 )  # fmt: skip
 def test_lines_are_read_as_systemd_reads_them(lines: list[str], expected: list[str]) -> None:
     assert argv({LIB: service(*lines)}) == expected
+
+
+def test_a_line_with_a_quote_that_does_not_end_starts_nothing() -> None:
+    assert argv({LIB: service("ExecStart=/d --a 'open")}) is None
+    files = {LIB: DEBIAN, f"{ETC}.d/a.conf": service("ExecStart=", "ExecStart=-/d 'open")}
+    assert argv(files) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("A=", ""),
+        (" A = 3 ", "3"),
+        ("A='a b' ", "a b"),
+        ('A="a" "b"', "ab"),
+        ("A=--x='a b' --y=\"c\"", "--x='a b' --y=\"c\""),
+        ("A=\"--x='a  b'\"", "--x='a  b'"),
+        ('A="a\nb"\nB=2', "a\nb"),
+        ("A=a\\\nb", "ab"),
+        ('A="a\\\nb"', "ab"),
+        ("A=a\\ b", "a b"),
+        ("A='x\\y'", r"x\y"),
+        ('A="x\\y\\"z\\$"', 'x\\y"z$'),
+        ("A=a # b%%", "a # b%%"),
+        ('A=--x="', '--x="'),
+        ('A="open\nB=2', "open\nB=2"),
+        ("#A=1\n; A=2\nA\nA=3\r\n", "3"),
+    ],
+)
+def test_environment_files_are_read_as_systemd_reads_them(text: str, value: str) -> None:
+    files = {LIB: service("EnvironmentFile=-/e", "ExecStart=/d ${A}"), "/e": text.encode() + b"\n"}
+    expected = value + "\n" if text.startswith('A="open') else value
+    assert argv(files) == ["/d", expected]
 
 
 def test_environment_files_may_be_patterns_and_the_last_assignment_counts() -> None:

@@ -3,7 +3,8 @@
 Files and not `systemctl show`: an image has no systemd to ask, and of a command line it prints neither the quotes nor
 what its variables hold.
 
-Source: systemd.unit(5), systemd.service(5) "Command lines", systemd.exec(5) "EnvironmentFile=".
+Source: systemd.unit(5), systemd.service(5) "Command lines", systemd.exec(5) "EnvironmentFile="; what they leave open,
+such as a quote that does not end: systemd 252, asked (systemd-analyze verify, and its own functions called).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 # The first folder that has a file wins.
@@ -49,20 +50,21 @@ def is_unit_file(path: str) -> bool:
 
 
 def command(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = SYSTEM) -> Command | None:
-    """How ``unit`` is started; None where no file says."""
+    """How ``unit`` is started; None where no file says, or what it says has a quote that does not end."""
     settings = _settings(files, unit, folders)
-    starts = _in_effect(settings, "ExecStart")
+    lines = ((path, split(line.lstrip("@-:+!|"))) for path, line in _in_effect(settings, "ExecStart"))
+    starts = [(path, words) for path, words in lines if words]
     if not starts:
         return None
-    origin, line = starts[0]
+    origin, words = starts[0]
     variables, of_variables = _variables(files, settings)
-    return Command(tuple(_words(line, variables)), tuple(dict.fromkeys((origin, *of_variables))))
+    return Command(tuple(_filled(words, variables)), tuple(dict.fromkeys((origin, *of_variables))))
 
 
 def _settings(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...]) -> list[tuple[str, str, str]]:
     """Path, key and value of every line in a [Service] section, in the order in which systemd reads them."""
     main = next((path for folder in folders if (path := f"{folder}/{unit}") in files), None)
-    if main is None:
+    if main is None or not files[main]:  # an empty file masks the unit, drop-ins and all
         return []
     dropped_in: dict[str, str] = {}
     for folder in reversed(folders):
@@ -83,7 +85,7 @@ def _service_lines(data: bytes) -> Iterator[tuple[str, str]]:
             section = line
         elif section == "[Service]" and "=" in line:
             key, _, value = line.partition("=")
-            yield key.strip(), value.strip()
+            yield key.strip(), value.strip().replace("%%", "%")
 
 
 def _lines(data: bytes) -> Iterator[str]:
@@ -124,7 +126,8 @@ def _variables(
     found: dict[str, str] = {}
     sources: list[str] = []
     for path, value in _in_effect(settings, "Environment"):
-        found |= {name: text for name, mark, text in (word.partition("=") for word in split(value)) if mark}
+        words = split(value) or _relaxed(value)[:-1]  # those before a quote that does not end
+        found |= {name: text for name, mark, text in (word.partition("=") for word in words) if mark}
         sources.append(path)
     for pattern in _environment_files(settings):
         for path in sorted(fnmatch.filter(files, pattern)):
@@ -133,29 +136,41 @@ def _variables(
     return found, tuple(sources)
 
 
+_QUOTED = re.compile(r""""((?:\\.|[^"\\])*)(?:"|\Z)|'([^']*)(?:'|\Z)""", re.DOTALL)
+_ASSIGNMENT = re.compile(
+    rf"^[ \t]*(?P<name>[^\s=#;][^=\n]*)=[ \t]*(?P<quoted>(?:(?:{_QUOTED.pattern})[ \t]*)*)(?P<rest>(?:\\.|[^\\\n])*)",
+    re.DOTALL | re.MULTILINE,
+)
+
+
 def _assignments(data: bytes) -> Iterator[tuple[str, str]]:
-    for line in _lines(data):
-        name, mark, value = line.partition("=")
-        if mark:
-            yield name.strip(), " ".join(split(value))
+    """Those of an environment file: a value in quotes loses them, quotes within a value stay."""
+    for line in _ASSIGNMENT.finditer(data.decode("utf-8", "replace")):
+        parts = (re.sub(r'\\(?:\n|(["\\`$]))', r"\1", part[1] or "") + (part[2] or "")
+                 for part in _QUOTED.finditer(line["quoted"]))  # fmt: skip
+        yield line["name"].strip(), "".join(parts) + re.sub(r"\\(?:\n|(.))", r"\1", line["rest"]).rstrip()
 
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$\$")
 
 
-def _words(line: str, variables: Mapping[str, str]) -> Iterator[str]:
+def _filled(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
     """The command's words; ``$NAME`` alone becomes as many as its value has."""
-    for word in split(line.lstrip("@-:+!|")):
-        if re.fullmatch(r"\$\w+", word):
-            yield from split(variables.get(word[1:], ""))
+    for word in words:
+        if word.startswith("$") and word[1:2] not in ("{", "$"):
+            yield from _relaxed(variables.get(word[1:], ""))
         else:
-            filled = _VARIABLE.sub(lambda found: variables.get(found[1], "") if found[1] else "$", word)
-            yield filled.replace("%%", "%")
+            yield _VARIABLE.sub(lambda found: variables.get(found[1], "") if found[1] else "$", word)
 
 
 def split(text: str) -> list[str]:
-    """The words of ``text``, as quotes hold them together."""
+    """The words of ``text``, as quotes hold them together; none where a quote does not end, as systemd has it."""
     try:
         return shlex.split(text)
-    except ValueError:  # a quote that does not end
-        return text.split()
+    except ValueError:
+        return []
+
+
+def _relaxed(value: str) -> list[str]:
+    """The words of a variable's value, where systemd lets a quote end with it."""
+    return next((words for end in ("", '"', "'") if (words := split(value + end))), [])
