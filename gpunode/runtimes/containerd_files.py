@@ -16,7 +16,7 @@ from typing import Any
 
 from gpunode.errors import Refused
 from gpunode.runtimes.model import Files, Wish
-from gpunode.runtimes.text import decode, encode
+from gpunode.runtimes.text import decode, encode, same
 from gpunode.runtimes.tomlread import Document, Path, parse
 
 CONFIG = "/etc/containerd/config.toml"
@@ -167,7 +167,7 @@ def edited(file: ConfigFile, document: Document, former: bytes | None) -> bytes 
     Raises:
         Refused: no way of writing it leaves the rest as it is.
     """
-    if document == file.document:
+    if same(document, file.document):
         return former
     from gpunode.runtimes import tomltext  # only where a file must be edited: it takes 2 ms to load
 
