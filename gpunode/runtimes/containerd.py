@@ -48,8 +48,6 @@ __all__ = [
 
 _BARE_BINARY = "nvidia-container-runtime"
 _DUMP = "the output of `containerd config dump`"
-# The first containerd that reads conf.d unasked (PR 12323).
-_READS_CONF_D = (2, 2)
 
 # The name under which the CRI plugin has a default runtime that was given none.
 _NAMELESS = "default"
@@ -283,9 +281,7 @@ class _Editing:
         """The root file, with the import of ``path`` that it needs."""
         root, pattern = self.root, f"{posixpath.dirname(path)}/*.toml"
         is_read = pattern in root.imports if self.wish.mode != "auto" else any(imports_of(root, path))
-        unasked = self.wish.mode == "auto" and path.startswith(posixpath.dirname(DROP_IN) + "/")
-        unasked = unasked and self.wish.version is not None and self.wish.version >= _READS_CONF_D
-        if is_read or (unasked and "imports" not in root.document):
+        if is_read:
             return self.files.get(root.path)
         if self.wish.mode == "auto" and self._asleep(path):
             pattern = path  # others in that folder are read by nobody so far, and need not be meant to
@@ -387,7 +383,11 @@ def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[s
         if wish.enable_cri and file.disabled:
             yield f"{file.path}: the CRI plugin, which disabled_plugins had switched off, is switched on"
     found = inspect(after, wish)
-    if found.default and found.default != "runc" and found.default not in {*found.handlers, _NAMELESS}:
+    if (
+        found.default
+        and not found.default.startswith("$")
+        and found.default not in {"runc", *found.handlers, _NAMELESS}
+    ):
         yield f"the default runtime, {found.default}, has no entry, so the CRI plugin does not load; it was so before"
     yield from _alone(load(after, wish), wish)
     yield from _awake(loaded, after, wish)

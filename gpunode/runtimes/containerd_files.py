@@ -34,6 +34,9 @@ _CRI_NAMES = frozenset(
 # From here on the CRI tables of several files are merged key by key; before, the last one stands alone (issue 5837).
 MERGES = (2, 1)
 _RELATIVE_PATTERNS = (1, 7)
+# The first containerd that reads this folder unasked (PR 12323).
+_READS_CONF_D = (2, 2)
+_CONF_D = "/etc/containerd/conf.d/*.toml"
 _NEW_NAMES = (2,)
 
 
@@ -201,9 +204,15 @@ def load(files: Files, wish: Wish) -> tuple[ConfigFile, ...]:
         if path in loaded or (path not in files and path != root):
             continue
         loaded[path] = read(files.get(path), path, wish)
-        for written in loaded[path].imports:
+        for written in loaded[path].imports or _unasked(loaded[path], root, wish):
             pending += _named(written, path, files, wish)
     return tuple(loaded.values())
+
+
+def _unasked(file: ConfigFile, root: str, wish: Wish) -> list[str]:
+    """What containerd imports where its root file says nothing of imports; written out, it means the same."""
+    is_silent = file.path == root and "imports" not in file.document
+    return [_CONF_D] if is_silent and wish.version is not None and wish.version >= _READS_CONF_D else []
 
 
 def _named(written: str, parent: str, files: Files, wish: Wish) -> Sequence[str]:

@@ -178,3 +178,14 @@ def test_what_a_drop_in_keeps_from_counting_is_named() -> None:
     after, _ = configured({CONFIG: root}, Wish(version=(2, 1)))
     older = containerd.configure(after, Wish(version=(1, 7)))
     assert any("registry" in note and "no effect" in note for note in older.notes)
+
+
+def test_what_containerd_imports_unasked_counts_and_is_written_out() -> None:
+    """containerd 2.2 reads conf.d where the root file says nothing of imports; an import of ours must not end that."""
+    files = {CONFIG: RUNC, "/etc/containerd/conf.d/old.toml": PARKED}
+    wish = Wish(version=(2, 2, 1))
+    after, former = configured(files, wish)
+    assert parse(after[CONFIG].decode())["imports"] == ["/etc/containerd/conf.d/*.toml"]
+    assert containerd.inspect(after, wish).handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
+    assert containerd.configure(after, wish).edits == ()
+    assert removed(after, wish, former)[0] == files
