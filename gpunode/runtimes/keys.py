@@ -77,35 +77,50 @@ def gone_too(after: bytes | None, now: bytes, result: bytes, path: str) -> tuple
 def about(former: Former, handler: str, path: str) -> Former | None:
     """What gpunode made of a file as far as it is about one handler; None where it is about others alone.
 
-    A record of several handlers is cut down to the one: what it was before keeps the others, as gpunode left them.
+    A record of several handlers is cut down to the one: what it was before keeps the others, as gpunode left them. It
+    may be that of an unconfigure, which took the handler out.
     """
-    language = _language(path)
-    try:
-        before, after = (language.parse(decode(data, path)) for data in (former.before, former.after))
-    except (ValueError, Refused):
-        return former
-    made = set(_entries_made(before, after))
-    if handler in made and made <= {handler, "runc"}:
+    names = entries_changed(former, path)
+    if handler in names and names <= {handler, "runc"}:
         return former  # runc comes along where its table would be missed
-    if not made:
+    if not names:
         return former
-    kept = _with_entry_of(before, after, handler)
-    if handler not in made or same(kept, after):
+    if handler not in names:
         return None
+    language = _language(path)
+    before, after = (language.parse(decode(data, path)) for data in (former.before, former.after))
+    kept = _with_entry_of(before, after, handler)
     edited = language.edit(decode(former.after, path), after, kept)
     return former if edited is None else Former(encode(edited, former.after), former.after)
 
 
-def _entries_made(before: Document, after: Document) -> Iterator[str]:
+def entries_changed(former: Former, path: str) -> frozenset[str]:
+    """The handlers whose entries gpunode added, changed or took out; none where the file is no such configuration."""
+    language = _language(path)
+    try:
+        before, after = (language.parse(decode(data, path)) for data in (former.before, former.after))
+    except (ValueError, Refused):
+        return frozenset()
+    return frozenset(_differing_entries(before, after))
+
+
+def took_out(former: Former, handler: str, path: str) -> bool:
+    """Whether gpunode took the handler's entry out of the file."""
+    had, has = (handler in entries_changed(Former(None, data), path) for data in (former.before, former.after))
+    return had and not has
+
+
+def _differing_entries(before: Document, after: Document) -> Iterator[str]:
     """The names of the entries, in tables of runtimes, that differ."""
-    for key, value in after.items():
-        was = before.get(key, {})
-        if not isinstance(value, dict):
+    for key in {**before, **after}:
+        was, now = (table.get(key) for table in (before, after))
+        old, new = ({} if table is None else table for table in (was, now))
+        if not isinstance(old, dict) or not isinstance(new, dict):
             continue
         if key == "runtimes":
-            yield from (name for name in value if not isinstance(was, dict) or not same(was.get(name), value[name]))
+            yield from (name for name in {**old, **new} if not same(old.get(name), new.get(name)))
         else:
-            yield from _entries_made(was if isinstance(was, dict) else {}, value)
+            yield from _differing_entries(old, new)
 
 
 _DEFAULTS = ("default_runtime_name", "default_runtime", "default-runtime")
@@ -114,14 +129,14 @@ _DEFAULTS = ("default_runtime_name", "default_runtime", "default-runtime")
 def _with_entry_of(before: Document, after: Document, handler: str) -> Document:
     """``after`` with the entry of ``handler``, and a default that names it, as they are in ``before``."""
     result = dict(after)
-    for key, value in after.items():
-        was = before.get(key)
-        if key in _DEFAULTS and value == handler:
+    for key in {**before, **after}:
+        was, now = (table.get(key) for table in (before, after))
+        if key in _DEFAULTS and handler in (was, now):
             result = _put(result, key, was)
-        elif isinstance(value, dict):
-            former = was if isinstance(was, dict) else {}
-            back = _put(value, handler, former.get(handler)) if key == "runtimes" else value
-            result[key] = back if key == "runtimes" else _with_entry_of(former, value, handler)
+        elif isinstance(was, dict | None) and isinstance(now, dict | None):
+            old, new = was or {}, now or {}
+            back = _put(new, handler, old.get(handler)) if key == "runtimes" else _with_entry_of(old, new, handler)
+            result = _put(result, key, back if back or now is not None else None)
     return result
 
 

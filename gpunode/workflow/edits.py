@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -20,7 +20,8 @@ from gpunode.recipe import Runtime as RecipeRuntime
 from gpunode.runtimes import Edit, Edited, Files, Former, Runtime, Wish, after_edits, located
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
 from gpunode.runtimes.installations import chosen, kubelet_using, with_kubelets_driver
-from gpunode.runtimes.keys import about
+from gpunode.runtimes.keys import about, entries_changed, took_out
+from gpunode.runtimes.model import RUNC_FAMILY
 from gpunode.steps import cdi
 from gpunode.steps.outcome import Planned
 from gpunode.steps.runtime_config import cri_notes, disrupts, reads_again, reread_by
@@ -205,8 +206,9 @@ def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str,
     there = by_looking(host.look, row, wish)
     row = located(row, contents(there), wish)
     files, rounds = contents(there), list[Edited]()
-    for former in _formers(trails):
-        concerned = {path: one for path, each in former.items() if (one := about(each, wish.handler, path)) is not None}
+    others = _others(row, wish, files, trails)
+    for former in _formers(trails, wish.handler):
+        concerned = _concerned(former, wish.handler, others)
         if concerned:
             rounds.append(row.unconfigure(files, wish, concerned))
             files = after_edits(files, rounds[-1])
@@ -216,6 +218,8 @@ def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str,
         _refuse_somebody_elses(row, wish, files)
         rounds = [row.unconfigure(files, wish, {})]
         files = after_edits(files, rounds[0])
+    if dangling := _dangling(row, wish, contents(there), files):
+        rounds.append(row.unconfigure(files, replace(wish, handler=dangling), {}))
     edits = tuple(_joined(edit for one in rounds for edit in one.edits))
     said = [note for one in rounds for note in one.notes]
     if edits and wish.handler in row.inspect(files, wish).handlers and not row.product:
@@ -226,6 +230,27 @@ def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str,
     edited = Edited(edits, rounds[0].how, tuple(dict.fromkeys(said)))
     draft = _draft(row, wish, there, edited, RuntimeExpectation(row.id, _main(row, wish)))
     return replace(draft, changes=tuple(_with_folders(change, trails) for change in draft.changes))
+
+
+def _dangling(row: Runtime, wish: Wish, before: Files, after: Files) -> str:
+    """The former default that came back, where it is the name of a handler that has gone meanwhile; else empty."""
+    was, now = (row.inspect(files, wish) for files in (before, after))
+    name = now.default or ""
+    is_there = name in {*now.handlers, *RUNC_FAMILY} or name.startswith("io.containerd.")  # a shim, which docker takes
+    return "" if is_there or name == was.default else name
+
+
+def _others(row: Runtime, wish: Wish, files: Files, trails: Mapping[str, FileTrail]) -> frozenset[str]:
+    """The other handlers that gpunode added and that are still there."""
+    known = {path: trail for path, trail in trails.items() if not trail.forgotten}
+    made = (entries_changed(each, path) for path, trail in known.items() for each in _recorded(trail))
+    return frozenset().union(*made) & row.inspect(files, wish).handlers.keys() - {wish.handler, *RUNC_FAMILY}
+
+
+def _concerned(former: Mapping[str, Former], handler: str, others: Collection[str]) -> dict[str, Former]:
+    """What is about ``handler``; what is about none, such as an import, only when no other needs it."""
+    cut = ((path, about(each, handler, path)) for path, each in former.items())
+    return {path: one for path, one in cut if one is not None and (not others or entries_changed(one, path))}
 
 
 def _refuse_somebody_elses(row: Runtime, wish: Wish, files: Files) -> None:
@@ -262,12 +287,23 @@ def hooking(host: HostView, path: str, content: bytes, note: str) -> Draft:
     return Draft("OCI hook", path, {path: state} if state else {}, how, changes, notes=(note,))
 
 
-def _formers(trails: Mapping[str, FileTrail]) -> Iterator[Mapping[str, Former]]:
+def _formers(trails: Mapping[str, FileTrail], handler: str) -> Iterator[Mapping[str, Former]]:
     """What gpunode did, newest first: a file that somebody wrote between two of its changes goes back through both."""
-    known = {path: trail.spans[::-1] for path, trail in trails.items() if not trail.forgotten}
+    known = {path: list(_since_out(path, trail, handler)) for path, trail in trails.items() if not trail.forgotten}
     for depth in range(max(map(len, known.values()), default=0)):
-        spans = {path: spans[depth] for path, spans in known.items() if depth < len(spans)}
-        yield {path: Former(_bytes(span.before), _bytes(span.after)) for path, span in spans.items()}
+        yield {path: each[depth] for path, each in known.items() if depth < len(each)}
+
+
+def _since_out(path: str, trail: FileTrail, handler: str) -> Iterator[Former]:
+    """What gpunode did to a file, newest first, since it took the handler out last: that took back all before it."""
+    for former in _recorded(trail):
+        if took_out(former, handler, path):
+            return
+        yield former
+
+
+def _recorded(trail: FileTrail) -> Iterator[Former]:
+    return (Former(_bytes(span.before), _bytes(span.after)) for span in reversed(trail.spans))
 
 
 def _bytes(state: object) -> bytes | None:

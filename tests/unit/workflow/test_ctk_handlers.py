@@ -34,6 +34,13 @@ def handlers(host: Machine, name: str) -> set[str]:
     return {one for one in runtime(name).inspect(dict(host.contents), Wish()).handlers if one.startswith("nvidia")}
 
 
+def edit_by_hand(host: Machine) -> None:
+    """Somebody writes something of their own into every file."""
+    for path, content in dict(host.contents).items():
+        mine = content.replace(b"{", b'{ "mine": 1,', 1) if path.endswith(".json") else content + b"# mine\n"
+        host.files[path] = FileState(mine)
+
+
 @pytest.mark.parametrize("gone", ["nvidia", "nvidia-cdi"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FIRST)
@@ -80,3 +87,49 @@ def test_an_entry_that_somebody_else_wrote_meanwhile_is_told_and_goes_by_its_nam
     assert any("still has a runtime nvidia" in note for note in draft.notes)
     unconfigured(host, store, Wish(mode="drop-in"), "containerd")
     assert handlers(host, "containerd") == set()
+
+
+def test_taken_out_twice_the_default_of_somebody_else_stays(store: Store) -> None:
+    path, first = "/etc/docker/daemon.json", b'{"default-runtime": "kata", "runtimes": {"kata": {"path": "/k"}}}\n'
+    host = Machine({path: first})
+    configured(host, store, Wish(exact=True, default=True), "docker")
+    edit_by_hand(host)
+    unconfigured(host, store, Wish(), "docker")
+    host.files[path] = FileState(host.contents[path].replace(b'"mine": 1', b'"mine": 2'))
+    unconfigured(host, store, Wish(), "docker")
+    assert json.loads(host.contents[path]) == {"mine": 2, **json.loads(first)}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_taking_out_another_one_does_not_bring_back_what_was_taken_out_before(name: str, store: Store) -> None:
+    host = Machine(dict(FIRST[name]))
+    configured(host, store, Wish(exact=True, default=True), name)
+    edit_by_hand(host)
+    unconfigured(host, store, Wish(), name)
+    before = dict(host.contents)
+    unconfigured(host, store, Wish(handler="other"), name)
+    assert dict(host.contents) == before
+
+
+def test_an_import_stays_while_another_handler_needs_it(store: Store) -> None:
+    host = Machine(dict(FIRST["containerd"]))
+    wishes = [replace(wish, mode="drop-in") for wish in (Wish(exact=True), SECOND)]
+    for wish in wishes:
+        configured(host, store, wish, "containerd")
+    unconfigured(host, store, wishes[1], "containerd")
+    assert handlers(host, "containerd") == {"nvidia"}
+    unconfigured(host, store, wishes[0], "containerd")
+    assert dict(host.contents) == FIRST["containerd"]
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_no_default_comes_back_whose_handler_has_gone(name: str, store: Store) -> None:
+    host = Machine(dict(FIRST[name]))
+    first, second = Wish(exact=True, default=True), replace(SECOND, default=True)
+    configured(host, store, first, name)
+    edit_by_hand(host)
+    configured(host, store, second, name)
+    unconfigured(host, store, first, name)
+    unconfigured(host, store, second, name)
+    found = runtime(name).inspect(dict(host.contents), Wish())
+    assert found.default in {None, "runc", "crun"}
