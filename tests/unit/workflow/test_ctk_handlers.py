@@ -146,7 +146,8 @@ SOMEBODY_ELSES = {
         ).encode()
     },
     "docker": {
-        "/etc/docker/daemon.json": b'{"default-runtime":"nvidia","runtimes":{"nvidia":{"path":"nvidia-container-runtime"}}}'
+        "/etc/docker/daemon.json": b'{"default-runtime":"nvidia",'
+        b'"runtimes":{"nvidia":{"path":"nvidia-container-runtime"}}}'
     },
     "crio": {
         "/etc/crio/crio.conf": b'[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.runtime.runtimes.nvidia]\n'
