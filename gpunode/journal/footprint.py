@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from gpunode.change import (
@@ -80,8 +81,8 @@ def of(entries: Iterable[Entry]) -> Footprint:
     since others needed it, is still gpunode's.
     """
     runs = _runs(entries)
-    removals = _standing_removals(runs)
-    changes = [made for run in runs for made in _changes(run, is_removal=_begin(run).run in removals)]
+    removals, withdrawals = _standing_removals(runs), _withdrawals(runs)
+    changes = [made for run in runs for made in _changes(run, removals, withdrawals)]
     return Footprint(
         files=_files(changes),
         packages=_packages(changes),
@@ -120,15 +121,29 @@ def _standing_removals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
     return frozenset(removals)
 
 
+def _withdrawals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
+    """The runs that took a handler out of a configuration, and those that undid or redid one of these."""
+    found: set[str] = set()
+    for run in runs:
+        begin = _begin(run)
+        if begin.verb == "unconfigure" or begin.of in found:
+            found.add(begin.run)
+    return frozenset(found)
+
+
 @dataclass(frozen=True, slots=True)
 class _Made:
+    """A change, by a removal, or by a run that took a handler out of a configuration."""
+
     stage: str
     change: Change
     is_removal: bool
+    is_withdrawal: bool
 
 
-def _changes(run: Iterable[Entry], *, is_removal: bool) -> Iterator[_Made]:
+def _changes(run: Sequence[Entry], removals: AbstractSet[str], withdrawals: AbstractSet[str]) -> Iterator[_Made]:
     """The changes of a run that were made."""
+    name = _begin(run).run
     intents: dict[int, Intent] = {}
     for entry in run:
         if isinstance(entry, Intent):
@@ -137,7 +152,8 @@ def _changes(run: Iterable[Entry], *, is_removal: bool) -> Iterator[_Made]:
             intents.pop(entry.seq, None)
     # A package's own configuration files go and come with it.
     kept = (intent for intent in intents.values() if intent.step not in _OF_PACKAGES)
-    yield from (_Made(intent.stage, intent.change, is_removal) for intent in kept)
+    for intent in kept:
+        yield _Made(intent.stage, intent.change, name in removals, name in withdrawals)
 
 
 def _files(changes: Iterable[_Made]) -> dict[str, FileTrail]:
@@ -149,7 +165,9 @@ def _files(changes: Iterable[_Made]) -> dict[str, FileTrail]:
             trails.pop(change.path, None)
         else:
             former = trails.get(change.path, FileTrail((), made.stage))
-            trails[change.path] = replace(former, spans=_extended(former.spans, change))
+            # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
+            if not made.is_withdrawal or (former.spans and former.spans[-1].after == change.before):
+                trails[change.path] = replace(former, spans=_extended(former.spans, change))
     return {path: trail for path, trail in trails.items() if trail.spans}
 
 

@@ -23,6 +23,7 @@ _END: Final = "{{/* gpunode: end */}}"
 _OURS: Final = re.compile(re.escape(_BEGIN) + r".*?" + re.escape(_END) + r"(?:\r?\n)?", re.DOTALL)
 # A template that renders what k3s finds by itself, and so may name our handler already.
 _FINDS: Final = re.compile(r"""\{\{-?\s*template\s+["`]base["`]|\.ExtraRuntimes\b""")
+_TABLE: Final = re.compile(r"""\.runtimes\."([^"]+)"\]""")
 _PLAIN: Final = re.compile(r"[\w./+-]+")
 _PLUGINS: Final = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 
@@ -41,11 +42,19 @@ def configure_template(data: bytes | None, wish: Wish, schema: int, path: str) -
     """The template, rendering the handler as wished; a missing one is made of k3s's own and our tables.
 
     Raises:
-        Refused: it names the handler itself, or what was asked for cannot be said in a template.
+        Refused: it names the handler itself, holds another one of gpunode's, or cannot say what was asked for.
     """
     text = decode(data, path) if data is not None else _MADE + "\n"
     newline = "\r\n" if "\r\n" in text else "\n"
-    others = _OURS.sub("", text)
+    others, former = _OURS.sub("", text), _OURS.search(text)
+    if former is not None and not _names(former[0], wish.handler):
+        name = _TABLE.search(former[0])
+        raise Refused(
+            f"{path} has another runtime between gpunode's marks already",
+            why="there is room for one, and another one's tables would take its place",
+            hint="take it out first: gpunode ctk runtime unconfigure --runtime containerd --nvidia-runtime-name "
+            + (name[1] if name else "NAME"),
+        )
     if _names(others, wish.handler):
         raise Refused(
             f"{path} names the runtime {wish.handler} itself",
@@ -59,7 +68,7 @@ def configure_template(data: bytes | None, wish: Wish, schema: int, path: str) -
             hint="take it out first: gpunode ctk runtime unconfigure --runtime containerd --nvidia-runtime-name=…",
         )
     ours = _tables(wish, _PLUGINS[schema], path, is_found=_FINDS.search(others) is not None).replace("\n", newline)
-    if (former := _OURS.search(text)) is None:
+    if former is None:
         return encode(text + ours, data)
     return encode(text[: former.start()] + ours + text[former.end() :], data)
 
@@ -68,6 +77,12 @@ def is_about(text: str, handler: str) -> bool:
     """Whether gpunode's tables in the text, if there are any, are those of ``handler``."""
     found = _OURS.search(text)
     return found is None or _names(found[0], handler)
+
+
+def holds(data: bytes, handler: str) -> bool:
+    """Whether ``configure_template`` has put the handler into the template."""
+    found = _OURS.search(data.decode("utf-8", "replace"))
+    return found is not None and _names(found[0], handler)
 
 
 def unconfigure_template(data: bytes, path: str) -> bytes | None:

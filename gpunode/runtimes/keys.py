@@ -74,15 +74,15 @@ def gone_too(after: bytes | None, now: bytes, result: bytes, path: str) -> tuple
     return tuple(".".join(keys) for keys in sorted(found - left - kept))
 
 
-def about(former: Former, handler: str, path: str) -> Former | None:
+def about(former: Former, handler: str, path: str, copied: Collection[str] = ()) -> Former | None:
     """What gpunode made of a file as far as it is about one handler; None where it is about others alone.
 
     A record of several handlers is cut down to the one: what it was before keeps the others, as gpunode left them. It
     may be that of an unconfigure, which took the handler out.
     """
     names = entries_changed(former, path)
-    if handler in names and names <= {handler, "runc"}:
-        return former  # runc comes along where its table would be missed
+    if handler in names and names <= {handler, "runc", *copied}:
+        return former  # runc comes along where its table would be missed, ``copied`` where a drop-in repeats the root's
     if not names:
         return former
     if handler not in names:

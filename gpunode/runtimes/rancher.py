@@ -236,6 +236,8 @@ def _template_without(path: str, data: bytes, wish: Wish, former: Mapping[str, F
         return told.edits[0] if told.edits else None
     if not gotemplate.is_about(decode(data, path), wish.handler):
         return None
+    if not gotemplate.holds(data, wish.handler):
+        return None
     was = former.get(path)
     after = was.before if was and was.after == data else gotemplate.unconfigure_template(data, path)
     return Edit(path, data, after) if after != data else None

@@ -206,9 +206,10 @@ def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str,
     there = by_looking(host.look, row, wish)
     row = located(row, contents(there), wish)
     files, rounds = contents(there), list[Edited]()
-    others = _others(row, wish, files, trails)
+    copied = _from_before(row, wish, files, trails) - {wish.handler}
+    others = _others(row, wish, files, trails) - copied
     for former in _formers(trails, wish.handler):
-        concerned = _concerned(former, wish.handler, others)
+        concerned = _concerned(former, wish.handler, others, copied)
         if concerned:
             rounds.append(row.unconfigure(files, wish, concerned))
             files = after_edits(files, rounds[-1])
@@ -247,9 +248,19 @@ def _others(row: Runtime, wish: Wish, files: Files, trails: Mapping[str, FileTra
     return frozenset().union(*made) & row.inspect(files, wish).handlers.keys() - {wish.handler, *RUNC_FAMILY}
 
 
-def _concerned(former: Mapping[str, Former], handler: str, others: Collection[str]) -> dict[str, Former]:
+def _from_before(row: Runtime, wish: Wish, files: Files, trails: Mapping[str, FileTrail]) -> frozenset[str]:
+    """The handlers that were there before gpunode and run what they ran then; a drop-in may repeat them."""
+    first = {path: _bytes(trail.spans[0].before) for path, trail in trails.items() if not trail.forgotten}
+    known = {path: content for path, content in {**files, **first}.items() if content is not None and path in files}
+    was, now = (row.inspect(each, wish).handlers for each in (known, files))
+    return frozenset(name for name in now if was.get(name) == now[name])
+
+
+def _concerned(
+    former: Mapping[str, Former], handler: str, others: Collection[str], copied: Collection[str]
+) -> dict[str, Former]:
     """What is about ``handler``; what is about none, such as an import, only when no other needs it."""
-    cut = ((path, about(each, handler, path)) for path, each in former.items())
+    cut = ((path, about(each, handler, path, copied)) for path, each in former.items())
     return {path: one for path, one in cut if one is not None and (not others or entries_changed(one, path))}
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpunode.errors import Refused
 from gpunode.runtimes import Wish
-from gpunode.runtimes.gotemplate import configure_template, unconfigure_template
+from gpunode.runtimes.gotemplate import configure_template, holds, unconfigure_template
 
 PATH = "config-v3.toml.tmpl"
 BASE = b'{{ template "base" . }}\n'
@@ -77,3 +77,12 @@ def test_a_comment_and_another_name_are_no_table_of_the_name() -> None:
 def test_what_a_template_would_take_for_its_own_is_refused(wish: Wish) -> None:
     with pytest.raises(Refused, match="cannot be written"):
         configure_template(BASE, wish, 3, PATH)
+
+
+def test_another_runtime_does_not_take_the_place_of_the_first() -> None:
+    first = configure_template(None, Wish(), 3, "/t")
+    with pytest.raises(Refused, match="another runtime") as refused:
+        configure_template(first, Wish("nv2"), 3, "/t")
+    assert refused.value.hint.endswith("--nvidia-runtime-name nvidia")
+    assert holds(first, "nvidia")
+    assert not holds(first, "nv2")

@@ -133,3 +133,38 @@ def test_no_default_comes_back_whose_handler_has_gone(name: str, store: Store) -
     unconfigured(host, store, second, name)
     found = runtime(name).inspect(dict(host.contents), Wish())
     assert found.default in {None, "runc", "crun"}
+
+
+CRI = 'plugins."io.containerd.grpc.v1.cri"'
+SOMEBODY_ELSES = {
+    "containerd": {
+        "/etc/containerd/config.toml": (
+            f'version = 2\n[{CRI}.containerd]\ndefault_runtime_name = "nvidia"\n'
+            f'[{CRI}.containerd.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
+            f'[{CRI}.containerd.runtimes.nvidia]\nruntime_type = "io.containerd.runc.v2"\n'
+            f'[{CRI}.containerd.runtimes.nvidia.options]\nBinaryName = "/usr/bin/nvidia-container-runtime"\n'
+        ).encode()
+    },
+    "docker": {
+        "/etc/docker/daemon.json": b'{"default-runtime":"nvidia",'
+        b'"runtimes":{"nvidia":{"path":"nvidia-container-runtime"}}}'
+    },
+    "crio": {
+        "/etc/crio/crio.conf": b'[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.runtime.runtimes.nvidia]\n'
+        b'runtime_path="/usr/bin/nvidia-container-runtime"\n'
+    },
+}
+
+
+@pytest.mark.parametrize("name", SOMEBODY_ELSES)
+def test_what_was_taken_out_of_somebody_elses_lines_is_not_put_back(name: str, store: Store) -> None:
+    """By unconfigure run again, which a play does every night, nor by a removal."""
+    host = Machine(dict(SOMEBODY_ELSES[name]))
+    for _ in range(3):
+        unconfigured(host, store, Wish(), name)
+        assert handlers(host, name) == set()
+        assert store.footprint().files == {}
+    configured(host, store, Wish(exact=True, mode="in-place"), name)
+    unconfigured(host, store, Wish(), name)
+    assert handlers(host, name) == set()
+    assert store.footprint().files == {}
