@@ -40,8 +40,11 @@ class Command:
 
 def reads(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...] = SYSTEM) -> tuple[str, ...]:
     """The paths and patterns of all that says how ``unit`` is started, as far as ``files`` tells."""
-    own = (*(f"{folder}/{unit}" for folder in folders), *(f"{folder}/{unit}.d/*.conf" for folder in folders))
-    return (*own, *_environment_files(_settings(files, unit, folders)))
+    own = tuple(f"{folder}/{unit}" for folder in folders)
+    if not any(path in files for path in own):
+        return own  # drop-ins of what is not there say nothing
+    dropped_in = (f"{folder}/{unit}.d/*.conf" for folder in folders)
+    return (*own, *dropped_in, *_environment_files(_settings(files, unit, folders)))
 
 
 def is_unit_file(path: str) -> bool:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from gpunode.errors import ChangeFailed, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files
 from gpunode.host.process import Finished, Runner
-from gpunode.runtimes import Configured, Files, Wish, runtime
+from gpunode.runtimes import Configured, Files, Wish, located, runtime
 from gpunode.runtimes.found import by_looking, contents
 from gpunode.runtimes.model import CRIO_CONFIG
 
@@ -296,12 +297,15 @@ def effective(runner: Runner, name: str) -> Configured | None:
 
 
 def _effective_containerd(runner: Runner) -> Configured | None:
-    from gpunode.runtimes import containerd
+    from gpunode.runtimes import containerd, containerd_unit
 
+    usual = runtime("containerd")
+    unit = replace(usual, reads=lambda found, _: containerd_unit.reads(found))
+    row = located(usual, contents(by_looking(partial(_look, runner), unit, Wish())), Wish())
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
-    there = files.read(runtime("containerd").config, root=runner.root).outcome != "absent"
-    verb = "dump" if there else "default"
-    dumped = runner.run(("containerd", "config", verb), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+    verb = "dump" if files.read(row.config, root=runner.root).outcome != "absent" else "default"
+    told = ("--config", row.config) if row is not usual else ()
+    dumped = runner.run(("containerd", *told, "config", verb), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
     if dumped.missing:
         return None
     if not dumped.ok:

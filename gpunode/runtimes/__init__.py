@@ -164,12 +164,16 @@ RUNTIMES: tuple[Runtime, ...] = (
 
 
 def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
-    """``row`` as this node has it: docker may be a snap, or told to read another file."""
-    if row.id != "docker":
-        return row
-    from gpunode.runtimes import docker
+    """``row`` as this node has it: docker may be a snap, and it or containerd told to read another file."""
+    if row.id == "docker":
+        from gpunode.runtimes import docker
 
-    return docker.located(row, files, wish)
+        return docker.located(row, files, wish)
+    if row.id == "containerd" and not row.product:
+        from gpunode.runtimes import containerd
+
+        return containerd.located(row, files, wish)
+    return row
 
 
 def runtime(id: str) -> Runtime:  # noqa: A002 - the rows' own word

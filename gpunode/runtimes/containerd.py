@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from gpunode.errors import Refused
+from gpunode.facts.units import is_unit_file
+from gpunode.runtimes import containerd_files, containerd_unit
 from gpunode.runtimes.containerd_files import (
     CONFIG,
     CRI_PLUGINS,
@@ -26,10 +28,9 @@ from gpunode.runtimes.containerd_files import (
     merges,
     overruling,
     read,
-    reads,
 )
 from gpunode.runtimes.containerd_plugin import Surroundings, follows_blindly, is_of_runc, wished
-from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Wish, after_edits, satisfies
+from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, satisfies
 from gpunode.runtimes.tomlread import Document
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "configure",
     "dump",
     "inspect",
+    "located",
     "reads",
     "staged_imports",
     "staged_root",
@@ -54,12 +56,39 @@ _NAMELESS = "default"
 _Contents: TypeAlias = dict[str, bytes | None]
 
 
+def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+    """The paths and patterns that containerd reads, as far as ``files`` tell, and those that say how it is started."""
+    # Its own alone: a unit is no configuration that could import another.
+    started_by = containerd_unit.reads(files)
+    own = {path: content for path, content in files.items() if path not in started_by and not is_unit_file(path)}
+    return (*containerd_files.reads(own, _here(files, wish)), *started_by)
+
+
+def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
+    """``row`` with the configuration that containerd's unit names, unless one is asked for."""
+    named = _named(files, wish)
+    return replace(row, config=named.path) if named else row
+
+
+def _here(files: Files, wish: Wish) -> Wish:
+    """``wish`` for the configuration that containerd's unit names, unless one is asked for."""
+    named = _named(files, wish)
+    return replace(wish, config=named.path) if named else wish
+
+
+def _named(files: Files, wish: Wish) -> containerd_unit.Named | None:
+    """The configuration that containerd's unit names in the usual one's place; None where one is asked for."""
+    named = None if wish.config else containerd_unit.named(files)
+    return named if named and named.path != CONFIG else None
+
+
 def inspect(files: Files, wish: Wish = Wish()) -> Configured:  # noqa: B008 - frozen
     """What the files say, merged as containerd merges them; missing or empty ones say nothing.
 
     Raises:
         Refused: one is not TOML, or not shaped as containerd's configuration.
     """
+    wish = _here(files, wish)
     return _configured(load(files, wish), wish)
 
 
@@ -113,6 +142,32 @@ def configure(files: Files, wish: Wish) -> Edited:
     Raises:
         Refused: a file cannot be read, cannot be edited without harm, or would be overruled by another.
     """
+    named = _named(files, wish)
+    if named is None:
+        return _configure(files, wish)
+    edited = _configure(files, replace(wish, config=named.path))
+    if any(edit.path == named.path for edit in edited.edits):
+        _check_own(named)
+    return replace(edited, how=f"{edited.how}; {named.said_in} has containerd read {named.path} in place of {CONFIG}")
+
+
+def _check_own(named: containerd_unit.Named) -> None:
+    """Nothing, unless the configuration is its vendor's: the next update would bring the former one back.
+
+    Raises:
+        Refused: it is.
+    """
+    if not named.path.startswith("/usr/") or named.path.startswith("/usr/local/"):
+        return
+    raise Refused(
+        f"{named.said_in} has containerd read {named.path}, which is its vendor's",
+        why="what is below /usr is replaced by updates, and on an image such as Flatcar's nobody can write there",
+        hint=f"cp {named.path} {CONFIG}; `systemctl edit {containerd_unit.UNIT}` with an empty ExecStart= and one that "
+        f"names {CONFIG}; then run the command again",
+    )
+
+
+def _configure(files: Files, wish: Wish) -> Edited:
     root = wish.config or CONFIG
     wish = absolute(wish, root)
     loaded = load(files, wish)
@@ -140,7 +195,7 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
     """
     from gpunode.runtimes import containerd_removal
 
-    return containerd_removal.unconfigure(files, wish, former)
+    return containerd_removal.unconfigure(files, _here(files, wish), former)
 
 
 def absolute(wish: Wish, path: str) -> Wish:

@@ -18,6 +18,7 @@ from typing import Final
 from gpunode.errors import Refused
 from gpunode.facts.evidence import NOT_CAPTURED
 from gpunode.facts.model import Facts, Known, Kubelet, Unknown, known
+from gpunode.facts.units import is_unit_file
 from gpunode.runtimes import located
 from gpunode.runtimes.model import RUNC_FAMILY, Files, Runtime, Wish
 
@@ -180,9 +181,14 @@ def chosen(row: Runtime, facts: Facts) -> Chosen:
         Refused: the kubelet uses a containerd of which nobody knows what it reads.
     """
     if row.id == "containerd":
-        return _containerd(row, facts)
+        return _containerd(_located(row, facts), facts)
+    return Chosen(_located(row, facts))
+
+
+def _located(row: Runtime, facts: Facts) -> Runtime:
     files = {path: fact.value.content for path, fact in facts.files.items() if isinstance(fact, Known) and fact.value}
-    return Chosen(located(row, files, Wish()))
+    masked = {path: b"" for path, fact in facts.files.items() if isinstance(fact, Unknown) and is_unit_file(path)}
+    return located(row, {**files, **masked}, Wish())
 
 
 def placed(row: Runtime, facts: Facts) -> Runtime:
@@ -217,7 +223,7 @@ def _containerd(containerd: Runtime, facts: Facts) -> Chosen:
     if kubelet is None or kubelet.socket == containerd.socket:
         return Chosen(containerd)
     if other := _OTHERS.get(kubelet.socket):
-        note = f"the kubelet here uses {other} ({kubelet.socket}): no pod runs in the containerd of {containerd.config}"
+        note = f"the kubelet here uses {other} ({kubelet.socket}): no pod runs in the containerd of {containerd.unit}"
         return Chosen(containerd, (note,))
     for product in INSTALLATIONS:
         if product.id == kubelet.kind and kubelet.socket in product.sockets:
@@ -229,7 +235,7 @@ def _unknown(containerd: Runtime, why: Unknown) -> tuple[str, ...]:
     """A note, unless nobody looked: an older capture tells nothing of kubelets."""
     if why.reason == NOT_CAPTURED:
         return ()
-    return (f"which containerd the kubelet uses is not known ({why.reason}); that of {containerd.config} is taken",)
+    return (f"which containerd the kubelet uses is not known ({why.reason}); that of {containerd.unit} is taken",)
 
 
 def _stranger(kubelet: Kubelet) -> Refused:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.errors import Refused
-from gpunode.runtimes import containerd
+from gpunode.runtimes import containerd, containerd_files
 from gpunode.runtimes.containerd_files import imports_of, read
 from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish
 
@@ -33,7 +33,7 @@ def is_managed(data: bytes | None) -> bool:
 
 def reads(files: Files, wish: Wish) -> tuple[str, ...]:
     """The generated file, what it imports, and the drop-ins."""
-    return tuple(dict.fromkeys((*containerd.reads(files, _located(files, wish)), f"{FOLDER}/*.toml")))
+    return tuple(dict.fromkeys((*containerd_files.reads(files, _located(files, wish)), f"{FOLDER}/*.toml")))
 
 
 def inspect(files: Files, wish: Wish) -> Configured:

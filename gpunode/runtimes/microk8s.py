@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.errors import Refused
-from gpunode.runtimes import containerd
+from gpunode.runtimes import containerd, containerd_files
 from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish
 
 TEMPLATE: Final = "/var/snap/microk8s/current/args/containerd-template.toml"
@@ -23,7 +23,7 @@ TEMPLATE: Final = "/var/snap/microk8s/current/args/containerd-template.toml"
 
 def reads(_: Files, wish: Wish) -> tuple[str, ...]:
     """The template alone; what it imports is read when containerd starts, and not edited."""
-    return containerd.reads({}, _located(wish))[:1]
+    return containerd_files.reads({}, _located(wish))[:1]
 
 
 def inspect(files: Files, wish: Wish) -> Configured:

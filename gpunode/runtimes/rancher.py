@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.errors import Refused
-from gpunode.runtimes import containerd, gotemplate
+from gpunode.runtimes import containerd, containerd_files, gotemplate
 from gpunode.runtimes.containerd_files import ConfigFile, imports_of, read
 from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Wish
 from gpunode.runtimes.text import decode
@@ -76,7 +76,7 @@ class Rancher:
 
     def reads(self, files: Files, wish: Wish) -> tuple[str, ...]:
         """Every file that has a say, as far as ``files`` tell."""
-        return tuple(dict.fromkeys((*containerd.reads(files, self._located(files, wish)), *sorted(self.beside))))
+        return tuple(dict.fromkeys((*containerd_files.reads(files, self._located(files, wish)), *sorted(self.beside))))
 
     def inspect(self, files: Files, wish: Wish) -> Configured:
         """What containerd reads since the last start."""

@@ -87,6 +87,20 @@ def test_a_node_without_a_kubelet_has_the_usual_file(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.usefixtures("allow_subprocess")
+def test_the_file_that_containerds_unit_names_is_the_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(tmp_path, "/etc/containerd/config.toml", b"version = 2\n")
+    put(tmp_path, "/srv/containerd.toml", b"version = 2\n")
+    put(tmp_path, "/lib/systemd/system/containerd.service", b"[Service]\nExecStart=/usr/bin/containerd\n")
+    unit = "/etc/systemd/system/containerd.service.d/own.conf"
+    put(tmp_path, unit, b"[Service]\nExecStart=\nExecStart=/usr/bin/containerd -c /srv/containerd.toml\n")
+    _, answer = told(capsys, tmp_path, "--mode", "in-place")
+    assert paths(answer) == ["/srv/containerd.toml"]
+    assert unit in answer["result"]["how"]
+    _, answer = told(capsys, tmp_path, "--mode", "in-place", "--config", "/etc/containerd/config.toml")
+    assert paths(answer) == ["/etc/containerd/config.toml"]
+
+
+@pytest.mark.usefixtures("allow_subprocess")
 def test_a_cri_plugin_that_stays_switched_off_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, "/etc/containerd/config.toml", b'disabled_plugins = ["cri"]\n')
     _, answer = told(capsys, tmp_path)

@@ -161,6 +161,23 @@ def test_what_containerd_has_is_what_its_parser_reads(
         runtime.effective(Runner(), "containerd")
 
 
+def test_containerd_is_asked_about_the_configuration_that_its_unit_names(
+    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text("version = 2")
+    unit = tmp_path / "containerd.service"
+    unit.write_text(f"[Service]\nExecStart=/usr/bin/containerd --config {own}\n")
+    monkeypatch.setattr("gpunode.facts.units.reads", lambda *_: (str(unit),))
+    monkeypatch.setattr("gpunode.facts.units.SYSTEM", (str(tmp_path),))
+    monkeypatch.setattr("gpunode.facts.units.command.__defaults__", ((str(tmp_path),),))
+    (tools.folder / "toml").write_text(CONTAINERD)
+    tools.add("containerd", f"test \"$*\" = '--config {own} config dump' && cat $T/toml")
+    configured = runtime.effective(Runner(), "containerd")
+    assert configured is not None
+    assert configured.handlers["nvidia"] == BINARY
+
+
 def test_a_default_that_nothing_names_is_runc(tools: Tools, tmp_path: Path) -> None:
     tools.add("dockerd", "")
     assert "takes it" in check("docker", change(tmp_path, DOCKER), default="runc")

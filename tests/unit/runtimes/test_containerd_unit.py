@@ -1,0 +1,125 @@
+"""containerd as its unit starts it: the configuration that is named there is the one that counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.errors import Refused
+from gpunode.facts.model import Unknown
+from gpunode.runtimes import Former, Wish, after_edits, gathered, located, runtime
+from gpunode.runtimes.containerd_files import CONFIG, is_pattern, matching
+from gpunode.runtimes.containerd_unit import config_of
+from gpunode.runtimes.found import contents, in_facts
+from gpunode.runtimes.installations import chosen
+from tests.unit.steps.machines import machine
+
+ROW = runtime("containerd")
+ETC = "/etc/systemd/system/containerd.service"
+LIB = "/lib/systemd/system/containerd.service"
+DROP_IN = f"{ETC}.d/10-own.conf"
+OWN = "/srv/containerd.toml"
+USUAL = b"[Service]\nExecStart=/usr/bin/containerd\n"
+POINTED = b"[Service]\nExecStart=\nExecStart=/usr/bin/containerd --config /srv/containerd.toml\n"
+ROOT = b"version = 2\n"
+
+
+def node(**more: bytes) -> dict[str, bytes]:
+    """A node whose unit a drop-in points at another file than the usual one, which is there as well."""
+    return {LIB: USUAL, DROP_IN: POINTED, OWN: ROOT, CONFIG: ROOT, **more}
+
+
+def read_on(disk: dict[str, bytes], wish: Wish) -> dict[str, bytes]:
+    def find(place: str) -> dict[str, bytes]:
+        paths = matching(place, dict.fromkeys(disk, b"")) if is_pattern(place) else [place]
+        return {path: disk[path] for path in paths if path in disk}
+
+    return dict(gathered(ROW, wish, find))
+
+
+@pytest.mark.parametrize(
+    ("line", "config"),
+    [
+        ("/usr/bin/containerd", ""),
+        ("/usr/bin/containerd --config /a.toml", "/a.toml"),
+        ("/usr/bin/containerd -c /a.toml", "/a.toml"),
+        ("/usr/bin/containerd -config=/a.toml --log-level debug", "/a.toml"),
+        ("/usr/bin/containerd --log-level debug -c=/a.toml", "/a.toml"),
+        ("/usr/bin/containerd --config /a.toml --config /b.toml", "/b.toml"),
+        ("/usr/bin/containerd --root /srv/containerd --config /a.toml", "/a.toml"),
+        ("/usr/bin/containerd --log-level -c", ""),
+        ("/usr/bin/containerd --config", ""),
+        ("/usr/bin/containerd --config etc/a.toml", "/etc/a.toml"),
+        ("/usr/bin/env PATH=/opt/containerd /opt/bin/containerd --config /a.toml", "/a.toml"),
+        ("/bin/sh -c /opt/start.sh", ""),
+    ],
+)
+def test_the_configuration_is_what_the_command_line_names_last(line: str, config: str) -> None:
+    assert config_of(line.split()) == config
+
+
+def test_a_shell_that_starts_it_is_seen_through() -> None:
+    assert config_of(["/bin/sh", "-c", "exec containerd -c /a.toml"]) == "/a.toml"
+
+
+def test_the_file_that_the_unit_names_is_read_edited_and_brought_back() -> None:
+    disk = node()
+    files = read_on(disk, Wish())
+    edited = ROW.configure(files, Wish())
+    assert [edit.path for edit in edited.edits] == [OWN]
+    assert edited.how.endswith(f"; {DROP_IN} has containerd read {OWN} in place of {CONFIG}")
+    after = dict(after_edits(files, edited))
+    assert "nvidia" in ROW.inspect(after, Wish()).handlers
+    assert not ROW.configure(after, Wish()).edits
+    (back,) = ROW.unconfigure(after, Wish(), {OWN: Former(ROOT, after[OWN])}).edits
+    assert (back.path, back.after) == (OWN, ROOT)
+    assert [edit.path for edit in ROW.unconfigure(after, Wish(), {}).edits] == [OWN]
+
+
+def test_the_row_has_that_file_unless_another_is_asked_for() -> None:
+    files = read_on(node(), Wish())
+    assert located(ROW, files, Wish()).config == OWN
+    assert located(ROW, files, Wish(config=CONFIG)) is ROW
+    assert located(ROW, {LIB: USUAL}, Wish()) is ROW
+    (edit,) = ROW.configure(read_on(node(), Wish(config=CONFIG)), Wish(config=CONFIG)).edits
+    assert edit.path == CONFIG
+
+
+def test_a_variable_of_the_unit_is_filled_in() -> None:
+    unit = b"[Service]\nEnvironment=TOML=/a.toml\nExecStart=/usr/bin/containerd --config ${TOML}\n"
+    own = b"[Service]\nEnvironment=TOML=/srv/containerd.toml\n"
+    files = read_on(node(**{LIB: unit, DROP_IN: own}), Wish())
+    assert located(ROW, files, Wish()).config == OWN
+
+
+def test_what_a_unit_holds_is_no_configuration() -> None:
+    unit = b'imports = ["/etc/shadow"]\n'
+    assert "/etc/shadow" not in ROW.reads({LIB: unit, CONFIG: ROOT}, Wish())
+
+
+def test_a_file_that_updates_replace_is_not_edited() -> None:
+    vendors = "/usr/share/containerd/config.toml"
+    unit = f"[Service]\nExecStart=/usr/bin/containerd --config {vendors}\n".encode()
+    files = {LIB: unit, vendors: ROOT}
+    with pytest.raises(Refused) as caught:
+        ROW.configure(files, Wish())
+    assert LIB in caught.value.what
+    assert CONFIG in caught.value.hint
+    (edit,) = ROW.configure(files, Wish(config=vendors)).edits
+    assert edit.path == vendors
+
+
+def test_few_places_are_looked_at_where_no_containerd_is() -> None:
+    assert not [place for place in ROW.reads({}, Wish()) if "service.d" in place]
+
+
+def test_setup_goes_by_the_unit_too() -> None:
+    facts = machine(files=node())
+    row = chosen(ROW, facts).row
+    assert row.config == OWN
+    assert {LIB, DROP_IN, OWN} < set(contents(in_facts(facts, row, Wish())))
+
+
+def test_a_masked_unit_names_nothing() -> None:
+    facts = machine(files=node())
+    facts.files[ETC] = Unknown("it is a character device", f"file:{ETC}")  # type: ignore[index]  # a dict here
+    assert chosen(ROW, facts).row is ROW
