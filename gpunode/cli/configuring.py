@@ -62,18 +62,18 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
         return
     asked = wanted(typed, place)
 
-    def drafting(host: LocalHost, _: Footprint) -> Draft:
-        return _configuring(host, asked)
+    def drafting(host: LocalHost, footprint: Footprint) -> Draft:
+        return _configuring(host, asked, footprint)
 
     edit("ctk runtime configure", "configure", drafting, how, place, leave)
 
 
-def _configuring(host: LocalHost, asked: Wanted) -> Draft:
+def _configuring(host: LocalHost, asked: Wanted, footprint: Footprint) -> Draft:
     if not asked.row.unit:
         draft = edits.specifying(host, asked.row, image=host.root != "/")
         return replace(draft, notes=(*asked.notes, *draft.notes))
     where = edits.place(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
-    draft = edits.configuring(host, where.row, where.wish)
+    draft = edits.configuring(host, where.row, where.wish, footprint.files)
     return replace(draft, notes=(*asked.notes, *where.notes, *draft.notes))
 
 
@@ -147,9 +147,10 @@ def _answer(command: str, draft: Draft, changes: Sequence[Change] = ()) -> Envel
 
 def _show(command: str, verb: CtkVerb, drafting: Drafting, how: How, place: str) -> None:
     """What would be written: the files on standard output, as nvidia-ctk prints them, the diff on standard error."""
-    footprint, note = _footprint(Store(place)) if verb == "unconfigure" else (Footprint(), "")
+    footprint, note = _footprint(Store(place))
     draft = drafting(LocalHost(place), footprint)
-    draft = replace(draft, notes=(*draft.notes, *([note] if note else [])))
+    if note and verb == "unconfigure":
+        draft = replace(draft, notes=(*draft.notes, note))
     if not how.json:
         standard_output().raw("\n".join(_text(content) for content in edits.shown(draft)))
         if not how.quiet:
@@ -201,7 +202,7 @@ def check(typed: Typed, how: How, root: str) -> None:
     place = checked_root(root)
     asked = wanted(typed, place)
     host = LocalHost(place)
-    draft = _configuring(host, asked)
+    draft = _configuring(host, asked, _footprint(Store(place))[0])
     if asked.row.unit or draft.changes:
         verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
     else:

@@ -38,6 +38,10 @@ def _as_asked(verb: CtkVerb, draft: Draft) -> str:
         return f"{draft.main or draft.about} names no such runtime"
     if draft.trigger is None and not draft.present:
         return f"{draft.about}: {draft.how}"  # such as podman's, which has no file of its own
+    if draft.overlooked:
+        return (
+            f"{draft.about}: {draft.how}"  # a product that finds the runtime by itself, of which its file says nothing
+        )
     return f"{draft.about} is as asked ({draft.main})"
 
 
