@@ -15,10 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-KIND = "nvidia.com/gpu"
-# In the order of their priority, the last one wins.
-FOLDERS = ("/etc/cdi", "/var/run/cdi")
-SPEC = "/var/run/cdi/nvidia.yaml"
+from gpunode.facts.cdi_places import FOLDERS, KIND
+
 _ENDINGS = (".yaml", ".json")
 _LIMIT_DEPTH = 32
 _DRIVER_FILE = re.compile(r"\.so\.(\d{3,}(?:\.\d+){1,2})\Z|/firmware/nvidia/(\d{3,}(?:\.\d+){1,2})/")

@@ -16,9 +16,9 @@ from gpunode.errors import ChangeFailed, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files
 from gpunode.host.process import Finished, Runner
-from gpunode.runtimes import Configured, Files, Wish, containerd_dump, crio, runtime
-from gpunode.runtimes.containerd import staged_imports, staged_root
+from gpunode.runtimes import Configured, Files, Wish, runtime
 from gpunode.runtimes.found import by_looking, contents
+from gpunode.runtimes.model import CRIO_CONFIG
 
 _TIMEOUT_S = 30.0
 # What a daemon takes whose configuration names none.
@@ -41,6 +41,8 @@ def check(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[Fil
 
 
 def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    from gpunode.runtimes import containerd
+
     look = partial(_look, runner)
     wish = Wish(config=expectation.path)
     present = contents(by_looking(look, runtime("containerd"), wish))
@@ -52,9 +54,9 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
             path: stack.enter_context(
                 files.candidate(expectation.path if path in new else path, content, root=runner.root)
             )
-            for path, content in staged_imports(after, wish, [change.path for change in changes]).items()
+            for path, content in containerd.staged_imports(after, wish, [change.path for change in changes]).items()
         }
-        root = staged_root(after, wish, staged)
+        root = containerd.staged_root(after, wish, staged)
         dumped, path = _asked(runner, expectation.path, root, "containerd", "--config", "{}", "config", "dump")
     if dumped.missing:
         return f"not checked: no containerd {_where(runner)}"
@@ -64,7 +66,7 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
         for real, candidate in staged.items():
             said = said.replace(candidate, real)
         raise _not_taken("containerd", named, said)
-    found = containerd_dump(dumped.stdout)
+    found = containerd.dump(dumped.stdout)
     if found.cri_disabled:
         return "checked: containerd takes it; of the CRI plugin, which is switched off, it says nothing"
     _compare(expectation, found, named)
@@ -179,7 +181,7 @@ def _check_crio(runner: Runner, expectation: RuntimeExpectation, changes: Sequen
         return f"checked: it parses and holds what was meant (no crio {_where(runner)} to ask)"
     read, said = _crio_reads(runner, after, wish)
     if read.ok:
-        _compare(expectation, row.inspect({crio.CONFIG: read.stdout}, Wish()), named)
+        _compare(expectation, row.inspect({CRIO_CONFIG: read.stdout}, Wish()), named)
         return "checked: `crio config` reads it as meant"
     if _crio_reads(runner, present, wish)[1] != said:
         raise _not_taken("crio", named, said)
@@ -191,6 +193,8 @@ def _crio_reads(runner: Runner, present: Files, wish: Wish) -> tuple[Finished, s
 
     They lie in a folder of their own meanwhile: in CRI-O's own it would read them as well as the present ones.
     """
+    from gpunode.runtimes import crio
+
     place = Path(tempfile.gettempdir())
     if runner.root != "/":
         # Where gpunode's own lock is: an image's /tmp may be missing, anybody's, or a link out of it.
@@ -233,6 +237,8 @@ def read_back(runner: Runner, expectation: RuntimeExpectation) -> None:
     Raises:
         ChangeFailed: it reads something else.
     """
+    from gpunode.runtimes import containerd
+
     is_there = files.read(expectation.path, root=runner.root).outcome != "absent"
     if expectation.runtime != "containerd" or not is_there:
         return
@@ -241,7 +247,7 @@ def read_back(runner: Runner, expectation: RuntimeExpectation) -> None:
     if dumped.missing:
         return
     said = "" if dumped.ok else _said(dumped, "", "")
-    found = containerd_dump(dumped.stdout) if dumped.ok else None
+    found = containerd.dump(dumped.stdout) if dumped.ok else None
     if found is not None and not found.cri_disabled:
         said = "\n".join(differences(expectation, found))
     if said:
@@ -290,6 +296,8 @@ def effective(runner: Runner, name: str) -> Configured | None:
 
 
 def _effective_containerd(runner: Runner) -> Configured | None:
+    from gpunode.runtimes import containerd
+
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
     there = files.read(runtime("containerd").config, root=runner.root).outcome != "absent"
     verb = "dump" if there else "default"
@@ -298,7 +306,7 @@ def _effective_containerd(runner: Runner) -> Configured | None:
         return None
     if not dumped.ok:
         raise _no_answer("containerd", dumped)
-    return containerd_dump(dumped.stdout)
+    return containerd.dump(dumped.stdout)
 
 
 def _effective_docker(runner: Runner) -> Configured | None:
@@ -326,7 +334,7 @@ def _effective_crio(runner: Runner) -> Configured | None:
         return None
     if not told.ok:
         raise _no_answer("crio", told)
-    return runtime("crio").inspect({crio.CONFIG: told.stdout}, Wish())
+    return runtime("crio").inspect({CRIO_CONFIG: told.stdout}, Wish())
 
 
 def _effective_podman(runner: Runner) -> Configured | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpunode.change import ServiceChange, Trigger
 from gpunode.errors import ChangeFailed
-from gpunode.facts.cdi import KIND, SPEC
+from gpunode.facts.cdi_places import KIND, SPEC
 from gpunode.host.port import Settled
 from gpunode.host.process import Finished, Runner
 from gpunode.runtimes import RUNTIMES

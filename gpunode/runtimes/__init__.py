@@ -5,11 +5,15 @@ A row of ``RUNTIMES`` is all that the rest of gpunode knows of a runtime.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
-from gpunode.runtimes import containerd, crio, podman
-from gpunode.runtimes.containerd import dump as containerd_dump
+from gpunode.runtimes.containerd_files import CONFIG as CONTAINERD_CONFIG
+from gpunode.runtimes.containerd_files import DROP_IN as CONTAINERD_DROP_IN
 from gpunode.runtimes.model import (
+    CRIO_CONFIG,
+    CRIO_DROP_IN,
     DOCKER_CONFIG,
     Configured,
     Edit,
@@ -33,7 +37,6 @@ __all__ = [
     "Runtime",
     "Wish",
     "after_edits",
-    "containerd_dump",
     "gathered",
     "located",
     "runtime",
@@ -41,44 +44,81 @@ __all__ = [
 ]
 
 
+class _Rules(Protocol):
+    """What a runtime's module has for its row."""
+
+    def reads(self, files: Files, wish: Wish) -> tuple[str, ...]: ...
+    def configure(self, files: Files, wish: Wish) -> Edited: ...
+    def unconfigure(self, files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited: ...
+    def inspect(self, files: Files, wish: Wish) -> Configured: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _OnUse:
+    """The same from a module that is loaded on its first use: most nodes have one runtime, most commands need none."""
+
+    rules: Callable[[], _Rules]
+
+    def reads(self, files: Files, wish: Wish) -> tuple[str, ...]:
+        return self.rules().reads(files, wish)
+
+    def configure(self, files: Files, wish: Wish) -> Edited:
+        return self.rules().configure(files, wish)
+
+    def unconfigure(self, files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+        return self.rules().unconfigure(files, wish, former)
+
+    def inspect(self, files: Files, wish: Wish) -> Configured:
+        return self.rules().inspect(files, wish)
+
+
+def _containerd() -> _Rules:
+    from gpunode.runtimes import containerd
+
+    return containerd
+
+
+def _docker() -> _Rules:
+    from gpunode.runtimes import docker
+
+    return docker
+
+
+def _crio() -> _Rules:
+    from gpunode.runtimes import crio
+
+    return crio
+
+
+def _podman() -> _Rules:
+    from gpunode.runtimes import podman
+
+    return podman
+
+
 def _docker_reads(files: Files, wish: Wish) -> tuple[str, ...]:
+    # What is read is asked on every node; the editor of JSON comes with the rest.
     from gpunode.runtimes import docker_nodes
 
     return docker_nodes.reads(files, wish)
 
 
-def _configure_docker(files: Files, wish: Wish) -> Edited:
-    # Loaded on use: most nodes have no docker, and the editor of JSON comes with it.
-    from gpunode.runtimes import docker
-
-    return docker.configure(files, wish)
-
-
-def _unconfigure_docker(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    from gpunode.runtimes import docker_undoing
-
-    return docker_undoing.unconfigure(files, wish, former)
-
-
-def _inspect_docker(files: Files, wish: Wish) -> Configured:
-    from gpunode.runtimes import docker
-
-    return docker.inspect(files, wish)
+_CONTAINERD, _DOCKER, _CRIO, _PODMAN = _OnUse(_containerd), _OnUse(_docker), _OnUse(_crio), _OnUse(_podman)
 
 
 RUNTIMES: tuple[Runtime, ...] = (
     Runtime(
         id="containerd",
         unit="containerd.service",
-        config=containerd.CONFIG,
-        drop_in=containerd.DROP_IN,
+        config=CONTAINERD_CONFIG,
+        drop_in=CONTAINERD_DROP_IN,
         socket="/run/containerd/containerd.sock",
         packages=("containerd", "containerd.io"),
         config_from=frozenset({"containerd", "containerd.io"}),
-        reads=containerd.reads,
-        configure=containerd.configure,
-        unconfigure=containerd.unconfigure,
-        inspect=containerd.inspect,
+        reads=_CONTAINERD.reads,
+        configure=_CONTAINERD.configure,
+        unconfigure=_CONTAINERD.unconfigure,
+        inspect=_CONTAINERD.inspect,
     ),
     Runtime(
         id="docker",
@@ -89,22 +129,22 @@ RUNTIMES: tuple[Runtime, ...] = (
         packages=("docker.io", "docker-ce"),
         config_from=frozenset(),
         reads=_docker_reads,
-        configure=_configure_docker,
-        unconfigure=_unconfigure_docker,
-        inspect=_inspect_docker,
+        configure=_DOCKER.configure,
+        unconfigure=_DOCKER.unconfigure,
+        inspect=_DOCKER.inspect,
     ),
     Runtime(
         id="crio",
         unit="crio.service",
-        config=crio.CONFIG,
-        drop_in=crio.DROP_IN,
+        config=CRIO_CONFIG,
+        drop_in=CRIO_DROP_IN,
         socket="/run/crio/crio.sock",
         packages=("cri-o",),
         config_from=frozenset(),
-        reads=crio.reads,
-        configure=crio.configure,
-        unconfigure=crio.unconfigure,
-        inspect=crio.inspect,
+        reads=_CRIO.reads,
+        configure=_CRIO.configure,
+        unconfigure=_CRIO.unconfigure,
+        inspect=_CRIO.inspect,
         from_elsewhere="the CRI-O project's own repository, see https://github.com/cri-o/packaging",
     ),
     Runtime(
@@ -115,10 +155,10 @@ RUNTIMES: tuple[Runtime, ...] = (
         socket="",
         packages=("podman",),
         config_from=frozenset(),
-        reads=podman.reads,
-        configure=podman.configure,
-        unconfigure=podman.unconfigure,
-        inspect=podman.inspect,
+        reads=_PODMAN.reads,
+        configure=_PODMAN.configure,
+        unconfigure=_PODMAN.unconfigure,
+        inspect=_PODMAN.inspect,
     ),
 )
 

@@ -29,8 +29,7 @@ from gpunode.runtimes.containerd_files import (
     reads,
 )
 from gpunode.runtimes.containerd_plugin import Surroundings, follows_blindly, is_of_runc, wished
-from gpunode.runtimes.containerd_removal import unconfigure
-from gpunode.runtimes.model import Configured, Edit, Edited, Files, Wish, after_edits, satisfies
+from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Wish, after_edits, satisfies
 from gpunode.runtimes.tomlread import Document
 
 __all__ = [
@@ -131,6 +130,17 @@ def configure(files: Files, wish: Wish) -> Edited:
     after = after_edits(files, Edited(edits))
     _check_effective(after, wish, present)
     return Edited(edits, how, tuple(_notes(loaded, after, wish)))
+
+
+def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+    """What takes the handler out again; see ``containerd_removal``, which few commands need.
+
+    Raises:
+        Refused: a file cannot be read, or cannot be edited without harm.
+    """
+    from gpunode.runtimes import containerd_removal
+
+    return containerd_removal.unconfigure(files, wish, former)
 
 
 def absolute(wish: Wish, path: str) -> Wish:

@@ -18,13 +18,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.errors import Refused
-from gpunode.runtimes.model import RUNC_FAMILY, Configured, Edit, Edited, Files, Former, Wish
+from gpunode.runtimes.model import (
+    CRIO_CONFIG,
+    CRIO_DROP_IN,
+    CRIO_FOLDER,
+    RUNC_FAMILY,
+    Configured,
+    Edit,
+    Edited,
+    Files,
+    Former,
+    Wish,
+)
 from gpunode.runtimes.text import decode, encode
 from gpunode.runtimes.tomlread import Document, Path, parse
 
-CONFIG = "/etc/crio/crio.conf"
-FOLDER = "/etc/crio/crio.conf.d"
-DROP_IN = f"{FOLDER}/99-nvidia.toml"
 # nvidia-ctk 1.18.0 to 1.19.0 wrote its drop-in here, where CRI-O never looks (nvidia-container-toolkit PR 1829).
 DEAD_FOLDER = "/etc/crio/conf.d"
 _BARE_BINARY = "nvidia-container-runtime"
@@ -49,7 +57,7 @@ class _File:
 def reads(files: Files, wish: Wish) -> tuple[str, ...]:
     """Every path and pattern that CRI-O reads, and the folder that older toolkits took for one of them."""
     del files
-    patterns = [_config(wish), f"{FOLDER}/*", f"{FOLDER}/.*", f"{FOLDER}/*/*", f"{DEAD_FOLDER}/*"]
+    patterns = [_config(wish), f"{CRIO_FOLDER}/*", f"{CRIO_FOLDER}/.*", f"{CRIO_FOLDER}/*/*", f"{DEAD_FOLDER}/*"]
     if wish.drop_in:
         patterns += [wish.drop_in, f"{_folder(wish.drop_in)}/*"]
     return tuple(dict.fromkeys(patterns))
@@ -57,7 +65,7 @@ def reads(files: Files, wish: Wish) -> tuple[str, ...]:
 
 def in_order(files: Files, wish: Wish) -> tuple[str, ...]:
     """The paths among ``files`` that CRI-O reads, in its order: what a later one says wins."""
-    folders = {FOLDER, *([_folder(wish.drop_in)] if wish.drop_in else [])}
+    folders = {CRIO_FOLDER, *([_folder(wish.drop_in)] if wish.drop_in else [])}
     paths = [path for path in files if path == _config(wish) or any(path.startswith(f"{f}/") for f in folders)]
     return tuple(sorted(paths, key=_rank(wish)))
 
@@ -165,7 +173,7 @@ def _end_dangling_default(after: dict[str, bytes | None], wish: Wish) -> list[st
 
 
 def _config(wish: Wish) -> str:
-    return wish.config or CONFIG
+    return wish.config or CRIO_CONFIG
 
 
 def _folder(path: str) -> str:
@@ -176,7 +184,7 @@ def _rank(wish: Wish) -> Callable[[str], tuple[int, list[str]]]:
     """The order in which CRI-O reads: the root file, then folder by folder, as filepath.Walk goes."""
 
     def rank(path: str) -> tuple[int, list[str]]:
-        place = 0 if path == _config(wish) else 1 if path.startswith(f"{FOLDER}/") else 2
+        place = 0 if path == _config(wish) else 1 if path.startswith(f"{CRIO_FOLDER}/") else 2
         return place, path.split("/")
 
     return rank
@@ -326,20 +334,20 @@ def _place(read: Sequence[_File], wish: Wish) -> tuple[str, str]:
         if wish.drop_in == _config(wish):
             raise Refused(
                 f"{wish.drop_in} is the configuration itself, and no drop-in of it",
-                why=f"CRI-O reads its drop-ins from {FOLDER}",
+                why=f"CRI-O reads its drop-ins from {CRIO_FOLDER}",
                 hint="leave --drop-in-config out; --mode in-place edits the configuration itself",
             )
         if _folder(wish.drop_in) == DEAD_FOLDER:
             raise Refused(
                 f"CRI-O does not read {wish.drop_in}",
-                why=f"its folder is {FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 took {DEAD_FOLDER} for it",
-                hint=f"name a file in {FOLDER}, or none: {DROP_IN} is taken then",
+                why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 took {DEAD_FOLDER} for it",
+                hint=f"name a file in {CRIO_FOLDER}, or none: {CRIO_DROP_IN} is taken then",
             )
         return wish.drop_in, f"drop-in {wish.drop_in}: as asked for"
-    later = [file.path for file in read if _rank(wish)(file.path) > _rank(wish)(DROP_IN) and _concerns(file, wish)]
+    later = [file.path for file in read if _rank(wish)(file.path) > _rank(wish)(CRIO_DROP_IN) and _concerns(file, wish)]
     if later:
-        return later[-1], f"in {later[-1]}: CRI-O reads it after {DROP_IN}, and what it says would win"
-    return DROP_IN, f"drop-in {DROP_IN}: CRI-O reads {FOLDER} after {_config(wish)}"
+        return later[-1], f"in {later[-1]}: CRI-O reads it after {CRIO_DROP_IN}, and what it says would win"
+    return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {_config(wish)}"
 
 
 def _concerns(file: _File, wish: Wish) -> bool:
@@ -395,7 +403,8 @@ def _with(read: Sequence[_File], target: _File, wish: Wish) -> list[_File]:
 
 
 def _without_effect(read: Sequence[_File], path: str, unmet: Sequence[Path], wish: Wish) -> Refused:
-    rank, order = _rank(wish), f"CRI-O reads {_config(wish)} first, then {FOLDER} in lexical order; the last one wins"
+    rank = _rank(wish)
+    order = f"CRI-O reads {_config(wish)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
     later = [file for file in read if rank(file.path) > rank(path)]
     said = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if _at(file.document, key)]
     return Refused(
@@ -454,7 +463,7 @@ def _says_anything(document: Document) -> bool:
 def _notes(files: Files, read: Sequence[_File], wish: Wish) -> Iterator[str]:
     if wish.cdi:
         yield "CRI-O's support for CDI is always on; there is nothing to switch"
-    if wish.drop_in and not wish.drop_in.startswith(f"{FOLDER}/"):
+    if wish.drop_in and not wish.drop_in.startswith(f"{CRIO_FOLDER}/"):
         yield f"CRI-O reads {wish.drop_in} only when it is started with --config-dir {_folder(wish.drop_in)}"
     for file in read:
         if _LEFTOVER.search(file.path):
@@ -465,4 +474,6 @@ def _notes(files: Files, read: Sequence[_File], wish: Wish) -> Iterator[str]:
 def _dead(files: Files) -> Iterator[str]:
     for path in sorted(files):
         if path.startswith(f"{DEAD_FOLDER}/"):
-            yield f"CRI-O never reads {path}: nvidia-ctk 1.18.0 to 1.19.0 put it beside {FOLDER}; it can be removed"
+            yield (
+                f"CRI-O never reads {path}: nvidia-ctk 1.18.0 to 1.19.0 put it beside {CRIO_FOLDER}; it can be removed"
+            )

@@ -6,19 +6,30 @@ breaks a node it is not followed: docs/reference/differences-from-nvidia-ctk.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from gpunode.errors import Refused
 from gpunode.runtimes import jsontext
-from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on
+from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on, reads
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.jsontext import BLANK, Path
-from gpunode.runtimes.model import Configured, Edit, Edited, Files, Runtime, Wish, runs
+from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Runtime, Wish, runs
 from gpunode.runtimes.text import decode, encode, same
 
-__all__ = ["configure", "document_of", "edited", "flags", "inspect", "keeps_containers", "located", "takes_on_reload"]
+__all__ = [
+    "configure",
+    "document_of",
+    "edited",
+    "flags",
+    "inspect",
+    "keeps_containers",
+    "located",
+    "reads",
+    "takes_on_reload",
+    "unconfigure",
+]
 
 # The one name that dockerd keeps for itself.
 _RESERVED = "runc"
@@ -40,6 +51,13 @@ def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
 def flags(files: Files, wish: Wish) -> tuple[str, ...]:
     """The flags that dockerd is started with, but for the one that names its file."""
     return node_of(files, wish).flags.words
+
+
+def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+    """What takes the handler out again; see ``docker_undoing``, which few commands need."""
+    from gpunode.runtimes import docker_undoing
+
+    return docker_undoing.unconfigure(files, wish, former)
 
 
 def inspect(files: Files, wish: Wish) -> Configured:

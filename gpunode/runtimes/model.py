@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 DOCKER_CONFIG = "/etc/docker/daemon.json"
+CRIO_CONFIG = "/etc/crio/crio.conf"
+CRIO_FOLDER = "/etc/crio/crio.conf.d"
+CRIO_DROP_IN = f"{CRIO_FOLDER}/99-nvidia.toml"
 # The handlers of the runc shim: pods run under the cgroup driver that their options name.
 RUNC_FAMILY = ("runc", "crun")
 

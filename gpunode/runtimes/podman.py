@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.facts.cdi import FOLDERS
+from gpunode.facts.cdi_places import FOLDERS
 from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish
 from gpunode.runtimes.text import decode
 from gpunode.runtimes.tomlread import parse

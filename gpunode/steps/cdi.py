@@ -5,19 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpunode.change import Deferred, FileChange, ServiceChange, ServiceState, Trigger
 from gpunode.distros.dpkg_version import DpkgVersion
-from gpunode.facts import cdi
+from gpunode.facts.cdi_places import FOLDERS, SPEC
 from gpunode.facts.layout import Layout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known, need
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
-from gpunode.runtimes import Wish, podman, runtime
+from gpunode.runtimes import Wish, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.steps.module import is_loaded
 from gpunode.steps.outcome import Outcome, Planned, Step
 from gpunode.steps.selection import WantedDriver, matches, wanted_driver
+
+if TYPE_CHECKING:
+    from gpunode.facts.cdi import Offer, Spec
+    from gpunode.runtimes import podman
 
 UNIT = "nvidia-cdi-refresh.service"
 PATH_UNIT = "nvidia-cdi-refresh.path"
@@ -43,7 +48,7 @@ class Judged:
         notes: what writing it anew does not put right, a sentence each.
     """
 
-    spec: cdi.Spec | None
+    spec: Spec | None
     fault: str
     notes: tuple[str, ...] = ()
 
@@ -140,13 +145,15 @@ def output(facts: Facts) -> str:
     fact = facts.file(ENVIRONMENT)
     text = fact.value.content.decode("utf-8", "replace") if isinstance(fact, Known) and fact.value else ""
     said = [path for path in _OUTPUT.findall(text) if path.startswith("/")]
-    return said[-1] if said else cdi.SPEC
+    return said[-1] if said else SPEC
 
 
 def folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     """Where the runtime looks for specifications; the last one wins."""
     if recipe.runtime.name != "podman":
-        return cdi.FOLDERS
+        return FOLDERS
+    from gpunode.runtimes import podman
+
     return podman.spec_folders(contents(in_facts(facts, runtime("podman"), Wish())), podman_version(facts))
 
 
@@ -170,8 +177,10 @@ def judge(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> Judged:
     return Judged(spec, "", tuple(notes))
 
 
-def offered(facts: Facts, places: Sequence[str] = cdi.FOLDERS) -> cdi.Offer:
+def offered(facts: Facts, places: Sequence[str] = FOLDERS) -> Offer:
     """What the specifications of the node offer to a runtime that looks in ``places``."""
+    from gpunode.facts import cdi
+
     return cdi.offer(_files(facts), places)
 
 
@@ -185,19 +194,19 @@ def described(judged: Judged) -> str:
 
 
 def _files(facts: Facts) -> dict[str, bytes]:
-    folders = tuple(f"{folder}/" for folder in cdi.FOLDERS)
+    folders = tuple(f"{folder}/" for folder in FOLDERS)
     states = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known)}
     return {path: state.content for path, state in states.items() if state is not None and path.startswith(folders)}
 
 
-def _helps(offer: cdi.Offer, written: str, places: Sequence[str]) -> bool:
+def _helps(offer: Offer, written: str, places: Sequence[str]) -> bool:
     """Whether one more file could give what is missing: the runtime reads it, and nothing there contradicts it."""
     folder = written.rpartition("/")[0]
     rivals = [one.path for one in offer.unread if one.path != written and one.path.rpartition("/")[0] == folder]
     return folder in places and not rivals
 
 
-def _fault(spec: cdi.Spec, facts: Facts, loaded: LoadedDriver) -> str:
+def _fault(spec: Spec, facts: Facts, loaded: LoadedDriver) -> str:
     """Why ``spec`` does not fit the driver and its GPUs, a clause; empty when it does or nobody can tell."""
     if spec.drivers and not any(f"{version}.".startswith(loaded.version) for version in spec.drivers):
         return f"{spec.path} is of driver {', '.join(sorted(spec.drivers))}, and {loaded.version} is loaded"
@@ -218,20 +227,22 @@ def _nodes(minors: frozenset[int]) -> str:
     return ", ".join(f"/dev/nvidia{minor}" for minor in sorted(minors))
 
 
-def _unsolved(offer: cdi.Offer, written: str, places: Sequence[str]) -> Iterator[str]:
+def _unsolved(offer: Offer, written: str, places: Sequence[str]) -> Iterator[str]:
     for name, paths in offer.conflicts.items():
         yield f"{' and '.join(paths)} both offer nvidia.com/gpu={name}, so no container gets it: remove one of them"
     for one in offer.unread:
         if one.path != written:
             yield f"{one.path} is not understood ({one.reason}); a container engine may read it all the same"
     if written.rpartition("/")[0] not in places:
+        from gpunode.runtimes import podman
+
         yield (
             f"the specification is written to {written}, and podman looks in {', '.join(places)} alone: name both "
             f'folders in {podman.CONFIG} ([engine] cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"])'
         )
 
 
-def _others(offer: cdi.Offer, spec: cdi.Spec | None, loaded: LoadedDriver) -> Iterator[str]:
+def _others(offer: Offer, spec: Spec | None, loaded: LoadedDriver) -> Iterator[str]:
     """The specifications of another driver that the one in use overrules only where it has the same names."""
     for other in offer.specs:
         if spec is None or other.path == spec.path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Wish, containerd_dump, satisfies
+from gpunode.runtimes import Wish, containerd, satisfies
 from tests.unit.runtimes.one_file import configure, inspect
 
 HERE = Path(__file__).parent
@@ -26,7 +26,7 @@ INPUTS = sorted((HERE / "vectors").glob("*ctd*/input.toml"))
 @pytest.mark.parametrize("file", DUMPS, ids=lambda file: file.stem)
 def test_stored_dumps(file: Path) -> None:
     """Each is the dump of Debian's packaged file, configured with WISHES["systemd"] for an unknown version."""
-    found = containerd_dump(file.read_bytes())
+    found = containerd.dump(file.read_bytes())
     assert found.handlers == {"nvidia": "/usr/bin/nvidia-container-runtime", "runc": ""}
     assert found.default == "runc"
     assert found.systemd_cgroup == {"nvidia": True, "runc": True}
@@ -38,7 +38,7 @@ def test_stored_dumps(file: Path) -> None:
 
 def test_what_is_no_dump_is_refused() -> None:
     with pytest.raises(Refused, match="containerd config dump"):
-        containerd_dump(b"containerd: invalid configuration\n")
+        containerd.dump(b"containerd: invalid configuration\n")
 
 
 def _dump(config: bytes, folder: Path) -> subprocess.CompletedProcess[bytes]:
@@ -60,11 +60,11 @@ def test_the_real_containerd_reads_what_was_meant(file: Path, name: str, tmp_pat
         pytest.skip("refused")
     before = _dump(file.read_bytes(), tmp_path)
     # 1.6 takes a schema 3 file and uses nothing of it; 1.7 and the TOML reader of both refuse some.
-    if before.returncode or (inspect(file.read_bytes()).schema == 3 and containerd_dump(before.stdout).schema == 2):
+    if before.returncode or (inspect(file.read_bytes()).schema == 3 and containerd.dump(before.stdout).schema == 2):
         pytest.skip("this containerd does not read the file as it was")
     dump = _dump(out, tmp_path)
     assert dump.returncode == 0, dump.stderr.decode()
-    found = containerd_dump(dump.stdout)
+    found = containerd.dump(dump.stdout)
     assert found.handlers.get("nvidia") == wish.binary
     assert found.default in found.handlers
     assert not wish.default or found.default == "nvidia"

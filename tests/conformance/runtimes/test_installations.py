@@ -20,7 +20,7 @@ from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Fact, Known, Kubelet
-from gpunode.runtimes import Edited, Files, Former, Runtime, Wish, after_edits, containerd_dump, gathered, runtime
+from gpunode.runtimes import Edited, Files, Former, Runtime, Wish, after_edits, containerd, gathered, runtime
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.installations import chosen
 
@@ -118,7 +118,7 @@ def test_the_real_containerd_reads_it(case: str, tmp_path: Path) -> None:
         (tmp_path / path[1:]).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path[1:]).write_text(here)
     command = [str(CONTAINERD), "--config", f"{tmp_path}{row.config}", "config", "dump"]
-    found = containerd_dump(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    found = containerd.dump(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
     assert found.handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
     assert found.default == ("nvidia" if wish(case).default else "runc")
     assert found.systemd_cgroup.get("nvidia", False) == found.systemd_cgroup.get("runc", False)

@@ -96,6 +96,22 @@ def test_a_setup_begins_with_what_a_run_without_changes_needs() -> None:
     assert not {"rich", "tomlkit", "sh", "pynvml", "distro"} & foreign(found)
 
 
+@pytest.mark.parametrize("command", ["log", "rollback --list"])
+def test_a_command_about_the_past_loads_no_editor_of_a_runtime(command: str, tmp_path: Path) -> None:
+    tmp_path.joinpath("etc").mkdir()
+    root = ("--root", str(tmp_path)) if command == "log" else ()
+    found = loaded(*command.split(), *root)
+    assert "gpunode.runtimes" in found
+    assert not {f"gpunode.runtimes.{name}" for name in ("containerd", "crio", "docker", "keys", "podman")} & found
+    assert "gpunode.facts.cdi" not in found
+
+
+def test_a_plan_loads_the_rules_of_the_one_runtime_that_it_is_about() -> None:
+    found = loaded("plan", "containerd", "--node", SAMPLE)
+    assert "gpunode.runtimes.containerd" in found
+    assert not {f"gpunode.runtimes.{name}" for name in ("crio", "docker", "keys", "podman")} & found
+
+
 def test_a_planned_capture_starts_no_process_and_reads_no_journal() -> None:
     found = loaded("plan", "docker", "--node", SAMPLE)
     assert not {"rich", "tomlkit", "sh", "pynvml", "distro"} & foreign(found)

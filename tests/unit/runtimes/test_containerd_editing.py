@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Configured, Wish, containerd, containerd_dump, runtime, satisfies, tomltext
+from gpunode.runtimes import Configured, Wish, containerd, runtime, satisfies, tomltext
 from tests.unit.runtimes.one_file import configure, inspect
 
 if sys.version_info >= (3, 11):
@@ -493,7 +493,7 @@ def test_what_cannot_be_read_is_named_as_the_file_or_as_the_daemons_answer(data:
         inspect(data)
     assert "/etc/containerd/config.toml" in refused.value.hint
     with pytest.raises(Refused, match=r"^the output of `containerd config dump`:2"):
-        containerd_dump(data)
+        containerd.dump(data)
 
 
 def test_deep_nesting_is_refused() -> None:
@@ -527,7 +527,7 @@ def test_the_name_that_nvidia_ctk_takes_alone_is_as_good_as_its_path(wish: Wish)
 
 
 def test_a_dump_is_read_as_a_configuration_is() -> None:
-    found = containerd_dump(configure(None, Wish(default=True, cdi=True, systemd_cgroup=True)))
+    found = containerd.dump(configure(None, Wish(default=True, cdi=True, systemd_cgroup=True)))
     assert found.default == "nvidia"
     assert found.cdi is True
     assert found.systemd_cgroup == {"nvidia": True}

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from gpunode.errors import Refused
 from gpunode.runtimes import Edited, Former, Wish, after_edits, crio
+from gpunode.runtimes.model import CRIO_CONFIG, CRIO_DROP_IN, CRIO_FOLDER
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-CONF, DROP_IN, PACKAGED = crio.CONFIG, crio.DROP_IN, "/etc/crio/crio.conf.d/10-crio.conf"
+CONF, DROP_IN, PACKAGED = CRIO_CONFIG, CRIO_DROP_IN, "/etc/crio/crio.conf.d/10-crio.conf"
 BINARY = "/usr/bin/nvidia-container-runtime"
 # As the CRI-O project's packages ship it.
 TEN = b"""\
@@ -190,7 +191,7 @@ def test_leftovers_that_cri_o_reads_too_are_named() -> None:
     ("path", "data", "what"),
     [
         (CONF, b"[crio\n", f"{CONF}:1: not valid TOML"),
-        (f"{crio.FOLDER}/.99.swp", b"b0VIM 9.0\x00", "not valid TOML"),
+        (f"{CRIO_FOLDER}/.99.swp", b"b0VIM 9.0\x00", "not valid TOML"),
         (CONF, b"[crio]\nruntime = 1\n", f"{CONF}:2: crio.runtime is not a table"),
         (CONF, b"[crio.runtime.runtimes]\nrunc = 'x'\n", f"{CONF}:2: crio.runtime.runtimes.runc is not a table"),
         (CONF, b"[crio.runtime]\ndefault_runtime = 1\n", f"{CONF}:2: crio.runtime.default_runtime is not a string"),
@@ -231,7 +232,7 @@ def test_another_root_file_is_read_in_its_place() -> None:
 
 def test_all_of_crio_conf_d_is_read_hidden_files_and_folders_too() -> None:
     patterns = crio.reads({}, Wish(drop_in="/srv/gpu/50.toml"))
-    assert {CONF, f"{crio.FOLDER}/*", f"{crio.FOLDER}/.*", f"{crio.FOLDER}/*/*", "/srv/gpu/*"} <= {*patterns}
+    assert {CONF, f"{CRIO_FOLDER}/*", f"{CRIO_FOLDER}/.*", f"{CRIO_FOLDER}/*/*", "/srv/gpu/*"} <= {*patterns}
     assert any("--config-dir /srv/gpu" in n for n in crio.configure({}, Wish(drop_in="/srv/gpu/50.toml")).notes)
 
 
