@@ -17,7 +17,7 @@ from gpunode.cli.runtime_options import Hook, Typed, Wanted, absolute, wanted
 from gpunode.cli.screen.edits import draft_lines, read_again_command
 from gpunode.cli.screen.plans import note as warning
 from gpunode.cli.screen.printer import standard_error, standard_output
-from gpunode.errors import ChangesPending, GpunodeError, UsageError, VerifyFailed
+from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageError, VerifyFailed
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
 from gpunode.journal.footprint import Footprint
@@ -211,15 +211,22 @@ def check(typed: Typed, how: How, root: str) -> None:
     how.answer(_judged(draft, verdict))
 
 
+def _is_daemon(draft: Draft) -> bool:
+    return bool(runtime(draft.about).unit)
+
+
 def _judged(draft: Draft, verdict: Verdict) -> Envelope:
     failure: GpunodeError | None = None
     if verdict.pending:
         failure = ChangesPending(f"{draft.about} is not as asked", hint="`gpunode ctk runtime configure` makes it so")
     elif verdict.otherwise:
         what = f"the files of {draft.about} are as asked, but its daemon has something else"
-        if not runtime(draft.about).unit:
+        if not _is_daemon(draft):
             what = f"{draft.about} cannot give a container the GPUs"
         failure = VerifyFailed(what, why=verdict.otherwise, hint=read_again_command(draft))
+    elif verdict.untold and not _is_daemon(draft):
+        what = f"cannot tell whether {draft.about} gives containers the GPUs"
+        failure = Undetermined(what, why=verdict.untold, hint="gpunode setup --runtime podman installs what is missing")
     answer = _answer("ctk runtime check", draft, draft.changes)
     return replace(
         answer,
