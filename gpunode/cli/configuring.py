@@ -17,7 +17,7 @@ from gpunode.cli.runtime_options import Hook, Typed, Wanted, absolute, wanted
 from gpunode.cli.screen.edits import draft_lines, read_again_command
 from gpunode.cli.screen.plans import note as warning
 from gpunode.cli.screen.printer import standard_error, standard_output
-from gpunode.errors import ChangesPending, GpunodeError, UsageError, VerifyFailed
+from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageError, VerifyFailed
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
 from gpunode.journal.footprint import Footprint
@@ -62,18 +62,18 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
         return
     asked = wanted(typed, place)
 
-    def drafting(host: LocalHost, _: Footprint) -> Draft:
-        return _configuring(host, asked)
+    def drafting(host: LocalHost, footprint: Footprint) -> Draft:
+        return _configuring(host, asked, footprint)
 
     edit("ctk runtime configure", "configure", drafting, how, place, leave)
 
 
-def _configuring(host: LocalHost, asked: Wanted) -> Draft:
+def _configuring(host: LocalHost, asked: Wanted, footprint: Footprint) -> Draft:
     if not asked.row.unit:
         draft = edits.specifying(host, asked.row, image=host.root != "/")
         return replace(draft, notes=(*asked.notes, *draft.notes))
     where = edits.place(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
-    draft = edits.configuring(host, where.row, where.wish)
+    draft = edits.configuring(host, where.row, where.wish, footprint.files)
     return replace(draft, notes=(*asked.notes, *where.notes, *draft.notes))
 
 
@@ -147,9 +147,10 @@ def _answer(command: str, draft: Draft, changes: Sequence[Change] = ()) -> Envel
 
 def _show(command: str, verb: CtkVerb, drafting: Drafting, how: How, place: str) -> None:
     """What would be written: the files on standard output, as nvidia-ctk prints them, the diff on standard error."""
-    footprint, note = _footprint(Store(place)) if verb == "unconfigure" else (Footprint(), "")
+    footprint, note = _footprint(Store(place))
     draft = drafting(LocalHost(place), footprint)
-    draft = replace(draft, notes=(*draft.notes, *([note] if note else [])))
+    if note and verb == "unconfigure":
+        draft = replace(draft, notes=(*draft.notes, note))
     if not how.json:
         standard_output().raw("\n".join(_text(content) for content in edits.shown(draft)))
         if not how.quiet:
@@ -201,7 +202,7 @@ def check(typed: Typed, how: How, root: str) -> None:
     place = checked_root(root)
     asked = wanted(typed, place)
     host = LocalHost(place)
-    draft = _configuring(host, asked)
+    draft = _configuring(host, asked, _footprint(Store(place))[0])
     if asked.row.unit or draft.changes:
         verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
     else:
@@ -210,15 +211,22 @@ def check(typed: Typed, how: How, root: str) -> None:
     how.answer(_judged(draft, verdict))
 
 
+def _is_daemon(draft: Draft) -> bool:
+    return bool(runtime(draft.about).unit)
+
+
 def _judged(draft: Draft, verdict: Verdict) -> Envelope:
     failure: GpunodeError | None = None
     if verdict.pending:
         failure = ChangesPending(f"{draft.about} is not as asked", hint="`gpunode ctk runtime configure` makes it so")
     elif verdict.otherwise:
         what = f"the files of {draft.about} are as asked, but its daemon has something else"
-        if not runtime(draft.about).unit:
+        if not _is_daemon(draft):
             what = f"{draft.about} cannot give a container the GPUs"
         failure = VerifyFailed(what, why=verdict.otherwise, hint=read_again_command(draft))
+    elif verdict.untold and not _is_daemon(draft):
+        what = f"cannot tell whether {draft.about} gives containers the GPUs"
+        failure = Undetermined(what, why=verdict.untold, hint="gpunode setup --runtime podman installs what is missing")
     answer = _answer("ctk runtime check", draft, draft.changes)
     return replace(
         answer,

@@ -5,6 +5,7 @@ Source: nvidia-container-toolkit@v1.20.0, cmd/nvidia-ctk/runtime/configure.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,12 @@ def wanted(typed: Typed, root: str) -> Wanted:
     _refuse_unknown("--mode", typed.mode, _MODES)
     _refuse_unknown("--config-source", typed.source, _SOURCES)
     mode, drop_in = _mode(typed, row)
+    if not typed.path:
+        raise UsageError(
+            "--nvidia-runtime-path is empty",
+            why="a runtime that runs nothing keeps docker from starting",
+            hint="leave the option out, or name the program: --nvidia-runtime-path=/usr/bin/nvidia-container-runtime",
+        )
     notes = tuple(_notes(typed))
     wish = Wish(
         handler=typed.name,
@@ -185,4 +192,11 @@ def absolute(option: str, path: str, root: str) -> str:
             why=f"with --root every path is one inside {root}",
             hint=f"give it as it is there: {option}=/etc/…",
         )
-    return str(Path.cwd() / path) if path else ""
+    if path.endswith("/"):
+        raise UsageError(
+            f"{option}={path} names a folder",
+            why="it takes a file",
+            hint=f"name the file: {option}={path}99-nvidia.toml",
+        )
+    # Without what makes one place look like two; with two slashes in front it would still be another for POSIX.
+    return "/" + posixpath.normpath(Path.cwd() / path).lstrip("/") if path else ""

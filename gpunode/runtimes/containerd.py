@@ -319,7 +319,9 @@ class _Editing:
         if present.schema != self.root.schema:
             # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
             present = read(None, path, self.wish)
-        own = present.table(self.root.cri)
+        theirs = present if self.wish.others is None else read(self.wish.others or None, path, self.wish)
+        theirs = theirs if theirs.schema == self.root.schema else read(None, path, self.wish)
+        own = theirs.table(self.root.cri)
         others = [file for file in self.loaded if file.path != path]
         base = effective(others, self.wish)
         if self.wish.source is not None and (told := read(self.wish.source, _DUMP)).schema == self.root.schema:
@@ -328,8 +330,8 @@ class _Editing:
         plugin = wished(_without_default(merged(base, own), base, self.wish), beside, self.wish)
         if self.wish.mode == "auto":
             plugin = _ours(plugin, base, own, self.wish)
-        document = {**present.document, "version": self.root.schema}
-        document["plugins"] = {**present.document.get("plugins", {}), self.root.cri[1]: plugin}
+        document = {**theirs.document, "version": self.root.schema}
+        document["plugins"] = {**theirs.document.get("plugins", {}), self.root.cri[1]: plugin}
         return {path: self._edited(present, document), self.root.path: self._importing(path)}
 
     def _drop_in_path(self) -> str:
@@ -344,7 +346,8 @@ class _Editing:
 
     def _importing(self, path: str) -> bytes | None:
         """The root file, with the import of ``path`` that it needs."""
-        root, pattern = self.root, f"{posixpath.dirname(path)}/*.toml"
+        root, pattern = self.root, posixpath.join(posixpath.dirname(path), "*.toml")
+        pattern = pattern if path.endswith(".toml") else path
         is_read = pattern in root.imports if self.wish.mode != "auto" else any(imports_of(root, path))
         if is_read:
             return self.files.get(root.path)

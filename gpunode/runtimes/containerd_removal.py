@@ -12,6 +12,7 @@ from gpunode.runtimes.containerd_files import (
     counting,
     edited,
     effective,
+    imports_of,
     load,
     merges,
     read,
@@ -44,6 +45,7 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
     before = {path: former[path].before if path in former else content for path, content in files.items()}
     if not _is_unsound(before, wish):
         _keep_sound(after, wish, notes)
+    _keep_awake(files, after, wish, notes)
     edits = tuple(Edit(path, files[path], content) for path, content in after.items() if content != files[path])
     return Edited(edits, "", tuple(notes))
 
@@ -151,6 +153,20 @@ def _lacks_runc(contents: Mapping[str, bytes | None], wish: Wish) -> bool:
         return False
     default = containerd.get("default_runtime_name") or "runc"
     return needs_runc(default, runtimes, loaded[0].schema, replace(wish, systemd_cgroup=False))
+
+
+def _keep_awake(files: Files, after: dict[str, bytes | None], wish: Wish, notes: list[str]) -> None:
+    """The root goes on importing what others have put beside our drop-in since."""
+    loaded = load(files, wish)
+    root, left = loaded[0], {file.path for file in load(_there(after), wish)}
+    lost = [file.path for file in loaded if file.path not in left and after.get(file.path) is not None]
+    needed = [written for written in root.imports if any(written in imports_of(root, path) for path in lost)]
+    if not needed:
+        return
+    now = read(after.get(root.path), root.path, wish)
+    document = {"version": root.schema, **now.document, "imports": [*now.imports, *needed]}
+    after[root.path] = edited(now, document, after.get(root.path))
+    notes.append(f"{root.path} still imports {', '.join(needed)}, since {', '.join(lost)} would not be read without it")
 
 
 def _is_orphan(file: ConfigFile, wish: Wish) -> bool:

@@ -13,6 +13,8 @@ from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.model import Edit, Edited, Files, Runtime, Wish, gathered
 
 States = Mapping[str, FileState]
+# Twenty thousand mirrors take more than a megabyte.
+_LIMIT_BYTES = 16 << 20
 # A unit whose file leads to /dev/null.
 _MASKED = FileState(b"")
 
@@ -84,7 +86,7 @@ def by_looking(look: Callable[[Probe], Capture], row: Runtime, wish: Wish) -> St
 
 def one_by_looking(look: Callable[[Probe], Capture], path: str) -> States:
     """As ``by_looking``, the file at ``path`` alone."""
-    capture = look(Probe(f"file:{path}", path=path))
+    capture = look(Probe(f"file:{path}", path=path, limit_bytes=_LIMIT_BYTES))
     if capture.outcome == "absent":
         return {}
     if capture.outcome == "ok":
@@ -95,7 +97,7 @@ def one_by_looking(look: Callable[[Probe], Capture], path: str) -> States:
 
 
 def _matches(look: Callable[[Probe], Capture], pattern: str) -> States:
-    capture = look(Probe(f"files:{pattern}", glob=pattern))
+    capture = look(Probe(f"files:{pattern}", glob=pattern, limit_bytes=_LIMIT_BYTES))
     if capture.outcome == "absent":
         return {}
     if capture.outcome != "ok":

@@ -36,6 +36,7 @@ class Wish:
         enable_cri: True takes containerd's CRI plugin off the list of disabled plugins; False leaves the list.
         exact: True makes the handler's entry anew from the default runtime's, as nvidia-ctk does; False keeps what an
             entry says that runs ``binary`` already.
+        others: what others than gpunode have in the drop-in; the rest of it is made anew. None for all that it holds.
         source: what the runtime's own ``config dump`` printed, to inherit options from; None for the files themselves.
     """
 
@@ -51,6 +52,7 @@ class Wish:
     enable_cri: bool = False
     exact: bool = False
     source: bytes | None = None
+    others: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

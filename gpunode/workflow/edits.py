@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation, ServiceChange, Trigger
@@ -20,7 +21,7 @@ from gpunode.recipe import Runtime as RecipeRuntime
 from gpunode.runtimes import Edit, Edited, Files, Former, Runtime, Wish, after_edits, located
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
 from gpunode.runtimes.installations import chosen, kubelet_using, with_kubelets_driver
-from gpunode.runtimes.keys import about, entries_changed, took_out
+from gpunode.runtimes.keys import about, entries_changed, taken_back, took_out
 from gpunode.runtimes.model import RUNC_FAMILY
 from gpunode.steps import cdi
 from gpunode.steps.outcome import Planned
@@ -146,8 +147,16 @@ def _dumped(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
     )
 
 
-def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
+def configuring(
+    host: HostView, row: Runtime, wish: Wish, trails: Mapping[str, FileTrail] = MappingProxyType({})
+) -> Draft:
     """What has the runtime run containers by NVIDIA's binary, as ``wish`` says.
+
+    Args:
+        host: the node.
+        row: the runtime.
+        wish: what is asked for.
+        trails: what gpunode's recorded runs have made of each file: that is made anew from what the others say now.
 
     Raises:
         Refused: its files cannot be edited so.
@@ -155,6 +164,7 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
     """
     there = by_looking(host.look, row, wish)
     row = located(row, contents(there), wish)
+    wish = replace(wish, others=_others_in(wish.drop_in or row.drop_in, contents(there), trails))
     edited = row.configure(contents(there), wish)
     after = row.inspect(after_edits(contents(there), edited), wish)
     binary = after.handlers.get(wish.handler, wish.binary)
@@ -162,6 +172,17 @@ def configuring(host: HostView, row: Runtime, wish: Wish) -> Draft:
     meant = RuntimeExpectation(row.id, _main(row, wish), frozenset({(wish.handler, binary)}), default)
     draft = _draft(row, wish, there, edited, meant)
     return replace(draft, notes=(*draft.notes, *cri_notes(replace(row, config=_main(row, wish)), after)))
+
+
+def _others_in(path: str, files: Files, trails: Mapping[str, FileTrail]) -> bytes | None:
+    """What others than gpunode have in the file; None where nobody can tell, or gpunode has no part in it."""
+    trail, now = trails.get(path), files.get(path)
+    if trail is None or trail.forgotten or now is None:
+        return None
+    left: bytes | None = now
+    for former in _recorded(trail):
+        left = None if left is None else taken_back(former.before, former.after, left, path)
+    return left
 
 
 def specifying(host: HostView, row: Runtime, *, image: bool) -> Draft:

@@ -38,6 +38,10 @@ def _as_asked(verb: CtkVerb, draft: Draft) -> str:
         return f"{draft.main or draft.about} names no such runtime"
     if draft.trigger is None and not draft.present:
         return f"{draft.about}: {draft.how}"  # such as podman's, which has no file of its own
+    if draft.overlooked:
+        return (
+            f"{draft.about}: {draft.how}"  # a product that finds the runtime by itself, of which its file says nothing
+        )
     return f"{draft.about} is as asked ({draft.main})"
 
 
@@ -81,7 +85,8 @@ def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbos
         yield from draft_lines("configure", draft, verbose=verbose)
         yield line("next: ", span(configure_command(argv), "command"), hang=6)
         return
-    yield line(MARKS["passed"], _as_asked("configure", draft), hang=2)
+    is_told = bool(draft.present) or draft.trigger is not None or not verdict.untold
+    yield line(MARKS["passed" if is_told else "not run"], _as_asked("configure", draft), hang=2)
     if verdict.otherwise:
         yield line(MARKS["failed"], f"{_reader(draft)} does not have it: {verdict.otherwise}", hang=2)
         if following := read_again_command(draft):

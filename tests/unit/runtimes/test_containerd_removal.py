@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.runtimes import Edited, Files, Former, Wish, after_edits, containerd
-from gpunode.runtimes.containerd_files import matching, wider
+from gpunode.runtimes.containerd_files import load, matching, wider
 from gpunode.runtimes.tomlread import parse
 
 CONFIG, DROP_IN = containerd.CONFIG, containerd.DROP_IN
@@ -189,3 +189,13 @@ def test_what_containerd_imports_unasked_counts_and_is_written_out() -> None:
     assert containerd.inspect(after, wish).handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
     assert containerd.configure(after, wish).edits == ()
     assert removed(after, wish, former)[0] == files
+
+
+def test_the_import_that_others_have_come_to_need_stays_and_that_is_told() -> None:
+    wish = Wish(version=(2, 1))
+    after, former = configured({CONFIG: RUNC}, wish)
+    since = {**after, "/etc/containerd/conf.d/50-mine.toml": PARKED}
+    back, how = removed(since, wish, former)
+    assert "/etc/containerd/conf.d/50-mine.toml" in [file.path for file in load(back, wish)]
+    assert DROP_IN not in back
+    assert any("50-mine.toml would not be read" in note for note in how.notes)

@@ -13,7 +13,9 @@ from gpunode.errors import Refused
 from gpunode.journal.store import Store
 from gpunode.runtimes import Wish, runtime
 from gpunode.runtimes.model import Mode
-from tests.unit.workflow.editing import PLAIN, Machine, configured, unconfigured
+from gpunode.runtimes.tomlread import parse
+from gpunode.workflow import edits
+from tests.unit.workflow.editing import PLAIN, Machine, configured, made, unconfigured
 
 CRIO = b'[crio.runtime]\ndefault_runtime = "crun"\n\n[crio.runtime.runtimes.crun]\nruntime_path = "/usr/bin/crun"\n'
 FIRST = {
@@ -168,3 +170,22 @@ def test_what_was_taken_out_of_somebody_elses_lines_is_not_put_back(name: str, s
     unconfigured(host, store, Wish(), name)
     assert handlers(host, name) == set()
     assert store.footprint().files == {}
+
+
+def test_a_drop_in_of_ours_follows_the_root_and_keeps_what_others_wrote_into_it(store: Store) -> None:
+    """nvidia-ctk makes it anew at every run; people's scripts rely on that."""
+    root, drop_in = "/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml"
+    wish = Wish(exact=True, mode="drop-in")
+    secret = f'[{CRI}.registry.configs."r.io".auth]\npassword = "{{}}"\n'
+    host = Machine({root: PLAIN + secret.format("old").encode()})
+    trails = store.footprint().files
+    made(host, store, edits.configuring(host, runtime("containerd"), wish, trails))
+    host.files[drop_in] = FileState(host.contents[drop_in] + f'[{CRI}.cni]\nbin_dir = "/mine"\n'.encode())
+    rotated = host.contents[root].replace(b'"old"', b'"new"')
+    host.files[root] = FileState(rotated)
+    trails = store.footprint().files
+    made(host, store, edits.configuring(host, runtime("containerd"), wish, trails))
+    found = parse(host.contents[drop_in].decode())["plugins"]["io.containerd.grpc.v1.cri"]
+    assert found["registry"]["configs"]["r.io"]["auth"]["password"] == "new"
+    assert found["cni"] == {"bin_dir": "/mine"}
+    assert edits.configuring(host, runtime("containerd"), wish, store.footprint().files).changes == ()
