@@ -1,6 +1,6 @@
 """Which configuration containerd's own unit names, as Flatcar's does. Pure.
 
-Source: containerd(8), ``--config`` and ``-c``; containerd@v1.7.24, cmd/containerd/command/main.go.
+Source: containerd(8), ``--config`` and ``-c``; containerd 1.6.20, run with each way of writing them.
 """
 
 from __future__ import annotations
