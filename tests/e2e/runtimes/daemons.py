@@ -147,10 +147,11 @@ def dockerd_starts(root: Root, config: str) -> Started:
     with root.daemon(*DOCKERD, *chosen) as (process, log):
         if not _is_there(socket, process):
             return Started(False, "", {}, _complaints(log))
+        # It opens its socket before it is done with its configuration.
+        _soon(lambda: _docker_answers(socket) or process.poll() is not None)
         try:
             told = _docker_info(socket)
         except (OSError, http.client.HTTPException):
-            # It opens its socket before it is done with its configuration.
             return Started(False, "", {}, _complaints(log))
     binaries = {name: str(entry.get("path", "")) for name, entry in told["Runtimes"].items()}
     return Started(True, told["DefaultRuntime"], binaries, "")
@@ -166,6 +167,13 @@ def _soon(true: Callable[[], bool]) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def _docker_answers(path: Path) -> bool:
+    try:
+        return bool(_docker_info(path))
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 def _docker_info(path: Path) -> dict[str, Any]:
