@@ -124,7 +124,7 @@ def read(data: bytes | None, path: str, wish: Wish | None = None) -> ConfigFile:
     """The file; a missing one is as one without keys.
 
     Of a file of schema 1 containerd 2 moves the keys of images alone; of runtimes it takes those that stand under the
-    plugin's newest name (2.1.9, started, its CRI plugin asked).
+    plugin's newest name, and so it does in schema 2 where that name stands there (2.1.9, started and dumped).
 
     Raises:
         Refused: it is not TOML, or its version is no whole number.
@@ -141,7 +141,9 @@ def read(data: bytes | None, path: str, wish: Wish | None = None) -> ConfigFile:
         ) from error
     version = document.get("version", 1 if document else 2)
     is_new = wish is not None and wish.version is not None and wish.version >= _NEW_NAMES
-    file = ConfigFile(path, text, document, version, 3 if is_new and version == 1 else version)
+    has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGINS[3] in plugins
+    read_as = 3 if is_new and (version == 1 or (version == 2 and has_new_name)) else version
+    file = ConfigFile(path, text, document, version, read_as)
     if not isinstance(version, int) or isinstance(version, bool):
         raise file.misshapen(("version",), version, "a whole number")
     return file

@@ -6,6 +6,7 @@ import pytest
 
 from gpunode.runtimes import Edited, Files, Former, Wish, after_edits, containerd
 from gpunode.runtimes.containerd_files import load, matching, wider
+from gpunode.runtimes.model import Mode
 from gpunode.runtimes.tomlread import parse
 
 CONFIG, DROP_IN = containerd.CONFIG, containerd.DROP_IN
@@ -199,3 +200,17 @@ def test_the_import_that_others_have_come_to_need_stays_and_that_is_told() -> No
     assert "/etc/containerd/conf.d/50-mine.toml" in [file.path for file in load(back, wish)]
     assert DROP_IN not in back
     assert any("50-mine.toml would not be read" in note for note in how.notes)
+
+
+@pytest.mark.parametrize("mode", ["auto", "in-place", "drop-in"])
+def test_of_schema_2_containerd_2_takes_the_newest_name_where_it_stands(mode: Mode) -> None:
+    """A common mistake after the upgrade: with the new name there, 2.1.9 reads nothing under the old one."""
+    new = "plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes"
+    files = {CONFIG: f"version = 2\n[{new}.runc]\nruntime_type = 'io.containerd.runc.v2'\n".encode()}
+    wish = Wish(mode=mode, version=(2, 1, 9), exact=True)
+    after, former = configured(files, wish)
+    assert all(b"io.containerd.grpc.v1.cri" not in content for content in after.values())
+    assert containerd.inspect(after, wish).handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
+    assert removed(after, wish, former)[0] == files
+    older = containerd.configure(files, Wish(mode="in-place", version=(1, 7), exact=True))
+    assert b"io.containerd.grpc.v1.cri" in (older.edits[0].after or b"")
