@@ -146,6 +146,12 @@ def document_of(data: bytes | None, path: str) -> dict[str, Any]:
         return {}
     try:
         document = jsontext.parse(text)
+    except jsontext.Repeated as error:
+        raise Refused(
+            f"{path}:{error.line}:{error.column}: {error.reason}",
+            why="which of the two is meant is a guess; dockerd takes the last one",
+            hint=f"leave one of them in {path}",
+        ) from error
     except jsontext.Malformed as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: not valid JSON",

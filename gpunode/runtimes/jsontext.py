@@ -33,6 +33,10 @@ class Malformed(Exception):
         self.reason, self.line, self.column = reason, line, column
 
 
+class Repeated(Malformed):
+    """An object has the same key twice: JSON by the letter, and nobody knows which one is meant."""
+
+
 class Number(str):
     """A number as it was written."""
 
@@ -288,9 +292,7 @@ class _Open:
             scan.unexpected("a key")
         self.key = scan.string()
         if self.key in self.container:
-            raise Malformed(
-                f"the key {json.dumps(self.key)} stands twice in one object", *_place(scan.text, self.start)
-            )
+            raise Repeated(f"the key {json.dumps(self.key)} stands twice in one object", *_place(scan.text, self.start))
         if not scan.takes(":"):
             scan.unexpected("a colon")
         self.value = scan.skip()
