@@ -171,7 +171,8 @@ def configuring(
     default = wish.handler if wish.default else None
     meant = RuntimeExpectation(row.id, _main(row, wish), frozenset({(wish.handler, binary)}), default)
     draft = _draft(row, wish, there, edited, meant)
-    return replace(draft, notes=(*draft.notes, *cri_notes(replace(row, config=_main(row, wish)), after)))
+    switched_off = cri_notes(replace(row, config=_main(row, wish)), after)
+    return replace(draft, notes=(*draft.notes, *(f"{note}; --enable-cri switches it on" for note in switched_off)))
 
 
 def _others_in(path: str, files: Files, trails: Mapping[str, FileTrail]) -> bytes | None:
