@@ -101,6 +101,13 @@ class VerifyFailed(GpunodeError):
     meaning = "applied, but the node does not work or does not meet its expectations"
 
 
+class ProblemFound(GpunodeError):
+    """doctor found a cause for which the node does not work, or soon will not."""
+
+    exit_code, status = 8, "problem-found"
+    meaning = "`doctor`: a problem was found"
+
+
 class JournalDamaged(GpunodeError):
     """A journal has a damaged middle; nothing is guessed."""
 

@@ -202,6 +202,21 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
 
 
 @app.command()
+def doctor(
+    named: Annotated[
+        list[str], typer.Argument(metavar="[CAUSE | REPORT ...]", help="a cause to explain, or reports to diagnose")
+    ] = [],  # noqa: B006
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Name the true cause for which this node, or the node of a report, does not work; change nothing."""
+    from gpunode.cli import doctor as cli
+    from gpunode.cli.commands import How
+
+    cli.doctor(tuple(named), How(json=json, verbose=verbose))
+
+
+@app.command()
 def rollback(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="the run to undo (default: the newest); with --list, a file")

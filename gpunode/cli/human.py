@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpunode.cli.screen import results
 from gpunode.cli.screen.checks import report_lines
 from gpunode.cli.screen.commands import again_command
+from gpunode.cli.screen.doctor import diagnosis_lines
 from gpunode.cli.screen.events import applied_lines, applying, settled_line, triggering
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.live import LiveLine
@@ -35,6 +36,7 @@ from gpunode.workflow.events import (
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
+    from gpunode.diagnoses.model import Diagnosis
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
     from gpunode.journal.chronicle import Chronicle
@@ -183,6 +185,10 @@ class Screen:
     def plan(self, recipe: Recipe, facts: Facts, plans: Sequence[StagePlan]) -> None:
         """What setup would do, and why."""
         self._put(*plan_lines(recipe, facts, plans, self._argv, verbose=self._verbose))
+
+    def diagnosis(self, diagnosis: Diagnosis) -> None:
+        """What is wrong with the node, and how it is put right."""
+        self._put(*diagnosis_lines(diagnosis))
 
     def locked(self, lock: VersionLock, changed: Sequence[Moved], *, renewed: bool) -> None:
         """Which versions the lock file now holds."""

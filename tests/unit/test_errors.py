@@ -12,7 +12,7 @@ KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issu
 
 
 def test_the_exit_codes_are_those_that_scripts_rely_on() -> None:
-    assert [code for code, _ in exit_codes()] == [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 130, 143]
+    assert [code for code, _ in exit_codes()] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 130, 143]
 
 
 def test_each_code_has_one_meaning() -> None:

@@ -1,0 +1,118 @@
+"""The rules, family by family, and the ranking of what they find: the root cause first, its consequences under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from typing import Final
+
+from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis, Doubt, Family, Finding, Layer, Proof, Rule, Severity
+from gpunode.diagnoses.snapshot import Snapshot
+
+# A family is a module of this package with FAMILY in it; their order is that of the documentation.
+_FAMILIES: Final[tuple[str, ...]] = (
+    *("pci", "lost", "memory", "gsp", "xids", "power", "virtual", "nouveau", "secureboot"),
+    *("build", "packages", "support", "modules", "versions", "nvlink", "gpudirect", "userspace", "mig"),
+    *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "operator"),
+)
+# Where nothing explains the other, what lies deeper comes first.
+_DEPTH: Final[tuple[Layer, ...]] = (
+    *("hardware", "pci", "power-thermal", "kernel", "package", "driver", "nvlink", "userspace"),
+    *("config", "toolkit", "runtime", "cdi", "kubernetes"),
+)
+_WEIGHT: Final[tuple[Severity, ...]] = ("error", "warning", "info")
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Every family of causes."""
+    return tuple(import_module(f"gpunode.diagnoses.{name}").FAMILY for name in _FAMILIES)
+
+
+@cache
+def rules() -> Mapping[str, Rule]:
+    """Every rule, by its cause."""
+    return {rule.cause: rule for family in families() for rule in family.rules}
+
+
+def diagnose(snapshot: Snapshot) -> Diagnosis:
+    """What is wrong with the node, as far as it can be told."""
+    found: dict[str, list[Proof]] = {}
+    doubts: list[tuple[str, Doubt]] = []
+    for cause, rule in rules().items():
+        for verdict in rule.check(snapshot):
+            if isinstance(verdict, Proof):
+                found.setdefault(cause, []).append(verdict)
+            else:
+                doubts.append((cause, verdict))
+    findings = ranked(tuple(_finding(rules()[cause], proofs, snapshot) for cause, proofs in found.items()))
+    return Diagnosis(findings, tuple(_open(doubts, findings)))
+
+
+def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot) -> Finding:
+    """One finding of all that a rule said: several GPUs with one fault are one finding."""
+    first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
+    return Finding(
+        cause=rule.cause,
+        title=rule.title,
+        layer=rule.layer,
+        severity=min((p.severity or rule.severity for p in proofs), key=_WEIGHT.index),
+        confidence="certain" if any(proof.confidence == "certain" for proof in proofs) else "likely",
+        summary=first.summary,
+        citations=_distinct(citation for proof in proofs for citation in proof.citations),
+        ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
+        remedy=first.remedy or tuple(rule.remedy(snapshot)),
+        disruption=max((p.disruption or rule.disruption for p in proofs), key=DISRUPTIONS.index),
+        sources=rule.sources,
+        gpus=_distinct(proof.gpu for proof in proofs if proof.gpu),
+        at=first.at,
+    )
+
+
+def _distinct(values: Iterable[object]) -> tuple:  # type: ignore[type-arg]
+    return tuple(dict.fromkeys(values))
+
+
+def ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Roots first, the most certain and deepest of them at the top, then what they explain."""
+    present = {finding.cause for finding in findings}
+    explained = {finding.cause: _root_of(finding.cause, present) for finding in findings}
+    placed = (replace(finding, explained_by=explained[finding.cause]) for finding in findings)
+    return tuple(sorted(placed, key=_rank))
+
+
+def _rank(finding: Finding) -> tuple[object, ...]:
+    return (
+        bool(finding.explained_by),
+        _WEIGHT.index(finding.severity),
+        finding.confidence != "certain",
+        _DEPTH.index(finding.layer),
+        finding.cause,
+    )
+
+
+def _root_of(cause: str, present: set[str]) -> str:
+    """The root among ``present`` that explains ``cause``; empty where it is one itself."""
+    way, at = {cause}, cause
+    while above := _explainers(at, present - way):
+        at = above[0]
+        way.add(at)
+    return "" if at == cause else at
+
+
+def _explainers(cause: str, present: set[str]) -> list[str]:
+    return sorted(other for other in present if cause in rules()[other].explains)
+
+
+def _open(doubts: list[tuple[str, Doubt]], findings: tuple[Finding, ...]) -> Iterator[Doubt]:
+    """The doubts that no finding has settled: neither it nor what it explains is among their causes."""
+    settled = {finding.cause for finding in findings if finding.severity != "info"}
+    for finding in findings:
+        settled |= rules()[finding.cause].explains if finding.severity != "info" else frozenset()
+    for question in dict.fromkeys(doubt.question for _, doubt in doubts):
+        same = [(cause, doubt) for cause, doubt in doubts if doubt.question == question]
+        causes = tuple(dict.fromkeys((*(cause for cause, _ in same), *(c for _, d in same for c in d.causes))))
+        if not settled.intersection(causes):
+            yield replace(same[0][1], causes=causes)

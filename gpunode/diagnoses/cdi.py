@@ -1,0 +1,9 @@
+"""CDI."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.diagnoses.model import Family
+
+FAMILY: Final = Family("cdi", "CDI", ())

@@ -1,0 +1,9 @@
+"""Devices in containers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.diagnoses.model import Family
+
+FAMILY: Final = Family("cgroups", "devices in containers", ())

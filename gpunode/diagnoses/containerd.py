@@ -1,0 +1,9 @@
+"""Containerd and CRI-O."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.diagnoses.model import Family
+
+FAMILY: Final = Family("containerd", "containerd and CRI-O", ())

@@ -1,0 +1,9 @@
+"""GPUDirect RDMA and Storage."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.diagnoses.model import Family
+
+FAMILY: Final = Family("gpudirect", "GPUDirect RDMA and Storage", ())

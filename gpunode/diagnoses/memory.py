@@ -1,0 +1,9 @@
+"""GPU memory and InfoROM."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.diagnoses.model import Family
+
+FAMILY: Final = Family("memory", "GPU memory and InfoROM", ())

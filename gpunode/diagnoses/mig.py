@@ -1,0 +1,9 @@
+"""MIG."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.diagnoses.model import Family
+
+FAMILY: Final = Family("mig", "MIG", ())

@@ -1,0 +1,234 @@
+"""What a diagnosis is made of: what is there to see, what was concluded from it, and what is to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from gpunode.diagnoses.snapshot import Snapshot
+
+Layer: TypeAlias = Literal[
+    "hardware",
+    "power-thermal",
+    "pci",
+    "kernel",
+    "package",
+    "driver",
+    "nvlink",
+    "userspace",
+    "toolkit",
+    "config",
+    "runtime",
+    "cdi",
+    "kubernetes",
+]
+# error: something does not work. warning: it works, and will not for long, or not as it could. info: not a fault.
+Severity: TypeAlias = Literal["error", "warning", "info"]
+# certain: what was seen leaves no other cause. likely: another is possible, and none was seen.
+Confidence: TypeAlias = Literal["certain", "likely"]
+Disruption: TypeAlias = Literal[
+    "none", "restart-container", "restart-service", "reset-gpu", "reboot", "power-cycle", "RMA"
+]
+DISRUPTIONS: Final[tuple[Disruption, ...]] = (
+    *("none", "restart-container", "restart-service", "reset-gpu", "reboot", "power-cycle", "RMA"),
+)  # fmt: skip
+FixKind: TypeAlias = Literal[
+    "install",  # packages, added or brought to a version
+    "remove",  # packages, files or drivers, taken away
+    "configure",  # a file or setting edited, a configuration generated
+    "rebuild",  # a module, an initramfs, an index, a specification made anew
+    "load",  # a kernel module loaded or reloaded
+    "restart",  # a daemon, a container or a pod
+    "reset",  # of a GPU or its fabric
+    "reboot",  # or a cold power cycle
+    "drain",  # work moved away first
+    "firmware",  # a setting or update of BIOS, VBIOS, hypervisor
+    "hardware",  # a hand at the machine: seat, cable, slot, cooling
+    "replace",  # RMA
+    "application",  # the program that asks
+    "inspect",  # look at the named thing, which decides what comes next
+    "wait",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """A line that proves something.
+
+    Attributes:
+        source: where it stands, as it was written there.
+        line: the line, whole.
+        number: counted from 1 within that piece of evidence; None where absence is the proof.
+        key: of the evidence; not shown.
+    """
+
+    source: str
+    line: str
+    number: int | None = None
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """One thing to be done.
+
+    Attributes:
+        text: in words, an imperative sentence without a full stop.
+        commands: as they are typed on the node, as root where they say sudo; none where a person's hand is needed.
+        when: the condition under which it is done; empty where it always is.
+    """
+
+    kind: FixKind
+    text: str
+    commands: tuple[str, ...] = ()
+    when: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a rule says when its cause is there.
+
+    Attributes:
+        summary: one sentence, with the names and versions of this node.
+        ruled_out: what else it could have been, each with what speaks against it.
+        gpu: PCI address, where one GPU is concerned.
+        at: seconds on the evidence's own clock, where the time is known: of two faults the earlier may be the root.
+        remedy: where it hangs on what was found; empty takes the rule's.
+        disruption: where it hangs on what was found; None takes the rule's.
+    """
+
+    summary: str
+    citations: tuple[Citation, ...] = ()
+    confidence: Confidence = "certain"
+    ruled_out: tuple[str, ...] = ()
+    gpu: str = ""
+    at: float | None = None
+    remedy: tuple[Fix, ...] = ()
+    disruption: Disruption | None = None
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What a rule says when something is wrong and the evidence that would decide is missing.
+
+    Attributes:
+        question: what could not be told, one sentence.
+        look_at: the command or file that would tell.
+        causes: which causes it would decide between; a rule adds its own.
+    """
+
+    question: str
+    look_at: str
+    citations: tuple[Citation, ...] = ()
+    causes: tuple[str, ...] = ()
+
+
+Verdict: TypeAlias = "Proof | Doubt"
+Check: TypeAlias = "Callable[[Snapshot], Iterable[Verdict]]"
+Remedy: TypeAlias = "Callable[[Snapshot], Iterable[Fix]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One cause: how it is found, what it breaks, what is to be done.
+
+    Attributes:
+        cause: its id.
+        title: what is wrong, a few words.
+        story: what happens, why, and how it looks from above; paragraphs of plain text.
+        sources: addresses of the public texts that the facts come from.
+        explains: causes that are this one's consequences when both are found.
+    """
+
+    cause: str
+    layer: Layer
+    severity: Severity
+    disruption: Disruption
+    title: str
+    story: str
+    sources: tuple[str, ...]
+    check: Check
+    remedy: Remedy
+    explains: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The rules of one file, with the name under which the documentation has them."""
+
+    id: str
+    title: str
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause that was found.
+
+    Attributes:
+        explained_by: the cause whose consequence this is; empty for a root.
+        gpus: PCI addresses of those concerned, where it concerns some only.
+    """
+
+    cause: str
+    title: str
+    layer: Layer
+    severity: Severity
+    confidence: Confidence
+    summary: str
+    citations: tuple[Citation, ...]
+    ruled_out: tuple[str, ...]
+    remedy: tuple[Fix, ...]
+    disruption: Disruption
+    sources: tuple[str, ...]
+    explained_by: str = ""
+    gpus: tuple[str, ...] = ()
+    at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found, the root cause first, and what could not be told."""
+
+    findings: tuple[Finding, ...]
+    unknown: tuple[Doubt, ...]
+
+    @property
+    def roots(self) -> tuple[Finding, ...]:
+        """The findings that nothing else explains."""
+        return tuple(finding for finding in self.findings if not finding.explained_by)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing is wrong, as far as could be seen."""
+        return all(finding.severity == "info" for finding in self.findings)
+
+
+Decision: TypeAlias = "Callable[[Snapshot], Iterable[tuple[str, Verdict]]]"
+
+
+def only(cause: str, decide: Decision) -> Check:
+    """What ``decide`` says of ``cause``: for causes that one decision tells apart, each its own rule."""
+
+    def check(snapshot: Snapshot) -> Iterator[Verdict]:
+        for decided, verdict in snapshot.view(_decided(decide)):
+            if decided == cause:
+                yield verdict
+
+    return check
+
+
+def _decided(decide: Decision) -> Callable[[Snapshot], tuple[tuple[str, Verdict], ...]]:
+    if (known := _DECIDED.get(decide)) is None:
+
+        def known(snapshot: Snapshot) -> tuple[tuple[str, Verdict], ...]:
+            return tuple(decide(snapshot))
+
+        _DECIDED[decide] = known
+    return known
+
+
+_DECIDED: dict[Decision, Callable[[Snapshot], tuple[tuple[str, Verdict], ...]]] = {}

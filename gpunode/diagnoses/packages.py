@@ -1,0 +1,9 @@
+"""Packages and repositories."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.diagnoses.model import Family
+
+FAMILY: Final = Family("packages", "packages and repositories", ())

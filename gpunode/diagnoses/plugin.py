@@ -1,0 +1,9 @@
+"""The device plugin."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.diagnoses.model import Family
+
+FAMILY: Final = Family("plugin", "the device plugin", ())

@@ -1,0 +1,126 @@
+"""A node as the rules see it: its evidence piece by piece, its facts, and views over both, each made once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Final, TypeVar, cast
+
+from gpunode.diagnoses.model import Citation
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Evidence
+from gpunode.facts.items import Item, items
+from gpunode.facts.model import Facts
+from gpunode.facts.sources import Kind
+
+T = TypeVar("T")
+
+# Tables and files: what is said there is read by their own views, not searched for messages.
+_SILENT: Final[frozenset[Kind]] = frozenset(
+    {"file", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "nvml", "unit-show", "containerd-config"}
+)
+# A message may be wrapped where it was pasted; only short pieces were.
+_WRAPPED_LINES: Final = 400
+_WINDOW: Final = 3
+_CITED: Final = 12
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is known of a node."""
+
+    items: tuple[Item, ...]
+    facts: Facts
+    _views: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def view(self, read: Callable[[Snapshot], T]) -> T:
+        """What ``read`` makes of this snapshot; made once, however often it is asked for."""
+        if read not in self._views:
+            self._views[read] = read(self)
+        return cast(T, self._views[read])
+
+    def of(self, *kinds: Kind) -> tuple[Item, ...]:
+        """The items of these kinds that say something, in the order of the evidence."""
+        return tuple(item for item in self.items if item.kind in kinds and item.is_seen)
+
+    def files(self, pattern: str) -> tuple[Item, ...]:
+        """The files whose path matches ``pattern``, read or known to be absent; ``*`` matches slashes too."""
+        found = (item for item in self.items if item.kind != "listing" and not item.source.words)
+        return tuple(item for item in found if fnmatchcase(item.subject, pattern) and item.is_seen)
+
+    def file(self, path: str) -> Item | None:
+        """The file at ``path``; None where nobody looked. Its ``outcome`` is ``absent`` where it is not there."""
+        return next((item for item in self.items if item.subject == path and item.kind != "listing"), None)
+
+    def said(self, pattern: re.Pattern[str], *kinds: Kind) -> tuple[Citation, ...]:
+        """The lines in which ``pattern`` occurs, in items of ``kinds``; without any, wherever messages stand.
+
+        A pattern never matches over a line's end; a message that was wrapped when it was pasted is found all the same,
+        and of the kernel log, whole messages are searched. At most a dozen lines of each item are returned.
+        """
+        return tuple(citation for item in self._searched(kinds) for citation in lines_with(item, pattern))
+
+    def says(self, pattern: re.Pattern[str], *kinds: Kind) -> bool:
+        """Whether ``pattern`` occurs; see ``said``."""
+        return any(True for item in self._searched(kinds) for _ in lines_with(item, pattern))
+
+    def match(self, pattern: re.Pattern[str], *kinds: Kind) -> re.Match[str] | None:
+        """The first match of ``pattern``; see ``said``."""
+        for item in self._searched(kinds):
+            for text in (item.text, *_windows(item)):
+                if match := pattern.search(text):
+                    return match
+        return None
+
+    def _searched(self, kinds: tuple[Kind, ...]) -> Iterator[Item]:
+        for item in self.items:
+            if (item.kind in kinds if kinds else item.kind not in _SILENT) and item.is_seen:
+                yield item
+
+
+def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
+    """The node that ``evidence`` shows."""
+    return Snapshot(items(evidence), derive(evidence, image=image))
+
+
+def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
+    """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
+    found = 0
+    seen = -1
+    for match in pattern.finditer(item.text):
+        number = item.text.count("\n", 0, match.start())
+        if number != seen and found < _CITED:
+            seen, found = number, found + 1
+            yield cite(item, number + 1)
+    if found:
+        return
+    for start, window in enumerate(_windows(item)):
+        if pattern.search(window):
+            yield cite(item, start + 1)
+            return
+
+
+def _windows(item: Item) -> Iterator[str]:
+    """A few lines each, joined by single spaces, without what the kernel puts before each."""
+    if len(item.lines) > _WRAPPED_LINES or len(item.lines) < 2:
+        return
+    lines = [_unprefixed(line) for line in item.lines]
+    for start in range(len(lines)):
+        yield " ".join(lines[start : start + _WINDOW])
+
+
+_PREFIX: Final = re.compile(r"^\s*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
+
+
+def _unprefixed(line: str) -> str:
+    return _PREFIX.sub("", line).rstrip()
+
+
+def cite(item: Item, number: int | None = None) -> Citation:
+    """The line of that number, counted from 1; without one, that the thing is not there or says nothing."""
+    if number is not None and 0 < number <= len(item.lines):
+        return Citation(item.written, item.lines[number - 1], number, item.key)
+    first = item.text.strip().splitlines()[:1]
+    return Citation(item.written, first[0] if first else "(nothing)", 1 if first else None, item.key)

@@ -1,0 +1,9 @@
+"""The container toolkit."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.diagnoses.model import Family
+
+FAMILY: Final = Family("toolkit", "the container toolkit", ())

@@ -1,0 +1,112 @@
+"""Installed packages, from dpkg's status, ``dpkg -l``, apt or rpm; and whether a missing one would have been seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.facts.items import Item
+from gpunode.facts.model import Known
+
+_DPKG: Final = re.compile(
+    r"^(?P<want>[uirph])(?P<state>[nicuHFWt])(?P<bad>R?)\s+"
+    r"(?P<name>[a-z0-9][\w.+-]+)(?::(?P<arch>\w+))?\s+(?P<version>\S+)"
+)
+_APT_LIST: Final = re.compile(
+    r"^(?P<name>[a-z0-9][\w.+-]+)/\S+\s+(?P<version>\S+)\s+\w+\s+\[(?P<marks>[^\]]*installed[^\]]*)\]"
+)
+_RPM: Final = re.compile(
+    r"^(?P<name>[a-zA-Z0-9][\w.+-]*?)-(?P<version>(?:\d+:)?\d[\w.+~^]*-[\w.+~^]+?)"
+    r"(?:\.(?:x86_64|aarch64|noarch|i686))?$"
+)
+_NO_PACKAGE: Final = re.compile(r"no packages? found matching (?P<name>\S+)|package (?P<rpm>\S+) is not installed")
+# dpkg(1): what of a package in each state is there to be used.
+_INSTALLED: Final = frozenset("iWt")
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """An installed package, or what is left of one.
+
+    Attributes:
+        state: dpkg's letter for it (``i`` installed, ``c`` configuration files only, ``F`` half configured …).
+        want: dpkg's letter for what is wanted (``h`` is a hold).
+    """
+
+    name: str
+    version: str
+    state: str
+    want: str
+    citation: Citation
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether it is there and configured."""
+        return self.state in _INSTALLED
+
+    @property
+    def upstream(self) -> str:
+        """The version without epoch and packaging revision (``550.107.02``)."""
+        return self.version.split(":")[-1].split("-")[0].split("~")[0]
+
+
+def packages(snapshot: Snapshot) -> Mapping[str, Package]:
+    """The packages that are listed, by name."""
+    return {package.name: package for package in _every(snapshot)}
+
+
+def matching(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
+    """The listed packages whose name matches one of the shell ``patterns``."""
+    found = snapshot.view(packages).values()
+    return tuple(one for one in found if any(fnmatchcase(one.name, pattern) for pattern in patterns))
+
+
+def installed(snapshot: Snapshot, name: str) -> bool | None:
+    """Whether the package is installed; None where nothing tells."""
+    if (found := snapshot.view(packages).get(name)) is not None:
+        return found.is_installed
+    if isinstance(snapshot.facts.packages, Known):
+        return False
+    asked = snapshot.of("packages", "package-owner", "package-output", "package-policy")
+    return False if any(_denies(item, name) for item in asked) else None
+
+
+def _denies(item: Item, name: str) -> bool:
+    """Whether it says that there is no such package, or would have listed it."""
+    if any(name in (match["name"], match["rpm"]) for match in _NO_PACKAGE.finditer(item.text)):
+        return True
+    filtered = item.kind == "packages" and item.source.only and not item.source.is_part
+    return bool(filtered) and _lets_through(item, name)
+
+
+def _lets_through(item: Item, name: str) -> bool:
+    try:
+        return re.search(item.source.only, name, re.IGNORECASE) is not None
+    except re.error:
+        return item.source.only in name
+
+
+def _every(snapshot: Snapshot) -> Iterator[Package]:
+    known = snapshot.facts.packages
+    if isinstance(known, Known):
+        for name, state in known.value.items():
+            line = f"{name} {state.version}"
+            letter = "c" if state.config_files_only else "i"
+            place = Citation("/var/lib/dpkg/status", line, None, known.probe)
+            yield Package(name, state.version, letter, "h" if state.held else "i", place)
+    for item in snapshot.of("packages", "package-output", "text"):
+        yield from _rows(item)
+
+
+def _rows(item: Item) -> Iterator[Package]:
+    by_rpm = item.kind == "packages" and "rpm" in " ".join(item.source.words)
+    for number, line in enumerate(item.lines, 1):
+        if match := _DPKG.match(line):
+            yield Package(match["name"], match["version"], match["state"], match["want"], cite(item, number))
+        elif match := _APT_LIST.match(line) or (_RPM.match(line.strip()) if by_rpm else None):
+            yield Package(match["name"], match["version"], "i", "i", cite(item, number))

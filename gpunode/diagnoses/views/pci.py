@@ -1,0 +1,147 @@
+"""The PCI bus: NVIDIA's functions, with the driver that owns each; from every form of lspci."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.catalog.gpus import GpuModel, is_nvswitch, lookup
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.facts.items import Item
+from gpunode.facts.model import Known
+
+_HEAD: Final = re.compile(
+    r"^(?P<address>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s+(?P<class>[^:\[]+?)(?:\s*\[(?P<code>[0-9a-f]{4})\])?:"
+    r"\s+(?P<name>.*)$",
+    re.IGNORECASE,
+)
+_ID: Final = re.compile(r"\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
+_SWITCH: Final = re.compile(r"NVSwitch", re.IGNORECASE)
+_GPU_CLASS: Final = re.compile(r"VGA|3D|Display", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A PCI function of NVIDIA's.
+
+    Attributes:
+        address: with its domain, in lower case (``0000:01:00.0``).
+        device: its id, four hex digits; empty where lspci was run without -n.
+        driver: the kernel driver that is bound to it; None where none is or lspci did not show drivers.
+        detail: the indented lines below it, as ``lspci -v`` prints them.
+    """
+
+    address: str
+    device: str
+    name: str
+    kind: str
+    driver: str | None
+    shows_driver: bool
+    detail: tuple[str, ...]
+    citation: Citation
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a display or 3D controller."""
+        return bool(_GPU_CLASS.search(self.kind)) or self.kind.startswith("03")
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is an NVSwitch."""
+        return bool(_SWITCH.search(self.name)) or (bool(self.device) and is_nvswitch(self.device))
+
+    @property
+    def model(self) -> GpuModel | None:
+        """What the catalog knows of it; None without an id."""
+        return lookup(self.device) if self.device and self.is_gpu else None
+
+
+def functions(snapshot: Snapshot) -> tuple[Function, ...]:
+    """NVIDIA's functions, each once, the fullest description of each."""
+    best: dict[str, Function] = {}
+    for found in _every(snapshot):
+        before = best.get(found.address)
+        if before is None or _richness(found) > _richness(before):
+            best[found.address] = found
+    return tuple(best[address] for address in sorted(best))
+
+
+def gpus(snapshot: Snapshot) -> tuple[Function, ...]:
+    """The GPUs on the bus."""
+    return tuple(found for found in snapshot.view(functions) if found.is_gpu)
+
+
+def switches(snapshot: Snapshot) -> tuple[Function, ...]:
+    """The NVSwitches on the bus."""
+    return tuple(found for found in snapshot.view(functions) if found.is_switch)
+
+
+def is_listed(snapshot: Snapshot) -> bool:
+    """Whether somebody listed the bus so that a GPU of NVIDIA's would have been seen."""
+    if isinstance(snapshot.facts.devices, Known):
+        return True
+    shown = re.compile(r"nvidia|10de|vga|3d|display", re.IGNORECASE)
+    whole = (item.source for item in snapshot.of("lspci") if not item.source.is_part)
+    return any((not source.only or shown.search(source.only)) and "-s" not in source.words for source in whole)
+
+
+def address(text: str) -> str:
+    """A PCI address as the kernel writes it: domain of four digits, function, lower case."""
+    text = text.strip().lower()
+    text = text if text.count(":") == 2 else f"0000:{text}"
+    domain, _, rest = text.partition(":")
+    return f"{domain[-4:].rjust(4, '0')}:{rest if '.' in rest else rest + '.0'}"
+
+
+def _richness(found: Function) -> tuple[bool, bool, int]:
+    return bool(found.device), found.shows_driver, len(found.detail)
+
+
+def _every(snapshot: Snapshot) -> Iterator[Function]:
+    devices = snapshot.facts.devices
+    if isinstance(devices, Known):
+        for one in devices.value:
+            if one.vendor == "10de":
+                said = f"{one.address} [10de:{one.device}] driver: {one.driver or 'none'}"
+                place = Citation("lspci", said, None, devices.probe)
+                yield Function(one.address, one.device, one.name, one.class_code, one.driver, True, (), place)
+    for item in snapshot.of("lspci", "text", "kernel-log"):
+        if item.kind == "lspci" and "Slot:" not in item.text[:2000]:
+            yield from _listed(item)
+
+
+def _listed(item: Item) -> Iterator[Function]:
+    head: re.Match[str] | None = None
+    start, detail = 0, list[str]()
+    shows = bool(re.search(r"Kernel (?:driver in use|modules):", item.text))
+    for number, line in enumerate(item.lines, 1):
+        match = None if line[:1].isspace() else _HEAD.match(line)
+        if match is None:
+            detail.append(line)
+            continue
+        if head is not None and (found := _function(item, head, start, tuple(detail), shows=shows)):
+            yield found
+        head, start, detail = match, number, []
+    if head is not None and (found := _function(item, head, start, tuple(detail), shows=shows)):
+        yield found
+
+
+def _function(item: Item, head: re.Match[str], number: int, detail: tuple[str, ...], *, shows: bool) -> Function | None:
+    name = head["name"]
+    found = _ID.search(name)
+    if "nvidia" not in name.lower() and not (found and found["vendor"].lower() == "10de"):
+        return None
+    drivers = [line.partition(":")[2].strip() for line in detail if "Kernel driver in use:" in line]
+    return Function(
+        address(head["address"]),
+        found["device"].lower() if found else "",
+        name,
+        head["code"] or head["class"],
+        drivers[0] if drivers else None,
+        shows,
+        detail,
+        cite(item, number),
+    )

@@ -1,0 +1,70 @@
+"""The system: distribution, package manager, running kernel, sort of machine."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, TypeAlias
+
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.facts import os_release
+from gpunode.facts.model import Distro, Known
+
+PackageManager: TypeAlias = Literal["apt", "dnf", "zypper", "pacman"]
+
+_UNAME: Final = re.compile(r"^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$", re.MULTILINE)
+_APT: Final = frozenset({"debian", "ubuntu", "linuxmint", "pop", "raspbian"})
+_DNF: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn"})
+# How kernels and packages are named, where nobody looked at os-release.
+_TRACES: Final[tuple[tuple[PackageManager, re.Pattern[str]], ...]] = (
+    ("apt", re.compile(r"\bapt(?:-get)?\b|\bdpkg\b|-(?:generic|amd64)\b|0ubuntu|linux-headers-|\bubuntu\d")),
+    ("dnf", re.compile(r"\.(?:el\d|fc\d\d|amzn)[\d_.]*|\b(?:dnf|yum|rpm)\b|/etc/redhat-release|\bakmods?\b")),
+    ("zypper", re.compile(r"\bzypper\b|-default\b.*SUSE|openSUSE")),
+    ("pacman", re.compile(r"\bpacman\b|-arch\d-|\bArch Linux\b")),
+)
+
+
+def distro(snapshot: Snapshot) -> Distro | None:
+    """The distribution; None where nothing names it."""
+    if isinstance(snapshot.facts.distro, Known):
+        return snapshot.facts.distro.value
+    for item in (*snapshot.files("*/os-release"), *snapshot.files("/etc/*-release")):
+        if "ID=" in item.text:
+            return os_release.distro(item.text)
+    return None
+
+
+def package_manager(snapshot: Snapshot) -> PackageManager:
+    """The package manager by the distribution, else by how kernels, packages and commands are named; apt in doubt."""
+    if known := distro(snapshot):
+        words = {known.id, *known.like}
+        if words & _APT:
+            return "apt"
+        if words & _DNF:
+            return "dnf"
+        if words & {"suse", "sles", "opensuse"} or known.id.startswith("opensuse"):
+            return "zypper"
+        if "arch" in words:
+            return "pacman"
+    for name, trace in _TRACES:
+        if any(trace.search(item.text[:20_000]) or trace.search(item.written) for item in snapshot.items):
+            return name
+    return "apt"
+
+
+def running_kernel(snapshot: Snapshot) -> str:
+    """``uname -r``; empty where nothing tells."""
+    kernels = snapshot.facts.kernels
+    if isinstance(kernels, Known) and kernels.value.running:
+        return kernels.value.running
+    for item in snapshot.of("uname"):
+        if item.where == "host" and (match := _UNAME.search(item.text)):
+            return match[1] or match[2]
+    return ""
+
+
+def is_wsl(snapshot: Snapshot) -> bool:
+    """Whether this is WSL2, by its platform or its kernel."""
+    platform = snapshot.facts.platform
+    if isinstance(platform, Known):
+        return platform.value.kind == "wsl2"
+    return "microsoft" in running_kernel(snapshot).lower() or bool(snapshot.files("/usr/lib/wsl/*"))

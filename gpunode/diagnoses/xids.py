@@ -1,0 +1,9 @@
+"""Xid errors."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.diagnoses.model import Family
+
+FAMILY: Final = Family("xids", "Xid errors", ())

@@ -1,0 +1,121 @@
+"""Evidence as the rules of doctor read it: an item for each file, each command's answer, each thing that was pasted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
+from gpunode.facts.sources import Kind, Source, Where, recognise
+
+# How a shell or a tool says that a thing is not there, when that is all it says.
+_ABSENT: Final = re.compile(
+    r"^(?:[^\n]{0,200}: )?(?:command not found|no such file or directory|not found)\.?$"
+    r"|^(?:ls|cat|stat|find|grep|head|tail|less): [^\n]{1,200}: no such file or directory$"
+    r"|^(?:/usr/bin/)?which: no \S+ in \(|^\S+ not found$|^Command '[^'\n]+' not found",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One piece of evidence.
+
+    Attributes:
+        key: of the evidence that it stands in.
+        written: where it comes from, as it was written.
+        outcome: ``absent`` where the text says nothing but that the thing is not there.
+        error: what the command said beside its answer, or the system's word for why there is none.
+    """
+
+    key: str
+    written: str
+    source: Source
+    text: str
+    outcome: Outcome = "ok"
+    error: str = ""
+    exit_status: int | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What it is."""
+        return self.source.kind
+
+    @property
+    def subject(self) -> str:
+        """The file, unit, module or pod that it is about."""
+        return self.source.subject
+
+    @property
+    def where(self) -> Where:
+        """Whether it was seen on the node or in a container."""
+        return self.source.where
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The lines, without their ends; line numbers count from 1."""
+        return tuple(self.text.splitlines())
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether somebody looked and the system answered, were it that there is nothing."""
+        return self.outcome in {"ok", "absent"} or bool(self.text)
+
+
+def items(evidence: Evidence) -> tuple[Item, ...]:
+    """The items of ``evidence``, in its order; what was not asked gives none."""
+    return tuple(item for key, capture in evidence.items() for item in _items(key, capture))
+
+
+def _items(key: str, capture: Capture) -> Iterator[Item]:
+    if capture.outcome == "failed" and capture.error == NOT_CAPTURED:
+        return
+    if "*" in capture.source and capture.outcome == "ok" and (found := _found(capture)) is not None:
+        yield from _of_glob(key, capture, found)
+        return
+    text = capture.text
+    said = text if text.strip() else capture.error
+    yield Item(
+        key,
+        capture.source,
+        recognise(capture.source, said),
+        said,
+        _outcome(capture, said),
+        capture.error,
+        capture.exit_status,
+    )
+
+
+def _outcome(capture: Capture, said: str) -> Outcome:
+    return "absent" if capture.outcome == "ok" and tells_absence(said) else capture.outcome
+
+
+def tells_absence(text: str) -> bool:
+    """Whether ``text`` says that what was looked for is not there, and nothing else."""
+    lines = text[:4096].strip().splitlines()
+    return bool(lines) and len(text) < 4096 and all(_ABSENT.search(line.strip()) for line in lines)
+
+
+def _found(capture: Capture) -> tuple[Found, ...] | None:
+    try:
+        return decode_found(capture.data)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _of_glob(key: str, capture: Capture, found: tuple[Found, ...]) -> Iterator[Item]:
+    """A listing of what matched, and each file that was read."""
+    listing = "\n".join(_listed(one) for one in found)
+    yield Item(key, capture.source, Source("listing", capture.source), listing)
+    for one in found:
+        if one.data is not None:
+            text = one.data.decode("utf-8", "replace")
+            yield Item(key, one.path, recognise(one.path, text), text)
+
+
+def _listed(found: Found) -> str:
+    target = f" -> {found.link}" if found.link else ""
+    return f"{found.path}{target}"

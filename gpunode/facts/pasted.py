@@ -1,0 +1,112 @@
+"""What people paste into reports, as evidence: a JSON list of sources and texts, or plain text with shell prompts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from gpunode.errors import UsageError
+from gpunode.facts.evidence import Capture, Evidence
+from gpunode.facts.items import tells_absence
+from gpunode.facts.probes import PROBES
+from gpunode.facts.sources import recognise
+
+_SHAPE: Final = 'a report is a JSON list of {"source": "the command or path", "text": "what it said"}'
+# A prompt, and a command behind it: "$ lsmod", "# dmesg", "user@host:~$ nvidia-smi", "[root@gpu1 ~]# lspci", "❯ uname".
+_PROMPT: Final = re.compile(
+    r"^(?:\([\w.-]{1,30}\)\s*)?(?:\[[^\]\n]{1,80}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?)?"
+    r"[$#❯%]\s+(?P<command>\S[^\n]*)$"
+)
+_HEADING: Final = re.compile(r"^(?:#{1,6}\s+|\*\*|==+\s*)?`?(?P<source>[^`*=\n]{2,120}?)`?(?:\*\*|\s*==+)?:\s*$")
+_FENCE: Final = re.compile(r"^\s*(?:```|~~~)")
+# The probes whose answer a person can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
+_PROBE_KEYS: Final = {
+    **{probe.path: probe.key for probe in PROBES if probe.path},
+    **{" ".join(probe.argv): probe.key for probe in PROBES if probe.argv},
+}
+
+
+def from_json(text: str, place: str) -> Evidence:
+    """The evidence of a JSON list.
+
+    Raises:
+        UsageError: it is another thing; the message names ``place`` and the entry.
+    """
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{place} is not JSON", why=str(error)[:300], hint=_SHAPE) from error
+    if not isinstance(rows, list):
+        raise UsageError(f"{place} is JSON, but no list", hint=_SHAPE)
+    return evidence(tuple(_row(row, number, place)) for number, row in enumerate(rows, 1))
+
+
+def _row(row: object, number: int, place: str) -> Iterator[str]:
+    for name in ("source", "text"):
+        value = row.get(name) if isinstance(row, dict) else None
+        if not isinstance(value, str):
+            raise UsageError(f"{place}: entry {number} has no {name} that is text", hint=_SHAPE)
+        yield value
+
+
+def from_text(text: str, name: str = "pasted text") -> Evidence:
+    """The evidence of plain text: split at shell prompts and headings; without any, one piece called ``name``."""
+    return evidence(_split(text, name))
+
+
+def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
+    """The pieces, each under the key of the probe that would have seen it, else under its source."""
+    found: dict[str, Capture] = {}
+    for source, text in pieces:
+        key = _key(source, text)
+        unique, number = key, 1
+        while unique in found:
+            number += 1
+            unique = f"{key}#{number}"
+        found[unique] = _capture(source, text)
+    return found
+
+
+def _capture(source: str, text: str) -> Capture:
+    if tells_absence(text):
+        return Capture(source, "absent", error=text)
+    return Capture(source, "ok", text.encode("utf-8", "surrogatepass"))
+
+
+def _key(source: str, text: str) -> str:
+    seen = recognise(source, text)
+    if seen.only or seen.is_part or seen.where == "container":
+        return source
+    if seen.kind == "file" and seen.subject.startswith("/"):
+        return _PROBE_KEYS.get(seen.subject, f"file:{seen.subject}")
+    return _PROBE_KEYS.get(" ".join(seen.words), source)
+
+
+def _split(text: str, name: str) -> Iterator[tuple[str, str]]:
+    source, lines = "", list[str]()
+    for line in text.splitlines():
+        if _FENCE.match(line):
+            continue
+        if found := _next(line):
+            if source or any(lines):
+                yield source or name, "\n".join(lines).strip("\n")
+            source, lines = found, []
+        else:
+            lines.append(line)
+    if source or any(lines):
+        yield source or name, "\n".join(lines).strip("\n")
+
+
+def _next(line: str) -> str:
+    """The source of what follows, where ``line`` is a prompt with a command, or a heading that names one."""
+    if match := _PROMPT.match(line):
+        # A comment of a configuration file looks like root's prompt: only what is a command, or a known one, counts.
+        command = match["command"]
+        is_root = line.lstrip().startswith("#")
+        return command if not is_root or recognise(command).kind not in {"text", "application"} else ""
+    if (match := _HEADING.match(line)) and len(match["source"].split()) <= 12:
+        seen = recognise(match["source"])
+        return match["source"] if seen.words or seen.subject.startswith("/") else ""
+    return ""

@@ -1,0 +1,544 @@
+"""What a piece of evidence is, from the way in which somebody wrote where it comes from.
+
+People write ``dmesg``, ``sudo dmesg -T | tail``, ``$ journalctl -k -b``, ``cat /etc/docker/daemon.json (host)`` or
+``app log``; probes write paths and command lines. All are read here, and where the words tell nothing, the text does.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
+
+Kind: TypeAlias = Literal[
+    "kernel-log",  # dmesg, journalctl -k, kern.log
+    "journal",  # journalctl of everything, syslog
+    "unit-log",  # journalctl -u UNIT; subject: the unit
+    "unit-status",  # systemctl status, is-active; subject: the unit
+    "unit-show",  # systemctl show; subject: the unit
+    "unit-file",  # systemctl cat; subject: the unit
+    "unit-action",  # systemctl start, restart, reload; subject: the unit
+    "lspci",
+    "lsmod",  # also /proc/modules
+    "modinfo",  # subject: the module
+    "modprobe",  # also insmod, rmmod; subject: the module
+    "depmod",
+    "dkms-status",
+    "dkms-output",  # dkms build, install, autoinstall
+    "make-log",
+    "initramfs",  # lsinitramfs, lsinitrd; subject: the image
+    "uname",
+    "mokutil",
+    "packages",  # dpkg -l, dpkg-query, apt list --installed, rpm -qa
+    "package-owner",  # dpkg -S, rpm -qf
+    "package-policy",  # apt-cache policy
+    "package-output",  # what apt, dpkg, dnf, zypper said
+    "package-history",  # /var/log/apt/history.log, /var/log/dpkg.log, dnf history
+    "installer-log",  # NVIDIA's .run installer
+    "nvidia-smi",  # the table, -L, --query-gpu, and what it says when it fails
+    "nvidia-smi-q",
+    "nvidia-smi-nvlink",
+    "nvidia-smi-topo",
+    "nvidia-smi-mig",
+    "nvidia-smi-c2c",
+    "nvml",  # gpunode's own question, JSON
+    "nvidia-container-cli",
+    "nvidia-ctk",
+    "container-run",  # docker, podman, nerdctl, ctr: run, start, exec, compose
+    "container-inspect",
+    "docker-info",
+    "docker-version",
+    "containerd-config",  # containerd config dump, crictl info
+    "crictl",
+    "kubernetes-node",  # kubectl describe node, get node
+    "kubernetes-pod",  # kubectl describe pod, get pod
+    "kubernetes-log",  # kubectl logs; subject: the pod
+    "kubernetes",  # any other answer of kubectl, kubeadm, minikube, helm
+    "ldconfig",
+    "which",
+    "listing",  # ls, find, stat; subject: the first path
+    "file",  # cat; subject: the path
+    "environment",  # env, printenv
+    "snap",
+    "audit",  # ausearch, audit.log
+    "gpudirect",  # gdscheck, cufile.log, ibstat, ofed_info
+    "virtualization",  # systemd-detect-virt, virsh
+    "application",  # a program that wants a GPU, and its log
+    "exit-status",  # echo $?
+    "text",  # nothing of the above
+]
+Where: TypeAlias = Literal["host", "container"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a piece of evidence comes from.
+
+    Attributes:
+        subject: the file, unit, module, pod or image that it is about; empty where there is none.
+        words: the command's words without what stands before it (sudo, assignments); empty for a file.
+        only: the pattern of a ``grep`` behind the command, or of one that read the file: the text holds only the
+            lines that match it, all of them unless ``is_part``. Empty where nothing was left out that way.
+        is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
+    """
+
+    kind: Kind
+    subject: str = ""
+    words: tuple[str, ...] = ()
+    where: Where = "host"
+    only: str = ""
+    is_part: bool = False
+
+
+_PROMPT: Final = re.compile(r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?)?\s{0,4}[$#>%❯]\s+")
+_REMARK: Final = re.compile(r"\s*\(([^()]*)\)\s*$")
+_INSIDE: Final = re.compile(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
+_BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"})
+_CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "cut"})
+_READERS: Final = frozenset({"cat", "less", "more", "head", "tail", "zcat", "bat", "batcat", "nl", "xxd", "strings"})
+_CONTAINERS: Final = frozenset({"docker", "podman", "nerdctl", "ctr", "docker-compose", "podman-compose", "apptainer"})
+_KUBECTL: Final = frozenset({"kubectl", "k", "oc", "kubecolor"})
+_PACKAGERS: Final = frozenset(
+    {"apt", "apt-get", "aptitude", "dpkg", "dnf", "yum", "zypper", "unattended-upgrade", "dpkg-reconfigure", "pacman"}
+)
+_WITH_VALUE: Final = frozenset(
+    {*("-u", "--unit", "-n", "--namespace", "-p", "--property", "-o", "--output", "--lines", "-c", "--context")}
+    | {*("-l", "--selector", "-H", "--host", "-t", "--since", "--until", "-S", "-U", "--kubeconfig", "-k", "-a")}
+)
+
+# By name, where a file's place tells what stands in it.
+_PATHS: Final[tuple[tuple[str, Kind], ...]] = (
+    (r"make\.log$", "make-log"),
+    (r"nvidia-installer\.log$|cuda-installer\.log$", "installer-log"),
+    (r"/var/log/(?:kern|dmesg)[\w.-]*$|kern\.log$|dmesg(?:\.\w+)?$", "kernel-log"),
+    (r"/var/log/(?:syslog|messages)[\w.-]*$|syslog$", "journal"),
+    (
+        r"apt/history\.log|dpkg\.log|apt/term\.log|dnf\.(?:rpm\.)?log|zypp/history|unattended-upgrades",
+        "package-history",
+    ),
+    (r"^/proc/modules$", "lsmod"),
+    (r"fabricmanager\.log$", "unit-log"),
+    (r"audit\.log$", "audit"),
+    (r"cufile\.log$", "gpudirect"),
+    (r"nvidia-container-(?:toolkit|runtime)\.log$", "nvidia-container-cli"),
+)
+# By words, where no command and no path stands.
+_WORDS: Final[tuple[tuple[str, Kind], ...]] = (
+    (r"\b(?:dmesg|kernel (?:log|messages?|ring buffer|output)|kmsg|console|serial)\b", "kernel-log"),
+    (r"\bmake\.log\b|\bdkms (?:build )?log\b|\bmodule build\b", "make-log"),
+    (r"\b(?:installer|runfile|\.run)\b", "installer-log"),
+    (r"\bdkms\b", "dkms-output"),
+    (r"\bfabric ?manager\b", "unit-log"),
+    (r"\b(?:kubelet|dockerd|containerd|crio|cri-o|persistenced)\b.*\blogs?\b|\blogs? of (?:kubelet|docker)",
+     "unit-log"),
+    (r"\bdocker (?:daemon )?logs?\b", "unit-log"),
+    (r"\b(?:device[- ]plugin|nvdp|validator|validation|operator|mig-manager|dcgm|gfd|toolkit daemonset)\b",
+     "kubernetes-log"),
+    (r"\bkubernetes (?:events?|pod|node)\b|\bpod events?\b|\bevents?\b", "kubernetes"),
+    (r"\b(?:apt|dpkg|dnf|yum|package)\b", "package-output"),
+    (r"\b(?:journal|syslog|system log|messages)\b", "journal"),
+    (r"\bnvidia-smi\b", "nvidia-smi"),
+    (r"\b(?:docker|podman|compose|containerd?) (?:error|output|run|start)\b", "container-run"),
+    ((r"\b(?:app(?:lication)?|pod|program|job|training|server|container|service|workload|stderr|stdout|python|pytorch|"
+      r"tensorflow|cuda|nccl|ollama|vllm|llama|jupyter|notebook|script|traceback)\b"), "application"),
+)  # fmt: skip
+# By what stands in the text, where the source tells nothing.
+_TEXTS: Final[tuple[tuple[str, Kind], ...]] = (
+    (r"\bNVRM: |\bnvidia-nvlink: |\bnvidia-nvswitch\d*: |^\s*\[\s*\d+\.\d{6}\]|\bkernel: ", "kernel-log"),
+    (r"^DKMS make\.log for |\bmake\[\d\]: \*\*\*|\bmodpost: ", "make-log"),
+    (r"^\w[\w.+-]*/[\w.+~:-]+(?:, [\w.+-]+, \w+)?: (?:added|built|installed)", "dkms-status"),
+    (r"^(?:ii|iU|iF|rc|hi|iHR?|pn|un) {1,2}\S+ ", "packages"),
+    (r"^(?:E|W|Err|Hit|Get|Ign):\d*\s|^dpkg: |^The following packages ", "package-output"),
+    (r"==+NVSMI LOG==+|^\s*GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$", "nvidia-smi-q"),
+    (r"\| NVIDIA-SMI |NVIDIA-SMI has failed|Failed to initialize NVML", "nvidia-smi"),
+    (r"^Module +Size +Used by", "lsmod"),
+    (r"^[0-9a-f:]{7,12}\.\d .*(?:controller|Bridge)", "lspci"),
+    (r"Error response from daemon|OCI runtime|nvidia-container-cli: ", "container-run"),
+    (r"^Capacity:|^Allocatable:", "kubernetes-node"),
+    (r"\bFailedScheduling\b|\bFailedCreatePodSandBox\b|\bUnexpectedAdmissionError\b", "kubernetes-pod"),
+    (r"^Linux \S+ \d+\.\d+", "uname"),
+    (r"^Traceback \(most recent|CUDA error|RuntimeError|torch\.", "application"),
+)
+_COMPILED: Final[Mapping[str, tuple[tuple[re.Pattern[str], Kind], ...]]] = {
+    "paths": tuple((re.compile(pattern), kind) for pattern, kind in _PATHS),
+    "words": tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in _WORDS),
+    "texts": tuple((re.compile(pattern, re.MULTILINE), kind) for pattern, kind in _TEXTS),
+}
+
+
+def recognise(source: str, text: str = "") -> Source:
+    """What ``source`` says that ``text`` is; ``text`` decides where the words do not."""
+    written, where = _without_remarks(_PROMPT.sub("", source.strip()))
+    found = _by_command(written) or _by_path(written) or _by_words(source)
+    if found is None or found.kind == "text":
+        found = _by_text(text) or found or Source("text")
+    return replace(found, where="container") if where == "container" and found.where == "host" else found
+
+
+def _without_remarks(source: str) -> tuple[str, Where]:
+    """The source without what stands in brackets behind it, and whether that or its words say ``container``."""
+    where: Where = "host"
+    while match := _REMARK.search(source):
+        if source[: match.start()].strip() == "":
+            break
+        where = "container" if _INSIDE.search(match[1]) else where
+        source = source[: match.start()]
+    return source.strip(), where
+
+
+def _by_command(source: str) -> Source | None:
+    commands = [_plain(words) for words in _pipeline(source)]
+    head = commands[0] if commands else ()
+    if not head:
+        return None
+    found = _of(head)
+    if found is None:
+        return None
+    patterns = [_pattern(words) for words in commands[1:] if _program(words) in {"grep", "egrep", "rg", "zgrep"}]
+    cut = any(_program(words) in _CUTTERS for words in commands[1:]) or _program(head) in {"head", "tail"}
+    only = "|".join(pattern for pattern in (found.only, *patterns) if pattern)
+    return replace(found, only=only, is_part=found.is_part or cut)
+
+
+def _pipeline(source: str) -> list[list[str]]:
+    """The words of every command of a pipeline; of several commands in a row the last that is not ``cd``."""
+    try:
+        lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
+        lexer.whitespace_split = True
+        lexer.commenters = ""
+        words = list(lexer)
+    except ValueError:
+        words = source.split()
+    commands: list[list[str]] = [[]]
+    for word in words:
+        if word in {"|", "|&"}:
+            commands.append([])
+        elif word in {"&&", ";", "||", "&"}:
+            commands = [[]] if not commands[0] or commands[0][0] in {"cd", "export", "set", "ssh"} else commands
+            if commands != [[]]:
+                break
+        else:
+            commands[-1].append(word)
+    return [command for command in commands if command]
+
+
+def _plain(words: Sequence[str]) -> tuple[str, ...]:
+    """A command's words without sudo, assignments and redirections."""
+    rest = list(words)
+    while rest and (rest[0] in _BEFORE or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0]) or rest[0].startswith("-")):
+        rest.pop(0)
+    for sign in (">", ">>", "<", ">&", "2"):
+        if sign in rest[1:]:
+            rest = rest[: rest.index(sign, 1)]
+    return tuple(rest)
+
+
+def _program(words: Sequence[str]) -> str:
+    return words[0].rsplit("/", 1)[-1] if words else ""
+
+
+def _pattern(words: Sequence[str]) -> str:
+    """What a grep leaves over, as a regular expression; empty where it takes lines away (-v) or adds them (-A)."""
+    options = [word for word in words[1:] if word.startswith("-")]
+    plain = [word for word in words[1:] if not word.startswith("-")]
+    if any(re.fullmatch(r"-\w*v\w*|--invert-match", option) for option in options) or not plain:
+        return ""
+    return plain[0].replace(r"\|", "|")
+
+
+def _operands(words: Sequence[str]) -> list[str]:
+    """The words that are neither options nor their values."""
+    found, skip = [], False
+    for word in words[1:]:
+        if skip:
+            skip = False
+        elif word in _WITH_VALUE:
+            skip = True
+        elif not word.startswith("-"):
+            found.append(word)
+    return found
+
+
+def _value(words: Sequence[str], *names: str) -> str:
+    """The value of the first option of these names."""
+    for index, word in enumerate(words):
+        name, has_value, value = word.partition("=")
+        if name in names:
+            return value if has_value else (words[index + 1] if index + 1 < len(words) else "")
+        short = next((name for name in names if len(name) == 2 and word.startswith(name) and len(word) > 2), "")
+        if short and not word.startswith("--"):
+            return word[2:]
+    return ""
+
+
+def _of(words: tuple[str, ...]) -> Source | None:
+    """What a command's output is; None where nobody knows the command."""
+    program = _program(words)
+    if program in _READERS:
+        path = next((word for word in reversed(words[1:]) if "/" in word or "." in word), "")
+        return _file(path) if path else None
+    if program in {"grep", "egrep", "zgrep", "rg"}:
+        return _grep(words)
+    reader = _PROGRAMS.get(program)
+    found = reader(words) if reader else None
+    return found if found is None or found.words else replace(found, words=words)
+
+
+def _grep(words: tuple[str, ...]) -> Source | None:
+    plain = [word for word in words[1:] if not word.startswith("-")]
+    if len(plain) < 2:
+        return None
+    found = _file(plain[1])
+    listing = any(re.fullmatch(r"-\w*[lL]\w*", word) for word in words[1:])
+    if listing or any(re.fullmatch(r"-\w*r\w*", word, re.IGNORECASE) for word in words[1:]):
+        return Source("listing", plain[1], words, only=plain[0])
+    return replace(found, words=words, only=_pattern(words))
+
+
+def _file(path: str) -> Source:
+    kind = next((kind for pattern, kind in _COMPILED["paths"] if pattern.search(path)), None)
+    if kind == "unit-log":
+        return Source(kind, "nvidia-fabricmanager.service")
+    return Source(kind or "file", path)
+
+
+def _by_path(source: str) -> Source | None:
+    first = source.split()[0] if source.split() else ""
+    if first.startswith("/") or re.fullmatch(r"~?[\w.-]*/[\w./*-]+|[\w-]+\.(?:log|conf|toml|ya?ml|json)", first):
+        return _file(first)
+    return None
+
+
+def _by_words(source: str) -> Source | None:
+    where: Where = "container" if _INSIDE.search(source) else "host"
+    kind = next((kind for pattern, kind in _COMPILED["words"] if pattern.search(source)), None)
+    if kind is None:
+        return None
+    return Source(kind, unit_in(source) if kind == "unit-log" else "", where=where)
+
+
+def _by_text(text: str) -> Source | None:
+    head = text[:20_000]
+    kind = next((kind for pattern, kind in _COMPILED["texts"] if pattern.search(head)), None)
+    return Source(kind) if kind else None
+
+
+_UNITS: Final = (
+    ("fabric", "nvidia-fabricmanager.service"),
+    ("persistenced", "nvidia-persistenced.service"),
+    ("gridd", "nvidia-gridd.service"),
+    ("imex", "nvidia-imex.service"),
+    ("kubelet", "kubelet.service"),
+    ("containerd", "containerd.service"),
+    ("docker", "docker.service"),
+    ("crio", "crio.service"),
+    ("cri-o", "crio.service"),
+    ("k3s", "k3s.service"),
+    ("rke2", "rke2-server.service"),
+)
+
+
+def unit_in(text: str) -> str:
+    """The unit that these words speak of; empty where none of those that matter here is."""
+    return next((unit for word, unit in _UNITS if word in text.lower()), "")
+
+
+def unit_name(word: str) -> str:
+    """A unit's whole name."""
+    return word if re.search(r"\.(?:service|path|timer|socket|target|mount)$", word) else f"{word}.service"
+
+
+def _always(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
+    return lambda words: Source(kind, words=words)
+
+
+def _subject(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
+    return lambda words: Source(kind, next(iter(_operands(words)), ""), words)
+
+
+def _dmesg(words: tuple[str, ...]) -> Source:
+    return Source("kernel-log", words=words, is_part="-w" in words)
+
+
+def _journalctl(words: tuple[str, ...]) -> Source:
+    unit = _value(words, "-u", "--unit", "-t", "--identifier")
+    flags = {word for word in words if word.startswith("-")}
+    if any(re.fullmatch(r"-\w*k\w*", word) for word in flags) or "--dmesg" in flags or "_TRANSPORT=kernel" in words:
+        return Source("kernel-log", words=words, only=_value(words, "-g", "--grep"))
+    if unit:
+        return Source("unit-log", unit_name(unit), words, only=_value(words, "-g", "--grep"))
+    return Source("journal", words=words, only=_value(words, "-g", "--grep"))
+
+
+def _systemctl(words: tuple[str, ...]) -> Source | None:
+    operands = _operands(words)
+    verb, units = (operands[0] if operands else ""), operands[1:]
+    kinds: dict[str, Kind] = {"status": "unit-status", "show": "unit-show", "cat": "unit-file"}
+    if verb.startswith(("is-", "list-")):
+        return Source("unit-status", unit_name(units[0]) if units else "", words)
+    kind = kinds.get(verb, "unit-action")
+    return Source(kind, unit_name(units[0]) if units else "", words)
+
+
+def _nvidia_smi(words: tuple[str, ...]) -> Source:
+    rest = words[1:]
+    by_verb: dict[str, Kind] = {"nvlink": "nvidia-smi-nvlink", "topo": "nvidia-smi-topo", "mig": "nvidia-smi-mig"}
+    kind: Kind = by_verb.get(rest[0], "nvidia-smi") if rest else "nvidia-smi"
+    if rest[:1] == ("c2c",):
+        kind = "nvidia-smi-c2c"
+    elif kind == "nvidia-smi" and any(word in {"-q", "--query", "-x"} or word.startswith("-q") for word in rest):
+        kind = "nvidia-smi" if any(word.startswith("--query-") for word in rest) else "nvidia-smi-q"
+    elif any(word in {"-mig", "--multi-instance-gpu"} for word in rest):
+        kind = "nvidia-smi-mig"
+    return Source(kind, words=words)
+
+
+def _container(words: tuple[str, ...]) -> Source | None:
+    operands = _operands(words)
+    verb = operands[0] if operands else ""
+    if verb in {"compose", "container", "image", "system"} and len(operands) > 1:
+        verb = operands[1]
+    if verb == "exec":
+        inner = words[words.index("exec") + 1 :]
+        after = [index for index, word in enumerate(inner) if _program((word,)) in _PROGRAMS]
+        found = _of(tuple(inner[after[0] :])) if after else None
+        return replace(found, where="container") if found else Source("container-run", words=words, where="container")
+    by_verb: dict[str, Kind] = {
+        "info": "docker-info",
+        "version": "docker-version",
+        "inspect": "container-inspect",
+        "logs": "application",
+        "ps": "container-inspect",
+        "context": "docker-info",
+    }
+    return Source(by_verb.get(verb, "container-run"), words=words)
+
+
+def _kubectl(words: tuple[str, ...]) -> Source | None:
+    operands = _operands(words)
+    verb, what = (operands[0] if operands else ""), (operands[1] if len(operands) > 1 else "")
+    if verb == "logs":
+        return Source("kubernetes-log", what.removeprefix("pod/"), words)
+    if verb == "exec":
+        inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
+        found = _of(tuple(inner))
+        return replace(found, where="container") if found else Source("application", words=words, where="container")
+    kind = what.split("/")[0].lower()
+    if kind in {"node", "nodes", "no"}:
+        return Source("kubernetes-node", words=words)
+    if kind in {"pod", "pods", "po"}:
+        return Source("kubernetes-pod", operands[2] if len(operands) > 2 else "", words)
+    return Source("kubernetes", what, words)
+
+
+def _dkms(words: tuple[str, ...]) -> Source:
+    return Source("dkms-status" if "status" in words else "dkms-output", words=words)
+
+
+def _packager(words: tuple[str, ...]) -> Source:
+    program, operands = _program(words), _operands(words)
+    flags = {word for word in words if word.startswith("-")}
+    if program == "dpkg" and flags & {"-l", "--list", "-s", "--status", "--get-selections"}:
+        return Source("packages", words=words, subject=" ".join(word for word in words[1:] if word[:1] != "-"))
+    if program == "dpkg" and flags & {"-S", "--search"}:
+        return Source("package-owner", words=words, subject=next(iter(operands), ""))
+    if operands[:1] == ["policy"]:
+        return Source("package-policy", words=words)
+    if operands[:1] == ["list"]:
+        return Source("packages", words=words)
+    if operands[:1] == ["history"]:
+        return Source("package-history", words=words)
+    return Source("package-output", words=words)
+
+
+def _apt_cache(words: tuple[str, ...]) -> Source:
+    return Source("package-policy", words=words)
+
+
+def _dpkg_query(words: tuple[str, ...]) -> Source:
+    if {"-S", "--search"} & set(words):
+        return Source("package-owner", words=words, subject=next(iter(_operands(words)), ""))
+    return Source("packages", words=words)
+
+
+def _rpm(words: tuple[str, ...]) -> Source:
+    flags = "".join(word for word in words[1:] if word.startswith("-"))
+    if "f" in flags and "q" in flags:
+        return Source("package-owner", words=words, subject=next(iter(_operands(words)), ""))
+    return Source("packages" if "q" in flags else "package-output", words=words)
+
+
+def _containerd(words: tuple[str, ...]) -> Source:
+    return Source("containerd-config" if "config" in words else "unit-log", "containerd.service", words)
+
+
+def _crictl(words: tuple[str, ...]) -> Source:
+    return Source("containerd-config" if "info" in words else "crictl", words=words)
+
+
+def _apt_mark(words: tuple[str, ...]) -> Source:
+    return Source("packages", " ".join(words[1:]), words)
+
+
+def _product(words: tuple[str, ...]) -> Source | None:
+    """k3s, microk8s, minikube …: a kubectl or ctr of its own, or itself."""
+    rest = words[1:]
+    if rest[:1] and _program(rest) in _PROGRAMS:
+        return _of(tuple(rest))
+    return Source("kubernetes", words=words)
+
+
+def _application(words: tuple[str, ...]) -> Source:
+    return Source("application", words=words)
+
+
+def _ssh(words: tuple[str, ...]) -> Source | None:
+    after = [index for index, word in enumerate(words[1:], 1) if _program((word,)) in _PROGRAMS]
+    return _of(tuple(words[after[0] :])) if after else None
+
+
+_PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
+    "dmesg": _dmesg,
+    "talosctl": lambda words: Source("kernel-log" if "dmesg" in words else "unit-log", words=words),
+    "journalctl": _journalctl,
+    "systemctl": _systemctl,
+    "service": lambda words: Source("unit-action", unit_name(words[1]) if len(words) > 1 else "", words),
+    "lspci": _always("lspci"),
+    "lsmod": _always("lsmod"),
+    "modinfo": _subject("modinfo"),
+    **dict.fromkeys(("modprobe", "insmod", "rmmod"), _subject("modprobe")),
+    "depmod": _always("depmod"),
+    "dkms": _dkms,
+    **dict.fromkeys(("lsinitramfs", "lsinitrd", "unmkinitramfs"), _subject("initramfs")),
+    "uname": _always("uname"),
+    "mokutil": _always("mokutil"),
+    **dict.fromkeys(_PACKAGERS, _packager),
+    "apt-cache": _apt_cache,
+    "apt-mark": _apt_mark,
+    "dpkg-query": _dpkg_query,
+    "rpm": _rpm,
+    "nvidia-smi": _nvidia_smi,
+    **dict.fromkeys(("nvidia-container-cli", "nvidia-container-runtime-hook"), _always("nvidia-container-cli")),
+    **dict.fromkeys(("nvidia-container-runtime", "nvidia-container-toolkit"), _always("nvidia-container-cli")),
+    "nvidia-ctk": _always("nvidia-ctk"),
+    **dict.fromkeys(_CONTAINERS, _container),
+    "containerd": _containerd,
+    "dockerd": lambda words: Source("unit-log", "docker.service", words),
+    "crictl": _crictl,
+    **dict.fromkeys(_KUBECTL, _kubectl),
+    **dict.fromkeys(("k3s", "rke2", "microk8s", "k0s", "minikube", "kind", "talos"), _product),
+    **dict.fromkeys(("kubeadm", "helm", "kubelet"), _always("kubernetes")),
+    "ldconfig": _always("ldconfig"),
+    **dict.fromkeys(("which", "whereis", "type"), _subject("which")),
+    **dict.fromkeys(("ls", "find", "stat", "ll", "tree", "lsof", "fuser"), _subject("listing")),
+    **dict.fromkeys(("env", "printenv"), _always("environment")),
+    "snap": _always("snap"),
+    **dict.fromkeys(("ausearch", "sealert", "aureport"), _always("audit")),
+    **dict.fromkeys(("gdscheck", "gdscheck.py", "gdsio", "ibstat", "ofed_info", "ibv_devinfo"), _always("gpudirect")),
+    **dict.fromkeys(("systemd-detect-virt", "virsh", "virt-what"), _always("virtualization")),
+    "echo": lambda words: Source("exit-status" if "$?" in words else "text", words=words),
+    **dict.fromkeys(("python", "python3", "nvcc", "ollama", "vllm", "torchrun", "deviceQuery", "mpirun"), _application),
+    "ssh": _ssh,
+}
