@@ -93,7 +93,8 @@ def _said(capture: Capture) -> str:
     """The answer; of a command that failed, its complaint too."""
     if not capture.text.strip():
         return capture.error
-    return f"{capture.text.rstrip()}\n{capture.error}" if capture.outcome == "failed" and capture.error else capture.text
+    complains = capture.outcome == "failed" and bool(capture.error)
+    return f"{capture.text.rstrip()}\n{capture.error}" if complains else capture.text
 
 
 def _outcome(capture: Capture, said: str) -> Outcome:

@@ -24,7 +24,6 @@ from gpunode.runtimes.installations import placed
 from gpunode.steps import STAGES, STEPS
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 
-
 # More than there are commands, as a rule: one that hangs must not keep the others waiting.
 _SIDE_BY_SIDE = 64
 
