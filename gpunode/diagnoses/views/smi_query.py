@@ -28,8 +28,9 @@ _HEAD_OF_CSV: Final = re.compile(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.
 _HEAD: Final = frozenset({"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"})
 # Sections by which a piece is known in text that nobody gave a name.
 _SECTIONS: Final = re.compile(
-    r"^[ \t]*(?:Remapped Rows|Retired Pages|ECC Errors|E[Cc][Cc] Mode|MIG Mode|Fabric|GPU Link Info|GPU Reset Status|"
-    r"Clocks (?:Throttle|Event) Reasons|BAR1 Memory Usage|(?:GPU )?Power Readings|GPU Recovery Action[ \t]*:[^\n]*)\s*$",
+    r"^[ \t]*(?:Remapped Rows|Retired Pages|ECC Errors|E[Cc][Cc] Mode|MIG Mode|Fabric|GPU Link Info|"
+    r"GPU Reset Status|Clocks (?:Throttle|Event) Reasons|BAR1 Memory Usage|(?:GPU )?Power Readings|"
+    r"GPU Recovery Action[ \t]*:[^\n]*)\s*$",
     re.MULTILINE,
 )
 # Names that branches, the XML and the CSV have for one thing, each by the one that -q has today.
