@@ -71,9 +71,10 @@ def _guarded(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:
     """What the rule says; on evidence that nobody has thought of, one rule's bug must not silence all others."""
     try:
         return tuple(rule.check(snapshot))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other rules go on
+    except Exception as error:  # whatever it is, the other rules go on
         said = f"{type(error).__name__}: {error}"[:200]
-        return (Doubt(f"{rule.cause} could not be judged, by a bug in gpunode ({said}); please report it", "--json"),)
+        question = f"{rule.cause} could not be judged, by a bug in gpunode ({said}); please report it"
+        return (Doubt(question, "gpunode capture FILE"),)
 
 
 def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot) -> Finding:
