@@ -27,9 +27,12 @@ _GAP_S: Final = 300.0
 # Since the epoch, as against since boot: a GPU node does not run for thirty years.
 _EPOCH: Final = 1e9
 _UNCORRECTABLE: Final = re.compile(
-    r"AER: (?:Multiple )?Uncorrect\w+|severity=Uncorrect\w+|DPC: containment event|AER: .{0,40}\bFatal\b error",
-    re.IGNORECASE,
+    r"AER: (?:Multiple )?Uncorrect\w+|severity=Uncorrect\w+|DPC: containment event", re.IGNORECASE
 )
+_BIT: Final = re.compile(r"\[\s*\d{1,2}\]\s*(?P<name>[A-Za-z]+)")
+# An answer to an access that nobody serves; probing does that, and nothing breaks by it.
+_HARMLESS_BITS: Final = frozenset({"UnsupReq", "ACSViol", "Unsupported"})
+_DETAILS: Final = 6
 _REACHED: Final = re.compile(
     r"^(?P<driver>pcieport|nvidia|vfio-pci) (?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):", re.IGNORECASE
 )
