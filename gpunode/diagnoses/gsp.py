@@ -39,18 +39,18 @@ _GFW: Final = re.compile(
     r"failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not", re.IGNORECASE
 )
 _NO_FILE: Final = re.compile(
-    r"Direct firmware load for nvidia/\S*gsp\S* failed|firmware: failed to load nvidia/\S*gsp\S*|"
+    r"Direct firmware load for nvidia/\S*gsp\S* failed with error -2|firmware: failed to load nvidia/\S*gsp\S* \(-2\)|"
     r"RmFetchGspRmImages: No firmware image found|"
     r"(?:can(?:no|')t|could not|failed to|unable to) (?:find|load|open|request|fetch) \S{0,60}gsp\w*\.bin",
     re.IGNORECASE,
 )
 _NOT_STARTED: Final = re.compile(
-    r"Cannot initialize GSP firmware RM|Failed to (?:boot|initialize|start) GSP|kgspBootstrap\w*: .{0,60}fail|"
+    r"cannot initialize GSP(?: firmware RM|-RM)|Failed to (?:boot|initialize|start) GSP|kgspBootstrap\w*: .{0,60}fail|"
     r"failed to (?:execute|prepare) .{0,40}(?:FWSEC|Booter)|GSP-?RM (?:boot|init\w*) fail",
     re.IGNORECASE,
 )
-# RmInitAdapter's first number says at what it failed: 0x61 fetching the firmware, 0x62 starting it.
-_INIT: Final = re.compile(r"RmInitAdapter failed! \((?P<step>0x6[12]):(?P<status>0x[0-9a-f]+):\d+\)", re.IGNORECASE)
+# RmInitAdapter's first number says at what it failed: 0x61 to 0x63 at fetching the firmware and starting it.
+_INIT: Final = re.compile(r"RmInitAdapter failed! \((?P<step>0x6[1-3]):(?P<status>0x[0-9a-f]+):\d+\)", re.IGNORECASE)
 # Another cause of a failed start, told by the driver itself.
 _UNSUPPORTED: Final = re.compile(
     r"not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported|"
