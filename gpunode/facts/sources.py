@@ -120,6 +120,7 @@ _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
     ),
     (r"^/proc/modules$", "lsmod"),
     (r"fabricmanager\.log$", "unit-log"),
+    (r"^/var/log/(?:pods|containers)/", "kubernetes-log"),
     (r"audit\.log$", "audit"),
     (r"cufile\.log$", "gpudirect"),
     (r"nvidia-container-(?:toolkit|runtime)\.log$", "nvidia-container-cli"),
