@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog.gpus import GpuModel
+from gpunode.diagnoses.chains import GPU_LOST
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
     by_hand,
@@ -300,12 +301,7 @@ def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-_UNUSABLE: Final = frozenset(
-    {
-        *("no-device-nodes-driver-not-initialised", "device-plugin-marked-unhealthy", "xid-143-gpu-init-error"),
-        *("xid-154-recovery-action", "driver-module-not-loaded", "nvidia-uvm-wedged", "persistenced-start-race"),
-    }
-)
+_UNUSABLE: Final = GPU_LOST | {"driver-module-not-loaded", "xid-143-gpu-init-error"}
 
 FAMILY: Final = Family(
     "gsp",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog.gpus import lookup
+from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, power_cycle, replace
 from gpunode.diagnoses.snapshot import Snapshot
@@ -153,14 +154,11 @@ FAMILY: Final = Family(
             ),
             check=_lost,
             remedy=_bring_back,
-            explains=frozenset(
-                {
-                    *("device-plugin-marked-unhealthy", "pcie-uncorrectable-completion-timeout", "pcie-link-degraded"),
-                    *("pcie-aer-correctable-storm", "no-device-nodes-driver-not-initialised", "nvlink-link-inactive"),
-                    *("driver-module-not-loaded", "nvlink-all-links-inactive-gpu", "nvidia-uvm-wedged"),
-                    *("gpu-missing-from-inventory", "persistenced-start-race"),
-                }
-            ),
+            explains=GPU_LOST
+            | {
+                *("driver-module-not-loaded", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
+                "gpu-missing-from-inventory",
+            },
         ),
         Rule(
             cause="xid-54-aux-power",
@@ -179,12 +177,7 @@ FAMILY: Final = Family(
             ),
             check=_unpowered,
             remedy=_connect,
-            explains=frozenset(
-                {
-                    *("power-brake-slowdown", "no-device-nodes-driver-not-initialised", "gsp-init-failed-platform"),
-                    "device-plugin-marked-unhealthy",
-                }
-            ),
+            explains=NOT_INITIALISED | {"power-brake-slowdown", "gsp-init-failed-platform", "xid-143-gpu-init-error"},
         ),
     ),
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -362,7 +363,7 @@ def _write_anew(_: Snapshot) -> Iterable[Fix]:
     yield replace("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays")
 
 
-_CONSEQUENCES: Final = frozenset({"device-plugin-marked-unhealthy", "xid-154-recovery-action"})
+_CONSEQUENCES: Final = NO_CLUSTER_GPU | {"xid-154-recovery-action"}
 
 FAMILY: Final = Family(
     "memory",
@@ -538,7 +539,7 @@ FAMILY: Final = Family(
             ),
             check=_inforom,
             remedy=_write_anew,
-            explains=frozenset({"device-plugin-marked-unhealthy"}),
+            explains=NO_CLUSTER_GPU,
         ),
     ),
 )

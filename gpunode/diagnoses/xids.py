@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NOT_INITIALISED
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
@@ -310,7 +311,7 @@ def _look_before(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot(when="it asks for a reboot of the node, or the reset is refused")
 
 
-_CONSEQUENCES: Final = frozenset({"device-plugin-marked-unhealthy", "nvidia-uvm-wedged"})
+_CONSEQUENCES: Final = NO_CLUSTER_GPU | {"nvidia-uvm-wedged"}
 
 FAMILY: Final = Family(
     "xids",
@@ -440,7 +441,7 @@ FAMILY: Final = Family(
                 run("inspect", "see the state of the links", "nvidia-smi c2c -s"),
                 nvidia_report("it happens often, or a link is down"),
             ),
-            explains=frozenset({"device-plugin-marked-unhealthy"}),
+            explains=NO_CLUSTER_GPU,
         ),
         Rule(
             cause="xid-122-spi-rpc",
@@ -457,7 +458,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
             check=_told(*_FLASH),
             remedy=_read_flash,
-            explains=frozenset({"inforom-corrupted", "device-plugin-marked-unhealthy"}),
+            explains=NO_CLUSTER_GPU | {"inforom-corrupted"},
         ),
         Rule(
             cause="xid-143-gpu-init-error",
@@ -474,7 +475,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
             check=_initialisation,
             remedy=_initialise,
-            explains=_CONSEQUENCES | {"no-device-nodes-driver-not-initialised"},
+            explains=NOT_INITIALISED,
         ),
         Rule(
             cause="xid-154-recovery-action",
