@@ -224,6 +224,11 @@ def packaged(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     )
 
 
+def headless(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """The installed packages of Ubuntu's that bring a driver without its programs."""
+    return tuple(one for one in whole(snapshot) if one.name.startswith("nvidia-headless-"))
+
+
 def _of_driver(snapshot: Snapshot, patterns: tuple[str, ...]) -> tuple[packages.Package, ...]:
     found = packages.matching(snapshot, *patterns)
     return tuple(one for one in found if re.match(VERSION, one.upstream) and one.is_installed)

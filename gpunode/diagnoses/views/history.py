@@ -34,7 +34,8 @@ _RPM_LOG: Final = re.compile(
 )
 _ZYPP: Final = re.compile(r"^(?P<at>\d{4}-\d\d-\d\d [\d:]{8})\|install\|(?P<name>[^|]+)\|(?P<new>[^|]+)\|")
 _AUTOMATIC: Final = re.compile(
-    r"unattended-upgrade|Packages that will be upgraded:|\bdnf-automatic|\byum-cron|packagekit role='update-packages'|transactional-update|apt-daily"
+    r"unattended-upgrade|Packages that will be upgraded:|\bdnf-automatic|\byum-cron"
+    r"|packagekit role='update-packages'|transactional-update|apt-daily"
 )
 _RPM_DRIVER: Final = re.compile(
     r"^(?:(?:a?kmod|dkms)-nvidia|nvidia-(?:driver|kmod|open|persistenced|modprobe|libXNVCtrl|utils|compute|gl|lts|dkms)"
