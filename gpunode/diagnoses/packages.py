@@ -239,8 +239,23 @@ def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
         )
         cited = (*(one.citation for one in half), *said)
         yield Proof(what, cited or (Citation("/var/lib/dpkg/updates", "(notes of an interrupted run)", None),))
-    elif snapshot.says(_LEFT, "package-output", "text", "package-history", "application"):
-        yield Proof("a package's own script failed, and dpkg left it half installed", snapshot.said(_LEFT), "likely")
+    elif left := _left(snapshot):
+        what = f"{left[0]}'s own script failed, and its package is left half installed"
+        yield Proof(what, snapshot.said(_LEFT), "likely")
+
+
+def _left(snapshot: Snapshot) -> tuple[str, ...]:
+    """The driver's packages that the package manager says it could not finish."""
+    said = snapshot.of("package-output", "text", "package-history", "application")
+    named = (match["one"] or match["two"] for item in said for match in _FAILED.finditer(item.text))
+    return tuple(dict.fromkeys(name for name in named if is_drivers(name)))
+
+
+_FAILED: Final = re.compile(
+    r"error processing package (?P<one>[a-z0-9][\w.+-]*)"
+    r"|^(?:Errors were encountered while processing:)?\s(?P<two>[a-z0-9][\w.+-]*)(?::\w+)?\s*$",
+    re.MULTILINE,
+)
 
 
 def _them(names: list[packages.Package]) -> str:

@@ -299,32 +299,34 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     found = snapshot.view(loader.loaded)
     front = snapshot.view(loader.folders)
     stub_said = snapshot.said(_STUB_SAID)
-    stubs = [one for one in found if one.sort == "stub"]
-    if stub_said or stubs:
-        places = (*(one.citation for one in (*stubs, *front) if one.sort == "stub"), *snapshot.said(_STUB_PATH))
-        where = next((one.path for one in (*stubs, *front) if one.sort == "stub"), "the CUDA toolkit's stubs folder")
+    places: tuple[loader.Library | loader.Folder, ...] = (*found, *front)
+    stubs = [one for one in places if one.sort == "stub"]
+    if stub_said or any(isinstance(one, loader.Library) for one in stubs):
+        lines = (*(one.citation for one in stubs), *snapshot.said(_STUB_PATH))
+        where = stubs[0].path if stubs else "the CUDA toolkit's stubs folder"
         what = f"programs load the stub of {where}, which is there for linking only, and not the driver's library"
-        yield "library-path-shadows-libcuda", Proof(what, (*stub_said, *dict.fromkeys(places)))
+        yield "library-path-shadows-libcuda", Proof(what, (*stub_said, *dict.fromkeys(lines)))
         return
     if snapshot.says(_804):
         if not _mismatches(snapshot):
             yield "cuda-compat-not-supported-hw", _compat_not_here(snapshot)
         return
-    yield from _other_copy(snapshot, found, front)
+    yield from _other_copy(snapshot, places)
 
 
 def _other_copy(
-    snapshot: Snapshot, found: tuple[loader.Library, ...], front: tuple[loader.Folder, ...]
+    snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
 ) -> Iterator[tuple[str, Verdict]]:
     said = snapshot.said(_803)
-    compat = [one.citation for one in (*found, *front) if one.sort == "compat"]
-    other = [one for one in found if one.sort == "other"]
+    compat = [one.citation for one in places if one.sort == "compat"]
+    other = [one for one in places if one.sort == "other" and isinstance(one, loader.Library)]
+    front = [one for one in places if isinstance(one, loader.Folder)]
     cured = _cured_by_unsetting(snapshot)
     if (other and (said or _fails(snapshot))) or cured:
         path = other[0].path if other else ", ".join(one.path for one in front) or "a folder in LD_LIBRARY_PATH"
         what = f"programs load {path} in place of the driver's own library"
-        cited = (*said, *(one.citation for one in (*other, *front)), *cured)
-        yield "library-path-shadows-libcuda", Proof(what, cited, "certain" if other or cured else "likely")
+        cited = (*said, *(one.citation for one in other), *(one.citation for one in front), *cured)
+        yield "library-path-shadows-libcuda", Proof(what, cited)
         return
     if not said or _mismatches(snapshot):
         return

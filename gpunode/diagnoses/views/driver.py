@@ -251,7 +251,7 @@ def _state(item: Item) -> tuple[SmiState, Citation] | None:
     for state, pattern in _STATES:
         if match := pattern.search(item.text):
             return state, cite(item, item.text.count("\n", 0, match.start()) + 1)
-    if item.outcome == "absent" and item.kind == "nvidia-smi":
+    if item.outcome == "absent" and item.source.words[:1] == ("nvidia-smi",):
         return "missing", cite(item)
     return None
 
