@@ -1,0 +1,55 @@
+"""Nodes inside containers: clusters of minikube, kind and k3d, whose runtime is not the one of the host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import kube
+
+# `minikube start` makes a container of its own kind unless told to use the host itself or a virtual machine.
+_MADE: Final = re.compile(
+    r"\bminikube\s+start\b|\bkind\s+create\s+cluster\b|\bk3d\s+cluster\s+create\b|\bkindest/node\b|\bkicbase\b"
+    r"|\bnvkind\s+cluster\b|kind\.x-k8s\.io/|providerID:\s*kind://|ghcr\.io/k3d-io|Using (?:the )?docker driver"
+    r"|\bdocker:[\w.-]*dind\b|docker exec (?:-\w+ )*minikube\b|minikube ssh\b",
+    re.IGNORECASE,
+)
+_NODE_NAME: Final = re.compile(
+    r"^(?:minikube(?:-m\d+)?|kind(?:-[\w-]+)?-(?:worker\d*|control-plane\d*)|k3d-[\w-]+-(?:server|agent)-\d+)$"
+)
+_IN_TEXT: Final = re.compile(
+    r"(?:^|[\s/=\"'])(?P<name>minikube/\d|kind-(?:worker|control-plane)|k3d-[\w-]+-(?:server|agent)-\d)|docker@minikube"
+)
+_NOT_NESTED: Final = re.compile(r"--(?:vm-)?driver[= ](?:none|kvm2?|virtualbox|vmware|qemu\d?|hyperv)\b")
+_PASSED: Final = re.compile(r"\bminikube\s+start\b[^\n]{0,200}--gpus?[= ]\S+")
+
+
+def signs(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that the cluster's node is a container on this host."""
+    if any(_NOT_NESTED.search(item.text) or _NOT_NESTED.search(item.written) for item in snapshot.items):
+        return ()
+    return tuple(dict.fromkeys(_signs(snapshot)))
+
+
+def is_nested(snapshot: Snapshot) -> bool:
+    """Whether the node is a container on this host, and nothing was done to give it the GPUs."""
+    return bool(snapshot.view(signs)) and not any(
+        _PASSED.search(item.text) or _PASSED.search(item.written) for item in snapshot.items
+    )
+
+
+def _signs(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in snapshot.items:
+        if item.kind in {"nvml", "packages", "listing", "kernel-log", "journal"}:
+            continue
+        if _MADE.search(item.written):
+            yield Citation(item.written, item.written, None, item.key)
+        for pattern in (_MADE, _IN_TEXT):
+            if match := pattern.search(item.text):
+                yield cite(item, item.text.count("\n", 0, match.start()) + 1)
+    for node in snapshot.view(kube.nodes):
+        if _NODE_NAME.match(node.name) and node.citation:
+            yield node.citation
