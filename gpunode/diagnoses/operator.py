@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses.cluster import node_word
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, kube, modules
 
 _OPERATOR: Final = "https://github.com/NVIDIA/gpu-operator"
@@ -17,7 +17,8 @@ _OPERATOR: Final = "https://github.com/NVIDIA/gpu-operator"
 # NVIDIA/gpu-driver-container, nvidia-driver's _unload_driver; NVIDIA/k8s-driver-manager.
 _IN_USE: Final = re.compile(
     r"Could not unload NVIDIA driver kernel modules|driver is (?:currently )?in use|Module nvidia\w* is in use"
-    r"|[Ff]ailed to (?:unload|uninstall) (?:the )?(?:nvidia )?driver"
+    r"|[Ff]ailed to (?:unload|uninstall) (?:the )?(?:nvidia )?driver|appears to (?:be )?already (?:be )?loaded"
+    r"|nvidia(?:\.ko)?['’]? (?:kernel )?module is already loaded(?! with refcount)"
 )
 _UNLOADING: Final = re.compile(
     r"Unloading NVIDIA driver kernel modules|NVIDIA Software Installer|Stopping NVIDIA persistence"
@@ -30,6 +31,7 @@ _MANAGER: Final = re.compile(
     r"|GPU pods? (?:still )?(?:running|found)|unable to (?:drain|evict)|gpu-driver-upgrade-state",
     re.IGNORECASE,
 )
+_MANAGER_MARKS: Final = ("driver", "rain", "evict", "cannot delete", "clients", "to shutdown")
 _CANNOT_DRAIN: Final = re.compile(
     r"Auto[- ]?drain of the node .{0,80}disabled|cannot delete Pods? (?:with|not|declare)|error when evicting"
     r"|failed to drain|unable to drain|upgrade-failed|timed out waiting for .{0,60}(?:drain|evict|terminat)",
@@ -45,11 +47,15 @@ _HOST_SAYS: Final = re.compile(
 
 def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Who holds the modules that the driver pod wants to unload: the host's own driver, or clients of its own."""
-    stuck = tuple(one for one in snapshot.said(_IN_USE) if _is_of_pod(snapshot, one))
+    stuck = tuple(
+        one
+        for one in kube.said(snapshot, _IN_USE, "in use", "unload", "uninstall", "already")
+        if _is_of_pod(snapshot, one)
+    )
     host = tuple(dict.fromkeys(_host_driver(snapshot)))
-    managed = snapshot.said(_MANAGER)
+    managed = kube.said(snapshot, _MANAGER, *_MANAGER_MARKS)
     failing = tuple(row.citation for row in snapshot.view(kube.rows) if _is_failing_driver(row))
-    said_host = snapshot.said(_HOST_SAYS, "kubernetes-log", "kubernetes-pod", "kubernetes", "text")
+    said_host = kube.said(snapshot, _HOST_SAYS, "installed")
     if host and (stuck or said_host or (failing and not _no_image(snapshot))):
         summary = "the node has a driver of its own, and the operator's driver pod wants to replace it with another"
         cited = (*stuck, *said_host, *failing, *host)
@@ -57,11 +63,11 @@ def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         ruled_out = ("gpu-operator-driver-restart-blocked: what is loaded is the host's driver, not an older pod's",)
         yield "gpu-operator-vs-host-driver", Proof(summary, tuple(dict.fromkeys(cited)), certain, ruled_out)
         return
-    cannot = snapshot.said(_CANNOT_DRAIN) if (managed or failing or stuck) else ()
+    cannot = kube.said(snapshot, _CANNOT_DRAIN, *_MANAGER_MARKS) if (managed or failing or stuck) else ()
     clients = tuple(_clients(snapshot))
     if not stuck and not (managed and cannot):
         return
-    if managed or cannot or clients or _no_host_driver(snapshot):
+    if managed or cannot or clients or _no_host_driver(snapshot) or _has_own_root(snapshot):
         summary = (
             "the operator's driver pod was started again and cannot unload the driver that its predecessor loaded: "
             "programs still use the GPUs"
@@ -114,6 +120,12 @@ def _runs_in_pod(snapshot: Snapshot, place: Citation) -> bool:
     return item is None or "exec" in words or "/run/nvidia" in item.written or item.kind == "text"
 
 
+def _has_own_root(snapshot: Snapshot) -> bool:
+    """Whether a driver pod has left its tree on the node."""
+    roots = (item for item in snapshot.of("listing") if item.outcome == "ok" and "/run/nvidia/driver" in item.written)
+    return any("nvidia-smi" in item.text or "libnvidia" in item.text or "usr" in item.text for item in roots)
+
+
 def _no_host_driver(snapshot: Snapshot) -> bool:
     """Whether somebody looked for the host's driver and found none."""
     looked = any(
@@ -128,12 +140,15 @@ _CLIENT: Final = re.compile(
     r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+|^\s*/dev/nvidia\w*:\s+\d+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia",
     re.MULTILINE,
 )
-_REFCOUNT: Final = re.compile(r"^nvidia\s+\d+\s+(?P<count>\d+)\s+nvidia_", re.MULTILINE)
+_HOLDER: Final = re.compile(r"/dev/nvidia")
 
 
 def _clients(snapshot: Snapshot) -> Iterator[Citation]:
     """The programs that use a GPU, or how often the module is used besides its own."""
-    yield from snapshot.said(_CLIENT)
+    yield from kube.said(snapshot, _CLIENT, "/dev/nvidia", "MiB |")
+    for item in snapshot.of("listing"):
+        asked = item.source.words[:1] in {("lsof",), ("fuser",)}
+        yield from tuple(lines_with(item, _HOLDER))[:4] if asked else ()
     for row in snapshot.view(kube.rows):
         is_own = re.search(r"nvidia-|gpu-operator|gpu-feature|node-feature", row.name)
         if row.status == "Terminating" and not is_own:
@@ -142,10 +157,6 @@ def _clients(snapshot: Snapshot) -> Iterator[Citation]:
 
 # No image.
 
-_PULL: Final = re.compile(
-    r"(?:[Ff]ailed to (?:pull|resolve)|Back-off pulling|rpc error|ErrImagePull|manifest)[^\n]{0,300}?"
-    r"(?P<image>(?:[\w.-]+(?::\d+)?/)+(?:driver|gpu-driver|vgpu-driver|nvidia-driver)):(?P<tag>[\w.-]+)"
-)
 _DRIVER_IMAGE: Final = re.compile(r"(?P<image>[\w./-]+/(?:driver|nvidia-driver|vgpu-guest-driver)):(?P<tag>[\w.+-]+)")
 _ABSENT: Final = re.compile(
     r"not found|manifest unknown|manifest for \S+ not found|does not exist|NotFound|name unknown|no such manifest"
@@ -164,6 +175,7 @@ _NO_KERNEL: Final = re.compile(
     r"|Unable to find a matching .{0,30}driver",
     re.IGNORECASE,
 )
+_KERNEL_MARKS: Final = ("Linux kernel version", "headers", "kernel-", "unsupported", "nvidia-", "recompiled", "driver")
 _SUFFIX: Final = re.compile(r"(?:-(?P<kernel>\d+\.\d+\.\d+[\w.-]*?))?-(?P<os>[a-z]+[\d.]*)$")
 _UNPULLED: Final = re.compile(r"ImagePullBackOff|ErrImagePull|InvalidImageName")
 
@@ -184,7 +196,9 @@ def _image(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         cited = (*(place for place, _ in pulls), *rows)
         yield "operator-no-driver-image", Proof(_of_tag(tag) or summary, tuple(dict.fromkeys(cited)))
         return
-    if unresolved := tuple(one for one in snapshot.said(_NO_KERNEL) if _is_driver_log(snapshot, one)):
+    if unresolved := tuple(
+        one for one in kube.said(snapshot, _NO_KERNEL, *_KERNEL_MARKS) if _is_driver_log(snapshot, one)
+    ):
         summary = "the driver pod finds no packages of the running kernel, which it needs to build its modules"
         yield "operator-no-driver-image", Proof(summary, (*unresolved, *rows), "likely")
         return
@@ -197,7 +211,7 @@ def _image(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 
 def _unpulled(snapshot: Snapshot) -> Iterator[tuple[Citation, str]]:
-    for place in snapshot.said(_DRIVER_IMAGE):
+    for place in kube.said(snapshot, _DRIVER_IMAGE, "driver:", logs=True):
         match = _DRIVER_IMAGE.search(place.line)
         if match and re.search(r"pull|resolve|not found|manifest|rpc error", place.line, re.IGNORECASE):
             yield place, match["tag"].rstrip(".:")

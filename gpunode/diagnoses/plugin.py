@@ -37,8 +37,17 @@ _ASKS_FOR_RUNTIME: Final = re.compile(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
 )
+_NVML_MARKS: Final = (
+    "NVML",
+    "nvidia-ml",
+    "LIBRARY_NOT_FOUND",
+    "ncompatible",
+    "did you ",
+    "discovery strategy",
+    "get plugins",
+)
 _OF_PLUGIN: Final = re.compile(
-    r"device[-_ ]?plugin|nvdp\b|gpu-feature-discovery|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE
+    r"device[-_ ]?plugin|\bplugin\b|nvdp\b|gpu-feature-discovery|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE
 )
 _DEFAULT: Final = re.compile(
     r"default_runtime_name\s*=\s*[\"'](?P<toml>[\w.-]+)|\"default-runtime\"\s*:\s*\"(?P<json>[\w.-]+)"
@@ -119,7 +128,7 @@ def _in_plugin(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, 
     return tuple(
         citation
         for item in snapshot.items
-        if item.kind in kinds and item.is_seen and _is_kin(item)
+        if item.kind in kinds and item.is_seen and any(mark in item.text for mark in _NVML_MARKS) and _is_kin(item)
         for citation in lines_with(item, pattern)
     )
 
@@ -135,16 +144,20 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     lacking = _in_plugin(snapshot, _NO_LIBRARY)
     asking = _in_plugin(snapshot, _ASKS_FOR_RUNTIME)
     said = tuple(dict.fromkeys((*lacking, *asking)))
-    if not said or _no_driver(snapshot) or snapshot.view(nested.is_nested) or _reads_another_file(snapshot):
+    if _no_driver(snapshot) or snapshot.view(nested.is_nested) or _reads_another_file(snapshot):
         return
     runtime = snapshot.view(_runtime)
-    asked = [pod for pod in snapshot.view(kube.pods) if pod.runtime_class is not None and pod.is_device_plugin]
-    asked = asked or [pod for pod in snapshot.view(kube.pods) if pod.runtime_class is not None]
+    asked = _asked(snapshot)
+    is_plain = bool(runtime.default) and not runtime.default.startswith("nvidia")
+    if not said:
+        bare = _bare_pods(snapshot)
+        if bare and is_plain and runtime.has_nvidia and not any(pod.runtime_class for pod in asked):
+            yield "nvidia-runtime-not-default-no-runtimeclass", _not_asked(bare, runtime, asked, is_plain=True)
+        return
     if runtime.has_nvidia is False and runtime.default != "nvidia":
         return
     under = runtime.default.startswith("nvidia") or any(pod.runtime_class for pod in asked)
     elsewhere = tuple(_elsewhere(snapshot))
-    is_plain = bool(runtime.default) and not runtime.default.startswith("nvidia")
     if under or (elsewhere and not (is_plain and asked)):
         places = (*runtime.citations, *(pod.citation for pod in asked if pod.runtime_class and pod.citation))
         yield "device-plugin-library-not-found", _elsewhere_proof(said, under=under, places=(*places, *elsewhere))
@@ -156,6 +169,28 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             "runtime looks for the driver in another place"
         )
         yield "device-plugin-library-not-found", Proof(summary, said, "likely")
+
+
+def _asked(snapshot: Snapshot) -> list[kube.Pod]:
+    """The pods that show which runtime they ask for: the plugin's, else any."""
+    shown = [pod for pod in snapshot.view(kube.pods) if pod.runtime_class is not None]
+    return [pod for pod in shown if pod.is_device_plugin] or shown
+
+
+_BARE: Final = re.compile(
+    r"nvidia-smi\\?[\"']?: (?:command |executable file )?not found|CUDA driver version is insufficient"
+    r"|NVIDIA Driver was not detected|Found no NVIDIA driver|no CUDA-capable device"
+)
+
+
+def _bare_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What a pod with a GPU complains of where nothing of the driver was mounted into it."""
+    return tuple(
+        citation
+        for item in snapshot.items
+        if item.kind.startswith("kubernetes") or (item.where == "container" and "kubectl" in item.written)
+        for citation in lines_with(item, _BARE)
+    )
 
 
 def _no_driver(snapshot: Snapshot) -> bool:
@@ -227,7 +262,7 @@ _HEALTH_LOST: Final = re.compile(r"previously allocated devices are no longer he
 
 def _health_said(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What the plugin said of a GPU's health; the refusals of the kubelet are another matter."""
-    said = snapshot.said(_UNHEALTHY)
+    said = kube.said(snapshot, _UNHEALTHY, "nhealthy", "XidCritical")
     return tuple(one for one in said if _OF_GPU.search(one.line) and not _NONE_HEALTHY.search(one.line))
 
 
@@ -291,17 +326,21 @@ _COMPLETED: Final = re.compile(r"\bCompleted\b|\bSucceeded\b|initContainers|Init
 
 def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Which of three it is that the kubelet refuses a pod that the scheduler had placed."""
-    refused = tuple(one for one in snapshot.said(_ADMISSION) if not _LOST_GPU.search(one.line))
-    unready = snapshot.said(_NONE_HEALTHY)
-    fewer = tuple(one for one in snapshot.said(_LESS))
+    refused = tuple(
+        one
+        for one in kube.said(snapshot, _ADMISSION, "Admission", "Allocate failed", logs=True)
+        if not _LOST_GPU.search(one.line)
+    )
+    unready = kube.said(snapshot, _NONE_HEALTHY, "healthy devices", "unregistered", logs=True)
+    fewer = kube.said(snapshot, _LESS, "devices unavailable", logs=True)
     stale = tuple(_stale(snapshot))
     if not (refused or unready or fewer or stale):
         return
-    lost = snapshot.said(_HEALTH_LOST)
+    lost = kube.said(snapshot, _HEALTH_LOST, "no longer healthy", logs=True)
     cited = tuple(dict.fromkeys((*unready, *fewer, *lost, *refused)))
     if not stale and not _is_about_gpus(cited):
         return
-    booted = snapshot.said(_BOOTED)
+    booted = _boots(snapshot)
     restarted = () if booted else _restarts(snapshot)
     if stale or (fewer and not restarted and not booted):
         yield "kubelet-stale-device-allocation", _stale_proof(snapshot, cited, stale)
@@ -330,6 +369,24 @@ def _is_about_gpus(cited: tuple[Citation, ...]) -> bool:
     return not named or any(name.startswith("nvidia.com/") for name in named)
 
 
+_UP: Final = re.compile(
+    r"\bup\s+(?:(?P<days>\d+) days?|(?P<minutes>\d+) min|(?P<hours>\d+):\d\d|\d+ weeks?|\d+ hours?)"
+)
+_SINCE: Final = re.compile(
+    r"^\s*Active: active \(running\) since .{0,60}; (?:\d+h )?(?:\d+min ?)?(?:\d+s)? ?ago", re.MULTILINE
+)
+
+
+def _boots(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """That the node itself came up a short while before."""
+    up = (
+        cite(item, 1)
+        for item in snapshot.items
+        if "uptime" in item.written and (match := _UP.search(item.text)) and match["minutes"]
+    )
+    return (*snapshot.said(_BOOTED), *up)
+
+
 def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     """That the kubelet was restarted while the node stayed up, by the journal or by a command that was typed."""
     typed = tuple(
@@ -337,20 +394,40 @@ def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
         for item in snapshot.items
         if _KUBELET_RESTARTED.search(item.written)
     )
-    return (*typed, *snapshot.said(_KUBELET_RESTARTED))
+    is_up_long = any(
+        "uptime" in item.written and (match := _UP.search(item.text)) and not match["minutes"]
+        for item in snapshot.items
+    )
+    younger = (
+        citation
+        for item in snapshot.of("unit-status")
+        if is_up_long and item.subject in _KUBELETS
+        for citation in lines_with(item, _SINCE)
+    )
+    old = (citation for citation in _versions(snapshot) if _has_bug(citation.line))
+    return (*typed, *snapshot.said(_KUBELET_RESTARTED), *younger, *old)
+
+
+_KUBELETS: Final = frozenset({"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service"})
+
+
+def _versions(snapshot: Snapshot) -> Iterator[Citation]:
+    """Where the kubelet's version stands."""
+    for item in snapshot.items:
+        if item.kind.startswith("kubernetes") or "kubelet" in item.written:
+            yield from tuple(lines_with(item, _KUBELET))[:1]
 
 
 def _restart_proof(snapshot: Snapshot, cited: tuple[Citation, ...], restarted: tuple[Citation, ...]) -> Proof:
-    versions = [match for item in snapshot.items for match in _KUBELET.finditer(item.text[:200_000])]
-    version = next((f"v1.{match['minor']}.{match['patch']}" for match in versions), "")
-    old = version and _has_bug(version)
-    of = f" {version}" if version else ""
+    old = next((match for place in _versions(snapshot) if (match := _KUBELET.search(place.line))), None)
+    of = f" {old[0]}" if old else ""
     summary = (
         f"the kubelet{of} was restarted and admitted anew the pods that it had already admitted, before the device "
         "plugin was registered again"
     )
-    ruled_out = ("device-plugin-not-ready-after-reboot: the node itself was not rebooted",)
-    return Proof(summary, (*cited, *restarted), "certain" if old else "likely", ruled_out)
+    ruled_out = ("device-plugin-not-ready-after-reboot: nothing shows that the node itself was rebooted",)
+    is_sure = bool(old and _has_bug(old[0])) and any(_KUBELET_RESTARTED.search(place.line) for place in restarted)
+    return Proof(summary, (*cited, *restarted), "certain" if is_sure else "likely", ruled_out)
 
 
 def _has_bug(version: str) -> bool:
@@ -362,7 +439,7 @@ def _has_bug(version: str) -> bool:
 
 
 def _reboot_proof(cited: tuple[Citation, ...], booted: tuple[Citation, ...], snapshot: Snapshot) -> Proof:
-    registered = snapshot.said(_REGISTERED)
+    registered = kube.said(snapshot, _REGISTERED, "egistration", logs=True)
     summary = (
         "after its start the kubelet took up the pods that have a GPU before the device plugin had told it of any: no "
         "device was healthy yet"
@@ -396,13 +473,13 @@ def _stale_proof(snapshot: Snapshot, cited: tuple[Citation, ...], stale: tuple[C
         for name, amount in node.allocatable.items()
         if (used := node.allocated.get(name)) is not None and used.value < amount.value
     ]
-    match = snapshot.match(_LESS)
+    match = next((match for place in cited if (match := _LESS.search(place.line))), None)
     left = f": it has {match['left']} left where {match['wanted']} are asked for" if match else ""
     if stale:
         summary = f"the kubelet still counts GPUs as given to pods that no longer exist{left}"
     else:
         summary = f"the scheduler has a GPU free on this node and the kubelet has none{left}: its record is stale"
-    forced = snapshot.said(_FORCED)
+    forced = kube.said(snapshot, _FORCED, "force", "--grace")
     return Proof(summary, (*cited, *stale, *forced), "certain" if stale or free else "likely")
 
 
@@ -449,8 +526,7 @@ def _wished(snapshot: Snapshot) -> Iterator[Citation]:
             yield from lines_with(item, _REPLICAS)
         elif _WISH.search(item.written):
             yield Citation(item.written, item.written, None, item.key)
-        elif _WISH.search(item.text) and item.kind in {"kubernetes", "kubernetes-log", "text", "application", "file"}:
-            yield from tuple(lines_with(item, _WISH))[:1]
+    yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
     for item in snapshot.of("text", "kubernetes", "application"):
         if _LABEL_CONFIG in item.text and "label" in item.text:
             yield from lines_with(item, re.compile(re.escape(_LABEL_CONFIG)))
@@ -459,6 +535,8 @@ def _wished(snapshot: Snapshot) -> Iterator[Citation]:
 def _is_config(item: Item) -> bool:
     """Whether it is a configuration with replicas, not what the plugin printed of its own."""
     text = item.text
+    if "replicas" not in text or not item.is_seen:
+        return False
     return bool(_SHARING.search(text) and _REPLICAS.search(text)) and not (_PRINTED.search(text) and '"' in text)
 
 
@@ -483,13 +561,14 @@ def _undivided(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _is_static(snapshot: Snapshot) -> bool:
-    return any(_STATIC.search(item.written) or _STATIC.search(item.text[:50_000]) for item in snapshot.items)
+    typed = any(_STATIC.search(item.written) for item in snapshot.items)
+    return typed or bool(kube.said(snapshot, _STATIC, "deployments/static", "apply", "create"))
 
 
 def _why_undivided(snapshot: Snapshot) -> str:
     if _is_static(snapshot):
         return "it comes from the static manifest, which mounts no configuration"
-    if any(_BY_ENVIRONMENT.search(item.text) and "device-plugin" in item.text for item in snapshot.items):
+    if any("device-plugin" in item.text and _BY_ENVIRONMENT.search(item.text) for item in snapshot.items):
         return "its pod takes the ConfigMap as environment variables, where it reads a file"
     return "it was started without that configuration, or has not been restarted since"
 

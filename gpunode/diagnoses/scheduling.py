@@ -49,13 +49,13 @@ def _taints(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 def _refused(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """The taints that the scheduler says were not tolerated, but for those that keep all pods away."""
-    for place in snapshot.said(_UNTOLERATED):
+    for place in kube.said(snapshot, _UNTOLERATED, "taint"):
         for match in _UNTOLERATED.finditer(place.line):
             key = match["key"] or match["old"]
             if key and not _OF_CLUSTER.match(key):
                 yield key, place
-    if not any(_UNTOLERATED.search(place.line) for place in snapshot.said(_NOT_TOLERATED)):
-        for _ in snapshot.said(_NOT_TOLERATED):
+    if not any(_UNTOLERATED.search(place.line) for place in kube.said(snapshot, _NOT_TOLERATED, "taint")):
+        for _ in kube.said(snapshot, _NOT_TOLERATED, "taint"):
             for key, place in _own_taints(snapshot):
                 yield key, place
 
@@ -109,7 +109,7 @@ def _unborne(snapshot: Snapshot) -> Proof | None:
 
 
 def _allocation(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    waiting = snapshot.said(_INSUFFICIENT)
+    waiting = kube.said(snapshot, _INSUFFICIENT, "nsufficient nvidia")
     full = tuple(_full(snapshot))
     if full:
         names = sorted({name for name, _, _ in full})
@@ -211,7 +211,10 @@ _NO_GPU_INSIDE: Final = re.compile(
 def _nested(snapshot: Snapshot) -> Iterator[Verdict]:
     if not snapshot.view(nested.is_nested):
         return
-    failing = (*snapshot.said(_NO_GPU_INSIDE), *(place for _, place in snapshot.view(_labels_only)))
+    failing = (
+        *kube.said(snapshot, _NO_GPU_INSIDE, "nvidia", "NVML", "Driver", "ncompatible", "resources", logs=True),
+        *(place for _, place in snapshot.view(_labels_only)),
+    )
     empty = [node for node in snapshot.view(kube.nodes) if node.has_no_gpu and node.citation]
     if not failing and not empty:
         return

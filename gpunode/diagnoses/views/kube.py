@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.facts.items import Item
 
 RESOURCE: Final = r"nvidia\.com/(?:gpu|mig-[\w.]+)(?:\.shared)?"
@@ -37,6 +37,7 @@ _SECTIONS: Final[Mapping[str, str]] = {
 }
 _RESOURCE_KEY: Final = re.compile(r"(?:cpu|memory|pods|ephemeral-storage|hugepages-\w+|attachable-volumes-[\w-]+)$")
 _IN_SOURCE: Final = re.compile(r"\b(?P<what>capacity|allocatable|allocated)\b", re.IGNORECASE)
+_OF_NODE: Final = re.compile(r"\b(?:nodes?|capacity|allocatable|allocated)\b", re.IGNORECASE)
 _NAME: Final = re.compile(r"^Name:\s+(?P<name>\S+)")
 _OBJECT: Final = re.compile(r"^(?:-\s+)?apiVersion:|^---\s*$|^ {8}\{\s*$")
 _NODE: Final = re.compile(
@@ -56,6 +57,9 @@ _LABEL: Final = re.compile(
 )
 _EFFECT: Final = r"(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)"
 _TAINT: Final = re.compile(rf"(?<![\w./-])(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?:{_EFFECT}\b(?!\s+op=)")
+_MAPPED: Final = re.compile(
+    rf"map\[effect:{_EFFECT} key:(?P<key>[\w./-]+)(?: timeAdded:\S+)?(?: value:(?P<value>[\w.-]*))?\]"
+)
 _TOLERATION: Final = re.compile(
     rf"^(?:Tolerations:)?\s*(?P<key>[\w./-]*)(?:=(?P<value>[\w.-]*))?(?::{_EFFECT})?(?:\s+op=(?P<op>\w+))?(?:\s+for\s+\w+)?\s*$"
 )
@@ -150,7 +154,8 @@ class Node:
     @property
     def has_no_gpu(self) -> bool:
         """Whether the cluster was shown to have no GPU of NVIDIA on this node, not even a faulty one."""
-        return bool({"capacity", "allocatable"} & self.sections) and not self.capacity and not self.allocatable
+        offered = (*self.capacity.values(), *self.allocatable.values())
+        return bool({"capacity", "allocatable"} & self.sections) and not any(one.value for one in offered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +216,33 @@ class Allocation:
     citation: Citation
 
 
+# What never holds a word of the cluster's, and is long.
+_DEAF: Final = frozenset(
+    {
+        *("kernel-log", "lsmod", "lspci", "modinfo", "modprobe", "depmod", "dkms-status", "dkms-output", "make-log"),
+        *("initramfs", "packages", "package-owner", "package-policy", "package-output", "package-history", "nvml"),
+        *("listing", "file", "unit-show", "unit-file", "unit-action", "containerd-config", "nvidia-smi-q", "ldconfig"),
+        *("nvidia-smi-topo", "nvidia-smi-nvlink", "audit", "environment", "snap"),
+    }
+)
+_LOGS: Final = frozenset({"journal", "unit-log"})
+
+
+def said(snapshot: Snapshot, pattern: re.Pattern[str], *marks: str, logs: bool = False) -> tuple[Citation, ...]:
+    """The lines with ``pattern`` in what the cluster and its pods say, looked for where one of ``marks`` stands.
+
+    With ``logs`` the node's own logs are searched, too: those of the kubelet and of the whole system.
+    """
+    return tuple(citation for item in _heard(snapshot, marks, logs=logs) for citation in lines_with(item, pattern))
+
+
+def _heard(snapshot: Snapshot, marks: tuple[str, ...], *, logs: bool) -> Iterator[Item]:
+    for item in snapshot.items:
+        is_deaf = item.kind in _DEAF or (item.kind in _LOGS and not logs) or not item.is_seen
+        if not is_deaf and any(mark in item.text for mark in marks):
+            yield item
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """The lines of one object, from ``first`` on, counted from 1."""
@@ -236,7 +268,7 @@ def pieces(snapshot: Snapshot) -> tuple[_Piece, ...]:
 def _is_cluster(item: Item) -> bool:
     if item.kind in _QUIET or not item.is_seen:
         return False
-    if item.kind.startswith("kubernetes"):
+    if item.kind.startswith("kubernetes") or _OF_NODE.search(item.written):
         return True
     if item.kind == "file":
         return item.subject.endswith((".yaml", ".yml", ".json")) and "kind" in item.text
@@ -277,7 +309,7 @@ def _metadata_name(lines: tuple[str, ...]) -> str:
 def nodes(snapshot: Snapshot) -> tuple[Node, ...]:
     """The nodes that are shown; pieces without a name belong to the only one that has a name, or are one node."""
     found = [_node(piece) for piece in snapshot.view(pieces) if _is_node(piece)]
-    found.extend(node for item in snapshot.items if item.kind in _OF_NODES for node in _table(item))
+    found.extend(node for item in snapshot.items if item.kind in _OF_NODES for node in (*_table(item), *_answer(item)))
     by_name: dict[str, list[Node]] = {}
     for node in found:
         by_name.setdefault(node.name, []).append(node)
@@ -293,7 +325,7 @@ def _is_node(piece: _Piece) -> bool:
         return True
     if _POD.search(text):
         return False
-    return piece.item.kind in _OF_NODES or bool(_IN_SOURCE.search(piece.item.written) and "nvidia.com" in text)
+    return piece.item.kind in _OF_NODES or bool(_OF_NODE.search(piece.item.written) and "nvidia.com/" in text)
 
 
 def _merged(name: str, same: list[Node]) -> Node:
@@ -378,8 +410,6 @@ def _shown(piece: _Piece) -> frozenset[Section]:
     item = piece.item
     if item.source.only and not item.source.is_part and item.kind in _OF_NODES:
         found |= {"capacity"} if _matches(item.source.only, "  nvidia.com/gpu:  1") else set()
-    elif (named := _IN_SOURCE.search(item.written)) and item.text.strip() in _NONE and "nvidia" in item.written:
-        found.add(named["what"].lower())
     return frozenset(found)
 
 
@@ -407,6 +437,8 @@ def _taints(piece: _Piece) -> Iterator[tuple[Taint, Citation]]:
                     Taint(match["key"].removeprefix("Taints:"), match["value"] or "", match["effect"]),
                     piece.cite(offset),
                 )
+        for match in _MAPPED.finditer(line):
+            yield Taint(match["key"], match["value"] or "", match["effect"]), piece.cite(offset)
     for fields, offset in _blocks(piece, "taints"):
         if fields.get("key") and fields.get("effect"):
             yield Taint(fields["key"], fields.get("value", ""), fields["effect"]), piece.cite(offset)
@@ -433,27 +465,60 @@ def _blocks(piece: _Piece, wanted: Section) -> Iterator[tuple[Mapping[str, str],
         yield fields, start
 
 
+_COLUMN: Final = re.compile(r"(?P<head>\w+):[\w.]*\.(?P<section>capacity|allocatable)\.nvidia")
+_PATH: Final = re.compile(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia[\w.\\\"'/]*")
+
+
 def _table(item: Item) -> Iterator[Node]:
-    """Nodes of a table with a column of GPUs (``-o custom-columns``)."""
-    rows = [line.split() for line in item.lines if line.strip()]
-    if not rows or rows[0][:1] != ["NAME"]:
+    """Nodes of a table with columns of GPUs (``-o custom-columns``)."""
+    table = [line.split() for line in item.lines]
+    heads = next((row for row in table if row), [])
+    if heads[:1] != ["NAME"]:
         return
-    columns = [index for index, head in enumerate(rows[0]) if re.search(r"GPU|nvidia|MIG", head)]
-    if not columns:
+    asked = {match["head"]: match["section"] for match in _COLUMN.finditer(item.written)}
+    usual = "capacity" if "capacity" in item.written else "allocatable"
+    columns = {
+        index: asked.get(head, usual)
+        for index, head in enumerate(heads)
+        if head in asked or (not asked and re.search(r"GPU|nvidia|MIG", head))
+    }
+    for number, row in enumerate(table, 1):
+        if columns and len(row) == len(heads) and row != heads:
+            yield _of_columns(row, columns, cite(item, number))
+
+
+def _of_columns(row: list[str], columns: Mapping[int, Section], place: Citation) -> Node:
+    counts = {section: int(row[index]) for index, section in columns.items() if row[index].isdigit()}
+    return Node(
+        row[0],
+        _one(counts.get("capacity", 0), place),
+        _one(counts.get("allocatable"), place) if counts.get("capacity") else _one(counts.get("allocatable", 0), place),
+        sections=frozenset(columns.values()),
+        citation=place,
+    )
+
+
+def _one(count: int | None, place: Citation) -> Mapping[str, Amount]:
+    return {"nvidia.com/gpu": Amount(count, place)} if count is not None else {}
+
+
+def _answer(item: Item) -> Iterator[Node]:
+    """What one field of a node holds, where it alone was asked for (``-o jsonpath``, ``jq``)."""
+    match = _PATH.search(item.written)
+    said = item.text.strip().strip("'\"%")
+    if match is None or "columns" in item.written or "\n" in said:
         return
-    section = "capacity" if "capacity" in item.written else "allocatable"
-    for number, row in enumerate(rows[1:], 2):
-        if len(row) == len(rows[0]) and (row[columns[0]].isdigit() or row[columns[0]] in _NONE):
-            place = cite(item, number)
-            value = int(row[columns[0]]) if row[columns[0]].isdigit() else 0
-            amounts = {"nvidia.com/gpu": Amount(value, place)} if value else {}
-            yield Node(
-                row[0],
-                amounts if section == "capacity" else {},
-                amounts if section == "allocatable" else {},
-                sections=frozenset({section}),
-                citation=place,
-            )
+    if said.isdigit() or said in _NONE:
+        place = cite(item, 1)
+        amounts = _one(int(said), place) if said.isdigit() else {}
+        is_capacity = match["section"] == "capacity"
+        yield Node(
+            _asked_for(item),
+            amounts if is_capacity else {},
+            {} if is_capacity else amounts,
+            sections=frozenset({match["section"]}),
+            citation=place,
+        )
 
 
 def pods(snapshot: Snapshot) -> tuple[Pod, ...]:

@@ -17,6 +17,7 @@ _MADE: Final = re.compile(
     r"|\bdocker:[\w.-]*dind\b|docker exec (?:-\w+ )*minikube\b|minikube ssh\b",
     re.IGNORECASE,
 )
+_MARKS: Final = ("minikube", "kind-", "kind ", "kindest", "kind.x", "kind:", "k3d", "kicbase", "dind", "docker driver")
 _NODE_NAME: Final = re.compile(
     r"^(?:minikube(?:-m\d+)?|kind(?:-[\w-]+)?-(?:worker\d*|control-plane\d*)|k3d-[\w-]+-(?:server|agent)-\d+)$"
 )
@@ -29,16 +30,19 @@ _PASSED: Final = re.compile(r"\bminikube\s+start\b[^\n]{0,200}--gpus?[= ]\S+")
 
 def signs(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that the cluster's node is a container on this host."""
-    if any(_NOT_NESTED.search(item.text) or _NOT_NESTED.search(item.written) for item in snapshot.items):
+    if _typed(snapshot, _NOT_NESTED, "driver"):
         return ()
     return tuple(dict.fromkeys(_signs(snapshot)))
 
 
 def is_nested(snapshot: Snapshot) -> bool:
     """Whether the node is a container on this host, and nothing was done to give it the GPUs."""
-    return bool(snapshot.view(signs)) and not any(
-        _PASSED.search(item.text) or _PASSED.search(item.written) for item in snapshot.items
-    )
+    return bool(snapshot.view(signs)) and not _typed(snapshot, _PASSED, "gpu")
+
+
+def _typed(snapshot: Snapshot, pattern: re.Pattern[str], mark: str) -> bool:
+    """Whether it stands in a command that was typed, as a source or in what was pasted."""
+    return any(pattern.search(item.written) for item in snapshot.items) or bool(kube.said(snapshot, pattern, mark))
 
 
 def _signs(snapshot: Snapshot) -> Iterator[Citation]:
@@ -47,9 +51,15 @@ def _signs(snapshot: Snapshot) -> Iterator[Citation]:
             continue
         if _MADE.search(item.written):
             yield Citation(item.written, item.written, None, item.key)
-        for pattern in (_MADE, _IN_TEXT):
-            if match := pattern.search(item.text):
-                yield cite(item, item.text.count("\n", 0, match.start()) + 1)
+        if item.kind in {"kubernetes-node", "text"}:
+            names = ((number, line.split()[:2]) for number, line in enumerate(item.lines[:200], 1))
+            yield from (
+                cite(item, number)
+                for number, words in names
+                if len(words) == 2 and _NODE_NAME.match(words[0]) and "Ready" in words[1]
+            )
+    for pattern in (_MADE, _IN_TEXT):
+        yield from kube.said(snapshot, pattern, *_MARKS)[:3]
     for node in snapshot.view(kube.nodes):
         if _NODE_NAME.match(node.name) and node.citation:
             yield node.citation
