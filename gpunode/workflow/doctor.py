@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups
 from gpunode.facts.probes import probes
@@ -27,7 +30,23 @@ def examine(host: HostView) -> Evidence:
     return evidence
 
 
-def diagnosed(evidence: Evidence) -> tuple[Snapshot, Diagnosis]:
-    """The node that ``evidence`` shows, and what is wrong with it."""
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A node after its examination.
+
+    Attributes:
+        storeys: its stack, from the PCI bus up.
+        works: whether the driver itself was seen to work.
+    """
+
+    snapshot: Snapshot
+    diagnosis: Diagnosis
+    storeys: tuple[Storey, ...]
+    works: bool
+
+
+def diagnosed(evidence: Evidence) -> Examined:
+    """What is wrong with the node that ``evidence`` shows."""
     seen = snapshot(evidence)
-    return seen, diagnose(seen)
+    diagnosis = diagnose(seen, guarded=True)
+    return Examined(seen, diagnosis, stack(seen, diagnosis), is_shown_to_work(seen))
