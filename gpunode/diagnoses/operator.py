@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import chains
 from gpunode.diagnoses.cluster import node_word
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
@@ -33,7 +34,7 @@ _MANAGER: Final = re.compile(
 )
 _MANAGER_MARKS: Final = ("driver", "rain", "evict", "cannot delete", "clients", "to shutdown")
 _CANNOT_DRAIN: Final = re.compile(
-    r"Auto[- ]?drain of the node .{0,80}disabled|cannot delete Pods? (?:with|not|declare)|error when evicting"
+    r"Auto[- ]?(?:drain|eviction) of .{0,80}disabled|cannot delete Pods? (?:with|not|declare)|error when evicting"
     r"|failed to drain|unable to drain|upgrade-failed|timed out waiting for .{0,60}(?:drain|evict|terminat)",
     re.IGNORECASE,
 )
@@ -309,6 +310,7 @@ FAMILY: Final = Family(
             ),
             check=only("gpu-operator-vs-host-driver", _unload),
             remedy=_keep_host,
+            explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
         ),
         Rule(
             cause="gpu-operator-driver-restart-blocked",
@@ -325,6 +327,7 @@ FAMILY: Final = Family(
             sources=(f"{_OPERATOR}/issues/2166", f"{_OPERATOR}/issues/416", f"{_OPERATOR}/issues/304"),
             check=only("gpu-operator-driver-restart-blocked", _unload),
             remedy=_free,
+            explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
         ),
         Rule(
             cause="operator-no-driver-image",
@@ -347,6 +350,8 @@ FAMILY: Final = Family(
             ),
             check=only("operator-no-driver-image", _image),
             remedy=_other_image,
+            # The operator was to bring the driver: that the host has none, or nothing to build one, is as it should be.
+            explains=chains.NOT_INSTALLED | {"driver-not-installed", "kernel-headers-missing"},
         ),
     ),
 )

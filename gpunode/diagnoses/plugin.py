@@ -18,8 +18,9 @@ from gpunode.diagnoses.cluster import (
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, kube, modules, nested
+from gpunode.diagnoses.views import containerd, driver, kube, modules, nested
 from gpunode.facts.items import Item
+from gpunode.runtimes.containerd_files import CONFIG
 
 _PLUGIN: Final = "https://github.com/NVIDIA/k8s-device-plugin"
 _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
@@ -87,11 +88,24 @@ class _Runtime:
 
 
 def _runtime(snapshot: Snapshot) -> _Runtime:
-    items = tuple(item for item in snapshot.items if _is_runtime(item) and item.where == "host")
-    items = tuple(item for item in items if not _is_bypassed(snapshot, item))
+    told = containerd.running(snapshot) or containerd.of_files(snapshot)
+    if told is not None and not told.fault and (told.default or told.handlers):
+        usual = "runc" if told.names_handlers else ""
+        default = told.default.value.strip("\"'") if told.default else usual
+        named = [place for name, place in told.handlers.items() if name.startswith("nvidia")]
+        places = (*((told.default.citation,) if told.default else ()), *named)
+        return _Runtime(default, True if named else (False if told.names_handlers else None), places)
+    return _scanned(snapshot)
+
+
+def _scanned(snapshot: Snapshot) -> _Runtime:
+    """The same of docker, CRI-O and fragments of any."""
+    items = [item for item in snapshot.items if _is_runtime(item) and item.where == "host"]
     default, places = "", list[Citation]()
     handler: bool | None = None
     for item in items:
+        if _is_bypassed(snapshot, item):
+            continue
         if match := _DEFAULT.search(item.text):
             default = default or next(word for word in match.groups() if word)
             places.append(_at(item, match))
@@ -113,9 +127,13 @@ def _is_runtime(item: Item) -> bool:
 
 def _is_bypassed(snapshot: Snapshot, item: Item) -> bool:
     """Whether the kubelet uses another runtime than the one that this configures."""
-    system = " ".join(node.system for node in snapshot.view(kube.nodes))
+    if item.subject.startswith("/etc/containerd/"):
+        return snapshot.view(containerd.product) != "containerd"
     is_docker = item.kind == "docker-info" or "docker" in item.subject
-    return is_docker and ("containerd://" in system or "cri-o://" in system)
+    return is_docker and any(
+        one.kind.startswith("kubernetes") and ("containerd://" in one.text or "cri-o://" in one.text)
+        for one in snapshot.items
+    )
 
 
 def _at(item: Item, match: re.Match[str]) -> Citation:
@@ -205,10 +223,13 @@ def _odd(snapshot: Snapshot) -> bool:
 
 
 def _reads_another_file(snapshot: Snapshot) -> bool:
-    """Whether a product's containerd is here, and the file that was configured is the one that it does not read."""
-    product = any(re.search(r"rancher/(?:k3s|rke2)|k0s|microk8s", item.subject) for item in snapshot.items)
-    plain = [item for item in snapshot.items if item.subject == "/etc/containerd/config.toml"]
-    return product and any(_HANDLER.search(item.text) or _DEFAULT.search(item.text) for item in plain)
+    """Whether k3s or RKE2 runs containerd, and the file that was configured is the one that they do not read."""
+    usual = containerd.file(snapshot, CONFIG)
+    is_meant = usual is not None and (
+        any(name.startswith("nvidia") for name in (*usual.handlers, *usual.binaries))
+        or (usual.default is not None and usual.default.value.startswith("nvidia"))
+    )
+    return is_meant and snapshot.view(containerd.product) in {"k3s", "rke2"}
 
 
 def _elsewhere(snapshot: Snapshot) -> Iterator[Citation]:
@@ -669,6 +690,7 @@ FAMILY: Final = Family(
             ),
             check=only("device-plugin-library-not-found", _no_library),
             remedy=_find_library,
+            explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
         ),
         Rule(
             cause="nvidia-runtime-not-default-no-runtimeclass",
@@ -690,7 +712,13 @@ FAMILY: Final = Family(
             ),
             check=only("nvidia-runtime-not-default-no-runtimeclass", _no_library),
             remedy=_ask_for_runtime,
-            explains=frozenset({"device-plugin-library-not-found", "gpu-labels-without-capacity"}),
+            explains=frozenset(
+                {
+                    "device-plugin-library-not-found",
+                    "device-plugin-not-ready-after-reboot",
+                    "gpu-labels-without-capacity",
+                }
+            ),
         ),
         Rule(
             cause="device-plugin-marked-unhealthy",

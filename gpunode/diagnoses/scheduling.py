@@ -321,7 +321,7 @@ FAMILY: Final = Family(
             ),
             check=only("pod-missing-gpu-toleration", _taints),
             remedy=_tolerate,
-            explains=frozenset({"gpu-labels-without-capacity"}),
+            explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
         ),
         Rule(
             cause="gpu-labels-without-capacity",

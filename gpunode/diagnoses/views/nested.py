@@ -19,7 +19,7 @@ _MADE: Final = re.compile(
 )
 _MARKS: Final = ("minikube", "kind-", "kind ", "kindest", "kind.x", "kind:", "k3d", "kicbase", "dind", "docker driver")
 _NODE_NAME: Final = re.compile(
-    r"^(?:minikube(?:-m\d+)?|kind(?:-[\w-]+)?-(?:worker\d*|control-plane\d*)|k3d-[\w-]+-(?:server|agent)-\d+)$"
+    r"^(?:desktop-(?:control-plane|worker\d*)|minikube(?:-m\d+)?|kind(?:-[\w-]+)?-(?:worker\d*|control-plane\d*)|k3d-[\w-]+-(?:server|agent)-\d+)$"
 )
 _IN_TEXT: Final = re.compile(
     r"(?:^|[\s/=\"'])(?P<name>minikube/\d|kind-(?:worker|control-plane)|k3d-[\w-]+-(?:server|agent)-\d)|docker@minikube"
