@@ -48,5 +48,5 @@ class Examined:
 def diagnosed(evidence: Evidence) -> Examined:
     """What is wrong with the node that ``evidence`` shows."""
     seen = snapshot(evidence)
-    diagnosis = diagnose(seen)
+    diagnosis = diagnose(seen, guarded=True)
     return Examined(seen, diagnosis, stack(seen, diagnosis), is_shown_to_work(seen))
