@@ -80,3 +80,29 @@ def is_wsl(snapshot: Snapshot) -> bool:
     if isinstance(platform, Known):
         return platform.value.kind == "wsl2"
     return "microsoft" in running_kernel(snapshot).lower() or bool(snapshot.files("/usr/lib/wsl/*"))
+
+
+# What only a guest shows: its processor's flag, the kernel's word, the hypervisor's devices, its settings.
+_GUEST: Final = re.compile(
+    r"\bHypervisor detected: |\bkvm-clock\b|\bpciPassthru\.|Red Hat, Inc\.? (?:Virtio|QEMU|QXL)|\bVirtio \d|VMware (?:SVGA|Virtual)|"
+    r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
+)
+_FLAG: Final = re.compile(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
+_HYPERVISORS: Final = frozenset(
+    {"kvm", "qemu", "vmware", "microsoft", "xen", "oracle", "amazon", "google", "bochs", "parallels", "bhyve", "acrn"}
+)
+
+
+def is_guest(snapshot: Snapshot) -> bool | None:
+    """Whether this is a virtual machine; None where nothing tells."""
+    platform = snapshot.facts.platform
+    if isinstance(platform, Known) and platform.value.kind in {"vm", "bare-metal"}:
+        return platform.value.kind == "vm"
+    for item in snapshot.of("virtualization"):
+        if item.text.strip() in _HYPERVISORS:
+            return True
+        if item.text.strip() == "none":
+            return False
+    kinds = ("lspci", "kernel-log", "journal", "file", "text", "virtualization")
+    shown = any(_GUEST.search(item.text[:200_000]) or _FLAG.search(item.text[:20_000]) for item in snapshot.of(*kinds))
+    return True if shown else None
