@@ -193,10 +193,10 @@ def _storey(storey: Storey) -> Markup:
     )
 
 
-def _remedy(fixes: Sequence[Fix], name: str) -> Markup:
+def _remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Markup:
     return element(
         "section",
-        element("h2", "What to do", id=name),
+        element(heading, "What to do", id=name),
         element("ol", (_fix(fix) for fix in fixes), class_="remedy"),
         aria_labelledby=name,
     )
@@ -226,7 +226,7 @@ def _fault(root: Finding, examined: Examined, number: int) -> Markup:
         _section("What proves it", shown(root.citations, examined.snapshot.items)) if root.citations else None,
         _list("What it is not", root.ruled_out),
         _consequences(consequences, examined),
-        _remedy(root.remedy, f"remedy-{number}") if number else None,
+        _remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
         _story(root),
         class_=root.severity if number else "root",
         id=root.cause,

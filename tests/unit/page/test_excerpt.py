@@ -26,7 +26,7 @@ def test_a_gap_of_one_line_is_that_line() -> None:
 
 
 def test_no_line_is_shown_twice_where_contexts_meet() -> None:
-    numbers = [row.number for row in pieces(1, 2, 3, 40) if isinstance(row, Row)]
+    numbers = [row.number or 0 for row in pieces(1, 2, 3, 40) if isinstance(row, Row)]
     assert numbers == sorted(set(numbers))
 
 
