@@ -16,7 +16,9 @@ from gpunode.diagnoses.views import boards, driver, kernel, links, modules, pci,
 _NONE_FOUND: Final = re.compile(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE)
 _NOT_CALLED: Final = re.compile(r"probe routine was not called for|already bound to|routine failed for")
 _NO_SUCH_DEVICE: Final = re.compile(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
-_NO_GPU_SAID: Final = re.compile(r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", re.IGNORECASE)
+_NO_GPU_SAID: Final = re.compile(
+    r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", re.IGNORECASE
+)
 
 
 def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -39,14 +41,18 @@ def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
             if not item.source.is_part
         )[:1]
         guest = " (a virtual machine: none is passed through to it)" if system.is_guest(snapshot) else ""
-        yield Proof(f"no NVIDIA GPU is on this machine's PCI bus{guest}, and a driver for one is asked", (*wanted, *listing))
+        yield Proof(
+            f"no NVIDIA GPU is on this machine's PCI bus{guest}, and a driver for one is asked", (*wanted, *listing)
+        )
 
 
 def _attach(snapshot: Snapshot) -> Iterable[Fix]:
     if system.is_guest(snapshot):
         yield by_hand("hardware", "attach a GPU to this virtual machine, or start an instance type that has one")
     else:
-        yield by_hand("hardware", "power the machine off, seat the GPU and its power cables, and enable the slot in BIOS")
+        yield by_hand(
+            "hardware", "power the machine off, seat the GPU and its power cables, and enable the slot in BIOS"
+        )
     yield run("inspect", "look whether the bus shows it now", "lspci -nn -d 10de:")
 
 
@@ -55,7 +61,8 @@ def _attach(snapshot: Snapshot) -> Iterable[Fix]:
 _BOUND_ELSEWHERE: Final = re.compile(r"GPU \S+ is already bound to (?P<driver>[\w-]+)")
 _PASSERS: Final = frozenset({"vfio-pci", "pci-stub", "xen-pciback", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"})
 _RESERVED: Final = re.compile(
-    r"\bvfio-pci\.ids=\S*10de:|\bpci-stub\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:", re.MULTILINE
+    r"\bvfio-pci\.ids=\S*10de:|\bpci-stub\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:",
+    re.MULTILINE,
 )
 
 
@@ -71,7 +78,11 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
     missed = tuple(place for state, place in snapshot.view(driver.smi) if state not in {"works", "mismatch", "missing"})
     reserved = tuple(
         cite(item, item.text.count("\n", 0, match.start()) + 1)
-        for item in (*snapshot.files("/proc/cmdline"), *snapshot.files("*modprobe.d/*"), *snapshot.files("/etc/default/grub*"))
+        for item in (
+            *snapshot.files("/proc/cmdline"),
+            *snapshot.files("*modprobe.d/*"),
+            *snapshot.files("/etc/default/grub*"),
+        )
         if (match := _RESERVED.search(item.text))
     )
     proofs = (*said, *(gpu.citation for gpu in bound), *missed, *reserved)
@@ -110,12 +121,18 @@ def _stuck(snapshot: Snapshot) -> Iterator[Verdict]:
         if match is None or _is_behind(message.citation, gone):
             continue
         address = pci.address(match["address"])
-        is_gpu = links.slot(address) in gpus or match["driver"] == "nvidia" or (not gpus and match["driver"] == "vfio-pci")
+        is_gpu = (
+            links.slot(address) in gpus or match["driver"] == "nvidia" or (not gpus and match["driver"] == "vfio-pci")
+        )
         if is_gpu:
             found.setdefault(links.slot(address), []).append(message.citation)
     for one, citations in found.items():
-        summary = f"the GPU {one}.0 does not come back from its deepest sleep (D3cold): its configuration space is silent"
-        yield Proof(summary, tuple(citations), gpu=f"{one}.0", ruled_out=("a fault of the driver: the bus spoke first",))
+        summary = (
+            f"the GPU {one}.0 does not come back from its deepest sleep (D3cold): its configuration space is silent"
+        )
+        yield Proof(
+            summary, tuple(citations), gpu=f"{one}.0", ruled_out=("a fault of the driver: the bus spoke first",)
+        )
 
 
 def _first_gone(snapshot: Snapshot) -> dict[str, int]:
@@ -136,7 +153,9 @@ def _is_behind(citation: Citation, first: dict[str, int]) -> bool:
 
 _INVALID_REGION: Final = re.compile(r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0")
 _CLOSED_OR_BAR: Final = re.compile(r"RmInitAdapter failed! \(0x22:0x56")
-_HOTPLUG: Final = re.compile(r"\bpciehp\b|\bthunderbolt \d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)", re.IGNORECASE)
+_HOTPLUG: Final = re.compile(
+    r"\bpciehp\b|\bthunderbolt \d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)", re.IGNORECASE
+)
 
 
 def _regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -162,7 +181,9 @@ def _regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         out = () if window is None else ("Above 4G Decoding is on: the bus has addresses above 4 GiB",)
         yield "bar-allocation-failed", Proof(summary, seen, "certain" if window else "likely", out, gpu=where)
     elif kernel.said(snapshot, _HOTPLUG):
-        summary = "the GPU was plugged in at run time, and the window of the bridge above it does not hold its memory region"
+        summary = (
+            "the GPU was plugged in at run time, and the window of the bridge above it does not hold its memory region"
+        )
         yield "bar-allocation-failed", Proof(summary, seen, "likely")
     else:
         summary = "firmware left a memory region of the GPU without an address: Above 4G Decoding is off, or its space too small"
@@ -193,14 +214,19 @@ def _undecided(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
                 "GPU that needs the open one, or a GPU that does not wake up",
                 "`sudo lspci -vvv -d 10de:` (regions), `modinfo nvidia | grep license`, and `sudo dmesg` above that line",
                 said,
-                (*("bar-allocation-failed", "vm-passthrough-mmio-config", "gpu-stuck-d3cold"), "proprietary-module-on-blackwell"),
+                (
+                    *("bar-allocation-failed", "vm-passthrough-mmio-config", "gpu-stuck-d3cold"),
+                    "proprietary-module-on-blackwell",
+                ),
             ),
         )
 
 
 def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _kernel_argument(snapshot, "pci=realloc", "let the kernel place the regions anew")
-    yield by_hand("firmware", "update the firmware, and enlarge its MMIO window (Above 4G Decoding, MMIOH size) where it can")
+    yield by_hand(
+        "firmware", "update the firmware, and enlarge its MMIO window (Above 4G Decoding, MMIOH size) where it can"
+    )
     yield by_hand(
         "configure",
         "give hot-plugged bridges larger windows: pci=realloc,assign-busses,hpbussize=0x33,hpmmioprefsize=32G",
@@ -239,20 +265,26 @@ def _acs(snapshot: Snapshot) -> Iterator[Verdict]:
     if not asked and not trouble and (len(snapshot.view(pci.gpus)) < 2 or system.is_guest(snapshot)):
         return
     severity: Severity = "error" if trouble else ("warning" if asked else "info")
-    summary = "bridges redirect peer-to-peer requests to the root complex (ACS), so GPUs do not reach each other directly"
+    summary = (
+        "bridges redirect peer-to-peer requests to the root complex (ACS), so GPUs do not reach each other directly"
+    )
     yield Proof(summary, (*redirecting, *trouble), "certain" if trouble else "likely", severity=severity)
 
 
 _NO_ACS: Final = (
     "for bridge in $(lspci -d '*:*:0604' | cut -d' ' -f1); do "
-    "sudo setpci -s \"$bridge\" ECAP_ACS+6.w=0000 2>/dev/null || true; done"
+    'sudo setpci -s "$bridge" ECAP_ACS+6.w=0000 2>/dev/null || true; done'
 )
 
 
 def _without_acs(_: Snapshot) -> Iterable[Fix]:
-    yield run("configure", "switch ACS off on all bridges, until the next boot (not on a host of virtual machines)", _NO_ACS)
+    yield run(
+        "configure", "switch ACS off on all bridges, until the next boot (not on a host of virtual machines)", _NO_ACS
+    )
     yield by_hand("firmware", "switch ACS off in BIOS, and VT-d or AMD's IOMMU where nothing needs it: that lasts")
-    yield by_hand("application", "set NCCL_P2P_DISABLE=1 for the job", "the node must keep ACS, as hosts of virtual machines must")
+    yield by_hand(
+        "application", "set NCCL_P2P_DISABLE=1 for the job", "the node must keep ACS, as hosts of virtual machines must"
+    )
 
 
 _PAGE_FAULT: Final = re.compile(
@@ -261,7 +293,9 @@ _PAGE_FAULT: Final = re.compile(
 _FAULTY: Final = re.compile(
     r"\bnvidia (?P<bound>\S+): AMD-Vi|\bdevice=(?P<amd>[0-9a-f:.]{7,12})\b|Request device \[(?:0x)?(?P<intel>[0-9a-f:.x]{7,12})\]"
 )
-_TRANSLATED: Final = re.compile(r"(?:intel_iommu|amd_iommu|iommu)=(?:on|force\w*)\b|Default domain type: Translated|iommu\.passthrough=0")
+_TRANSLATED: Final = re.compile(
+    r"(?:intel_iommu|amd_iommu|iommu)=(?:on|force\w*)\b|Default domain type: Translated|iommu\.passthrough=0"
+)
 _PASSED_THROUGH: Final = re.compile(r"\biommu=(?:pt|off|soft)\b|(?:intel|amd)_iommu=off|iommu\.passthrough=1")
 
 
@@ -275,7 +309,9 @@ def _iommu(snapshot: Snapshot) -> Iterator[Verdict]:
     )
     settings = _iommu_settings(snapshot)
     if faults:
-        yield Proof("the IOMMU stops what a GPU sends to its peers: their addresses are not mapped for it", (*faults, *settings))
+        yield Proof(
+            "the IOMMU stops what a GPU sends to its peers: their addresses are not mapped for it", (*faults, *settings)
+        )
         return
     slow = snapshot.view(_slow_matrix)
     if slow and settings and not snapshot.view(links.redirecting):
@@ -307,10 +343,15 @@ def _slow_matrix(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _kernel_argument(snapshot, "iommu=pt", "devices of the host pass the IOMMU untranslated")
-    yield by_hand("firmware", "switch the IOMMU (VT-d, AMD-Vi) off in BIOS", "no virtual machines run here, and iommu=pt did not help")
+    yield by_hand(
+        "firmware",
+        "switch the IOMMU (VT-d, AMD-Vi) off in BIOS",
+        "no virtual machines run here, and iommu=pt did not help",
+    )
 
 
 # ---- the link
+
 
 def _degraded(snapshot: Snapshot) -> Iterator[Verdict]:
     seen = snapshot.view(links.links)
@@ -390,7 +431,9 @@ def _seat_again(*, first: int = 1) -> Callable[[Snapshot], Iterable[Fix]]:
 
 # ---- how many there are
 
-_TROUBLE_OF_ONE: Final = re.compile(r"RmInitAdapter failed|rm_init_adapter failed|fallen off the bus|probe .{0,40}failed|is invalid:")
+_TROUBLE_OF_ONE: Final = re.compile(
+    r"RmInitAdapter failed|rm_init_adapter failed|fallen off the bus|probe .{0,40}failed|is invalid:"
+)
 _SIZES: Final = frozenset({1, 2, 4, 8, 10, 16})
 
 
@@ -412,7 +455,9 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     if not listed and shown.count not in _SIZES and "baseboard" in snapshot.view(boards.carriers):
         if not kernel.said(snapshot, _TROUBLE_OF_ONE):
-            summary = f"nvidia-smi shows {shown.count} GPUs, and baseboards of this model carry four or eight: one is missing"
+            summary = (
+                f"nvidia-smi shows {shown.count} GPUs, and baseboards of this model carry four or eight: one is missing"
+            )
             yield Proof(summary, (shown.citation,), "likely")
 
 
@@ -534,12 +579,19 @@ FAMILY: Final = Family(
                 "With Above 4G Decoding off in BIOS (or CSM on) firmware leaves the region empty: lspci shows it unassigned, "
                 "NVRM calls it 0M, and the driver cannot start the GPU (0x22:0x56) though it is there and supported."
             ),
-            sources=(f"{_OPEN}/issues/862", "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html"),
+            sources=(
+                f"{_OPEN}/issues/862",
+                "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
+            ),
             check=only("bar-above-4g-disabled", _regions),
             remedy=always(
                 by_hand("firmware", "enable Above 4G Decoding (and Resizable BAR) in BIOS, and switch CSM off"),
                 by_hand("firmware", "update the board's firmware", "the settings are on already"),
-                run("inspect", "look at the regions after the reboot", "sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'"),
+                run(
+                    "inspect",
+                    "look at the regions after the reboot",
+                    "sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'",
+                ),
             ),
             explains=_NO_START,
         ),
@@ -651,7 +703,10 @@ FAMILY: Final = Family(
                 "says why. The missing one did not initialise, was drained, or lost its link at boot. Schedulers see fewer "
                 "GPUs, and every index behind the gap moves down by one, so that jobs meet another GPU than yesterday."
             ),
-            sources=("https://github.com/NVIDIA/NVSentinel/issues/684", "https://github.com/NVIDIA/gpu-operator/issues/2511"),
+            sources=(
+                "https://github.com/NVIDIA/NVSentinel/issues/684",
+                "https://github.com/NVIDIA/gpu-operator/issues/2511",
+            ),
             check=_missing,
             remedy=always(*_SEARCH),
             explains=frozenset({"device-plugin-marked-unhealthy"}),

@@ -74,6 +74,13 @@ def gpus(snapshot: Snapshot) -> tuple[Function, ...]:
     return tuple(found for found in snapshot.view(functions) if found.is_gpu)
 
 
+def has_gpu(snapshot: Snapshot) -> bool | None:
+    """Whether a GPU is on the bus; None where nobody listed it."""
+    if snapshot.view(gpus):
+        return True
+    return False if is_listed(snapshot) else None
+
+
 def switches(snapshot: Snapshot) -> tuple[Function, ...]:
     """The NVSwitches on the bus."""
     return tuple(found for found in snapshot.view(functions) if found.is_switch)
