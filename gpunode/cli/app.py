@@ -206,6 +206,9 @@ def doctor(
     named: Annotated[
         list[str], typer.Argument(metavar="[CAUSE | REPORT ...]", help="a cause to explain, or reports to diagnose")
     ] = [],  # noqa: B006
+    html: Annotated[
+        str, typer.Option("--html", metavar="FILE", help="also as one page to send around; - is standard output")
+    ] = "",
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -213,7 +216,7 @@ def doctor(
     from gpunode.cli import doctor as cli
     from gpunode.cli.commands import How
 
-    cli.doctor(tuple(named), How(json=json, verbose=verbose))
+    cli.doctor(tuple(named), How(json=json, verbose=verbose), html=html)
 
 
 @app.command()
