@@ -1,7 +1,7 @@
 """Messages about GPU faults: Xid, SXid of the NVSwitches, and GPUs that fell off the bus; in every form they have had.
 
-The forms are those of kernel_rc.c, nvswitch's error printing and nv.c in NVIDIA/open-gpu-kernel-modules, of the drivers
-before, and of programs that pass an Xid on.
+The forms are those of kernel_rc.c, nv.c and the NVSwitch driver in NVIDIA/open-gpu-kernel-modules, and of the drivers
+before them.
 """
 
 from __future__ import annotations
@@ -111,8 +111,6 @@ def parse(text: str) -> XidMessage | SxidMessage | None:
         )
     if match := _XID.search(text):
         return _xid(match)
-    if match := _RELAYED.search(text):
-        return XidMessage(int(match["code"]), "", "")
     return _fallen(text) if _FALLEN.search(text) else None
 
 
