@@ -27,15 +27,13 @@ _PENDING: Final = re.compile(r"already pending|due to pending", re.IGNORECASE)
 _ROW: Final = re.compile(r"\brow\b|remap", re.IGNORECASE)
 
 # In DCGM's words (dcgm_errors.h), for a node of which only its health check was pasted.
-_DCGM_PENDING: Final = re.compile(
-    r"memory errors and row remappings are\s+pending|row remap(?:ping)? (?:is )?pending: ?[Yy]es"
-)
+_DCGM_PENDING: Final = re.compile(r"memory errors and row remappings are\s+pending", re.IGNORECASE)
 _DCGM_FAILURE: Final = re.compile(r"uncorrectable memory errors and row remapping\s+failed", re.IGNORECASE)
 _DCGM_RETIREMENT: Final = re.compile(
     r"A pending retired page has been detected|Pending page retirements together with a DBE", re.IGNORECASE
 )
 _DCGM_LIMIT: Final = re.compile(
-    r"\d+ or more retired pages have been detected|SRAM threshold (?:count )?exceeded", re.IGNORECASE
+    r"\d+ or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU", re.IGNORECASE
 )
 _DCGM_DBE: Final = re.compile(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", re.IGNORECASE)
 # What CUDA, and the frameworks on it, say when their memory is hit (cudaErrorECCUncorrectable, 214).

@@ -30,7 +30,7 @@ _PROCESS: Final = re.compile(
 _CAUSED: Final = re.compile(r"\bcaused by previous Xid\s+(?P<code>\d{1,3})", re.IGNORECASE)
 _FALLEN: Final = re.compile(r"\bfallen off the bus\b|\bfell off the bus\b", re.IGNORECASE)
 _ANY_BUS: Final = re.compile(
-    r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)(?![0-9a-f:])", re.IGNORECASE
+    r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)(?![0-9a-f])", re.IGNORECASE
 )
 _PCI_ID: Final = re.compile(r"PCI ID:\s*10de:(?P<device>[0-9a-f]{4})", re.IGNORECASE)
 _FATAL: Final = re.compile(r"\b(?P<non>Non-?\s?)?Fatal\b", re.IGNORECASE)
