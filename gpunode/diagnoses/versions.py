@@ -30,7 +30,7 @@ _MISMATCH: Final = re.compile(
 )
 # libnvidia-container asks NVML on the node, before there is a container.
 _ASKED_ON_NODE: Final = re.compile(
-    r"nvidia-container-cli|nvml error:|initialization error|libnvidia-container|auto-detected mode"
+    r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
 )
 _IN_IMAGE: Final = re.compile(r"/nvidia[\w-]*\.ko")
 _BRANCH: Final = re.compile(
@@ -126,10 +126,8 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     if _initramfs_brings(snapshot, scene):
         return  # an old copy in the initramfs: the kernel's rules tell that
-    if found := _mixed(snapshot, scene) or _automatic(scene) or _by_disk(scene) or _by_packages(snapshot, scene):
-        yield found
-        return
-    yield PENDING, _undecided(scene)
+    ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(scene), _by_packages(snapshot, scene), _newer(scene))
+    yield next((found for found in ways if found), (PENDING, _undecided(scene)))
 
 
 def _fails_on_node(scene: _Scene) -> bool:
@@ -154,9 +152,16 @@ def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...
     own = driver.library_in_container(snapshot)
     shipped = _shipped(snapshot, scene)
     node = driver.smi_version(snapshot) or scene.loaded
-    cited = (*inside, *shipped, *((node.citation,) if node else ()), *((own.citation,) if own else ()))
+    cited = (
+        *inside,
+        *shipped,
+        *((node.citation,) if node else ()),
+        *((own.citation,) if own else ()),
+        *_elsewhere(snapshot),
+    )
     differs = own is not None and node is not None and not _same(own.version, node.version)
-    if not (driver.works(snapshot) or shipped or differs):
+    other = _elsewhere(snapshot)
+    if not (driver.works(snapshot) or shipped or differs or other):
         question = "does nvidia-smi work on the node itself, or is its own driver at two versions?"
         return Doubt(
             question, "nvidia-smi on the node, and cat /proc/driver/nvidia/version", inside, (PENDING, UNATTENDED)
@@ -166,6 +171,15 @@ def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...
     what = f"the container loads driver libraries{versions} of its own, and the node's driver{driven} refuses them"
     certain = bool(shipped) or differs
     return Proof(what, cited, "certain" if certain else "likely", ("the node's driver: nvidia-smi works there",))
+
+
+_ANSWERS: Final = re.compile(r"Driver Version\s*:")
+
+
+def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which nvidia-smi works in another container, so that the node's driver is whole."""
+    runs = (item for item in snapshot.of("container-run") if not _MISMATCH.search(item.text))
+    return tuple(citation for item in runs for citation in lines_with(item, _ANSWERS))
 
 
 _SHIPPED: Final = re.compile(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
@@ -310,6 +324,14 @@ def _by_packages(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | Non
             what = f"{one.name} is {one.upstream}, and no package of the kernel's side is installed in that version"
             return PARTIAL, Proof(what, cited, "likely", _no_reboot(scene))
     return None
+
+
+def _newer(scene: _Scene) -> tuple[str, Verdict] | None:
+    """The library is newer than the loaded module and nothing more is known: mostly an upgrade before a reboot."""
+    if scene.loaded is None or scene.wanted is None or _number(scene.wanted.version) <= _number(scene.loaded.version):
+        return None
+    what = f"the libraries are of {scene.wanted.version} already{_while_loaded(scene)}"
+    return PENDING, Proof(what, scene.cited, "likely")
 
 
 def _waits_for_reboot(snapshot: Snapshot) -> tuple[Citation, ...]:
