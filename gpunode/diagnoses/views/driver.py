@@ -276,3 +276,16 @@ def _first(snapshot: Snapshot, pattern: re.Pattern[str]) -> Seen | None:
 def works(snapshot: Snapshot) -> bool:
     """Whether nvidia-smi answered on the node with a driver version or a list of GPUs."""
     return any(state == "works" for state, _ in snapshot.view(smi))
+
+
+def is_loaded(snapshot: Snapshot) -> bool | None:
+    """Whether NVIDIA's module is in the running kernel; None where nothing tells."""
+    by_table = modules.loaded(snapshot, "nvidia")
+    if by_table is not None:
+        return by_table
+    if works(snapshot):
+        return True
+    file = snapshot.file("/proc/driver/nvidia/version")
+    if file is not None and file.is_seen:
+        return "NVRM version" in file.text
+    return None
