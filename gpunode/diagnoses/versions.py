@@ -512,7 +512,7 @@ FAMILY: Final = Family(
             sources=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/", _DOC),
             check=only(MIXED, _decide),
             remedy=_one_driver,
-            explains=_CONSEQUENCES | {"duplicate-module-files"},
+            explains=_CONSEQUENCES,
         ),
         Rule(
             cause=CONTAINER,
