@@ -103,7 +103,10 @@ _SILENT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "don
 _SHELL: Final = frozenset({"do", "then", "if", "else", "!", "{", "("})
 _CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "cut"})
 _READERS: Final = frozenset({"cat", "less", "more", "head", "tail", "zcat", "bat", "batcat", "nl", "xxd", "strings"})
-_CONTAINERS: Final = frozenset({"docker", "podman", "nerdctl", "ctr", "docker-compose", "podman-compose", "apptainer"})
+_CONTAINERS: Final = frozenset(
+    {"docker", "podman", "nerdctl", "ctr", "docker-compose", "podman-compose", "apptainer", "singularity"}
+    | {"nvidia-docker", "enroot", "lxc", "incus", "pct"}
+)
 _KUBECTL: Final = frozenset({"kubectl", "k", "oc", "kubecolor"})
 _PACKAGERS: Final = frozenset(
     {"apt", "apt-get", "aptitude", "dpkg", "dnf", "yum", "zypper", "unattended-upgrade", "dpkg-reconfigure", "pacman"}
@@ -120,7 +123,7 @@ _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"/var/log/(?:kern|dmesg)[\w.-]*$|kern\.log$|dmesg(?:\.\w+)?$", "kernel-log"),
     (r"/var/log/(?:syslog|messages)[\w.-]*$|syslog$", "journal"),
     (
-        r"apt/history\.log|dpkg\.log|apt/term\.log|dnf\.(?:rpm\.)?log|zypp/history|unattended-upgrades",
+        r"apt/history\.log|dpkg\.log|apt/term\.log|dnf\.(?:rpm\.)?log|yum\.log|pacman\.log|zypp/history|unattended-upgrades",
         "package-history",
     ),
     (r"^/proc/modules$", "lsmod"),
@@ -322,7 +325,11 @@ def _file(path: str) -> Source:
     kind = next((kind for pattern, kind in _COMPILED["paths"] if pattern.search(path)), None)
     if kind == "unit-log":
         return Source(kind, "nvidia-fabricmanager.service")
-    return Source(kind or "file", path)
+    return Source(kind or ("application" if _LOG.search(path) else "file"), path)
+
+
+# What a program wrote of itself; a configuration is not named so.
+_LOG: Final = re.compile(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
 
 
 def _by_path(source: str) -> Source | None:
@@ -473,6 +480,8 @@ def _packager(words: tuple[str, ...]) -> Source:
         return Source("packages", words=words)
     if operands[:1] == ["history"]:
         return Source("package-history", words=words)
+    if operands[:1] == ["versionlock"] or (program == "pacman" and any(re.match(r"-Q[ims]*$", word) for word in words)):
+        return Source("packages", words=words)
     return Source("package-output", words=words)
 
 
