@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import chains
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
@@ -63,10 +64,20 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="nouveau owns the GPU",
-            story="…",
-            sources=(),
+            story=(
+                "The kernel ships a driver of its own for NVIDIA's GPUs, nouveau, and it binds them early at boot. A "
+                "PCI device has one driver at a time, so NVIDIA's module finds every GPU taken: it says that its probe "
+                "routine was not called, and unloads. nvidia-smi cannot reach a driver, and all above it fails. "
+                "nouveau has to be kept from loading, in /etc/modprobe.d and in the initramfs, and the node rebooted: "
+                "a driver that shows a console cannot be taken away safely."
+            ),
+            sources=(
+                "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",
+                "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/commonproblems.html",
+            ),
             check=only("nouveau-bound", _decide),
             remedy=_take_away,
+            explains=chains.NO_DRIVER,
         ),
         Rule(
             cause="nouveau-in-initramfs",
@@ -74,10 +85,19 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the initramfs still loads nouveau",
-            story="…",
-            sources=(),
+            story=(
+                "The blacklist in /etc/modprobe.d is there, and nouveau is loaded all the same: the initramfs was made "
+                "before the blacklist was written, holds nouveau and an older copy of /etc/modprobe.d, and loads it "
+                "before the root filesystem is there. The initramfs of every kernel has to be made anew, then the node "
+                "rebooted."
+            ),
+            sources=(
+                "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/commonproblems.html",
+                "https://manpages.debian.org/stable/initramfs-tools-core/initramfs-tools.7.en.html",
+            ),
             check=only("nouveau-in-initramfs", _decide),
             remedy=_rebuild,
+            explains=chains.NO_DRIVER | {"nouveau-bound"},
         ),
     ),
 )

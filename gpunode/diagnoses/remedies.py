@@ -54,10 +54,19 @@ def uninstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix
     return Fix("remove", text, (_REMOVE[snapshot.view(package_manager)].format(" ".join(names)),), when)
 
 
-def setup_step(kind: FixKind, text: str, *steps: str) -> Fix:
-    """What gpunode does itself; ``steps`` are ids of its steps, none means all."""
+def setup_step(kind: FixKind, text: str, *steps: str, runtime: str = "", when: str = "") -> Fix:
+    """What gpunode does itself; ``steps`` are ids of its steps, none means all.
+
+    Args:
+        kind: of fix.
+        text: what it does.
+        steps: those alone.
+        runtime: which the steps of the runtime are about; without it, setup configures none.
+        when: the condition under which it is done.
+    """
+    which = f" --runtime {runtime}" if runtime else ""
     only = "".join(f" --only {step}" for step in steps)
-    return Fix(kind, text, (f"sudo gpunode setup{only}",))
+    return Fix(kind, text, (f"sudo gpunode setup{which}{only}",), when)
 
 
 def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of every kernel", when: str = "") -> Fix:
@@ -78,3 +87,24 @@ def reboot(text: str = "reboot the node", when: str = "") -> Fix:
 def drain(text: str = "move the work away from this node first") -> Fix:
     """Takes the work away."""
     return Fix("drain", text)
+
+
+def reset_gpu(gpu: str = "", text: str = "reset the GPU, once nothing uses it", when: str = "") -> Fix:
+    """Resets the GPU at a PCI address; without one all that can be."""
+    only = f" --id={gpu}" if gpu else ""
+    return Fix("reset", text, (f"sudo nvidia-smi --gpu-reset{only}",), when)
+
+
+def power_cycle(text: str = "power the node off, wait a minute, and on again: a reboot leaves the GPU as it is") -> Fix:
+    """Takes the power away; no command does that and comes back."""
+    return Fix("reboot", text)
+
+
+def replace(text: str = "have the GPU replaced", when: str = "") -> Fix:
+    """Sends hardware back."""
+    return Fix("replace", text, (), when)
+
+
+def nvidia_report(when: str = "it comes back") -> Fix:
+    """Writes NVIDIA's own report, without which no support case is opened."""
+    return Fix("inspect", "write NVIDIA's report for the support case", ("sudo nvidia-bug-report.sh",), when)

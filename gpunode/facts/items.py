@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
 from gpunode.facts.sources import Kind, Source, Where, recognise
 
@@ -76,17 +77,24 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
     if "*" in capture.source and capture.outcome == "ok" and (found := _found(capture)) is not None:
         yield from _of_glob(key, capture, found)
         return
-    text = capture.text
-    said = text if text.strip() else capture.error
+    said = _said(capture)
     yield Item(
         key,
         capture.source,
-        recognise(capture.source, said),
+        Source("nvml") if key == nvml.KEY else recognise(capture.source, said),
         said,
         _outcome(capture, said),
         capture.error,
         capture.exit_status,
     )
+
+
+def _said(capture: Capture) -> str:
+    """The answer; of a command that failed, its complaint too."""
+    if not capture.text.strip():
+        return capture.error
+    complains = capture.outcome == "failed" and bool(capture.error)
+    return f"{capture.text.rstrip()}\n{capture.error}" if complains else capture.text
 
 
 def _outcome(capture: Capture, said: str) -> Outcome:

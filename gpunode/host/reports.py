@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import sys
 import zlib
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gpunode.errors import Refused, UsageError
-from gpunode.facts import pasted
+from gpunode.facts import bug_report, pasted
 from gpunode.facts.evidence import Evidence
 from gpunode.host.capture import INDEX, load
 
@@ -69,6 +70,8 @@ def _of_bytes(data: bytes, place: str) -> Evidence:
     text = data.decode("utf-8", "replace")
     if not text.strip():
         raise UsageError(f"{place} is empty", hint=_HINT)
+    if bug_report.is_bug_report(text):
+        return bug_report.evidence(text)
     if _is_list(text):
         return pasted.from_json(text, place)
     return pasted.from_text(text, place)
@@ -87,8 +90,8 @@ def _is_list(text: str) -> bool:
 
 
 def _unpacked(data: bytes, place: str) -> bytes:
-    unpacker = zlib.decompressobj(31)
+    # Of several members, as nvidia-bug-report.sh writes them: one for each of its sections.
     try:
-        return unpacker.decompress(data, MAX_TEXT + 1)
-    except zlib.error as error:
+        return gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_TEXT + 1)
+    except (zlib.error, gzip.BadGzipFile, EOFError) as error:
         raise Refused(f"{place} is damaged", why=str(error), hint="copy it again") from error

@@ -123,8 +123,9 @@ def _seconds(match: re.Match[str]) -> float | None:
 
 
 def _six_digits(iso: str) -> str:
-    """Python before 3.11 takes fractions of three or six digits only."""
-    return re.sub(r"\.(\d+)", lambda fraction: "." + (fraction[1] + "000000")[:6], iso)
+    """As Python before 3.11 takes it: fractions of three or six digits, a colon in the offset."""
+    iso = re.sub(r"\.(\d+)", lambda fraction: "." + (fraction[1] + "000000")[:6], iso)
+    return re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", iso)
 
 
 def _iso(text: str) -> float:

@@ -1,0 +1,138 @@
+"""The GPUs as nvidia-smi and NVML name them, and what kind of board carries each: with NVSwitches, or a card."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from gpunode.catalog.gpus import lookup
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import pci, smi_query
+from gpunode.facts.items import Item
+
+# baseboard: joined by NVSwitches, as far as the model tells. rack: its switches are in other trays. card: a PCIe card.
+Carrier: TypeAlias = Literal["baseboard", "rack", "card", ""]
+
+_BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
+_ROW: Final = re.compile(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_BUS})\s")
+_LISTED: Final = re.compile(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
+_COUNT: Final = re.compile(r"^Attached GPUs\s*:\s*(?P<count>\d+)", re.MULTILINE)
+_DCGM_IDS: Final = re.compile(r"GPU Device IDs Detected\s*\|\s*(?P<ids>[0-9a-f]{4}(?:,\s*[0-9a-f]{4})*)")
+_RACK: Final = re.compile(r"\bG[HB][23]00\b")
+_BASEBOARD: Final = re.compile(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
+_CARD: Final = re.compile(
+    r"PCIe|\bNVL\b|GeForce|\bRTX\b|Quadro|\bTITAN\b|Tesla [TPMK]\d|\bL40S?\b|\bL4\b|\bL20?\b|\bA10G?\b|\bA2\b|\bA16\b|"
+    r"\bA30X?\b|\bA40\b|\bT4\b|\bT1?[06]00\b",
+    re.IGNORECASE,
+)
+# NVLink of the fifth generation: its switches hang on the InfiniBand stack, not on NVIDIA's own switch driver.
+_FIFTH: Final = re.compile(r"\bG?B[23]00\b|\bB100\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A GPU in an answer of nvidia-smi.
+
+    Attributes:
+        index: NVML's; None where the answer has none.
+        bus: its PCI address as the kernel writes it; empty where the answer has none.
+    """
+
+    index: int | None
+    name: str
+    bus: str
+    citation: Citation
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The GPUs of one answer of nvidia-smi.
+
+    Attributes:
+        count: how many there are in all, by a whole table or by its own count; None where the answer may be cut.
+    """
+
+    boards: tuple[Board, ...]
+    count: int | None
+    citation: Citation
+
+
+def inventories(snapshot: Snapshot) -> tuple[Inventory, ...]:
+    """What each answer of nvidia-smi on the node lists."""
+    return tuple(one for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text") if (one := _inventory(item)))
+
+
+def _inventory(item: Item) -> Inventory | None:
+    if item.where != "host":
+        return None
+    boards = tuple(_boards(item))
+    count = _COUNT.search(item.text)
+    whole = int(count["count"]) if count else None
+    if not boards:
+        return Inventory((), whole, cite(item, _line(item, count.start()))) if count else None
+    is_cut = item.source.is_part or bool(item.source.only) or bool({"-i", "--id"} & set(item.source.words))
+    in_order = [board.index for board in boards] == list(range(len(boards)))
+    known = whole if whole is not None else (len(boards) if in_order and not is_cut else None)
+    return Inventory(boards, known, boards[0].citation)
+
+
+def _boards(item: Item) -> Iterator[Board]:
+    for number, line in enumerate(item.lines, 1):
+        if match := _ROW.match(line):
+            name = re.sub(r"\s+(?:On|Off|N/A|TCC|WDDM|MCDM)\s*$", "", match["name"].strip())
+            yield Board(int(match["index"]), name, pci.address(match["bus"]), cite(item, number))
+        elif match := _LISTED.match(line):
+            yield Board(int(match["index"]), match["name"], "", cite(item, number))
+
+
+def _line(item: Item, start: int) -> int:
+    return item.text.count("\n", 0, start) + 1
+
+
+def names(snapshot: Snapshot) -> tuple[str, ...]:
+    """The models of the GPUs, by whatever names them."""
+    found = [lookup(one).name for item in snapshot.of("text") for one in _dcgm_ids(item)]
+    found += [model.name for gpu in snapshot.view(pci.gpus) if (model := gpu.model) is not None]
+    found += [gpu.name for gpu in snapshot.view(pci.gpus) if gpu.model is None]
+    found += [board.name for one in snapshot.view(inventories) for board in one.boards]
+    for item in snapshot.of("nvidia-smi-nvlink", "nvidia-smi-topo", "application", "container-run", "gpudirect"):
+        found += [match["name"] for line in item.lines if (match := _LISTED.match(line))]
+    for gpu in snapshot.view(smi_query.gpus):
+        found += [row.value for key in ("Product Name", "name") for row in gpu.every(key)]
+    return tuple(dict.fromkeys(found))
+
+
+def _dcgm_ids(item: Item) -> tuple[str, ...]:
+    match = _DCGM_IDS.search(item.text)
+    return tuple(re.findall(r"[0-9a-f]{4}", match["ids"])) if match else ()
+
+
+def carrier(name: str) -> Carrier:
+    """What carries a GPU of this name; empty where the name does not tell."""
+    if _RACK.search(name):
+        return "rack"
+    if _CARD.search(name):
+        return "card"
+    return "baseboard" if _BASEBOARD.search(name) else ""
+
+
+def carriers(snapshot: Snapshot) -> frozenset[Carrier]:
+    """What carries the GPUs of this node: by their device ids where those are known, else by their names."""
+    by_id = {_by_id(gpu) for gpu in snapshot.view(pci.gpus) if gpu.model is not None and gpu.model.listed}
+    by_name = {carrier(name) for name in snapshot.view(names)}
+    return frozenset((by_id or by_name) - {""})
+
+
+def _by_id(gpu: pci.Function) -> Carrier:
+    board = gpu.model.nvswitch_board if gpu.model else ""
+    if board == "possible":
+        return "baseboard"
+    return "rack" if board == "external" else "card"
+
+
+def is_fifth_generation(snapshot: Snapshot) -> bool:
+    """Whether the GPUs have NVLink 5, whose switches need the InfiniBand modules and the subnet manager."""
+    return any(_FIFTH.search(name) for name in snapshot.view(names))

@@ -1,0 +1,286 @@
+"""GPU faults over time: of each GPU the fault that came first and what came of it.
+
+A GPU that fails fails loudly: one error is followed by those of the engines, channels, links and programs that it took
+along. Only the first is worth acting on. What a code can be the consequence of stands in the catalog's kinds, and in
+the driver's own words where it names an earlier Xid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
+
+from gpunode.catalog import xids
+from gpunode.catalog.xids import XidKind
+from gpunode.diagnoses.model import Citation, Proof
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import kernel, pci
+from gpunode.facts import xid
+from gpunode.facts.xid import SxidMessage, XidMessage
+
+Source: TypeAlias = Literal["xid", "sxid", "aer"]
+
+# Faults of one GPU that lie further apart are not of one making.
+_GAP_S: Final = 300.0
+# Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
+_CLOCKS: Final = (9e8, 1e9)
+_UNCORRECTABLE: Final = re.compile(
+    r"AER: (?:Multiple )?Uncorrect\w+|severity=Uncorrect\w+|DPC: containment event", re.IGNORECASE
+)
+_BIT: Final = re.compile(r"\[\s*\d{1,2}\]\s*(?P<name>[A-Za-z]+)")
+# An answer to an access that nobody serves; probing does that, and nothing breaks by it.
+_HARMLESS_BITS: Final = frozenset({"UnsupReq", "ACSViol", "Unsupported"})
+_DETAILS: Final = 6
+_REACHED: Final = re.compile(
+    r"^(?P<driver>pcieport|nvidia|vfio-pci) (?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):", re.IGNORECASE
+)
+# Codes that say what was done or is to be done: none is what went wrong while another error is there.
+_LATE: Final = frozenset({43, 45, 143, 154, 174})
+# Hardly worth a word of their own beside another error.
+_MILD: Final = frozenset({63, 92, 93, 121, 156, 160, 162, 163, 164, 176})
+_SEVERE_KINDS: Final[frozenset[XidKind]] = frozenset(
+    {"bus", "memory", "firmware", "link", "board", "security", "virtual"}
+)
+# Programs cannot do this to a GPU, whichever line came first.
+_NOT_BY_PROGRAMS: Final[frozenset[XidKind]] = frozenset({"bus", "memory", "board"})
+_SEVERE_CODES: Final = frozenset({46, 158})
+_CONTAINED: Final = 94
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One error of a GPU, an NVSwitch or the bus below them.
+
+    Attributes:
+        gpu: PCI address; empty where the message names none. Of an SXid it is the switch.
+        code: of the Xid or SXid; 0 of an error of the bus.
+        at: seconds, on the clock of its log; None where no time stands there.
+        order: its place in the evidence.
+        xid: what the message says; None where it is none of an Xid.
+    """
+
+    source: Source
+    gpu: str
+    code: int
+    kind: XidKind
+    citation: Citation
+    at: float | None
+    order: int
+    xid: XidMessage | None = None
+    sxid: SxidMessage | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it tells of what an earlier error brought with it, and never of an error's beginning."""
+        return self.source == "xid" and (self.code in _LATE or bool(self.xid and self.xid.caused_by))
+
+    @property
+    def weight(self) -> int:
+        """3 for what a person has to act on, 2 for what ends one program's work, 1 for what can wait, 0 for echoes."""
+        if self.is_late:
+            return 0
+        if self.source == "sxid":
+            return 3 if self.sxid and self.sxid.fatal else 1
+        if self.code in _MILD:
+            return 1
+        if self.code == _CONTAINED or (self.code in xids.NVLINK5 and not self.is_fatal):
+            return 2
+        return 3 if self.kind in _SEVERE_KINDS or self.code in _SEVERE_CODES else 2
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether an NVLink 5 error or an SXid calls itself fatal; other errors are taken to be."""
+        if self.sxid is not None:
+            return bool(self.sxid.fatal)
+        body = xid.link_error(self.xid.text) if self.xid and self.code in xids.NVLINK5 else None
+        return body is None or body.fatal
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A fault, and those that it brought with it.
+
+    Attributes:
+        gpu: where it began; empty where nothing tells.
+        followed: the later faults of the same GPU, in order; those that belong to it, and those that came after.
+    """
+
+    gpu: str
+    root: Fault
+    followed: tuple[Fault, ...]
+
+    @property
+    def citations(self) -> tuple[Citation, ...]:
+        """The line of the first fault, and of the first of each kind that followed."""
+        first: dict[int, Citation] = {self.root.code: self.root.citation}
+        for fault in self.followed:
+            first.setdefault(fault.code, fault.citation)
+        return tuple(dict.fromkeys(first.values()))
+
+
+def label(gpu: str) -> str:
+    """The GPU, as a sentence names it."""
+    return f"GPU {gpu}" if gpu else "A GPU"
+
+
+def codes(found: Iterable[int]) -> str:
+    """Codes, as a sentence lists them: ``Xid 45 and 154``."""
+    each = [str(code) for code in dict.fromkeys(found)]
+    return f"Xid {', '.join(each[:-1])}{' and ' if each[:-1] else ''}{each[-1]}"
+
+
+def proof(incident: Incident, happened: str = "", **more: Any) -> Proof:
+    """The proof that ``incident`` is; ``happened`` is a clause about what did, without one the catalog's words."""
+    root = incident.root
+    entry = xids.lookup(root.code)
+    clause = happened or (entry.meaning if entry else "an error that no list explains")
+    whose = f" for {_program(root.xid)}" if root.xid and (root.xid.process or root.xid.pid) else ""
+    later = [fault.code for fault in incident.followed if fault.code != root.code]
+    then = f"; {codes(later)} followed" if later else ""
+    summary = f"{label(incident.gpu)} reported Xid {root.code}{whose}: {clause}{then}"
+    return Proof(summary, incident.citations, gpu=incident.gpu, at=root.at, **more)
+
+
+def _program(said: XidMessage) -> str:
+    return f"{said.process} (pid {said.pid})" if said.process and said.pid else said.process or f"pid {said.pid}"
+
+
+def timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
+    """Every fault in the evidence, in its order."""
+    found = (*_of_kernel(snapshot), *_relayed(snapshot))
+    numbered = tuple(replace(fault, order=order) for order, fault in enumerate(found))
+    gpus = {fault.gpu for fault in numbered if fault.source == "xid" and fault.gpu}
+    if len(gpus) != 1:
+        return numbered
+    (only,) = gpus
+    return tuple(replace(f, gpu=only) if f.source == "xid" and not f.gpu else f for f in numbered)
+
+
+def incidents(snapshot: Snapshot) -> tuple[Incident, ...]:
+    """What went wrong first: at most one incident for each GPU and switch, none for one that another dragged along."""
+    found = tuple(_first_of_each(snapshot.view(timeline)))
+    return tuple(one for one in found if not any(_dragged_along(one, by) for by in found if by is not one))
+
+
+def of(snapshot: Snapshot, *codes: int) -> tuple[Incident, ...]:
+    """The incidents that began with an Xid of one of these codes."""
+    return tuple(one for one in snapshot.view(incidents) if one.root.source == "xid" and one.root.code in codes)
+
+
+def on(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
+    """The Xids of this GPU; with an empty address all whose GPU nobody named."""
+    return tuple(fault for fault in snapshot.view(timeline) if fault.source == "xid" and fault.gpu == gpu)
+
+
+def _of_kernel(snapshot: Snapshot) -> Iterator[Fault]:
+    messages = snapshot.view(kernel.messages)
+    for place, message in enumerate(messages):
+        said = xid.parse(message.text)
+        if isinstance(said, XidMessage):
+            yield from _xids(said, message.citation, message.at)
+        elif isinstance(said, SxidMessage):
+            switch = pci.address(said.bus)
+            yield Fault("sxid", switch, said.code, "link", message.citation, message.at, 0, sxid=said)
+        elif (reached := _bus_error(messages[place : place + _DETAILS])) is not None:
+            yield Fault("aer", reached, 0, "bus", message.citation, message.at, 0)
+
+
+def _bus_error(told: tuple[kernel.Message, ...]) -> str | None:
+    """The function that an uncorrectable PCI Express error reached, empty for a port; None where there is none."""
+    if not _UNCORRECTABLE.search(told[0].text) or not (reached := _REACHED.match(told[0].text)):
+        return None
+    bits = {bit["name"] for message in told[1:] if (bit := _BIT.search(message.text))}
+    if bits and bits <= _HARMLESS_BITS:
+        return None
+    return "" if reached["driver"].lower() == "pcieport" else pci.address(reached["bus"])
+
+
+def _relayed(snapshot: Snapshot) -> Iterator[Fault]:
+    """Xids that only a program passed on: the kernel's own lines say more where they are there."""
+    for item in snapshot.items:
+        if item.kind != "kernel-log" and "XidCriticalError" in item.text:
+            for number, line in enumerate(item.lines, 1):
+                if isinstance(said := xid.parse(line), XidMessage):
+                    yield from _xids(said, cite(item, number), None)
+
+
+def _xids(said: XidMessage, citation: Citation, at: float | None) -> Iterator[Fault]:
+    gpu = pci.address(said.bus) if said.bus else ""
+    if said.caused_by:
+        cause = replace(said, code=said.caused_by, caused_by=0, text="")
+        yield Fault("xid", gpu, said.caused_by, _kind(said.caused_by), citation, at, 0, xid=cause)
+    yield Fault("xid", gpu, said.code, _kind(said.code), citation, at, 0, xid=said)
+
+
+def _kind(code: int) -> XidKind:
+    entry = xids.lookup(code)
+    return entry.kind if entry else "unused"
+
+
+def _first_of_each(faults: tuple[Fault, ...]) -> Iterator[Incident]:
+    buses = [fault for fault in faults if fault.source == "aer"]
+    for gpu in dict.fromkeys(fault.gpu for fault in faults if fault.source != "aer"):
+        own = [fault for fault in faults if fault.source != "aer" and fault.gpu == gpu]
+        with_bus = _in_time((*own, *(bus for bus in buses if bus.gpu in {"", gpu})))
+        found = [(_root(episode), episode) for episode in _episodes(with_bus) if any(f in own for f in episode)]
+        weight = max(root.weight for root, _ in found)
+        root = next(root for root, _ in found if root.weight == weight)
+        yield Incident(gpu, root, tuple(f for f in with_bus[with_bus.index(root) + 1 :] if f.source != "aer"))
+
+
+def _in_time(faults: Iterable[Fault]) -> list[Fault]:
+    """By their clock where all have the same, as in a log that was printed newest first; else as they stand."""
+    found = sorted(faults, key=lambda fault: fault.order)
+    clocks = {_clock(fault) for fault in found}
+    return found if -1 in clocks or len(clocks) > 1 else sorted(found, key=lambda fault: fault.at or 0.0)
+
+
+def _clock(fault: Fault) -> int:
+    """Which clock the fault's time is of; -1 without one."""
+    return -1 if fault.at is None else sum(fault.at > first for first in _CLOCKS)
+
+
+def _episodes(faults: list[Fault]) -> list[list[Fault]]:
+    """The faults, parted where nothing happened for a while."""
+    episodes: list[list[Fault]] = []
+    for fault in faults:
+        if episodes and not _apart(episodes[-1][-1], fault):
+            episodes[-1].append(fault)
+        else:
+            episodes.append([fault])
+    return episodes
+
+
+def _apart(before: Fault, after: Fault) -> bool:
+    if before.at is None or after.at is None:
+        return False
+    return _clock(before) == _clock(after) and abs(after.at - before.at) > _GAP_S
+
+
+def _root(episode: list[Fault]) -> Fault:
+    """The first that is no echo; what programs cannot have done comes before what they may have."""
+    told = [fault for fault in episode if fault.weight > 1] or [f for f in episode if f.weight] or episode
+    hard = [fault for fault in told if fault.source == "xid" and fault.kind in _NOT_BY_PROGRAMS and fault.weight > 2]
+    if hard and told[0].kind in {"application", "engine", "bus"}:
+        return hard[0]
+    return told[0]
+
+
+def _dragged_along(one: Incident, by: Incident) -> bool:
+    """Whether ``one`` is what the fault of another GPU or of a switch did to this one's links and programs."""
+    first, second = by.root, one.root
+    if first.weight < 2 or _apart(first, second) or _later(first, second):
+        return False
+    if second.is_late or second.kind in {"application", "information", "consequence"}:
+        return first.kind not in {"application", "information", "consequence"}
+    if second.kind == "link":
+        return first.kind in {"bus", "firmware", "memory"} or (first.source == "sxid" and second.source == "xid")
+    return False
+
+
+def _later(first: Fault, second: Fault) -> bool:
+    if first.at is not None and second.at is not None and _clock(first) == _clock(second):
+        return (first.at, first.order) > (second.at, second.order)
+    return first.order > second.order

@@ -1,0 +1,220 @@
+"""What nvidia-smi knows of each GPU: ``-q`` whole, in part or as XML, and the CSV of ``--query-…``, as one tree.
+
+A row is found by the names on the way to it, whatever a driver branch puts between them or calls them:
+``value("Remapped Rows", "Pending")`` reads the section of ``-q``, the tag of ``-x`` and the column of the CSV.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import pci
+from gpunode.facts.items import Item
+
+_BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
+_GPU: Final = re.compile(rf"^\s*GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})\s*$")
+_BUS_ID: Final = re.compile(rf"^{_BUS}$")
+_TAG: Final = re.compile(
+    r"^\s*<(?P<close>/)?(?P<name>[A-Za-z]\w*)(?P<rest>[^<>]{0,200})>(?:(?P<value>[^<>]*)</(?P=name)>)?\s*$"
+)
+_ID: Final = re.compile(rf'id="(?P<bus>{_BUS})"')
+_HEAD_OF_CSV: Final = re.compile(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
+# What stands above the first GPU.
+_HEAD: Final = frozenset({"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"})
+# Sections by which a piece is known in text that nobody gave a name.
+_SECTIONS: Final = re.compile(
+    r"^[ \t]*(?:Remapped Rows|Retired Pages|ECC Errors|E[Cc][Cc] Mode|MIG Mode|Fabric|GPU Link Info|"
+    r"GPU Reset Status|Clocks (?:Throttle|Event) Reasons|BAR1 Memory Usage|(?:GPU )?Power Readings|"
+    r"GPU Recovery Action[ \t]*:[^\n]*)\s*$",
+    re.MULTILINE,
+)
+# Names that branches, the XML and the CSV have for one thing, each by the one that -q has today.
+_SAME: Final = {
+    "clocks throttle reasons": "clocks event reasons",
+    "remapping failure occured": "remapping failure occurred",
+    "failure": "remapping failure occurred",
+    "remapped row corr": "correctable error",
+    "remapped row unc": "uncorrectable error",
+    "remapped row pending": "pending",
+    "remapped row failure": "remapping failure occurred",
+    "pending blacklist": "pending page blacklist",
+    "pending retirement": "pending page blacklist",
+    "gpu bus id": "bus id",
+    "power readings": "gpu power readings",
+}
+# A section that an option of -d shows alone; where its heading was not pasted, the option still names it.
+_DISPLAYS: Final = {
+    "ROW_REMAPPER": "Remapped Rows",
+    "PAGE_RETIREMENT": "Retired Pages",
+    "ECC": "ECC Errors",
+    "POWER": "GPU Power Readings",
+    "CLOCK": "Clocks",
+    "TEMPERATURE": "Temperature",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A value and the names on the way to it, outermost first, its own last."""
+
+    path: tuple[str, ...]
+    value: str
+    citation: Citation
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What one answer says of one GPU.
+
+    Attributes:
+        bus: its PCI address as the kernel writes it (``0000:07:00.0``); empty where the piece does not tell.
+    """
+
+    bus: str
+    rows: tuple[Row, ...]
+    citation: Citation
+
+    def find(self, *names: str) -> Row | None:
+        """The first row that is called by the last of ``names`` and has the others above it, in that order."""
+        return next(self.every(*names), None)
+
+    def every(self, *names: str) -> Iterator[Row]:
+        """All such rows: a piece without the GPUs' own lines holds those of several."""
+        wanted = tuple(_plain(name) for name in names)
+        for row in self.rows:
+            path = tuple(_plain(name) for name in row.path)
+            if path[-1:] == wanted[-1:] and _in_order(wanted[:-1], path[:-1]):
+                yield row
+
+    def value(self, *names: str) -> str:
+        """The value of ``find``; empty where there is none."""
+        return row.value if (row := self.find(*names)) else ""
+
+    def number(self, *names: str) -> float | None:
+        """The number at the start of the value; None where there is none, or it is N/A."""
+        match = re.match(r"-?\d+(?:\.\d+)?", self.value(*names))
+        return float(match[0]) if match else None
+
+
+def gpus(snapshot: Snapshot) -> tuple[Gpu, ...]:
+    """Every GPU of every answer on the node, in the order of the evidence; see ``snapshot.view``."""
+    return tuple(gpu for item in snapshot.items if item.where == "host" for gpu in _of(item))
+
+
+def rows(snapshot: Snapshot, *names: str) -> tuple[tuple[Gpu, Row], ...]:
+    """The rows of these names of every GPU."""
+    return tuple((gpu, row) for gpu in snapshot.view(gpus) for row in gpu.every(*names))
+
+
+def is_yes(value: str) -> bool:
+    """Whether a value says yes, in the words of any branch."""
+    return value.strip().lower() in {"yes", "true", "1", "active", "enabled"}
+
+
+def _plain(name: str) -> str:
+    plain = " ".join(name.replace("_", " ").lower().split())
+    return _SAME.get(plain, plain)
+
+
+def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    left = iter(path)
+    return all(any(name == one for one in left) for name in wanted)
+
+
+def _of(item: Item) -> Iterator[Gpu]:
+    if item.kind == "nvidia-smi-q" or (item.kind in {"text", "nvidia-smi", "file"} and _SECTIONS.search(item.text)):
+        read = _of_xml if "<gpu " in item.text or "<nvidia_smi_log>" in item.text else _of_listing
+        found = (gpu for gpu in read(item) if any(_plain(row.path[-1]) not in _HEAD for row in gpu.rows))
+        yield from (replace(gpu, bus=gpu.bus or _own_bus(gpu)) for gpu in found)
+    elif item.kind == "nvidia-smi" or (item.kind == "text" and "gpu" in item.text[:200]):
+        yield from _of_csv(item)
+
+
+def _own_bus(gpu: Gpu) -> str:
+    value = gpu.value("Bus Id")
+    return pci.address(value) if _BUS_ID.match(value) else ""
+
+
+def _of_listing(item: Item) -> Iterator[Gpu]:
+    """The GPUs of an indented listing: what is indented deeper belongs to what stands above it."""
+    bus, first, found = "", 1, list[Row]()
+    above: list[tuple[int, str]] = []
+    shown = _shown(item)
+    for number, line in enumerate(item.lines, 1):
+        if match := _GPU.match(line):
+            if found:
+                yield Gpu(bus, tuple(found), cite(item, first))
+            bus, first, found, above = pci.address(match["bus"]), number, [], []
+            continue
+        if not (text := line.strip()) or text.startswith(("==", "--")):
+            continue
+        indent = len(line.expandtabs()) - len(line.expandtabs().lstrip())
+        while above and above[-1][0] >= indent:
+            above.pop()
+        name, colon, value = (part.strip() for part in text.partition(":"))
+        if colon and value:
+            path = (*(name for _, name in above), name)
+            is_placed = not shown or shown.lower() in map(str.lower, path)
+            found.append(Row(path if is_placed else (shown, *path), value, cite(item, number)))
+        above.append((indent, name))
+    if found:
+        yield Gpu(bus, tuple(found), cite(item, first))
+
+
+def _shown(item: Item) -> str:
+    """The one section that ``-d`` asked for; empty where it asked for several or none."""
+    words = item.source.words
+    asked = next((words[at + 1] for at, word in enumerate(words[:-1]) if word in {"-d", "--display"}), "")
+    return _DISPLAYS.get(asked.upper(), "") if "," not in asked else ""
+
+
+def _of_xml(item: Item) -> Iterator[Gpu]:
+    bus, first, found = "", 1, list[Row]()
+    above: list[str] = []
+    for number, line in enumerate(item.lines, 1):
+        match = _TAG.match(line)
+        if match is None or match["rest"].rstrip().endswith("/"):
+            continue
+        name = match["name"]
+        if name == "gpu":
+            if found:
+                yield Gpu(bus, tuple(found), cite(item, first))
+            named = _ID.search(match["rest"])
+            bus, first, found, above = pci.address(named["bus"]) if named else "", number, [], []
+        elif match["close"]:
+            above = above[: above.index(name)] if name in above else above
+        elif match["value"] is None:
+            above.append(name)
+        else:
+            found.append(Row((*above, name), match["value"].strip(), cite(item, number)))
+    if found:
+        yield Gpu(bus, tuple(found), cite(item, first))
+
+
+def _of_csv(item: Item) -> Iterator[Gpu]:
+    """The rows under a line of column names; without such a line the option that asked for them gives the names."""
+    names = _asked(item)
+    for number, line in enumerate(item.lines, 1):
+        cells = [cell.strip() for cell in line.split(",")]
+        if _HEAD_OF_CSV.match(line.strip()) and ("." in line or "_" in line or "index" in cells):
+            names = [cell.split(" [")[0] for cell in cells]
+        elif len(names) == len(cells) and any(cells):
+            place = cite(item, number)
+            named = dict(zip(names, cells, strict=True))
+            bus = named.get("gpu_bus_id") or named.get("pci.bus_id") or ""
+            found = tuple(Row(tuple(name.split(".")), value, place) for name, value in named.items())
+            yield Gpu(pci.address(bus) if _BUS_ID.match(bus) else "", found, place)
+
+
+def _asked(item: Item) -> list[str]:
+    option = next((word for word in item.source.words if word.startswith("--query-")), "")
+    asked = option.partition("=")[2]
+    if option and not asked:
+        words = item.source.words
+        asked = next(iter(words[words.index(option) + 1 :]), "")
+    return [name.strip() for name in asked.split(",") if name.strip()]

@@ -1,0 +1,156 @@
+"""Messages about GPU faults: Xid, SXid of the NVSwitches, and GPUs that fell off the bus; in every form they have had.
+
+The forms are those of kernel_rc.c, nvswitch's error printing and nv.c in NVIDIA/open-gpu-kernel-modules, of the drivers
+before, and of programs that pass an Xid on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+# (PCI:0000:61:00), (PCI:0018:01:00.0), (0000:03:00), (PCI:0000:3b:00 GPU-I:05 GPU-CI:00)
+_BUS: Final = r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}(?:\.[0-9a-f])?"
+_XID: Final = re.compile(
+    rf"\bXid\s*(?:\(\s*(?:PCI:)?(?P<bus>{_BUS})(?:\s+GPU-I:(?P<instance>\d+))?[^)]{{0,20}}\))?\s*:\s*(?P<code>\d{{1,3}})"
+    r"\b[,:]?\s*(?P<rest>.*)",
+    re.IGNORECASE,
+)
+_SXID: Final = re.compile(
+    rf"\bSXid\s*\(\s*(?:PCI:)?(?P<bus>{_BUS})\s*\)\s*:\s*(?P<code>\d{{4,6}})\b[,:]?\s*(?P<rest>.*)", re.IGNORECASE
+)
+# How the Kubernetes device plugin passes an Xid on.
+_RELAYED: Final = re.compile(
+    r"\bXidCriticalError:? Xid\s*=\s*(?P<code>\d{1,3})\b(?:\s+on Device\s*=\s*(?P<uuid>[\w-]+))?"
+)
+_PROCESS: Final = re.compile(
+    r"^pid=(?:'(?P<quoted>[^']*)'|(?P<pid>[^,\s]*))(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|$)(?P<rest>.*)"
+)
+_CAUSED: Final = re.compile(r"\bcaused by previous Xid\s+(?P<code>\d{1,3})", re.IGNORECASE)
+_FALLEN: Final = re.compile(r"\bfallen off the bus\b|\bfell off the bus\b", re.IGNORECASE)
+_ANY_BUS: Final = re.compile(
+    r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)(?![0-9a-f:])", re.IGNORECASE
+)
+_PCI_ID: Final = re.compile(r"PCI ID:\s*10de:(?P<device>[0-9a-f]{4})", re.IGNORECASE)
+_FATAL: Final = re.compile(r"\b(?P<non>Non-?\s?)?Fatal\b", re.IGNORECASE)
+_LINK: Final = re.compile(r"\bLink\s+(?P<link>\d{1,3})\b", re.IGNORECASE)
+_UNIT: Final = re.compile(
+    r"\b(?P<unit>(?:SAW|RLW|TLW|TREX|NVLPW|NETIR|MSE)(?:_\w+)?)\s+(?P<non>Non-?)?Fatal\b"
+    r"(?:[^(\[]{0,40}[(\[](?P<words>(?:\s*0x[0-9a-f]+)+))?",
+    re.IGNORECASE,
+)
+FALLEN_OFF_THE_BUS: Final = 79
+
+
+@dataclass(frozen=True, slots=True)
+class XidMessage:
+    """An Xid, or a fall off the bus, which is told as Xid 79 whether or not the driver said so.
+
+    Attributes:
+        bus: PCI address as the message has it, without function; empty where it has none.
+        instance: the MIG instance's number; empty without one.
+        process: the program's name; empty where the driver did not know it.
+        text: what the message says behind code and process.
+        caused_by: the Xid that the driver itself names as the cause; 0 where it names none.
+        device: PCI device id, where the message has it.
+    """
+
+    code: int
+    bus: str
+    text: str
+    instance: str = ""
+    pid: str = ""
+    process: str = ""
+    caused_by: int = 0
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SxidMessage:
+    """An error of an NVSwitch.
+
+    Attributes:
+        bus: of the switch.
+        fatal: None where the message does not say.
+        link: None where it names no link.
+    """
+
+    code: int
+    bus: str
+    text: str
+    fatal: bool | None = None
+    link: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkError:
+    """The body of an NVLink 5 error (Xid 144 to 150).
+
+    Attributes:
+        unit: in upper case (``RLW_SRC_TRACK``).
+        words: the numbers in brackets: what the interrupt said, its status, and more.
+    """
+
+    unit: str
+    fatal: bool
+    link: int | None
+    words: tuple[int, ...]
+
+
+def parse(text: str) -> XidMessage | SxidMessage | None:
+    """The fault that ``text``, one whole message, tells of; None where it tells of none."""
+    if match := _SXID.search(text):
+        fatal, link = _FATAL.search(match["rest"]), _LINK.search(match["rest"])
+        return SxidMessage(
+            int(match["code"]),
+            match["bus"].lower(),
+            match["rest"].strip(),
+            None if fatal is None else not fatal["non"],
+            None if link is None else int(link["link"]),
+        )
+    if match := _XID.search(text):
+        return _xid(match)
+    if match := _RELAYED.search(text):
+        return XidMessage(int(match["code"]), "", "")
+    return _fallen(text) if _FALLEN.search(text) else None
+
+
+def _xid(match: re.Match[str]) -> XidMessage:
+    rest, pid, name = match["rest"].strip(), "", ""
+    if process := _PROCESS.match(rest):
+        pid = (process["quoted"] or process["pid"] or "").strip("<>")
+        name, rest = (process["name"] or "").strip("<> "), process["rest"].strip()
+    caused = _CAUSED.search(rest)
+    return XidMessage(
+        int(match["code"]),
+        (match["bus"] or "").lower(),
+        rest,
+        match["instance"] or "",
+        pid if pid.isdigit() else "",
+        "" if name == "unknown" else name,
+        int(caused["code"]) if caused else 0,
+    )
+
+
+def _fallen(text: str) -> XidMessage | None:
+    """A GPU off the bus in a message without an Xid; a message about nobody's device is none."""
+    bus, device = _ANY_BUS.search(text), _PCI_ID.search(text)
+    if not bus and not device and "GPU" not in text:
+        return None
+    return XidMessage(
+        FALLEN_OFF_THE_BUS,
+        bus["bus"].lower() if bus else "",
+        text.strip(),
+        device=device["device"].lower() if device else "",
+    )
+
+
+def link_error(text: str) -> LinkError | None:
+    """What the body of an NVLink 5 error says; None where it has another form."""
+    match = _UNIT.search(text)
+    if match is None:
+        return None
+    link = _LINK.search(text)
+    words = tuple(int(word, 16) for word in (match["words"] or "").split())
+    return LinkError(match["unit"].upper(), not match["non"], int(link["link"]) if link else None, words)
