@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from gpunode.workflow.doctor import Examined
 
 
-def doctor(named: Sequence[str], how: How) -> None:
+def doctor(named: Sequence[str], how: How, *, html: str = "") -> None:
     """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
+    from gpunode.cli import doctor_page
     from gpunode.host.local import LocalHost
+    from gpunode.host.redact import redact
     from gpunode.host.reports import read
     from gpunode.workflow.doctor import diagnosed, examine
 
@@ -28,8 +30,15 @@ def doctor(named: Sequence[str], how: How) -> None:
         return
     if len(named) == 1 and not _is_there(named[0]):
         raise _unknown_name(named[0])
-    examined = diagnosed(read(named[0]) if named else examine(LocalHost("/")))
-    how.screen().diagnosis(examined)
+    if html:
+        doctor_page.check(html, how)
+    evidence = read(named[0]) if named else examine(LocalHost("/"))
+    # A page leaves the machine: it is made of what a capture would hold.
+    examined = diagnosed(redact(evidence) if html else evidence)
+    if html:
+        doctor_page.write(html, examined, named[0] if named else "")
+    if html != doctor_page.STANDARD_OUTPUT:
+        how.screen().diagnosis(examined, page=html)
     how.answer(_envelope(examined))
 
 

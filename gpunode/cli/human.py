@@ -186,11 +186,13 @@ class Screen:
         """What setup would do, and why."""
         self._put(*plan_lines(recipe, facts, plans, self._argv, verbose=self._verbose))
 
-    def diagnosis(self, examined: Examined) -> None:
-        """What is wrong with the node, and how it is put right."""
+    def diagnosis(self, examined: Examined, *, page: str = "") -> None:
+        """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""
         from gpunode.cli.screen.doctor import diagnosis_lines
 
         self._put(*diagnosis_lines(examined.diagnosis, examined.storeys, healthy=examined.works))
+        if page:
+            self._put(line("the page to send around: ", span(page, "command"), hang=2))
 
     def story(self, rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> None:
         """The whole story of a cause."""
@@ -283,9 +285,9 @@ class Screen:
         """What others left beside a file."""
         self._put(*results.leftover_lines(path, found))
 
-    def captured(self, file: str, count: int, failed: Sequence[str]) -> None:
+    def captured(self, file: str, count: int, size: int, failed: Sequence[str], *, anonymized: bool) -> None:
         """Where the capture is."""
-        self._put(*results.captured_lines(file, count, failed))
+        self._put(*results.captured_lines(file, count, size, failed, anonymized=anonymized))
 
     def recipes(self, found: Mapping[str, str]) -> None:
         """The shipped recipes."""
