@@ -204,7 +204,10 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
 @app.command()
 def doctor(
     named: Annotated[
-        list[str], typer.Argument(metavar="[CAUSE | REPORT ...]", help="a cause to explain, or reports to diagnose")
+        list[str],
+        typer.Argument(
+            metavar="[CAUSE | REPORT ...]", help="a cause to explain, or reports to diagnose: files, or folders of them"
+        ),
     ] = [],  # noqa: B006
     json: JsonOption = False,
     verbose: VerboseOption = False,

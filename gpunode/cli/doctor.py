@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,17 +20,57 @@ if TYPE_CHECKING:
 def doctor(named: Sequence[str], how: How) -> None:
     """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
     from gpunode.host.local import LocalHost
-    from gpunode.host.reports import read
+    from gpunode.host.reports import is_fleet, read
     from gpunode.workflow.doctor import diagnosed, examine
 
     if len(named) == 1 and named[0] in rules():
         _tell(named[0], how)
         return
-    if len(named) == 1 and not _is_there(named[0]):
+    if len(named) > 1 or (named and is_fleet(named[0])):
+        _fleet(named, how)
+        return
+    if named and not _is_there(named[0]):
         raise _unknown_name(named[0])
     examined = diagnosed(read(named[0]) if named else examine(LocalHost("/")))
     how.screen().diagnosis(examined)
     how.answer(_envelope(examined))
+
+
+def _fleet(named: Sequence[str], how: How) -> None:
+    """Many reports: a row for each as soon as it is known, then what they have in common."""
+    from gpunode.host.reports import fleet
+    from gpunode.workflow.fleet import rows, tallies, worst
+
+    if alone := [name for name in named if name == "-" or (name in rules() and not _is_there(name))]:
+        raise UsageError(
+            f"{alone[0]} stands alone", why="a cause, and a report on standard input, are asked for one at a time",
+            hint=f"gpunode doctor {alone[0]}",
+        )  # fmt: skip
+    found = fleet(named)
+    screen = how.screen()
+    answers = []
+    for row in rows(found):
+        screen.fleet_row(row, [one.name for one in found])
+        answers.append(row)
+    counted = tallies(answers)
+    screen.fleet(answers, counted)
+    verdict = worst(answers)
+    kind = _KINDS[verdict]
+    how.answer(
+        Envelope(
+            "doctor",
+            status=kind.status if kind else "ok",
+            exit_code=kind.exit_code if kind else 0,
+            result={"reports": answers, "causes": counted},
+        )
+    )
+
+
+_KINDS: Mapping[str, type[ProblemFound | Undetermined] | None] = {
+    "healthy": None,
+    "problem": ProblemFound,
+    "unknown": Undetermined,
+}
 
 
 def _is_there(name: str) -> bool:
@@ -63,7 +103,7 @@ def _tell(cause: str, how: How) -> None:
 
 
 def _envelope(examined: Examined) -> Envelope:
-    kind = _verdict(examined)
+    kind = _KINDS[examined.verdict]
     return Envelope(
         "doctor",
         status=kind.status if kind else "ok",
@@ -72,12 +112,6 @@ def _envelope(examined: Examined) -> Envelope:
         unknown=[_doubt(one) for one in examined.diagnosis.unknown],
         result={"stack": examined.storeys, "works": examined.works},
     )
-
-
-def _verdict(examined: Examined) -> type[ProblemFound | Undetermined] | None:
-    if not examined.diagnosis.is_healthy:
-        return ProblemFound
-    return Undetermined if examined.diagnosis.unknown or not examined.works else None
 
 
 def _finding(finding: Finding) -> dict[str, object]:
