@@ -209,6 +209,9 @@ def doctor(
             metavar="[CAUSE | REPORT ...]", help="a cause to explain, or reports to diagnose: files, or folders of them"
         ),
     ] = [],  # noqa: B006
+    prometheus: Annotated[
+        str, typer.Option("--prometheus", metavar="FILE", help="also as metrics for node_exporter: FILE ends in .prom")
+    ] = "",
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -216,7 +219,7 @@ def doctor(
     from gpunode.cli import doctor as cli
     from gpunode.cli.commands import How
 
-    cli.doctor(tuple(named), How(json=json, verbose=verbose))
+    cli.doctor(tuple(named), How(json=json, verbose=verbose), prometheus=prometheus)
 
 
 @app.command()

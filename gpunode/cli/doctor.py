@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from gpunode.cli.commands import How
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
     from gpunode.workflow.doctor import Examined
 
 
-def doctor(named: Sequence[str], how: How) -> None:
+def doctor(named: Sequence[str], how: How, *, prometheus: str = "") -> None:
     """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
     from gpunode.host.local import LocalHost
     from gpunode.host.reports import is_fleet, read
     from gpunode.workflow.doctor import diagnosed, examine
 
+    if prometheus:
+        _check_textfile(prometheus, named)
     if len(named) == 1 and named[0] in rules():
         _tell(named[0], how)
         return
@@ -31,9 +34,40 @@ def doctor(named: Sequence[str], how: How) -> None:
         return
     if named and not _is_there(named[0]):
         raise _unknown_name(named[0])
+    started = monotonic()
     examined = diagnosed(read(named[0]) if named else examine(LocalHost("/")))
+    if prometheus:
+        _write_textfile(prometheus, examined, monotonic() - started)
     how.screen().diagnosis(examined)
     how.answer(_envelope(examined))
+
+
+def _check_textfile(file: str, named: Sequence[str]) -> None:
+    """Raises UsageError where nobody would read ``file``, or where it would tell of another node than this."""
+    if named:
+        raise UsageError(
+            "--prometheus tells of this machine alone", why="a textfile has no node's name in it",
+            hint=f"gpunode doctor --prometheus {file}",
+        )  # fmt: skip
+    if not file.endswith(".prom"):
+        raise UsageError(
+            f"{file} would never be read",
+            why="node_exporter's textfile collector reads files whose names end in .prom",
+            hint=f"gpunode doctor --prometheus {file}.prom",
+        )  # fmt: skip
+
+
+def _write_textfile(file: str, examined: Examined, seconds: float) -> None:
+    from gpunode.cli.metrics import exposition
+    from gpunode.host.textfile import replace
+
+    try:
+        replace(Path(file), exposition(examined, time(), seconds).encode())
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be written", why=error.strerror or str(error),
+            hint="name a file in a folder that is there and that you may write in; no other right is needed",
+        ) from error  # fmt: skip
 
 
 def _fleet(named: Sequence[str], how: How) -> None:

@@ -10,6 +10,9 @@ from gpunode.cli.answered import Answered
 from gpunode.cli.commands import How
 from gpunode.cli.doctor import doctor
 from gpunode.errors import UsageError
+from gpunode.facts import pasted
+from gpunode.facts.evidence import Evidence
+from gpunode.host.port import HostView
 from tests.unit.workflow.test_fleet import NOUVEAU
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
@@ -79,3 +82,37 @@ def test_a_name_that_is_neither_is_told_with_those_like_it() -> None:
     with pytest.raises(UsageError) as caught:
         asked("nouveau-bond")
     assert "nouveau-bound" in caught.value.why
+
+
+@pytest.fixture
+def sick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine is one with nouveau."""
+
+    def examine(_: HostView) -> Evidence:
+        return pasted.evidence([(one["source"], one["text"]) for one in NOUVEAU])
+
+    monkeypatch.setattr("gpunode.workflow.doctor.examine", examine)
+
+
+@pytest.mark.usefixtures("sick")
+def test_metrics_are_written_beside_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Answered) as caught:
+        doctor((), How(json=True), prometheus=str(tmp_path / "gpunode.prom"))
+    assert caught.value.exit_code == answer(capsys)["exit_code"] == 8
+    assert 'cause="nouveau-bound"' in (tmp_path / "gpunode.prom").read_text()
+
+
+@pytest.mark.usefixtures("sick")
+@pytest.mark.parametrize(
+    ("named", "file", "said"),
+    [
+        ((), "x.txt", "would never be read"),
+        ((), "missing/x.prom", "cannot be written"),
+        (("report.json",), "x.prom", "this machine alone"),
+    ],
+)
+def test_metrics_that_nobody_would_read_are_refused(
+    named: tuple[str, ...], file: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        doctor(named, How(), prometheus=str(tmp_path / file))
