@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from gpunode.workflow.doctor import Examined
 
 
-def doctor(named: Sequence[str], how: How, *, prometheus: str = "") -> None:
+def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = "") -> None:
     """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
+    from gpunode.cli import doctor_page
     from gpunode.host.local import LocalHost
+    from gpunode.host.redact import redact
     from gpunode.host.reports import is_fleet, read
     from gpunode.workflow.doctor import diagnosed, examine
 
@@ -30,15 +32,24 @@ def doctor(named: Sequence[str], how: How, *, prometheus: str = "") -> None:
         _tell(named[0], how)
         return
     if len(named) > 1 or (named and is_fleet(named[0])):
+        if html:
+            raise UsageError("--html is a page about one node", hint="gpunode doctor --html FILE REPORT")
         _fleet(named, how)
         return
     if named and not _is_there(named[0]):
         raise _unknown_name(named[0])
+    if html:
+        doctor_page.check(html, how)
     started = monotonic()
-    examined = diagnosed(read(named[0]) if named else examine(LocalHost("/")))
+    evidence = read(named[0]) if named else examine(LocalHost("/"))
+    # A page leaves the machine: it is made of what a capture would hold.
+    examined = diagnosed(redact(evidence) if html else evidence)
+    if html:
+        doctor_page.write(html, examined, named[0] if named else "")
     if prometheus:
         _write_textfile(prometheus, examined, monotonic() - started)
-    how.screen().diagnosis(examined)
+    if html != doctor_page.STANDARD_OUTPUT:
+        how.screen().diagnosis(examined, page=html)
     how.answer(_envelope(examined))
 
 

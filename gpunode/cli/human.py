@@ -187,11 +187,13 @@ class Screen:
         """What setup would do, and why."""
         self._put(*plan_lines(recipe, facts, plans, self._argv, verbose=self._verbose))
 
-    def diagnosis(self, examined: Examined) -> None:
-        """What is wrong with the node, and how it is put right."""
+    def diagnosis(self, examined: Examined, *, page: str = "") -> None:
+        """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""
         from gpunode.cli.screen.doctor import diagnosis_lines
 
         self._put(*diagnosis_lines(examined.diagnosis, examined.storeys, healthy=examined.works))
+        if page:
+            self._put(line("the page to send around: ", span(page, "command"), hang=2))
 
     def fleet_row(self, row: Row, names: Sequence[str]) -> None:
         """One report of a fleet; ``names`` are those of all, which tell how wide the column is."""

@@ -25,7 +25,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
     *("pci", "lost", "memory", "gsp", "xids", "power", "virtual", "nouveau", "secureboot"),
-    *("build", "packages", "support", "modules", "versions", "nvlink", "gpudirect", "userspace", "mig"),
+    *("build", "packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect", "userspace", "mig"),
     *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "operator"),
 )
 # Where nothing explains the other, what lies deeper comes first.

@@ -6,17 +6,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import boards, driver, kernel, links, modules, pci, system
+from gpunode.diagnoses.views import boards, driver, kernel, links, pci, system
 
 # ---- is there a GPU at all
 
 _NONE_FOUND: Final = re.compile(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE)
 _NOT_CALLED: Final = re.compile(r"probe routine was not called for|already bound to|routine failed for")
 _NO_SUCH_DEVICE: Final = re.compile(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
-_NO_GPU_SAID: Final = re.compile(r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", re.IGNORECASE)
+_NO_GPU_SAID: Final = re.compile(
+    r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", re.IGNORECASE
+)
 
 
 def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -39,14 +41,18 @@ def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
             if not item.source.is_part
         )[:1]
         guest = " (a virtual machine: none is passed through to it)" if system.is_guest(snapshot) else ""
-        yield Proof(f"no NVIDIA GPU is on this machine's PCI bus{guest}, and a driver for one is asked", (*wanted, *listing))
+        yield Proof(
+            f"no NVIDIA GPU is on this machine's PCI bus{guest}, and a driver for one is asked", (*wanted, *listing)
+        )
 
 
 def _attach(snapshot: Snapshot) -> Iterable[Fix]:
     if system.is_guest(snapshot):
         yield by_hand("hardware", "attach a GPU to this virtual machine, or start an instance type that has one")
     else:
-        yield by_hand("hardware", "power the machine off, seat the GPU and its power cables, and enable the slot in BIOS")
+        yield by_hand(
+            "hardware", "power the machine off, seat the GPU and its power cables, and enable the slot in BIOS"
+        )
     yield run("inspect", "look whether the bus shows it now", "lspci -nn -d 10de:")
 
 
@@ -55,7 +61,8 @@ def _attach(snapshot: Snapshot) -> Iterable[Fix]:
 _BOUND_ELSEWHERE: Final = re.compile(r"GPU \S+ is already bound to (?P<driver>[\w-]+)")
 _PASSERS: Final = frozenset({"vfio-pci", "pci-stub", "xen-pciback", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"})
 _RESERVED: Final = re.compile(
-    r"\bvfio-pci\.ids=\S*10de:|\bpci-stub\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:", re.MULTILINE
+    r"\bvfio-pci\.ids=\S*10de:|\bpci-stub\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:",
+    re.MULTILINE,
 )
 
 
@@ -71,7 +78,11 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
     missed = tuple(place for state, place in snapshot.view(driver.smi) if state not in {"works", "mismatch", "missing"})
     reserved = tuple(
         cite(item, item.text.count("\n", 0, match.start()) + 1)
-        for item in (*snapshot.files("/proc/cmdline"), *snapshot.files("*modprobe.d/*"), *snapshot.files("/etc/default/grub*"))
+        for item in (
+            *snapshot.files("/proc/cmdline"),
+            *snapshot.files("*modprobe.d/*"),
+            *snapshot.files("/etc/default/grub*"),
+        )
         if (match := _RESERVED.search(item.text))
     )
     proofs = (*said, *(gpu.citation for gpu in bound), *missed, *reserved)
@@ -95,7 +106,8 @@ def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
 # ---- awake, or stuck
 
 _D3: Final = re.compile(
-    rf"(?P<driver>[\w-]+) (?P<address>{links.ADDRESS}): (?:(?:Unable to|can't) change power state from D3(?:cold|hot) to D0|"
+    rf"(?P<driver>[\w-]+) (?P<address>{links.ADDRESS}): (?:(?:Unable to|can't) change power state from D3(?:cold|"
+    rf"hot) to D0|"
     r"not ready \d+ms after [\w ]{1,30}; giving up|Refused to change power state, currently in D3)"
 )
 _GONE: Final = re.compile(r"fallen off the bus|\bXid \([^)]{1,40}\): 79\b")
@@ -110,12 +122,18 @@ def _stuck(snapshot: Snapshot) -> Iterator[Verdict]:
         if match is None or _is_behind(message.citation, gone):
             continue
         address = pci.address(match["address"])
-        is_gpu = links.slot(address) in gpus or match["driver"] == "nvidia" or (not gpus and match["driver"] == "vfio-pci")
+        is_gpu = (
+            links.slot(address) in gpus or match["driver"] == "nvidia" or (not gpus and match["driver"] == "vfio-pci")
+        )
         if is_gpu:
             found.setdefault(links.slot(address), []).append(message.citation)
     for one, citations in found.items():
-        summary = f"the GPU {one}.0 does not come back from its deepest sleep (D3cold): its configuration space is silent"
-        yield Proof(summary, tuple(citations), gpu=f"{one}.0", ruled_out=("a fault of the driver: the bus spoke first",))
+        summary = (
+            f"the GPU {one}.0 does not come back from its deepest sleep (D3cold): its configuration space is silent"
+        )
+        yield Proof(
+            summary, tuple(citations), gpu=f"{one}.0", ruled_out=("a fault of the driver: the bus spoke first",)
+        )
 
 
 def _first_gone(snapshot: Snapshot) -> dict[str, int]:
@@ -136,11 +154,13 @@ def _is_behind(citation: Citation, first: dict[str, int]) -> bool:
 
 _INVALID_REGION: Final = re.compile(r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0")
 _CLOSED_OR_BAR: Final = re.compile(r"RmInitAdapter failed! \(0x22:0x56")
-_HOTPLUG: Final = re.compile(r"\bpciehp\b|\bthunderbolt \d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)", re.IGNORECASE)
+_HOTPLUG: Final = re.compile(
+    r"\bpciehp\b|\bthunderbolt \d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)", re.IGNORECASE
+)
 
 
-def _regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Which of four it is: no window above 4 GiB, a bridge's window too small, a virtual machine's, or another thing."""
+def regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """Which it is: no window above 4 GiB, a bridge's window too small, a virtual machine's firmware, or untold."""
     gpus = snapshot.view(links.nvidia)
     invalid = tuple(message.citation for message in kernel.said(snapshot, _INVALID_REGION))
     unassigned = snapshot.view(links.unassigned)
@@ -162,10 +182,12 @@ def _regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         out = () if window is None else ("Above 4G Decoding is on: the bus has addresses above 4 GiB",)
         yield "bar-allocation-failed", Proof(summary, seen, "certain" if window else "likely", out, gpu=where)
     elif kernel.said(snapshot, _HOTPLUG):
-        summary = "the GPU was plugged in at run time, and the window of the bridge above it does not hold its memory region"
+        summary = (
+            "the GPU was plugged in at run time, and the window of the bridge above it does not hold its memory region"
+        )
         yield "bar-allocation-failed", Proof(summary, seen, "likely")
     else:
-        summary = "firmware left a memory region of the GPU without an address: Above 4G Decoding is off, or its space too small"
+        summary = "firmware left a memory region of the GPU without an address: Above 4G Decoding is off, or too small"
         yield "bar-above-4g-disabled", Proof(summary, seen)
 
 
@@ -189,18 +211,24 @@ def _undecided(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield (
             "bar-above-4g-disabled",
             Doubt(
-                "the driver cannot start the GPU (0x22:0x56): a memory region without an address, the closed module on a "
-                "GPU that needs the open one, or a GPU that does not wake up",
-                "`sudo lspci -vvv -d 10de:` (regions), `modinfo nvidia | grep license`, and `sudo dmesg` above that line",
+                "the driver cannot start the GPU (0x22:0x56): a memory region without an address, the closed module "
+                "on a GPU that needs the open one, or a GPU that does not wake up",
+                "`sudo lspci -vvv -d 10de:` (regions), `modinfo nvidia | grep license`, and `sudo dmesg` above that "
+                "line",
                 said,
-                (*("bar-allocation-failed", "vm-passthrough-mmio-config", "gpu-stuck-d3cold"), "proprietary-module-on-blackwell"),
+                (
+                    *("bar-allocation-failed", "vm-passthrough-mmio-config", "gpu-stuck-d3cold"),
+                    "proprietary-module-on-blackwell",
+                ),
             ),
         )
 
 
 def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _kernel_argument(snapshot, "pci=realloc", "let the kernel place the regions anew")
-    yield by_hand("firmware", "update the firmware, and enlarge its MMIO window (Above 4G Decoding, MMIOH size) where it can")
+    yield by_hand(
+        "firmware", "update the firmware, and enlarge its MMIO window (Above 4G Decoding, MMIOH size) where it can"
+    )
     yield by_hand(
         "configure",
         "give hot-plugged bridges larger windows: pci=realloc,assign-busses,hpbussize=0x33,hpmmioprefsize=32G",
@@ -209,12 +237,15 @@ def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _kernel_argument(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fix]:
-    """How a kernel argument is added where grub boots the node, as it does by default on all of these."""
-    if system.package_manager(snapshot) == "dnf":
-        commands = (f"sudo grubby --update-kernel=ALL --args={argument}",)
-    else:
-        edit = f"sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{argument} /' /etc/default/grub"
-        commands = (edit, "sudo update-grub || sudo grub-mkconfig -o /boot/grub/grub.cfg")
+    """How a kernel argument is added where grub boots the node, in a file of its own that can be taken away again."""
+    commands: tuple[str, ...] = (f"sudo grubby --update-kernel=ALL --args={argument}",)
+    if system.package_manager(snapshot) != "dnf":
+        place = f"/etc/default/grub.d/{argument.replace('=', '-').replace('.', '-')}.cfg"
+        line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {argument}"'
+        commands = (
+            f"sudo mkdir -p /etc/default/grub.d && echo '{line}' | sudo tee {place}",
+            "sudo update-grub || sudo grub-mkconfig -o /boot/grub/grub.cfg",
+        )
     yield run("configure", f"boot with {argument}: {why}", *commands)
     yield reboot()
 
@@ -239,29 +270,39 @@ def _acs(snapshot: Snapshot) -> Iterator[Verdict]:
     if not asked and not trouble and (len(snapshot.view(pci.gpus)) < 2 or system.is_guest(snapshot)):
         return
     severity: Severity = "error" if trouble else ("warning" if asked else "info")
-    summary = "bridges redirect peer-to-peer requests to the root complex (ACS), so GPUs do not reach each other directly"
+    summary = (
+        "bridges redirect peer-to-peer requests to the root complex (ACS), so GPUs do not reach each other directly"
+    )
     yield Proof(summary, (*redirecting, *trouble), "certain" if trouble else "likely", severity=severity)
 
 
 _NO_ACS: Final = (
     "for bridge in $(lspci -d '*:*:0604' | cut -d' ' -f1); do "
-    "sudo setpci -s \"$bridge\" ECAP_ACS+6.w=0000 2>/dev/null || true; done"
+    'sudo setpci -s "$bridge" ECAP_ACS+6.w=0000 2>/dev/null || true; done'
 )
 
 
 def _without_acs(_: Snapshot) -> Iterable[Fix]:
-    yield run("configure", "switch ACS off on all bridges, until the next boot (not on a host of virtual machines)", _NO_ACS)
+    yield run(
+        "configure", "switch ACS off on all bridges, until the next boot (not on a host of virtual machines)", _NO_ACS
+    )
     yield by_hand("firmware", "switch ACS off in BIOS, and VT-d or AMD's IOMMU where nothing needs it: that lasts")
-    yield by_hand("application", "set NCCL_P2P_DISABLE=1 for the job", "the node must keep ACS, as hosts of virtual machines must")
+    yield by_hand(
+        "application", "set NCCL_P2P_DISABLE=1 for the job", "the node must keep ACS, as hosts of virtual machines must"
+    )
 
 
 _PAGE_FAULT: Final = re.compile(
-    r"\bAMD-Vi: Event logged \[IO_PAGE_FAULT\b|\bDMAR: \[(?:DMA|INTR)[^\]]{0,30}\] Request device \[|\barm-smmu\S* .{0,40}\bevent 0x10\b"
+    r"\bAMD-Vi: Event logged \[IO_PAGE_FAULT\b|\bDMAR: \[(?:DMA|INTR)[^\]]{0,30}\] Request device \[|"
+    r"\barm-smmu\S* .{0,40}\bevent 0x10\b"
 )
 _FAULTY: Final = re.compile(
-    r"\bnvidia (?P<bound>\S+): AMD-Vi|\bdevice=(?P<amd>[0-9a-f:.]{7,12})\b|Request device \[(?:0x)?(?P<intel>[0-9a-f:.x]{7,12})\]"
+    r"\bnvidia (?P<bound>\S+): AMD-Vi|\bdevice=(?P<amd>[0-9a-f:.]{7,12})\b|"
+    r"Request device \[(?:0x)?(?P<intel>[0-9a-f:.x]{7,12})\]"
 )
-_TRANSLATED: Final = re.compile(r"(?:intel_iommu|amd_iommu|iommu)=(?:on|force\w*)\b|Default domain type: Translated|iommu\.passthrough=0")
+_TRANSLATED: Final = re.compile(
+    r"(?:intel_iommu|amd_iommu|iommu)=(?:on|force\w*)\b|Default domain type: Translated|iommu\.passthrough=0"
+)
 _PASSED_THROUGH: Final = re.compile(r"\biommu=(?:pt|off|soft)\b|(?:intel|amd)_iommu=off|iommu\.passthrough=1")
 
 
@@ -275,7 +316,9 @@ def _iommu(snapshot: Snapshot) -> Iterator[Verdict]:
     )
     settings = _iommu_settings(snapshot)
     if faults:
-        yield Proof("the IOMMU stops what a GPU sends to its peers: their addresses are not mapped for it", (*faults, *settings))
+        yield Proof(
+            "the IOMMU stops what a GPU sends to its peers: their addresses are not mapped for it", (*faults, *settings)
+        )
         return
     slow = snapshot.view(_slow_matrix)
     if slow and settings and not snapshot.view(links.redirecting):
@@ -307,10 +350,15 @@ def _slow_matrix(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _kernel_argument(snapshot, "iommu=pt", "devices of the host pass the IOMMU untranslated")
-    yield by_hand("firmware", "switch the IOMMU (VT-d, AMD-Vi) off in BIOS", "no virtual machines run here, and iommu=pt did not help")
+    yield by_hand(
+        "firmware",
+        "switch the IOMMU (VT-d, AMD-Vi) off in BIOS",
+        "no virtual machines run here, and iommu=pt did not help",
+    )
 
 
 # ---- the link
+
 
 def _degraded(snapshot: Snapshot) -> Iterator[Verdict]:
     seen = snapshot.view(links.links)
@@ -354,9 +402,11 @@ def _storm(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     ports = sorted({one.address for one in corrected if one.address})
     summary = f"the PCIe link at {', '.join(ports[:3]) or 'a GPU'} corrects errors again and again: its signal is bad"
-    confidence = "certain" if any(links.slot(port) in snapshot.view(links.nvidia) for port in ports) else "likely"
+    confidence: Confidence = (
+        "certain" if any(links.slot(port) in snapshot.view(links.nvidia) for port in ports) else "likely"
+    )
     citations = (*(one.citation for one in corrected), *counted)
-    yield Proof(summary, citations[:12], confidence, ("a single corrected error, which is none",))  # type: ignore[arg-type]
+    yield Proof(summary, citations[:12], confidence, ("a single corrected error, which is none",))
 
 
 def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -364,9 +414,6 @@ def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
     found = links.grave(tuple(one for one in snapshot.view(links.reports) if not _is_behind(one.citation, gone)))
     latched = snapshot.view(links.latched)
     bits = {one.bit for one in found if one.bit}
-    # A link that is down by surprise is the fall of the GPU itself, not its cause.
-    if gone and (not bits or any(bit.startswith(("SDES", "Surprise")) for bit in bits)):
-        return
     if not found and not (latched and kernel.said(snapshot, _ANY_XID)):
         return
     what = ", ".join(sorted(bits)) or "an uncorrected error"
@@ -390,7 +437,9 @@ def _seat_again(*, first: int = 1) -> Callable[[Snapshot], Iterable[Fix]]:
 
 # ---- how many there are
 
-_TROUBLE_OF_ONE: Final = re.compile(r"RmInitAdapter failed|rm_init_adapter failed|fallen off the bus|probe .{0,40}failed|is invalid:")
+_TROUBLE_OF_ONE: Final = re.compile(
+    r"RmInitAdapter failed|rm_init_adapter failed|fallen off the bus|probe .{0,40}failed|is invalid:"
+)
 _SIZES: Final = frozenset({1, 2, 4, 8, 10, 16})
 
 
@@ -410,10 +459,12 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
         summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
         yield Proof(summary, (*(gpu.citation for gpu in unbound), shown.citation), gpu=absent[0])
         return
-    if not listed and shown.count not in _SIZES and "baseboard" in snapshot.view(boards.carriers):
-        if not kernel.said(snapshot, _TROUBLE_OF_ONE):
-            summary = f"nvidia-smi shows {shown.count} GPUs, and baseboards of this model carry four or eight: one is missing"
-            yield Proof(summary, (shown.citation,), "likely")
+    is_odd = not listed and shown.count not in _SIZES and "baseboard" in snapshot.view(boards.carriers)
+    if is_odd and not kernel.said(snapshot, _TROUBLE_OF_ONE):
+        summary = (
+            f"nvidia-smi shows {shown.count} GPUs, and baseboards of this model carry four or eight: one is missing"
+        )
+        yield Proof(summary, (shown.citation,), "likely")
 
 
 def _absent(listed: dict[str, pci.Function], shown: boards.Inventory) -> tuple[str, ...]:
@@ -467,10 +518,10 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
             story=(
-                "The driver is installed, but no device of NVIDIA's answers on the PCI bus: the card is not seated or has no "
-                "power, the slot is switched off, the instance type has no GPU, or none is passed through to this virtual "
-                "machine. The module then refuses to load (No such device), and nvidia-smi cannot talk to a driver. No "
-                "package and no setting of this system can change it."
+                "The driver is installed, but no device of NVIDIA's answers on the PCI bus: the card is not seated or "
+                "has no power, the slot is switched off, the instance type has no GPU, or none is passed through to "
+                "this virtual machine. The module then refuses to load (No such device), and nvidia-smi cannot talk "
+                "to a driver. No package and no setting of this system can change it."
             ),
             sources=(f"{_OPEN}/blob/main/kernel-open/nvidia/nv.c",),
             check=_no_gpu,
@@ -484,9 +535,10 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="vfio-pci owns the GPU",
             story=(
-                "A GPU that is to be handed to a virtual machine is bound to vfio-pci, by its id on the kernel's command line, "
-                "in /etc/modprobe.d or by driverctl. NVIDIA's driver on the host is then never given it: the module loads "
-                "and finds no devices, or does not load. On a host that runs virtual machines this is meant to be so."
+                "A GPU that is to be handed to a virtual machine is bound to vfio-pci, by its id on the kernel's "
+                "command line, in /etc/modprobe.d or by driverctl. NVIDIA's driver on the host is then never given "
+                "it: the module loads and finds no devices, or does not load. On a host that runs virtual machines "
+                "this is meant to be so."
             ),
             sources=(
                 "https://docs.kernel.org/driver-api/vfio.html",
@@ -503,9 +555,10 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="the GPU does not wake up from D3cold",
             story=(
-                "In D3cold a device has no power and its configuration space reads as all ones. After a virtual machine, a "
-                "suspend or a long idle time the platform fails to bring it back; the kernel says so before any driver does. "
-                "NVIDIA's driver then fails to start it (0x22:0x56), or finds it fallen off the bus, though the driver is fine."
+                "In D3cold a device has no power and its configuration space reads as all ones. After a virtual "
+                "machine, a suspend or a long idle time the platform fails to bring it back; the kernel says so "
+                "before any driver does. NVIDIA's driver then fails to start it (0x22:0x56), or finds it fallen off "
+                "the bus, though the driver is fine."
             ),
             sources=(
                 "https://github.com/bryansteiner/gpu-passthrough-tutorial/issues/39",
@@ -530,16 +583,24 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="firmware gives the GPU's memory region no address",
             story=(
-                "A GPU shows its memory through a region (BAR1) of gigabytes, which only fits above 4 GiB of the address space. "
-                "With Above 4G Decoding off in BIOS (or CSM on) firmware leaves the region empty: lspci shows it unassigned, "
-                "NVRM calls it 0M, and the driver cannot start the GPU (0x22:0x56) though it is there and supported."
+                "A GPU shows its memory through a region (BAR1) of gigabytes, which only fits above 4 GiB of the "
+                "address space. With Above 4G Decoding off in BIOS (or CSM on) firmware leaves the region empty: "
+                "lspci shows it unassigned, NVRM calls it 0M, and the driver cannot start the GPU (0x22:0x56) though "
+                "it is there and supported."
             ),
-            sources=(f"{_OPEN}/issues/862", "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html"),
-            check=only("bar-above-4g-disabled", _regions),
+            sources=(
+                f"{_OPEN}/issues/862",
+                "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
+            ),
+            check=only("bar-above-4g-disabled", regions),
             remedy=always(
                 by_hand("firmware", "enable Above 4G Decoding (and Resizable BAR) in BIOS, and switch CSM off"),
                 by_hand("firmware", "update the board's firmware", "the settings are on already"),
-                run("inspect", "look at the regions after the reboot", "sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'"),
+                run(
+                    "inspect",
+                    "look at the regions after the reboot",
+                    "sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'",
+                ),
             ),
             explains=_NO_START,
         ),
@@ -550,12 +611,13 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="no room for the GPU's memory region behind its bridge",
             story=(
-                "Every bridge passes on one window of addresses, and firmware sizes it at boot, mostly for what was plugged in "
-                "then. A GPU behind Thunderbolt or OCuLink, or one whose region grew, does not fit: the kernel says 'no space' "
-                "or 'failed to assign' for its BARs before any driver is asked, and the driver then finds a region of 0M."
+                "Every bridge passes on one window of addresses, and firmware sizes it at boot, mostly for what was "
+                "plugged in then. A GPU behind Thunderbolt or OCuLink, or one whose region grew, does not fit: the "
+                "kernel says 'no space' or 'failed to assign' for its BARs before any driver is asked, and the driver "
+                "then finds a region of 0M."
             ),
             sources=("https://github.com/system76/firmware-open/issues/66", f"{_OPEN}/issues/510"),
-            check=only("bar-allocation-failed", _regions),
+            check=only("bar-allocation-failed", regions),
             remedy=_realloc,
             explains=_NO_START,
         ),
@@ -566,9 +628,10 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="the IOMMU stops transfers between GPUs",
             story=(
-                "GPUs write straight into each other's memory over PCIe. With an IOMMU that translates (its default on many "
-                "boards) those addresses are not mapped: the IOMMU logs page faults of the GPU, collectives hang or return "
-                "wrong data, and the GPUs report Xids of their own. In pass-through mode the host's devices are let through."
+                "GPUs write straight into each other's memory over PCIe. With an IOMMU that translates (its default "
+                "on many boards) those addresses are not mapped: the IOMMU logs page faults of the GPU, collectives "
+                "hang or return wrong data, and the GPUs report Xids of their own. In pass-through mode the host's "
+                "devices are let through."
             ),
             sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
             check=_iommu,
@@ -582,9 +645,10 @@ FAMILY: Final = Family(
             disruption="none",
             title="access control on bridges keeps GPUs apart",
             story=(
-                "With Access Control Services a bridge sends requests from one GPU to another up to the root complex, through "
-                "the IOMMU, instead of directly. That is needed to pass devices to virtual machines and harmful everywhere "
-                "else: peer-to-peer transfers become slow, or NCCL hangs without an error. NCCL_P2P_DISABLE=1 makes it go away."
+                "With Access Control Services a bridge sends requests from one GPU to another up to the root complex, "
+                "through the IOMMU, instead of directly. That is needed to pass devices to virtual machines and "
+                "harmful everywhere else: peer-to-peer transfers become slow, or NCCL hangs without an error. "
+                "NCCL_P2P_DISABLE=1 makes it go away."
             ),
             sources=(_NCCL_GUIDE, "https://github.com/NVIDIA/nccl/issues/2079"),
             check=_acs,
@@ -597,14 +661,15 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="transfers on the GPU's PCIe link are lost",
             story=(
-                "The GPU did not answer a request in time, or a packet arrived broken beyond repair, and the root port reports "
-                "an uncorrected error. NVIDIA's driver cannot recover from it, so what follows looks like a driver fault: page "
-                "faults (Xid 31) of whatever ran, GSP timeouts, at last a fallen GPU. Cable, riser, slot and power come first."
+                "The GPU did not answer a request in time, or a packet arrived broken beyond repair, and the root "
+                "port reports an uncorrected error. NVIDIA's driver cannot recover from it, so what follows looks "
+                "like a driver fault: page faults (Xid 31) of whatever ran, GSP timeouts, at last a fallen GPU. "
+                "Cable, riser, slot and power come first."
             ),
             sources=(_AER_GUIDE, f"{_OPEN}/issues/1229"),
             check=_uncorrected,
             remedy=_seat_again(),
-            explains=_APPLICATION_XIDS | _LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
+            explains=_APPLICATION_XIDS | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
         ),
         Rule(
             cause="pcie-aer-correctable-storm",
@@ -613,14 +678,15 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="the GPU's PCIe link corrects errors all the time",
             story=(
-                "The link between root port and GPU loses or garbles packets (BadTLP, RxErr, Timeout) and sends them again. "
-                "Each is corrected, so nothing fails, but a link that does it again and again has a bad signal: riser, cable, "
-                "seating, slot or power. It costs speed, and it often ends in lost transfers or a GPU fallen off the bus."
+                "The link between root port and GPU loses or garbles packets (BadTLP, RxErr, Timeout) and sends them "
+                "again. Each is corrected, so nothing fails, but a link that does it again and again has a bad "
+                "signal: riser, cable, seating, slot or power. It costs speed, and it often ends in lost transfers or "
+                "a GPU fallen off the bus."
             ),
             sources=(_AER_GUIDE, "https://github.com/pop-os/pop/issues/3363"),
             check=_storm,
             remedy=_seat_again(),
-            explains=_LOST | {"pcie-link-degraded"},
+            explains=frozenset({"pcie-link-degraded"}),
         ),
         Rule(
             cause="pcie-link-degraded",
@@ -629,9 +695,9 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="the GPU's PCIe link has fewer lanes than it could",
             story=(
-                "Card and slot agree on a width when the link is trained. Dirt, a bad riser, a slot with fewer wires or a "
-                "bifurcation setting leave it at x8, x4 or x1, and copies between host and GPU are slower by that much. "
-                "A lower speed at idle is power saving and no fault; a lower width never is."
+                "Card and slot agree on a width when the link is trained. Dirt, a bad riser, a slot with fewer wires "
+                "or a bifurcation setting leave it at x8, x4 or x1, and copies between host and GPU are slower by "
+                "that much. A lower speed at idle is power saving and no fault; a lower width never is."
             ),
             sources=(
                 "https://github.com/geerlingguy/raspberry-pi-pcie-devices/issues/480",
@@ -647,11 +713,15 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="a GPU that should be there is not",
             story=(
-                "The bus shows more GPUs than the driver does, or the driver fewer than the baseboard carries, and no message "
-                "says why. The missing one did not initialise, was drained, or lost its link at boot. Schedulers see fewer "
-                "GPUs, and every index behind the gap moves down by one, so that jobs meet another GPU than yesterday."
+                "The bus shows more GPUs than the driver does, or the driver fewer than the baseboard carries, and no "
+                "message says why. The missing one did not initialise, was drained, or lost its link at boot. "
+                "Schedulers see fewer GPUs, and every index behind the gap moves down by one, so that jobs meet "
+                "another GPU than yesterday."
             ),
-            sources=("https://github.com/NVIDIA/NVSentinel/issues/684", "https://github.com/NVIDIA/gpu-operator/issues/2511"),
+            sources=(
+                "https://github.com/NVIDIA/NVSentinel/issues/684",
+                "https://github.com/NVIDIA/gpu-operator/issues/2511",
+            ),
             check=_missing,
             remedy=always(*_SEARCH),
             explains=frozenset({"device-plugin-marked-unhealthy"}),

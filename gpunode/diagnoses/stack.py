@@ -117,8 +117,8 @@ def _health(snapshot: Snapshot) -> tuple[State, str]:
 def _fabric(snapshot: Snapshot) -> tuple[State, str]:
     switches = snapshot.view(pci.switches)
     if switches:
-        return "seen", f"{len(switches)} NVSwitch"
-    if snapshot.of("nvidia-smi-nvlink"):
+        return "seen", f"{len(switches)} NVSwitch{'es' if len(switches) > 1 else ''}"
+    if any(item.outcome == "ok" for item in snapshot.of("nvidia-smi-nvlink")):
         return "seen", "links listed"
     return ("absent", "no NVSwitch") if pci.is_listed(snapshot) else ("unseen", "")
 

@@ -41,12 +41,14 @@ class Examined:
     Attributes:
         storeys: its stack, from the PCI bus up.
         works: whether the driver itself was seen to work.
+        denied: what the system kept from us, as it would be written; root would have seen it.
     """
 
     snapshot: Snapshot
     diagnosis: Diagnosis
     storeys: tuple[Storey, ...]
     works: bool
+    denied: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -60,4 +62,5 @@ def diagnosed(evidence: Evidence) -> Examined:
     """What is wrong with the node that ``evidence`` shows."""
     seen = snapshot(evidence)
     diagnosis = diagnose(seen, guarded=True)
-    return Examined(seen, diagnosis, stack(seen, diagnosis), is_shown_to_work(seen))
+    denied = tuple(capture.source for capture in evidence.values() if capture.outcome == "denied")
+    return Examined(seen, diagnosis, stack(seen, diagnosis), is_shown_to_work(seen), denied)

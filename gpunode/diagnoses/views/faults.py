@@ -24,8 +24,8 @@ Source: TypeAlias = Literal["xid", "sxid", "aer"]
 
 # Faults of one GPU that lie further apart are not of one making.
 _GAP_S: Final = 300.0
-# Since the epoch, as against since boot: a GPU node does not run for thirty years.
-_EPOCH: Final = 1e9
+# Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
+_CLOCKS: Final = (9e8, 1e9)
 _UNCORRECTABLE: Final = re.compile(
     r"AER: (?:Multiple )?Uncorrect\w+|severity=Uncorrect\w+|DPC: containment event", re.IGNORECASE
 )
@@ -233,8 +233,13 @@ def _first_of_each(faults: tuple[Fault, ...]) -> Iterator[Incident]:
 def _in_time(faults: Iterable[Fault]) -> list[Fault]:
     """By their clock where all have the same, as in a log that was printed newest first; else as they stand."""
     found = sorted(faults, key=lambda fault: fault.order)
-    clocks = {None if fault.at is None else fault.at > _EPOCH for fault in found}
-    return found if None in clocks or len(clocks) > 1 else sorted(found, key=lambda fault: fault.at or 0.0)
+    clocks = {_clock(fault) for fault in found}
+    return found if -1 in clocks or len(clocks) > 1 else sorted(found, key=lambda fault: fault.at or 0.0)
+
+
+def _clock(fault: Fault) -> int:
+    """Which clock the fault's time is of; -1 without one."""
+    return -1 if fault.at is None else sum(fault.at > first for first in _CLOCKS)
 
 
 def _episodes(faults: list[Fault]) -> list[list[Fault]]:
@@ -249,7 +254,9 @@ def _episodes(faults: list[Fault]) -> list[list[Fault]]:
 
 
 def _apart(before: Fault, after: Fault) -> bool:
-    return before.at is not None and after.at is not None and abs(after.at - before.at) > _GAP_S
+    if before.at is None or after.at is None:
+        return False
+    return _clock(before) == _clock(after) and abs(after.at - before.at) > _GAP_S
 
 
 def _root(episode: list[Fault]) -> Fault:
@@ -274,6 +281,6 @@ def _dragged_along(one: Incident, by: Incident) -> bool:
 
 
 def _later(first: Fault, second: Fault) -> bool:
-    if first.at is not None and second.at is not None and (first.at > _EPOCH) == (second.at > _EPOCH):
+    if first.at is not None and second.at is not None and _clock(first) == _clock(second):
         return (first.at, first.order) > (second.at, second.order)
     return first.order > second.order

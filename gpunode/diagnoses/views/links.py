@@ -22,7 +22,8 @@ _HEAD: Final = re.compile(
 _NVIDIA: Final = re.compile(r"nvidia|\b10de:", re.IGNORECASE)
 _DETAIL: Final = re.compile(r"\b(?:LnkSta|LnkCap|ACSCtl|UESta|CESta|secondary=|Region \d):?")
 _STATUS: Final = re.compile(
-    r"\bLnkSta:\s*Speed (?P<speed>[\d.]+)GT/s(?P<slow> \(downgraded\))?,\s*Width x(?P<width>\d+)(?P<narrow> \(downgraded\))?"
+    r"\bLnkSta:\s*Speed (?P<speed>[\d.]+)GT/s(?: \([a-z]+\))?,\s*"
+    r"Width x(?P<width>\d+)(?P<narrow> \(downgraded\))?"
 )
 _CAPABLE: Final = re.compile(r"\bLnkCap:.{0,40}?Speed (?P<speed>[\d.]+)GT/s,\s*Width x(?P<width>\d+)")
 _REGION: Final = re.compile(r"\bRegion (?P<bar>\d): Memory at <(?:unassigned|ignored)>")
@@ -32,9 +33,12 @@ _UNCORRECTED_STATUS: Final = re.compile(r"\bUESta:[^\n]*?\b(?P<bit>CmpltTO|SDES|
 _SYSFS: Final = re.compile(
     rf"(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width))(?::|\s*=\s*|\s+)(?P<value>\d+(?:\.\d+)?)"
 )
-_SYSFS_PATH: Final = re.compile(rf"/(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width)|aer_dev_correctable)$")
+_SYSFS_PATH: Final = re.compile(
+    rf"/(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width)|aer_dev_correctable)$"
+)
 _LIMITED: Final = re.compile(
-    rf"(?P<address>{ADDRESS}): [\d.]+ Gb/s available PCIe bandwidth, limited by (?P<speed>[\d.]+) GT/s PCIe x(?P<width>\d+) "
+    rf"(?P<address>{ADDRESS}): [\d.]+ Gb/s available PCIe bandwidth, "
+    r"limited by (?P<speed>[\d.]+) GT/s PCIe x(?P<width>\d+) "
     rf"link at \S+ \(capable of [\d.]+ Gb/s with (?P<most>[\d.]+) GT/s PCIe x(?P<widest>\d+) link"
 )
 _TREE: Final = re.compile(
@@ -283,7 +287,9 @@ _UNCORRECTED_BITS: Final = (
     r"Completion Timeout|CmpltAbrt|Completer Abort|UnxCmplt|Unexpected Completion|RxOF|Receiver Overflow|MalfTLP|"
     r"Malformed TLP|ECRC|UnsupReq|Unsupported Request|ACSViol"
 )
-_BIT: Final = re.compile(rf"\[\s*\d{{1,2}}\]\s*(?:(?P<corrected>{_CORRECTED_BITS})|(?P<uncorrected>{_UNCORRECTED_BITS}))\b")
+_BIT: Final = re.compile(
+    rf"\[\s*\d{{1,2}}\]\s*(?:(?P<corrected>{_CORRECTED_BITS})|(?P<uncorrected>{_UNCORRECTED_BITS}))\b"
+)
 _REPORT: Final = re.compile(
     r"\bPCIe Bus Error: (?:severity=)?(?P<un>Unc|C)orrect(?:ed|able)|"
     r"\bAER: (?P<many>Multiple )?(?P<un2>Unc|C)orrect(?:ed|able)(?: \((?:Non-)?Fatal\))? error(?: message)? received"

@@ -12,6 +12,7 @@ from gpunode.facts.model import Distro, Known
 PackageManager: TypeAlias = Literal["apt", "dnf", "zypper", "pacman"]
 
 _UNAME: Final = re.compile(r"^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$", re.MULTILINE)
+_UNAME_A: Final = re.compile(r"^Linux\s+(?P<name>\S+)\s+\d+\.")
 _APT: Final = frozenset({"debian", "ubuntu", "linuxmint", "pop", "raspbian"})
 _DNF: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn"})
 # How kernels and packages are named, where nobody looked at os-release.
@@ -62,6 +63,17 @@ def running_kernel(snapshot: Snapshot) -> str:
     return ""
 
 
+def hostname(snapshot: Snapshot) -> str:
+    """The machine's own name; empty where nothing tells."""
+    for item in snapshot.items:
+        if item.where == "host" and item.is_seen:
+            if item.subject == "/proc/sys/kernel/hostname" or item.source.words == ("hostname",):
+                return item.text.strip()
+            if item.kind == "uname" and (match := _UNAME_A.match(item.text)):
+                return match["name"]
+    return ""
+
+
 def is_wsl(snapshot: Snapshot) -> bool:
     """Whether this is WSL2, by its platform or its kernel."""
     platform = snapshot.facts.platform
@@ -72,7 +84,8 @@ def is_wsl(snapshot: Snapshot) -> bool:
 
 # What only a guest shows: its processor's flag, the kernel's word, the hypervisor's devices, its settings.
 _GUEST: Final = re.compile(
-    r"\bHypervisor detected: |\bkvm-clock\b|\bpciPassthru\.|Red Hat, Inc\.? (?:Virtio|QEMU|QXL)|\bVirtio \d|VMware (?:SVGA|Virtual)|"
+    r"\bHypervisor detected: |\bkvm-clock\b|\bpciPassthru\.|Red Hat, Inc\.? (?:Virtio|QEMU|QXL)|\bVirtio \d|"
+    r"VMware (?:SVGA|Virtual)|"
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
 )
 _FLAG: Final = re.compile(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
@@ -91,6 +104,6 @@ def is_guest(snapshot: Snapshot) -> bool | None:
             return True
         if item.text.strip() == "none":
             return False
-    kinds = ("lspci", "kernel-log", "journal", "file", "text", "virtualization")
-    shown = any(_GUEST.search(item.text[:200_000]) or _FLAG.search(item.text[:20_000]) for item in snapshot.of(*kinds))
+    places = snapshot.of("lspci", "kernel-log", "journal", "file", "text", "virtualization")
+    shown = any(_GUEST.search(item.text[:200_000]) or _FLAG.search(item.text[:20_000]) for item in places)
     return True if shown else None
