@@ -290,12 +290,15 @@ def log(
 @app.command()
 def capture(
     file: Annotated[str, typer.Argument(metavar="FILE", help="a .tar.gz to write, or a folder name")],
+    anonymize: Annotated[
+        bool, typer.Option("--anonymize", help="also mask serial numbers, UUIDs, MAC addresses and host names")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Save what gpunode sees of this node, secrets redacted, for plan and rehearse elsewhere."""
+    """Save what doctor sees of this node, secrets redacted; it stands in for the node in doctor, plan and rehearse."""
     from gpunode.cli import commands
 
-    commands.capture(file, commands.How(json=json))
+    commands.capture(file, commands.How(json=json), anonymize=anonymize)
 
 
 @ctk_app.callback()

@@ -286,9 +286,9 @@ class Screen:
         """What others left beside a file."""
         self._put(*results.leftover_lines(path, found))
 
-    def captured(self, file: str, count: int, failed: Sequence[str]) -> None:
+    def captured(self, file: str, count: int, size: int, failed: Sequence[str], *, anonymized: bool) -> None:
         """Where the capture is."""
-        self._put(*results.captured_lines(file, count, failed))
+        self._put(*results.captured_lines(file, count, size, failed, anonymized=anonymized))
 
     def recipes(self, found: Mapping[str, str]) -> None:
         """The shipped recipes."""

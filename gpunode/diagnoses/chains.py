@@ -13,8 +13,10 @@ NO_CLUSTER_GPU: Final = frozenset(
         "device-plugin-library-not-found",
         "device-plugin-marked-unhealthy",
         "device-plugin-not-ready-after-reboot",
+        "gpu-labels-without-capacity",
         "kubelet-restart-admission-bug",
         "kubelet-stale-device-allocation",
+        "nvidia-runtime-not-default-no-runtimeclass",
     }
 )
 """What Kubernetes shows where the device plugin cannot see a GPU, or no longer."""

@@ -1,9 +1,328 @@
-"""GPUDirect RDMA and Storage."""
+"""GPUDirect RDMA and Storage: data that goes between GPU and network card or disk without the processor's memory."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
+from gpunode.diagnoses.remedies import by_hand, install, run
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import driver, modules, system
+from gpunode.facts.items import Item
 
-FAMILY: Final = Family("gpudirect", "GPUDirect RDMA and Storage", ())
+# ---- peermem
+
+_PEERMEM: Final = r"(?:nvidia[-_]peermem|nv_peer_mem(?:ory)?)"
+_NOT_INSERTED: Final = re.compile(
+    rf"could not insert ['‘\"]?{_PEERMEM}['’\"]?: (?:Invalid argument|Unknown symbol)|failed to load {_PEERMEM} module|"
+    rf"insmod: ERROR: could not insert module \S*{_PEERMEM}\S*: (?:Invalid|Unknown)"
+)
+_DISAGREES: Final = re.compile(rf"\b{_PEERMEM}: disagrees about version of symbol (?P<symbol>\w+)")
+_UNKNOWN: Final = re.compile(rf"\b{_PEERMEM}: Unknown symbol (?P<symbol>\w+) \(err (?P<error>-?\d+)\)")
+_SIGNATURE: Final = re.compile(
+    rf"{_PEERMEM}['’\"]?: (?:Key was rejected|Required key not available)|{_PEERMEM}: .{{0,40}}(?:signature|signed)"
+)
+
+
+def _peermem(snapshot: Snapshot) -> Iterator[Verdict]:
+    refused = snapshot.said(_NOT_INSERTED)
+    disagrees, unknown = snapshot.said(_DISAGREES), snapshot.said(_UNKNOWN)
+    if not (refused or disagrees or unknown) or snapshot.says(_SIGNATURE):
+        return
+    proofs = (*refused, *disagrees, *unknown)
+    if disagrees:
+        symbol = _first(snapshot, _DISAGREES)
+        other = "another NVIDIA driver" if symbol.startswith("nvidia_p2p") else "another RDMA stack"
+        summary = (
+            f"nvidia_peermem was built against {other} than the one that is loaded: the versions of {symbol} differ"
+        )
+        out = ("an RDMA stack without peer memory: it has the symbol, only of another version (err -22)",)
+        yield Proof(summary, proofs, ruled_out=out, remedy=tuple(_rebuild(snapshot)))
+    elif unknown:
+        symbol = _first(snapshot, _UNKNOWN)
+        summary = f"the RDMA stack that runs has no {symbol}: nvidia_peermem needs that of MLNX_OFED or DOCA"
+        out = ("another build of the same stack: then the kernel would call the versions different (err -22)",)
+        yield Proof(summary, proofs, ruled_out=out, remedy=tuple(_other_stack(snapshot)))
+    else:
+        summary = "nvidia_peermem does not load: the RDMA stack it was built for is not the one that runs"
+        yield Proof(summary, proofs, "likely")
+
+
+def _first(snapshot: Snapshot, pattern: re.Pattern[str]) -> str:
+    match = snapshot.match(pattern)
+    return match["symbol"] if match else "ib_register_peer_memory_client"
+
+
+def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
+    yield Fix(
+        "install",
+        "install the driver's modules again, so that they are built against the RDMA stack that is there",
+        (
+            "sudo dkms autoinstall --force",
+            "sudo depmod -a",
+            "sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem",
+        ),
+    )
+    yield from _dma_buf(snapshot)
+
+
+def _other_stack(snapshot: Snapshot) -> Iterable[Fix]:
+    yield Fix(
+        "install",
+        "install MLNX_OFED or DOCA-OFED for the running kernel, then build the driver's modules again",
+        (
+            "ls -d /usr/src/ofa_kernel/*",
+            "sudo dkms autoinstall --force",
+            "sudo depmod -a",
+            "sudo modprobe nvidia_peermem",
+        ),
+    )
+    yield from _dma_buf(snapshot)
+
+
+def _dma_buf(_: Snapshot) -> Iterable[Fix]:
+    yield by_hand(
+        "configure",
+        "or do without nvidia_peermem: with the open kernel modules and a kernel from 5.12 on NCCL uses DMA-BUF by "
+        "itself",
+        "the GPUs are of Turing or newer",
+    )
+
+
+# ---- GPUDirect Storage
+
+_FS_MISSING: Final = re.compile(
+    r"nvidia-fs(?:\.ko)? driver (?:is )?not loaded|nvidia_fs (?:driver|module) (?:is )?not (?:loaded|found)"
+)
+_FS_REFUSED: Final = re.compile(
+    r"\bnvidia_fs: (?:module using GPL-only symbols|Unknown symbol|disagrees about)|"
+    r"could not insert ['‘\"]?nvidia[-_]fs['’\"]?: |Module nvidia-fs not found"
+)
+_GPL_ONLY: Final = re.compile(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
+_NVME_UNREGISTERED: Final = re.compile(r"NVMe Driver not registered with nvidia-fs", re.IGNORECASE)
+_NVME_ROW: Final = re.compile(r"^\s*NVMe\s*:\s*(?P<state>Supported|Unsupported|compat)", re.MULTILINE | re.IGNORECASE)
+_P2PDMA_ROW: Final = re.compile(r"^\s*NVMe P2PDMA\s*:\s*Supported", re.MULTILINE | re.IGNORECASE)
+_FS_VERSION: Final = re.compile(r"nvidia_fs version:\s*(?P<version>\d+\.\d+)")
+
+
+def _storage_module(snapshot: Snapshot) -> Iterator[Verdict]:
+    missing, refused = snapshot.said(_FS_MISSING), snapshot.said(_FS_REFUSED)
+    if modules.loaded(snapshot, "nvidia_fs") is True or not (missing or refused):
+        return
+    absent = modules.lsmod_line(snapshot, "nvidia_fs") if modules.loaded(snapshot, "nvidia_fs") is False else ()
+    proofs = (*missing, *refused, *absent)
+    if snapshot.says(_GPL_ONLY):
+        summary = "nvidia_fs may not use the closed NVIDIA module: from 2.17 on it needs the open kernel modules"
+        yield Proof(summary, proofs, remedy=tuple(_open_modules(snapshot)))
+    elif refused:
+        yield Proof("nvidia_fs does not load: it was not built for the NVIDIA driver and kernel that run", proofs)
+    else:
+        yield Proof("nvidia_fs is not loaded, so cuFile copies through the processor's memory", proofs)
+
+
+def _install_fs(snapshot: Snapshot) -> Iterable[Fix]:
+    names = ("nvidia-fs-dkms",) if system.package_manager(snapshot) == "apt" else ("nvidia-fs",)
+    yield install(snapshot, "install nvidia-fs: DKMS builds it for the running kernel", *names)
+    yield run(
+        "load",
+        "load it, now and at boot",
+        "sudo modprobe nvidia_fs",
+        "echo nvidia_fs | sudo tee /etc/modules-load.d/nvidia-fs.conf",
+    )
+    yield run("inspect", "look what GPUDirect Storage supports now", "/usr/local/cuda/gds/tools/gdscheck -p")
+
+
+def _open_modules(snapshot: Snapshot) -> Iterable[Fix]:
+    seen = driver.loaded(snapshot)
+    branch = seen.version.split(".")[0] if seen else ""
+    if system.package_manager(snapshot) == "apt":
+        names = (f"nvidia-dkms-{branch}-open",) if branch and int(branch) < 580 else ("nvidia-open",)
+    else:
+        names = ("nvidia-open",)
+    yield install(snapshot, "install the open kernel modules of the driver, in place of the closed ones", *names)
+    yield from _install_fs(snapshot)
+
+
+def _nvme(snapshot: Snapshot) -> Iterator[Verdict]:
+    said = snapshot.said(_NVME_UNREGISTERED)
+    rows = [
+        (item, match)
+        for item in snapshot.of("gpudirect", "text", "application")
+        if (match := _NVME_ROW.search(item.text)) and match["state"].lower() == "unsupported"
+    ]
+    rows = [(item, match) for item, match in rows if not _P2PDMA_ROW.search(item.text)]
+    if not said and not rows:
+        return
+    loaded = (
+        modules.loaded(snapshot, "nvidia_fs") or any(_FS_VERSION.search(item.text) for item, _ in rows) or bool(said)
+    )
+    proofs = (*said, *(_at(item, match) for item, match in rows))
+    if loaded:
+        summary = (
+            "nvidia_fs is loaded and the NVMe driver is not registered with it: it is the kernel's own, without GDS"
+        )
+        yield Proof(summary, proofs)
+    elif modules.loaded(snapshot, "nvidia_fs") is None and not snapshot.says(_FS_MISSING):
+        yield Proof("GPUDirect Storage does not support the NVMe driver of this kernel", proofs, "likely")
+
+
+def _at(item: Item, match: re.Match[str]) -> Citation:
+    return cite(item, item.text.count("\n", 0, match.start()) + 1)
+
+
+def _nvme_stack(_: Snapshot) -> Iterable[Fix]:
+    yield by_hand(
+        "install",
+        "install MLNX_OFED or DOCA-OFED with --with-nvmf --enable-gds: it brings an NVMe driver that GDS knows",
+    )
+    yield by_hand(
+        "install",
+        "or use PCI P2PDMA instead: kernel 6.2 or newer, CUDA 12.8, driver 570 with the open modules, and "
+        "use_pci_p2pdma in cufile.json",
+    )
+    yield run("inspect", "look what is supported after a reboot", "/usr/local/cuda/gds/tools/gdscheck -p")
+
+
+# ---- RDMA
+
+_RDMA_OFF: Final = re.compile(
+    r"GPU Direct RDMA Disabled for (?:HCA|GPU)|NVIDIA peer memory driver not detected|GPUDirect RDMA is (?:disabled|"
+    r"not supported)"
+)
+_RDMA_ON: Final = re.compile(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)|/GDRDMA\b")
+_NCCL: Final = re.compile(r"\bNCCL version (?P<major>\d+)\.(?P<minor>\d+)")
+_LAST_BLIND_NCCL: Final = (2, 22)
+
+
+def _rdma(snapshot: Snapshot) -> Iterator[Verdict]:
+    off = snapshot.said(_RDMA_OFF)
+    if not off or snapshot.says(_RDMA_ON):
+        return
+    loaded = modules.loaded(snapshot, "nvidia_peermem") or modules.loaded(snapshot, "nv_peer_mem")
+    lines = modules.lsmod_line(snapshot, "nvidia_peermem") if loaded is not None else ()
+    if not loaded:
+        summary = "nothing lets the network card reach GPU memory (no nvidia_peermem, no DMA-BUF): NCCL copies instead"
+        yield Proof(
+            summary, (*off, *lines), "certain" if loaded is False else "likely", remedy=tuple(_load_peermem(snapshot))
+        )
+        return
+    version = snapshot.match(_NCCL)
+    if version and (int(version["major"]), int(version["minor"])) <= _LAST_BLIND_NCCL:
+        summary = "NCCL up to 2.22 asks for nv_peer_mem by name and does not see nvidia_peermem, which is loaded"
+        yield Proof(
+            summary,
+            (*off, *lines),
+            remedy=(by_hand("configure", "use NCCL 2.23 or newer, which knows nvidia_peermem"),),
+        )
+        return
+    summary = "nvidia_peermem is loaded, and not registered with the RDMA stack that the network card uses"
+    yield Proof(summary, (*off, *lines), "likely")
+
+
+def _load_peermem(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "load",
+        "load it, now and at boot",
+        "sudo modprobe nvidia-peermem",
+        "echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf",
+    )
+    yield by_hand(
+        "configure",
+        "or use DMA-BUF: the open kernel modules and a kernel from 5.12 on, nothing to load",
+        "the GPUs are of Turing or newer",
+    )
+
+
+def _register(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "configure",
+        "load nvidia_peermem after the RDMA stack, and look whether it is registered",
+        "sudo modprobe -r nvidia_peermem; sudo modprobe ib_core; sudo modprobe nvidia_peermem",
+        "ls /sys/kernel/mm/memory_peers/",
+    )
+    yield by_hand(
+        "install",
+        "install MLNX_OFED or DOCA-OFED before the driver, or use DMA-BUF with the open modules",
+        "it is not there",
+    )
+
+
+_RDMA_GUIDE: Final = "https://docs.nvidia.com/cuda/gpudirect-rdma/index.html"
+_GDS_GUIDE: Final = "https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/index.html"
+
+FAMILY: Final = Family(
+    "gpudirect",
+    "GPUDirect RDMA and Storage",
+    (
+        Rule(
+            cause="peermem-load-failed",
+            layer="driver",
+            severity="error",
+            disruption="none",
+            title="nvidia_peermem does not load",
+            story=(
+                "nvidia_peermem lets a network card reach GPU memory, by functions of the RDMA stack that only "
+                "MLNX_OFED and DOCA have. Built against another stack than the one that runs, the kernel refuses it "
+                "as 'Invalid argument' (err -22: the symbol has another version); on the kernel's own stack the "
+                "symbol does not exist at all (err 0 or -2). It happens when OFED is installed after the driver, or a "
+                "new kernel came without OFED's modules."
+            ),
+            sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2868"),
+            check=_peermem,
+            remedy=_rebuild,
+            explains=frozenset({"gpudirect-rdma-disabled"}),
+        ),
+        Rule(
+            cause="gpudirect-rdma-disabled",
+            layer="driver",
+            severity="warning",
+            disruption="none",
+            title="NCCL does without GPUDirect RDMA",
+            story=(
+                "The network card cannot reach GPU memory, so what goes to other nodes is copied through the "
+                "processor's memory first: it works, at a fraction of the speed. Either nvidia_peermem is not loaded "
+                "and DMA-BUF is not there in its place, or it is loaded and the RDMA stack or NCCL does not know of "
+                "it."
+            ),
+            sources=(
+                *(_RDMA_GUIDE, "https://github.com/NVIDIA/nccl/issues/1676"),
+                "https://github.com/NVIDIA/nccl/issues/1343",
+            ),
+            check=_rdma,
+            remedy=_register,
+        ),
+        Rule(
+            cause="nvidia-fs-not-loaded",
+            layer="driver",
+            severity="warning",
+            disruption="none",
+            title="nvidia_fs is not loaded",
+            story=(
+                "GPUDirect Storage needs the kernel module nvidia_fs. It is a package of its own, built by DKMS for "
+                "each kernel, and since 2.17 it loads only beside the open kernel modules. Without it cuFile works in "
+                "its compatible mode: everything is read and written through the processor's memory."
+            ),
+            sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/41"),
+            check=_storage_module,
+            remedy=_install_fs,
+            explains=frozenset({"gds-nvme-unsupported"}),
+        ),
+        Rule(
+            cause="gds-nvme-unsupported",
+            layer="driver",
+            severity="warning",
+            disruption="reboot",
+            title="GPUDirect Storage does not know the NVMe driver",
+            story=(
+                "nvidia_fs is loaded, but disks are only reached directly through an NVMe driver that registers with "
+                "it. That of MLNX_OFED built with GDS does; the kernel's own does not, and newer stacks go another "
+                "way (PCI P2PDMA). gdscheck then shows NVMe as Unsupported, and cuFile falls back to copies."
+            ),
+            sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/31"),
+            check=_nvme,
+            remedy=_nvme_stack,
+        ),
+    ),
+)

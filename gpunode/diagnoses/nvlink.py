@@ -2,8 +2,498 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.catalog import xids
+from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import boards, driver, fabric, faults, system
+from gpunode.facts import xid
 
-FAMILY: Final = Family("nvlink", "NVLink, NVSwitch and the fabric manager", ())
+# ---- the fabric manager
+
+_MANAGER_CAUSES: Final = (
+    *("fabric-manager-not-installed", "fabric-manager-not-running", "fabric-manager-version-mismatch"),
+)
+
+
+def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """Whether the fabric manager is missing, of another version, down, or not needed at all."""
+    mismatch = snapshot.view(fabric.mismatch)
+    manager = snapshot.view(fabric.manager)
+    needed = snapshot.view(fabric.is_needed)
+    nothing = snapshot.view(fabric.nothing_to_do)
+    waiting = (*snapshot.view(fabric.not_ready), *snapshot.view(fabric.in_progress))
+    if mismatch is not None and _counts(snapshot, manager, waiting):
+        summary = (
+            f"the fabric manager is of version {mismatch.manager} and the driver of {mismatch.driver}: "
+            "it only starts with a driver of exactly its own"
+        )
+        yield "fabric-manager-version-mismatch", Proof(summary, (*mismatch.citations, *manager.citations, *waiting))
+    elif nothing and not _has_switches(snapshot):
+        summary = "the fabric manager finds no NVSwitch and exits, as it must: this node has none to manage"
+        yield "fabric-manager-not-needed", Proof(summary, (*nothing, *manager.citations))
+    elif needed is False:
+        return
+    elif needed and manager.state == "missing":
+        seen = (*manager.citations, *snapshot.view(fabric.switches), *waiting)
+        summary = "the GPUs of this node are joined by NVSwitches, and no fabric manager is installed to program them"
+        confidence: Confidence = "certain" if snapshot.view(fabric.switches) else "likely"
+        yield "fabric-manager-not-installed", Proof(summary, seen, confidence)
+    elif needed and (manager.state in {"failed", "inactive", "masked"} or nothing):
+        seen = (*manager.citations, *nothing, *snapshot.view(fabric.switches), *waiting)
+        how = {"failed": "has failed", "inactive": "is not started", "masked": "is masked"}.get(manager.state, "exits")
+        summary = f"the GPUs of this node are joined by NVSwitches, and the fabric manager, though installed, {how}"
+        if nothing:
+            summary += ": it looks for NVSwitches of an older kind than those of this node"
+        yield "fabric-manager-not-running", Proof(summary, seen)
+    elif waiting and needed and manager.state != "active":
+        yield "fabric-manager-not-running", _unasked(waiting)
+    elif snapshot.view(fabric.not_ready) and manager.state != "active":
+        causes = (*_MANAGER_CAUSES, "cuda-init-802-kaslr-or-hmm")
+        question = "CUDA says that the system is not ready (802), and whether this node has NVSwitches is not known"
+        look = "`lspci -d 10de:`, `systemctl status nvidia-fabricmanager` and `nvidia-smi conf-compute -q`"
+        yield "fabric-manager-not-running", Doubt(question, look, waiting, causes)
+
+
+def _counts(snapshot: Snapshot, manager: fabric.Manager, waiting: tuple[Citation, ...]) -> bool:
+    """Whether another version matters: it fails, or something waits for it, or the node needs it."""
+    found = snapshot.view(fabric.mismatch)
+    said = found is not None and any("match" in citation.line for citation in found.citations)
+    return said or manager.state == "failed" or bool(waiting) or bool(snapshot.view(fabric.is_needed))
+
+
+def _has_switches(snapshot: Snapshot) -> bool:
+    waits = bool(snapshot.view(fabric.in_progress) or snapshot.view(fabric.not_ready))
+    return bool(snapshot.view(fabric.switches)) or (waits and "baseboard" in snapshot.view(boards.carriers))
+
+
+def _unasked(waiting: tuple[Citation, ...]) -> Doubt:
+    return Doubt(
+        "the GPUs wait to be registered with their NVLink fabric, and nobody shows the fabric manager",
+        "`systemctl status nvidia-fabricmanager` and `journalctl -b -u nvidia-fabricmanager`",
+        waiting,
+        _MANAGER_CAUSES,
+    )
+
+
+def _install_manager(snapshot: Snapshot) -> Iterable[Fix]:
+    seen = driver.loaded(snapshot) or driver.smi_version(snapshot)
+    version = mismatch.driver if (mismatch := snapshot.view(fabric.mismatch)) else (seen.version if seen else "")
+    yield Fix(
+        "install",
+        f"install the fabric manager of exactly the driver's version{f' ({version})' if version else ''}",
+        _install_commands(snapshot, version),
+    )
+    yield run("load", "start it, now and at boot", "sudo systemctl enable --now nvidia-fabricmanager")
+    yield run("inspect", "every GPU must say Completed", "nvidia-smi -q | grep -A 2 -w Fabric")
+
+
+_NEW_NAME: Final = 580
+_LOADED: Final = "$(cat /sys/module/nvidia/version)"
+
+
+def _install_commands(snapshot: Snapshot, version: str) -> tuple[str, ...]:
+    """From branch 580 on the package is called without its branch."""
+    if not version:
+        if system.package_manager(snapshot) == "apt":
+            name = "nvidia-fabricmanager"
+            words = f'sudo apt-get install "{name}-${{v%%.*}}=$v*" || sudo apt-get install "{name}=$v*"'
+            return (f"v={_LOADED}; {words}",)
+        return (
+            f'v={_LOADED}; sudo dnf install "nvidia-fabric-manager-$v" || sudo dnf install "nvidia-fabricmanager-$v"',
+        )
+    branch = version.split(".")[0]
+    is_new = int(branch) >= _NEW_NAME
+    name = "nvidia-fabricmanager" if is_new else f"nvidia-fabricmanager-{branch}"
+    if system.package_manager(snapshot) == "apt":
+        return (f"sudo apt-get install --allow-downgrades '{name}={version}*'",)
+    return (f"sudo dnf install nvidia-{'fabricmanager' if is_new else 'fabric-manager'}-{version}",)
+
+
+def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
+    state = snapshot.view(fabric.manager).state
+    if boards.is_fifth_generation(snapshot):
+        yield Fix(
+            "install",
+            "NVLink 5 needs the subnet manager beside it, and the InfiniBand modules loaded first",
+            _nvlink5_commands(snapshot),
+        )
+    start = ("sudo systemctl unmask nvidia-fabricmanager",) if state == "masked" else ()
+    start = (*start, "sudo systemctl enable nvidia-fabricmanager", "sudo systemctl restart nvidia-fabricmanager")
+    yield run("restart", "start it, now and at boot", *start)
+    yield run(
+        "inspect",
+        "read why it stopped",
+        "journalctl -b -u nvidia-fabricmanager --no-pager",
+        "sudo tail -n 50 /var/log/fabricmanager.log",
+    )
+    yield reset_gpu(
+        "",
+        "reset the GPUs: those that waited for the fabric do not all come back by themselves",
+        "the state stays In Progress",
+    )
+    yield reboot(when="a reset is refused")
+
+
+def _nvlink5_commands(snapshot: Snapshot) -> tuple[str, ...]:
+    load = "sudo modprobe -a mlx5_ib ib_umad"
+    keep = r"printf 'mlx5_ib\nib_umad\n' | sudo tee /etc/modules-load.d/nvlink5.conf"
+    if system.package_manager(snapshot) == "apt":
+        return ("sudo apt-get install nvlsm infiniband-diags", load, keep)
+    return ("sudo dnf install nvlsm infiniband-diags", load, keep)
+
+
+def _stop_manager(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "configure", "switch it off: this node does not need it", "sudo systemctl disable --now nvidia-fabricmanager"
+    )
+
+
+# ---- links without a fault message
+
+
+def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """Which it is: a card without bridges, one GPU out of the fabric, a few links down, or the whole fabric."""
+    seen = snapshot.view(fabric.nvlinks)
+    complaints = snapshot.view(fabric.complaints)
+    down = tuple(one for one in seen if one.down or one.none)
+    if not down and not complaints:
+        return
+    dark = tuple(one for one in down if one.all_down)
+    alive = tuple(one for one in seen if one.up)
+    kinds = {boards.carrier(one.name) for one in seen if one.name} or set(snapshot.view(boards.carriers))
+    if kinds == {"card"} and not alive:
+        summary = "these GPUs are PCIe cards without an NVLink bridge between them: that no link is up is as it must be"
+        yield "nvlink-not-present-false-positive", Proof(summary, (*(one.citation for one in dark), *complaints)[:6])
+        return
+    if dark and (alive or (len(dark) == 1 and "baseboard" in kinds)):
+        for one in dark:
+            which = f"GPU {one.index}" if one.index is not None else "one GPU"
+            summary = f"all NVLinks of {which} are down, and the node is made to have them: it is out of the fabric"
+            out = ("a fabric manager that does not run: then no GPU would have links",) if alive else ()
+            yield (
+                "nvlink-all-links-inactive-gpu",
+                Proof(summary, (one.citation,), "certain" if alive else "likely", out),
+            )
+    elif len(dark) > 1 and "card" not in kinds:
+        question = "no GPU of this node has a link: that is the fabric manager's work undone, or GPUs without a bridge"
+        look = "`systemctl status nvidia-fabricmanager` and `lspci -d 10de: | grep -i bridge`"
+        yield (
+            "nvlink-all-links-inactive-gpu",
+            Doubt(question, look, tuple(one.citation for one in dark), _MANAGER_CAUSES),
+        )
+    yield from _some_down(tuple(one for one in down if not one.all_down), alive)
+
+
+def _some_down(some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...]) -> Iterator[tuple[str, Verdict]]:
+    """The GPUs with fewer links than they have; where all lack the same ones, the board was built so."""
+    if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1:
+        return
+    for one in some:
+        which = f"GPU {one.index}" if one.index is not None else "a GPU"
+        links = ", ".join(str(link) for link in one.down)
+        summary = f"{len(one.down)} of the {len(one.down) + one.up} NVLinks of {which} are down: {links}"
+        out = ("a fabric manager that does not run: the other links are up",)
+        yield "nvlink-link-inactive", Proof(summary, (one.citation,), ruled_out=out)
+
+
+# ---- faults by message
+
+_ON_LINK: Final = re.compile(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
+
+
+def _linked_fault(snapshot: Snapshot) -> Iterator[Verdict]:
+    incidents = faults.of(snapshot, 74)
+    for incident in incidents:
+        match = _ON_LINK.search(incident.root.xid.text) if incident.root.xid else None
+        where = f"link {match['link']} to its peer or NVSwitch failed" if match else "an NVLink failed"
+        yield faults.proof(incident, where)
+    if not incidents and (told := snapshot.view(fabric.uncorrectable)):
+        question = "a program was stopped by an NVLink error, and the kernel's log, which names the link, is not here"
+        look = "`sudo dmesg | grep -E 'Xid|SXid'`"
+        yield Doubt(question, look, told, ("xid-145-149-nvlink5-fault", "nvswitch-sxid"))
+
+
+def _fifth(snapshot: Snapshot) -> Iterator[Verdict]:
+    for incident in faults.of(snapshot, *xids.NVLINK5):
+        said = incident.root.xid
+        body = xid.link_error(said.text) if said else None
+        happened = ""
+        if body is not None:
+            grade = "fatal" if body.fatal else "non-fatal"
+            where = f" on link {body.link}" if body.link is not None and body.link >= 0 else ""
+            happened = f"a {grade} error of NVLink 5 ({body.unit}){where}"
+        yield faults.proof(incident, happened)
+
+
+# Of these kinds a GPU's own fault comes down to the switch as an SXid of the link between both.
+_FELT_BY_SWITCHES: Final = frozenset({"link", "bus", "memory", "firmware"})
+
+
+def _switched(snapshot: Snapshot) -> Iterator[Verdict]:
+    incidents = snapshot.view(faults.incidents)
+    gpus = [one.root for one in incidents if one.root.source == "xid" and one.root.kind in _FELT_BY_SWITCHES]
+    for incident in incidents:
+        said = incident.root.sxid
+        if said is None or any(gpu.order < incident.root.order for gpu in gpus):
+            continue
+        grade = {True: "a fatal error", False: "a non-fatal error", None: "an error"}[said.fatal]
+        link = f" on link {said.link}" if said.link is not None else ""
+        summary = f"the NVSwitch {incident.gpu} reported SXid {said.code}: {grade}{link}"
+        yield Proof(
+            summary,
+            incident.citations,
+            at=incident.root.at,
+            remedy=tuple(_after_fatal(snapshot) if said.fatal else _after_mild(snapshot)),
+            disruption="reboot" if said.fatal else "none",
+            severity="error" if said.fatal else "warning",
+        )
+
+
+def _after_fatal(_: Snapshot) -> Iterable[Fix]:
+    yield drain("move the work away: every GPU of the fabric is concerned")
+    yield reset_gpu("", "reset all GPUs, and with them the NVSwitches; the fabric manager must run")
+    yield reboot(when="the reset is refused, or GPUs do not register again")
+    yield replace("have the GPU or the baseboard replaced", "the same link fails again")
+
+
+def _after_mild(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "inspect",
+        "find the GPU at the other end of the link, and follow its own errors first",
+        "nvidia-smi nvlink --remotelinkinfo",
+        "sudo dmesg | grep -E 'Xid|SXid'",
+    )
+    yield reset_gpu(
+        "",
+        "reset all GPUs of the fabric, once nothing uses them",
+        "it keeps coming, and no GPU has an error of its own",
+    )
+
+
+def _reset_fabric(_: Snapshot) -> Iterable[Fix]:
+    yield drain("move the work away: every GPU that it talks to is concerned")
+    yield reset_gpu("", "reset all GPUs of the fabric, once nothing uses them")
+    yield reboot(when="the reset is refused or hangs")
+    yield run(
+        "inspect", "all links must be up again", "nvidia-smi nvlink --status", "nvidia-smi nvlink --errorcounters"
+    )
+    yield nvidia_report()
+    yield replace("seat the NVLink bridge or module again; have the GPU replaced", "the same link fails again")
+
+
+def _look_at_fabric(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "inspect",
+        "read what the fabric manager and the GPU say of the link",
+        "nvidia-smi -q | grep -A 12 -w Fabric",
+        "journalctl -b -u nvidia-fabricmanager --no-pager",
+        "sudo dmesg | grep -E 'Xid|SXid'",
+    )
+    yield drain()
+    yield reset_gpu("", "reset all GPUs of the fabric, once nothing uses them")
+    yield reboot(when="the links stay down")
+    yield replace(when="the links of the same GPU stay down after a power cycle")
+
+
+def _retrain(_: Snapshot) -> Iterable[Fix]:
+    yield reboot("reboot the node: links are trained anew")
+    yield by_hand("hardware", "seat the module or the NVLink bridge again", "the same links stay down")
+    yield replace(when="they stay down after that")
+
+
+def _tell_monitor(_: Snapshot) -> Iterable[Fix]:
+    yield by_hand(
+        "configure", "nothing is wrong with the node: take the NVLink check out of the monitor for this model"
+    )
+
+
+_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
+_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+_WITHOUT_FABRIC: Final = frozenset(
+    {
+        *("nvlink-all-links-inactive-gpu", "nvlink-link-inactive", "cuda-init-802-kaslr-or-hmm"),
+        *("nvlink-not-present-false-positive", "device-plugin-marked-unhealthy"),
+    }
+)
+_LINKS: Final = frozenset({"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"})
+_NVLINK_XIDS: Final = frozenset({"xid-74-nvlink-error", "xid-145-149-nvlink5-fault", "xid-154-recovery-action"})
+
+FAMILY: Final = Family(
+    "nvlink",
+    "NVLink, NVSwitch and the fabric manager",
+    (
+        Rule(
+            cause="fabric-manager-version-mismatch",
+            layer="nvlink",
+            severity="error",
+            disruption="restart-service",
+            title="fabric manager and driver are of different versions",
+            story=(
+                "The fabric manager talks to the driver through an interface that has no versions of its own, so it "
+                "only starts with a driver of exactly its version. An upgrade of one of the two, or packages from two "
+                "repositories, part them. NVSwitches stay unprogrammed: nvidia-smi works, and every CUDA program ends "
+                "with error 802, system not yet initialized."
+            ),
+            sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/544"),
+            check=only("fabric-manager-version-mismatch", _manage),
+            remedy=_install_manager,
+            explains=_WITHOUT_FABRIC,
+        ),
+        Rule(
+            cause="fabric-manager-not-installed",
+            layer="nvlink",
+            severity="error",
+            disruption="none",
+            title="NVSwitches, and no fabric manager",
+            story=(
+                "On boards with NVSwitches (HGX and DGX) the switches must be programmed before CUDA can use any GPU. "
+                "That is the fabric manager's work, and it comes in a package of its own that the driver does not "
+                "bring along. Without it nvidia-smi shows every GPU healthy, and every CUDA program ends with error "
+                "802."
+            ),
+            sources=(_GUIDE, "https://github.com/pytorch/pytorch/issues/35710"),
+            check=only("fabric-manager-not-installed", _manage),
+            remedy=_install_manager,
+            explains=_WITHOUT_FABRIC,
+        ),
+        Rule(
+            cause="fabric-manager-not-running",
+            layer="nvlink",
+            severity="error",
+            disruption="restart-service",
+            title="the fabric manager is installed and does not run",
+            story=(
+                "The fabric manager is there and stopped: disabled, masked, killed, or failing at its start again and "
+                "again. GPUs that registered before go on for a while, new programs end with error 802, and the GPUs' "
+                "fabric state stays In Progress. On NVLink 5 boards (B200, B300) it fails with 'nothing to do' when "
+                "the InfiniBand modules or the subnet manager are missing, since it then looks for switches of the "
+                "older kind."
+            ),
+            sources=(
+                *(_GUIDE, "https://github.com/NVIDIA/NVSentinel/issues/883"),
+                "https://github.com/NVIDIA/gpu-operator/issues/2781",
+            ),
+            check=only("fabric-manager-not-running", _manage),
+            remedy=_start_manager,
+            explains=_WITHOUT_FABRIC,
+        ),
+        Rule(
+            cause="fabric-manager-not-needed",
+            layer="nvlink",
+            severity="info",
+            disruption="none",
+            title="a fabric manager on a node without NVSwitches",
+            story=(
+                "The fabric manager programs NVSwitches, and this node has none: PCIe cards and bridged pairs do "
+                "without. It says that there is nothing to do and exits, and systemd shows a failed unit. The GPUs "
+                "work; only the unit has to be switched off."
+            ),
+            sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/356"),
+            check=only("fabric-manager-not-needed", _manage),
+            remedy=_stop_manager,
+        ),
+        Rule(
+            cause="nvswitch-sxid",
+            layer="nvlink",
+            severity="error",
+            disruption="reboot",
+            title="an NVSwitch reported an error",
+            story=(
+                "SXids are to NVSwitches what Xids are to GPUs. A non-fatal one is often the echo of a GPU's fault at "
+                "the other end of the link; a fatal one stops the traffic through that link, and CUDA programs on the "
+                "GPUs behind it end with Xid 45. Reset the GPUs together: a switch is reset with them."
+            ),
+            sources=(_GUIDE, "https://docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf"),
+            check=_switched,
+            remedy=_after_mild,
+            explains=_NVLINK_XIDS | _LINKS | {"fabric-manager-not-running"},
+        ),
+        Rule(
+            cause="xid-74-nvlink-error",
+            layer="nvlink",
+            severity="error",
+            disruption="reset-gpu",
+            title="an NVLink failed (Xid 74)",
+            story=(
+                "The GPU lost a link to a peer or an NVSwitch: bad signal, a bridge or module that is not seated, a "
+                "failing lane, or a peer that died first. What runs on the GPU ends, and everything that talks over "
+                "the link hangs or ends too. The GPUs of one fabric are reset together; the registers in the message "
+                "tell signal from hardware."
+            ),
+            sources=(_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
+            check=_linked_fault,
+            remedy=_reset_fabric,
+            explains=_LINKS | {"xid-154-recovery-action", "nvidia-uvm-wedged", "device-plugin-marked-unhealthy"},
+        ),
+        Rule(
+            cause="xid-145-149-nvlink5-fault",
+            layer="nvlink",
+            severity="error",
+            disruption="reset-gpu",
+            title="NVLink 5 fault (Xid 144 to 150)",
+            story=(
+                "From Blackwell on the units of an NVLink report under codes of their own, and the words in brackets "
+                "tell the unit, the link and how grave it is. One fatal event is followed by non-fatal ones on every "
+                "peer that was talking to that GPU, by Xid 45 for their programs, and by collectives that hang until "
+                "the node is reset: the GPU with the first fatal event is the one to look at."
+            ),
+            sources=(_CATALOG, "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1355"),
+            check=_fifth,
+            remedy=_reset_fabric,
+            explains=_LINKS | {"xid-154-recovery-action", "device-plugin-marked-unhealthy"},
+        ),
+        Rule(
+            cause="nvlink-all-links-inactive-gpu",
+            layer="nvlink",
+            severity="error",
+            disruption="reset-gpu",
+            title="one GPU has no NVLink at all",
+            story=(
+                "Its peers have their links and this GPU has none: it did not register with the fabric, or lost all "
+                "links at once. Programs that use it alone still work; collectives fall back to PCIe or hang, and "
+                "monitors that only count GPUs call the node healthy."
+            ),
+            sources=(
+                "https://github.com/leptonai/gpud/issues/1085",
+                "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1150",
+            ),
+            check=only("nvlink-all-links-inactive-gpu", _linked),
+            remedy=_look_at_fabric,
+        ),
+        Rule(
+            cause="nvlink-link-inactive",
+            layer="nvlink",
+            severity="warning",
+            disruption="reboot",
+            title="some NVLinks of a GPU are down",
+            story=(
+                "A few links of one GPU were not trained, while the others are up. Nothing fails, but what goes "
+                "between these GPUs is slower by the share of the missing links. A reboot trains them again; links "
+                "that stay down point to the seating of the module or the bridge, and then to the GPU."
+            ),
+            sources=("https://github.com/Azure/azhpc-diagnostics/issues/73",),
+            check=only("nvlink-link-inactive", _linked),
+            remedy=_retrain,
+        ),
+        Rule(
+            cause="nvlink-not-present-false-positive",
+            layer="nvlink",
+            severity="info",
+            disruption="none",
+            title="no NVLink where none is to be",
+            story=(
+                "Many PCIe cards have NVLink contacts, and no bridge is fitted. Their links then read as down or "
+                "inactive, and some monitors report NVLINK_DOWN or ask for a field diagnostic. It is no fault: these "
+                "cards talk over PCIe."
+            ),
+            sources=("https://github.com/NVIDIA/NVSentinel/pull/1481", "https://github.com/NVIDIA/DCGM/issues/49"),
+            check=only("nvlink-not-present-false-positive", _linked),
+            remedy=_tell_monitor,
+        ),
+    ),
+)

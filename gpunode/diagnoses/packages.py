@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -173,7 +174,8 @@ _LOCKED: Final = re.compile(
 )
 _DENIED: Final = re.compile(r"are you root\?|13: Permission denied|requires root|superuser privilege")
 _HOLDER: Final = re.compile(
-    r"held by process (?P<pid>\d+)(?: \((?P<name>[^)]+)\))?|(?:with|as) pid[: ]+(?P<other>\d+)(?: \((?P<program>[^)]+)\))?"
+    r"held by process (?P<pid>\d+)(?: \((?P<name>[^)]+)\))?"
+    r"|(?:with|as) pid[: ]+(?P<other>\d+)(?: \((?P<program>[^)]+)\))?"
 )
 
 
@@ -214,9 +216,11 @@ _LEFT: Final = re.compile(
     r"|Sub-process \S*dpkg returned an error code|%(?:post|pre)\w*\(?\S*\)? scriptlet failed"
 )
 _OVERWRITE: Final = re.compile(
-    r"trying to overwrite (?:shared )?['‘\"“](?P<file>[^'’\"”]+)['’\"”], which is (?:also in package (?P<owner>\S+)|different)"
+    r"trying to overwrite (?:shared )?['‘\"“](?P<file>[^'’\"”]+)['’\"”], "
+    r"which is (?:also in package (?P<owner>\S+)|different)"
     r"|file (?P<rpm>/\S+) (?:from install of (?P<new>\S+) )?conflicts (?:with file from package (?P<old>\S+)|between)"
-    r"|dpkg-divert: (?:error: )?[`'‘\"].{5,200}clashes with|: (?P<arch>/\S+) exists in filesystem(?: \(owned by (?P<by>\S+)\))?"
+    r"|dpkg-divert: (?:error: )?[`'‘\"].{5,200}clashes with"
+    r"|: (?P<arch>/\S+) exists in filesystem(?: \(owned by (?P<by>\S+)\))?"
 )
 _DKMS: Final = re.compile(r"\bnvidia[\w-]*dkms|nvidia-kernel-\w*dkms|Bad return status for module build|make\.log")
 
@@ -235,8 +239,23 @@ def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
         )
         cited = (*(one.citation for one in half), *said)
         yield Proof(what, cited or (Citation("/var/lib/dpkg/updates", "(notes of an interrupted run)", None),))
-    elif snapshot.says(_LEFT, "package-output", "text", "package-history", "application"):
-        yield Proof("a package's own script failed, and dpkg left it half installed", snapshot.said(_LEFT), "likely")
+    elif left := _left(snapshot):
+        what = f"{left[0]}'s own script failed, and its package is left half installed"
+        yield Proof(what, snapshot.said(_LEFT), "likely")
+
+
+def _left(snapshot: Snapshot) -> tuple[str, ...]:
+    """The driver's packages that the package manager says it could not finish."""
+    said = snapshot.of("package-output", "text", "package-history", "application")
+    named = (match["one"] or match["two"] for item in said for match in _FAILED.finditer(item.text))
+    return tuple(dict.fromkeys(name for name in named if is_drivers(name)))
+
+
+_FAILED: Final = re.compile(
+    r"error processing package (?P<one>[a-z0-9][\w.+-]*)"
+    r"|^(?:Errors were encountered while processing:)?\s(?P<two>[a-z0-9][\w.+-]*)(?::\w+)?\s*$",
+    re.MULTILINE,
+)
 
 
 def _them(names: list[packages.Package]) -> str:
@@ -287,7 +306,9 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return  # apt complains of what dpkg left behind
     if holds:
         names = ", ".join(sorted(holds))
-        what = f"{names} {'is' if len(holds) == 1 else 'are'} on hold, so apt may not bring the driver's packages to one version"
+        what = (
+            f"{names} {'is' if len(holds) == 1 else 'are'} on hold, so the driver's packages cannot come to one version"
+        )
         yield "held-or-broken-packages", Proof(what, (*holds.values(), *said), ruled_out=("a conflict of branches",))
         return
     if lines := (_differing(snapshot) or mixed):
@@ -296,7 +317,8 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     old = _other_branch(snapshot)
     what = "the packages asked for cannot stand beside those that are installed"
     if old:
-        what = f"the packages of branch {old[0].upstream.split('.')[0]} are installed and keep another branch's from coming"
+        branch = old[0].upstream.split(".")[0]
+        what = f"the packages of branch {branch} are installed and keep another branch's from coming"
     none = _shows_no_holds(snapshot)
     ruled_out = ("a hold: apt-mark shows none",) if none else ()
     certain = bool(old) or none or snapshot.says(_HELD_SAID)
@@ -470,7 +492,7 @@ _MISMATCHES: Final = frozenset(
         "driver-library-mismatch-unattended-upgrade",
     }
 )
-_UNUSABLE: Final = frozenset({"driver-not-installed", "driver-userspace-incomplete", "driver-module-not-loaded"})
+_UNUSABLE: Final = NO_DRIVER | {"driver-not-installed", "driver-userspace-incomplete"}
 
 FAMILY: Final = Family(
     "packages",
@@ -509,7 +531,7 @@ FAMILY: Final = Family(
             sources=(_TOOLKIT_GUIDE,),
             check=_toolkit_key,
             remedy=_renew_toolkit_key,
-            explains=frozenset({"toolkit-not-installed"}),
+            explains=NO_TOOLKIT | {"toolkit-not-installed"},
         ),
         Rule(
             cause="apt-signed-by-conflict",
@@ -526,7 +548,7 @@ FAMILY: Final = Family(
             sources=(_TOOLKIT_TROUBLE, "https://manpages.debian.org/stable/apt/sources.list.5.en.html"),
             check=_signed_by,
             remedy=_keep_one_entry,
-            explains=_UNUSABLE | {"toolkit-not-installed"},
+            explains=_UNUSABLE | NO_TOOLKIT | {"toolkit-not-installed"},
         ),
         Rule(
             cause="dpkg-lock-held",

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import boards, driver, kernel, links, modules, pci, system
+from gpunode.diagnoses.views import boards, driver, kernel, links, pci, system
 
 # ---- is there a GPU at all
 
@@ -106,7 +106,8 @@ def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
 # ---- awake, or stuck
 
 _D3: Final = re.compile(
-    rf"(?P<driver>[\w-]+) (?P<address>{links.ADDRESS}): (?:(?:Unable to|can't) change power state from D3(?:cold|hot) to D0|"
+    rf"(?P<driver>[\w-]+) (?P<address>{links.ADDRESS}): (?:(?:Unable to|can't) change power state from D3(?:cold|"
+    rf"hot) to D0|"
     r"not ready \d+ms after [\w ]{1,30}; giving up|Refused to change power state, currently in D3)"
 )
 _GONE: Final = re.compile(r"fallen off the bus|\bXid \([^)]{1,40}\): 79\b")
@@ -158,8 +159,8 @@ _HOTPLUG: Final = re.compile(
 )
 
 
-def _regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Which of four it is: no window above 4 GiB, a bridge's window too small, a virtual machine's, or another thing."""
+def regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """Which it is: no window above 4 GiB, a bridge's window too small, a virtual machine's firmware, or untold."""
     gpus = snapshot.view(links.nvidia)
     invalid = tuple(message.citation for message in kernel.said(snapshot, _INVALID_REGION))
     unassigned = snapshot.view(links.unassigned)
@@ -186,7 +187,7 @@ def _regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         )
         yield "bar-allocation-failed", Proof(summary, seen, "likely")
     else:
-        summary = "firmware left a memory region of the GPU without an address: Above 4G Decoding is off, or its space too small"
+        summary = "firmware left a memory region of the GPU without an address: Above 4G Decoding is off, or too small"
         yield "bar-above-4g-disabled", Proof(summary, seen)
 
 
@@ -210,9 +211,10 @@ def _undecided(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield (
             "bar-above-4g-disabled",
             Doubt(
-                "the driver cannot start the GPU (0x22:0x56): a memory region without an address, the closed module on a "
-                "GPU that needs the open one, or a GPU that does not wake up",
-                "`sudo lspci -vvv -d 10de:` (regions), `modinfo nvidia | grep license`, and `sudo dmesg` above that line",
+                "the driver cannot start the GPU (0x22:0x56): a memory region without an address, the closed module "
+                "on a GPU that needs the open one, or a GPU that does not wake up",
+                "`sudo lspci -vvv -d 10de:` (regions), `modinfo nvidia | grep license`, and `sudo dmesg` above that "
+                "line",
                 said,
                 (
                     *("bar-allocation-failed", "vm-passthrough-mmio-config", "gpu-stuck-d3cold"),
@@ -235,12 +237,15 @@ def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _kernel_argument(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fix]:
-    """How a kernel argument is added where grub boots the node, as it does by default on all of these."""
-    if system.package_manager(snapshot) == "dnf":
-        commands = (f"sudo grubby --update-kernel=ALL --args={argument}",)
-    else:
-        edit = f"sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{argument} /' /etc/default/grub"
-        commands = (edit, "sudo update-grub || sudo grub-mkconfig -o /boot/grub/grub.cfg")
+    """How a kernel argument is added where grub boots the node, in a file of its own that can be taken away again."""
+    commands: tuple[str, ...] = (f"sudo grubby --update-kernel=ALL --args={argument}",)
+    if system.package_manager(snapshot) != "dnf":
+        place = f"/etc/default/grub.d/{argument.replace('=', '-').replace('.', '-')}.cfg"
+        line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {argument}"'
+        commands = (
+            f"sudo mkdir -p /etc/default/grub.d && echo '{line}' | sudo tee {place}",
+            "sudo update-grub || sudo grub-mkconfig -o /boot/grub/grub.cfg",
+        )
     yield run("configure", f"boot with {argument}: {why}", *commands)
     yield reboot()
 
@@ -288,10 +293,12 @@ def _without_acs(_: Snapshot) -> Iterable[Fix]:
 
 
 _PAGE_FAULT: Final = re.compile(
-    r"\bAMD-Vi: Event logged \[IO_PAGE_FAULT\b|\bDMAR: \[(?:DMA|INTR)[^\]]{0,30}\] Request device \[|\barm-smmu\S* .{0,40}\bevent 0x10\b"
+    r"\bAMD-Vi: Event logged \[IO_PAGE_FAULT\b|\bDMAR: \[(?:DMA|INTR)[^\]]{0,30}\] Request device \[|"
+    r"\barm-smmu\S* .{0,40}\bevent 0x10\b"
 )
 _FAULTY: Final = re.compile(
-    r"\bnvidia (?P<bound>\S+): AMD-Vi|\bdevice=(?P<amd>[0-9a-f:.]{7,12})\b|Request device \[(?:0x)?(?P<intel>[0-9a-f:.x]{7,12})\]"
+    r"\bnvidia (?P<bound>\S+): AMD-Vi|\bdevice=(?P<amd>[0-9a-f:.]{7,12})\b|"
+    r"Request device \[(?:0x)?(?P<intel>[0-9a-f:.x]{7,12})\]"
 )
 _TRANSLATED: Final = re.compile(
     r"(?:intel_iommu|amd_iommu|iommu)=(?:on|force\w*)\b|Default domain type: Translated|iommu\.passthrough=0"
@@ -395,9 +402,11 @@ def _storm(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     ports = sorted({one.address for one in corrected if one.address})
     summary = f"the PCIe link at {', '.join(ports[:3]) or 'a GPU'} corrects errors again and again: its signal is bad"
-    confidence = "certain" if any(links.slot(port) in snapshot.view(links.nvidia) for port in ports) else "likely"
+    confidence: Confidence = (
+        "certain" if any(links.slot(port) in snapshot.view(links.nvidia) for port in ports) else "likely"
+    )
     citations = (*(one.citation for one in corrected), *counted)
-    yield Proof(summary, citations[:12], confidence, ("a single corrected error, which is none",))  # type: ignore[arg-type]
+    yield Proof(summary, citations[:12], confidence, ("a single corrected error, which is none",))
 
 
 def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -405,9 +414,6 @@ def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
     found = links.grave(tuple(one for one in snapshot.view(links.reports) if not _is_behind(one.citation, gone)))
     latched = snapshot.view(links.latched)
     bits = {one.bit for one in found if one.bit}
-    # A link that is down by surprise is the fall of the GPU itself, not its cause.
-    if gone and (not bits or any(bit.startswith(("SDES", "Surprise")) for bit in bits)):
-        return
     if not found and not (latched and kernel.said(snapshot, _ANY_XID)):
         return
     what = ", ".join(sorted(bits)) or "an uncorrected error"
@@ -453,12 +459,12 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
         summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
         yield Proof(summary, (*(gpu.citation for gpu in unbound), shown.citation), gpu=absent[0])
         return
-    if not listed and shown.count not in _SIZES and "baseboard" in snapshot.view(boards.carriers):
-        if not kernel.said(snapshot, _TROUBLE_OF_ONE):
-            summary = (
-                f"nvidia-smi shows {shown.count} GPUs, and baseboards of this model carry four or eight: one is missing"
-            )
-            yield Proof(summary, (shown.citation,), "likely")
+    is_odd = not listed and shown.count not in _SIZES and "baseboard" in snapshot.view(boards.carriers)
+    if is_odd and not kernel.said(snapshot, _TROUBLE_OF_ONE):
+        summary = (
+            f"nvidia-smi shows {shown.count} GPUs, and baseboards of this model carry four or eight: one is missing"
+        )
+        yield Proof(summary, (shown.citation,), "likely")
 
 
 def _absent(listed: dict[str, pci.Function], shown: boards.Inventory) -> tuple[str, ...]:
@@ -512,10 +518,10 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
             story=(
-                "The driver is installed, but no device of NVIDIA's answers on the PCI bus: the card is not seated or has no "
-                "power, the slot is switched off, the instance type has no GPU, or none is passed through to this virtual "
-                "machine. The module then refuses to load (No such device), and nvidia-smi cannot talk to a driver. No "
-                "package and no setting of this system can change it."
+                "The driver is installed, but no device of NVIDIA's answers on the PCI bus: the card is not seated or "
+                "has no power, the slot is switched off, the instance type has no GPU, or none is passed through to "
+                "this virtual machine. The module then refuses to load (No such device), and nvidia-smi cannot talk "
+                "to a driver. No package and no setting of this system can change it."
             ),
             sources=(f"{_OPEN}/blob/main/kernel-open/nvidia/nv.c",),
             check=_no_gpu,
@@ -529,9 +535,10 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="vfio-pci owns the GPU",
             story=(
-                "A GPU that is to be handed to a virtual machine is bound to vfio-pci, by its id on the kernel's command line, "
-                "in /etc/modprobe.d or by driverctl. NVIDIA's driver on the host is then never given it: the module loads "
-                "and finds no devices, or does not load. On a host that runs virtual machines this is meant to be so."
+                "A GPU that is to be handed to a virtual machine is bound to vfio-pci, by its id on the kernel's "
+                "command line, in /etc/modprobe.d or by driverctl. NVIDIA's driver on the host is then never given "
+                "it: the module loads and finds no devices, or does not load. On a host that runs virtual machines "
+                "this is meant to be so."
             ),
             sources=(
                 "https://docs.kernel.org/driver-api/vfio.html",
@@ -548,9 +555,10 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="the GPU does not wake up from D3cold",
             story=(
-                "In D3cold a device has no power and its configuration space reads as all ones. After a virtual machine, a "
-                "suspend or a long idle time the platform fails to bring it back; the kernel says so before any driver does. "
-                "NVIDIA's driver then fails to start it (0x22:0x56), or finds it fallen off the bus, though the driver is fine."
+                "In D3cold a device has no power and its configuration space reads as all ones. After a virtual "
+                "machine, a suspend or a long idle time the platform fails to bring it back; the kernel says so "
+                "before any driver does. NVIDIA's driver then fails to start it (0x22:0x56), or finds it fallen off "
+                "the bus, though the driver is fine."
             ),
             sources=(
                 "https://github.com/bryansteiner/gpu-passthrough-tutorial/issues/39",
@@ -575,15 +583,16 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="firmware gives the GPU's memory region no address",
             story=(
-                "A GPU shows its memory through a region (BAR1) of gigabytes, which only fits above 4 GiB of the address space. "
-                "With Above 4G Decoding off in BIOS (or CSM on) firmware leaves the region empty: lspci shows it unassigned, "
-                "NVRM calls it 0M, and the driver cannot start the GPU (0x22:0x56) though it is there and supported."
+                "A GPU shows its memory through a region (BAR1) of gigabytes, which only fits above 4 GiB of the "
+                "address space. With Above 4G Decoding off in BIOS (or CSM on) firmware leaves the region empty: "
+                "lspci shows it unassigned, NVRM calls it 0M, and the driver cannot start the GPU (0x22:0x56) though "
+                "it is there and supported."
             ),
             sources=(
                 f"{_OPEN}/issues/862",
                 "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
             ),
-            check=only("bar-above-4g-disabled", _regions),
+            check=only("bar-above-4g-disabled", regions),
             remedy=always(
                 by_hand("firmware", "enable Above 4G Decoding (and Resizable BAR) in BIOS, and switch CSM off"),
                 by_hand("firmware", "update the board's firmware", "the settings are on already"),
@@ -602,12 +611,13 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="no room for the GPU's memory region behind its bridge",
             story=(
-                "Every bridge passes on one window of addresses, and firmware sizes it at boot, mostly for what was plugged in "
-                "then. A GPU behind Thunderbolt or OCuLink, or one whose region grew, does not fit: the kernel says 'no space' "
-                "or 'failed to assign' for its BARs before any driver is asked, and the driver then finds a region of 0M."
+                "Every bridge passes on one window of addresses, and firmware sizes it at boot, mostly for what was "
+                "plugged in then. A GPU behind Thunderbolt or OCuLink, or one whose region grew, does not fit: the "
+                "kernel says 'no space' or 'failed to assign' for its BARs before any driver is asked, and the driver "
+                "then finds a region of 0M."
             ),
             sources=("https://github.com/system76/firmware-open/issues/66", f"{_OPEN}/issues/510"),
-            check=only("bar-allocation-failed", _regions),
+            check=only("bar-allocation-failed", regions),
             remedy=_realloc,
             explains=_NO_START,
         ),
@@ -618,9 +628,10 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="the IOMMU stops transfers between GPUs",
             story=(
-                "GPUs write straight into each other's memory over PCIe. With an IOMMU that translates (its default on many "
-                "boards) those addresses are not mapped: the IOMMU logs page faults of the GPU, collectives hang or return "
-                "wrong data, and the GPUs report Xids of their own. In pass-through mode the host's devices are let through."
+                "GPUs write straight into each other's memory over PCIe. With an IOMMU that translates (its default "
+                "on many boards) those addresses are not mapped: the IOMMU logs page faults of the GPU, collectives "
+                "hang or return wrong data, and the GPUs report Xids of their own. In pass-through mode the host's "
+                "devices are let through."
             ),
             sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
             check=_iommu,
@@ -634,9 +645,10 @@ FAMILY: Final = Family(
             disruption="none",
             title="access control on bridges keeps GPUs apart",
             story=(
-                "With Access Control Services a bridge sends requests from one GPU to another up to the root complex, through "
-                "the IOMMU, instead of directly. That is needed to pass devices to virtual machines and harmful everywhere "
-                "else: peer-to-peer transfers become slow, or NCCL hangs without an error. NCCL_P2P_DISABLE=1 makes it go away."
+                "With Access Control Services a bridge sends requests from one GPU to another up to the root complex, "
+                "through the IOMMU, instead of directly. That is needed to pass devices to virtual machines and "
+                "harmful everywhere else: peer-to-peer transfers become slow, or NCCL hangs without an error. "
+                "NCCL_P2P_DISABLE=1 makes it go away."
             ),
             sources=(_NCCL_GUIDE, "https://github.com/NVIDIA/nccl/issues/2079"),
             check=_acs,
@@ -649,14 +661,15 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="transfers on the GPU's PCIe link are lost",
             story=(
-                "The GPU did not answer a request in time, or a packet arrived broken beyond repair, and the root port reports "
-                "an uncorrected error. NVIDIA's driver cannot recover from it, so what follows looks like a driver fault: page "
-                "faults (Xid 31) of whatever ran, GSP timeouts, at last a fallen GPU. Cable, riser, slot and power come first."
+                "The GPU did not answer a request in time, or a packet arrived broken beyond repair, and the root "
+                "port reports an uncorrected error. NVIDIA's driver cannot recover from it, so what follows looks "
+                "like a driver fault: page faults (Xid 31) of whatever ran, GSP timeouts, at last a fallen GPU. "
+                "Cable, riser, slot and power come first."
             ),
             sources=(_AER_GUIDE, f"{_OPEN}/issues/1229"),
             check=_uncorrected,
             remedy=_seat_again(),
-            explains=_APPLICATION_XIDS | _LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
+            explains=_APPLICATION_XIDS | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
         ),
         Rule(
             cause="pcie-aer-correctable-storm",
@@ -665,14 +678,15 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="the GPU's PCIe link corrects errors all the time",
             story=(
-                "The link between root port and GPU loses or garbles packets (BadTLP, RxErr, Timeout) and sends them again. "
-                "Each is corrected, so nothing fails, but a link that does it again and again has a bad signal: riser, cable, "
-                "seating, slot or power. It costs speed, and it often ends in lost transfers or a GPU fallen off the bus."
+                "The link between root port and GPU loses or garbles packets (BadTLP, RxErr, Timeout) and sends them "
+                "again. Each is corrected, so nothing fails, but a link that does it again and again has a bad "
+                "signal: riser, cable, seating, slot or power. It costs speed, and it often ends in lost transfers or "
+                "a GPU fallen off the bus."
             ),
             sources=(_AER_GUIDE, "https://github.com/pop-os/pop/issues/3363"),
             check=_storm,
             remedy=_seat_again(),
-            explains=_LOST | {"pcie-link-degraded"},
+            explains=frozenset({"pcie-link-degraded"}),
         ),
         Rule(
             cause="pcie-link-degraded",
@@ -681,9 +695,9 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="the GPU's PCIe link has fewer lanes than it could",
             story=(
-                "Card and slot agree on a width when the link is trained. Dirt, a bad riser, a slot with fewer wires or a "
-                "bifurcation setting leave it at x8, x4 or x1, and copies between host and GPU are slower by that much. "
-                "A lower speed at idle is power saving and no fault; a lower width never is."
+                "Card and slot agree on a width when the link is trained. Dirt, a bad riser, a slot with fewer wires "
+                "or a bifurcation setting leave it at x8, x4 or x1, and copies between host and GPU are slower by "
+                "that much. A lower speed at idle is power saving and no fault; a lower width never is."
             ),
             sources=(
                 "https://github.com/geerlingguy/raspberry-pi-pcie-devices/issues/480",
@@ -699,9 +713,10 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="a GPU that should be there is not",
             story=(
-                "The bus shows more GPUs than the driver does, or the driver fewer than the baseboard carries, and no message "
-                "says why. The missing one did not initialise, was drained, or lost its link at boot. Schedulers see fewer "
-                "GPUs, and every index behind the gap moves down by one, so that jobs meet another GPU than yesterday."
+                "The bus shows more GPUs than the driver does, or the driver fewer than the baseboard carries, and no "
+                "message says why. The missing one did not initialise, was drained, or lost its link at boot. "
+                "Schedulers see fewer GPUs, and every index behind the gap moves down by one, so that jobs meet "
+                "another GPU than yesterday."
             ),
             sources=(
                 "https://github.com/NVIDIA/NVSentinel/issues/684",

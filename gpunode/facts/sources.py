@@ -237,7 +237,7 @@ def _plain(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _program(words: Sequence[str]) -> str:
-    return words[0].rsplit("/", 1)[-1] if words else ""
+    return words[0].rsplit("/", 1)[-1].removesuffix(".exe") if words else ""
 
 
 def _pattern(words: Sequence[str]) -> str:
@@ -307,6 +307,8 @@ def _file(path: str) -> Source:
 
 def _by_path(source: str) -> Source | None:
     first = source.split()[0] if source.split() else ""
+    if re.fullmatch(r"(?:\./|/\S+/samples/)[\w./-]*?[\w-]+", first) and "." not in first.rpartition("/")[2]:
+        return Source("application", words=tuple(source.split()))
     if first.startswith("/") or re.fullmatch(r"~?[\w.-]*/[\w./*-]+|[\w-]+\.(?:log|conf|toml|ya?ml|json)", first):
         return _file(first)
     return None
@@ -541,5 +543,5 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("systemd-detect-virt", "virsh", "virt-what"), _always("virtualization")),
     "echo": lambda words: Source("exit-status" if "$?" in words else "text", words=words),
     **dict.fromkeys(("python", "python3", "nvcc", "ollama", "vllm", "torchrun", "deviceQuery", "mpirun"), _application),
-    "ssh": _ssh,
+    **dict.fromkeys(("ssh", "chroot", "nsenter"), _ssh),
 }

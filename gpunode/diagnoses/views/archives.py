@@ -186,7 +186,7 @@ _REPOSITORIES: Final[tuple[tuple[Packager, str], ...]] = (
 
 
 def packager(package: Package) -> Packager:
-    """Who packaged this version, by its repository or by how its revision is written; empty where that does not tell."""
+    """Who packaged this version, by its repository or by how its revision is written; empty where neither tells."""
     if package.origin:
         return next((name for name, word in _REPOSITORIES if word in package.origin), "")
     return packager_of(package.version)

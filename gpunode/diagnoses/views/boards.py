@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from gpunode.catalog.gpus import lookup
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import pci, smi_query
@@ -19,6 +20,7 @@ _BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _ROW: Final = re.compile(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_BUS})\s")
 _LISTED: Final = re.compile(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
 _COUNT: Final = re.compile(r"^Attached GPUs\s*:\s*(?P<count>\d+)", re.MULTILINE)
+_DCGM_IDS: Final = re.compile(r"GPU Device IDs Detected\s*\|\s*(?P<ids>[0-9a-f]{4}(?:,\s*[0-9a-f]{4})*)")
 _RACK: Final = re.compile(r"\bG[HB][23]00\b")
 _BASEBOARD: Final = re.compile(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
 _CARD: Final = re.compile(
@@ -92,7 +94,8 @@ def _line(item: Item, start: int) -> int:
 
 def names(snapshot: Snapshot) -> tuple[str, ...]:
     """The models of the GPUs, by whatever names them."""
-    found = [model.name for gpu in snapshot.view(pci.gpus) if (model := gpu.model) is not None]
+    found = [lookup(one).name for item in snapshot.of("text") for one in _dcgm_ids(item)]
+    found += [model.name for gpu in snapshot.view(pci.gpus) if (model := gpu.model) is not None]
     found += [gpu.name for gpu in snapshot.view(pci.gpus) if gpu.model is None]
     found += [board.name for one in snapshot.view(inventories) for board in one.boards]
     for item in snapshot.of("nvidia-smi-nvlink", "nvidia-smi-topo", "application", "container-run", "gpudirect"):
@@ -100,6 +103,11 @@ def names(snapshot: Snapshot) -> tuple[str, ...]:
     for gpu in snapshot.view(smi_query.gpus):
         found += [row.value for key in ("Product Name", "name") for row in gpu.every(key)]
     return tuple(dict.fromkeys(found))
+
+
+def _dcgm_ids(item: Item) -> tuple[str, ...]:
+    match = _DCGM_IDS.search(item.text)
+    return tuple(re.findall(r"[0-9a-f]{4}", match["ids"])) if match else ()
 
 
 def carrier(name: str) -> Carrier:

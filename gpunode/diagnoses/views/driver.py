@@ -20,7 +20,8 @@ VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
 # The kernel module's words, and the older ones of the X server and of nvidia-smi: who is named first differs.
 _API: Final = (
     re.compile(
-        rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+(?P<module>{VERSION})",
+        rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+"
+        rf"(?P<module>{VERSION})",
         re.IGNORECASE,
     ),
     re.compile(
@@ -35,11 +36,11 @@ _SMI: Final = re.compile(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
 _CUDA: Final = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(?P<version>\d+\.\d+)")
 _SMI_VERSION: Final = re.compile(rf"^\s*DRIVER version\s*:\s*(?P<version>{VERSION})", re.MULTILINE | re.IGNORECASE)
 _LIBRARY: Final = re.compile(
-    rf"(?P<folder>/\S*/)?lib(?:nvidia-ml|cuda|nvidia-ptxjitcompiler|GLX_nvidia|EGL_nvidia)\.so\.(?P<version>{VERSION})\b"
+    rf"lib(?:nvidia-ml|cuda|nvidia-ptxjitcompiler|GLX_nvidia|EGL_nvidia)\.so\.(?P<version>{VERSION})\b"
 )
 # Libraries that are on the node and not those that its programs load.
 _ELSEWHERE: Final = re.compile(
-    r"/compat/|/stubs/|/docker/|/containers/|/containerd/|/overlay|/run/nvidia/|/flatpak/|/wsl/|/snap/|i386|/lib32/|/tmp/"
+    r"/compat/|/stubs/|/docker/|/containers/|/containerd/|/overlay|/run/nvidia/|/flatpak/|/wsl/|/snap/|i386|/lib32/"
 )
 _RUNNING: Final = re.compile(r"/lib/modules/(?P<kernel>[^/\s]+)/")
 
@@ -100,7 +101,7 @@ def _from_log(snapshot: Snapshot) -> Seen | None:
 
 
 def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
-    """The versions of a client and of the module that refused it, by the last such message; None where there is none."""
+    """The versions of a client and of the module that refused it, by the last such message; None without any."""
     for message in reversed(snapshot.view(kernel.messages)):
         for pattern in _API:
             if match := pattern.search(message.text):
@@ -143,9 +144,9 @@ def _on_disk_by_path(snapshot: Snapshot, running: str) -> Seen | None:
 def library(snapshot: Snapshot) -> Seen | None:
     """The version of the libraries that programs on the node load."""
     for item in snapshot.items:
-        if item.where == "host" and item.kind in {"nvidia-smi", "nvidia-smi-q", "text"}:
-            if match := _NVML_LIBRARY.search(item.text):
-                return Seen(match["version"], cite(item, item.text.count("\n", 0, match.start()) + 1))
+        asks = item.where == "host" and item.kind in {"nvidia-smi", "nvidia-smi-q", "text"}
+        if asks and (match := _NVML_LIBRARY.search(item.text)):
+            return Seen(match["version"], cite(item, item.text.count("\n", 0, match.start()) + 1))
     if pair := api_mismatch(snapshot):
         return Seen(pair[0], pair[2])
     found = snapshot.view(libraries)
@@ -157,10 +158,9 @@ def libraries(snapshot: Snapshot) -> tuple[Seen, ...]:
     found: dict[str, Seen] = {}
     for item in snapshot.of("ldconfig", "listing", "package-owner"):
         if item.where == "host":
-            for match in _LIBRARY.finditer(item.text):
-                if not _ELSEWHERE.search(match["folder"] or ""):
-                    line = item.text.count("\n", 0, match.start()) + 1
-                    found.setdefault(match["version"], Seen(match["version"], cite(item, line)))
+            for number, line in enumerate(item.lines, 1):
+                if (match := _LIBRARY.search(line)) and not _ELSEWHERE.search(line):
+                    found.setdefault(match["version"], Seen(match["version"], cite(item, number)))
     return tuple(found.values())
 
 
@@ -224,6 +224,11 @@ def packaged(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     )
 
 
+def headless(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """The installed packages of Ubuntu's that bring a driver without its programs."""
+    return tuple(one for one in whole(snapshot) if one.name.startswith("nvidia-headless-"))
+
+
 def _of_driver(snapshot: Snapshot, patterns: tuple[str, ...]) -> tuple[packages.Package, ...]:
     found = packages.matching(snapshot, *patterns)
     return tuple(one for one in found if re.match(VERSION, one.upstream) and one.is_installed)
@@ -246,7 +251,7 @@ def _state(item: Item) -> tuple[SmiState, Citation] | None:
     for state, pattern in _STATES:
         if match := pattern.search(item.text):
             return state, cite(item, item.text.count("\n", 0, match.start()) + 1)
-    if item.outcome == "absent" and item.kind == "nvidia-smi":
+    if item.outcome == "absent" and item.source.words[:1] == ("nvidia-smi",):
         return "missing", cite(item)
     return None
 

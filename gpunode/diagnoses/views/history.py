@@ -1,4 +1,4 @@
-"""What was done to the driver's packages, and by whom: the logs of apt, dpkg, unattended-upgrades, dnf, zypper, pacman."""
+"""What was done to the driver's packages, and by whom: the logs of apt, dpkg, dnf, zypper, pacman."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ _UNATTENDED: Final = re.compile(r"Packages that (?:will be|were) upgraded:\s*(?P
 _PACMAN: Final = re.compile(r"\[ALPM\] upgraded (?P<name>\S+) \((?P<old>\S+) -> (?P<new>[^)\s]+)\)")
 _RPM_LOG: Final = re.compile(
     r"(?:SUBDEBUG |\s|^)(?:Upgrade|Upgraded|Updated|Update|Installed|Install)d?:?\s+"
-    r"(?:\d+:)?(?P<name>[a-zA-Z][\w.+-]*?)-(?:\d+:)?(?P<new>\d[\w.+~^]*-[\w.+~^]+?)(?:\.(?:x86_64|noarch|aarch64|i686))?(?:\s|$)"
+    r"(?:\d+:)?(?P<name>[a-zA-Z][\w.+-]*?)-(?:\d+:)?(?P<new>\d[\w.+~^]*-[\w.+~^]+?)"
+    r"(?:\.(?:x86_64|noarch|aarch64|i686))?(?:\s|$)"
 )
 _ZYPP: Final = re.compile(r"^(?P<at>\d{4}-\d\d-\d\d [\d:]{8})\|install\|(?P<name>[^|]+)\|(?P<new>[^|]+)\|")
 _AUTOMATIC: Final = re.compile(
-    r"unattended-upgrade|\bdnf-automatic|\byum-cron|packagekit role='update-packages'|transactional-update|apt-daily"
+    r"unattended-upgrade|Packages that will be upgraded:|\bdnf-automatic|\byum-cron"
+    r"|packagekit role='update-packages'|transactional-update|apt-daily"
 )
 _RPM_DRIVER: Final = re.compile(
     r"^(?:(?:a?kmod|dkms)-nvidia|nvidia-(?:driver|kmod|open|persistenced|modprobe|libXNVCtrl|utils|compute|gl|lts|dkms)"
@@ -67,8 +69,8 @@ class Upgrade:
 
 def upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
     """What happened to the driver's packages, in the order of the evidence; within one log the oldest first."""
-    kinds = ("package-history", "package-output", "unit-log", "journal", "text")
-    return tuple(one for item in snapshot.of(*kinds) if "nvidia" in item.text for one in _of(item))
+    logs = snapshot.of("package-history", "package-output", "unit-log", "journal", "text")
+    return tuple(one for item in logs if "nvidia" in item.text for one in _of(item))
 
 
 def is_drivers(name: str) -> bool:
@@ -93,14 +95,14 @@ def _of(item: Item) -> Iterator[Upgrade]:
 
 def _changed(line: str, item: Item) -> Iterator[tuple[str, str, str]]:
     if _CHANGES.match(line):
-        for match in _ENTRY.finditer(line):
-            two = (match["two"] or "").removesuffix("automatic").strip(", ")
-            yield match["name"], match["one"] if two else "", two or match["one"]
+        for entry in _ENTRY.finditer(line):
+            two = (entry["two"] or "").removesuffix("automatic").strip(", ")
+            yield entry["name"], entry["one"] if two else "", two or entry["one"]
     elif match := _UNATTENDED.search(line):
         for name in match["names"].split():
             yield name.partition(":")[0], "", ""
-    elif found := (_DPKG.match(line) or _TERM.match(line) or _PACMAN.search(line)):
-        old = found["old"] or ""
-        yield found["name"], "" if old == "<none>" else old, found["new"]
-    elif item.kind == "package-history" and (found := _ZYPP.match(line) or _RPM_LOG.search(line)):
-        yield found["name"], "", found["new"]
+    elif pair := _DPKG.match(line) or _TERM.match(line) or _PACMAN.search(line):
+        old = pair["old"] or ""
+        yield pair["name"], "" if old == "<none>" else old, pair["new"]
+    elif item.kind == "package-history" and (one := _ZYPP.match(line) or _RPM_LOG.search(line)):
+        yield one["name"], "", one["new"]

@@ -22,7 +22,8 @@ _HEAD: Final = re.compile(
 _NVIDIA: Final = re.compile(r"nvidia|\b10de:", re.IGNORECASE)
 _DETAIL: Final = re.compile(r"\b(?:LnkSta|LnkCap|ACSCtl|UESta|CESta|secondary=|Region \d):?")
 _STATUS: Final = re.compile(
-    r"\bLnkSta:\s*Speed (?P<speed>[\d.]+)GT/s(?P<slow> \(downgraded\))?,\s*Width x(?P<width>\d+)(?P<narrow> \(downgraded\))?"
+    r"\bLnkSta:\s*Speed (?P<speed>[\d.]+)GT/s(?: \([a-z]+\))?,\s*"
+    r"Width x(?P<width>\d+)(?P<narrow> \(downgraded\))?"
 )
 _CAPABLE: Final = re.compile(r"\bLnkCap:.{0,40}?Speed (?P<speed>[\d.]+)GT/s,\s*Width x(?P<width>\d+)")
 _REGION: Final = re.compile(r"\bRegion (?P<bar>\d): Memory at <(?:unassigned|ignored)>")
@@ -36,7 +37,8 @@ _SYSFS_PATH: Final = re.compile(
     rf"/(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width)|aer_dev_correctable)$"
 )
 _LIMITED: Final = re.compile(
-    rf"(?P<address>{ADDRESS}): [\d.]+ Gb/s available PCIe bandwidth, limited by (?P<speed>[\d.]+) GT/s PCIe x(?P<width>\d+) "
+    rf"(?P<address>{ADDRESS}): [\d.]+ Gb/s available PCIe bandwidth, "
+    r"limited by (?P<speed>[\d.]+) GT/s PCIe x(?P<width>\d+) "
     rf"link at \S+ \(capable of [\d.]+ Gb/s with (?P<most>[\d.]+) GT/s PCIe x(?P<widest>\d+) link"
 )
 _TREE: Final = re.compile(

@@ -142,6 +142,17 @@ def _every(snapshot: Snapshot) -> Iterator[Package]:
             yield from _rows(item)
 
 
+_DRIVERS_ROW: Final = re.compile(
+    r"\b(?:nvidia-(?:driver|dkms|utils|kernel|headless|open|smi|current)|libnvidia-(?:compute|ml1|ml-|cfg1)|libcuda1"
+    r"|(?:a?kmod|dkms)-nvidia|xorg-x11-drv-nvidia|cuda-drivers|linux-modules-nvidia)"
+)
+
+
+def is_drivers_row(line: str) -> bool:
+    """Whether a line of a list of packages shows one of a driver that is installed, or was begun with."""
+    return bool(_DRIVERS_ROW.search(line)) and not line.startswith(("un ", "rc ", "pn "))
+
+
 def _rows(item: Item) -> Iterator[Package]:
     words = " ".join(item.source.words)
     listing = item.kind == "packages"

@@ -84,7 +84,8 @@ def is_wsl(snapshot: Snapshot) -> bool:
 
 # What only a guest shows: its processor's flag, the kernel's word, the hypervisor's devices, its settings.
 _GUEST: Final = re.compile(
-    r"\bHypervisor detected: |\bkvm-clock\b|\bpciPassthru\.|Red Hat, Inc\.? (?:Virtio|QEMU|QXL)|\bVirtio \d|VMware (?:SVGA|Virtual)|"
+    r"\bHypervisor detected: |\bkvm-clock\b|\bpciPassthru\.|Red Hat, Inc\.? (?:Virtio|QEMU|QXL)|\bVirtio \d|"
+    r"VMware (?:SVGA|Virtual)|"
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
 )
 _FLAG: Final = re.compile(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
@@ -103,6 +104,6 @@ def is_guest(snapshot: Snapshot) -> bool | None:
             return True
         if item.text.strip() == "none":
             return False
-    kinds = ("lspci", "kernel-log", "journal", "file", "text", "virtualization")
-    shown = any(_GUEST.search(item.text[:200_000]) or _FLAG.search(item.text[:20_000]) for item in snapshot.of(*kinds))
+    places = snapshot.of("lspci", "kernel-log", "journal", "file", "text", "virtualization")
+    shown = any(_GUEST.search(item.text[:200_000]) or _FLAG.search(item.text[:20_000]) for item in places)
     return True if shown else None

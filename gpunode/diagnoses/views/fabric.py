@@ -1,0 +1,285 @@
+"""NVSwitches, the fabric manager that programs them, and the NVLinks of each GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import boards, driver, kernel, packages, pci, smi_query
+from gpunode.facts.items import Item
+from gpunode.facts.model import Known
+
+UNIT: Final = "nvidia-fabricmanager.service"
+UnitState: TypeAlias = Literal["active", "inactive", "failed", "masked", "missing", ""]
+
+_MISMATCH: Final = re.compile(
+    rf"fabric manager NVIDIA GPU driver interface version (?P<manager>{driver.VERSION}) do(?:es)?n.?t match with "
+    rf"(?:the )?driver version (?P<driver>{driver.VERSION})",
+    re.IGNORECASE,
+)
+_NOTHING: Final = re.compile(
+    r"NV_WARN_NOTHING_TO_DO|NVSwitch driver failed with error:\s*WARNING Nothing to do", re.IGNORECASE
+)
+_NOT_READY: Final = re.compile(
+    r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|"
+    r"\b(?:CUDA|cudart|cudaGetDeviceCount|cuInit|cudaSetDevice)\b.{0,80}\b802\b|\berror 802\b",
+    re.IGNORECASE,
+)
+_UNCORRECTABLE: Final = re.compile(
+    r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE"
+)
+_SWITCH_SEEN: Final = re.compile(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
+_ABOUT: Final = re.compile(r"fabric-?manager", re.IGNORECASE)
+_NO_UNIT: Final = re.compile(
+    r"Unit nvidia-fabricmanager(?:\.service)? (?:could not be found|not found)|"
+    r"nvidia-fabricmanager(?:\.service)?: unrecognized service|"
+    r"Unit nvidia-fabricmanager\.service not loaded|nv-fabricmanager: command not found",
+)
+_MASKED: Final = re.compile(r"nvidia-fabricmanager\.service(?: is masked|[^\n]{0,40}masked)|Loaded: masked")
+_ACTIVE: Final = re.compile(r"^\s*Active:\s*(?P<state>active|inactive|failed|activating|deactivating)\b", re.MULTILINE)
+_FAILED: Final = re.compile(
+    r"Job for nvidia-fabricmanager\.service failed|nvidia-fabricmanager\.service: (?:Control process exited|"
+    r"Main process exited|"
+    r"Failed with result|Start request repeated too quickly)|Failed to start (?:NVIDIA fabric manager|"
+    r"nvidia-fabricmanager)"
+)
+_STATES: Final[dict[str, UnitState]] = {
+    "active": "active",
+    "inactive": "inactive",
+    "failed": "failed",
+    "activating": "failed",
+    "dead": "inactive",
+    "not-found": "missing",
+    "masked": "masked",
+}
+_SHOWN: Final = re.compile(r"^(?P<name>LoadState|ActiveState)=(?P<state>[\w-]+)", re.MULTILINE)
+_PACKAGES: Final = ("nvidia-fabricmanager*", "nvidia-fabric-manager*", "cuda-drivers-fabricmanager*", "nvlink5*")
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The fabric manager's version and the driver's, which differ."""
+
+    manager: str
+    driver: str
+    citations: tuple[Citation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """The fabric manager's service.
+
+    Attributes:
+        state: empty where nothing tells.
+    """
+
+    state: UnitState
+    citations: tuple[Citation, ...] = ()
+
+
+def switches(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines that show an NVSwitch on this node."""
+    listed = tuple(one.citation for one in snapshot.view(pci.switches))
+    folder = tuple(cite(item, 1) for item in snapshot.files("/proc/driver/nvidia-nvswitch/*") if item.text.strip())
+    return (*listed, *folder, *snapshot.said(_SWITCH_SEEN))[:4]
+
+
+def not_ready(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines in which CUDA says that the system is not ready (802)."""
+    return snapshot.said(_NOT_READY)
+
+
+def in_progress(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The GPUs whose registration with the fabric has not come to an end."""
+    rows = (*smi_query.rows(snapshot, "Fabric", "State"), *smi_query.rows(snapshot, "fabric.state"))
+    return tuple(row.citation for _, row in rows if row.value.lower() in {"in progress", "not started"})
+
+
+def completed(snapshot: Snapshot) -> bool:
+    """Whether every GPU that tells is registered with its fabric."""
+    rows = [row.value.lower() for _, row in smi_query.rows(snapshot, "Fabric", "State")]
+    return bool(rows) and all(value == "completed" for value in rows)
+
+
+def nothing_to_do(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines in which the fabric manager finds no NVSwitch by NVIDIA's switch driver."""
+    return snapshot.said(_NOTHING)
+
+
+def mismatch(snapshot: Snapshot) -> Mismatch | None:
+    """The two versions where they differ: by the fabric manager's word, else by what is installed and loaded."""
+    if match := snapshot.match(_MISMATCH):
+        return Mismatch(match["manager"], match["driver"], snapshot.said(_MISMATCH))
+    manager = next(
+        (one for one in packages.matching(snapshot, *_PACKAGES) if one.is_installed and _is_driver(one)), None
+    )
+    loaded = driver.loaded(snapshot) or driver.smi_version(snapshot)
+    if manager is None or loaded is None or manager.upstream == loaded.version:
+        return None
+    return Mismatch(manager.upstream, loaded.version, (manager.citation, loaded.citation))
+
+
+def _is_driver(package: packages.Package) -> bool:
+    return bool(re.match(driver.VERSION, package.upstream)) and "dev" not in package.name
+
+
+def installed(snapshot: Snapshot) -> bool | None:
+    """Whether a package of the fabric manager is installed; None where nothing tells."""
+    found = packages.matching(snapshot, *_PACKAGES)
+    if any(one.is_installed for one in found):
+        return True
+    return False if packages.installed(snapshot, "nvidia-fabricmanager") is False else None
+
+
+def manager(snapshot: Snapshot) -> Manager:
+    """The service's state by systemd, its log, or its package."""
+    fact = snapshot.facts.unit(UNIT)
+    if isinstance(fact, Known):
+        state: UnitState = "missing"
+        if fact.value.exists:
+            running: UnitState = "active" if fact.value.state.active else "inactive"
+            state = "masked" if fact.value.masked else ("failed" if fact.value.failed else running)
+        return Manager(state, (Citation("systemctl show nvidia-fabricmanager", f"({state})", None, fact.probe),))
+    found = [known for item in snapshot.items if item.where == "host" and (known := _of(item)) is not None]
+    for state in ("masked", "failed", "missing", "inactive", "active"):
+        cited = tuple(citation for one, citation in found if one == state)
+        if cited:
+            return Manager(state, cited)
+    return Manager("missing" if snapshot.view(installed) is False else "", _of_packages(snapshot))
+
+
+def _of_packages(snapshot: Snapshot) -> tuple[Citation, ...]:
+    listings = (item for item in snapshot.of("packages") if _ABOUT.search(item.written))
+    return tuple(Citation(item.written, "(no fabric manager among them)", None, item.key) for item in listings)
+
+
+def _of(item: Item) -> tuple[UnitState, Citation] | None:
+    about = item.subject == UNIT or bool(_ABOUT.search(item.written))
+    if match := _NO_UNIT.search(item.text):
+        return "missing", _at(item, match)
+    if match := _MASKED.search(item.text) if about or "fabricmanager" in item.text else None:
+        return "masked", _at(item, match)
+    if match := _FAILED.search(item.text):
+        return "failed", _at(item, match)
+    if not about or item.kind not in {"unit-status", "unit-show", "unit-action", "text"}:
+        return None
+    if item.outcome == "absent":
+        return "missing", cite(item)
+    if match := _ACTIVE.search(item.text):
+        return _STATES.get(match["state"], "inactive"), _at(item, match)
+    if match := _SHOWN.search(item.text):
+        states = {found["name"]: found["state"] for found in _SHOWN.finditer(item.text)}
+        load = _STATES.get(states.get("LoadState", ""))
+        return load or _STATES.get(states.get("ActiveState", ""), "inactive"), _at(item, match)
+    word = item.text.strip().split("\n")[0].strip()
+    return (_STATES[word], cite(item, 1)) if word in _STATES else None
+
+
+def _at(item: Item, match: re.Match[str]) -> Citation:
+    return cite(item, item.text.count("\n", 0, match.start()) + 1)
+
+
+def is_needed(snapshot: Snapshot) -> bool | None:
+    """Whether the GPUs of this node are joined by NVSwitches of its own; None where nothing tells."""
+    if snapshot.view(switches):
+        return True
+    carriers = snapshot.view(boards.carriers)
+    if carriers and carriers <= {"card", "rack"}:
+        return False
+    if "baseboard" in carriers and (snapshot.view(in_progress) or snapshot.view(not_ready)):
+        return True
+    if snapshot.view(in_progress):
+        return True
+    if pci.is_listed(snapshot) and snapshot.view(pci.gpus) and "baseboard" not in carriers:
+        return False
+    return None
+
+
+# ---- the links
+
+_GPU: Final = re.compile(r"^\s*GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?)(?: \(UUID|\s*$)")
+_LINK: Final = re.compile(
+    r"^\s*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|inactive|(?P<speed>[\d.]+) GB/s)", re.IGNORECASE
+)
+_ALL_DOWN: Final = re.compile(r"all links are inActive", re.IGNORECASE)
+_DCGM_DOWN: Final = re.compile(
+    r"\bNvLink link \d+ is currently down|\bDCGM_FR_NVLINK_DOWN\b|\bNVLINK_DOWN\b", re.IGNORECASE
+)
+_DCGM_ROW: Final = re.compile(r"^\s+(?P<links>[UDX_](?: [UDX_]){2,})\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The NVLinks of one GPU.
+
+    Attributes:
+        index: of the GPU; None where the answer names none.
+        down: the numbers of those that are inactive.
+        up: how many are active.
+        none: whether the driver says that all are inactive, without naming them.
+    """
+
+    index: int | None
+    name: str
+    down: tuple[int, ...]
+    up: int
+    none: bool
+    citation: Citation
+
+    @property
+    def all_down(self) -> bool:
+        """Whether none of its links is active."""
+        return self.none or (bool(self.down) and not self.up)
+
+
+def nvlinks(snapshot: Snapshot) -> tuple[Links, ...]:
+    """The links of each GPU, as ``nvidia-smi nvlink`` and ``dcgmi nvlink`` show them."""
+    found = snapshot.of("nvidia-smi-nvlink", "nvidia-smi", "text", "application", "nvidia-smi-q")
+    return tuple(one for item in found for one in (*_of_smi(item), *_of_dcgm(item)))
+
+
+def _of_smi(item: Item) -> Iterator[Links]:
+    if not ("Link " in item.text or _ALL_DOWN.search(item.text)):
+        return
+    index: int | None = None
+    name, start = "", 0
+    down, up, none = list[int](), 0, False
+    for number, line in enumerate((*item.lines, "GPU 999: end"), 1):
+        if match := _GPU.match(line):
+            if down or up or none:
+                yield Links(index, name, tuple(down), up, none, cite(item, start))
+            index, name, start, down, up, none = int(match["index"]), match["name"], number, [], 0, False
+        elif match := _LINK.match(line):
+            if match["speed"]:
+                up += 1
+            else:
+                start = number if not down else start
+                down.append(int(match["link"]))
+        elif _ALL_DOWN.search(line):
+            none, start = True, number
+
+
+def _of_dcgm(item: Item) -> Iterator[Links]:
+    if "NvLink Link Status" not in item.text:
+        return
+    for number, line in enumerate(item.lines, 1):
+        if match := _DCGM_ROW.match(line):
+            states = match["links"].split()
+            down = tuple(place for place, state in enumerate(states) if state == "D")
+            if down:
+                yield Links(None, "", down, states.count("U"), False, cite(item, number))
+
+
+def complaints(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines in which a monitor calls NVLinks down."""
+    return snapshot.said(_DCGM_DOWN)
+
+
+def uncorrectable(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines in which a program is told of an NVLink error, without a word on which link."""
+    found = snapshot.said(_UNCORRECTABLE)
+    return found if not kernel.said(snapshot, re.compile(r"\bXid \(")) else ()
