@@ -29,7 +29,7 @@ _PROBE_KEYS: Final = {
 
 
 def from_json(text: str, place: str) -> Evidence:
-    """The evidence of a JSON list.
+    """The evidence of a JSON list, or of an object that has one as its ``evidence``.
 
     Raises:
         UsageError: it is another thing; the message names ``place`` and the entry.
@@ -38,6 +38,8 @@ def from_json(text: str, place: str) -> Evidence:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{place} is not JSON", why=str(error)[:300], hint=_SHAPE) from error
+    if isinstance(rows, dict):
+        rows = rows.get("evidence")
     if not isinstance(rows, list):
         raise UsageError(f"{place} is JSON, but no list", hint=_SHAPE)
     return evidence(tuple(_row(row, number, place)) for number, row in enumerate(rows, 1))
