@@ -16,7 +16,7 @@ from gpunode.facts.sources import Kind, Source, Where, recognise, recognise_all
 
 # How a shell or a tool says that a thing is not there, when that is all it says.
 _ABSENT: Final = re.compile(
-    r"^(?:[^\n]{0,200}: )?(?:command not found|no such file or directory|not found)\.?$"
+    r"^(?:[^\n]{0,200}: )?(?:command not found|no such file or directory|not found)\.{0,3}$"
     r"|^(?:ls|cat|stat|find|grep|head|tail|less): [^\n]{1,200}: no such file or directory$"
     r"|^(?:/usr/bin/)?which: no \S+ in \(|^\S+ not found$|^Command '[^'\n]+' not found",
     re.IGNORECASE,
