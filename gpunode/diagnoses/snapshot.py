@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
+from gpunode.diagnoses.literals import may_match
 from gpunode.diagnoses.model import Citation
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
@@ -69,6 +70,8 @@ class Snapshot:
     def match(self, pattern: re.Pattern[str], *kinds: Kind) -> re.Match[str] | None:
         """The first match of ``pattern``; see ``said``."""
         for item in self._searched(kinds):
+            if not may_match(pattern, item.text, item.lower):
+                continue
             for text in (item.text, *_windows(item)):
                 if match := pattern.search(text):
                     return match
@@ -85,15 +88,24 @@ def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     return Snapshot(items(evidence), derive(evidence, image=image))
 
 
+def finds(item: Item, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    """The matches of ``pattern`` in the text of ``item``."""
+    return pattern.finditer(item.text) if may_match(pattern, item.text, item.lower) else iter(())
+
+
 def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    found = 0
-    seen = -1
+    if not may_match(pattern, item.text, item.lower):
+        return
+    found, number, at, seen = 0, 0, 0, -1
     for match in pattern.finditer(item.text):
-        number = item.text.count("\n", 0, match.start())
-        if number != seen and found < _CITED:
+        number += item.text.count("\n", at, match.start())
+        at = match.start()
+        if number != seen:
             seen, found = number, found + 1
             yield cite(item, number + 1)
+            if found == _CITED:
+                return
     if found:
         return
     for start, window in enumerate(_windows(item)):
