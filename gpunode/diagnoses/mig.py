@@ -115,10 +115,12 @@ def _waits(snapshot: Snapshot) -> Iterator[Verdict]:
 
 def _reset(snapshot: Snapshot) -> Iterable[Fix]:
     yield drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display")
-    stop = "sudo systemctl stop nvidia-persistenced nvidia-dcgm"
+    units = ("nvidia-persistenced.service", "nvidia-dcgm.service")
+    running = [unit for unit in units if isinstance(snapshot.facts.unit(unit), Known)]
+    stop = (f"sudo systemctl stop {' '.join(running)}",) if running else ()
     buses = dict.fromkeys(mode.bus for mode in snapshot.view(_modes) if mode.waits and mode.bus)
     resets = tuple(f"sudo nvidia-smi --gpu-reset -i {bus}" for bus in buses) or ("sudo nvidia-smi --gpu-reset",)
-    yield run("reset", "reset the GPU; the mode takes effect with it", stop, *resets)
+    yield run("reset", "reset the GPU; the mode takes effect with it", *stop, *resets)
     yield reboot(when="the GPU cannot be reset, as in a virtual machine")
 
 

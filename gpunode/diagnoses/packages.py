@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, uninstall
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import archives, driver, packages
 from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
 from gpunode.diagnoses.views.history import is_drivers
@@ -20,6 +21,7 @@ from gpunode.facts.model import Known
 
 _CUDA_DIR: Final = re.compile(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 # apt-key went away with Debian 13 and Ubuntu 24.10.
+_SIGNED_WITH_IT: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
 _WITHOUT_APT_KEY: Final = {"debian": 13.0, "ubuntu": 24.10}
 
 
@@ -62,7 +64,9 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
 def _drop_retired_key(snapshot: Snapshot) -> Iterator[Fix]:
     known = distro(snapshot)
     gone = _WITHOUT_APT_KEY.get(known.id) if known else None
-    if gone is None or not known or _number(known.version_id) < gone:
+    folders = [match["dir"] for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url))]
+    is_old = not folders or any(folder in _SIGNED_WITH_IT for folder in folders)
+    if is_old and (gone is None or not known or _number(known.version_id) < gone):
         yield run("remove", "remove the key that NVIDIA withdrew", "sudo apt-key del 7fa2af80")
 
 
@@ -116,8 +120,7 @@ def _signed_by(snapshot: Snapshot) -> Iterator[Verdict]:
     predicted = tuple(one for one in snapshot.view(archives.conflicts))
     entries = tuple(one.citation for same in predicted for one in same)
     if said := snapshot.said(_CONFLICT):
-        match = snapshot.match(_CONFLICT)
-        url = match["url"] if match else "one archive"
+        url = _conflict(snapshot) or "one archive"
         yield Proof(
             f"two source entries name {url} with different keys, so apt reads no list at all", (*said, *entries)
         )
@@ -127,11 +130,23 @@ def _signed_by(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(f"{files} name {one.uri} with different Signed-By, so apt will read no list at all", entries)
 
 
+def _conflict(snapshot: Snapshot) -> str:
+    """The archive that apt complains of, one of NVIDIA's before others; empty where it does not."""
+    found = [match["url"] for item in snapshot.items if item.is_seen for match in finds(item, _CONFLICT)]
+    wrapped = snapshot.match(_CONFLICT)
+    every = [*found, *([wrapped["url"]] if wrapped else [])]
+    return next((url for url in every if archives.owner_of(url) != "other"), every[0] if every else "")
+
+
 def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
-    match = snapshot.match(_CONFLICT)
-    url = match["url"] if match else next((s[0].source.uri for s in snapshot.view(archives.conflicts)), "")
+    url = _conflict(snapshot) or next((s[0].source.uri for s in snapshot.view(archives.conflicts)), "")
     owner = archives.owner_of(url)
-    if surplus := _surplus(snapshot):
+    surplus = _surplus(snapshot)
+    if owner == "other" and not surplus:
+        host = url.split("/")[2] if url.count("/") > 2 else "Signed-By"
+        yield run("inspect", "see what names it", f"grep -rF {host} /etc/apt/sources.list /etc/apt/sources.list.d")
+        yield by_hand("remove", "remove all entries for it but one")
+    elif surplus:
         yield run("remove", "remove the entry that is too many", f"sudo rm {' '.join(surplus)}")
     else:
         host = url.split("/")[2] if url.count("/") > 2 else "nvidia"
@@ -404,17 +419,23 @@ def _release(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("configure", "release the hold, if it may be changed", f"{unhold} {' '.join(holds)}")
     elif old := _other_branch(snapshot):
         yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))
+    elif snapshot.view(package_manager) == "apt":
+        text = "remove the packages of other branches; gpunode names each before it does"
+        yield setup_step("remove", text, "conflicts")
     else:
-        yield setup_step(
-            "remove", "remove the packages of other branches; gpunode names each before it does", "conflicts"
-        )
-    yield setup_step("install", "then install the branch that is wanted", "driver")
+        text = "let the package manager replace what is installed; it names each package before it does"
+        yield run("remove", text, "sudo dnf distro-sync --allowerasing '*nvidia*'")
+    yield remedies.driver(snapshot, "then install the branch that is wanted")
 
 
-def _one_origin(_: Snapshot) -> Iterable[Fix]:
-    text = "keep to one repository: gpunode pins the driver's packages to it"
-    yield setup_step("configure", text, "cuda-repository", "driver-pin")
-    yield setup_step("install", "bring every package of the driver to its version", "driver")
+def _one_origin(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(package_manager) == "apt":
+        text = "keep to one repository: gpunode pins the driver's packages to it"
+        yield setup_step("configure", text, "cuda-repository", "driver-pin")
+    else:
+        text = "keep to one repository: exclude the driver's packages from all but the one that is wanted"
+        yield run("configure", text, "sudo dnf repolist", "sudo dnf list --installed '*nvidia*'")
+    yield remedies.driver(snapshot, "bring every package of the driver to its version")
 
 
 # --- one file, two packages ---------------------------------------------------------------------------------------
@@ -495,7 +516,7 @@ def _run_trace(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _take_run_away(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("remove", "take the .run installation away with its own uninstaller", "sudo nvidia-uninstall --silent")
-    yield setup_step("install", "put back the packages' files that it had replaced", "driver")
+    yield remedies.driver(snapshot, "put back the packages' files that it had replaced")
     yield run("rebuild", "let the loader find the libraries that are left", "sudo ldconfig")
     yield rebuild_initramfs(snapshot)
     yield reboot()

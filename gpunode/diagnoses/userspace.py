@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog import cuda
+from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, setup_step
@@ -134,8 +135,8 @@ def _looked_for(snapshot: Snapshot) -> Iterator[Citation]:
         yield Citation("/var/lib/dpkg/status", "(no package of a driver is installed)", None, known.probe)
 
 
-def _install_driver(_: Snapshot) -> Iterable[Fix]:
-    yield setup_step("install", "install the driver that this GPU, kernel and distribution take", "driver")
+def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    yield remedies.driver(snapshot, "install the driver that this GPU, kernel and distribution take")
     yield run("inspect", "see that it works", "nvidia-smi")
 
 
@@ -157,7 +158,8 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     else:
         yield install(snapshot, "install the user side of the same version", *_USER_SIDE[manager])
     yield run("rebuild", "let the loader find it", "sudo ldconfig")
-    yield setup_step("install", "or let gpunode make the driver whole", "driver")
+    if manager == "apt":
+        yield setup_step("install", "or let gpunode make the driver whole", "driver")
 
 
 # --- is it new enough ---------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ def _version_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = _wanted(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    yield setup_step("install", f"upgrade the driver{least}", "cuda-repository", "driver")
+    yield remedies.driver(snapshot, f"upgrade the driver{least}", "cuda-repository")
     yield reboot()
     has = _supported(snapshot)
     up_to = f" for CUDA {_dotted(has)} or older" if has else " for an older CUDA"
@@ -393,7 +395,7 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     inside = "rm -rf /usr/local/cuda*/compat /etc/ld.so.conf.d/*compat*.conf; ldconfig"
     text = "in an image: build it without cuda-compat, or remove it there and take it out of LD_LIBRARY_PATH"
     yield by_hand("remove", f"{text} (as root in the container: {inside})")
-    yield setup_step("install", "or upgrade the node's driver to the CUDA of the image", "cuda-repository", "driver")
+    yield remedies.driver(snapshot, "or upgrade the node's driver to the CUDA of the image", "cuda-repository")
 
 
 def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
@@ -474,22 +476,27 @@ def _lacks(snapshot: Snapshot) -> tuple[str, tuple[Citation, ...]] | None:
     return None
 
 
+_TORCH: Final = re.compile(r"torch", re.IGNORECASE)
+
+
 def _other_build(snapshot: Snapshot) -> Iterable[Fix]:
     capability = next((cap for cap, _ in snapshot.view(frameworks.capabilities)), "")
     named = f" (sm_{capability})" if capability else ""
     has = _supported(snapshot)
     up_to = f", for CUDA {_dotted(has)} or older" if has else ""
     yield by_hand("application", f"install a build of the framework that names this GPU's architecture{named}{up_to}")
-    see = 'python3 -c "import torch; print(torch.__version__, torch.cuda.get_arch_list())"'
-    yield run("inspect", "see what the new build was built for", see)
+    if snapshot.says(_TORCH):
+        see = 'python3 -c "import torch; print(torch.__version__, torch.cuda.get_arch_list())"'
+        yield run("inspect", "see what the new build was built for", see)
 
 
 def _cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
     has = _supported(snapshot)
     up_to = f" (the driver supports CUDA {_dotted(has)})" if has else ""
     yield by_hand("application", f"replace the CPU build of the framework with its CUDA build{up_to}")
-    see = 'python3 -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"'
-    yield run("inspect", "see that it has CUDA", see)
+    if snapshot.says(_TORCH):
+        see = 'python3 -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"'
+        yield run("inspect", "see that it has CUDA", see)
 
 
 # --- compute mode -------------------------------------------------------------------------------------------------

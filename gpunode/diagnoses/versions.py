@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
@@ -16,6 +17,7 @@ from gpunode.diagnoses.views.driver import Seen
 from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
 from gpunode.diagnoses.views.system import package_manager
+from gpunode.facts.model import Known
 
 UNATTENDED: Final = "driver-library-mismatch-unattended-upgrade"
 PENDING: Final = "driver-library-mismatch-reboot-pending"
@@ -389,16 +391,20 @@ def _no_reboot(scene: _Scene) -> tuple[str, ...]:
 
 # --- remedies -----------------------------------------------------------------------------------------------------
 
-_UNLOAD: Final = (
-    "sudo systemctl stop nvidia-persistenced",
+_RELOAD: Final = (
     "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia",
-    "sudo modprobe nvidia",
+    "sudo modprobe -a nvidia nvidia_uvm",
 )
+_UNIT: Final = "nvidia-persistenced.service"
+_PERSISTENCED: Final = re.compile(r"persistenced")
 
 
-def _reload(_: Snapshot) -> Iterable[Fix]:
+def _reload(snapshot: Snapshot) -> Iterable[Fix]:
     yield drain()
-    yield run("load", "load the new module without a reboot, if nothing holds the old one", *_UNLOAD)
+    runs = isinstance(snapshot.facts.unit(_UNIT), Known) or snapshot.says(_PERSISTENCED)
+    daemon = (f"sudo systemctl stop {_UNIT}",) if runs else ()
+    text = "load the new module without a reboot, if nothing holds the old one"
+    yield run("load", text, *daemon, *_RELOAD, *(one.replace("stop", "start") for one in daemon))
     yield reboot(when="the old module cannot be unloaded")
 
 
@@ -424,12 +430,14 @@ def _complete(snapshot: Snapshot) -> Iterable[Fix]:
             f"sudo apt-mark unhold {' '.join(holds)}",
         )
     text = "let all of the driver's packages come from one repository"
-    yield setup_step("configure", text, "cuda-repository", "driver-pin")
     if package_manager(snapshot) == "apt":
+        yield setup_step("configure", text, "cuda-repository", "driver-pin")
         yield run(
             "install", "bring every package to the same version", "sudo apt-get update", "sudo apt-get -f install"
         )
-    yield setup_step("install", "install what is missing of that version, its module included", "driver")
+    else:
+        yield run("configure", text, "sudo dnf repolist", "sudo dnf distro-sync '*nvidia*'")
+    yield remedies.driver(snapshot, "install what is missing of that version, its module included")
     yield reboot()
 
 
@@ -445,9 +453,17 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
             "remove", "take the .run installation away with its own uninstaller", "sudo nvidia-uninstall --silent"
         )
     else:
-        yield setup_step("remove", "remove every driver but the one that is wanted; each is named before", "conflicts")
-    yield setup_step("install", "install the one that stays, whole", "driver")
+        yield _remove_the_other(snapshot, packaged)
+    yield remedies.driver(snapshot, "install the one that stays, whole")
     yield reboot()
+
+
+def _remove_the_other(snapshot: Snapshot, packaged: tuple[Package, ...]) -> Fix:
+    if package_manager(snapshot) == "apt" or not packaged:
+        return setup_step("remove", "remove every driver but the one that is wanted; each is named before", "conflicts")
+    fusion = sorted({one.name for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))})
+    names = fusion or sorted({one.name for one in packaged})
+    return uninstall(snapshot, "remove the packages of the driver that is not wanted", *names)
 
 
 def _one_library(snapshot: Snapshot) -> Iterable[Fix]:
