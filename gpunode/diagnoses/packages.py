@@ -470,26 +470,24 @@ _UNINSTALLER: Final = re.compile(r"/usr/(?:local/)?bin/nvidia-uninstall")
 _UNOWNED: Final = re.compile(
     r"no path found matching pattern (?P<file>/\S*lib(?:nvidia|cuda|GLX_nvidia|EGL_nvidia)\S*)"
     r"|file (?P<rpm>/\S*lib(?:nvidia|cuda)\S*) is not owned by any package"
+    r"|No package owns (?P<arch>/\S*lib(?:nvidia|cuda)\S*)"
 )
 _PURGE: Final = re.compile(
-    r"\b(?:apt|apt-get|dnf|yum|zypper)\b.{0,40}\b(?:install|remove|purge)\b.{0,60}(?:nvidia|cuda)"
+    r"Preparing to unpack \S*nvidia"
+    r"|\b(?:apt|apt-get|dnf|yum|zypper)\b.{0,40}\b(?:install|remove|purge)\b.{0,60}(?:nvidia|cuda)"
 )
-_TOLD: Final = re.compile(
-    r"installed previously using a different installer|driver installation has been altered since it was"
-    r"|installed .{0,40}by (?:the )?(?:NVIDIA|nvidia-installer)|nvidia-installer-cleanup"
-    r"|alternate (?:driver )?installation (?:is )?(?:method|available)"
-)
+_TOLD: Final = re.compile(r"driver installation has been altered since it was|nvidia-installer-cleanup")
 
 
 def _leftover(snapshot: Snapshot) -> Iterator[Verdict]:
-    trace = _run_trace(snapshot)
+    told = snapshot.said(_TOLD)
+    trace = (*_run_trace(snapshot), *told)
     unowned = snapshot.said(_UNOWNED, "package-owner", "package-output", "text")
     if driver.works(snapshot) or not (trace or unowned):
         return
     packaged = [one for one in driver.packaged(snapshot) if one.is_installed]
-    told = snapshot.said(_TOLD)
-    beside = (*(one.citation for one in packaged[:3]), *told, *snapshot.said(_PURGE, "text", "package-output"))
-    if not (trace and (packaged or unowned or told or beside)) and not (unowned and packaged):
+    beside = (*(one.citation for one in packaged[:3]), *snapshot.said(_PURGE, "text", "package-output"))
+    if not (trace and (unowned or beside)) and not (unowned and packaged):
         return
     what = "NVIDIA's .run installer left a driver here"
     what += f" beside the packages of {packaged[0].upstream}" if packaged else " whose libraries belong to no package"

@@ -37,10 +37,13 @@ _LIBRARIES: Final = re.compile(r"lib(?:nvidia-ml|cuda)\.so")
 
 def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether no driver is there, or its kernel side alone."""
-    if driver.works(snapshot) or is_wsl(snapshot) or _is_elsewhere(snapshot):
+    if is_wsl(snapshot) or _is_elsewhere(snapshot):
+        return
+    if driver.works(snapshot):
+        yield from _without_libcuda(snapshot)
         return
     missing = _missing(snapshot)
-    if not missing:
+    if not missing or (pci.is_listed(snapshot) and not snapshot.view(pci.gpus)):
         return
     kernel = _kernel_side(snapshot)
     if kernel:
@@ -62,6 +65,21 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "driver-not-installed", Doubt(question, look, missing, ("driver-userspace-incomplete",))
 
 
+_NO_LIBCUDA: Final = re.compile(r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found")
+
+
+def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """NVML works and CUDA's library is not there: it is a package of its own in Debian and on rpm systems."""
+    said = snapshot.said(_NO_LIBCUDA, "application", "text", "nvidia-container-cli", "unit-log")
+    caches = [item for item in snapshot.of("ldconfig") if item.where == "host" and not item.source.is_part]
+    shown = [item for item in caches if not item.source.only or re.search(item.source.only, "libcuda.so.1")]
+    unlisted = tuple(Citation(item.written, "(libcuda.so.1 is not among them)", None, item.key) for item in shown)
+    lacking = packages.installed(snapshot, "libcuda1") is False and bool(packages.matching(snapshot, "nvidia-smi"))
+    if said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown))):
+        what = "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
+        yield "driver-userspace-incomplete", Proof(what, (*said, *unlisted))
+
+
 def _is_elsewhere(snapshot: Snapshot) -> bool:
     """Whether the engine runs in a machine or a confinement of its own, which sees another system than the node's."""
     kinds = ("docker-info", "docker-version", "container-run", "which", "snap", "listing")
@@ -72,6 +90,8 @@ def _is_elsewhere(snapshot: Snapshot) -> bool:
 def _missing(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines by which the node itself lacks nvidia-smi or the libraries."""
     states = tuple(citation for state, citation in snapshot.view(driver.smi) if state == "missing")
+    which = (item for item in snapshot.of("which") if item.subject == "nvidia-smi" and item.where == "host")
+    states += tuple(cite(item) for item in which if item.outcome == "absent" or not item.text.strip())
     said = tuple(
         citation
         for item in snapshot.items
@@ -290,8 +310,10 @@ def _wanted(snapshot: Snapshot) -> cuda.CudaRelease | None:
 _STUB_SAID: Final = re.compile(
     r"CUDA driver is a stub library|cudaErrorStubLibrary|CUDA_ERROR_STUB_LIBRARY|CudaAPIError: \[34\]"
     r"|CUDA error: error code 34"
+    r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
     r"|Linked to libnvidia-ml library at wrong path|libnvidia-ml\.so in GDK package is a stub library"
 )
+_EMPTY: Final = re.compile(r"file too short|invalid ELF header")
 _STUB_PATH: Final = re.compile(r"/\S*/stubs/lib(?:cuda|nvidia-ml)\.so\S*|/\S*/lib(?:64)?/stubs\b")
 
 
@@ -306,6 +328,8 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         lines = (*(one.citation for one in stubs), *snapshot.said(_STUB_PATH))
         where = stubs[0].path if stubs else "the CUDA toolkit's stubs folder"
         what = f"programs load the stub of {where}, which is there for linking only, and not the driver's library"
+        if not stubs and snapshot.says(_EMPTY):
+            what = "programs load an empty or broken copy of the driver's library, left where the loader looks first"
         yield "library-path-shadows-libcuda", Proof(what, (*stub_said, *dict.fromkeys(lines)))
         return
     if snapshot.says(_804):
@@ -425,7 +449,9 @@ _NO_KERNEL: Final = re.compile(
     r"|is not compatible with the current PyTorch installation|no longer supported by (?:the current )?PyTorch"
     r"|PyTorch no longer supports this GPU|has no device code compatible with CUDA arch"
     r"|Unsupported gpu architecture '(?:compute|sm)_\d+'|Value 'sm_\d+' is not defined for option 'gpu-name'"
-    r"|invalid value for --gpu-architecture|kernel for this GPU architecture was not (?:built|found)"
+    r"|device kernel image is invalid|CUDA error: invalid device function|minimum required Cuda capability is"
+    r"|is for sm\d+-sm\d+, but was built for|invalid value for --gpu-architecture"
+    r"|kernel for this GPU architecture was not (?:built|found)"
 )
 _CPU_ONLY: Final = re.compile(
     r"[Nn]ot compiled with CUDA enabled|Torch not compiled with CUDA|CUDA-enabled jaxlib is not installed"

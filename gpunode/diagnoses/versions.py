@@ -12,11 +12,11 @@ from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import archives, driver, history, packages
+from gpunode.diagnoses.views import archives, driver, history, modules, packages
 from gpunode.diagnoses.views.driver import Seen
 from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
-from gpunode.diagnoses.views.system import package_manager
+from gpunode.diagnoses.views.system import package_manager, running_kernel
 from gpunode.facts.model import Known
 
 UNATTENDED: Final = "driver-library-mismatch-unattended-upgrade"
@@ -27,7 +27,7 @@ CONTAINER: Final = "container-driver-mismatch"
 
 _MISMATCH: Final = re.compile(
     r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
-    r"|NVML_ERROR_LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch|LIB_RM_VERSION_MISMATCH",
+    r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch",
     re.IGNORECASE,
 )
 # libnvidia-container asks NVML on the node, before there is a container.
@@ -122,11 +122,11 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Which of the mismatches it is, by which pair of versions differs and how that came about."""
     scene = snapshot.view(_scene)
     inside = _said_inside(snapshot)
-    if driver.works(snapshot) or (inside and not _fails_on_node(scene)):
+    if driver.works(snapshot) or (inside and not _fails_on_node(scene) and not _is_behind(scene)):
         if inside:
             yield CONTAINER, _in_container(snapshot, scene, inside)
         return
-    if not scene.says and not (_differs(scene) and not snapshot.view(driver.smi)):
+    if not scene.says and not inside and not (_differs(scene) and not snapshot.view(driver.smi)):
         return
     if _initramfs_brings(snapshot, scene):
         return  # an old copy in the initramfs: the kernel's rules tell that
@@ -137,6 +137,14 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 def _fails_on_node(scene: _Scene) -> bool:
     """Whether the node itself mismatches: it says so, apart from the kernel, which hears of containers' clients too."""
     return any("API mismatch" not in one.line for one in scene.says) or _differs(scene)
+
+
+def _is_behind(scene: _Scene) -> bool:
+    """Whether the node's packages are of another version than the module that is loaded, or were just upgraded."""
+    if scene.loaded is None:
+        return False
+    versions = (*(one.upstream for one in (*scene.bringing, *scene.user)), *(one.driver for one in scene.upgrades))
+    return any(version and not scene.is_loaded(version) for version in versions)
 
 
 def _differs(scene: _Scene) -> bool:
@@ -228,9 +236,17 @@ def _two_installs(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
     found = driver.libraries(snapshot)
     if len(found) > 1 and any(scene.is_loaded(one.version) for one in found):
         yield f"libraries of {' and '.join(sorted(one.version for one in found))}", tuple(o.citation for o in found)
+    built = {row.version: row.citation for row in snapshot.view(modules.dkms) if _is_for_running(snapshot, row)}
+    if len(built) > 1:
+        yield f"DKMS has {' and '.join(sorted(built))} for one kernel", tuple(built.values())
     packagers = {name: one for one in packaged if (name := archives.packager(one))}
     if len(packagers) > 1 and len({one.upstream for one in packaged}) > 1:
         yield f"packages by {' and '.join(sorted(packagers))}", tuple(one.citation for one in packagers.values())
+
+
+def _is_for_running(snapshot: Snapshot, row: modules.DkmsRow) -> bool:
+    kernel = running_kernel(snapshot) or next((one.kernel for one in snapshot.view(modules.dkms) if one.kernel), "")
+    return row.module.startswith("nvidia") and row.state == "installed" and row.kernel == kernel
 
 
 def _of_two_branches(packaged: tuple[Package, ...]) -> Iterator[_Installs]:
@@ -326,6 +342,9 @@ def _by_disk(scene: _Scene) -> tuple[str, Verdict] | None:
 def _by_packages(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
     """What the packages tell where nobody looked at the module on disk."""
     cited = (*scene.cited, *(one.citation for one in (*scene.bringing, *scene.user)))
+    if scene.loaded is None and (apart := _apart(snapshot)):
+        what = f"{apart[0].name} is {apart[0].upstream}, {apart[1].name} is {apart[1].upstream}"
+        return PARTIAL, Proof(what, cited)
     old = [one for one in scene.bringing if scene.is_loaded(one.upstream)]
     new = [one for one in scene.bringing if one not in old]
     if old and scene.wanted is not None and not scene.is_loaded(scene.wanted.version):
@@ -345,6 +364,12 @@ def _by_packages(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | Non
             what = f"{one.name} is {one.upstream}, and no package of the kernel's side is installed in that version"
             return PARTIAL, Proof(what, cited, "likely", _no_reboot(scene))
     return None
+
+
+def _apart(snapshot: Snapshot) -> tuple[Package, Package] | None:
+    """A package of the kernel's side and one of the user's that are of different versions."""
+    pairs = ((one, other) for one in driver.kernel_side(snapshot) for other in driver.user_side(snapshot))
+    return next(((one, other) for one, other in pairs if one.upstream != other.upstream), None)
 
 
 def _newer(scene: _Scene) -> tuple[str, Verdict] | None:
