@@ -29,8 +29,8 @@ _BARE_KO: Final = re.compile(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)\s*$"
 _DRIVER: Final = re.compile(_MAIN)
 _FOLDER: Final = re.compile(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
 _NOT_FOUND: Final = re.compile(
-    r"(?:Module|module) '?nvidia(?:[-_](?:current|uvm|drm|modeset)\w*)?'? not found(?: in directory \S*?/lib/modules/"
-    r"(?P<kernel>[^\s/]+))?|could not find module by name='?nvidia|"
+    r"(?:FATAL: |[Mm]odule )'?nvidia(?:[-_](?:current|uvm|drm|modeset)\w*)?'? not found"
+    r"(?: in directory \S*?/lib/modules/(?P<kernel>[^\s/]+))?|could not find module by name ?=? ?'?nvidia|"
     r"[Mm]odule '?nvidia'?: No such file or directory|Failed to find module 'nvidia(?:[-_]\w+)?'|"
     r"module not found: '?nvidia\b"
 )
