@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from itertools import accumulate
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
-from gpunode.facts.literals import may_match
+from gpunode.facts.literals import needed
 
 # Forms: "[ 123.456789]", "[ 123.456] [ T1946]", "[Fri Mar  3 04:27:08 2023]", "Aug 10 15:36:05 host kernel:",
 # "2025-06-02T12:32:53.230422+00:00 host kernel:", "kernel: ", Talos' "kern:     err: [2024-…Z]:".
@@ -55,13 +57,31 @@ def messages(snapshot: Snapshot) -> tuple[Message, ...]:
 
 def said(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Message, ...]:
     """The messages of the kernel in which ``pattern`` occurs."""
-    if not may_match(pattern, snapshot.view(_lowered)):
-        return ()
-    return tuple(message for message in snapshot.view(messages) if pattern.search(message.text))
+    every = snapshot.view(messages)
+    words = needed(pattern)
+    worth = (every[number] for number in sorted(_with(snapshot, words))) if words else every
+    return tuple(message for message in worth if pattern.search(message.text))
 
 
-def _lowered(snapshot: Snapshot) -> str:
-    return "\n".join(message.text for message in snapshot.view(messages)).lower()
+def _with(snapshot: Snapshot, words: frozenset[str]) -> set[int]:
+    """The numbers of the messages in which one of ``words`` stands, in whatever case."""
+    lowered, starts = snapshot.view(_lowered)
+    found: set[int] = set()
+    for word in words:
+        at = lowered.find(word)
+        while at >= 0:
+            number = bisect_right(starts, at) - 1
+            found.add(number)
+            # The rest of this message needs no second look.
+            at = lowered.find(word, starts[number + 1] if number + 1 < len(starts) else len(lowered))
+    return found
+
+
+def _lowered(snapshot: Snapshot) -> tuple[str, tuple[int, ...]]:
+    """All messages in lower case, a line each, and where each begins."""
+    texts = [message.text.lower() for message in snapshot.view(messages)]
+    starts = accumulate((len(text) + 1 for text in texts), initial=0)
+    return "\n".join(texts), tuple(starts)[:-1]
 
 
 _ELSEWHERE: Final = re.compile(r"NVRM: |\bkernel: |nvidia-nvswitch")
