@@ -15,14 +15,19 @@ from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
 from gpunode.facts.literals import needed
 
-# Forms: "[ 123.456789]", "[ 123.456] [ T1946]", "[Fri Mar  3 04:27:08 2023]", "Aug 10 15:36:05 host kernel:",
-# "2025-06-02T12:32:53.230422+00:00 host kernel:", "kernel: ", Talos' "kern:     err: [2024-…Z]:".
+# Forms: "[ 123.456789]", "[ 123.456] [ T1946]", "[Fri Mar  3 04:27:08 2023]", "Aug 10 15:36:05.123456 host kernel:" and
+# "Sep 18 20:07:01 NVRM:", "2025-06-02T12:32:53.230422+00:00 host kernel:" and "2025-06-02T12:32:53,230422+00:00 NVRM:",
+# "Mon 2025-06-02 12:32:53 UTC host kernel:" of a journal, level, number and microseconds of /dev/kmsg, "kernel: " alone,
+# and Talos' "10.5.0.2: kern:     err: [2024-…Z]:".
+_SAYS: Final = r"(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"
 _STAMPS: Final = (
-    re.compile(r"^\s*\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?"),
+    re.compile(rf"^\s*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_SAYS})?"),
     re.compile(r"^\s*\[(?P<date>\w{3} \w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\]\s?"),
-    re.compile(r"^(?P<iso>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:\S+\s+)?kernel:\s?"),
-    re.compile(r"^(?P<syslog>\w{3}\s+\d{1,2} \d\d:\d\d:\d\d)\s+(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"),
-    re.compile(r"^kern:\s*\w+:\s*\[(?P<talos>[\dT:.Z+-]+)\]:?\s?"),
+    re.compile(rf"^(?P<iso>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:{_SAYS})?"),
+    re.compile(rf"^(?:\w{{3}} )?(?P<full>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: [A-Z]{{3,4}})?\s+{_SAYS}"),
+    re.compile(rf"^(?P<syslog>\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d)(?:\.\d+)?\s+(?:{_SAYS}|(?=NVRM:|nvidia|pcieport))"),
+    re.compile(r"^(?:[\w.:-]+:\s+)?kern:\s*\w+:\s*\[(?P<talos>[\dT:.Z+-]+)\]:?\s?"),
+    re.compile(r"^\d{1,3},\d+,(?P<micros>\d+),[^;]{1,20};"),
     re.compile(r"^(?:<\d>)?\s*kernel:\s?"),
 )
 _BOOT: Final = re.compile(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
@@ -85,7 +90,12 @@ def _lowered(snapshot: Snapshot) -> tuple[str, tuple[int, ...]]:
 
 
 _ELSEWHERE: Final = re.compile(r"NVRM: |\bkernel: |nvidia-nvswitch")
-_LOGS: Final = frozenset({"journal", "unit-log", "text", "application", "kubernetes-log", "modprobe", "installer-log"})
+_LOGS: Final = frozenset(
+    {
+        *("journal", "unit-log", "text", "application", "modprobe", "installer-log", "listing", "file"),
+        *("kubernetes", "kubernetes-log", "kubernetes-node", "kubernetes-pod", "unit-status", "container-run"),
+    }
+)
 
 
 def _of(item: Item) -> Iterator[Message]:
@@ -141,6 +151,10 @@ def _seconds(match: re.Match[str]) -> float | None:
             return _utc(" ".join(date.split()), "%a %b %d %H:%M:%S %Y")
         if iso := found.get("iso") or found.get("talos"):
             return _iso(iso.replace(",", ".").replace("Z", "+00:00"))
+        if full := found.get("full"):
+            return _utc(full, "%Y-%m-%d %H:%M:%S")
+        if micros := found.get("micros"):
+            return int(micros) / 1e6
         if syslog := found.get("syslog"):
             # syslog leaves the year away; the order within one log is all that is asked of it.
             return _utc(f"2000 {' '.join(syslog.split())}", "%Y %b %d %H:%M:%S")
