@@ -15,10 +15,9 @@ from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
 from gpunode.facts.literals import needed
 
-# Forms: "[ 123.456789]", "[ 123.456] [ T1946]", "[Fri Mar  3 04:27:08 2023]", "Aug 10 15:36:05.123456 host kernel:" and
-# "Sep 18 20:07:01 NVRM:", "2025-06-02T12:32:53.230422+00:00 host kernel:" and "2025-06-02T12:32:53,230422+00:00 NVRM:",
-# "Mon 2025-06-02 12:32:53 UTC host kernel:" of a journal, level, number and microseconds of /dev/kmsg, "kernel: " alone,
-# and Talos' "10.5.0.2: kern:     err: [2024-…Z]:".
+# What stands before a message: seconds since boot, with a thread's or a host's name behind them; dmesg -T's date; the
+# ISO 8601 forms of dmesg, journalctl and rsyslog; journalctl's short-full; syslog's date, with or without "kernel:";
+# Talos' level and time, with or without the node's address; /dev/kmsg's level, number, microseconds; the bare name.
 _SAYS: Final = r"(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"
 _STAMPS: Final = (
     re.compile(rf"^\s*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_SAYS})?"),

@@ -46,7 +46,7 @@ def test_whatever_stands_before_a_message_is_taken_off(stamp: str) -> None:
     assert (message.at is None) == (not any(digit in stamp for digit in "0123456789") or stamp == "<4>kernel: ")
 
 
-@pytest.mark.parametrize("source", ["grep -r Xid /var/log", "kubectl describe node gpu7", "/var/log/gpu.log", "sos report"])
+@pytest.mark.parametrize("source", ["grep -r Xid /var/log", "kubectl describe node gpu7", "/var/log/gpu.log", "sos"])
 def test_a_message_of_the_kernel_is_found_wherever_somebody_quotes_it(source: str) -> None:
     assert any(XID.removeprefix("NVRM: ") in message.text for message in messages(f"a line\n{XID}\nanother", source))
 
