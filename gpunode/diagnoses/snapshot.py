@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.needles import may_match
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
@@ -69,6 +70,8 @@ class Snapshot:
     def match(self, pattern: re.Pattern[str], *kinds: Kind) -> re.Match[str] | None:
         """The first match of ``pattern``; see ``said``."""
         for item in self._searched(kinds):
+            if len(item.lines) > _WRAPPED_LINES and not may_match(pattern, item.text, item.lowered):
+                continue
             for text in (item.text, *_windows(item)):
                 if match := pattern.search(text):
                     return match
@@ -87,13 +90,17 @@ def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
 
 def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
+    if len(item.lines) > _WRAPPED_LINES and not may_match(pattern, item.text, item.lowered):
+        return
     found = 0
     seen = -1
     for match in pattern.finditer(item.text):
         number = item.text.count("\n", 0, match.start())
-        if number != seen and found < _CITED:
+        if number != seen:
             seen, found = number, found + 1
             yield cite(item, number + 1)
+        if found == _CITED:
+            return
     if found:
         return
     for start, window in enumerate(_windows(item)):

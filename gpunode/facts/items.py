@@ -59,6 +59,11 @@ class Item:
         """The lines, without their ends; line numbers count from 1."""
         return tuple(self.text.splitlines())
 
+    @cached_property
+    def lowered(self) -> str:
+        """The text in lower case."""
+        return self.text.lower()
+
     @property
     def is_seen(self) -> bool:
         """Whether somebody looked and the system answered, were it that there is nothing."""

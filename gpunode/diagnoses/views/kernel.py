@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.needles import may_match, needles
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
 
@@ -54,7 +55,19 @@ def messages(snapshot: Snapshot) -> tuple[Message, ...]:
 
 def said(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Message, ...]:
     """The messages of the kernel in which ``pattern`` occurs."""
-    return tuple(message for message in snapshot.view(messages) if pattern.search(message.text))
+    if not may_match(pattern, *snapshot.view(_whole)):
+        return ()
+    words, folds = needles(pattern), bool(pattern.flags & re.IGNORECASE)
+    return tuple(
+        message
+        for message in snapshot.view(messages)
+        if (folds or not words or any(word in message.text for word in words)) and pattern.search(message.text)
+    )
+
+
+def _whole(snapshot: Snapshot) -> tuple[str, str]:
+    text = "\n".join(message.text for message in snapshot.view(messages))
+    return text, text.lower()
 
 
 _ELSEWHERE: Final = re.compile(r"NVRM: |\bkernel: |nvidia-nvswitch")
