@@ -204,8 +204,17 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
 @app.command()
 def doctor(
     named: Annotated[
-        list[str], typer.Argument(metavar="[CAUSE | REPORT ...]", help="a cause to explain, or reports to diagnose")
+        list[str],
+        typer.Argument(
+            metavar="[CAUSE | REPORT ...]", help="a cause to explain, or reports to diagnose: files, or folders of them"
+        ),
     ] = [],  # noqa: B006
+    html: Annotated[
+        str, typer.Option("--html", metavar="FILE", help="also as one page to send around; - is standard output")
+    ] = "",
+    prometheus: Annotated[
+        str, typer.Option("--prometheus", metavar="FILE", help="also as metrics for node_exporter: FILE ends in .prom")
+    ] = "",
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -213,7 +222,7 @@ def doctor(
     from gpunode.cli import doctor as cli
     from gpunode.cli.commands import How
 
-    cli.doctor(tuple(named), How(json=json, verbose=verbose))
+    cli.doctor(tuple(named), How(json=json, verbose=verbose), html=html, prometheus=prometheus)
 
 
 @app.command()
@@ -287,12 +296,15 @@ def log(
 @app.command()
 def capture(
     file: Annotated[str, typer.Argument(metavar="FILE", help="a .tar.gz to write, or a folder name")],
+    anonymize: Annotated[
+        bool, typer.Option("--anonymize", help="also mask serial numbers, UUIDs, MAC addresses and host names")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Save what gpunode sees of this node, secrets redacted, for plan and rehearse elsewhere."""
+    """Save what doctor sees of this node, secrets redacted; it stands in for the node in doctor, plan and rehearse."""
     from gpunode.cli import commands
 
-    commands.capture(file, commands.How(json=json))
+    commands.capture(file, commands.How(json=json), anonymize=anonymize)
 
 
 @ctk_app.callback()

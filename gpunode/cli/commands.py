@@ -27,6 +27,7 @@ from gpunode.steps import STEPS
 from gpunode.workflow.converge import notes_of, raise_refusal
 
 if TYPE_CHECKING:
+    from gpunode.facts.evidence import Evidence
     from gpunode.host.port import HostView
     from gpunode.workflow.converge import StagePlan
     from gpunode.workflow.verify import Report
@@ -265,19 +266,34 @@ def _logins(uids: Iterable[int | None]) -> dict[int, str]:
     return names
 
 
-def capture(file: str, how: How) -> None:
-    """Saves what gpunode sees of this node."""
-    from gpunode.facts.probes import PROBES
-    from gpunode.host import nvml
+def capture(file: str, how: How, *, anonymize: bool) -> None:
+    """Saves what gpunode sees of this node: all that doctor looks at."""
+    from gpunode.host.anonymize import anonymized
     from gpunode.host.capture import save
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.converge import look_around
+    from gpunode.workflow.doctor import examine
 
-    evidence = look_around(LocalHost("/"), (*PROBES, nvml.probe()))
-    save(evidence, Path(file))
-    failed = [key for key, capture in evidence.items() if capture.outcome in {"denied", "failed", "timeout"}]
-    how.screen().captured(file, len(evidence), failed)
-    how.answer(Envelope("capture", result={"file": file, "probes": len(evidence), "incomplete": failed}))
+    evidence = examine(LocalHost("/"))
+    path = Path(file)
+    save(anonymized(evidence) if anonymize else evidence, path)
+    size = sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
+    failed = incomplete(evidence)
+    how.screen().captured(file, len(evidence), size, failed, anonymized=anonymize)
+    result = {"file": file, "probes": len(evidence), "bytes": size, "anonymized": anonymize, "incomplete": failed}
+    how.answer(Envelope("capture", result=result))
+
+
+def incomplete(evidence: Evidence) -> list[str]:
+    """The keys of what could not be seen; a tool that answers with an exit status of its own has answered."""
+    from gpunode.facts.probes import PROBES
+
+    needed = {probe.key for probe in PROBES}
+    return [
+        key
+        for key, seen in evidence.items()
+        if seen.outcome in {"denied", "timeout"}
+        or (seen.outcome == "failed" and (key in needed or seen.exit_status in {None, 0}))
+    ]
 
 
 def recipe_list(how: How) -> None:

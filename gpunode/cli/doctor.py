@@ -1,47 +1,165 @@
-"""doctor: the true cause, on this machine or from what somebody sent."""
+"""doctor: the true cause, on this machine or from what somebody sent; a whole fleet in one table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from time import monotonic, time
+from typing import TYPE_CHECKING
 
 from gpunode.cli.commands import How
 from gpunode.cli.envelope import Envelope
-from gpunode.diagnoses.model import Diagnosis, Doubt, Finding
-from gpunode.errors import ProblemFound, Undetermined
+from gpunode.diagnoses import rules
+from gpunode.errors import ProblemFound, Undetermined, UsageError
+
+if TYPE_CHECKING:
+    from gpunode.diagnoses.model import Doubt, Finding
+    from gpunode.workflow.doctor import Examined
 
 
-def doctor(named: Sequence[str], how: How) -> None:
-    """Says what is wrong with this machine, or with the node of a report."""
+def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = "") -> None:
+    """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
+    from gpunode.cli import doctor_page
     from gpunode.host.local import LocalHost
-    from gpunode.host.reports import read
+    from gpunode.host.redact import redact
+    from gpunode.host.reports import is_fleet, read
     from gpunode.workflow.doctor import diagnosed, examine
 
+    if prometheus:
+        _check_textfile(prometheus, named)
+    if len(named) == 1 and named[0] in rules():
+        _tell(named[0], how)
+        return
+    if len(named) > 1 or (named and is_fleet(named[0])):
+        if html:
+            raise UsageError("--html is a page about one node", hint="gpunode doctor --html FILE REPORT")
+        _fleet(named, how)
+        return
+    if named and not _is_there(named[0]):
+        raise _unknown_name(named[0])
+    if html:
+        doctor_page.check(html, how)
+    started = monotonic()
     evidence = read(named[0]) if named else examine(LocalHost("/"))
-    _, diagnosis = diagnosed(evidence)
-    how.screen().diagnosis(diagnosis)
-    how.answer(_envelope(diagnosis))
+    # A page leaves the machine: it is made of what a capture would hold.
+    examined = diagnosed(redact(evidence) if html else evidence)
+    if html:
+        doctor_page.write(html, examined, named[0] if named else "")
+    if prometheus:
+        _write_textfile(prometheus, examined, monotonic() - started)
+    if html != doctor_page.STANDARD_OUTPUT:
+        how.screen().diagnosis(examined, page=html)
+    how.answer(_envelope(examined))
 
 
-def _envelope(diagnosis: Diagnosis) -> Envelope:
-    kind = _verdict(diagnosis)
+def _check_textfile(file: str, named: Sequence[str]) -> None:
+    """Raises UsageError where nobody would read ``file``, or where it would tell of another node than this."""
+    if named:
+        raise UsageError(
+            "--prometheus tells of this machine alone", why="a textfile has no node's name in it",
+            hint=f"gpunode doctor --prometheus {file}",
+        )  # fmt: skip
+    if not file.endswith(".prom"):
+        raise UsageError(
+            f"{file} would never be read",
+            why="node_exporter's textfile collector reads files whose names end in .prom",
+            hint=f"gpunode doctor --prometheus {file}.prom",
+        )  # fmt: skip
+
+
+def _write_textfile(file: str, examined: Examined, seconds: float) -> None:
+    from gpunode.cli.metrics import exposition
+    from gpunode.host.textfile import replace
+
+    try:
+        replace(Path(file), exposition(examined, time(), seconds).encode())
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be written", why=error.strerror or str(error),
+            hint="name a file in a folder that is there and that you may write in; no other right is needed",
+        ) from error  # fmt: skip
+
+
+def _fleet(named: Sequence[str], how: How) -> None:
+    """Many reports: a row for each as soon as it is known, then what they have in common."""
+    from gpunode.host.reports import fleet
+    from gpunode.workflow.fleet import rows, tallies, worst
+
+    if alone := [name for name in named if name == "-" or (name in rules() and not _is_there(name))]:
+        raise UsageError(
+            f"{alone[0]} stands alone", why="a cause, and a report on standard input, are asked for one at a time",
+            hint=f"gpunode doctor {alone[0]}",
+        )  # fmt: skip
+    found = fleet(named)
+    screen = how.screen()
+    answers = []
+    for row in rows(found):
+        screen.fleet_row(row, [one.name for one in found])
+        answers.append(row)
+    counted = tallies(answers)
+    screen.fleet(answers, counted)
+    verdict = worst(answers)
+    kind = _KINDS[verdict]
+    how.answer(
+        Envelope(
+            "doctor",
+            status=kind.status if kind else "ok",
+            exit_code=kind.exit_code if kind else 0,
+            result={"reports": answers, "causes": counted},
+        )
+    )
+
+
+_KINDS: Mapping[str, type[ProblemFound | Undetermined] | None] = {
+    "healthy": None,
+    "problem": ProblemFound,
+    "unknown": Undetermined,
+}
+
+
+def _is_there(name: str) -> bool:
+    return name == "-" or Path(name).exists()
+
+
+def _unknown_name(name: str) -> UsageError:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, rules(), n=3, cutoff=0.5)
+    like = f"causes with a similar name: {', '.join(close)}" if close else "no cause has a similar name"
+    return UsageError(
+        f"there is no cause and no report {name}",
+        why=like,
+        hint="name a cause, or a report that is there: a capture, an nvidia-bug-report.log.gz, a JSON list or a text",
+    )
+
+
+def _tell(cause: str, how: How) -> None:
+    """The whole story of one cause; its remedy as it is where nothing is known of the node."""
+    from gpunode.diagnoses.snapshot import snapshot
+
+    rule = rules()[cause]
+    remedy = tuple(rule.remedy(snapshot({})))
+    above = sorted(other.cause for other in rules().values() if cause in other.explains)
+    how.screen().story(rule, remedy, above)
+    told = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")
+    row = {name: getattr(rule, name) for name in told}
+    how.answer(Envelope("doctor", result={"cause": {**row, "explained_by": above, "remedy": remedy}}))
+
+
+def _envelope(examined: Examined) -> Envelope:
+    kind = _KINDS[examined.verdict]
     return Envelope(
         "doctor",
         status=kind.status if kind else "ok",
         exit_code=kind.exit_code if kind else 0,
-        findings=[_finding(one) for one in diagnosis.findings],
-        unknown=[_doubt(one) for one in diagnosis.unknown],
+        findings=[_finding(one) for one in examined.diagnosis.findings],
+        unknown=[_doubt(one) for one in examined.diagnosis.unknown],
+        result={"stack": examined.storeys, "works": examined.works},
     )
 
 
-def _verdict(diagnosis: Diagnosis) -> type[ProblemFound | Undetermined] | None:
-    if not diagnosis.is_healthy:
-        return ProblemFound
-    return Undetermined if diagnosis.unknown else None
-
-
 def _finding(finding: Finding) -> dict[str, object]:
-    from dataclasses import fields
-
     row: dict[str, object] = {field.name: getattr(finding, field.name) for field in fields(finding)}
     row["citations"] = [{"source": c.source, "line": c.line, "number": c.number} for c in finding.citations]
     return row

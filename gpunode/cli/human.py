@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from gpunode.cli.screen import results
 from gpunode.cli.screen.checks import report_lines
 from gpunode.cli.screen.commands import again_command
-from gpunode.cli.screen.doctor import diagnosis_lines
 from gpunode.cli.screen.events import applied_lines, applying, settled_line, triggering
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.live import LiveLine
@@ -36,7 +35,7 @@ from gpunode.workflow.events import (
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-    from gpunode.diagnoses.model import Diagnosis
+    from gpunode.diagnoses.model import Fix, Rule
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
     from gpunode.journal.chronicle import Chronicle
@@ -45,7 +44,9 @@ if TYPE_CHECKING:
     from gpunode.recipe import Recipe, VersionLock
     from gpunode.workflow.converge import StagePlan
     from gpunode.workflow.ctk import CtkVerb, Done, Verdict
+    from gpunode.workflow.doctor import Examined
     from gpunode.workflow.edits import Draft
+    from gpunode.workflow.fleet import Row, Tally
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
@@ -186,9 +187,32 @@ class Screen:
         """What setup would do, and why."""
         self._put(*plan_lines(recipe, facts, plans, self._argv, verbose=self._verbose))
 
-    def diagnosis(self, diagnosis: Diagnosis) -> None:
-        """What is wrong with the node, and how it is put right."""
-        self._put(*diagnosis_lines(diagnosis))
+    def diagnosis(self, examined: Examined, *, page: str = "") -> None:
+        """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""
+        from gpunode.cli.screen.doctor import diagnosis_lines
+
+        if not self._silent:
+            self._put(*diagnosis_lines(examined, verbose=self._verbose, width=self._printer.width))
+        if page:
+            self._put(line("page:  ", span(page, "command"), hang=7))
+
+    def fleet_row(self, row: Row, names: Sequence[str]) -> None:
+        """One report of a fleet; ``names`` are those of all, which tell how wide the column is."""
+        from gpunode.cli.screen.fleet import row_line
+
+        self._put(row_line(row, names))
+
+    def fleet(self, rows: Sequence[Row], tallies: Sequence[Tally]) -> None:
+        """What the reports of a fleet have in common, beneath their rows."""
+        from gpunode.cli.screen.fleet import fleet_lines
+
+        self._put(*fleet_lines(rows, tallies))
+
+    def story(self, rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> None:
+        """The whole story of a cause."""
+        from gpunode.cli.screen.doctor import story_lines
+
+        self._put(*story_lines(rule, remedy, explained_by))
 
     def locked(self, lock: VersionLock, changed: Sequence[Moved], *, renewed: bool) -> None:
         """Which versions the lock file now holds."""
@@ -275,9 +299,9 @@ class Screen:
         """What others left beside a file."""
         self._put(*results.leftover_lines(path, found))
 
-    def captured(self, file: str, count: int, failed: Sequence[str]) -> None:
+    def captured(self, file: str, count: int, size: int, failed: Sequence[str], *, anonymized: bool) -> None:
         """Where the capture is."""
-        self._put(*results.captured_lines(file, count, failed))
+        self._put(*results.captured_lines(file, count, size, failed, anonymized=anonymized))
 
     def recipes(self, found: Mapping[str, str]) -> None:
         """The shipped recipes."""

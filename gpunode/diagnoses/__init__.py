@@ -8,13 +8,24 @@ from functools import cache
 from importlib import import_module
 from typing import Final
 
-from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis, Doubt, Family, Finding, Layer, Proof, Rule, Severity
+from gpunode.diagnoses.model import (
+    DISRUPTIONS,
+    Diagnosis,
+    Doubt,
+    Family,
+    Finding,
+    Layer,
+    Proof,
+    Rule,
+    Severity,
+    Verdict,
+)
 from gpunode.diagnoses.snapshot import Snapshot
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
     *("pci", "lost", "memory", "gsp", "xids", "power", "virtual", "nouveau", "secureboot"),
-    *("build", "packages", "support", "modules", "versions", "nvlink", "gpudirect", "userspace", "mig"),
+    *("build", "packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect", "userspace", "mig"),
     *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "operator"),
 )
 # Where nothing explains the other, what lies deeper comes first.
@@ -37,18 +48,33 @@ def rules() -> Mapping[str, Rule]:
     return {rule.cause: rule for family in families() for rule in family.rules}
 
 
-def diagnose(snapshot: Snapshot) -> Diagnosis:
-    """What is wrong with the node, as far as it can be told."""
+def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
+    """What is wrong with the node, as far as it can be told.
+
+    Args:
+        snapshot: the node.
+        guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
+    """
     found: dict[str, list[Proof]] = {}
     doubts: list[tuple[str, Doubt]] = []
     for cause, rule in rules().items():
-        for verdict in rule.check(snapshot):
+        for verdict in _guarded(rule, snapshot) if guarded else rule.check(snapshot):
             if isinstance(verdict, Proof):
                 found.setdefault(cause, []).append(verdict)
             else:
                 doubts.append((cause, verdict))
     findings = ranked(tuple(_finding(rules()[cause], proofs, snapshot) for cause, proofs in found.items()))
     return Diagnosis(findings, tuple(_open(doubts, findings)))
+
+
+def _guarded(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:
+    """What the rule says; on evidence that nobody has thought of, one rule's bug must not silence all others."""
+    try:
+        return tuple(rule.check(snapshot))
+    except Exception as error:  # whatever it is, the other rules go on
+        said = f"{type(error).__name__}: {error}"[:200]
+        question = f"{rule.cause} could not be judged, by a bug in gpunode ({said}); please report it"
+        return (Doubt(question, "gpunode capture FILE"),)
 
 
 def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot) -> Finding:

@@ -1,9 +1,480 @@
-"""Building the kernel module."""
+"""Building the kernel module: headers, compiler, tools, DKMS's own tree, and whether the driver knows the kernel."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode import distros
+from gpunode.diagnoses import chains
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
+from gpunode.diagnoses.remedies import install, reboot, run
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import build, driver, modules, packages, pci, system
+from gpunode.diagnoses.views.build import Failure
+from gpunode.diagnoses.views.system import PackageManager
+from gpunode.facts.model import Known
 
-FAMILY: Final = Family("build", "building the kernel module", ())
+_CAUSES: Final[dict[build.Reason, str]] = {
+    "headers": "kernel-headers-missing",
+    "tree": "dkms-tree-corrupt",
+    "space": "dkms-build-no-space",
+    "toolchain": "dkms-build-toolchain-missing",
+    "compiler": "dkms-build-compiler-mismatch",
+    "compiler-differs": "dkms-build-compiler-mismatch",
+    "api": "dkms-build-kernel-api",
+}
+
+
+def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """Why the module could not be built, by the log that tells most; else by headers that are known to be absent."""
+    failure = build.decisive(snapshot)
+    if failure is None or _is_past(snapshot, failure):
+        yield from _without_headers(snapshot)
+    elif failure.reason == "unsaid":
+        if (proofs := tuple(_without_headers(snapshot))) or driver.works(snapshot):
+            yield from proofs
+        else:
+            yield from _unsaid(failure)
+    elif failure.reason != "compiler-differs" or build.has_failed(snapshot):
+        yield _CAUSES[failure.reason], _proof(snapshot, failure)
+
+
+def _is_past(snapshot: Snapshot, failure: Failure) -> bool:
+    """Whether what the log lacked is there now: it tells of another day."""
+    kernel = failure.kernel or snapshot.view(system.running_kernel)
+    if failure.reason == "headers" and headers_present(snapshot, kernel):
+        return True
+    return driver.works(snapshot) and bool(kernel) and kernel == snapshot.view(system.running_kernel)
+
+
+def _proof(snapshot: Snapshot, failure: Failure) -> Proof:
+    weak = failure.reason == "compiler-differs"
+    name = _kernel(snapshot)
+    said = _SUMMARIES[failure.reason].format(
+        kernel=f" for kernel {name}" if name else "",
+        fits=f"kernel {name}" if name else "the kernel",
+        tool=failure.tool or "a tool",
+        release=f"driver {failure.release}" if failure.release else "the installed driver",
+    )
+    return Proof(
+        said,
+        failure.citations,
+        confidence="likely" if weak else "certain",
+        severity=_severity(snapshot),
+    )
+
+
+def _severity(snapshot: Snapshot) -> Severity | None:
+    """A driver that works all the same is without a module only for another kernel: trouble comes with the reboot."""
+    return "warning" if driver.works(snapshot) else None
+
+
+_SUMMARIES: Final[dict[build.Reason, str]] = {
+    "headers": "the kernel headers{kernel} are not installed, so the module was not built for it",
+    "tree": "DKMS's own tree is damaged, so it stops before it builds anything",
+    "space": "the disk was full while the module was built{kernel}",
+    "toolchain": "{tool} is not installed, so the module could not be built{kernel}",
+    "compiler": "the compiler is not the one that the kernel was built with, so the module was not built{kernel}",
+    "compiler-differs": "the compiler differs from the one that built the kernel, and the build{kernel} failed",
+    "api": "the source of {release} does not fit {fits}: it uses what that kernel changed or keeps back",
+}
+
+
+def _unsaid(failure: Failure) -> Iterator[tuple[str, Verdict]]:
+    release = failure.release or "*"
+    log = f"/var/lib/dkms/nvidia*/{release}/build/make.log"
+    question = f"Why could the module not be built{' for ' + failure.kernel if failure.kernel else ''}?"
+    yield (
+        "dkms-build-kernel-api",
+        Doubt(question, f"cat {log}", failure.citations, tuple(dict.fromkeys(_CAUSES.values()))),
+    )
+
+
+def _without_headers(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """Headers that are known not to be there, of the running kernel, for which DKMS was to build and has not."""
+    running = snapshot.view(system.running_kernel)
+    if not running or not _is_built_here(snapshot) or headers_present(snapshot, running) is not False:
+        return
+    if modules.built_for(snapshot, running) is not False or modules.loaded(snapshot, "nvidia"):
+        return
+    summary = f"the kernel headers for the running kernel {running} are not installed, so DKMS did not build for it"
+    yield "kernel-headers-missing", Proof(summary, tuple(_headers_cited(snapshot, running)))
+
+
+def _is_built_here(snapshot: Snapshot) -> bool:
+    """Whether the driver came as source: by DKMS or akmods, not built before."""
+    return bool(snapshot.view(modules.driver_builds)) or bool(
+        packages.matching(snapshot, "nvidia*-dkms*", "nvidia-kernel-source*", "dkms-nvidia*", "akmod-nvidia*")
+    )
+
+
+def _headers_cited(snapshot: Snapshot, kernel: str) -> Iterator[Citation]:
+    known = snapshot.facts.headers
+    if isinstance(known, Known):
+        have = ", ".join(sorted(known.value)) or "none"
+        yield Citation("/lib/modules/*/build", f"kernels with headers: {have}", None, known.probe)
+    for item in snapshot.of("listing", "file", "packages"):
+        if "headers" in item.written or "/build" in item.subject:
+            yield cite(item)
+    yield from (row.citation for row in snapshot.view(modules.driver_builds))
+    yield from (cite(item, 1) for item in snapshot.of("uname") if kernel in item.text)
+
+
+_BUILD: Final = re.compile(r"/lib/modules/(?:(?P<kernel>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/build/?$")
+_TREE: Final = re.compile(r"/usr/src/(?:linux-headers-|kernels/)(?:(?P<kernel>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/?$")
+
+
+def headers_present(snapshot: Snapshot, kernel: str) -> bool | None:
+    """Whether the headers of ``kernel`` are installed; None where nothing tells."""
+    known = snapshot.facts.headers
+    if isinstance(known, Known):
+        return kernel in known.value
+    for item in snapshot.of("listing", "file", "which"):
+        match = _BUILD.search(item.subject) or _TREE.search(item.subject)
+        if match and (match["kernel"] or kernel) == kernel:
+            if item.outcome == "absent" or "broken symbolic link" in item.text:
+                return False
+            if "Makefile" in item.text:
+                return True
+    bare = kernel.removesuffix(".x86_64").removesuffix(".aarch64")
+    rpm = snapshot.view(packages.packages).get("kernel-devel")
+    if rpm is not None:
+        return rpm.version == bare
+    return packages.installed(snapshot, f"linux-headers-{kernel}")
+
+
+def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
+    """The packages that bring the headers of ``kernel``; the shell finds its name where it is not known."""
+    manager = snapshot.view(system.package_manager)
+    if manager == "apt":
+        name = kernel or "$(uname -r)"
+        family = distros.DEBIAN if name.endswith("-pve") else distros.UBUNTU
+        return (family.headers(name),)
+    if manager == "dnf":
+        name = kernel or "$(uname -r)"
+        stem = "kernel-uek-devel" if "uek" in name else "kernel-64k-devel" if "64k" in name else "kernel-devel"
+        return (f"{stem}-{name.replace('+64k', '')}",)
+    if manager == "zypper":
+        return (f"kernel-{kernel.rpartition('-')[2] or 'default'}-devel",)
+    flavour = next((word for word in ("lts", "zen", "hardened", "rt") if f"-{word}" in kernel), "")
+    return (f"linux-{flavour}-headers" if flavour else "linux-headers",)
+
+
+def build_again(snapshot: Snapshot, kernel: str, prefix: str = "") -> Fix:
+    """Has the module built for ``kernel`` by what builds it here, and loaded where that kernel runs."""
+    name = kernel or "$(uname -r)"
+    akmods = bool(packages.matching(snapshot, "akmod-nvidia*")) or any("akmod" in item.text for item in snapshot.items)
+    command = f"sudo akmods --force --kernels {name}" if akmods else f"sudo {prefix}dkms autoinstall -k {name}"
+    runs = not kernel or kernel == (snapshot.view(system.running_kernel) or kernel)
+    return run("rebuild", f"build the module for {kernel or 'the running kernel'}", command, *_load(runs=runs))
+
+
+def _load(*, runs: bool) -> tuple[str, ...]:
+    return ("sudo modprobe nvidia",) if runs else ()
+
+
+def _kernel(snapshot: Snapshot) -> str:
+    """The kernel that lacks the module."""
+    failure = build.decisive(snapshot)
+    return (failure.kernel if failure else "") or snapshot.view(system.running_kernel)
+
+
+def _get_headers(snapshot: Snapshot) -> Iterable[Fix]:
+    kernel = _kernel(snapshot)
+    yield install(
+        snapshot, f"install the headers of {kernel or 'the running kernel'}", *headers_packages(snapshot, kernel)
+    )
+    yield build_again(snapshot, kernel)
+    if snapshot.view(system.package_manager) == "apt":
+        text = "have the headers of later kernels installed with them: gpunode finds the right meta package"
+        yield run("install", text, "sudo gpunode setup --only headers")
+    if meta := _upgrade_kernel(snapshot):
+        yield meta
+
+
+def _upgrade_kernel(snapshot: Snapshot) -> Fix | None:
+    """Where the archive no longer has the headers of an old kernel, a newer kernel is the way to headers."""
+    commands: dict[PackageManager, str] = {
+        "apt": "sudo apt-get dist-upgrade",
+        "dnf": "sudo dnf upgrade kernel kernel-devel",
+        "zypper": "sudo zypper update kernel-default kernel-default-devel",
+        "pacman": "sudo pacman -Syu",
+    }
+    when = "the archive no longer has the headers of this kernel"
+    manager = snapshot.view(system.package_manager)
+    return run("install", "upgrade the kernel together with its headers, then reboot", commands[manager], when=when)
+
+
+_BUILT_BY: Final = re.compile(
+    r"kernel was built by:?\s+(?P<by>[^\n]{1,160})|compile the kernel:\s*(?P<old>[^\n]{1,160})"
+)
+_LINUX: Final = re.compile(r"Linux version \S+ [^\n]{0,80}\((?P<by>[^\n]{0,160})")
+_VERSION: Final = re.compile(r"(?P<name>gcc|clang)\b[^\n]*?(?:-|version |\) |\s)(?P<major>\d{1,2})(?:\.\d|\b)")
+_FLAGS: Final = (
+    (re.compile(r"-ftrivial-auto-var-init|-fzero-call-used-regs|-mharden-sls"), "gcc-12"),
+    (re.compile(r"-fmin-function-alignment"), "gcc-14"),
+    (re.compile(r"-mretpoline|-fsplit-lto-unit|-mstack-alignment|-Qunused-arguments|-enable-trivial"), "clang"),
+)
+
+
+def compiler_wanted(snapshot: Snapshot) -> str:
+    """The compiler that the kernel was built with, as a package calls it (``gcc-12``); empty where nothing tells."""
+    texts = [item.text for item in snapshot.items if item.kind in {"make-log", "installer-log", "text", "dkms-output"}]
+    for text in texts:
+        following = re.search(r"compile the kernel:\s*\n\s*\n?(?P<by>[^\n]{1,160})", text)
+        match = _BUILT_BY.search(text)
+        said = (match["by"] or "") if match else ""
+        if found := _VERSION.search(said or (following["by"] if following else "")):
+            return _package(found)
+    for text in (*texts, *(item.text for item in snapshot.files("/proc/version"))):
+        if (match := _LINUX.search(text)) and (found := _VERSION.search(match["by"])):
+            return _package(found)
+    return next((name for pattern, name in _FLAGS if any(pattern.search(text) for text in texts)), "")
+
+
+def _package(match: re.Match[str]) -> str:
+    return "clang" if match["name"] == "clang" else f"gcc-{match['major']}"
+
+
+def _get_compiler(snapshot: Snapshot) -> Iterable[Fix]:
+    wanted, kernel = compiler_wanted(snapshot), _kernel(snapshot)
+    if snapshot.view(system.package_manager) == "apt":
+        name = wanted or "gcc-$(sed -n 's/.*gcc[^0-9]*\\([0-9]*\\)[. ].*/\\1/p' /proc/version)"
+        yield install(snapshot, "install the compiler that the kernel was built with", name)
+        prefix = "env LLVM=1 " if wanted == "clang" else f"env CC=/usr/bin/{name} IGNORE_CC_MISMATCH=1 "
+        yield build_again(snapshot, kernel, prefix)
+    else:
+        text = "install the compiler that the kernel was built with, or a kernel that today's compiler built"
+        yield install(snapshot, text, *(("clang", "llvm", "lld") if wanted == "clang" else ("gcc",)))
+        yield build_again(snapshot, kernel, "env LLVM=1 " if wanted == "clang" else "")
+
+
+# What brings each program, by package manager: apt, dnf, zypper, pacman.
+_TOOL_PACKAGES: Final[dict[str, tuple[str, str, str, str]]] = {
+    "g++": ("g++", "gcc-c++", "gcc-c++", "gcc"),
+    "c++": ("g++", "gcc-c++", "gcc-c++", "gcc"),
+    "cc1plus": ("g++", "gcc-c++", "gcc-c++", "gcc"),
+    "gcc": ("gcc", "gcc", "gcc", "gcc"),
+    "cc": ("gcc", "gcc", "gcc", "gcc"),
+    "cpp": ("gcc", "gcc", "gcc", "gcc"),
+    "clang": ("clang", "clang", "clang", "clang"),
+    "make": ("make", "make", "make", "make"),
+    "gmake": ("make", "make", "make", "make"),
+    **dict.fromkeys(("ld", "as", "ar", "objcopy", "strip"), ("binutils",) * 4),
+    "ld.lld": ("lld", "lld", "lld", "lld"),
+    "pahole": ("dwarves", "dwarves", "dwarves", "pahole"),
+    **{name: (name,) * 4 for name in ("flex", "bison", "bc", "perl", "python3")},
+    **dict.fromkeys(("libelf", "gelf"), ("libelf-dev", "elfutils-libelf-devel", "libelf-devel", "libelf")),
+    **dict.fromkeys(("libssl", "openssl"), ("libssl-dev", "openssl-devel", "libopenssl-devel", "openssl")),
+    "std": ("libc6-dev", "glibc-devel", "glibc-devel", "glibc"),
+}
+_MANAGERS: Final[tuple[PackageManager, ...]] = ("apt", "dnf", "zypper", "pacman")
+_ALL_TOOLS: Final = (("build-essential",), ("gcc", "make"), ("gcc", "make"), ("base-devel",))
+
+
+def tool_packages(tool: str, manager: PackageManager) -> tuple[str, ...]:
+    """The packages that bring ``tool``; with an unknown one, those that bring all that a build needs."""
+    column = _MANAGERS.index(manager)
+    plain = tool.rpartition("-linux-gnu-")[2]
+    stem, _, version = plain.partition("-")
+    if stem in {"gcc", "g++", "clang"} and version and manager == "apt":
+        return (f"{stem}-{version}",)
+    found = _TOOL_PACKAGES.get(plain) or _TOOL_PACKAGES.get(stem)
+    return (found[column],) if found else _ALL_TOOLS[column]
+
+
+def _get_tools(snapshot: Snapshot) -> Iterable[Fix]:
+    failure = build.decisive(snapshot)
+    tool = failure.tool if failure else ""
+    names = tool_packages(tool, snapshot.view(system.package_manager))
+    yield install(snapshot, f"install {tool or 'what a build needs'}", *names)
+    yield build_again(snapshot, _kernel(snapshot))
+
+
+def _get_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    kernel = _kernel(snapshot) or "this kernel"
+    commands: dict[PackageManager, str] = {
+        "apt": "sudo gpunode setup --upgrade",
+        "dnf": "sudo dnf upgrade --refresh '*nvidia*'",
+        "zypper": "sudo zypper update '*nvidia*'",
+        "pacman": "sudo pacman -Syu",
+    }
+    last = min((m.last_branch for gpu in snapshot.view(pci.gpus) if (m := gpu.model) and m.last_branch), default=None)
+    limit = f"; {last} is the last branch that drives this GPU" if last else ""
+    text = f"install a release of the driver that supports {kernel}{limit}"
+    yield run("install", text, commands[snapshot.view(system.package_manager)])
+    others = sorted({one.kernel for one in snapshot.view(modules.on_disk)} - {kernel})
+    which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
+    yield reboot(f"{which}, until there is one", when="no such release is there")
+
+
+_LEFTOVER: Final = re.compile(
+    r"/var/lib/dkms/(?P<module>nvidia[\w-]*)/(?P<version>[\w.+~-]+)"
+    r"|Error! (?P<m2>nvidia[\w-]*)/(?P<v2>[\w.+~-]+): Missing"
+    r"|/usr/src/(?P<m3>nvidia(?:-[a-z]+)*)-(?P<v3>\d[\w.+~]*)"
+    r"|already contains: ?(?P<m4>nvidia[\w-]*?)[-/](?P<v4>\d[\w.+~]*\w)"
+    r"|^(?P<m5>nvidia[\w-]*)(?:/|, )\s*(?P<v5>[\w.+~-]+)[^\n]*: broken",
+    re.MULTILINE,
+)
+
+
+def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
+    found = _leftover(snapshot)
+    if found:
+        place = f"/var/lib/dkms/{found[0]}/{found[1]}"
+        yield run("remove", f"remove what is left of {found[0]} {found[1]} from DKMS's tree", f"sudo rm -rf {place}")
+    else:
+        text = "remove the entries of DKMS's tree whose source is gone"
+        command = 'for d in /var/lib/dkms/*/*/; do [ -e "$d/source/dkms.conf" ] || sudo rm -rf "$d"; done'
+        yield run("remove", text, command)
+    yield build_again(snapshot, snapshot.view(system.running_kernel))
+
+
+def _leftover(snapshot: Snapshot) -> tuple[str, str] | None:
+    failure = build.decisive(snapshot)
+    texts = [citation.line for citation in failure.citations] if failure else []
+    texts.extend(item.text for item in snapshot.of("dkms-status", "dkms-output", "package-output", "text"))
+    for text in texts:
+        if match := _LEFTOVER.search(text):
+            words = [word for word in match.groups() if word]
+            return words[0], words[1].rstrip(".")
+    return None
+
+
+def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "remove", "free some space; old kernels take most of what is below /boot and /lib/modules", "df -h", "df -i"
+    )
+    yield build_again(snapshot, _kernel(snapshot))
+
+
+_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+_README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/"
+_DKMS: Final = "https://github.com/dkms-project/dkms"
+_OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
+
+FAMILY: Final = Family(
+    "build",
+    "building the kernel module",
+    (
+        Rule(
+            cause="kernel-headers-missing",
+            layer="kernel",
+            severity="error",
+            disruption="none",
+            title="the kernel's headers are not installed",
+            story=(
+                "A module built from source needs the headers of exactly the kernel that it is for. When the kernel "
+                "is upgraded and its headers are not, DKMS or akmods skips the build, mostly without an error, and "
+                "the node boots into a kernel for which there is no NVIDIA module. From above, a driver that worked "
+                "yesterday is gone after a reboot: nvidia-smi cannot reach it, and dkms status knows older kernels "
+                "only. The meta package for headers, beside the kernel's own, keeps this from coming back."
+            ),
+            sources=(_GUIDE, _DKMS, "https://github.com/GoogleCloudPlatform/compute-gpu-installation/issues/25"),
+            check=only("kernel-headers-missing", _decide),
+            remedy=_get_headers,
+            explains=chains.NOT_BUILT,
+        ),
+        Rule(
+            cause="dkms-build-compiler-mismatch",
+            layer="kernel",
+            severity="error",
+            disruption="none",
+            title="the compiler is not the one that built the kernel",
+            story=(
+                "A kernel module has to be compiled the way the kernel was: NVIDIA's build compares the two "
+                "compilers, and a kernel built by a newer one, or by clang, passes options that the node's gcc does "
+                "not know. The build stops before it compiles anything, so there is no module for this kernel. It is "
+                "met with kernels from elsewhere (mainline, HWE, xanmod, a rescue system) and after the default gcc "
+                "was changed. The compiler named in /proc/version has to be installed and used."
+            ),
+            sources=(
+                f"{_README}installdriver.html",
+                "https://github.com/clearlinux/distribution/issues/1970",
+                "https://github.com/linux-surface/linux-surface/issues/705",
+            ),
+            check=only("dkms-build-compiler-mismatch", _decide),
+            remedy=_get_compiler,
+            explains=chains.NOT_BUILT,
+        ),
+        Rule(
+            cause="dkms-build-kernel-api",
+            layer="kernel",
+            severity="error",
+            disruption="none",
+            title="the driver's source does not fit this kernel",
+            story=(
+                "The kernel has no stable interface for modules: a new one renames functions, changes their arguments "
+                "or keeps symbols for modules under the GPL. A release of the driver that is older than the kernel "
+                "does not know that and does not compile or link; make.log shows errors in NVIDIA's own files. Only a "
+                "release that supports the kernel helps, or an older kernel until there is one. A GPU whose last "
+                "branch gets no more releases stays with older kernels."
+            ),
+            sources=(
+                "https://github.com/xanmod/linux/issues/411",
+                f"{_OPEN}/issues/746",
+                f"{_OPEN}/issues/840",
+                "https://github.com/negativo17/nvidia-driver/issues/174",
+            ),
+            check=only("dkms-build-kernel-api", _decide),
+            remedy=_get_driver,
+            explains=chains.NOT_BUILT,
+        ),
+        Rule(
+            cause="dkms-build-toolchain-missing",
+            layer="kernel",
+            severity="error",
+            disruption="none",
+            title="a build tool is not installed",
+            story=(
+                "The module is compiled on the node, which takes make, gcc, a linker and, for the open modules, g++. "
+                "A minimal image or a node that was cleaned up lacks one of them, and the build ends with 'command "
+                "not found' (make's error 127). Package scripts often go on regardless, so the installation looks "
+                "successful until the module is wanted."
+            ),
+            sources=(f"{_OPEN}/issues/805", _GUIDE),
+            check=only("dkms-build-toolchain-missing", _decide),
+            remedy=_get_tools,
+            explains=chains.NOT_BUILT,
+        ),
+        Rule(
+            cause="dkms-tree-corrupt",
+            layer="kernel",
+            severity="error",
+            disruption="none",
+            title="DKMS's tree is damaged",
+            story=(
+                "DKMS keeps a folder for each module and version in /var/lib/dkms, with a link to its source. Where a "
+                "driver was removed by hand, or a package lost its source, the link leads nowhere, and DKMS stops at "
+                "it: with older versions every call fails, for every module. New kernels then get no NVIDIA module. "
+                "The leftover folder has to go; the driver that is wanted is then built as usual."
+            ),
+            sources=(
+                "https://github.com/negativo17/nvidia-driver/issues/56",
+                "https://github.com/linux-surface/linux-surface/issues/112",
+                _DKMS,
+            ),
+            check=only("dkms-tree-corrupt", _decide),
+            remedy=_clear_tree,
+            explains=chains.NOT_BUILT,
+        ),
+        Rule(
+            cause="dkms-build-no-space",
+            layer="kernel",
+            severity="error",
+            disruption="none",
+            title="the disk was full during the build",
+            story=(
+                "A build of NVIDIA's modules needs some hundred megabytes below /var/lib/dkms, and the initramfs made "
+                "after it needs room in /boot. On a full disk the compiler or the copying stops, and what is left is "
+                "no module or half of one. The log says so in one line among many errors that follow from it."
+            ),
+            sources=(_DKMS, _GUIDE),
+            check=only("dkms-build-no-space", _decide),
+            remedy=_free_space,
+            explains=chains.NOT_BUILT,
+        ),
+    ),
+)

@@ -1,9 +1,432 @@
-"""CDI."""
+"""CDI: a device that no engine resolves, and a specification of a driver that is gone."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import run
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import cdi, docker, driver, toolkit
+from gpunode.diagnoses.views.cdi import Asked, Specification
+from gpunode.facts.cdi_places import FOLDERS
+from gpunode.runtimes import podman
 
-FAMILY: Final = Family("cdi", "CDI", ())
+_UNREADABLE: Final = re.compile(
+    r"failed to (?:parse|unmarshal|load) CDI Spec"
+    r"|unknown field \\?\"(?:additionalGids|hostPath|intelRdt|annotations|containerEdits)"
+    r"|(?:invalid|unknown|unsupported) (?:CDI )?(?:spec )?(?:version|cdiVersion)|cdi: invalid spec|invalid CDI Spec",
+    re.IGNORECASE,
+)
+_ABOUT_CDI: Final = re.compile(r"\bCDI\b|/cdi/", re.IGNORECASE)
+_NO_DRIVER_CDI: Final = re.compile(r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities")
+_NO_CDI: Final = re.compile(
+    r"stat nvidia\.com/gpu=\S+: no such file or directory|invalid device (?:mode|specification): nvidia\.com/gpu="
+)
+_GONE: Final = re.compile(
+    r"(?:error stat'ing file|cannot stat|failed to stat CDI host device|failed to fulfil mount request:? open"
+    r"|error mounting|failed to mount|stat|bind source path does not exist:|lstat|statfs)"
+    r" [`'\"\\]*(?P<path>/[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*)"
+    r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file",
+)
+_BY_CDI: Final = re.compile(
+    r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b", re.IGNORECASE
+)
+_LIBRARY_VERSION: Final = re.compile(rf"\.so\.(?P<version>{driver.VERSION})$")
+_RENDER: Final = "/dev/dri/"
+_HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
+
+
+def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """What keeps an engine from the CDI devices that it was asked for."""
+    if driver.fails(snapshot):
+        return  # no specification would help
+    if verdict := _of_files(snapshot) or _of_docker(snapshot) or _unreadable(snapshot):
+        yield verdict
+        return
+    asked = snapshot.view(cdi.unresolved)
+    if asked and (verdict := _unresolved(snapshot, asked)):
+        yield verdict
+
+
+# A specification of a driver that is gone.
+
+
+def _of_files(snapshot: Snapshot) -> tuple[str, Verdict] | None:
+    gone, now = snapshot.match(_GONE), _driver(snapshot)
+    said = snapshot.said(_GONE)
+    specs = [spec for spec in snapshot.view(cdi.specifications) if spec.drivers and not spec.is_management]
+    fails = bool(said or snapshot.view(cdi.unresolved))
+    if fails and now is not None and (old := _of_another(specs, now[0])):
+        summary = f"{old.path} is of driver {', '.join(sorted(old.drivers))}, and the driver is {now[0]}"
+        return "cdi-spec-stale", Proof(summary, (old.citation, now[1], *said))
+    if gone is None:
+        return None
+    path = gone["path"]
+    of = _LIBRARY_VERSION.search(path)
+    is_older = of is not None and now is not None and of["version"] != now[0]
+    if not (
+        is_older or snapshot.view(cdi.specifications) or any(_BY_CDI.search(f"{c.source}\n{c.line}") for c in said)
+    ):
+        return None
+    if path.startswith("/dev/nvidia"):
+        return None  # the driver has not made its nodes: not the specification's fault
+    spec = next((one for one in specs if any(version in path for version in one.drivers)), None)
+    cited = (*said, *((spec.citation,) if spec else ()), *((now[1],) if now else ()))
+    what = "a device node that has another name now" if path.startswith(_RENDER) else "a file of a driver that is gone"
+    summary = f"the CDI specification names {path}, {what}"
+    return "cdi-spec-stale", Proof(summary, cited, "certain" if spec or now else "likely")
+
+
+def _driver(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """The version of the driver that containers are to have."""
+    for seen in (driver.loaded(snapshot), driver.smi_version(snapshot), driver.on_disk(snapshot)):
+        if seen is not None:
+            return seen.version, seen.citation
+    for item in snapshot.of("nvidia-smi"):
+        for number, line in enumerate(item.lines, 1):
+            if re.fullmatch(rf"\s*{driver.VERSION}\s*", line):
+                return line.strip(), Citation(item.written, line, number, item.key)
+    return None
+
+
+def _of_another(specs: list[Specification], version: str) -> Specification | None:
+    """The specification that counts, where it is of another driver; none where one of this driver is read after it."""
+    if any(version in spec.drivers for spec in specs if spec.folder == FOLDERS[1]):
+        return None
+    return next((spec for spec in reversed(specs) if version not in spec.drivers), None)
+
+
+# docker's switch.
+
+
+def _of_docker(snapshot: Snapshot) -> tuple[str, Verdict] | None:
+    said = snapshot.said(_NO_DRIVER_CDI)
+    if not said:
+        return None
+    version = docker.version(snapshot)
+    files = [file for file in snapshot.view(docker.files) if file.cdi is not True]
+    cited = (*said, *(file.line("cdi", "features") for file in files))
+    if version and version < _HAS_CDI:
+        shown = ".".join(map(str, version))
+        summary = f"docker {shown} has CDI as an experiment at most; docker 25 is the first with it"
+        return "docker-cdi-feature-disabled", Proof(summary, cited, remedy=_NEWER_DOCKER)
+    summary = "docker was asked for a CDI device, and its CDI support is not switched on (features.cdi)"
+    return "docker-cdi-feature-disabled", Proof(summary, cited, remedy=tuple(_switch(snapshot)))
+
+
+_NEWER_DOCKER: Final = (
+    run(
+        "install",
+        "bring docker to 25 or later",
+        "docker version",
+        "sudo apt-get install --only-upgrade docker-ce docker-ce-cli",
+    ),
+)
+
+
+def _switch(snapshot: Snapshot) -> Iterable[Fix]:
+    if docker.rootless(snapshot):
+        own = '--config="$HOME/.config/docker/daemon.json"'
+        yield run(
+            "configure",
+            "switch CDI on for that user's docker",
+            f"gpunode ctk runtime configure --runtime=docker {own} --cdi.enabled",
+        )
+        yield run("restart", "restart that user's docker", "systemctl --user restart docker")
+        return
+    yield run(
+        "configure",
+        "switch docker's CDI support on",
+        "sudo gpunode ctk runtime configure --runtime=docker --cdi.enabled --restart",
+    )
+
+
+# A specification that the engine cannot read.
+
+
+def _unreadable(snapshot: Snapshot) -> tuple[str, Verdict] | None:
+    said = tuple(one for one in snapshot.said(_UNREADABLE) if _ABOUT_CDI.search(one.line))
+    version = cdi.podman_version(snapshot)
+    if said:
+        name = f"podman {'.'.join(map(str, version[0]))}" if version else "the engine"
+        summary = f"{name} cannot read the CDI specification: that is of a newer version of CDI than it knows"
+        return "cdi-spec-version-unsupported", Proof(summary, (*said, *((version[1],) if version else ())))
+    unresolved = tuple(one.citation for one in snapshot.view(cdi.unresolved))
+    if version is not None and version[0] < podman.LEAST and (asked := (*snapshot.said(_NO_CDI), *unresolved)):
+        shown = ".".join(map(str, version[0]))
+        summary = f"podman {shown} does not know CDI as it is written today; 4.1 is the first that does"
+        return "cdi-spec-version-unsupported", Proof(summary, (*asked, version[1]), remedy=_NEWER_PODMAN)
+    if version is None or not unresolved:
+        return None
+    for spec in snapshot.view(cdi.specifications):
+        if spec.version and not podman.takes(version[0], spec.version):
+            shown = ".".join(map(str, version[0]))
+            summary = f"{spec.path} is of CDI {spec.version}, which podman {shown} does not know"
+            return "cdi-spec-version-unsupported", Proof(summary, (*unresolved, spec.citation, version[1]))
+    return None
+
+
+_NEWER_PODMAN: Final = (
+    run("install", "bring podman to 4.1 or later", "podman --version", "sudo apt-get install --only-upgrade podman"),
+)
+
+
+def _older_specification(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "configure",
+        "have the toolkit write a specification that older engines read, then write it",
+        "sudo gpunode ctk config --in-place --set features.no-additional-gids-for-device-nodes=true",
+        "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+    )
+    yield run(
+        "install", "or bring podman to a newer version", "podman --version", when="the specification is still not read"
+    )
+
+
+# A device that is not found.
+
+
+def _unresolved(snapshot: Snapshot, asked: tuple[Asked, ...]) -> tuple[str, Verdict] | None:
+    cited = tuple(dict.fromkeys(one.citation for one in asked))
+    first = asked[0]
+    if first.kind.startswith("management."):
+        return _management(snapshot, first, cited)
+    if first.kind.startswith("runtime."):
+        question = f"{first} is made by the toolkit itself when a container starts, and could not be: does NVML work?"
+        return "cdi-spec-missing", Doubt(
+            question, "nvidia-smi -L; nvidia-ctk cdi generate >/dev/null", cited, ("driver-module-not-loaded",)
+        )
+    if not first.kind.startswith("nvidia.com/"):
+        return None
+    specs = [spec for spec in snapshot.view(cdi.specifications) if not spec.is_management]
+    offered = snapshot.view(cdi.offered)
+    if verdict := _elsewhere(snapshot, first, cited, specs):
+        return verdict
+    return _offered_or_not(snapshot, asked, cited, specs, offered)
+
+
+def _management(snapshot: Snapshot, first: Asked, cited: tuple[Citation, ...]) -> tuple[str, Verdict]:
+    specs = [spec for spec in snapshot.view(cdi.specifications) if spec.is_management]
+    what = "offers `all` alone" if specs else "is not there"
+    summary = f"a pod asks for {first}, of the class that only operators use, and its specification {what}"
+    return "cdi-management-spec-missing", Proof(summary, (*cited, *(spec.citation for spec in specs)))
+
+
+def _elsewhere(
+    snapshot: Snapshot, first: Asked, cited: tuple[Citation, ...], specs: list[Specification]
+) -> tuple[str, Verdict] | None:
+    """The specification lies where this engine does not look."""
+    folders, place = cdi.read_folders(snapshot)
+    there = [spec for spec in specs if spec.folder in folders]
+    outside = [spec for spec in specs if spec.folder not in folders]
+    if there or not outside:
+        return None
+    why = (place,) if place is not None else ()
+    summary = f"the specification is {outside[0].path}, and the engine looks in {', '.join(folders)} alone for {first}"
+    return "cdi-spec-dir-not-read", Proof(
+        summary, (*cited, outside[0].citation, *why), remedy=_where_it_looks(folders[0])
+    )
+
+
+def _where_it_looks(folder: str) -> tuple[Fix, ...]:
+    return (
+        run("configure", f"write the specification to {folder}, where this engine looks", f"sudo mkdir -p {folder}",
+            f"sudo nvidia-ctk cdi generate --output={folder}/nvidia.yaml"),
+        run("configure", "or name both folders to podman", "sudo mkdir -p /etc/containers/containers.conf.d",
+            "printf '[engine]\\ncdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"]\\n'"
+            " | sudo tee /etc/containers/containers.conf.d/50-cdi.conf", when="podman is 5.5 or later"),
+    )  # fmt: skip
+
+
+def _offered_or_not(
+    snapshot: Snapshot,
+    asked: tuple[Asked, ...],
+    cited: tuple[Citation, ...],
+    specs: list[Specification],
+    offered: tuple[tuple[str, Citation], ...],
+) -> tuple[str, Verdict] | None:
+    names = {name for name, _ in offered} | {f"{spec.kind}={name}" for spec in specs for name in spec.devices or ()}
+    empty = snapshot.view(cdi.looked_in)
+    wanted = [str(one) for one in asked]
+    if names and not names.intersection(wanted):
+        places = (*(place for _, place in offered), *(spec.citation for spec in specs))
+        has = ", ".join(sorted(names)[:4])
+        summary = f"the specification offers {has}, and not {wanted[0]}: the GPUs have changed since"
+        return "cdi-spec-stale", Proof(summary, (*cited, *places[:3]), "likely")
+    if empty and not names and not specs:
+        there = toolkit.presence(snapshot)
+        lacking = (there.citation,) if there is not None and not there.is_there else ()
+        summary = f"no CDI specification on this node offers {wanted[0]}"
+        return "cdi-spec-missing", Proof(summary, (*cited, *empty, *lacking))
+    return "cdi-spec-missing", _open_question(wanted[0], cited, is_offered=bool(names or specs))
+
+
+def _open_question(wanted: str, cited: tuple[Citation, ...], *, is_offered: bool) -> Doubt:
+    causes = ("cdi-spec-dir-not-read", "cdi-spec-version-unsupported")
+    if is_offered:
+        return Doubt(
+            f"{wanted} is in a specification, and the engine does not find it: where does it look, what can it read?",
+            "docker info | grep -A3 CDI; podman --version; grep cdiVersion /etc/cdi/* /var/run/cdi/*",
+            cited,
+            (*causes, "docker-cdi-feature-disabled"),
+        )
+    return Doubt(
+        f"the engine finds no {wanted}: is there a specification, and where?",
+        "nvidia-ctk cdi list; ls -l /etc/cdi /var/run/cdi; nvidia-smi -L",
+        cited,
+        (*causes, "cdi-spec-stale", "driver-module-not-loaded"),
+    )
+
+
+def _generate(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "rebuild",
+        "write the specification from the driver as it is now",
+        "sudo mkdir -p /etc/cdi",
+        "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        "nvidia-ctk cdi list",
+    )
+    yield run(
+        "configure",
+        "have it written again whenever the driver changes",
+        "sudo systemctl reset-failed nvidia-cdi-refresh.service",
+        "sudo systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service",
+        when="the toolkit is 1.18 or later; its units then write /var/run/cdi/nvidia.yaml, which wins over /etc/cdi",
+    )
+
+
+def _generate_management(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "rebuild",
+        "write the specification of that class, then start the pod anew",
+        "sudo nvidia-ctk cdi generate --mode=management --vendor=management.nvidia.com"
+        " --output=/var/run/cdi/management.nvidia.com-gpu.yaml",
+    )
+    yield run(
+        "application",
+        "or have the pod ask for nvidia.com/gpu by its limits, as workloads do, and set no NVIDIA_VISIBLE_DEVICES",
+        when="it is a workload, and no part of the GPU Operator",
+    )
+
+
+def _none(_: Snapshot) -> Iterable[Fix]:
+    yield from _where_it_looks(FOLDERS[0])
+
+
+FAMILY: Final = Family(
+    "cdi",
+    "CDI",
+    (
+        Rule(
+            cause="cdi-spec-missing",
+            layer="cdi",
+            severity="error",
+            disruption="none",
+            title="there is no CDI specification",
+            story=(
+                "An engine that is asked for nvidia.com/gpu=all looks the name up in the specifications below /etc/cdi "
+                "and /var/run/cdi. Nothing writes one before toolkit 1.18, and of later ones the unit that does gives "
+                "up when the driver is not ready. The engine then says that the CDI device is unresolvable."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/146",
+                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",
+            ),
+            check=only("cdi-spec-missing", _decide),
+            remedy=_generate,
+        ),
+        Rule(
+            cause="cdi-spec-stale",
+            layer="cdi",
+            severity="error",
+            disruption="none",
+            title="the CDI specification is of another driver, or of other GPUs",
+            story=(
+                "A specification names the driver's libraries with their version, and device nodes by their numbers. "
+                "After an upgrade of the driver, a new card or a new division into MIG instances these are not there, "
+                "and a container fails to start with `no such file` for a library of the old version."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/450",
+                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828",
+            ),
+            check=only("cdi-spec-stale", _decide),
+            remedy=_generate,
+        ),
+        Rule(
+            cause="cdi-spec-dir-not-read",
+            layer="cdi",
+            severity="error",
+            disruption="none",
+            title="the CDI specification lies where the engine does not look",
+            story=(
+                "The toolkit's unit writes to /var/run/cdi, people write to /etc/cdi, and each engine has its own list "
+                "of folders: podman 5.5 looks in /etc/cdi alone, dockerd and containerd where they are told. "
+                "`nvidia-ctk cdi list` finds the devices all the same."
+            ),
+            sources=(
+                "https://github.com/containers/podman/issues/26569",
+                "https://github.com/NixOS/nixpkgs/issues/420638",
+            ),
+            check=only("cdi-spec-dir-not-read", _decide),
+            remedy=_none,
+        ),
+        Rule(
+            cause="cdi-spec-version-unsupported",
+            layer="cdi",
+            severity="error",
+            disruption="none",
+            title="the engine is too old for the CDI specification",
+            story=(
+                "A specification says in which version of CDI it is written, and an engine reads those that it knows. "
+                "podman 4.9 of Ubuntu 24.04 knows CDI 0.6, toolkit 1.19 writes a newer one: the engine passes it over, "
+                "says so in its debug log alone, and reports the device as unresolvable."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1860",
+                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/38",
+            ),
+            check=only("cdi-spec-version-unsupported", _decide),
+            remedy=_older_specification,
+        ),
+        Rule(
+            cause="cdi-management-spec-missing",
+            layer="cdi",
+            severity="error",
+            disruption="none",
+            title="a pod asks for a management device that is in no specification",
+            story=(
+                "management.nvidia.com/gpu is a class for the GPU Operator's own pods, with the one device `all`. A "
+                "workload that runs in the nvidia-cdi or default runtime and sets NVIDIA_VISIBLE_DEVICES by itself is "
+                "taken for one of them, and asks for a device by number or UUID that the class does not have."
+            ),
+            sources=(
+                "https://github.com/gpustack/gpustack/issues/4130",
+                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1239",
+            ),
+            check=only("cdi-management-spec-missing", _decide),
+            remedy=_generate_management,
+        ),
+        Rule(
+            cause="docker-cdi-feature-disabled",
+            layer="cdi",
+            severity="error",
+            disruption="restart-service",
+            title="docker's CDI support is switched off",
+            story=(
+                "docker 25 to 28.1 take CDI devices only with features.cdi in daemon.json; 28.2 has it on by itself. "
+                'Without it docker says that it could not select a device driver "cdi", which is not the message of '
+                'a missing toolkit: that one has an empty name, "".'
+            ),
+            sources=(
+                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/434",
+                "https://docs.docker.com/build/building/cdi/",
+            ),
+            check=only("docker-cdi-feature-disabled", _decide),
+            remedy=_switch,
+        ),
+    ),
+)

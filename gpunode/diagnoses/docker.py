@@ -1,9 +1,465 @@
-"""Docker."""
+"""Docker: its file, its flags, and which of the dockers that a node can have it is that answers."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import by_hand, install, restart, run
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import docker, driver, moments, toolkit
+from gpunode.diagnoses.views.docker import DaemonFile
+from gpunode.diagnoses.views.system import package_manager
+from gpunode.runtimes.dockerd import conflicts
+from gpunode.runtimes.model import DOCKER_CONFIG
 
-FAMILY: Final = Family("docker", "Docker", ())
+_INVALID: Final = re.compile(
+    r"(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
+    r"[^\s:]*daemon\.json:? (?!the following directives are specified)[^\n]{0,80}?"
+    r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)",
+    re.IGNORECASE,
+)
+_CONFLICT: Final = re.compile(r"directives are specified (?:both )?as a flag and in the config")
+_NO_LIBRARY: Final = re.compile(
+    r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)"
+)
+_NOT_PERMITTED: Final = re.compile(
+    r"bpf_prog_query\(BPF_CGROUP_DEVICE\) failed: operation not permitted"
+    r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
+)
+_NESTED: Final = re.compile(r"\b(?:lxc|lxd|incus)\b", re.IGNORECASE)
+_CONFIGURE: Final = "sudo gpunode ctk runtime configure --runtime=docker --restart"
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Why docker was asked for a GPU in vain."""
+
+    refused: tuple[Citation, ...]
+    unknown: tuple[Citation, ...]
+
+    @property
+    def citations(self) -> tuple[Citation, ...]:
+        return (*self.refused, *self.unknown)
+
+
+def _wanted(snapshot: Snapshot) -> _Wanted:
+    return _Wanted(docker.refused(snapshot), docker.unknown_runtime(snapshot))
+
+
+def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """Which docker answers, and why that one has no GPUs."""
+    if verdicts := tuple(_unreadable(snapshot)):
+        yield from verdicts
+        return
+    wanted = _wanted(snapshot)
+    if verdict := _elsewhere(snapshot, wanted) or _rootless(snapshot, wanted):
+        yield verdict
+        return
+    if verdict := _not_restarted(snapshot, wanted) or _not_registered(snapshot, wanted):
+        yield verdict
+
+
+# The daemon does not start.
+
+
+def _unreadable(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    for file in snapshot.view(docker.files):
+        if file.fault and file.is_whole:
+            said = snapshot.said(_INVALID)
+            summary = f"dockerd cannot read {file.path}: {file.fault}"
+            yield "daemon-json-invalid", Proof(summary, (file.citation, *said), remedy=_correct(file.path, file.fault))
+            return
+    if said := snapshot.said(_INVALID):
+        summary = f"dockerd does not start: it cannot read its configuration file ({_reason(said[0])})"
+        yield "daemon-json-invalid", Proof(summary, said, remedy=_correct(DOCKER_CONFIG, _reason(said[0])))
+        return
+    if verdict := _conflict(snapshot):
+        yield "docker-directive-conflict", verdict
+
+
+def _reason(citation: Citation) -> str:
+    return citation.line.rpartition("daemon.json")[2].strip(": ")[:160] or "it is no JSON"
+
+
+def _correct(path: str, fault: str) -> tuple[Fix, ...]:
+    aside = f"sudo mv {path} {path}.broken"
+    return (
+        by_hand("configure", f"correct {path}: {fault}; JSON has one object, plain quotes, no comments, no last comma"),
+        run(
+            "configure",
+            "or have it made anew, and bring your own settings back into it",
+            aside,
+            "sudo gpunode ctk runtime configure --runtime=docker",
+            when="you cannot find the fault; a data-root or mirror in it would be missed",
+        ),
+        run("inspect", "let dockerd check it (docker 23 and later)", f"sudo dockerd --validate --config-file {path}"),
+        run("restart", "start docker again", "sudo systemctl reset-failed docker", "sudo systemctl restart docker"),
+    )
+
+
+def _conflict(snapshot: Snapshot) -> Verdict | None:
+    said = snapshot.said(_CONFLICT)
+    started = docker.started_with(snapshot)
+    for file in snapshot.view(docker.files):
+        both = conflicts(started[0], tuple(file.document)) if started else ()
+        if started and both:
+            names = tuple(one.split(" ")[0] for one in both)
+            cited = (*said, *(file.line(name) for name in names), started[1])
+            summary = f"dockerd does not start: {', '.join(both)} stands in {file.path} and on its command line"
+            return Proof(summary, cited)
+    if said:
+        return Proof("dockerd does not start: a setting stands in daemon.json and on its command line as well", said)
+    return None
+
+
+def _drop_the_flag(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "configure",
+        "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json: one of the two places",
+        "systemctl cat docker.service",
+        "sudo systemctl edit docker.service",
+    )
+    yield run(
+        "restart",
+        "start docker again",
+        "sudo systemctl daemon-reload",
+        "sudo systemctl reset-failed docker",
+        "sudo systemctl restart docker",
+    )
+
+
+# Another docker than the one that was set up.
+
+
+def _elsewhere(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] | None:
+    no_library = () if driver.fails(snapshot) else snapshot.said(_NO_LIBRARY)
+    asked = (*wanted.citations, *no_library)
+    desktop, snap = docker.desktop(snapshot), docker.snap(snapshot)
+    if not asked or not (desktop or snap):
+        return _hidden_library(snapshot, no_library) if no_library and not asked[len(no_library) :] else None
+    works = tuple(citation for state, citation in snapshot.view(driver.smi) if state == "works")
+    if desktop:
+        summary = "the docker that answers is Docker Desktop: its daemon runs in a virtual machine without the GPUs"
+        return "docker-from-snap-or-desktop-vm", Proof(
+            summary,
+            (*asked, *desktop, *works[:1]),
+            ruled_out=_driver_is_well(works),
+            remedy=tuple(_to_the_engine(snapshot)),
+        )
+    if no_library:
+        summary = "docker is the snap: its daemon is confined, and does not see the driver's libraries of this system"
+        return "docker-from-snap-or-desktop-vm", Proof(
+            summary, (*asked, *snap, *works[:1]), ruled_out=_driver_is_well(works)
+        )
+    summary = "docker is the snap, which sees neither the toolkit nor the settings of this system"
+    return "docker-from-snap", Proof(summary, (*asked, *snap))
+
+
+def _driver_is_well(works: tuple[Citation, ...]) -> tuple[str, ...]:
+    return ("a missing driver: nvidia-smi works on the host",) if works else ()
+
+
+def _hidden_library(snapshot: Snapshot, no_library: tuple[Citation, ...]) -> tuple[str, Verdict] | None:
+    if not driver.works(snapshot) or toolkit.setting(snapshot, "root") is not None:
+        return None
+    question = (
+        "the driver works on the host, and the container toolkit does not find its library: which docker answers?"
+    )
+    causes = ("docker-from-snap-or-desktop-vm", "toolkit-wrong-driver-root", "driver-userspace-incomplete")
+    look_at = "docker context ls; which docker; snap list docker; ldconfig -p | grep libnvidia-ml"
+    return "docker-from-snap-or-desktop-vm", Doubt(question, look_at, no_library, causes)
+
+
+def _to_the_engine(snapshot: Snapshot) -> Iterable[Fix]:
+    yield run("configure", "choose Docker Engine, which runs on this system itself", "docker context use default")
+    yield _engine(snapshot, "no Docker Engine is installed beside it")
+    yield run("configure", "register NVIDIA's runtime with it", _CONFIGURE)
+
+
+def _engine(snapshot: Snapshot, when: str = "") -> Fix:
+    name = "docker.io" if snapshot.view(package_manager) == "apt" else "docker-ce"
+    return install(
+        snapshot, "install Docker Engine from the distribution's or docker's own repository", name, when=when
+    )
+
+
+def _replace_the_snap(snapshot: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "remove",
+        "remove the snap; its images and volumes go with it, so save what is needed",
+        "sudo snap remove docker",
+    )
+    yield _engine(snapshot)
+    yield run("configure", "register NVIDIA's runtime", _CONFIGURE)
+
+
+# A docker of a user's own.
+
+
+def _rootless(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] | None:
+    signs = docker.rootless(snapshot)
+    if said := snapshot.said(_NOT_PERMITTED):
+        if not signs and snapshot.says(_NESTED):
+            return None
+        summary = (
+            "a rootless docker may not give devices out by cgroups, and the toolkit is told to (no-cgroups = false)"
+        )
+        setting = toolkit.setting(snapshot, "no-cgroups")
+        cited = (*said, *signs, *((setting.citation,) if setting else ()))
+        return "docker-rootless-config", Proof(summary, cited, "certain" if signs else "likely")
+    of_root = [file for file in snapshot.view(docker.files) if file.path == DOCKER_CONFIG and "nvidia" in file.runtimes]
+    if signs and wanted.unknown and not _users_file_has_it(snapshot):
+        summary = f"docker runs as a user and does not read {DOCKER_CONFIG}; its own file does not register nvidia"
+        cited = (*wanted.unknown, *signs, *(file.line("nvidia") for file in of_root))
+        return "docker-rootless-config", Proof(
+            summary, cited, "certain" if of_root else "likely", remedy=_RUNTIME_OF_A_USER
+        )
+    return None
+
+
+def _users_file_has_it(snapshot: Snapshot) -> bool:
+    users = (file for file in snapshot.view(docker.files) if ".config/docker" in file.path)
+    return any("nvidia" in file.runtimes for file in users)
+
+
+_RUNTIME_OF_A_USER: Final = (
+    run(
+        "configure",
+        "register the runtime in the user's own file",
+        'gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json"',
+        "sudo gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true",
+    ),
+    run("restart", "restart that user's docker", "systemctl --user restart docker"),
+)
+
+
+def _no_cgroups(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "configure",
+        "tell the toolkit to leave cgroups alone; it holds for every engine of this machine, so where one runs as "
+        "root, use CDI for the rootless one instead",
+        "sudo gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true",
+    )
+    yield run("restart", "restart that user's docker", "systemctl --user restart docker")
+
+
+# The right docker, which does not know of the runtime.
+
+
+def _not_restarted(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] | None:
+    running = docker.registered(snapshot)
+    lacks = "nvidia" not in running.names if running is not None else bool(wanted.unknown)
+    if lacks and (file := _registers(snapshot)) is not None:
+        cited = (*wanted.citations, file.line("nvidia"), *((running.citation,) if running else ()))
+        summary = f"{file.path} registers nvidia, and the running daemon was started before and has not read that"
+        return "docker-not-restarted", Proof(summary, cited, "certain" if running else "likely")
+    return _older_than_the_toolkit(snapshot, wanted.refused)
+
+
+def _registers(snapshot: Snapshot) -> DaemonFile | None:
+    """The file that the engine reads, where it registers the runtime."""
+    started = docker.started_with(snapshot)
+    read = (started[0].config if started else "") or DOCKER_CONFIG
+    files = (file for file in snapshot.view(docker.files) if file.path == read)
+    return next((file for file in files if "nvidia" in file.runtimes), None)
+
+
+def _older_than_the_toolkit(snapshot: Snapshot, refused: tuple[Citation, ...]) -> tuple[str, Verdict] | None:
+    there = toolkit.presence(snapshot)
+    if not refused or there is None or not there.is_there:
+        return None
+    started, installed = docker.started(snapshot), toolkit.installed_at(snapshot)
+    is_older = moments.precedes(started, installed)
+    cited = (*refused, there.citation, *(moment.citation for moment in (installed, started) if moment))
+    if is_older is False:
+        question = "docker was started after the toolkit was installed, and still knows no way to give GPUs out"
+        look_at = "which nvidia-container-runtime-hook; systemctl show docker -p Environment; docker info"
+        return "docker-not-restarted", Doubt(question, look_at, cited, ("toolkit-not-installed",))
+    summary = "dockerd was started before the container toolkit was installed, and looks for its hook only at its start"
+    return "docker-not-restarted", Proof(summary, cited, "certain" if is_older else "likely")
+
+
+def _not_registered(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] | None:
+    there, running = toolkit.presence(snapshot), docker.registered(snapshot)
+    if there is not None and not there.is_there:
+        return None
+    files = snapshot.view(docker.files)
+    dangling = [file for file in files if file.default == "nvidia" and "nvidia" not in file.runtimes]
+    started = docker.started_with(snapshot)
+    if started is not None and "nvidia" in started[0].runtimes:
+        dangling = []
+    if not wanted.unknown and not dangling:
+        return None
+    if running is not None and "nvidia" in running.names:
+        return None
+    cited = (
+        *wanted.unknown,
+        *(file.line("default-runtime") for file in dangling),
+        *(file.citation for file in files if not dangling),
+        *((running.citation,) if running else ()),
+    )
+    certain = bool(dangling or files)
+    what = (
+        "names nvidia as the default runtime and describes none of that name"
+        if dangling
+        else "registers no such runtime"
+    )
+    summary = f"docker has no runtime called nvidia: {files[0].path if files else 'its configuration'} {what}"
+    return "nvidia-runtime-not-registered", Proof(summary, cited, "certain" if certain else "likely")
+
+
+def _register(_: Snapshot) -> Iterable[Fix]:
+    yield run("configure", "register NVIDIA's runtime, and have docker read that", _CONFIGURE)
+    yield restart("docker.service", when="it was not restarted by that")
+
+
+def _restart(_: Snapshot) -> Iterable[Fix]:
+    yield restart("docker.service", "restart docker; containers stop unless live-restore is on")
+
+
+FAMILY: Final = Family(
+    "docker",
+    "Docker",
+    (
+        Rule(
+            cause="daemon-json-invalid",
+            layer="config",
+            severity="error",
+            disruption="restart-service",
+            title="dockerd cannot read its configuration file",
+            story=(
+                "dockerd reads /etc/docker/daemon.json at its start and does not start when that is no valid JSON, or "
+                "names an option that it does not know. It is often two files put one after the other, a missing comma "
+                "or curly quotes of a web page. Every container of the node is down, not those with GPUs alone; "
+                "systemd only says that the unit failed, the daemon's journal names the character."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/nvidia-docker/issues/761",
+                "https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file",
+            ),
+            check=only("daemon-json-invalid", _decide),
+            remedy=lambda _: _correct(DOCKER_CONFIG, "the journal of docker names the place"),
+            explains=frozenset(
+                {"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}
+            ),
+        ),
+        Rule(
+            cause="docker-directive-conflict",
+            layer="config",
+            severity="error",
+            disruption="restart-service",
+            title="a setting of dockerd stands in its file and on its command line",
+            story=(
+                "dockerd refuses to start when a setting is given both as a flag, by its systemd unit, and in "
+                "daemon.json, even with the same value. Debian's and docker's units give the listening address with "
+                "-H fd://, so `hosts` in the file is the usual one; old instructions for NVIDIA's runtime added "
+                "--add-runtime to the unit."
+            ),
+            sources=(
+                "https://github.com/moby/moby/issues/34104",
+                "https://docs.docker.com/engine/daemon/troubleshoot/#conflicts-between-the-daemonjson-and-startup-scripts",
+            ),
+            check=only("docker-directive-conflict", _decide),
+            remedy=_drop_the_flag,
+            explains=frozenset(
+                {"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}
+            ),
+        ),
+        Rule(
+            cause="docker-from-snap",
+            layer="runtime",
+            severity="error",
+            disruption="restart-service",
+            title="docker is the snap",
+            story=(
+                "The docker snap brings a daemon of its own, which reads /var/snap/docker/current/config/daemon.json "
+                "and may run no program from outside of the snap. A toolkit that apt has installed, and what was "
+                "written to /etc/docker/daemon.json, mean nothing to it, so it answers as if neither were there."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/nvidia-docker/issues/1637",
+                "https://github.com/canonical/docker-snap/issues/148",
+            ),
+            check=only("docker-from-snap", _decide),
+            remedy=_replace_the_snap,
+            explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
+        ),
+        Rule(
+            cause="docker-from-snap-or-desktop-vm",
+            layer="toolkit",
+            severity="error",
+            disruption="restart-service",
+            title="the docker that answers cannot see the driver of this system",
+            story=(
+                "Docker Desktop for Linux runs its daemon in a virtual machine, and the docker snap runs its one "
+                "confined: neither sees the driver's libraries or device nodes of the system. The toolkit inside then "
+                "says that libnvidia-ml.so.1 cannot be loaded, though nvidia-smi works on the host. Often "
+                "`sudo docker` works, since root uses the context of Docker Engine."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/229",
+                "https://github.com/NVIDIA/nvidia-container-toolkit/issues/154",
+            ),
+            check=only("docker-from-snap-or-desktop-vm", _decide),
+            remedy=_replace_the_snap,
+            explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
+        ),
+        Rule(
+            cause="docker-rootless-config",
+            layer="runtime",
+            severity="error",
+            disruption="restart-service",
+            title="a rootless docker is set up as if it ran as root",
+            story=(
+                "A docker that runs as a user reads ~/.config/docker/daemon.json and may not change device cgroups. "
+                "So it knows nothing of a runtime in /etc/docker/daemon.json, and NVIDIA's library fails at the "
+                "cgroup, with `bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted` or, on cgroup v1, "
+                "`devices.allow: permission denied`, until it is told no-cgroups = true."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/libnvidia-container/issues/154",
+                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html#rootless-mode",
+            ),
+            check=only("docker-rootless-config", _decide),
+            remedy=_no_cgroups,
+            explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
+        ),
+        Rule(
+            cause="docker-not-restarted",
+            layer="runtime",
+            severity="error",
+            disruption="restart-service",
+            title="docker runs since before the toolkit or its settings came",
+            story=(
+                "dockerd looks for NVIDIA's hook in its PATH, and reads daemon.json, when it starts. A toolkit that "
+                "was installed or registered afterwards is unknown to the running daemon, which says that it could "
+                "not select a device driver, or that it knows no runtime nvidia."
+            ),
+            sources=("https://github.com/NVIDIA/nvidia-docker/issues/1034",),
+            check=only("docker-not-restarted", _decide),
+            remedy=_restart,
+        ),
+        Rule(
+            cause="nvidia-runtime-not-registered",
+            layer="runtime",
+            severity="error",
+            disruption="restart-service",
+            title="docker knows no runtime called nvidia",
+            story=(
+                "--runtime=nvidia, `runtime: nvidia` of a compose file and default-runtime are names, which "
+                "daemon.json has to describe under `runtimes`. Installing the toolkit does not do that; and with a "
+                "default that is described nowhere dockerd does not even start."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/nvidia-docker/issues/1795",
+                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html#configuring-docker",
+            ),
+            check=only("nvidia-runtime-not-registered", _decide),
+            remedy=_register,
+        ),
+    ),
+)

@@ -1,9 +1,433 @@
-"""The GPU System Processor."""
+"""The GSP, the processor inside the GPU that runs most of the driver: starting it, talking to it, losing it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.catalog.gpus import GpuModel
+from gpunode.diagnoses.chains import GPU_LOST
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import (
+    by_hand,
+    install,
+    nvidia_report,
+    power_cycle,
+    reboot,
+    rebuild_initramfs,
+    replace,
+    reset_gpu,
+    run,
+    setup_step,
+)
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import driver, faults, kernel, modules, packages, pci
+from gpunode.diagnoses.views.system import distro, package_manager
 
-FAMILY: Final = Family("gsp", "the GPU System Processor", ())
+_OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
+_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+_README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/gsp.html"
+
+_RPC_TIMEOUT: Final = re.compile(
+    r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w*: .{0,60}timed? ?out|"
+    r"Heartbeat timed out|GSP RPC timeout",
+    re.IGNORECASE,
+)
+_TASK: Final = re.compile(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
+_WPR2: Final = re.compile(r"WPR2 (?:is )?already up", re.IGNORECASE)
+_GFW: Final = re.compile(
+    r"failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not", re.IGNORECASE
+)
+_NO_FILE: Final = re.compile(
+    r"Direct firmware load for nvidia/\S*gsp\S* failed with error -2|firmware: failed to load nvidia/\S*gsp\S* \(-2\)|"
+    r"RmFetchGspRmImages: No firmware image found|"
+    r"(?:can(?:no|')t|could not|failed to|unable to) (?:find|load|open|request|fetch) \S{0,60}gsp\w*\.bin",
+    re.IGNORECASE,
+)
+_NOT_STARTED: Final = re.compile(
+    r"cannot initialize GSP(?: firmware RM|-RM)|Failed to (?:boot|initialize|start) GSP|kgspBootstrap\w*: .{0,60}fail|"
+    r"failed to (?:execute|prepare) .{0,40}(?:FWSEC|Booter)|GSP-?RM (?:boot|init\w*) fail",
+    re.IGNORECASE,
+)
+# RmInitAdapter's first number says at what it failed: 0x61 to 0x63 at fetching the firmware and starting it.
+_INIT: Final = re.compile(r"RmInitAdapter failed! \((?P<step>0x6[1-3]):(?P<status>0x[0-9a-f]+):\d+\)", re.IGNORECASE)
+# Another cause of a failed start, told by the driver itself.
+_UNSUPPORTED: Final = re.compile(
+    r"not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported|"
+    r"not supported by the (?:NVIDIA )?\d",
+    re.IGNORECASE,
+)
+_SWITCHED_OFF: Final = re.compile(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
+_PARAMETER_OFF: Final = re.compile(r"^\s*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
+_FIRMWARE_DIRS: Final = re.compile(r"/lib/firmware/nvidia\b")
+_IN_USE: Final = re.compile(rf"GSP Firmware Version\s*:\s*(?P<version>{driver.VERSION})")
+
+
+def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """What happened to the GSP: lost while it worked, else not started, and by what."""
+    yield from _while_working(snapshot)
+    missing = tuple(_missing(snapshot))
+    if missing:
+        yield "gsp-firmware-missing", _without_file(snapshot, missing)
+        return
+    yield from _not_started(snapshot)
+
+
+def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    for incident in faults.of(snapshot, 119):
+        yield "gsp-rpc-timeout", faults.proof(incident)
+    for incident in faults.of(snapshot, 120):
+        yield "gsp-task-exception", faults.proof(incident)
+    if any(one.root.weight > 2 for one in snapshot.view(faults.incidents)):
+        return
+    if crashed := kernel.said(snapshot, _TASK):
+        proof = _told("The GSP's firmware crashed", crashed)
+        yield "gsp-task-exception", proof
+    elif (silent := kernel.said(snapshot, _RPC_TIMEOUT)) and not kernel.said(snapshot, _WPR2):
+        yield "gsp-rpc-timeout", _told("The GSP does not answer the driver's calls", silent)
+
+
+def _told(summary: str, messages: tuple[kernel.Message, ...], *more: Citation) -> Proof:
+    return Proof(summary, (*(message.citation for message in messages[:6]), *more), at=messages[0].at)
+
+
+def _not_started(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """Why the GSP did not start: what the GPU's own boot says comes before what the driver says of the GSP."""
+    failed = kernel.said(snapshot, _NOT_STARTED)
+    codes = kernel.said(snapshot, _INIT)
+    places = tuple(message.citation for message in (*failed, *codes))
+    if booted := kernel.said(snapshot, _GFW):
+        summary = "The GPU's own firmware does not finish its boot, so nothing can be started on it"
+        yield "gpu-firmware-boot-failed", _told(summary, booted, *places[:3])
+    elif up := kernel.said(snapshot, _WPR2):
+        summary = "The GPU still holds the protected memory of a GSP that ended badly, and cannot start a new one"
+        yield "gsp-bad-state-wpr2", _told(summary, up, *places[:3])
+    elif kernel.said(snapshot, _UNSUPPORTED) or any(one.root.weight > 2 for one in snapshot.view(faults.incidents)):
+        return
+    elif failed:
+        yield "gsp-init-failed-platform", _unable(snapshot, failed, codes)
+    elif codes:
+        yield "gsp-init-failed-platform", _undecided(codes)
+
+
+def _unable(snapshot: Snapshot, failed: tuple[kernel.Message, ...], codes: tuple[kernel.Message, ...]) -> Proof:
+    ruled_out = (
+        "the GPU's own firmware: no message about GFW_BOOT",
+        "a bad state left behind: no message about WPR2",
+        "a missing firmware file: no message about one",
+    )
+    model = _model(snapshot)
+    whose = f"on {model.label}" if model else "on this GPU"
+    places = (*(message.citation for message in failed[:6]), *(message.citation for message in codes[:2]))
+    return Proof(f"The GSP cannot be started {whose} in this machine", places, "likely", ruled_out, at=failed[0].at)
+
+
+def _undecided(codes: tuple[kernel.Message, ...]) -> Doubt:
+    return Doubt(
+        "the GSP could not be started; why, the lines of the kernel's log before RmInitAdapter tell",
+        "sudo dmesg --ctime | grep -iE 'nvrm|nvidia|firmware'",
+        tuple(message.citation for message in codes[:2]),
+        ("gsp-bad-state-wpr2", "gpu-firmware-boot-failed", "gsp-firmware-missing"),
+    )
+
+
+def _missing(snapshot: Snapshot) -> Iterator[Citation]:
+    """Lines by which the firmware's file is not there, and the driver did not start for want of it."""
+    said = (*(message.citation for message in kernel.said(snapshot, _NO_FILE)), *snapshot.said(_NO_FILE, "text"))
+    if snapshot.view(driver.works) and not kernel.said(snapshot, _INIT):
+        return
+    yield from said
+    if said or kernel.said(snapshot, _INIT):
+        yield from _listed_without(snapshot)
+
+
+def _listed_without(snapshot: Snapshot) -> Iterator[Citation]:
+    """The listing of the firmware's folder, where the loaded driver's version is not in it."""
+    loaded = snapshot.view(driver.loaded)
+    for item in snapshot.of("listing"):
+        if not _FIRMWARE_DIRS.search(item.written) or (loaded and loaded.version in item.text):
+            continue
+        if loaded or kernel.said(snapshot, _NO_FILE):
+            yield cite(item)
+
+
+def _without_file(snapshot: Snapshot, missing: tuple[Citation, ...]) -> Proof:
+    loaded = snapshot.view(driver.loaded)
+    version = loaded.version if loaded else _wanted(missing)
+    whose = f" of driver {version}" if version else ""
+    return Proof(f"The GSP's firmware{whose} is not on disk", missing)
+
+
+def _wanted(missing: tuple[Citation, ...]) -> str:
+    found = (re.search(rf"nvidia/({driver.VERSION})/", one.line) for one in missing)
+    return next((match[1] for match in found if match), "")
+
+
+def _model(snapshot: Snapshot) -> GpuModel | None:
+    return next((gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model), None)
+
+
+def _ignored(snapshot: Snapshot) -> Iterator[Verdict]:
+    """The GSP is to be off and cannot be, because the modules are the open ones, by their word or the GPU's need."""
+    asked = tuple(_asked_off(snapshot))
+    if not asked:
+        return
+    opened = _open_modules(snapshot)
+    running = next((cite_of for cite_of in snapshot.said(_IN_USE)), None)
+    model = _model(snapshot)
+    if opened:
+        summary = "NVreg_EnableGpuFirmware=0 has no effect: the open kernel modules cannot do without the GSP"
+        yield Proof(summary, (*asked, *opened, *((running,) if running else ())))
+    elif model and model.needs_open_modules:
+        summary = f"NVreg_EnableGpuFirmware=0 has no effect: {model.label} cannot do without the GSP"
+        yield Proof(summary, asked)
+    elif running:
+        yield Doubt(
+            "the GSP is to be off and runs: the open modules are loaded, or the setting was never read",
+            "cat /proc/driver/nvidia/version /proc/driver/nvidia/params",
+            (*asked, running),
+        )
+
+
+def _asked_off(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in (
+        *snapshot.files("*modprobe.d/*"),
+        *snapshot.files("/proc/cmdline"),
+        *snapshot.files("/etc/default/grub"),
+    ):
+        yield from lines_with(item, _SWITCHED_OFF)
+    yield from snapshot.said(_SWITCHED_OFF, "text", "kernel-log", "modprobe", "file", "listing")
+    yield from snapshot.said(_PARAMETER_OFF, "text", "file")
+
+
+def _open_modules(snapshot: Snapshot) -> tuple[Citation, ...]:
+    loaded = snapshot.view(driver.loaded)
+    if loaded is not None and loaded.is_open is not None:
+        return (loaded.citation,) if loaded.is_open else ()
+    infos = (info for info in snapshot.view(modules.modinfo) if info.module.startswith("nvidia") and info.is_open)
+    found = tuple(info.citation for info in infos)
+    if found:
+        return found
+    named = packages.matching(snapshot, "nvidia-open*", "*nvidia-dkms-*-open", "nvidia-kernel-open-dkms", "*-open-*")
+    return tuple(one.citation for one in named if one.is_installed and "nvidia" in one.name)
+
+
+def _restart_gsp(snapshot: Snapshot) -> Iterable[Fix]:
+    yield reset_gpu(_first_gpu(snapshot))
+    yield reboot(when="the reset is refused or hangs")
+    yield by_hand("install", "move to the newest driver of the branch, or to the branch before", "it comes back")
+    if not _open_modules(snapshot) and not ((model := _model(snapshot)) and model.needs_open_modules):
+        yield _switch_off("it still comes back, with the proprietary modules, which can do without the GSP")
+    yield nvidia_report()
+
+
+def _switch_off(when: str) -> Fix:
+    line = "options nvidia NVreg_EnableGpuFirmware=0"
+    command = f"echo '{line}' | sudo tee /etc/modprobe.d/nvidia-gsp.conf"
+    return run("configure", "switch the GSP off, rebuild the initramfs, reboot", command, when=when)
+
+
+def _first_gpu(snapshot: Snapshot) -> str:
+    return next((one.gpu for one in faults.of(snapshot, 119, 120, 61, 62, 169)), "")
+
+
+def _unwedge(_: Snapshot) -> Iterable[Fix]:
+    yield reboot("reboot the node: the GPU must be reset as a whole, which reloading the driver does not do")
+    yield power_cycle("power the node off and on again, if a reboot leaves it so")
+    yield by_hand("hardware", "check riser, slot and power of that GPU", "it is so after every boot")
+    yield nvidia_report()
+
+
+def _boot_gpu(_: Snapshot) -> Iterable[Fix]:
+    yield power_cycle()
+    yield by_hand("hardware", "seat the GPU anew and check its power cables", "it stays so")
+    yield by_hand("firmware", "update the machine's firmware and the GPU's VBIOS", "it stays so")
+    yield replace(when="it does the same in another machine")
+
+
+def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
+    loaded = snapshot.view(driver.loaded)
+    version = loaded.version if loaded else ""
+    branch = version.split(".")[0]
+    yield _firmware_package(snapshot, branch, version)
+    yield rebuild_initramfs(snapshot)
+    yield run(
+        "load",
+        "load the module anew",
+        "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
+    )
+
+
+def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
+    manager, known = snapshot.view(package_manager), distro(snapshot)
+    text = "install the firmware of the loaded driver's very version"
+    if manager == "apt" and known is not None and known.id == "debian":
+        return install(snapshot, text, "firmware-nvidia-gsp")
+    if manager == "apt" and branch:
+        return install(
+            snapshot, text, f"nvidia-firmware-{branch}-{version}" if version else f"nvidia-kernel-common-{branch}"
+        )
+    if manager == "apt":
+        return setup_step("install", text + ", with the driver that it belongs to", "driver")
+    if manager == "dnf":
+        return install(snapshot, text, "nvidia-kmod-common")
+    return install(snapshot, text, "nvidia-utils" if manager == "pacman" else "kernel-firmware-nvidia-gspx-G06")
+
+
+def _platform(snapshot: Snapshot) -> Iterable[Fix]:
+    yield by_hand(
+        "firmware",
+        "update the machine's firmware, and of a virtual machine's host the hypervisor; in their settings switch on "
+        "Above 4G Decoding and leave the GPU's VBIOS in place",
+    )
+    yield power_cycle()
+    model = _model(snapshot)
+    if not (model and model.needs_open_modules):
+        yield _switch_off("the GPU is of Turing to Ada, with the proprietary modules, which can do without the GSP")
+    yield by_hand("install", "try the newest driver of another branch", "it stays so")
+    yield nvidia_report("it stays so")
+
+
+def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
+    model = _model(snapshot)
+    remove = "sudo sed -i '/NVreg_EnableGpuFirmware/d' $(grep -ls NVreg_EnableGpuFirmware /etc/modprobe.d/*.conf)"
+    if model and model.needs_open_modules:
+        yield run("configure", "take the option away: this GPU needs the open modules, and they the GSP", remove)
+    else:
+        yield run("configure", "take the option away, or go over to the proprietary modules, which heed it", remove)
+        yield setup_step("install", "go over to the proprietary modules with a recipe that asks for them", "driver")
+    yield rebuild_initramfs(snapshot)
+    yield reboot()
+
+
+_UNUSABLE: Final = GPU_LOST | {"driver-module-not-loaded", "xid-143-gpu-init-error"}
+
+FAMILY: Final = Family(
+    "gsp",
+    "the GPU System Processor",
+    (
+        Rule(
+            cause="gsp-rpc-timeout",
+            layer="driver",
+            severity="error",
+            disruption="reset-gpu",
+            title="the GSP does not answer the driver",
+            story=(
+                "Since Turing a processor inside the GPU, the GSP, runs most of the driver, and the kernel module "
+                "calls it. When it does not answer a call in time the driver reports Xid 119, waits again for the "
+                "next call, and everything that asks the GPU anything, nvidia-smi first of all, hangs for 45 "
+                "seconds a call or for good. The firmware hangs by a bug of its own, by a fault of the hardware "
+                "below it, or because the GPU was lost already: an Xid 79 before it is then the cause.\n\n"
+                "A reset or reboot starts it anew. If it comes back, change the driver's version; proprietary modules "
+                "on GPUs before Blackwell can do without the GSP."
+            ),
+            sources=(f"{_OPEN}/issues/446", _CATALOG),
+            check=only("gsp-rpc-timeout", _decide),
+            remedy=_restart_gsp,
+            explains=_UNUSABLE | {"gsp-bad-state-wpr2", "gsp-init-failed-platform"},
+        ),
+        Rule(
+            cause="gsp-task-exception",
+            layer="driver",
+            severity="error",
+            disruption="reset-gpu",
+            title="the GSP's firmware crashed",
+            story=(
+                "A task of the firmware on the GSP ran into an exception or its watchdog (Xid 120), and the driver "
+                "prints the processor's registers. This is a bug of the driver's release, or memory of the GPU "
+                "that went bad under it; the calls that follow time out (Xid 119), and channels are taken down.\n\n"
+                "A reset brings the GPU back; another release of the driver, or a report to NVIDIA, cures it."
+            ),
+            sources=(f"{_OPEN}/issues/829", _CATALOG),
+            check=only("gsp-task-exception", _decide),
+            remedy=_restart_gsp,
+            explains=_UNUSABLE | {"gsp-bad-state-wpr2", "gsp-init-failed-platform"},
+        ),
+        Rule(
+            cause="gsp-bad-state-wpr2",
+            layer="driver",
+            severity="error",
+            disruption="reboot",
+            title="the GPU holds on to the memory of a dead GSP",
+            story=(
+                "The GSP runs from a region of memory that nothing else can write, WPR2. When the firmware dies or the "
+                "module is taken away without stopping it, the region stays up, and the driver that comes next must "
+                "not start another: it says that WPR2 is already up and gives the GPU up. Loading the module again "
+                "changes nothing; only a reset of the whole GPU, by a reboot or by taking its power away, does."
+            ),
+            sources=(f"{_OPEN}/issues/1230", f"{_OPEN}/issues/1104"),
+            check=only("gsp-bad-state-wpr2", _decide),
+            remedy=_unwedge,
+            explains=_UNUSABLE,
+        ),
+        Rule(
+            cause="gpu-firmware-boot-failed",
+            layer="hardware",
+            severity="error",
+            disruption="power-cycle",
+            title="the GPU's own firmware does not boot",
+            story=(
+                "Before any driver, a GPU boots firmware from its own flash (GFW). The driver waits for that and "
+                "reports how far it came. If it never ends, the board has no proper power, is badly seated, has a "
+                "damaged VBIOS or is broken; no driver of either kind gets further."
+            ),
+            sources=(f"{_OPEN}/issues/789", f"{_OPEN}/issues/543"),
+            check=only("gpu-firmware-boot-failed", _decide),
+            remedy=_boot_gpu,
+            explains=_UNUSABLE,
+        ),
+        Rule(
+            cause="gsp-firmware-missing",
+            layer="driver",
+            severity="error",
+            disruption="none",
+            title="the GSP's firmware is not on disk",
+            story=(
+                "The module loads the GSP's firmware from /lib/firmware/nvidia/VERSION, and only that of its own very "
+                "version. It is packaged apart from the module, so one can be there without the other: after an "
+                "upgrade by halves, with a distribution's firmware package left out, in an initramfs or driver "
+                "container that was made without it. The open modules, and every GPU that needs the GSP, do not start "
+                "then."
+            ),
+            sources=(f"{_OPEN}/issues/433", _README),
+            check=only("gsp-firmware-missing", _decide),
+            remedy=_bring_file,
+            explains=_UNUSABLE,
+        ),
+        Rule(
+            cause="gsp-disable-ignored-open-module",
+            layer="config",
+            severity="warning",
+            disruption="reboot",
+            title="the GSP cannot be switched off with the open modules",
+            story=(
+                "NVreg_EnableGpuFirmware=0 tells the proprietary modules to do without the GSP. The open modules have "
+                "no other way to drive a GPU and ignore it, as do all modules on GPUs from Blackwell on. Who set it to "
+                "be rid of a GSP error still has that error."
+            ),
+            sources=(f"{_OPEN}/issues/820", _README),
+            check=_ignored,
+            remedy=_take_back,
+            explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
+        ),
+        Rule(
+            cause="gsp-init-failed-platform",
+            layer="driver",
+            severity="error",
+            disruption="reboot",
+            title="the GSP cannot be started in this machine",
+            story=(
+                "The GPU booted and the firmware was found, but the GSP does not come up with it: the driver says that "
+                "it cannot initialise the GSP firmware, and RmInitAdapter fails with 0x62. What is left is what the "
+                "machine does to it: memory that the GPU cannot reach through an IOMMU or a virtual machine, a VBIOS "
+                "that was replaced or cannot be read, small computers and chipsets that NVIDIA does not support, or "
+                "firmware settings that give the GPU too little address space."
+            ),
+            sources=(f"{_OPEN}/issues/965", f"{_OPEN}/issues/1058"),
+            check=only("gsp-init-failed-platform", _decide),
+            remedy=_platform,
+            explains=_UNUSABLE,
+        ),
+    ),
+)

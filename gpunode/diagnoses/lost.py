@@ -1,9 +1,183 @@
-"""GPUs that are lost."""
+"""GPUs that stopped answering, or never had the power to."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.catalog.gpus import lookup
+from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
+from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, power_cycle, replace
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import driver, faults, kernel, pci
 
-FAMILY: Final = Family("lost", "GPUs that are lost", ())
+_FALLEN: Final = (79, 167)
+# NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h).
+_LOST: Final = re.compile(
+    r"\bGPU is lost\b|\bGPU_IS_LOST\b|has fallen off the (?:PCI(?:e)? )?bus|NVML_ERROR_GPU_IS_LOST", re.IGNORECASE
+)
+_NO_HANDLE: Final = re.compile(r"Unable to determine the device handle for ", re.IGNORECASE)
+_BUS: Final = re.compile(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
+# Every read of a device that does not answer gives ones: so does its configuration space.
+_ALL_ONES: Final = re.compile(r"\(rev ff\)|Unknown header type 7f|\bprog-if ff\b", re.IGNORECASE)
+_ASLEEP: Final = re.compile(r"\bD3cold\b|device inaccessible|\bbbswitch\b", re.IGNORECASE)
+_REMOVED: Final = re.compile(
+    r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
+)
+_UNPLUGGED: Final = re.compile(r"pciehp: Slot\([^)]*\): (?:Link Down|Card not present)", re.IGNORECASE)
+_NO_POWER: Final = re.compile(
+    r"does not have the necessary power cables connected|auxiliary power (?:cable|connector)s? .{0,40}not connected|"
+    r"connect the PCIe? (?:auxiliary )?power cable",
+    re.IGNORECASE,
+)
+
+
+def _lost(snapshot: Snapshot) -> Iterator[Verdict]:
+    """GPUs off the bus: by the kernel's word, else by NVML's, else by a configuration space that reads as ones."""
+    told = faults.of(snapshot, *_FALLEN)
+    for incident in told:
+        yield _fallen(incident)
+    if not told and not _is_told_otherwise(snapshot):
+        yield from _without_kernel(snapshot)
+
+
+def _fallen(incident: faults.Incident) -> Proof:
+    said = incident.root.xid
+    if incident.root.code == _FALLEN[1]:
+        return faults.proof(incident, confidence="likely")
+    if said is not None and said.device:
+        happened = f"{faults.label(incident.gpu)} ({lookup(said.device).label}) does not answer on the PCI bus"
+        return Proof(happened, incident.citations, gpu=incident.gpu, at=incident.root.at)
+    return faults.proof(incident)
+
+
+def _is_told_otherwise(snapshot: Snapshot) -> bool:
+    """Whether the kernel tells of another severe fault, after which NVML calls a GPU lost as well."""
+    return any(one.root.weight > 2 for one in snapshot.view(faults.incidents))
+
+
+def _without_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
+    said = snapshot.said(_LOST)
+    ones = tuple(_all_ones(snapshot))
+    silent = () if snapshot.view(driver.works) else snapshot.said(_NO_HANDLE)
+    removed = kernel.said(snapshot, _REMOVED) if kernel.said(snapshot, _UNPLUGGED) else ()
+    if said:
+        gpu = _named(said)
+        yield Proof(f"{faults.label(gpu)} is lost: it no longer answers on the PCI bus", (*said, *ones), gpu=gpu)
+    elif removed:
+        places = tuple(message.citation for message in removed)
+        yield Proof("A GPU went from the PCI bus while it was in use: its link broke down", places, at=removed[0].at)
+    elif ones and not snapshot.says(_ASLEEP):
+        yield from _of_ones(snapshot, ones, silent)
+    elif silent and not snapshot.says(_ASLEEP):
+        yield Doubt(
+            "nvidia-smi cannot reach a GPU that it knows of; whether that is lost, the kernel's log tells",
+            "sudo dmesg --ctime | grep -iE 'xid|fallen off|nvrm'",
+            silent,
+        )
+
+
+def _of_ones(snapshot: Snapshot, ones: tuple[Citation, ...], silent: tuple[Citation, ...]) -> Iterator[Verdict]:
+    states = {state for state, _ in snapshot.view(driver.smi)}
+    if silent or states & {"failed", "no-devices", "no-driver"}:
+        summary = "A GPU is on the PCI bus in name only: its configuration space reads as ones"
+        yield Proof(summary, (*ones, *silent), "likely", gpu=_named(ones))
+        return
+    yield Doubt(
+        "a GPU's configuration space reads as ones: it is lost, or in its deepest sleep",
+        "cat /sys/bus/pci/devices/*/power_state; nvidia-smi",
+        ones,
+        ("gpu-stuck-d3cold",),
+    )
+
+
+def _all_ones(snapshot: Snapshot) -> Iterator[Citation]:
+    for function in snapshot.view(pci.functions):
+        if function.is_gpu and _ALL_ONES.search(" ".join((function.name, *function.detail[:4]))):
+            yield function.citation
+
+
+def _named(citations: Iterable[Citation]) -> str:
+    found = (match["bus"] for one in citations if (match := _BUS.search(one.line)))
+    return next((pci.address(bus) for bus in found), "")
+
+
+def _unpowered(snapshot: Snapshot) -> Iterator[Verdict]:
+    for incident in faults.of(snapshot, 54):
+        yield faults.proof(incident)
+    if said := snapshot.said(_NO_POWER):
+        gpu = _named(said)
+        yield Proof(f"{faults.label(gpu)} gets no power over its auxiliary connectors", said, gpu=gpu)
+
+
+def _bring_back(_: Snapshot) -> Iterable[Fix]:
+    yield drain()
+    yield power_cycle()
+    yield by_hand("hardware", "check power supply, power cables and risers; seat the GPU anew", "it comes back")
+    yield nvidia_report()
+    yield replace(when="it falls off again in another slot or machine")
+
+
+def _connect(_: Snapshot) -> Iterable[Fix]:
+    yield by_hand(
+        "hardware",
+        "power the node off and connect every auxiliary power cable of the GPU, each from its own rail of the supply",
+    )
+    yield by_hand("hardware", "check that the power supply carries what all GPUs draw together", "all are connected")
+
+
+FAMILY: Final = Family(
+    "lost",
+    "GPUs that are lost",
+    (
+        Rule(
+            cause="gpu-fallen-off-bus",
+            layer="hardware",
+            severity="error",
+            disruption="power-cycle",
+            title="the GPU has fallen off the PCI bus",
+            story=(
+                "The GPU stopped answering reads over PCI Express: every read gives ones, and the driver gives it "
+                "up (Xid 79, or at start a message of three lines that has no Xid in it). Programs on it end, "
+                "nvidia-smi calls it lost or leaves it away, a Kubernetes device plugin marks it unhealthy. The "
+                "usual reasons are power that broke down under load, a loose card, riser or cable, heat, and a GPU "
+                "that died; when GSP errors (Xid 119, 120) come before, the GPU's firmware crashed first.\n\n"
+                "A reset cannot reach it and a warm reboot often leaves it off: take the power away. If it comes back "
+                "and falls off again, move it to another slot: what follows the card is the card's fault."
+            ),
+            sources=(
+                "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html",
+                "https://github.com/NVIDIA/NVSentinel/issues/155",
+                "https://github.com/leptonai/gpud/pull/1209",
+            ),
+            check=_lost,
+            remedy=_bring_back,
+            explains=GPU_LOST
+            | {
+                *("driver-module-not-loaded", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
+                "gpu-missing-from-inventory",
+            },
+        ),
+        Rule(
+            cause="xid-54-aux-power",
+            layer="power-thermal",
+            severity="error",
+            disruption="power-cycle",
+            title="auxiliary power is not connected to the GPU",
+            story=(
+                "The board needs more power than the slot gives and finds no voltage on one of its own connectors. The "
+                "driver refuses to start it, or runs it with its clocks pinned low (Xid 54). A cable is missing, is "
+                "not pushed home, or hangs on a supply rail that is off or overloaded."
+            ),
+            sources=(
+                "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html",
+                "https://github.com/NVIDIA/open-gpu-kernel-modules/blob/main/src/nvidia/arch/nvalloc/unix/src/osinit.c",
+            ),
+            check=_unpowered,
+            remedy=_connect,
+            explains=NOT_INITIALISED | {"power-brake-slowdown", "gsp-init-failed-platform", "xid-143-gpu-init-error"},
+        ),
+    ),
+)

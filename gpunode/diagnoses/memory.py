@@ -1,9 +1,554 @@
-"""GPU memory and InfoROM."""
+"""GPU memory: errors that ECC could not correct, rows and pages taken out of use, and the InfoROM that notes them."""
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import faults, pci, smi_query
 
-FAMILY: Final = Family("memory", "GPU memory and InfoROM", ())
+_MEMORY_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
+_POLICY: Final = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
+_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+_RETIREMENT: Final = "https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html"
+
+# From how many retired pages on NVIDIA takes a board back (dynamic page retirement, RMA policy).
+_RETIRED_LIMIT: Final = 60
+# How often a GPU may meet uncorrectable errors, each with its own reset, before nobody should wait for the next.
+_TOO_OFTEN: Final = 3
+_PAGE: Final = re.compile(r"\bpage\b|retire|blacklist", re.IGNORECASE)
+_PENDING: Final = re.compile(r"already pending|due to pending", re.IGNORECASE)
+_ROW: Final = re.compile(r"\brow\b|remap", re.IGNORECASE)
+
+# In DCGM's words (dcgm_errors.h), for a node of which only its health check was pasted.
+_DCGM_PENDING: Final = re.compile(r"memory errors and row remappings are\s+pending", re.IGNORECASE)
+_DCGM_FAILURE: Final = re.compile(r"uncorrectable memory errors and row remapping\s+failed", re.IGNORECASE)
+_DCGM_RETIREMENT: Final = re.compile(
+    r"A pending retired page has been detected|Pending page retirements together with a DBE", re.IGNORECASE
+)
+_DCGM_LIMIT: Final = re.compile(
+    r"\d+ or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU", re.IGNORECASE
+)
+_DCGM_DBE: Final = re.compile(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", re.IGNORECASE)
+# What CUDA, and the frameworks on it, say when their memory is hit (cudaErrorECCUncorrectable, 214).
+_CUDA: Final = re.compile(r"uncorrectable ECC error encountered|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE")
+# The column "Volatile Uncorr. ECC" in nvidia-smi's table.
+_IN_TABLE: Final = re.compile(
+    r"\|\s*(?P<bus>[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0)\s+(?:On|Off|N/A)\s*\|\s*(?P<count>\d+)\s*\|"
+)
+_HELD: Final = re.compile(
+    r"In use by another client|currently being used by one or more other processes|currently in use by another process",
+    re.IGNORECASE,
+)
+_INFOROM: Final = re.compile(
+    r"infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED_INFOROM|"
+    r"InfoROM (?:validation|checksum) fail|NVML_ERROR_CORRUPTED",
+    re.IGNORECASE,
+)
+_NVML_CORRUPTED_INFOROM: Final = 14
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What is known of one GPU's memory.
+
+    Attributes:
+        xids: its memory errors, in order.
+        incident: the one that began with a memory error; None where there is none.
+        queries: nvidia-smi's answers about it.
+    """
+
+    gpu: str
+    xids: tuple[faults.Fault, ...]
+    incident: faults.Incident | None
+    queries: tuple[smi_query.Gpu, ...]
+
+    def of(self, *codes: int) -> tuple[faults.Fault, ...]:
+        return tuple(fault for fault in self.xids if fault.code in codes)
+
+    def says(self, *names: str) -> tuple[Citation, ...]:
+        """The rows of that name whose value says yes."""
+        rows = (row for query in self.queries for row in query.every(*names))
+        return tuple(row.citation for row in rows if smi_query.is_yes(row.value))
+
+    def denies(self, *names: str) -> bool:
+        """Whether nvidia-smi says no."""
+        values = [row.value.lower() for query in self.queries for row in query.every(*names)]
+        return "no" in values
+
+    def counted(self, *names: str) -> int:
+        """The highest count under that name."""
+        found = (row.value for query in self.queries for row in query.every(*names))
+        return max((int(value) for value in found if value.isdigit()), default=0)
+
+
+def _memories(snapshot: Snapshot) -> tuple[_Memory, ...]:
+    """Each GPU whose memory somebody spoke of; answers without an address belong to the only GPU there is."""
+    incidents = {one.gpu: one for one in snapshot.view(faults.incidents) if one.root.code in _MEMORY_XIDS}
+    queries = snapshot.view(smi_query.gpus)
+    ill = {one.gpu for one in snapshot.view(faults.incidents) if one.root.code not in _MEMORY_XIDS}
+    known = dict.fromkeys((*incidents, *(query.bus for query in queries if query.bus)))
+    gpus = tuple(known) or (("",) if queries else ())
+    return tuple(
+        _Memory(
+            gpu,
+            tuple(f for f in faults.on(snapshot, gpu) if f.code in _MEMORY_XIDS and not _is_of_compute(f)),
+            incidents.get(gpu),
+            tuple(query for query in queries if query.bus == gpu or (not query.bus and len(gpus) == 1)),
+        )
+        for gpu in gpus
+        if gpu not in ill
+    )
+
+
+def _is_of_compute(fault: faults.Fault) -> bool:
+    """Whether what was retired is no memory but a part of the compute engine."""
+    return bool(fault.xid and re.search(r"\bTPC\b", fault.xid.text))
+
+
+def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """For each GPU the one thing that is wrong with its memory: what asks for most comes first."""
+    found = False
+    for memory in snapshot.view(_memories):
+        for cause, judge in _JUDGES:
+            if (proof := judge(snapshot, memory)) is not None:
+                yield cause, proof
+                found = True
+                break
+    if not found and not snapshot.view(faults.incidents):
+        yield from _by_others(snapshot)
+
+
+def _proof(memory: _Memory, summary: str, *citations: Citation, **more: Any) -> Proof:
+    told = memory.incident.citations if memory.incident else tuple(fault.citation for fault in memory.xids[:4])
+    at = memory.incident.root.at if memory.incident else None
+    whole = tuple(dict.fromkeys((*told, *citations)))
+    return Proof(f"{faults.label(memory.gpu)}: {summary}", whole, gpu=memory.gpu, at=at, **more)
+
+
+def _remap_failed(_: Snapshot, memory: _Memory) -> Proof | None:
+    rows = memory.says("Remapping Failure Occurred")
+    told = tuple(fault for fault in memory.of(64, 157, 161) if not _is_of_pages(fault) and not _is_pending(fault))
+    if not rows and not told:
+        return None
+    count = memory.counted("Remapped Rows", "Uncorrectable Error")
+    after = f" after {count} rows that were" if count else ""
+    return _proof(memory, f"a bad row of memory could not be remapped{after}", *rows)
+
+
+def _is_of_pages(fault: faults.Fault) -> bool:
+    text = fault.xid.text if fault.xid else ""
+    return bool(_PAGE.search(text)) and not _ROW.search(text)
+
+
+def _is_pending(fault: faults.Fault) -> bool:
+    """Whether a failure is one only because the same row, or another, waits for the reset already."""
+    return bool(fault.xid and _PENDING.search(fault.xid.text))
+
+
+def _failing(_: Snapshot, memory: _Memory) -> Proof | None:
+    """Memory that goes on failing: by NVIDIA's own limits, else by how often it did."""
+    if rows := memory.says("Unrepairable Memory"):
+        return _proof(memory, "part of the memory is beyond repair", *rows)
+    retired = memory.counted("Retired Pages", "Double Bit ECC") + memory.counted("Retired Pages", "Single Bit ECC")
+    if retired >= _RETIRED_LIMIT:
+        rows = _cited(memory, ("Retired Pages", "Double Bit ECC"), ("Retired Pages", "Single Bit ECC"))
+        return _proof(
+            memory, f"{retired} pages of memory are retired, NVIDIA takes it back from {_RETIRED_LIMIT}", *rows
+        )
+    if spent := _spent(memory):
+        return _proof(memory, "a bank of its memory has no spare rows left", *spent)
+    if pages := tuple(fault for fault in memory.of(64) if _is_of_pages(fault)):
+        return _proof(memory, "a bad page of memory could not be retired", *(fault.citation for fault in pages))
+    times = _apart(memory.of(48))
+    if len(times) >= _TOO_OFTEN:
+        summary = f"uncorrectable memory errors at {len(times)} times, each after the last was dealt with"
+        return _proof(memory, summary, *(fault.citation for fault in times), confidence="likely")
+    return None
+
+
+def _spent(memory: _Memory) -> tuple[Citation, ...]:
+    """Banks without a spare row, by the histogram that says how many have how many left."""
+    rows = (row for query in memory.queries for row in query.every("Bank Remap Availability Histogram", "None"))
+    return tuple(row.citation for row in rows if re.match(r"[1-9]", row.value))
+
+
+def _cited(memory: _Memory, *names: tuple[str, ...]) -> tuple[Citation, ...]:
+    found = (row for name in names for query in memory.queries for row in query.every(*name))
+    return tuple(row.citation for row in found)
+
+
+def _apart(found: tuple[faults.Fault, ...]) -> list[faults.Fault]:
+    """Those that lie an hour or more after the one before."""
+    apart: list[faults.Fault] = []
+    for fault in found:
+        if fault.at is not None and (not apart or fault.at - (apart[-1].at or 0.0) >= 3600):
+            apart.append(fault)
+    return apart
+
+
+def _pages_pending(snapshot: Snapshot, memory: _Memory) -> Proof | None:
+    rows = (*memory.says("Retired Pages", "Pending Page Blacklist"), *memory.says("Retired Pages", "Pending"))
+    told = tuple(fault for fault in memory.of(63) if _is_of_pages(fault))
+    if not rows and (not told or memory.denies("Retired Pages", "Pending Page Blacklist")):
+        return None
+    held = snapshot.said(_HELD)
+    holders = ", and what holds the GPU keeps that from happening" if held else ""
+    return _proof(
+        memory, f"pages are marked to be retired, which happens when the GPU is let go{holders}", *rows, *held
+    )
+
+
+def _remap_pending(_: Snapshot, memory: _Memory) -> Proof | None:
+    rows = memory.says("Remapped Rows", "Pending")
+    told = (*memory.of(63, 156, 160), *(fault for fault in memory.of(64) if _is_pending(fault)))
+    if not rows and (not told or memory.denies("Remapped Rows", "Pending") or memory.of(95, 140)):
+        return None
+    return _proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)
+
+
+def _uncontained(_: Snapshot, memory: _Memory) -> Proof | None:
+    return faults.proof(memory.incident) if memory.incident and memory.of(95) and not memory.of(48) else None
+
+
+def _unrecovered(_: Snapshot, memory: _Memory) -> Proof | None:
+    return faults.proof(memory.incident) if memory.incident and memory.incident.root.code == 140 else None
+
+
+def _contained(_: Snapshot, memory: _Memory) -> Proof | None:
+    return faults.proof(memory.incident) if memory.incident and memory.incident.root.code == 94 else None
+
+
+def _uncorrectable(_: Snapshot, memory: _Memory) -> Proof | None:
+    if memory.incident and memory.of(48, 171, 172):
+        where = "SRAM" if memory.of(172) else "DRAM" if memory.of(171) else ""
+        return faults.proof(memory.incident, f"an uncorrectable ECC error in {where}" if where else "")
+    rows = _volatile(memory)
+    return (
+        _proof(memory, "uncorrectable ECC errors since the driver was loaded", *rows, confidence="likely")
+        if rows
+        else None
+    )
+
+
+def _volatile(memory: _Memory) -> tuple[Citation, ...]:
+    """The counts of uncorrectable errors that were not there when the driver was loaded."""
+    found: list[Citation] = []
+    for query in memory.queries:
+        for row in query.rows:
+            names = " ".join(row.path).lower()
+            if "volatile" in names and ("uncorr" in names or "double bit" in names) and re.match(r"[1-9]", row.value):
+                found.append(row.citation)
+    return tuple(found)
+
+
+def _past_limit(_: Snapshot, memory: _Memory) -> Proof | None:
+    rows = memory.says("SRAM Threshold Exceeded")
+    if not rows:
+        return None
+    return _proof(memory, "uncorrectable errors in SRAM have passed the limit at which NVIDIA takes it back", *rows)
+
+
+def _many_corrected(_: Snapshot, memory: _Memory) -> Proof | None:
+    return faults.proof(memory.incident) if memory.incident and memory.incident.root.code == 92 else None
+
+
+_Judge = Callable[[Snapshot, _Memory], "Proof | None"]
+_JUDGES: Final[tuple[tuple[str, _Judge], ...]] = (
+    ("row-remap-failure", _remap_failed),
+    ("hbm-failing-rma", _failing),
+    ("page-retirement-pending-handles-held", _pages_pending),
+    ("row-remap-pending", _remap_pending),
+    ("xid-95-uncontained-ecc", _uncontained),
+    ("xid-140-unrecovered-ecc", _unrecovered),
+    ("xid-94-contained-ecc", _contained),
+    ("ecc-dbe-uncorrectable", _uncorrectable),
+    ("hbm-failing-rma", _past_limit),
+    ("xid-92-high-sbe-rate", _many_corrected),
+)
+
+
+def _by_others(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """By DCGM, by nvidia-smi's table, by a program, where neither the kernel nor a query was asked."""
+    for cause, pattern, summary in _SAID:
+        if said := snapshot.said(pattern):
+            yield cause, Proof(summary, said, "likely")
+            return
+    for item in snapshot.of("nvidia-smi", "text"):
+        counted = next((match for match in _IN_TABLE.finditer(item.text) if int(match["count"])), None)
+        if counted and item.where == "host":
+            gpu = pci.address(counted["bus"])
+            place = cite(item, item.text.count("\n", 0, counted.start()) + 1)
+            summary = f"GPU {gpu}: {counted['count']} uncorrectable ECC errors since the driver was loaded"
+            yield "ecc-dbe-uncorrectable", Proof(summary, (place,), "likely", gpu=gpu)
+            return
+
+
+_SAID: Final = (
+    ("row-remap-failure", _DCGM_FAILURE, "DCGM found a row of memory that could not be remapped"),
+    ("hbm-failing-rma", _DCGM_LIMIT, "DCGM found more memory errors than NVIDIA's limit"),
+    ("page-retirement-pending-handles-held", _DCGM_RETIREMENT, "DCGM found pages that are still to be retired"),
+    ("row-remap-pending", _DCGM_PENDING, "DCGM found rows of memory that are still to be remapped"),
+    ("ecc-dbe-uncorrectable", _DCGM_DBE, "DCGM found uncorrectable ECC errors"),
+    ("ecc-dbe-uncorrectable", _CUDA, "a program met an uncorrectable ECC error"),
+)
+
+
+def _inforom(snapshot: Snapshot) -> Iterator[Verdict]:
+    """The InfoROM's checksum is wrong: by nvidia-smi's or DCGM's word, by Xid 125, or by nvidia-smi's exit status."""
+    for incident in faults.of(snapshot, 125):
+        yield faults.proof(incident)
+    if said := snapshot.said(_INFOROM):
+        yield Proof("The InfoROM of a GPU is damaged", said)
+        return
+    statuses = (item for item in snapshot.of("exit-status") if item.text.strip() == str(_NVML_CORRUPTED_INFOROM))
+    if found := next(statuses, None):
+        yield Proof(
+            "nvidia-smi ended with 14, which says that the InfoROM of a GPU is damaged", (cite(found, 1),), "likely"
+        )
+
+
+def _bus(snapshot: Snapshot) -> str:
+    return next((memory.gpu for memory in snapshot.view(_memories) if memory.xids or memory.queries), "")
+
+
+def _reset_after_drain(snapshot: Snapshot) -> Iterable[Fix]:
+    yield drain()
+    yield reset_gpu(_bus(snapshot))
+    yield run("inspect", "see that nothing is pending or failed", "nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
+    yield replace(when="errors come back, or a remapping fails")
+
+
+def _reset_pending(snapshot: Snapshot) -> Iterable[Fix]:
+    yield drain("move the work away from this GPU, and stop DCGM, the fabric manager and other services that hold it")
+    yield reset_gpu(_bus(snapshot))
+    yield reboot(when="the reset is refused")
+    yield run("inspect", "see that Pending says No", "nvidia-smi -q -d ROW_REMAPPER")
+    yield replace(when="Remapping Failure Occurred says Yes")
+
+
+def _return_it(snapshot: Snapshot) -> Iterable[Fix]:
+    yield drain()
+    yield nvidia_report("the vendor asks for it")
+    yield replace("have the GPU replaced: this is one of NVIDIA's own conditions for that")
+    yield reset_gpu(_bus(snapshot), "reset it, where it must go on until then", "nothing else is there")
+
+
+def _let_go(snapshot: Snapshot) -> Iterable[Fix]:
+    yield drain("move the work away from this GPU")
+    yield run("inspect", "see what still holds the GPU", "sudo fuser -v /dev/nvidia*")
+    yield run(
+        "restart", "stop the persistence daemon, which holds it by design", "sudo systemctl stop nvidia-persistenced"
+    )
+    yield reset_gpu(_bus(snapshot))
+    yield reboot(when="something that cannot be stopped holds it")
+    yield run("inspect", "see that nothing is pending", "nvidia-smi -q -d PAGE_RETIREMENT")
+
+
+def _start_again(snapshot: Snapshot) -> Iterable[Fix]:
+    yield by_hand("application", "start the program again: others on the GPU were not touched")
+    yield reset_gpu(_bus(snapshot), "reset the GPU when it is free, so that the bad row is remapped")
+    yield run("inspect", "look for what is pending", "nvidia-smi -q -d ROW_REMAPPER,ECC")
+    yield replace(when="it happens again and again on the same GPU")
+
+
+def _watch(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "inspect", "see how many pages or rows it has cost so far", "nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER"
+    )
+    yield replace("plan to have the GPU replaced", "the counts grow")
+
+
+def _write_anew(_: Snapshot) -> Iterable[Fix]:
+    yield reset_gpu(text="reset the GPU: the driver then repairs what it can")
+    yield reboot(when="the reset is refused")
+    yield nvidia_report("the warning stays")
+    yield replace("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays")
+
+
+_CONSEQUENCES: Final = NO_CLUSTER_GPU | {"xid-154-recovery-action"}
+
+FAMILY: Final = Family(
+    "memory",
+    "GPU memory and InfoROM",
+    (
+        Rule(
+            cause="ecc-dbe-uncorrectable",
+            layer="hardware",
+            severity="error",
+            disruption="reset-gpu",
+            title="uncorrectable memory errors",
+            story=(
+                "Two bits of one word were wrong at once, which ECC notices and cannot mend (Xid 48; newer drivers "
+                "say in Xid 171 that it was in DRAM, in 172 that it was in SRAM, and where). Every program that "
+                "used the memory is ended, often with Xid 45, 94 or 95 behind it, and CUDA programs stop with an "
+                "uncorrectable ECC error.\n\n"
+                "One such error is no reason for a new GPU: after a reset the bad row or page is out of use. Look then "
+                "whether a remapping is pending or failed, and whether the next error is at the same place."
+            ),
+            sources=(_CATALOG, _POLICY),
+            check=only("ecc-dbe-uncorrectable", _decide),
+            remedy=_reset_after_drain,
+            explains=_CONSEQUENCES,
+        ),
+        Rule(
+            cause="row-remap-pending",
+            layer="hardware",
+            severity="error",
+            disruption="reset-gpu",
+            title="a row remapping waits for a reset",
+            story=(
+                "From Ampere on a GPU replaces a bad row of its memory by a spare one. The driver notes the row "
+                "(Xid 63), and the exchange is made when the GPU is next reset. Until then the row stays in use, "
+                "and the next program that is given it dies of it.\n\n"
+                "nvidia-smi says Pending: Yes under Remapped Rows. Nothing is wrong with a GPU that has remapped a few "
+                "rows; one whose remapping failed is another matter."
+            ),
+            sources=(_POLICY, "https://github.com/leptonai/gpud/pull/80"),
+            check=only("row-remap-pending", _decide),
+            remedy=_reset_pending,
+            explains=_CONSEQUENCES | {"ecc-dbe-uncorrectable", "xid-94-contained-ecc"},
+        ),
+        Rule(
+            cause="row-remap-failure",
+            layer="hardware",
+            severity="error",
+            disruption="RMA",
+            title="a bad row of memory cannot be remapped",
+            story=(
+                "The spare rows of a memory bank are used up, or the remapping could not be noted (Xid 64). The GPU "
+                "can no longer take bad memory out of use: errors will come back, however often it is reset. For "
+                "NVIDIA this is a condition on which a GPU is replaced."
+            ),
+            sources=(_POLICY, "https://github.com/awslabs/awsome-distributed-ai/pull/1190"),
+            check=only("row-remap-failure", _decide),
+            remedy=_return_it,
+            explains=_CONSEQUENCES
+            | {"row-remap-pending", "ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-95-uncontained-ecc"},
+        ),
+        Rule(
+            cause="hbm-failing-rma",
+            layer="hardware",
+            severity="error",
+            disruption="RMA",
+            title="the GPU's memory is wearing out",
+            story=(
+                "Single errors are repaired by retiring pages or remapping rows. When there are too many of them the "
+                "memory itself is failing: sixty retired pages, a bank without spare rows, memory beyond repair, SRAM "
+                "errors over NVIDIA's limit, or an uncorrectable error again and again although each was repaired. "
+                "These are NVIDIA's conditions for a replacement; more resets only put it off."
+            ),
+            sources=(_POLICY, _RETIREMENT),
+            check=only("hbm-failing-rma", _decide),
+            remedy=_return_it,
+            explains=_CONSEQUENCES
+            | {"row-remap-pending", "ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-92-high-sbe-rate"},
+        ),
+        Rule(
+            cause="page-retirement-pending-handles-held",
+            layer="hardware",
+            severity="warning",
+            disruption="restart-service",
+            title="bad pages stay in use because something holds the GPU",
+            story=(
+                "Before Ampere the driver takes a bad page of memory out of use (Xid 63), and does so when the GPU is "
+                "next attached: when the last program, daemon and monitor has let go of it and one comes back, or at a "
+                "reset. A persistence daemon, DCGM, an X server or a monitoring agent that keeps the device open puts "
+                "that off for ever, so the page goes on being handed out and programs go on dying of it."
+            ),
+            sources=(_RETIREMENT, "https://github.com/google/cadvisor/issues/2035"),
+            check=only("page-retirement-pending-handles-held", _decide),
+            remedy=_let_go,
+            explains=_CONSEQUENCES | {"ecc-dbe-uncorrectable"},
+        ),
+        Rule(
+            cause="xid-92-high-sbe-rate",
+            layer="hardware",
+            severity="warning",
+            disruption="none",
+            title="ECC corrects more single bits than it should have to",
+            story=(
+                "Single wrong bits are corrected on the fly and hurt nobody. So many of them that the driver reports "
+                "the rate (Xid 92) speak of memory that ages. Nothing needs to be reset; watch whether pages or rows "
+                "are taken out of use, and plan for a replacement when they grow in number."
+            ),
+            sources=(_CATALOG,),
+            check=only("xid-92-high-sbe-rate", _decide),
+            remedy=_watch,
+        ),
+        Rule(
+            cause="xid-94-contained-ecc",
+            layer="hardware",
+            severity="error",
+            disruption="restart-container",
+            title="a memory error ended one program",
+            story=(
+                "An uncorrectable error was met by one program, and the GPU kept it there (Xid 94): that program is "
+                "ended, all others go on. The bad row is remapped at the next reset, which can wait until the GPU is "
+                "free. An error that could not be kept within one program is Xid 95, and cannot wait."
+            ),
+            sources=(_POLICY, "https://github.com/leptonai/gpud/pull/1174"),
+            check=only("xid-94-contained-ecc", _decide),
+            remedy=_start_again,
+            explains=_CONSEQUENCES,
+        ),
+        Rule(
+            cause="xid-95-uncontained-ecc",
+            layer="hardware",
+            severity="error",
+            disruption="reset-gpu",
+            title="a memory error that no program's end contains",
+            story=(
+                "An uncorrectable error could not be laid to one program (Xid 95), so the results of every program on "
+                "the GPU are in doubt and all of them are ended. New work fails until the GPU is reset; with MIG the "
+                "other instances may go on until then."
+            ),
+            sources=(_POLICY,),
+            check=only("xid-95-uncontained-ecc", _decide),
+            remedy=_reset_after_drain,
+            explains=_CONSEQUENCES | {"xid-94-contained-ecc"},
+        ),
+        Rule(
+            cause="xid-140-unrecovered-ecc",
+            layer="hardware",
+            severity="error",
+            disruption="reset-gpu",
+            title="an ECC error escaped every recovery",
+            story=(
+                "The GPU found an uncorrectable error at a place where neither a remapping nor the end of one program "
+                "mends it, mostly in SRAM (Xid 140). Its state can no longer be relied on until it is reset. When the "
+                "SRAM counters pass NVIDIA's limit, or it comes back, the GPU is to be replaced."
+            ),
+            sources=(_CATALOG,),
+            check=only("xid-140-unrecovered-ecc", _decide),
+            remedy=_reset_after_drain,
+            explains=_CONSEQUENCES,
+        ),
+        Rule(
+            cause="inforom-corrupted",
+            layer="hardware",
+            severity="warning",
+            disruption="reset-gpu",
+            title="the InfoROM is damaged",
+            story=(
+                "The GPU keeps its serial number, its settings and the list of its bad memory in a small flash, the "
+                "InfoROM. Its checksum is wrong: nvidia-smi warns of it and ends with 14. The GPU computes as before, "
+                "but ECC settings and retired pages may be lost, and tools that ask for exit status 0, such as the "
+                "validator of the GPU Operator, refuse the node."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/gpu-operator/issues/20",
+                "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html",
+            ),
+            check=_inforom,
+            remedy=_write_anew,
+            explains=NO_CLUSTER_GPU,
+        ),
+    ),
+)

@@ -1,9 +1,289 @@
-"""MIG."""
+"""MIG: a mode that waits for a reset, a mode without instances, and who may see or change them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
+from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import pci, smi_query
+from gpunode.facts.items import Item
+from gpunode.facts.model import Known
 
-FAMILY: Final = Family("mig", "MIG", ())
+# The third line of a GPU in nvidia-smi's table; a star says that another mode is pending.
+_TABLE: Final = re.compile(r"^\|[^|]*\|[^|]*\|\s+(?P<mode>Enabled|Disabled)(?P<pending>\*?)\s+\|\s*$")
+_BUS: Final = re.compile(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
+_PENDING: Final = re.compile(
+    r"MIG mode is in pending (?P<what>enable|disable) state"
+    r"|(?P<other>reboot the system|reset) .{0,40}to make MIG mode effective"
+    r"|unable to apply MIG config with MIG mode disabled|Error applying MIG configuration.{0,60}error resetting"
+)
+_NO_INSTANCES: Final = re.compile(r"No (?:GPU|compute) instances found|No MIG devices found")
+_INSTANCE: Final = re.compile(
+    r"^\|\s+\d+\s+MIG \d+g\.\d+gb|^\s*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+|UUID: MIG-|/MIG-GPU-"
+    r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
+    re.MULTILINE,
+)
+_FORBIDDEN: Final = re.compile(r"Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission")
+_OF_MIG: Final = re.compile(r"\bmig\b|MIG|compute instances|GPU instances", re.IGNORECASE)
+_NVML: Final = re.compile(
+    r"error getting (?:parent |device )?memory info|error visiting (?:MIG )?device|device map|nvml", re.IGNORECASE
+)
+_STRATEGY: Final = re.compile(
+    r"migStrategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)|MIG_STRATEGY\s*[:=]\s*[\"']?(?:single|mixed)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    """The MIG mode of one GPU.
+
+    Attributes:
+        bus: its PCI address; empty where the piece does not tell.
+        pending: the mode after the next reset; the current one where the piece does not tell.
+    """
+
+    bus: str
+    current: bool
+    pending: bool
+    citation: Citation
+
+    @property
+    def waits(self) -> bool:
+        """Whether another mode is asked for than the one that is on."""
+        return self.current != self.pending
+
+
+def _modes(snapshot: Snapshot) -> tuple[_Mode, ...]:
+    return (*_by_query(snapshot), *_by_table(snapshot))
+
+
+def _by_query(snapshot: Snapshot) -> Iterator[_Mode]:
+    for gpu in snapshot.view(smi_query.gpus):
+        current = _first(gpu, ("MIG Mode", "Current"), ("mig", "mode", "current"), ("mig_mode", "current_mig"))
+        pending = _first(gpu, ("MIG Mode", "Pending"), ("mig", "mode", "pending"), ("mig_mode", "pending_mig"))
+        if current is not None and _is_mode(current.value):
+            after = pending.value if pending is not None and _is_mode(pending.value) else current.value
+            yield _Mode(gpu.bus, _is_on(current.value), _is_on(after), (pending or current).citation)
+
+
+def _first(gpu: smi_query.Gpu, *ways: tuple[str, ...]) -> smi_query.Row | None:
+    return next((row for way in ways if (row := gpu.find(*way)) is not None), None)
+
+
+def _is_mode(value: str) -> bool:
+    return value.strip().lower() in {"enabled", "disabled"}
+
+
+def _is_on(value: str) -> bool:
+    return value.strip().lower() == "enabled"
+
+
+def _by_table(snapshot: Snapshot) -> Iterator[_Mode]:
+    for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "container-run", "text"):
+        bus = ""
+        for number, line in enumerate(item.lines, 1):
+            if "|" in line and (found := _BUS.search(line)):
+                bus = pci.address(found["bus"])
+            elif match := _TABLE.match(line):
+                on = match["mode"] == "Enabled"
+                yield _Mode(bus, on, on != bool(match["pending"]), cite(item, number))
+
+
+# --- a pending mode -----------------------------------------------------------------------------------------------
+
+
+def _waits(snapshot: Snapshot) -> Iterator[Verdict]:
+    waiting = [mode for mode in snapshot.view(_modes) if mode.waits]
+    said = snapshot.said(_PENDING)
+    for mode in waiting:
+        asked = "enabled" if mode.pending else "disabled"
+        where = f" on {mode.bus}" if mode.bus else ""
+        what = f"MIG is to be {asked}{where} and waits for a reset of the GPU, which something that uses it prevents"
+        yield Proof(what, (mode.citation, *said), gpu=mode.bus)
+    settled = [mode for mode in snapshot.view(_modes) if not mode.waits]
+    if said and not waiting and not settled:
+        match = snapshot.match(_PENDING)
+        which = "disabled" if match and match["what"] == "disable" else "enabled"
+        yield Proof(f"MIG is to be {which} and waits for a reset: the GPU was in use when the mode was changed", said)
+
+
+def _reset(snapshot: Snapshot) -> Iterable[Fix]:
+    yield drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display")
+    stop = "sudo systemctl stop nvidia-persistenced nvidia-dcgm"
+    buses = dict.fromkeys(mode.bus for mode in snapshot.view(_modes) if mode.waits and mode.bus)
+    resets = tuple(f"sudo nvidia-smi --gpu-reset -i {bus}" for bus in buses) or ("sudo nvidia-smi --gpu-reset",)
+    yield run("reset", "reset the GPU; the mode takes effect with it", stop, *resets)
+    yield reboot(when="the GPU cannot be reset, as in a virtual machine")
+
+
+# --- a mode without instances -------------------------------------------------------------------------------------
+
+
+def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
+    enabled = [mode for mode in snapshot.view(_modes) if mode.current and mode.pending]
+    if _has_instances(snapshot):
+        return
+    none = tuple(
+        cite(item, number)
+        for item in _of_smi(snapshot)
+        for number, line in enumerate(item.lines, 1)
+        if _NO_INSTANCES.search(line)
+    )
+    layout = snapshot.facts.layout
+    if isinstance(layout, Known) and layout.value is not None:
+        if layout.value.mig_caps:
+            return
+        none = none or (
+            Citation("/proc/driver/nvidia/capabilities", "(no compute instance is there)", None, layout.probe),
+        )
+    what = "MIG is enabled and no instance was created, so CUDA finds no device to use"
+    cited = tuple(mode.citation for mode in enabled)
+    if enabled and none:
+        yield Proof(what, (*cited, *none), gpu=enabled[0].bus)
+    elif enabled and snapshot.says(_NO_DEVICE):
+        question = "does the GPU have any MIG instances?"
+        yield Doubt(question, "nvidia-smi -L; nvidia-smi mig -lgi", cited)
+    elif none and snapshot.says(_NO_DEVICE) and not snapshot.view(_modes):
+        yield Proof(what, none, "likely")
+
+
+def _of_smi(snapshot: Snapshot) -> tuple[Item, ...]:
+    return snapshot.of("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
+
+
+_NO_DEVICE: Final = re.compile(
+    r"[Nn]o CUDA(?:-capable)? (?:GPUs?|devices?) (?:are|is|were)|no CUDA-capable device"
+    r"|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE"
+    r"|No CUDA devices|Couldn't find any CUDA device|No supported GPU"
+)
+
+
+def _create(snapshot: Snapshot) -> Iterable[Fix]:
+    at = next((mode.bus for mode in snapshot.view(_modes) if mode.current and mode.bus), "")
+    one = f" -i {at}" if at else ""
+    yield run("configure", "see which profiles the GPU offers", f"sudo nvidia-smi mig{one} -lgip")
+    largest = f"sudo nvidia-smi mig{one} -cgi 0 -C"
+    yield run("configure", "create instances; profile 0 is the whole GPU as one", largest)
+    yield run(
+        "configure", "or switch MIG off again", f"sudo nvidia-smi{one} -mig 0", when="the GPU is not to be shared"
+    )
+
+
+# --- permissions --------------------------------------------------------------------------------------------------
+
+
+def _forbidden(snapshot: Snapshot) -> Iterator[Verdict]:
+    said = tuple(
+        cite(item, number)
+        for item in snapshot.items
+        if item.is_seen and _FORBIDDEN.search(item.text) and _concerns_mig(snapshot, item)
+        for number, line in enumerate(item.lines, 1)
+        if _FORBIDDEN.search(line)
+    )
+    if not said:
+        return
+    modes = snapshot.view(_modes)
+    off = [mode for mode in modes if not mode.current]
+    if modes and len(off) == len(modes):
+        what = "MIG's instances are asked for on a GPU whose MIG mode is off; the driver calls that a lack of rights"
+    else:
+        what = "the program may not see or change MIG instances: that takes root, or the files in /dev/nvidia-caps"
+    yield Proof(what, (*said, *(mode.citation for mode in off)))
+
+
+def _concerns_mig(snapshot: Snapshot, item: Item) -> bool:
+    if item.kind == "nvidia-smi-mig" or _OF_MIG.search(item.text):
+        return True
+    is_shared = (
+        any(mode.current for mode in snapshot.view(_modes)) or snapshot.says(_STRATEGY) or _has_instances(snapshot)
+    )
+    return bool(_NVML.search(item.text)) and is_shared
+
+
+def _has_instances(snapshot: Snapshot) -> bool:
+    """Whether somebody saw an instance, on the node or in a container."""
+    return any(_INSTANCE.search(item.text) for item in _of_smi(snapshot))
+
+
+def _permit(snapshot: Snapshot) -> Iterable[Fix]:
+    modes = snapshot.view(_modes)
+    at = next((f" -i {mode.bus}" for mode in modes if mode.bus and not mode.current), "")
+    if modes and not any(mode.current for mode in modes):
+        yield run("configure", "switch MIG on, where it is wanted", f"sudo nvidia-smi{at} -mig 1")
+        return
+    in_container = any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items)
+    if in_container:
+        text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
+        yield by_hand("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
+        return
+    yield run("configure", "ask as root", "sudo nvidia-smi mig -lgi")
+
+
+_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
+
+FAMILY: Final = Family(
+    "mig",
+    "MIG",
+    (
+        Rule(
+            cause="mig-mode-pending-reset",
+            layer="config",
+            severity="error",
+            disruption="reset-gpu",
+            title="a change of the MIG mode waits for a reset of the GPU",
+            story=(
+                "On Ampere the MIG mode changes with a reset of the GPU, and a GPU is not reset while any program has "
+                "it open: DCGM, persistenced, a display, a device plugin. nvidia-smi then notes the mode as pending "
+                "and says so in a warning. Instances cannot be created, and managers of MIG report that the mode is "
+                "still the old one."
+            ),
+            sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/1845"),
+            check=_waits,
+            remedy=_reset,
+            explains=frozenset({"mig-enabled-no-instances", "mig-capabilities-permission"}) | NO_CLUSTER_GPU,
+        ),
+        Rule(
+            cause="mig-enabled-no-instances",
+            layer="config",
+            severity="error",
+            disruption="none",
+            title="MIG is enabled and no instances were created",
+            story=(
+                "With MIG enabled a GPU does no work as a whole: programs run on instances, and those have to be "
+                "created, a GPU instance and in it a compute instance. They are also gone after every reboot. Without "
+                "any, nvidia-smi lists the GPU as healthy, and every CUDA program says that there is no device."
+            ),
+            sources=(_GUIDE,),
+            check=_empty,
+            remedy=_create,
+            explains=NO_CLUSTER_GPU,
+        ),
+        Rule(
+            cause="mig-capabilities-permission",
+            layer="config",
+            severity="error",
+            disruption="none",
+            title="MIG's instances are out of this program's reach",
+            story=(
+                "Instances are seen and changed through capabilities of their own, files below /dev/nvidia-caps that "
+                "only root may open and that a container gets only when NVIDIA_MIG_CONFIG_DEVICES or "
+                "NVIDIA_MIG_MONITOR_DEVICES asks for them. Without them NVML answers «Insufficient Permissions». It "
+                "answers the same when MIG is off on the GPU at all."
+            ),
+            sources=(
+                "https://github.com/Project-HAMi/HAMi/issues/1044",
+                "https://github.com/NVIDIA/k8s-device-plugin/issues/399",
+                _GUIDE,
+            ),
+            check=_forbidden,
+            remedy=_permit,
+            explains=NO_CLUSTER_GPU,
+        ),
+    ),
+)

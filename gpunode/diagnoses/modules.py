@@ -1,9 +1,397 @@
-"""Kernel modules and device nodes."""
+"""NVIDIA's modules: whether they are in the running kernel, and whether those on disk are the ones that it needs."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.diagnoses import build, chains
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
+from gpunode.diagnoses.remedies import install, reboot, rebuild_initramfs, run, setup_step
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import driver, kernel, modules, packages, pci, system
+from gpunode.facts.model import Known
 
-FAMILY: Final = Family("modules", "kernel modules and device nodes", ())
+_SAYS_NOT_LOADED: Final = re.compile(
+    r"driver not loaded|couldn.t communicate with the NVIDIA driver|NVML_ERROR_DRIVER_NOT_LOADED"
+    r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
+    r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?loaded|Failed to load the NVIDIA kernel module",
+    re.IGNORECASE,
+)
+_BLACKLISTED: Final = re.compile(
+    r"^\s*(?:blacklist\s+nvidia(?:[-_]current)?|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
+    re.MULTILINE,
+)
+_BLACKLISTED_AT_BOOT: Final = re.compile(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b")
+
+
+def _is_elsewhere(snapshot: Snapshot) -> bool:
+    """Whether this machine has no NVIDIA module of its own to be loaded: WSL, or no GPU."""
+    return system.is_wsl(snapshot) or pci.has_gpu(snapshot) is False
+
+
+def _absence(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Where it is seen that the module is not loaded."""
+    if snapshot.of("lsmod"):
+        return modules.lsmod_line(snapshot, "nvidia")
+    known = snapshot.facts.modules
+    if isinstance(known, Known):
+        return (Citation("/proc/modules", "(nvidia is not among them)", None, known.probe),)
+    file = snapshot.file("/proc/driver/nvidia/version")
+    return (cite(file),) if file is not None else ()
+
+
+def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
+    """The module is not there; what keeps it away is said by other rules, if anything shows it."""
+    state = driver.is_loaded(snapshot)
+    if state or _is_elsewhere(snapshot):
+        return
+    said = snapshot.said(_SAYS_NOT_LOADED)
+    is_built = modules.built_for(snapshot, snapshot.view(system.running_kernel))
+    blacklist = tuple(_blacklist(snapshot))
+    if state is None and not (said and (is_built or blacklist)):
+        if said:
+            look_at = "lsmod | grep nvidia; dkms status; sudo modprobe nvidia; sudo dmesg | grep -iE 'nvrm|nvidia'"
+            yield Doubt("Is NVIDIA's kernel module loaded, and if not, why?", look_at, said)
+        return
+    if not said and not is_built and not driver.packaged(snapshot):
+        return
+    summary = f"NVIDIA's kernel module is {'installed and ' if is_built else ''}not loaded"
+    cited = (*_absence(snapshot), *said, *blacklist)
+    if blacklist:
+        yield Proof(f"{summary}: it is blacklisted", cited, remedy=tuple(_allow(snapshot)))
+    else:
+        yield Proof(summary, cited, "certain" if said and state is False else "likely")
+
+
+def _blacklist(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in (*snapshot.files("*modprobe.d/*"), *snapshot.of("listing", "text")):
+        yield from lines_with(item, _BLACKLISTED)
+    for item in snapshot.items:
+        if "cmdline" in item.written or item.kind == "kernel-log":
+            yield from lines_with(item, _BLACKLISTED_AT_BOOT)
+
+
+def _allow(snapshot: Snapshot) -> Iterator[Fix]:
+    files = [item.subject for item in snapshot.files("*modprobe.d/*") if _BLACKLISTED.search(item.text)]
+    if files:
+        entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
+        edits = (f"sudo sed -i.bak -E '/{entry}/d' {file}" for file in dict.fromkeys(files))
+        yield run("configure", "take the entries that keep nvidia away out of modprobe's configuration", *edits)
+    else:
+        text = "take out what keeps nvidia away, of modprobe's configuration or of the kernel's command line"
+        yield run("configure", text, "grep -rnE '^(blacklist|install|alias) +nvidia' /etc/modprobe.d /lib/modprobe.d")
+    yield run("load", "load the module", "sudo modprobe nvidia")
+    yield rebuild_initramfs(snapshot)
+
+
+def _load(_: Snapshot) -> Iterable[Fix]:
+    yield run("load", "load the module; what it says when it fails is the cause", "sudo modprobe nvidia")
+    yield run("inspect", "read what the kernel said of it", "sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
+    yield setup_step("load", "have gpunode find what is missing and load it", "module-build", "module-load")
+
+
+# A module that stands on disk, and not as the running kernel needs it.
+
+_OTHER_KERNEL: Final = re.compile(
+    r"\bnvidia(?:_current|_drm|_modeset|_uvm)?: (?:version magic '[^'\n]*' should be|disagrees about version of symbol)"
+)
+_FORMAT: Final = re.compile(
+    r"(?:insert(?: module)?|kernel module) ['‘]?\S*nvidia\S*:? ?(?:Exec format error|Invalid module format)"
+)
+_MAGIC: Final = re.compile(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
+
+
+def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
+    """The module was built, for another kernel than the one that runs."""
+    if driver.is_loaded(snapshot) or system.is_wsl(snapshot):
+        return
+    running = modules.kernel_of_search(snapshot)
+    said = (*(message.citation for message in kernel.said(snapshot, _OTHER_KERNEL)), *snapshot.said(_FORMAT))
+    if said:
+        match = snapshot.match(_MAGIC)
+        pair = (
+            f" for {match['built']}, and {match['runs']} runs" if match else " for another kernel than the running one"
+        )
+        yield Proof(f"the NVIDIA module on disk was built{pair}", said)
+        return
+    others = tuple(one for one in snapshot.view(modules.on_disk) if one.kernel != running)
+    if running and others and modules.built_for(snapshot, running) is False:
+        names = ", ".join(sorted({one.kernel for one in others}))
+        absent = modules.not_found(snapshot)
+        runs = (cite(item, 1) for item in snapshot.of("uname") if running in item.text)
+        cited = (*absent, *(one.citation for one in others), *runs)
+        is_sure = bool(absent) or isinstance(snapshot.facts.module_files, Known)
+        summary = f"the NVIDIA module was built for {names}, and not for the running kernel {running}"
+        yield Proof(summary, cited, "certain" if is_sure else "likely")
+
+
+def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
+    running = modules.kernel_of_search(snapshot)
+    if _is_gone(snapshot, running):
+        yield reboot("reboot into the kernel that is installed: the running one was replaced, its modules are gone")
+    elif prebuilt := packages.matching(snapshot, "linux-modules-nvidia-*"):
+        stem = re.sub(r"-\d+\.\d+\.\d+-\d+-\w.*$", "", prebuilt[0].name)
+        yield install(snapshot, f"install the prebuilt modules for {running}", f"{stem}-{running or '$(uname -r)'}")
+        yield run("load", "load the module", "sudo modprobe nvidia")
+    elif snapshot.view(modules.driver_builds) or packages.matching(snapshot, "*dkms*", "akmod-nvidia*"):
+        if not build.headers_present(snapshot, running):
+            text = f"install the headers of {running or 'the running kernel'}"
+            yield install(snapshot, text, *build.headers_packages(snapshot, running))
+        yield build.build_again(snapshot, running)
+    else:
+        text = "install the driver as a package, which is built anew for every kernel, in place of what is there"
+        yield run("install", text, "sudo gpunode setup")
+        yield run("rebuild", "or run NVIDIA's installer again, with --dkms", when="the driver is to stay a .run one")
+
+
+def _is_gone(snapshot: Snapshot, running: str) -> bool:
+    """Whether the folder of the running kernel's modules is no longer there, as after an upgrade without a reboot."""
+    for item in snapshot.of("listing"):
+        path = item.subject.rstrip("/")
+        if path in {"/lib/modules", "/usr/lib/modules"} and item.outcome == "ok" and running:
+            return running not in item.text
+        if running and path.endswith((f"/modules/{running}", "/modules/$(uname -r)")) and item.outcome == "absent":
+            return True
+    return False
+
+
+_INDEX: Final = re.compile(
+    r"could not open builtin file|could not (?:open|load|search|find) (?:index|module dependenc|modules\.\w+)"
+    r"|/modules\.(?:dep|alias|symbols|builtin|softdep)(?:\.bin|\.modinfo)?['’]?[:,]? ?(?:No such file|is empty)"
+    r"|Could not (?:load|open) (?:dependency file|\S*modules\.dep|moddep)|can't open '?modules\.dep"
+    r"|lookup_builtin_file\(\)"
+)
+_INCOMPLETE: Final = re.compile(r"could not open modules\.(?:order|builtin)")
+_EMPTY: Final = re.compile(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$")
+
+
+def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
+    """The indexes lack the module: modprobe reads them, and never searches folders."""
+    if driver.is_loaded(snapshot):
+        return
+    running = modules.kernel_of_search(snapshot)
+    said = snapshot.said(_INDEX)
+    empty = tuple(
+        cite(item, number)
+        for item in snapshot.of("listing", "text")
+        for number, line in enumerate(item.lines, 1)
+        if _EMPTY.match(line)
+    )
+    absent = modules.not_found(snapshot)
+    files = tuple(one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
+    if said or empty:
+        summary = f"the module indexes of {running or 'this kernel'} are missing or empty, so modprobe finds nothing"
+        yield Proof(summary, (*said, *empty, *absent, *snapshot.said(_INCOMPLETE)))
+    elif absent and files and running:
+        summary = f"the module stands below /lib/modules/{running}, and modprobe does not find it: its index is older"
+        cited = (*absent, *(one.citation for one in files))
+        yield Proof(summary, cited, ruled_out=("the module was not built: it was",))
+
+
+_UBUNTUS: Final = re.compile(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
+
+
+def _index(snapshot: Snapshot) -> Iterable[Fix]:
+    running = modules.kernel_of_search(snapshot)
+    if snapshot.said(_INCOMPLETE) or any(_EMPTY.match(line) for item in snapshot.of("listing") for line in item.lines):
+        text = f"install the whole modules folder of {running or 'the running kernel'} again"
+        manager = snapshot.view(system.package_manager)
+        name = running or "$(uname -r)"
+        brings = "linux-modules" if _UBUNTUS.search(name) else "linux-image"
+        commands = {
+            "apt": f"sudo apt-get install --reinstall {brings}-{name}",
+            "dnf": f"sudo dnf reinstall kernel-core-{name} kernel-modules-{name}",
+            "zypper": "sudo zypper install --force kernel-default",
+            "pacman": "sudo pacman -S linux",
+        }
+        yield run("install", text, commands[manager])
+    yield run("rebuild", "write the indexes anew", f"sudo depmod -a {running}".rstrip())
+    yield run("load", "load the module", "sudo modprobe nvidia")
+
+
+_API: Final = re.compile(r"API mismatch|Driver/library version mismatch")
+
+
+def _duplicates(snapshot: Snapshot) -> Iterator[Verdict]:
+    """Two copies of the module for one kernel: depmod picks one by the folder, not by the version."""
+    running = modules.kernel_of_search(snapshot)
+    for name in dict.fromkeys((running, *(one.kernel for one in snapshot.view(modules.on_disk)))):
+        copies = [one for one in snapshot.view(modules.on_disk) if one.kernel == name and one.place and name]
+        # weak-updates holds links to modules of kernels with the same interface: no copies.
+        places = {one.place: one for one in copies if "weak-updates" not in one.place}
+        if len(places) < 2 or (running and name != running):
+            continue
+        if mark := tuple(_disagreement(snapshot, tuple(places.values()))):
+            where = " and in ".join(sorted(places))
+            summary = f"NVIDIA's module stands in {where} for kernel {name}, and the wrong one is loaded"
+            yield Proof(summary, (*(one.citation for one in places.values()), *mark))
+        return
+
+
+def _disagreement(snapshot: Snapshot, copies: tuple[modules.OnDisk, ...]) -> Iterator[Citation]:
+    """What shows that the copies are not the same: versions that differ, or libraries that the loaded one refuses."""
+    yield from snapshot.said(_API)
+    here, there = driver.loaded(snapshot), driver.on_disk(snapshot)
+    if here and there and here.version != there.version:
+        yield here.citation
+        yield there.citation
+    versions = {one.version for one in copies if one.version}
+    infos = {info.version for info in snapshot.view(modules.driver_info) if info.version}
+    if len(versions) > 1 or len(infos) > 1:
+        yield from (one.citation for one in copies)
+    for row in snapshot.view(modules.driver_builds):
+        if "differ" in row.remark.lower() or (infos and row.version not in infos and row.state == "installed"):
+            yield row.citation
+
+
+def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
+    running = modules.kernel_of_search(snapshot) or "$(uname -r)"
+    copies = [one for one in snapshot.view(modules.on_disk) if one.kernel == running and one.place]
+    stale = [one for one in copies if "dkms" not in one.place and "weak-updates" not in one.place]
+    places = [one.place for one in stale] or ["kernel/drivers/video"]
+    owner = "dpkg -S" if snapshot.view(system.package_manager) == "apt" else "rpm -qf"
+    text = "remove the copies that no package owns; where one does, its name is printed, and it is to be removed"
+    each = f'{owner} "$f" || sudo rm -v "$f"'
+    sweeps = (f"for f in /lib/modules/{running}/{place}/nvidia*.ko*; do {each}; done" for place in places)
+    yield run("remove", text, *sweeps)
+    yield run("rebuild", "write the indexes anew", f"sudo depmod -a {running}")
+    yield rebuild_initramfs(snapshot)
+    yield reboot()
+
+
+_IN_IMAGE: Final = re.compile(r"/nvidia(?:-current\S*)?\.ko(?:\.\w+)?\b")
+
+
+def _stale_initramfs(snapshot: Snapshot) -> Iterator[Verdict]:
+    """The kernel loaded another version than the one on disk, and the initramfs holds a module of its own."""
+    image = tuple(c for item in snapshot.of("initramfs") for c in lines_with(item, _IN_IMAGE))
+    here, there = driver.loaded(snapshot), driver.on_disk(snapshot)
+    if image and here and there and here.version != there.version:
+        summary = (
+            f"the initramfs brings NVIDIA's module in version {here.version}, and {there.version} is installed: "
+            "it was not made anew when the driver was"
+        )
+        yield Proof(summary, (here.citation, there.citation, *image), "likely")
+
+
+def _rebuild_initramfs(snapshot: Snapshot) -> Iterable[Fix]:
+    yield rebuild_initramfs(snapshot)
+    yield reboot()
+
+
+_MISMATCHES: Final = frozenset(
+    {
+        "driver-library-mismatch-reboot-pending",
+        "driver-library-mismatch-partial-upgrade",
+        "driver-library-mismatch-unattended-upgrade",
+        "driver-library-mismatch-mixed-installs",
+    }
+)
+_README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/"
+_MODPROBE: Final = "https://man7.org/linux/man-pages/man8/modprobe.8.html"
+
+FAMILY: Final = Family(
+    "modules",
+    "NVIDIA's kernel modules on disk and in the kernel",
+    (
+        Rule(
+            cause="driver-module-not-loaded",
+            layer="driver",
+            severity="error",
+            disruption="none",
+            title="NVIDIA's kernel module is not loaded",
+            story=(
+                "The libraries and programs of the driver are there, and the module that they talk to is not in the "
+                "kernel. Programs say that the driver is not loaded or that they cannot communicate with it, and so "
+                "do containers, whose libraries come from the node. Most often something keeps the module away: it "
+                "was not built for this kernel, its signature was refused, another driver has the GPU. Where none of "
+                "that is found, loading it by hand shows what the kernel says."
+            ),
+            sources=("https://github.com/NVIDIA/nvidia-docker/issues/1629", f"{_README}commonproblems.html"),
+            check=_not_loaded,
+            remedy=_load,
+            explains=chains.NOT_INITIALISED,
+        ),
+        Rule(
+            cause="module-built-for-other-kernel",
+            layer="kernel",
+            severity="error",
+            disruption="none",
+            title="the module was built for another kernel",
+            story=(
+                "A kernel module fits one kernel. After a kernel upgrade the node boots into a new one, and NVIDIA's "
+                "module is there for the old one only: DKMS did not build it, the prebuilt package for the new kernel "
+                "is missing, or NVIDIA's installer had been run without DKMS. modprobe finds no module, or the kernel "
+                "refuses it for its version magic."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/nvidia-docker/issues/365",
+                "https://github.com/negativo17/nvidia-driver/issues/97",
+                f"{_README}installdriver.html",
+            ),
+            check=_other_kernel,
+            remedy=_build_for_this,
+            explains=chains.NOT_ACCEPTED,
+        ),
+        Rule(
+            cause="depmod-index-missing",
+            layer="kernel",
+            severity="error",
+            disruption="none",
+            title="the kernel's module index does not know the module",
+            story=(
+                "modprobe does not search folders: it reads indexes that depmod writes below /lib/modules. Where they "
+                "are missing, empty or older than the module (a kernel copied without its whole folder, an "
+                "interrupted upgrade, a module put there by hand), modprobe says that there is no module although the "
+                "file is in place."
+            ),
+            sources=(
+                "https://man7.org/linux/man-pages/man8/depmod.8.html",
+                _MODPROBE,
+                "https://github.com/NVIDIA/nvidia-installer/issues/22",
+            ),
+            check=_no_index,
+            remedy=_index,
+            explains=chains.NOT_ACCEPTED,
+        ),
+        Rule(
+            cause="duplicate-module-files",
+            layer="kernel",
+            severity="error",
+            disruption="reboot",
+            title="the module stands on disk twice, in different versions",
+            story=(
+                "Two ways of installing leave two files: DKMS in updates/dkms, NVIDIA's installer in "
+                "kernel/drivers/video, prebuilt packages elsewhere. depmod takes the one whose folder comes first, "
+                "whatever its version, so an upgrade of the other changes nothing: the old module is loaded at every "
+                "boot and refuses the new libraries, also after a reboot. One of the copies has to go."
+            ),
+            sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{_README}installdriver.html"),
+            check=_duplicates,
+            remedy=_keep_one,
+            explains=(_MISMATCHES - {"driver-library-mismatch-mixed-installs"}) | chains.LIBRARY_MISMATCH,
+        ),
+        Rule(
+            cause="initramfs-stale-module",
+            layer="kernel",
+            severity="error",
+            disruption="reboot",
+            title="the initramfs loads an older module",
+            story=(
+                "Where the initramfs holds NVIDIA's module, for an early console or through a distribution's hook, it "
+                "is loaded from there, before the root filesystem with its newer copy is mounted. An initramfs that "
+                "was not made anew after an upgrade brings the old version at every boot, and the new libraries do "
+                "not fit it. A reboot alone does not help."
+            ),
+            sources=(
+                "https://github.com/xxmyjk/xxmyjk.github.io/issues/12",
+                "https://manpages.debian.org/stable/initramfs-tools-core/update-initramfs.8.en.html",
+            ),
+            check=_stale_initramfs,
+            remedy=_rebuild_initramfs,
+            explains=_MISMATCHES | chains.LIBRARY_MISMATCH,
+        ),
+    ),
+)

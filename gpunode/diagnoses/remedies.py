@@ -54,10 +54,19 @@ def uninstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix
     return Fix("remove", text, (_REMOVE[snapshot.view(package_manager)].format(" ".join(names)),), when)
 
 
-def setup_step(kind: FixKind, text: str, *steps: str) -> Fix:
-    """What gpunode does itself; ``steps`` are ids of its steps, none means all."""
+def setup_step(kind: FixKind, text: str, *steps: str, runtime: str = "", when: str = "") -> Fix:
+    """What gpunode does itself; ``steps`` are ids of its steps, none means all.
+
+    Args:
+        kind: of fix.
+        text: what it does.
+        steps: those alone.
+        runtime: which the steps of the runtime are about; without it, setup configures none.
+        when: the condition under which it is done.
+    """
+    which = f" --runtime {runtime}" if runtime else ""
     only = "".join(f" --only {step}" for step in steps)
-    return Fix(kind, text, (f"sudo gpunode setup{only}",))
+    return Fix(kind, text, (f"sudo gpunode setup{which}{only}",), when)
 
 
 def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of every kernel", when: str = "") -> Fix:

@@ -1,9 +1,383 @@
-"""Pods that get no GPU."""
+"""Pods that get no GPU: all are taken, a taint is not borne, the node does not offer any, the wrong node was set up."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import kube, nested
 
-FAMILY: Final = Family("scheduling", "pods that get no GPU", ())
+_PLUGIN: Final = "https://github.com/NVIDIA/k8s-device-plugin"
+
+_INSUFFICIENT: Final = re.compile(rf"Insufficient (?P<resource>{kube.RESOURCE})", re.IGNORECASE)
+_UNTOLERATED: Final = re.compile(
+    r"untolerated taint[s(]*\)?:? ?\{\s*(?P<key>[\w./-]+)\s*(?::\s*(?P<value>[\w.-]*))?\s*\}"
+    r"|had taints? \{\s*(?P<old>[\w./-]+)\s*(?::\s*(?P<old_value>[\w.-]*))?\s*\},? that the pod didn.t tolerate"
+)
+_NOT_TOLERATED: Final = re.compile(r"had untolerated taint|had taints? .{0,80}didn.t tolerate")
+# Taints that the cluster sets for a state of the node, or that keep work off its control plane.
+_OF_CLUSTER: Final = re.compile(
+    r"^(?:node\.kubernetes\.io/|node-role\.kubernetes\.io/|node\.cloudprovider\.kubernetes\.io/|node\.cilium\.io/"
+    r"|node\.cluster\.x-k8s\.io/|CriticalAddonsOnly$|ToBeDeletedByClusterAutoscaler|DeletionCandidateOfClusterAutoscaler"
+    r"|karpenter\.sh/|node\.ocs|ignore-taint\.)"
+)
+_OF_GPUS: Final = re.compile(r"nvidia|gpu|accelerat|cuda", re.IGNORECASE)
+
+
+# Taints.
+
+
+def _taints(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    if found := tuple(_refused(snapshot)):
+        key = found[0][0]
+        certain = bool(_OF_GPUS.search(key))
+        summary = f"the node with the GPU has the taint {key}, and the pod does not tolerate it"
+        ruled_out = ("too few GPUs: the scheduler names the taint, not the resource",) if certain else ()
+        cited = (*(place for _, place in found), *_of_nodes(snapshot, key))
+        proof = Proof(summary, tuple(dict.fromkeys(cited)), "certain" if certain else "likely", ruled_out)
+        yield "pod-missing-gpu-toleration", proof
+    elif proof_of_plugin := _plugin_kept_off(snapshot):
+        yield "pod-missing-gpu-toleration", proof_of_plugin
+    elif by_facts := _unborne(snapshot):
+        yield "pod-missing-gpu-toleration", by_facts
+
+
+def _refused(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    """The taints that the scheduler says were not tolerated, but for those that keep all pods away."""
+    for place in kube.said(snapshot, _UNTOLERATED, "taint"):
+        for match in _UNTOLERATED.finditer(place.line):
+            key = match["key"] or match["old"]
+            if key and not _OF_CLUSTER.match(key):
+                yield key, place
+    if not any(_UNTOLERATED.search(place.line) for place in kube.said(snapshot, _NOT_TOLERATED, "taint")):
+        for _ in kube.said(snapshot, _NOT_TOLERATED, "taint"):
+            for key, place in _own_taints(snapshot):
+                yield key, place
+
+
+def _own_taints(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    for node in snapshot.view(kube.nodes):
+        for taint, place in node.taints:
+            if not _OF_CLUSTER.match(taint.key) and taint.effect != "PreferNoSchedule":
+                yield taint.key, place
+
+
+def _of_nodes(snapshot: Snapshot, key: str) -> Iterator[Citation]:
+    yield from (place for name, place in _own_taints(snapshot) if name == key)
+
+
+def _plugin_kept_off(snapshot: Snapshot) -> Proof | None:
+    """A GPU node's own taint keeps the device plugin away: none is wanted there, and the node offers no GPU."""
+    idle = [one for one in snapshot.view(kube.daemons) if _is_gpu_daemon(one.name) and one.desired == 0]
+    taints = [(key, place) for key, place in _own_taints(snapshot) if _OF_GPUS.search(key)]
+    if not idle or not taints:
+        return None
+    key, place = taints[0]
+    summary = f"the taint {key} keeps {idle[0].name} off the node: it is wanted on no node, so no GPU is offered"
+    return Proof(summary, (place, *(one.citation for one in idle)), "likely")
+
+
+def _is_gpu_daemon(name: str) -> bool:
+    return bool(re.search(r"device-plugin|nvdp|gpu-feature|node-feature-discovery-worker|nfd-worker", name))
+
+
+def _unborne(snapshot: Snapshot) -> Proof | None:
+    """A waiting pod's tolerations, compared with the taints of the node that has the GPUs."""
+    for pod in snapshot.view(kube.pods):
+        if pod.tolerations is None or pod.node not in {"", "<none>"} or not (pod.gpus or pod.is_device_plugin):
+            continue
+        if pod.status not in {"", "Pending"}:
+            continue
+        for node in snapshot.view(kube.nodes):
+            for taint, place in node.taints:
+                is_own = not _OF_CLUSTER.match(taint.key) and taint.effect != "PreferNoSchedule"
+                if is_own and not any(one.bears(taint) for one in pod.tolerations):
+                    summary = (
+                        f"the node has the taint {taint.key}, and {pod.name or 'the pod'} has no toleration for it"
+                    )
+                    cited = (place, *((pod.citation,) if pod.citation else ()))
+                    return Proof(summary, cited, "certain" if _OF_GPUS.search(taint.key) else "likely")
+    return None
+
+
+# Allocation.
+
+
+def _allocation(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    waiting = kube.said(snapshot, _INSUFFICIENT, "nsufficient nvidia")
+    full = tuple(_full(snapshot))
+    if full:
+        names = sorted({name for name, _, _ in full})
+        count = full[0][1]
+        summary = (
+            f"all {count} {names[0]} are given to pods" if count != 1 else f"the only {names[0]} is given to a pod"
+        )
+        cited = (*(place for _, _, places in full for place in places), *waiting)
+        ruled_out = ("the device plugin: every GPU that it has is healthy and offered",)
+        yield "gpus-all-allocated", Proof(summary, tuple(dict.fromkeys(cited)), "certain", ruled_out)
+        return
+    if not waiting or snapshot.view(_labels_only) or any(True for _ in _refused(snapshot)):
+        return
+    nodes = snapshot.view(kube.nodes)
+    if any(node.allocatable for node in nodes) and not any(_is_less(node) for node in nodes):
+        question = "a pod waits for a GPU though the node offers some: how many of them are taken was not shown"
+        yield "gpus-all-allocated", Doubt(question, "kubectl describe node, its Allocated resources", waiting)
+    elif any(node.has_no_gpu for node in nodes) or not nodes:
+        question = "a pod waits for a GPU that no node offers: whether a device plugin runs there was not shown"
+        look_at = "kubectl describe node (Capacity, Allocatable, Allocated resources); the device plugin's log"
+        yield "gpu-labels-without-capacity", Doubt(question, look_at, waiting, ("gpus-all-allocated",))
+
+
+def _full(snapshot: Snapshot) -> Iterator[tuple[str, int, tuple[Citation, ...]]]:
+    for node in snapshot.view(kube.nodes):
+        for name, offered in (node.allocatable or node.capacity).items():
+            used = node.allocated.get(name)
+            if used and used.value >= offered.value > 0 and not _is_less(node):
+                yield name, offered.value, (offered.citation, used.citation)
+    yield from _full_by_pods(snapshot)
+
+
+def _full_by_pods(snapshot: Snapshot) -> Iterator[tuple[str, int, tuple[Citation, ...]]]:
+    """A node whose GPUs are all asked for by the running pods that were shown."""
+    running = [pod for pod in snapshot.view(kube.pods) if pod.gpus and pod.status == "Running" and pod.node]
+    for node in snapshot.view(kube.nodes):
+        mine = [pod.gpus for pod in running if pod.node == node.name and pod.gpus]
+        offered = node.allocatable.get("nvidia.com/gpu")
+        if offered and not node.allocated and mine and sum(one.value for one in mine) >= offered.value > 0:
+            yield "nvidia.com/gpu", offered.value, (offered.citation, *(one.citation for one in mine))
+
+
+def _is_less(node: kube.Node) -> bool:
+    """Whether fewer are healthy than there are."""
+    return any(
+        name in node.allocatable and node.allocatable[name].value < one.value for name, one in node.capacity.items()
+    )
+
+
+# Labels without capacity.
+
+_DISCOVERED: Final = re.compile(
+    r"^nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
+)
+_FROM_DRIVER: Final = re.compile(r"^nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute)|cuda\.|gfd\.)")
+
+
+def _labels_only(snapshot: Snapshot) -> tuple[tuple[kube.Node, Citation], ...]:
+    """The nodes on which a GPU was discovered and none is offered, each with the label that tells most."""
+    found = list[tuple[kube.Node, Citation]]()
+    for node in snapshot.view(kube.nodes):
+        labels = [
+            name for name in node.labels if _DISCOVERED.match(name) and node.values.get(name) not in {"0", "false"}
+        ]
+        labels.sort(key=lambda name: not _FROM_DRIVER.match(name))
+        if labels and node.has_no_gpu:
+            found.append((node, node.labels[labels[0]]))
+    return tuple(found)
+
+
+def _labels(snapshot: Snapshot) -> Iterator[Verdict]:
+    for node, place in snapshot.view(_labels_only):
+        by_driver = any(_FROM_DRIVER.match(name) for name in node.labels)
+        seen = "a GPU was discovered on the node" if by_driver else "the node is labelled as one with a GPU"
+        summary = f"{seen}, and it offers no nvidia.com/gpu: no device plugin has registered with its kubelet"
+        cited = (place, *_capacity_line(snapshot, node))
+        yield Proof(summary, cited, "likely")
+
+
+def _capacity_line(snapshot: Snapshot, node: kube.Node) -> Iterator[Citation]:
+    for piece in snapshot.view(kube.pieces):
+        if piece.name in {node.name, ""}:
+            for offset, line in enumerate(piece.lines):
+                if re.match(r"\s*[\"']?(?:capacity|allocatable)[\"']?:", line, re.IGNORECASE):
+                    yield cite(piece.item, piece.first + offset)
+                    return
+
+
+# Nested nodes.
+
+_NO_GPU_INSIDE: Final = re.compile(
+    r"could not load NVML library|NVML not detected|Detected non-NVML platform|Incompatible (?:strategy|platform)"
+    r"|libnvidia-ml\.so\.1|no runtime for [\\\"']*nvidia|RuntimeHandler [\\\"']*nvidia[\\\"']* not supported"
+    r"|Insufficient nvidia\.com/gpu|No devices found\. Waiting|Failed to initialize NVML"
+    r"|nvidia-smi[\"']?: (?:executable file )?not found|Driver was not detected|No valid resources"
+)
+
+
+def _nested(snapshot: Snapshot) -> Iterator[Verdict]:
+    if not snapshot.view(nested.is_nested):
+        return
+    failing = (
+        *kube.said(snapshot, _NO_GPU_INSIDE, "nvidia", "NVML", "Driver", "ncompatible", "resources", logs=True),
+        *(place for _, place in snapshot.view(_labels_only)),
+    )
+    empty = [node for node in snapshot.view(kube.nodes) if node.has_no_gpu and node.citation]
+    if not failing and not empty:
+        return
+    signs = snapshot.view(nested.signs)
+    summary = (
+        "the cluster's node is a container on this host with a container runtime of its own: what was configured on "
+        "the host does not count inside, and no GPU was passed in"
+    )
+    cited = (*signs, *failing, *(node.citation for node in empty if node.citation))
+    ruled_out = ("the host's driver and runtime: the plugin runs inside the node's container",)
+    yield Proof(summary, tuple(dict.fromkeys(cited)), "certain" if failing else "likely", ruled_out)
+
+
+# Remedies.
+
+
+def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
+    keys = [key for key, _ in (*_refused(snapshot), *_own_taints(snapshot))]
+    key = keys[0] if keys else "nvidia.com/gpu"
+    yield by_hand("configure", f"give the pod a toleration: key {key}, operator Exists, effect NoSchedule")
+    yield run(
+        "inspect",
+        "see which taints the node has",
+        "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints",
+    )
+
+
+def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
+    names = [node.name for node in snapshot.view(kube.nodes) if node.name]
+    command = f"kubectl describe node {node_word(names[0] if names else '')}"
+    yield Fix("application", "end a pod that holds a GPU, or wait for it: this command shows who does", (command,))
+    yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes, where this happens often")
+
+
+def _register(_: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "inspect",
+        "see whether a device plugin runs on the node, and what keeps it from it",
+        "kubectl get daemonsets -A | grep -i nvidia",
+        "kubectl get pods -A -o wide | grep -i device-plugin",
+    )
+    yield plugin_logs("read what the device plugin says")
+    yield restart_plugin("restart the device plugin: it registers with the kubelet as it starts")
+
+
+def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
+    words = " ".join(place.line for place in snapshot.view(nested.signs))
+    if "kind" in words and "minikube" not in words:
+        yield run(
+            "configure",
+            "let docker pass GPUs to the node's container, then make the cluster with nvkind, which sets up its inside",
+            "sudo nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled",
+            "sudo nvidia-ctk config --set accept-nvidia-visible-devices-as-volume-mounts=true --in-place",
+            "sudo systemctl restart docker",
+        )
+        yield by_hand("install", "make the cluster anew: nvkind cluster create")
+        return
+    yield run(
+        "configure",
+        "make the cluster anew with the GPUs passed in; minikube then sets up the runtime inside",
+        "minikube delete",
+        "minikube start --driver=docker --container-runtime=docker --gpus=all",
+    )
+
+
+FAMILY: Final = Family(
+    "scheduling",
+    "pods that get no GPU",
+    (
+        Rule(
+            cause="gpus-all-allocated",
+            layer="kubernetes",
+            severity="info",
+            disruption="none",
+            title="every GPU is given to a pod",
+            story=(
+                "The node offers its GPUs, they are healthy, and pods have asked for all of them. A further pod waits "
+                "with Insufficient nvidia.com/gpu until one ends. That is how it should be: the scheduler counts what "
+                "pods ask for, not what they use, so an idle pod holds its GPU, too. nvidia-smi may show no process."
+            ),
+            sources=(
+                f"{_PLUGIN}/issues/165",
+                "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/",
+            ),
+            check=only("gpus-all-allocated", _allocation),
+            remedy=_make_room,
+        ),
+        Rule(
+            cause="pod-missing-gpu-toleration",
+            layer="kubernetes",
+            severity="error",
+            disruption="none",
+            title="the pod does not tolerate the GPU node's taint",
+            story=(
+                "GPU nodes are often tainted, so that pods without a GPU stay away. A pod then needs a toleration for "
+                "that taint besides its request: without it the scheduler passes the node over and names the taint. "
+                "The same keeps a device plugin or the node feature discovery off the node, whose charts tolerate "
+                "`nvidia.com/gpu` with one value only; the node then offers no GPU at all."
+            ),
+            sources=(
+                f"{_PLUGIN}/issues/826",
+                f"{_PLUGIN}/issues/1934",
+                "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/",
+            ),
+            check=only("pod-missing-gpu-toleration", _taints),
+            remedy=_tolerate,
+            explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+        ),
+        Rule(
+            cause="gpu-labels-without-capacity",
+            layer="kubernetes",
+            severity="error",
+            disruption="restart-container",
+            title="the node is labelled as a GPU node and offers none",
+            story=(
+                "The labels nvidia.com/gpu.* come from the feature discovery, or from a person's hand; the number of "
+                "GPUs that pods can ask for comes from the device plugin alone, when it registers with the kubelet. "
+                "Here the labels are there and the capacity has no nvidia.com/gpu: no plugin has registered, though "
+                "pods with a node selector are led to this node and wait."
+            ),
+            sources=(
+                f"{_PLUGIN}/issues/826",
+                "https://github.com/NVIDIA/gpu-feature-discovery/issues/36",
+                "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
+            ),
+            check=lambda snapshot: (
+                verdict
+                for verdict in (
+                    *_labels(snapshot),
+                    *(v for c, v in _allocation(snapshot) if c == "gpu-labels-without-capacity"),
+                )
+            ),
+            remedy=_register,
+        ),
+        Rule(
+            cause="nested-node-config-not-applied",
+            layer="kubernetes",
+            severity="error",
+            disruption="restart-container",
+            title="the host was set up, and the node is a container inside it",
+            story=(
+                "minikube with the docker driver, kind and k3d run each node as a container, with containerd or docker "
+                "of its own inside. NVIDIA's runtime in the host's configuration serves the host's containers; pods "
+                "are started by the one inside, which knows nothing of it, and the node's container was given no GPU. "
+                "The host's files look perfect, and the device plugin finds no NVML."
+            ),
+            sources=(
+                f"{_PLUGIN}/issues/478",
+                "https://minikube.sigs.k8s.io/docs/tutorials/nvidia/",
+                "https://github.com/NVIDIA/nvkind",
+            ),
+            check=_nested,
+            remedy=_pass_in,
+            explains=frozenset(
+                {
+                    "containerd-nvidia-runtime-missing",
+                    "device-plugin-library-not-found",
+                    "gpu-labels-without-capacity",
+                    "k3s-runtime-config-overwritten",
+                    "nvidia-runtime-not-default-no-runtimeclass",
+                    "nvidia-runtime-not-registered",
+                }
+            ),
+        ),
+    ),
+)

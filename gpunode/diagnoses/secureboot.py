@@ -1,9 +1,285 @@
-"""Secure Boot."""
+"""Secure Boot: the kernel takes no module whose signature it does not know.
+
+What the kernel says (kernel/module/signing.c): with signatures enforced it names the reason, an unsigned module or one
+with an unavailable key, and the call ends with EKEYREJECTED, in older kernels with ENOKEY. With lockdown alone it ends
+with EPERM, and the log says "unsigned module loading is restricted" of a module with an unknown key, too: that line
+never decides.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.diagnoses import chains
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import by_hand, reboot, run
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import driver, kernel, modules, packages, system
+from gpunode.facts.items import Item
 
-FAMILY: Final = Family("secureboot", "Secure Boot", ())
+# modprobe, insmod, systemd-modules-load and NVIDIA's installer say it in the words of errno.
+_REFUSED: Final = re.compile(
+    r"Key was rejected by service|Required key not available"
+    r"|(?:insert(?: module)?|kernel module) '?\S*nvidia\S*:? ?(?:Operation not permitted|Key has expired)"
+)
+_NAMED: Final = re.compile(r"(?:insert(?: module)?|kernel module) ['‘\"]?(?:\S*/)?(?P<module>[a-zA-Z][\w-]*)")
+_IN_LOG: Final = re.compile(
+    r"Loading of (?:unsigned module|module with un\w+ (?:key|crypto)) is rejected"
+    r"|Lockdown: \S{1,20}: unsigned module loading is restricted"
+)
+_UNSIGNED: Final = re.compile(
+    r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
+    r"|sign the kernel module when prompted|kernel module is not signed|modules won't be signed|will not be signed"
+)
+_UNKNOWN_KEY: Final = re.compile(
+    r"Loading of module with un(?:available|known) key is rejected|PKCS#7 signature not signed with a trusted key"
+    r"|signed kernel module failed to load|does not trust any key which is capable"
+)
+_INSTALLER: Final = re.compile(
+    r"Secure boot is enabled on this system, so this is likely|sign the kernel module when prompted"
+    r"|signed kernel module failed to load|does not trust any key which is capable"
+)
+_ACCEPTED: Final = re.compile(r"^loading NVIDIA UNIX|module verification failed: signature and/or required key missing")
+_IS_ON: Final = re.compile(
+    r"SecureBoot enabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✓✔]\s*)?[Ee]nabled|Kernel is locked down from EFI"
+    r"|\[(?:integrity|confidentiality)\]|module\.sig_enforce(?!=0)|\b0*6(?:\s+0+){3}\s+0*1\s*$|\b0600\s?0000\s?01\b",
+    re.MULTILINE,
+)
+_IS_OFF: Final = re.compile(
+    r"SecureBoot disabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✗✘]\s*)?(?:[Dd]isabled|could not be determined)"
+    r"|doesn't support Secure Boot|EFI variables are not supported on this system|validation is disabled in shim"
+)
+# Who signs: DKMS 3, Ubuntu's and Fedora's tools each have a key of the machine's own.
+_SIGNS: Final = re.compile(
+    r"/var/lib/dkms/mok\.(?:pub|key)|/var/lib/shim-signed/mok/MOK\.|/etc/pki/akmods/|mok_signing_key|mok_certificate"
+    r"|Signing module |Sign command: |Signing key: |Secure Boot Module Signature key|DKMS module signing key"
+)
+_NOT_ENROLLED: Final = re.compile(r"is not enrolled|MokListRT is empty")
+_PENDING: Final = re.compile(r"is already in the enrollment request")
+_CERTIFICATE: Final = re.compile(
+    r"(?P<path>/var/lib/dkms/mok\.pub|/var/lib/shim-signed/mok/MOK\.der|/etc/pki/akmods/certs/\S+\.der)"
+    r"|^\s*mok_certificate=\"?(?P<set>/[^\s\"]+)",
+    re.MULTILINE,
+)
+_TABLES: Final = frozenset({"packages", "lsmod", "lspci", "nvml", "initramfs"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """Whether NVIDIA's module has a signature, and whether that was seen or is what its builder usually does."""
+
+    is_there: bool
+    is_seen: bool
+    citations: tuple[Citation, ...]
+
+
+def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """Whether the module has no signature, or one by a key that the firmware does not know."""
+    if driver.works(snapshot) or modules.loaded(snapshot, "nvidia"):
+        return
+    refusals, enforced = tuple(_refusals(snapshot)), tuple(_anywhere(snapshot, _IS_ON))
+    signature = _signature(snapshot)
+    if refusals and signature is None:
+        question = "Has the NVIDIA module no signature, or one by a key that is not enrolled?"
+        other = ("secure-boot-module-unsigned",)
+        yield "secure-boot-key-not-enrolled", Doubt(question, "modinfo nvidia | grep -i sig", refusals, other)
+    elif signature is not None and (refusals or _will_be_refused(snapshot, signature, enforced)):
+        cited = (*refusals, *signature.citations, *enforced, *snapshot.said(_NOT_ENROLLED))
+        yield _verdict(signature, cited, is_sure=bool(refusals) and signature.is_seen)
+
+
+def _verdict(signature: _Signature, citations: tuple[Citation, ...], *, is_sure: bool) -> tuple[str, Verdict]:
+    if signature.is_there:
+        summary = "the NVIDIA module is signed with a key that the firmware does not know, so the kernel refuses it"
+        return "secure-boot-key-not-enrolled", Proof(summary, citations, "certain" if is_sure else "likely")
+    summary = "the NVIDIA module has no signature, and this kernel takes none without one"
+    return "secure-boot-module-unsigned", Proof(summary, citations, "certain" if is_sure else "likely")
+
+
+def _will_be_refused(snapshot: Snapshot, signature: _Signature, enforced: tuple[Citation, ...]) -> bool:
+    """Whether the facts alone say that this kernel refuses the module, before anybody has tried to load it."""
+    if not enforced or not signature.is_seen or modules.loaded(snapshot, "nvidia") is not False:
+        return False
+    return not tuple(_anywhere(snapshot, _IS_OFF)) and (not signature.is_there or snapshot.says(_NOT_ENROLLED))
+
+
+def _refusals(snapshot: Snapshot) -> Iterator[Citation]:
+    """The lines that say that the kernel refused NVIDIA's module, or a module that nobody names."""
+    said = snapshot.said(_REFUSED)
+    named = {match["module"].replace("-", "_") for line in said if (match := _NAMED.search(line.line))}
+    if named and not any(name.startswith("nvidia") for name in named):
+        return
+    yield from (line for line in said if (m := _NAMED.search(line.line)) is None or "nvidia" in m["module"])
+    if not kernel.said(snapshot, _ACCEPTED):
+        yield from snapshot.said(_IN_LOG)
+        yield from (line for item in snapshot.of("installer-log", "text") for line in lines_with(item, _INSTALLER))
+
+
+def _signature(snapshot: Snapshot) -> _Signature | None:
+    """Whether the module is signed: by the kernel's own words, by modinfo, else by who builds modules here."""
+    if found := snapshot.said(_UNSIGNED):
+        return _Signature(is_there=False, is_seen=True, citations=found)
+    if found := snapshot.said(_UNKNOWN_KEY):
+        return _Signature(is_there=True, is_seen=True, citations=found)
+    for item in snapshot.of("modinfo"):
+        if (is_there := _shows_signature(item)) is not None:
+            return _Signature(is_there=is_there, is_seen=True, citations=(_signature_line(item, is_there=is_there),))
+    if found := (*snapshot.said(_NOT_ENROLLED), *_anywhere(snapshot, _SIGNS)):
+        return _Signature(is_there=True, is_seen=False, citations=found)
+    # DKMS 3 writes "module/version" and signs what it builds, with a key that it makes where there is none.
+    builds = tuple(row.citation for row in snapshot.view(modules.driver_builds) if "/" in row.citation.line)
+    return _Signature(is_there=True, is_seen=False, citations=builds) if builds else None
+
+
+def _shows_signature(item: Item) -> bool | None:
+    """What modinfo's answer tells; None where it is of another module, or would not have shown a signature."""
+    if "nvidia" not in item.written or (item.outcome != "ok" and item.text.strip()):
+        return None
+    asks = any(word in {"signer", "sig_key", "sig_id", "sig_hashalgo"} for word in item.source.words)
+    if re.search(r"^\s*(?:signer|sig_key|sig_id|signature):\s*\S", item.text, re.MULTILINE):
+        return True
+    if asks:
+        return bool(item.text.strip())
+    if re.search(r"sig", item.source.only, re.IGNORECASE):
+        return False
+    is_whole = not item.source.only and not item.source.is_part and "vermagic:" in item.text
+    return False if is_whole else None
+
+
+def _signature_line(item: Item, *, is_there: bool) -> Citation:
+    number = next((n for n, line in enumerate(item.lines, 1) if re.match(r"\s*sig(?:ner|_key|nature)", line)), None)
+    return cite(item, number) if is_there else Citation(item.written, "(no signer, no sig_key)", None, item.key)
+
+
+def _anywhere(snapshot: Snapshot, pattern: re.Pattern[str]) -> Iterator[Citation]:
+    """The lines with ``pattern`` wherever they stand, files included."""
+    for item in snapshot.items:
+        if item.kind not in _TABLES and item.is_seen:
+            yield from lines_with(item, pattern)
+
+
+def _certificate(snapshot: Snapshot) -> str:
+    """The certificate of the key that modules are signed with here."""
+    for item in snapshot.items:
+        if item.kind not in _TABLES and (match := _CERTIFICATE.search(item.text) or _CERTIFICATE.search(item.written)):
+            return match["path"] or match["set"]
+    if packages.matching(snapshot, "akmod-nvidia*"):
+        return "/etc/pki/akmods/certs/public_key.der"
+    return _UBUNTUS if _is_ubuntu(snapshot) else "/var/lib/dkms/mok.pub"
+
+
+_UBUNTUS: Final = "/var/lib/shim-signed/mok/MOK.der"
+
+
+def _is_ubuntu(snapshot: Snapshot) -> bool:
+    known = system.distro(snapshot)
+    if known is not None:
+        return "ubuntu" in {known.id, *known.like}
+    return "-generic" in snapshot.view(system.running_kernel) or "ubuntu" in snapshot.view(system.running_kernel)
+
+
+def _enrol(snapshot: Snapshot) -> Iterable[Fix]:
+    if not snapshot.says(_PENDING):
+        text = "ask for the key to be enrolled; mokutil has you choose a password for the next boot"
+        yield run("configure", text, f"sudo mokutil --import {_certificate(snapshot)}")
+    text = "reboot with the console in view: choose Enroll MOK in the blue screen and type that password"
+    yield reboot(text)
+    yield from _instead(snapshot)
+
+
+def _instead(snapshot: Snapshot) -> Iterator[Fix]:
+    if _is_ubuntu(snapshot):
+        text = "take modules that Canonical has signed, which need no key of your own"
+        release = next((info.version for info in snapshot.view(modules.driver_info) if info.version), "")
+        branch = release.partition(".")[0] or "580"
+        flavour = snapshot.view(system.running_kernel).rpartition("-")[2] or "generic"
+        command = f"sudo apt-get install linux-modules-nvidia-{branch}-{flavour}"
+        yield run("install", text, command, when="nobody can reach the console")
+    yield by_hand("firmware", "switch Secure Boot off in the firmware", "your rules allow a node without it")
+
+
+def _sign(snapshot: Snapshot) -> Iterable[Fix]:
+    certificate = _certificate(snapshot)
+    makers = {
+        _UBUNTUS: "sudo update-secureboot-policy --new-key",
+        "/var/lib/dkms/mok.pub": "sudo dkms generate_mok",
+    }
+    maker = makers.get(certificate, "sudo kmodgenca -a" if "akmods" in certificate else "sudo dkms generate_mok")
+    yield run("configure", "make a key of this machine for signing modules, where there is none yet", maker)
+    yield run("rebuild", "build the module again, so that it is signed", *_builds(snapshot))
+    yield from _enrol(snapshot)
+
+
+def _builds(snapshot: Snapshot) -> Iterator[str]:
+    infos = [info for info in snapshot.view(modules.driver_info) if "/dkms/" in info.filename and info.version]
+    name = snapshot.view(system.running_kernel) or next((info.kernel for info in infos), "") or "$(uname -r)"
+    rows = [row for row in snapshot.view(modules.driver_builds) if row.kernel in {"", name}]
+    if infos and not rows:
+        # Debian's DKMS module has the name of its file, nvidia-current.
+        module = infos[0].filename.rpartition("/")[2].partition(".ko")[0]
+        yield f"sudo dkms build --force {module}/{infos[0].version} -k {name}"
+        yield f"sudo dkms install --force {module}/{infos[0].version} -k {name}"
+    elif rows:
+        yield f"sudo dkms build --force {rows[0].module}/{rows[0].version} -k {name}"
+        yield f"sudo dkms install --force {rows[0].module}/{rows[0].version} -k {name}"
+    elif packages.matching(snapshot, "akmod-nvidia*"):
+        yield f"sudo akmods --force --rebuild --kernels {name}"
+    else:
+        # "nvidia/580.95.05, 6.1.0-40-amd64, x86_64: installed", or with a comma before the version.
+        tree = "$(dkms status | sed -n 's/^\\(nvidia[a-z-]*\\)[\\/,] *\\([^,:]*\\).*/\\1\\/\\2/p' | head -1)"
+        yield f'sudo dkms build --force "{tree}" -k {name}'
+        yield f'sudo dkms install --force "{tree}" -k {name}'
+
+
+_KERNEL: Final = "https://www.kernel.org/doc/html/latest/admin-guide/module-signing.html"
+_DEBIAN: Final = "https://wiki.debian.org/SecureBoot"
+
+FAMILY: Final = Family(
+    "secureboot",
+    "Secure Boot",
+    (
+        Rule(
+            cause="secure-boot-key-not-enrolled",
+            layer="kernel",
+            severity="error",
+            disruption="reboot",
+            title="the key that signed the module is not enrolled",
+            story=(
+                "With Secure Boot on, the kernel loads a module only when it knows the key of its signature. DKMS and "
+                "akmods sign what they build with a key of the machine, but the firmware learns that key only when a "
+                "person confirms it in the blue MokManager screen at the next boot; skipped, or asked for over the "
+                "network, that step is missing. modprobe then says that the key was rejected by service, and "
+                "everything above finds no driver although the module is built and in place."
+            ),
+            sources=(_KERNEL, _DEBIAN, "https://github.com/awesometic/realtek-r8126-dkms/issues/3"),
+            check=only("secure-boot-key-not-enrolled", _decide),
+            remedy=_enrol,
+            explains=chains.NOT_ACCEPTED,
+        ),
+        Rule(
+            cause="secure-boot-module-unsigned",
+            layer="kernel",
+            severity="error",
+            disruption="reboot",
+            title="the module is not signed, and Secure Boot asks for it",
+            story=(
+                "With Secure Boot on, or with module.sig_enforce or a kernel lockdown, the kernel loads no module "
+                "without a signature. NVIDIA's installer signs only when told to, older versions of DKMS not at all, "
+                "and a key that was not there at build time leaves the module without one: modinfo shows neither "
+                "signer nor sig_key. The module has to be built again with a key, and that key be enrolled."
+            ),
+            sources=(
+                _KERNEL,
+                "https://man7.org/linux/man-pages/man7/kernel_lockdown.7.html",
+                "https://github.com/lcp/mokutil/issues/69",
+                "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/installdriver.html",
+            ),
+            check=only("secure-boot-module-unsigned", _decide),
+            remedy=_sign,
+            explains=chains.NOT_ACCEPTED,
+        ),
+    ),
+)

@@ -1,9 +1,557 @@
-"""Versions that do not match."""
+"""Versions that do not match: one decision over what is loaded, on disk, in libraries, packages and containers."""
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
-from gpunode.diagnoses.model import Family
+from gpunode.diagnoses.chains import LIBRARY_MISMATCH
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import archives, driver, history, packages
+from gpunode.diagnoses.views.driver import Seen
+from gpunode.diagnoses.views.history import Upgrade
+from gpunode.diagnoses.views.packages import Package
+from gpunode.diagnoses.views.system import package_manager
 
-FAMILY: Final = Family("versions", "versions that do not match", ())
+UNATTENDED: Final = "driver-library-mismatch-unattended-upgrade"
+PENDING: Final = "driver-library-mismatch-reboot-pending"
+PARTIAL: Final = "driver-library-mismatch-partial-upgrade"
+MIXED: Final = "driver-library-mismatch-mixed-installs"
+CONTAINER: Final = "container-driver-mismatch"
+
+_MISMATCH: Final = re.compile(
+    r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
+    r"|NVML_ERROR_LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch|LIB_RM_VERSION_MISMATCH",
+    re.IGNORECASE,
+)
+# libnvidia-container asks NVML on the node, before there is a container.
+_ASKED_ON_NODE: Final = re.compile(
+    r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
+)
+_IN_IMAGE: Final = re.compile(r"/nvidia[\w-]*\.ko")
+_BRANCH: Final = re.compile(
+    r"^(?:nvidia-(?:driver|dkms|utils|headless|kernel-source|compute-utils|open)"
+    r"|libnvidia-compute|linux-modules-nvidia)"
+    r"(?:-no-dkms|-open)*-(?P<branch>\d{3})\b"
+)
+# Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
+_RUN_PLACE: Final = re.compile(r"/kernel/drivers/video/nvidia\.ko")
+_RUN_SAYS: Final = re.compile(
+    rf"NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
+    rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
+    re.IGNORECASE,
+)
+_REBOOT_LIST: Final = re.compile(r"^\s*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
+_HEADER: Final = re.compile(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """The versions on the node.
+
+    Attributes:
+        says: the lines that tell of a mismatch on the node itself.
+        wanted: what programs load: the library's version, else that of the user side's packages.
+        bringing: kernel side and whole packages at one version.
+    """
+
+    says: tuple[Citation, ...]
+    loaded: Seen | None
+    disk: Seen | None
+    wanted: Seen | None
+    bringing: tuple[Package, ...]
+    user: tuple[Package, ...]
+    upgrades: tuple[Upgrade, ...]
+
+    @property
+    def cited(self) -> tuple[Citation, ...]:
+        seen = (one.citation for one in (self.loaded, self.disk, self.wanted) if one is not None)
+        return tuple(dict.fromkeys((*self.says, *seen)))
+
+    def is_loaded(self, version: str) -> bool:
+        """Whether that is the version of the loaded module."""
+        return self.loaded is not None and _same(self.loaded.version, version)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two versions are one driver's: NVML leaves the last part of its library's version away."""
+    short, long = sorted((one, other), key=len)
+    return one == other or (long.startswith(f"{short}.") and short.count(".") == 1)
+
+
+def _scene(snapshot: Snapshot) -> _Scene:
+    user = driver.user_side(snapshot)
+    bringing = (*driver.kernel_side(snapshot), *driver.whole(snapshot))
+    library = driver.library(snapshot)
+    loaded = driver.loaded(snapshot)
+    if library is None:
+        other = [one for one in user if loaded is None or one.upstream != loaded.version]
+        library = Seen(other[0].upstream, other[0].citation) if other else None
+    return _Scene(
+        _said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, history.upgrades(snapshot)
+    )
+
+
+def _said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines that tell of a mismatch where no container is in between."""
+    return tuple(
+        citation
+        for item in snapshot.items
+        if item.where == "host" and item.kind not in {"file", "packages", "container-inspect"}
+        for citation in lines_with(item, _MISMATCH)
+        if item.kind not in driver.CONTAINED or _ASKED_ON_NODE.search(item.text)
+    )
+
+
+def _said_inside(snapshot: Snapshot) -> tuple[Citation, ...]:
+    return tuple(
+        citation
+        for item in snapshot.items
+        if item.where == "container" or (item.kind in driver.CONTAINED and not _ASKED_ON_NODE.search(item.text))
+        for citation in lines_with(item, _MISMATCH)
+    )
+
+
+def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """Which of the mismatches it is, by which pair of versions differs and how that came about."""
+    scene = snapshot.view(_scene)
+    inside = _said_inside(snapshot)
+    if driver.works(snapshot) or (inside and not _fails_on_node(scene)):
+        if inside:
+            yield CONTAINER, _in_container(snapshot, scene, inside)
+        return
+    if not scene.says and not (_differs(scene) and not snapshot.view(driver.smi)):
+        return
+    if _initramfs_brings(snapshot, scene):
+        return  # an old copy in the initramfs: the kernel's rules tell that
+    ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(scene), _by_packages(snapshot, scene), _newer(scene))
+    yield next((found for found in ways if found), (PENDING, _undecided(scene)))
+
+
+def _fails_on_node(scene: _Scene) -> bool:
+    """Whether the node itself mismatches: it says so, apart from the kernel, which hears of containers' clients too."""
+    return any("API mismatch" not in one.line for one in scene.says) or _differs(scene)
+
+
+def _differs(scene: _Scene) -> bool:
+    """Whether another module is on disk than the one that is loaded."""
+    return scene.loaded is not None and scene.disk is not None and not scene.is_loaded(scene.disk.version)
+
+
+def _initramfs_brings(snapshot: Snapshot, scene: _Scene) -> bool:
+    holds_it = any(_IN_IMAGE.search(item.text) for item in snapshot.of("initramfs"))
+    return holds_it and (scene.disk is None or _differs(scene))
+
+
+# --- inside a container only --------------------------------------------------------------------------------------
+
+
+def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...]) -> Verdict:
+    own = driver.library_in_container(snapshot)
+    shipped = _shipped(snapshot, scene)
+    node = driver.smi_version(snapshot) or scene.loaded
+    cited = (
+        *inside,
+        *shipped,
+        *((node.citation,) if node else ()),
+        *((own.citation,) if own else ()),
+        *_elsewhere(snapshot),
+    )
+    differs = own is not None and node is not None and not _same(own.version, node.version)
+    other = _elsewhere(snapshot)
+    if not (driver.works(snapshot) or shipped or differs or other):
+        question = "does nvidia-smi work on the node itself, or is its own driver at two versions?"
+        return Doubt(
+            question, "nvidia-smi on the node, and cat /proc/driver/nvidia/version", inside, (PENDING, UNATTENDED)
+        )
+    versions = f" {own.version}" if own else ""
+    driven = f" {node.version}" if node else ""
+    what = f"the container loads driver libraries{versions} of its own, and the node's driver{driven} refuses them"
+    certain = bool(shipped) or differs
+    return Proof(what, cited, "certain" if certain else "likely", ("the node's driver: nvidia-smi works there",))
+
+
+_ANSWERS: Final = re.compile(r"Driver Version\s*:")
+
+
+def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which nvidia-smi works in another container, so that the node's driver is whole."""
+    runs = (item for item in snapshot.of("container-run") if not _MISMATCH.search(item.text))
+    return tuple(citation for item in runs for citation in lines_with(item, _ANSWERS))
+
+
+_SHIPPED: Final = re.compile(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
+
+
+def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
+    """The driver's files and packages that the image or container has, where they are not of the node's version."""
+    node = scene.loaded.version if scene.loaded else ""
+    named = driver.smi_version(snapshot)
+    node = named.version if named else node
+    found = [one for one in packages.in_containers(snapshot) if history.is_drivers(one.name) and one.upstream != node]
+    files = tuple(
+        cite(item, item.text.count("\n", 0, match.start()) + 1)
+        for item in snapshot.items
+        if item.where == "container" or item.kind == "container-inspect"
+        for match in _SHIPPED.finditer(item.text)
+        if not _same(match["version"], node)
+    )
+    return (*(one.citation for one in found), *files)
+
+
+# --- on the node --------------------------------------------------------------------------------------------------
+
+
+def _mixed(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
+    """Two drivers were installed: by two means, of two branches, from two packagers."""
+    for reason, citations in _two_installs(snapshot, scene):
+        what = f"two drivers are installed side by side: {reason}"
+        return MIXED, Proof(what, (*scene.cited, *citations), ruled_out=_no_reboot(scene))
+    return None
+
+
+_Installs: TypeAlias = "tuple[str, tuple[Citation, ...]]"
+
+
+def _two_installs(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
+    packaged = (*scene.bringing, *scene.user)
+    yield from _of_two_branches(packaged)
+    if package_manager(snapshot) == "dnf":
+        yield from _of_two_repositories(packaged)
+    yield from _run_beside_packages(snapshot, scene, packaged)
+    found = driver.libraries(snapshot)
+    if len(found) > 1 and any(scene.is_loaded(one.version) for one in found):
+        yield f"libraries of {' and '.join(sorted(one.version for one in found))}", tuple(o.citation for o in found)
+    packagers = {name: one for one in packaged if (name := archives.packager(one))}
+    if len(packagers) > 1 and len({one.upstream for one in packaged}) > 1:
+        yield f"packages by {' and '.join(sorted(packagers))}", tuple(one.citation for one in packagers.values())
+
+
+def _of_two_branches(packaged: tuple[Package, ...]) -> Iterator[_Installs]:
+    found = {branch: one for one in packaged if (branch := _branch(one))}
+    if len(found) > 1:
+        yield f"packages of the branches {' and '.join(sorted(found))}", tuple(one.citation for one in found.values())
+
+
+def _branch(package: Package) -> str:
+    """The branch in a package's name; empty for an empty one that only leads from an old branch to its successor."""
+    match = _BRANCH.match(package.name)
+    return match["branch"] if match and package.upstream.startswith(f"{match['branch']}.") else ""
+
+
+def _of_two_repositories(packaged: tuple[Package, ...]) -> Iterator[_Installs]:
+    theirs = _named(packaged, "nvidia-driver", "nvidia-driver-cuda", "nvidia-driver-libs")
+    fusion = [one for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))]
+    if theirs and fusion:
+        yield "NVIDIA's packages and RPM Fusion's", (theirs[0].citation, fusion[0].citation)
+
+
+def _run_beside_packages(snapshot: Snapshot, scene: _Scene, packaged: tuple[Package, ...]) -> Iterator[_Installs]:
+    """A module that no package brings is loaded, and the packages are of another version."""
+    if scene.loaded is None or not packaged or any(scene.is_loaded(one.upstream) for one in packaged):
+        return
+    version = _run_version(snapshot)
+    both = (packaged[0].citation, *((version[1],) if version else ()))
+    if version and scene.is_loaded(version[0]):
+        yield f"{version[0]} by NVIDIA's .run installer, {packaged[0].upstream} by packages", both
+    elif all(_number(one.upstream) < _number(scene.loaded.version) for one in packaged) and not scene.upgrades:
+        yield f"{scene.loaded.version} is loaded, and the packages are all older ({packaged[0].upstream})", both
+
+
+def _named(found: tuple[Package, ...], *names: str) -> list[Package]:
+    return [one for one in found if one.name in names]
+
+
+def _run_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """The driver that a .run installer put here and whose module is where only it puts one."""
+    for item in snapshot.of("modinfo"):
+        if _RUN_PLACE.search(item.text) and (disk := driver.on_disk(snapshot)):
+            return disk.version, disk.citation
+    for item in snapshot.of("installer-log", "listing", "text"):
+        if match := _RUN_SAYS.search(item.text):
+            place = cite(item, item.text.count("\n", 0, match.start()) + 1)
+            return match["version"] or match["log"], place
+    return None
+
+
+def _automatic(scene: _Scene) -> tuple[str, Verdict] | None:
+    """The system upgraded the driver by itself, and the module on disk went along."""
+    done = [one for one in scene.upgrades if one.is_automatic and not scene.is_loaded(one.driver)]
+    stale = scene.disk is not None and scene.is_loaded(scene.disk.version)
+    if not done or stale:
+        return None
+    version = next((one.driver for one in reversed(done) if one.driver), "")
+    to = f" to {version}" if version else ""
+    what = f"the system upgraded the driver by itself{to}{_while_loaded(scene)}"
+    return UNATTENDED, Proof(
+        what, (*scene.cited, *dict.fromkeys(one.citation for one in done)), ruled_out=_no_partial(scene)
+    )
+
+
+def _while_loaded(scene: _Scene) -> str:
+    return (
+        f", and the module of {scene.loaded.version} is still loaded"
+        if scene.loaded
+        else ", and the old module is loaded"
+    )
+
+
+def _by_disk(scene: _Scene) -> tuple[str, Verdict] | None:
+    """What the module on disk tells: it is new, so a reboot loads it; or it is old, and no reboot helps."""
+    if scene.disk is None:
+        return None
+    if scene.loaded is not None and not scene.is_loaded(scene.disk.version):
+        if scene.wanted is not None and not _same(scene.wanted.version, scene.disk.version):
+            three = (scene.loaded.version, scene.disk.version, scene.wanted.version)
+            what = "{} is loaded, {} is on disk, and the libraries are of {}".format(*three)
+            return PARTIAL, Proof(what, scene.cited, "likely")
+        what = f"the driver was upgraded to {scene.disk.version}{_while_loaded(scene)}"
+        return PENDING, Proof(what, scene.cited, ruled_out=_no_partial(scene))
+    if scene.wanted is not None and not _same(scene.wanted.version, scene.disk.version):
+        what = f"the libraries are of {scene.wanted.version}, the kernel module on disk is still {scene.disk.version}"
+        return PARTIAL, Proof(what, scene.cited, ruled_out=_no_reboot(scene))
+    if scene.loaded is None:
+        return PENDING, Proof(
+            f"{scene.disk.version} is on disk and in the libraries, another is loaded", scene.cited, "likely"
+        )
+    return None
+
+
+def _by_packages(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
+    """What the packages tell where nobody looked at the module on disk."""
+    cited = (*scene.cited, *(one.citation for one in (*scene.bringing, *scene.user)))
+    old = [one for one in scene.bringing if scene.is_loaded(one.upstream)]
+    new = [one for one in scene.bringing if one not in old]
+    if old and scene.wanted is not None and not scene.is_loaded(scene.wanted.version):
+        what = f"{old[0].name} is still {old[0].upstream}, the libraries are {scene.wanted.version}"
+        return PARTIAL, Proof(what, cited, ruled_out=_no_reboot(scene))
+    if new and (scene.wanted is None or any(_same(scene.wanted.version, one.upstream) for one in new)):
+        what = f"the driver's packages are at {new[0].upstream}{_while_loaded(scene)}"
+        return PENDING, Proof(what, cited, "certain" if scene.loaded else "likely")
+    by_hand_done = [one for one in scene.upgrades if one.driver and not scene.is_loaded(one.driver)]
+    if by_hand_done or (waits := _waits_for_reboot(snapshot)):
+        last = by_hand_done[-1] if by_hand_done else None
+        what = f"the driver was upgraded{f' to {last.driver}' if last else ''}{_while_loaded(scene)}"
+        return PENDING, Proof(what, (*cited, *((last.citation,) if last else waits)))
+    if scene.user and scene.loaded is not None and not new and _is_whole_table(snapshot):
+        one = next((user for user in scene.user if not scene.is_loaded(user.upstream)), None)
+        if one is not None:
+            what = f"{one.name} is {one.upstream}, and no package of the kernel's side is installed in that version"
+            return PARTIAL, Proof(what, cited, "likely", _no_reboot(scene))
+    return None
+
+
+def _newer(scene: _Scene) -> tuple[str, Verdict] | None:
+    """The library is newer than the loaded module and nothing more is known: mostly an upgrade before a reboot."""
+    if scene.loaded is None or scene.wanted is None or _number(scene.wanted.version) <= _number(scene.loaded.version):
+        return None
+    what = f"the libraries are of {scene.wanted.version} already{_while_loaded(scene)}"
+    return PENDING, Proof(what, scene.cited, "likely")
+
+
+def _waits_for_reboot(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The driver's packages in the list of those that ask for a reboot."""
+    return tuple(c for item in snapshot.files("*/reboot-required.pkgs") for c in lines_with(item, _REBOOT_LIST))
+
+
+def _is_whole_table(snapshot: Snapshot) -> bool:
+    """Whether a list of packages was pasted with its head and without a filter, so that its silence tells."""
+    tables = (item for item in snapshot.of("packages") if item.where == "host" and not item.source.is_part)
+    return any(not item.source.only and _HEADER.search(item.text) for item in tables)
+
+
+def _undecided(scene: _Scene) -> Doubt:
+    question = "is the module on disk of the libraries' version, so that a reboot is enough, or is it an old one?"
+    look = "modinfo -F version nvidia; cat /proc/driver/nvidia/version; grep nvidia /var/log/apt/history.log"
+    return Doubt(question, look, scene.cited, (UNATTENDED, PARTIAL, MIXED, CONTAINER))
+
+
+def _no_partial(scene: _Scene) -> tuple[str, ...]:
+    if scene.disk is None:
+        return ()
+    return (f"a partial upgrade: the module on disk is {scene.disk.version} already",)
+
+
+def _no_reboot(scene: _Scene) -> tuple[str, ...]:
+    if scene.disk is None or not scene.is_loaded(scene.disk.version):
+        return ()
+    return (f"a pending reboot: the module on disk is {scene.disk.version}, as the one that is loaded",)
+
+
+# --- remedies -----------------------------------------------------------------------------------------------------
+
+_UNLOAD: Final = (
+    "sudo systemctl stop nvidia-persistenced",
+    "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia",
+    "sudo modprobe nvidia",
+)
+
+
+def _reload(_: Snapshot) -> Iterable[Fix]:
+    yield drain()
+    yield run("load", "load the new module without a reboot, if nothing holds the old one", *_UNLOAD)
+    yield reboot(when="the old module cannot be unloaded")
+
+
+def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
+    yield from _reload(snapshot)
+    if package_manager(snapshot) == "apt":
+        line = 'Unattended-Upgrade::Package-Blacklist { "^nvidia-"; "^libnvidia-"; "^linux-modules-nvidia-"; };'
+        path = "/etc/apt/apt.conf.d/51-nvidia-by-hand"
+        text = "keep the driver out of automatic upgrades"
+        yield run("configure", text, f"echo '{line}' | sudo tee {path}")
+    else:
+        text = "keep the driver out of automatic updates"
+        line = r"sudo sed -i '/^\[base\]/a excludepkgs=*nvidia*' /etc/dnf/automatic.conf"
+        yield run("configure", text, line)
+
+
+def _complete(snapshot: Snapshot) -> Iterable[Fix]:
+    holds = sorted(name for name in packages.holds(snapshot) if history.is_drivers(name))
+    if holds and package_manager(snapshot) == "apt":
+        yield run(
+            "configure",
+            "release the hold on the packages that stayed behind",
+            f"sudo apt-mark unhold {' '.join(holds)}",
+        )
+    text = "let all of the driver's packages come from one repository"
+    yield setup_step("configure", text, "cuda-repository", "driver-pin")
+    if package_manager(snapshot) == "apt":
+        yield run(
+            "install", "bring every package to the same version", "sudo apt-get update", "sudo apt-get -f install"
+        )
+    yield setup_step("install", "install what is missing of that version, its module included", "driver")
+    yield reboot()
+
+
+def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    scene = snapshot.view(_scene)
+    packaged = (*scene.bringing, *scene.user)
+    numbers = sorted({branch for one in packaged if (branch := _branch(one))})
+    if len(numbers) > 1:
+        older = [one.name for one in packaged if (match := _BRANCH.match(one.name)) and match["branch"] != numbers[-1]]
+        yield uninstall(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
+    elif _run_version(snapshot):
+        yield run(
+            "remove", "take the .run installation away with its own uninstaller", "sudo nvidia-uninstall --silent"
+        )
+    else:
+        yield setup_step("remove", "remove every driver but the one that is wanted; each is named before", "conflicts")
+    yield setup_step("install", "install the one that stays, whole", "driver")
+    yield reboot()
+
+
+def _one_library(snapshot: Snapshot) -> Iterable[Fix]:
+    own, node = driver.library_in_container(snapshot), snapshot.view(_scene).loaded
+    is_older = own is not None and node is not None and _number(own.version) < _number(node.version)
+    image = by_hand("remove", "build the image without packages of the driver: its libraries come from the node")
+    anew = by_hand("restart", "create the container anew, so that it gets the libraries of today's driver")
+    yield from ((anew, image) if is_older and not _shipped(snapshot, snapshot.view(_scene)) else (image, anew))
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+_CONSEQUENCES: Final = LIBRARY_MISMATCH | {"cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", CONTAINER}
+_DOC: Final = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html"
+
+FAMILY: Final = Family(
+    "versions",
+    "versions that do not match",
+    (
+        Rule(
+            cause=UNATTENDED,
+            layer="package",
+            severity="error",
+            disruption="reboot",
+            title="the system upgraded the driver by itself while the old module was loaded",
+            story=(
+                "unattended-upgrades, or dnf-automatic, brought in a new driver at night. Libraries on disk are new at "
+                "once, the kernel keeps the module that it has loaded, and NVIDIA's libraries speak only to a module "
+                "of exactly their own version. What ran before goes on; every new program fails with «Driver/library "
+                "version mismatch», and so does every new container. Loading the new module is enough, and the next "
+                "such night is prevented by taking the driver out of automatic upgrades."
+            ),
+            sources=("https://github.com/lyulyul/shine-cluster/issues/30", _DOC),
+            check=only(UNATTENDED, _decide),
+            remedy=_reload_and_hold,
+            explains=_CONSEQUENCES,
+        ),
+        Rule(
+            cause=PENDING,
+            layer="driver",
+            severity="error",
+            disruption="reboot",
+            title="the driver was upgraded and its new module is not loaded yet",
+            story=(
+                "An upgrade replaced libraries and module on disk; the kernel still runs the module that was loaded at "
+                "boot. The two do not work together, so nvidia-smi and every new CUDA program or container fail until "
+                "the new module is loaded: by a reboot, or by unloading the old one when nothing uses it. The module "
+                "on disk already has the new version."
+            ),
+            sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", _DOC),
+            check=only(PENDING, _decide),
+            remedy=_reload,
+            explains=_CONSEQUENCES,
+        ),
+        Rule(
+            cause=PARTIAL,
+            layer="package",
+            severity="error",
+            disruption="reboot",
+            title="only a part of the driver's packages was upgraded",
+            story=(
+                "Libraries and programs are of one version, and the kernel module on disk is of another, because a "
+                "package was held back, a repository offered only a part, or the new module was not built. A reboot "
+                "loads the same old module again and changes nothing. All packages have to be brought to one version "
+                "first."
+            ),
+            sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", _DOC),
+            check=only(PARTIAL, _decide),
+            remedy=_complete,
+            explains=_CONSEQUENCES,
+        ),
+        Rule(
+            cause=MIXED,
+            layer="driver",
+            severity="error",
+            disruption="reboot",
+            title="two drivers are installed side by side",
+            story=(
+                "The driver was installed twice, by different means: the .run file and packages, packages of two "
+                "branches, or of two repositories. The kernel loads the module of one, programs the libraries of the "
+                "other. Which pair meets can change with every ldconfig and every kernel. One of the two has to go, "
+                "whole."
+            ),
+            sources=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/", _DOC),
+            check=only(MIXED, _decide),
+            remedy=_one_driver,
+            explains=_CONSEQUENCES,
+        ),
+        Rule(
+            cause=CONTAINER,
+            layer="userspace",
+            severity="error",
+            disruption="restart-container",
+            title="the container has driver libraries of another version",
+            story=(
+                "A container gets the driver's libraries from the node when it starts. An image that ships libraries "
+                "of its own, or a container that was started before the node's driver was upgraded, loads others, and "
+                "the node's module refuses them: «Driver/library version mismatch» inside, while nvidia-smi on the "
+                "node works. When the image's are the newer ones, ldconfig in the container prefers them to those that "
+                "were mounted."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/libnvidia-container/issues/266",
+                "https://github.com/k4yt3x/video2x/issues/1226",
+            ),
+            check=only(CONTAINER, _decide),
+            remedy=_one_library,
+        ),
+    ),
+)

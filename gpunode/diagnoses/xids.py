@@ -1,9 +1,498 @@
-"""Xid errors."""
+"""Xid errors that have no family of their own: programs, engines, controllers inside the GPU, boards."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode.catalog import xids
+from gpunode.catalog.xids import XidKind
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NOT_INITIALISED
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import (
+    always,
+    by_hand,
+    drain,
+    nvidia_report,
+    power_cycle,
+    reboot,
+    replace,
+    reset_gpu,
+    run,
+    setup_step,
+)
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import driver, faults, kernel, smi_query
 
-FAMILY: Final = Family("xids", "Xid errors", ())
+_OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
+_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+_PAGE_FAULTS: Final = "https://docs.nvidia.com/deploy/xid-errors/working-with-xid-errors.html"
+
+# What rules of this and other families make of a code; the rest comes to a question with the catalog's advice.
+_GRAPHICS: Final = (13, 69)
+_FLASH: Final = (122, 123, 124)
+_CHIP_LINK: Final = (121, 173)
+_ELSEWHERE: Final = frozenset(
+    {
+        48,
+        54,
+        61,
+        62,
+        63,
+        64,
+        74,
+        78,
+        79,
+        92,
+        94,
+        95,
+        119,
+        120,
+        125,
+        140,
+        156,
+        157,
+        160,
+        161,
+        167,
+        171,
+        172,
+        *xids.NVLINK5,
+    }
+)
+_OWN: Final = frozenset({*_GRAPHICS, *_FLASH, *_CHIP_LINK, 31, 109, 143, 154})
+# Which of the causes lies nearest to a code that has none.
+_NEAREST: Final[dict[XidKind, tuple[str, ...]]] = {
+    "application": ("xid-13-graphics-exception", "xid-31-mmu-fault"),
+    "consequence": ("xid-13-graphics-exception", "xid-31-mmu-fault", "xid-109-ctx-switch-timeout"),
+    "engine": ("xid-109-ctx-switch-timeout",),
+    "firmware": ("xid-62-pmu-halt", "gsp-task-exception"),
+    "memory": ("xid-140-unrecovered-ecc", "row-remap-pending"),
+    "link": ("xid-74-nvlink-error", "xid-145-149-nvlink5-fault"),
+    "bus": ("pcie-aer-correctable-storm", "gpu-fallen-off-bus"),
+}
+
+_ADDRESS: Final = re.compile(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
+# A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
+_NULL: Final = 0x10000
+_UPGRADE: Final = re.compile(
+    rf"(?:nvidia-driver|nvidia-kernel|libnvidia-compute|nvidia-dkms|nvidia-open|kmod-nvidia|nvidia-utils)[\w.-]*"
+    rf"(?::\w+)?[ (-]+(?:\d+:)?(?P<old>{driver.VERSION})\S*(?:,| ->| =>| to)? +(?:\d+:)?(?P<new>{driver.VERSION})"
+)
+# Releases whose page faults were tracked down to the driver, each with the thread.
+_FAULTY_RELEASES: Final = {"610.57.04": f"{_OPEN}/issues/1370"}
+_SM: Final = re.compile(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
+_TO_ACTION: Final = re.compile(
+    r"changed (?:from 0x\d \([^)]*\) )?to 0x(?P<action>\d)(?: \((?P<name>[^)]*)\))?", re.IGNORECASE
+)
+_NO_ACTION: Final = frozenset({"", "none", "n/a", "[n/a]"})
+_NOT_INITIALISED: Final = re.compile(
+    r"RmInitAdapter failed! \((?P<code>0x(?!2[26]:0x56|6[1-3]:)[0-9a-f:x]+)\)", re.IGNORECASE
+)
+
+
+def _told(*codes: int) -> Callable[[Snapshot], Iterator[Verdict]]:
+    """Whether an incident began with one of these codes."""
+
+    def check(snapshot: Snapshot) -> Iterator[Verdict]:
+        for incident in faults.of(snapshot, *codes):
+            yield faults.proof(incident)
+
+    return check
+
+
+def _exceptions(snapshot: Snapshot) -> Iterator[Verdict]:
+    for incident in faults.of(snapshot, *_GRAPHICS):
+        place = _same_place(snapshot, incident.gpu)
+        more = (
+            f"; every time on {place}, by more than one program, so this part of the GPU may be broken" if place else ""
+        )
+        proof = faults.proof(incident)
+        yield Proof(proof.summary + more, proof.citations, proof.confidence, gpu=proof.gpu, at=proof.at)
+
+
+def _same_place(snapshot: Snapshot, gpu: str) -> str:
+    """The multiprocessor on which the exceptions of more than one program were; empty without such a one."""
+    told = [fault.xid for fault in faults.on(snapshot, gpu) if fault.code in _GRAPHICS and fault.xid]
+    places = {match[0].strip("()") for one in told if (match := _SM.search(one.text))}
+    programs = {one.process or one.pid for one in told} - {""}
+    return next(iter(places)) if len(places) == 1 and len(programs) > 1 else ""
+
+
+def _page_faults(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """Whose page faults they are: the driver's, by its release or by their sameness, else a program's."""
+    for incident in faults.of(snapshot, 31):
+        by_driver = _of_driver(snapshot, incident)
+        if by_driver:
+            reason, citations = by_driver
+            proof = faults.proof(
+                incident, f"a page fault that is the driver's own doing: {reason}", confidence="likely"
+            )
+            places = tuple(dict.fromkeys((*proof.citations, *citations)))
+            yield "xid-31-driver-regression", Proof(proof.summary, places, "likely", gpu=proof.gpu, at=proof.at)
+        else:
+            yield "xid-31-mmu-fault", faults.proof(incident)
+
+
+def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tuple[Citation, ...]] | None:
+    told = [f for f in faults.on(snapshot, incident.gpu) if f.code == 31 and f.xid]
+    release = driver.smi_version(snapshot) or snapshot.view(driver.loaded)
+    if release is not None and release.version in _FAULTY_RELEASES:
+        return f"release {release.version} is known for it", (release.citation,)
+    if address := _one_address(told):
+        return f"several programs faulted at the same address {address}", tuple(f.citation for f in told[:4])
+    if upgrade := snapshot.said(_UPGRADE, "package-history", "package-output"):
+        return "they came with another release of the driver", upgrade[:3]
+    return None
+
+
+def _one_address(told: list[faults.Fault]) -> str:
+    """The one address at which programs of different names faulted; no two of them share their pointers."""
+    found: dict[str, set[str]] = {}
+    for fault in told:
+        if fault.xid and (match := _ADDRESS.search(fault.xid.text)):
+            found.setdefault(match["address"].lower(), set()).add(fault.xid.process)
+    shared = (address for address, programs in found.items() if len(programs - {""}) > 1)
+    return next((address for address in shared if int(address.replace("_", ""), 16) >= _NULL), "")
+
+
+def _recovery(snapshot: Snapshot) -> Iterator[Verdict]:
+    """An action that the driver wants, where no error is there that it wants it for."""
+    told = faults.of(snapshot, 154)
+    for incident in told:
+        yield _wanted(incident)
+    if not told and not snapshot.view(faults.incidents):
+        for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action"):
+            if row.value.strip().lower() not in _NO_ACTION:
+                summary = f"{faults.label(gpu.bus)} asks to be recovered: {row.value}; why, no line here says"
+                yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
+
+
+def _wanted(incident: faults.Incident) -> Proof:
+    """The last action wins: it is raised as more goes wrong, and taken back when it was done."""
+    every = (incident.root, *incident.followed)
+    found = [match for fault in every if fault.xid and (match := _TO_ACTION.search(fault.xid.text))]
+    name = (found[-1]["name"] or f"0x{found[-1]['action']}") if found else "an action"
+    summary = f"{faults.label(incident.gpu)} asks to be recovered ({name}); the Xid that made it ask is not in this log"
+    return Proof(summary, incident.citations, gpu=incident.gpu, at=incident.root.at)
+
+
+def _initialisation(snapshot: Snapshot) -> Iterator[Verdict]:
+    yield from _told(143)(snapshot)
+    if snapshot.view(faults.incidents):
+        return
+    if failed := kernel.said(snapshot, _NOT_INITIALISED):
+        yield Doubt(
+            "the driver cannot initialise a GPU; at what it fails, the lines before RmInitAdapter tell",
+            "sudo dmesg --ctime | grep -iE 'nvrm|nvidia|pci'",
+            tuple(message.citation for message in failed[:3]),
+            ("gpu-fallen-off-bus", "bar-allocation-failed", "gpu-stuck-d3cold", "xid-54-aux-power"),
+        )
+
+
+def _without_cause(snapshot: Snapshot) -> Iterator[Verdict]:
+    """What the catalog says of codes that no rule is about."""
+    for incident in snapshot.view(faults.incidents):
+        code = incident.root.code
+        if incident.root.source != "xid" or code in _OWN or code in _ELSEWHERE:
+            continue
+        entry = xids.lookup(code)
+        meaning = entry.meaning if entry else "a code that neither NVIDIA's catalog nor the driver's headers have"
+        advice = _advice(entry.action, entry.follow_up) if entry else ""
+        question = (
+            f"{faults.label(incident.gpu)} reported Xid {code}, {meaning}; what brought it about is not told{advice}"
+        )
+        look_at = "sudo dmesg --ctime | grep -iE 'xid|nvrm'; nvidia-smi -q"
+        yield Doubt(question, look_at, incident.citations, _NEAREST.get(entry.kind, ()) if entry else ())
+
+
+def _advice(action: str, follow_up: str) -> str:
+    said = [_IN_WORDS.get(word, word.replace("-", " ")) for word in (action, follow_up) if word and word != "ignore"]
+    return f"; NVIDIA's catalog says: {', then '.join(dict.fromkeys(said))}" if said else ""
+
+
+_IN_WORDS: Final = {
+    "restart-app": "start the program again",
+    "reset-gpu": "reset the GPU",
+    "check-app": "look at the program",
+    "contact-support": "contact support if it comes back",
+    "investigate-sw": "look for a fault in driver or program",
+    "workflow-xid-45": "follow the Xid before it",
+    "investigate-link-si": "check the link's connectors and signal",
+    "restart-vm": "restart the virtual machine",
+}
+
+
+def _last(snapshot: Snapshot) -> Iterator[Verdict]:
+    yield from _recovery(snapshot)
+    yield from _without_cause(snapshot)
+
+
+def _gpu(snapshot: Snapshot, *codes: int) -> str:
+    return next((one.gpu for one in faults.of(snapshot, *codes)), "")
+
+
+def _debug(_: Snapshot) -> Iterable[Fix]:
+    yield by_hand("application", "start the program again, and look for its fault with compute-sanitizer or cuda-gdb")
+    yield run(
+        "inspect", "test the GPU", "sudo dcgmi diag -r 3", when="other programs fault on it too, at the same place"
+    )
+    yield nvidia_report("programs that are known to be right go on faulting")
+
+
+def _debug_memory(_: Snapshot) -> Iterable[Fix]:
+    yield by_hand("application", "start the program again, and look for its fault with compute-sanitizer")
+    yield run("inspect", "test the GPU", "sudo dcgmi diag -r 3", when="many programs fault, and on this GPU only")
+    yield by_hand("install", "try another release of the driver", "it began with an update of the driver")
+
+
+def _change_release(_: Snapshot) -> Iterable[Fix]:
+    yield setup_step(
+        "install", "go to another release of the driver: name it in a recipe, and let gpunode bring it", "driver"
+    )
+    yield reboot("reboot, so that it is the one that is loaded")
+    yield nvidia_report("that release faults too")
+
+
+def _free_engine(snapshot: Snapshot) -> Iterable[Fix]:
+    yield by_hand("application", "end the program, and start it again")
+    yield reset_gpu(_gpu(snapshot, 109), when="the GPU does not come back with that")
+    yield by_hand("install", "try another release of the driver", "it comes back with programs that ran before")
+    yield nvidia_report()
+
+
+def _settle_power(_: Snapshot) -> Iterable[Fix]:
+    yield by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver")
+    yield setup_step(
+        "configure", "keep the driver's state between programs, so that the GPU sleeps less", "persistence"
+    )
+    highest = "$(nvidia-smi --query-gpu=clocks.max.graphics --format=csv,noheader,nounits | head -n 1)"
+    command = f"sudo nvidia-smi --lock-gpu-clocks=1000,{highest}"
+    yield run("configure", "keep the GPU from its lowest clocks", command, when="it comes back")
+    yield reboot("reboot, to bring the GPU back", "it hangs")
+
+
+def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
+    yield reset_gpu(_gpu(snapshot, 62, 61))
+    yield reboot(when="the reset is refused or hangs")
+    yield setup_step(
+        "configure", "keep the driver's state between programs, so that the GPU sleeps less", "persistence"
+    )
+    yield by_hand(
+        "firmware",
+        "switch PCI Express power saving (ASPM) off: pcie_aspm=off among the kernel's arguments",
+        "it happens when the GPU wakes from idling",
+    )
+    yield by_hand("install", "update driver and VBIOS", "it comes back")
+    yield nvidia_report()
+
+
+def _read_flash(snapshot: Snapshot) -> Iterable[Fix]:
+    yield reset_gpu(_gpu(snapshot, *_FLASH))
+    yield reboot(when="the reset is refused")
+    yield run("inspect", "see whether nvidia-smi warns of the InfoROM", "nvidia-smi")
+    yield replace(when="it comes back")
+
+
+def _initialise(snapshot: Snapshot) -> Iterable[Fix]:
+    yield reset_gpu(_gpu(snapshot, 143))
+    yield power_cycle("power the node off and on again, where the reset is refused")
+    yield by_hand("hardware", "check seat and power of the GPU", "it stays so")
+    yield nvidia_report("it stays so")
+
+
+def _look_before(snapshot: Snapshot) -> Iterable[Fix]:
+    yield run(
+        "inspect", "find the Xid before it on the same GPU: that is the cause", "sudo dmesg --ctime | grep -i xid"
+    )
+    yield drain()
+    yield reset_gpu(_gpu(snapshot, 154), when="it asks for a reset")
+    yield reboot(when="it asks for a reboot of the node, or the reset is refused")
+
+
+_CONSEQUENCES: Final = NO_CLUSTER_GPU | {"nvidia-uvm-wedged"}
+
+FAMILY: Final = Family(
+    "xids",
+    "Xid errors",
+    (
+        Rule(
+            cause="xid-13-graphics-exception",
+            layer="driver",
+            severity="error",
+            disruption="restart-container",
+            title="a program did what the GPU forbids",
+            story=(
+                "A kernel or shader ran into an illegal instruction, an address out of range, a misaligned access "
+                "or an overrun stack, and the engine stopped it (Xid 13; Xid 69 where a command itself was wrong). "
+                "The program is ended with a CUDA error, its channels are taken down (Xid 43, 45, 109), and the "
+                "GPU goes on. It is nearly always the program's own fault.\n\n"
+                "The message names the place: GPC, TPC and SM. When different programs, right elsewhere, fail at one "
+                "and the same place, that part of the GPU is broken."
+            ),
+            sources=(_CATALOG, "https://github.com/leptonai/gpud/pull/46"),
+            check=_exceptions,
+            remedy=_debug,
+            explains=_CONSEQUENCES | {"xid-109-ctx-switch-timeout"},
+        ),
+        Rule(
+            cause="xid-31-mmu-fault",
+            layer="driver",
+            severity="error",
+            disruption="restart-container",
+            title="a program touched GPU memory that is not its own",
+            story=(
+                "The GPU's memory unit met an address that no page is mapped to, or not for this use (Xid 31). The "
+                "message says which engine asked, at which address and for what; the program is ended. A pointer "
+                "used after it was freed, an index out of range or a mistake in a library is the usual reason.\n\n"
+                "Look further when it is not one program: many on one GPU only speak for the GPU, many on every GPU "
+                "for the driver."
+            ),
+            sources=(_CATALOG, f"{_OPEN}/issues/1030"),
+            check=only("xid-31-mmu-fault", _page_faults),
+            remedy=_debug_memory,
+            explains=_CONSEQUENCES,
+        ),
+        Rule(
+            cause="xid-31-driver-regression",
+            layer="driver",
+            severity="error",
+            disruption="reboot",
+            title="this release of the driver lets programs fault",
+            story=(
+                "Page faults (Xid 31) that no program is to blame for: they began with another release of the driver, "
+                "programs of different kinds fault at the very same address, or the release is known for it. The "
+                "driver's own page tables are wrong then. The same programs run clean on the release before, so go "
+                "back to it, or on to the one that mends it."
+            ),
+            sources=(f"{_OPEN}/issues/1370", f"{_OPEN}/issues/363", f"{_OPEN}/issues/1134"),
+            check=only("xid-31-driver-regression", _page_faults),
+            remedy=_change_release,
+            explains=_CONSEQUENCES,
+        ),
+        Rule(
+            cause="xid-61-pmu-breakpoint",
+            layer="driver",
+            severity="error",
+            disruption="reboot",
+            title="the GPU's power controller stopped",
+            story=(
+                "The power management unit, a controller inside the GPU, stopped at a breakpoint of its own firmware "
+                "(Xid 61, in older drivers; newer ones report Xid 62). It is known from changes of power state on some "
+                "platforms, early Ryzen among them: the GPU hangs at its lowest clocks and everything on it stutters "
+                "or stops. Newer firmware for board and GPU mended most of it; keeping the GPU from its deepest idle "
+                "avoids it."
+            ),
+            sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
+            check=_told(61),
+            remedy=_settle_power,
+            explains=_CONSEQUENCES,
+        ),
+        Rule(
+            cause="xid-62-pmu-halt",
+            layer="driver",
+            severity="error",
+            disruption="reset-gpu",
+            title="the GPU's power controller halted",
+            story=(
+                "The power management unit, a controller inside the GPU, halted (Xid 62), and with it clocks, fans and "
+                "power states. The driver asks for a reset (Xid 154); calls to the GSP time out and channels are taken "
+                "down after it. It is known from GPUs that wake from idling and from certain releases of the driver "
+                "under long load."
+            ),
+            sources=(f"{_OPEN}/issues/1045", _CATALOG),
+            check=_told(62, 169),
+            remedy=_restart_controller,
+            explains=_CONSEQUENCES | {"gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
+        ),
+        Rule(
+            cause="xid-109-ctx-switch-timeout",
+            layer="driver",
+            severity="error",
+            disruption="restart-container",
+            title="a program does not let go of the GPU",
+            story=(
+                "The GPU wanted to give an engine to another context, and the one on it did not stop in time (Xid "
+                "109). A kernel or shader that never ends does that, and so do releases of the driver with a bug. The "
+                "program's channels are taken down; mostly that is all. Behind an Xid 13 or 31 it is only their "
+                "consequence."
+            ),
+            sources=(f"{_OPEN}/issues/502", f"{_OPEN}/issues/1146"),
+            check=_told(109),
+            remedy=_free_engine,
+            explains=_CONSEQUENCES,
+        ),
+        Rule(
+            cause="xid-121-c2c-link",
+            layer="hardware",
+            severity="warning",
+            disruption="none",
+            title="errors on the link between CPU and GPU",
+            story=(
+                "Grace Hopper and Grace Blackwell join CPU and GPU by a link between the chips, NVLink-C2C. It reports "
+                "errors that it corrected (Xid 121): nothing was lost and nothing needs to be done at once. A link "
+                "that fails for good is Xid 173. Reset the GPU when it is free, and open a case if it happens often."
+            ),
+            sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
+            check=_told(*_CHIP_LINK),
+            remedy=always(
+                by_hand("wait", "nothing now: the errors were corrected; reset the GPU at the next occasion"),
+                run("inspect", "see the state of the links", "nvidia-smi c2c -s"),
+                nvidia_report("it happens often, or a link is down"),
+            ),
+            explains=NO_CLUSTER_GPU,
+        ),
+        Rule(
+            cause="xid-122-spi-rpc",
+            layer="hardware",
+            severity="warning",
+            disruption="reset-gpu",
+            title="the GPU's flash memory does not answer",
+            story=(
+                "The GPU keeps its InfoROM in a flash chip behind the power management unit, and a read, write or "
+                "erase of it failed (Xid 122, 123, 124). Programs are not touched, but serial number, ECC history and "
+                "the list of bad memory may not be kept. Once is a hiccup; if it stays after a reset the chip or the "
+                "board fails."
+            ),
+            sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
+            check=_told(*_FLASH),
+            remedy=_read_flash,
+            explains=NO_CLUSTER_GPU | {"inforom-corrupted"},
+        ),
+        Rule(
+            cause="xid-143-gpu-init-error",
+            layer="hardware",
+            severity="error",
+            disruption="power-cycle",
+            title="the GPU could not be initialised",
+            story=(
+                "The driver got as far as the GPU and could not bring it up (Xid 143), at the load of the module or "
+                "when the first program or the persistence daemon opened it. If no other Xid and no message of the GSP "
+                "stands before it, the GPU itself does not start: reset it, then take its power away, then look at "
+                "seat and cables."
+            ),
+            sources=(_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
+            check=_initialisation,
+            remedy=_initialise,
+            explains=NOT_INITIALISED,
+        ),
+        Rule(
+            cause="xid-154-recovery-action",
+            layer="driver",
+            severity="error",
+            disruption="reset-gpu",
+            title="the GPU waits to be recovered",
+            story=(
+                "Newer drivers say what they want done about a GPU: nothing, a reset, a reboot of the node, or its "
+                "work moved away first (Xid 154, and GPU Recovery Action in nvidia-smi -q). It never stands for an "
+                "error of its own. Another Xid on the same GPU came before it; where a log begins too late to have it, "
+                "the action is still to be taken, and the cause is still to be found."
+            ),
+            sources=("https://github.com/leptonai/gpud", _CATALOG),
+            check=_last,
+            remedy=_look_before,
+            explains=_CONSEQUENCES,
+        ),
+    ),
+)

@@ -79,15 +79,21 @@ class Finished:
 # One look at a text tells whether a secret can be in it. The patterns that find it take 4 ms to load, which a converged
 # run need not pay; a word that has no end must not cost the square of its length.
 _SUSPICIOUS = re.compile(
-    r"://[^\s/?#]*@|passw|passphrase|secret|token|auth|bearer|(?:api|access|private)[ _-]?key|(?<![\w-])x-"
-    r"|(?:key|sig|signature)=|headers?[\"']?(?:\]|[ \t]*[=:])",
+    r"://[^\s/?#]*@|passw|passphrase|secret|token|auth|bearer|(?:api|access|private|client)[ _-]?key|(?<![\w-])x-"
+    r"|(?:key|sig|signature|credential)=|headers?[\"']?(?:\]|[ \t]*[=:])|_pwd|login|curl|pbkdf2"
+    r"|eyJ|AKIA|nvapi-|gh[opsur]_|github_pat_|glpat-|hf_|xox[abprs]-",
     re.IGNORECASE,
 )
 
 
+def may_hold_secret(text: str) -> bool:
+    """Whether there is anything in ``text`` that ``redact`` could take out."""
+    return _SUSPICIOUS.search(text) is not None
+
+
 def redact(text: str) -> str:
     """``text`` without the passwords, tokens and proxy credentials in it; see ``host/redact.py``."""
-    if _SUSPICIOUS.search(text) is None:
+    if not may_hold_secret(text):
         return text
     from gpunode.host.redact import text as redacted
 

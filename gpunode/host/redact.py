@@ -11,6 +11,7 @@ from typing import Final
 
 from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
+from gpunode.host.process import may_hold_secret
 
 # A secret's replacement tells only which of these lengths it does not exceed; so redacting twice changes nothing.
 _LENGTHS: Final = (8, 32, 128, 512)
@@ -20,13 +21,17 @@ _STRING: Final = (
 )
 _SENSITIVE: Final = (
     # The counts are bounded, so that a long word costs no more than its length.
-    r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|(?:api|access|private)[_-]?key)[\w.-]{0,40}"
-    r"|auth|_auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}"
+    r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|(?:api|access|private|client)[_-]?key)[\w.-]{0,40}"
+    r"|auth|_auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}|\w{1,40}_pwd"
 )
-_KEY: Final = rf"(?<![\w.?&-])(?:[\"']?)(?:{_SENSITIVE})(?:[\"']?)[ \t]*[=:][ \t]*"
+# Backslashes: JSON that stands as a string in a line of a log.
+_KEY: Final = rf"(?<![\w.?&-])(?:[\"']?)(?:{_SENSITIVE})(?:\\{{0,7}}[\"'])?[ \t]*[=:][ \t]*"
+_ESCAPED: Final = r"\\{1,7}[\"'][^\"'\\\n]*"
+# A bare value ends before the next option of a command line, whose own value may stand in quotes.
+_BARE: Final = r"[^\s\[\]{}\"',#\\](?:(?![ \t]-)[^\n,}\"'])*"
 _ARRAY: Final = rf"\[(?:[\s,]|{_STRING}|\#[^\n]*)*"
 _ASSIGNED: Final = re.compile(
-    rf"(?P<key>{_KEY})(?:(?P<array>{_ARRAY})|(?P<string>{_STRING})|(?P<bare>[^\s\[\]{{}}\"',#][^\n,}}\"']*))",
+    rf"(?P<key>{_KEY})(?:(?P<array>{_ARRAY})|(?P<string>{_STRING})|(?P<escaped>{_ESCAPED})|(?P<bare>{_BARE}))",
     re.IGNORECASE | re.DOTALL,
 )
 _STRINGS: Final = re.compile(_STRING, re.DOTALL)
@@ -38,14 +43,26 @@ _HEADERS: Final = re.compile(
 )
 _PERHAPS_KEY: Final = re.compile(rf"({_STRING})(\s*[=:])?", re.DOTALL)
 _USERINFO: Final = re.compile(r"(?<=://)[^\s/?#\"'<>]*(?=@)")
-_QUERY: Final = re.compile(r"(?<=[?&])((?:[\w-]*token|sig|signature|[\w-]*key|password)=)([^&\s\"'#]+)", re.IGNORECASE)
+_QUERY: Final = re.compile(
+    r"(?<=[?&])((?:[\w-]*(?:token|signature|credential|key)|sig|password)=)([^&\s\"'#]+)", re.IGNORECASE
+)
 _PRIVATE_KEY: Final = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(.*?)(?=-----END|\Z)", re.DOTALL)
-# Where no sign of assignment stands before it: an Authorization spoken of, an option's value, a line of netrc(5).
+# Where no sign of assignment stands before it: an Authorization spoken of, an option's value (also as a list of words),
+# docker login -p, curl -u, a line of netrc(5), grub's password, an entry of a pod's environment.
 _SPOKEN: Final = re.compile(
     r"(\bbearer[ \t]+)([\w.~+/=-]{8,})"
-    r"|((?<!\w)--?(?:password|passphrase|token|secret|api-key)[ \t]+)([^\s'\"-][^\s'\"]*)"
-    r"|(\blogin\s+\S{1,256}\s+password\s+)(\S+)",
+    r"|((?<!\w)--?(?:password|passphrase|token|secret|api-key)(?:[ \t]+|[\"'],[ \t]?[\"']))([^\s'\"-][^\s'\"]*)"
+    r"|(\blogin[ \t](?:[^\n\s]{1,80}[ \t]+){0,6}-p[ \t]+)([^\s'\"]+)"
+    r"|(\bcurl[ \t](?:[^\n\s]{1,200}[ \t]+){0,6}(?:-u|--user)[ \t]+[^\s:'\"]{1,80}:)([^\s'\"]+)"
+    r"|(\blogin\s+\S{1,256}\s+password\s+)(\S+)"
+    r"|(\bgrub\.pbkdf2\.\w{1,20}\.\d{1,9}\.)([0-9a-f.]+)"
+    rf"|(\bname:[ \t]*(?:{_SENSITIVE})[ \t]*\n[ \t]*value:[ \t]*[\"']?)([^\s\"']+)",
     re.IGNORECASE,
+)
+# What tells by its own shape that it is a key: JSON Web Tokens, and those of the services that GPU nodes log in to.
+_SHAPES: Final = re.compile(
+    r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|\bAKIA[0-9A-Z]{12,}"
+    r"|\b(?:nvapi-|gh[opsur]_|github_pat_|glpat-|hf_|xox[abprs]-)[\w-]{16,}"
 )
 # Two passes do for what was found so far; the bound is for text that was made to go on for ever.
 _PASSES: Final = 8
@@ -54,8 +71,10 @@ _PLAIN: Final = frozenset({"true", "false", "null", "none"})
 # those of packages: k3s and RKE2 keep containerd's configuration there, with the registries' passwords.
 _TABLES: Final = (
     *("/proc/", "/sys/", "/var/lib/apt/", "/var/lib/dkms/", "/var/lib/dpkg/", "/boot/", "/lib/", "/usr/", "/dev/"),
-    *("lspci", "uname", "systemctl"),
+    *("/var/log/dpkg.log", "lspci", "uname", "systemctl"),
 )
+# What grows to megabytes, and tells each thing in a line.
+_LOGS: Final = ("journalctl", "dmesg")
 # What a person wrote all the same: the words with which a process was started.
 _COMMAND_LINE: Final = re.compile(r"/proc/\d+/cmdline")
 
@@ -77,6 +96,8 @@ def _capture(capture: Capture) -> Capture:
 
 
 def _data(capture: Capture) -> bytes:
+    if capture.source.startswith(_LOGS) and b"PRIVATE KEY" not in capture.data:
+        return b"\n".join(map(content, capture.data.split(b"\n")))
     if "*" not in capture.source:
         return content(capture.data)
     try:
@@ -111,6 +132,8 @@ def content(data: bytes) -> bytes:
 
 def text(value: str) -> str:
     """``value`` without secrets."""
+    if not may_hold_secret(value):
+        return value
     # What one replacement leaves may be the user and password of an address to the next: until nothing changes.
     for _ in range(_PASSES):
         if (after := _once(value)) == value:
@@ -123,6 +146,7 @@ def _once(value: str) -> str:
     value = _PRIVATE_KEY.sub(lambda match: match[1] + _block(match[2]), value)
     value = _USERINFO.sub(lambda match: ":".join(map(_mask, match[0].split(":", 1))), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
+    value = _SHAPES.sub(lambda match: _mask(match[0]), value)
     value = _SPOKEN.sub(_spoken, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
     return _ASSIGNED.sub(_assigned, value)
@@ -152,6 +176,9 @@ def _headers(table: str) -> str:
 
 
 def _assigned(match: re.Match[str]) -> str:
+    if escaped := match["escaped"]:
+        quote = escaped[: len(escaped) - len(escaped.lstrip("\\")) + 1]
+        return match["key"] + quote + _mask(escaped[len(quote) :])
     if match["bare"] is None:
         return match["key"] + _strings(match["array"] or match["string"])
     word = match["bare"].rstrip()

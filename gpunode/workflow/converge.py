@@ -24,6 +24,9 @@ from gpunode.runtimes.installations import placed
 from gpunode.steps import STAGES, STEPS
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 
+# More than there are commands, as a rule: one that hangs must not keep the others waiting.
+_SIDE_BY_SIDE = 64
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -88,7 +91,7 @@ Advance: TypeAlias = Callable[[Facts, StagePlan], Facts]
 
 def look(host: HostView, wanted: Sequence[Probe]) -> Evidence:
     """What the ``wanted`` probes return; commands run side by side, so the slowest one sets the time."""
-    with ThreadPoolExecutor(max_workers=8) as pool:
+    with ThreadPoolExecutor(max_workers=_SIDE_BY_SIDE) as pool:
         running = {probe.key: pool.submit(host.look, probe) for probe in wanted if probe.argv}
         read = {probe.key: host.look(probe) for probe in wanted if not probe.argv}
         return {p.key: running[p.key].result() if p.argv else read[p.key] for p in wanted}

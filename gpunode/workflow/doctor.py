@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
 from gpunode.facts.evidence import Evidence
-from gpunode.facts.probes import PROBES
+from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups
+from gpunode.facts.probes import probes
 from gpunode.host import nvml
 from gpunode.host.port import HostView
-from gpunode.workflow.converge import look_around
+from gpunode.workflow.converge import look, look_around
+
+# unknown: something is wrong and could not be told, or nothing shows that the driver works.
+Verdict: TypeAlias = Literal["healthy", "problem", "unknown"]
+
+# As long as nvidia-smi gets: whoever hangs, they hang together.
+_NVML_S = 10.0
 
 
 def examine(host: HostView) -> Evidence:
-    """What there is to see of ``host``."""
-    return look_around(host, (*PROBES, nvml.probe()))
+    """What there is to see of ``host``: first all that is quick, then what that gives reason to look at."""
+    first = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION, nvml.probe(_NVML_S))}
+    evidence = dict(look_around(host, tuple(first.values())))
+    evidence.update(look(host, follow_ups(evidence)))
+    # The journal has what the kernel's own buffer has lost; told twice, one error would count as two.
+    if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
+        del evidence["dmesg"]
+    return evidence
 
 
-def diagnosed(evidence: Evidence) -> tuple[Snapshot, Diagnosis]:
-    """The node that ``evidence`` shows, and what is wrong with it."""
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A node after its examination.
+
+    Attributes:
+        storeys: its stack, from the PCI bus up.
+        works: whether the driver itself was seen to work.
+        denied: what the system kept from us, as it would be written; root would have seen it.
+    """
+
+    snapshot: Snapshot
+    diagnosis: Diagnosis
+    storeys: tuple[Storey, ...]
+    works: bool
+    denied: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """How the node is, in one word."""
+        if not self.diagnosis.is_healthy:
+            return "problem"
+        return "unknown" if self.diagnosis.unknown or not self.works else "healthy"
+
+
+def diagnosed(evidence: Evidence) -> Examined:
+    """What is wrong with the node that ``evidence`` shows."""
     seen = snapshot(evidence)
-    return seen, diagnose(seen)
+    diagnosis = diagnose(seen, guarded=True)
+    denied = tuple(capture.source for capture in evidence.values() if capture.outcome == "denied")
+    return Examined(seen, diagnosis, stack(seen, diagnosis), is_shown_to_work(seen), denied)

@@ -229,12 +229,14 @@ def _ended(run: RunSummary) -> tuple[Span, str]:
     return mark, f", {run.commit.result}{why}"
 
 
-def captured_lines(file: str, number: int, failed: Sequence[str]) -> Iterator[Line]:
-    """Where the capture is, and what could not be read for it."""
-    yield line(MARKS["done"], f"{file}: {count(number, 'probe')}, secrets redacted", hang=2)
+def captured_lines(file: str, number: int, size: int, failed: Sequence[str], *, anonymized: bool) -> Iterator[Line]:
+    """Where the capture is, how big it is, and what could not be read for it."""
+    masked = ", serial numbers, UUIDs, MAC addresses and host names masked" if anonymized else ""
+    about = f"{count(number, 'probe')}, {size / 1024:.0f} KiB, secrets redacted{masked}"
+    yield line(MARKS["done"], f"{file}: {about}", hang=2)
     if failed:
-        yield note(f"could not be read: {', '.join(failed)} (not root, or no such tool here)")
-    yield line("next: ", span(f"gpunode rehearse --node {file}", "command"))
+        yield note(f"could not be read: {', '.join(failed)} (not root, too slow, or no such tool here)")
+    yield line("next: ", span(f"gpunode doctor {file}", "command"))
 
 
 def recipes_lines(found: Mapping[str, str]) -> Iterator[Line]:

@@ -10,23 +10,39 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import kernel, modules, packages
+from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kmod
 from gpunode.facts.items import Item
-from gpunode.facts.model import Known
+from gpunode.facts.model import Known, LoadedDriver
+from gpunode.facts.sources import Kind
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
-_API: Final = re.compile(
-    rf"API mismatch: the (?:client|NVIDIA kernel module)[^.]{{0,60}}? version\s+(?P<client>{VERSION})[^.]{{0,80}}?"
-    rf"(?:kernel module|this NVIDIA driver component)[^.]{{0,60}}? version\s+(?P<module>{VERSION})",
-    re.IGNORECASE,
+# The kernel module's words, and the older ones of the X server and of nvidia-smi: who is named first differs.
+_API: Final = (
+    re.compile(
+        rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+"
+        rf"(?P<module>{VERSION})",
+        re.IGNORECASE,
+    ),
+    re.compile(
+        rf"API mismatch: the NVIDIA kernel module.{{0,40}}? version\s+(?P<module>{VERSION}).{{0,90}}? version\s+"
+        rf"(?P<client>{VERSION})",
+        re.IGNORECASE,
+    ),
 )
 _LOADING: Final = re.compile(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
 _NVML_LIBRARY: Final = re.compile(rf"NVML library version:\s*(?P<version>{VERSION})")
 _SMI: Final = re.compile(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
 _CUDA: Final = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(?P<version>\d+\.\d+)")
+_SMI_VERSION: Final = re.compile(rf"^\s*DRIVER version\s*:\s*(?P<version>{VERSION})", re.MULTILINE | re.IGNORECASE)
 _LIBRARY: Final = re.compile(
     rf"lib(?:nvidia-ml|cuda|nvidia-ptxjitcompiler|GLX_nvidia|EGL_nvidia)\.so\.(?P<version>{VERSION})\b"
 )
+# Libraries that are on the node and not those that its programs load.
+_ELSEWHERE: Final = re.compile(
+    r"/compat/|/stubs/|/docker/|/containers/|/containerd/|/overlay|/run/nvidia/|/flatpak/|/wsl/|/snap/|i386|/lib32/"
+)
+_RUNNING: Final = re.compile(r"/lib/modules/(?P<kernel>[^/\s]+)/")
 
 SmiState: TypeAlias = Literal["works", "no-devices", "no-driver", "mismatch", "missing", "failed"]
 _STATES: Final[tuple[tuple[SmiState, re.Pattern[str]], ...]] = (
@@ -58,59 +74,164 @@ def loaded(snapshot: Snapshot) -> Seen | None:
     if isinstance(fact, Known) and fact.value is not None:
         place = Citation("/proc/driver/nvidia/version", fact.value.version, 1, fact.probe)
         return Seen(fact.value.version, place, fact.value.open_module)
-    for item in (*snapshot.files("/proc/driver/nvidia/version"), *snapshot.of("text", "kernel-log")):
-        for number, line in enumerate(item.lines, 1):
-            if "NVRM version:" in line:
-                try:
-                    driver = kmod.nvidia_version(line)
-                except ValueError:
-                    continue
-                return Seen(driver.version, cite(item, number), driver.open_module)
-    return _from_log(snapshot)
+    for item in snapshot.items:
+        if "NVRM version:" in item.text:
+            for number, line in enumerate(item.lines, 1):
+                if "NVRM version:" in line and (driver := _nvrm(line)):
+                    return Seen(driver.version, cite(item, number), driver.open_module)
+    if (file := snapshot.file("/sys/module/nvidia/version")) and re.fullmatch(VERSION, file.text.strip()):
+        return Seen(file.text.strip(), cite(file, 1))
+    return _from_log(snapshot) or _first(snapshot, _SMI_VERSION) or smi_version(snapshot)
+
+
+def _nvrm(line: str) -> LoadedDriver | None:
+    try:
+        return kmod.nvidia_version(line[line.index("NVRM version:") :])
+    except ValueError:
+        return None
 
 
 def _from_log(snapshot: Snapshot) -> Seen | None:
-    for message in reversed(snapshot.view(kernel.messages)):
-        if match := _API.search(message.text):
-            return Seen(match["module"], message.citation)
+    if pair := api_mismatch(snapshot):
+        return Seen(pair[1], pair[2])
     for message in reversed(snapshot.view(kernel.messages)):
         if match := _LOADING.search(message.text):
             return Seen(match["version"], message.citation, "Open" in match["what"])
     return None
 
 
-def on_disk(snapshot: Snapshot) -> Seen | None:
-    """The version of nvidia.ko that modprobe would load, by modinfo, else by DKMS for the running kernel."""
-    for info in snapshot.view(modules.modinfo):
-        if info.module in {"nvidia", "nvidia_current"} and info.version:
-            return Seen(info.version, info.citation, info.is_open)
+def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
+    """The versions of a client and of the module that refused it, by the last such message; None without any."""
+    for message in reversed(snapshot.view(kernel.messages)):
+        for pattern in _API:
+            if match := pattern.search(message.text):
+                return match["client"], match["module"], message.citation
+    for pattern in _API:
+        if match := snapshot.match(pattern):
+            return match["client"], match["module"], snapshot.said(pattern)[0]
     return None
+
+
+def on_disk(snapshot: Snapshot) -> Seen | None:
+    """The version of nvidia.ko that modprobe would load for the running kernel: by modinfo, else by DKMS."""
+    running = running_kernel(snapshot)
+    for info in snapshot.view(modules.modinfo):
+        place = _RUNNING.search(info.filename)
+        elsewhere = bool(place and running and place["kernel"] != running)
+        if info.module in _MODULES and re.match(VERSION, info.version) and not elsewhere:
+            return Seen(info.version, info.citation, info.is_open)
+    for row in snapshot.view(modules.dkms):
+        is_built = row.state == "installed" and (not running or row.kernel == running)
+        if row.module.startswith("nvidia") and is_built and re.match(VERSION, row.version):
+            return Seen(row.version, row.citation)
+    return _on_disk_by_path(snapshot, running)
+
+
+_MODULES: Final = frozenset({"nvidia", "nvidia_current", "nvidia_current_open"})
+
+
+def _on_disk_by_path(snapshot: Snapshot, running: str) -> Seen | None:
+    files = snapshot.facts.module_files
+    if not isinstance(files, Known) or not running:
+        return None
+    found = {one.version: one.path for one in files.value if one.kernel == running and one.version}
+    if len(found) != 1:
+        return None
+    version, path = next(iter(found.items()))
+    return Seen(version, Citation(path, f"{path} ({version})", None, files.probe))
 
 
 def library(snapshot: Snapshot) -> Seen | None:
     """The version of the libraries that programs on the node load."""
-    for message in snapshot.view(kernel.messages):
-        if match := _API.search(message.text):
-            return Seen(match["client"], message.citation)
     for item in snapshot.items:
-        if item.where == "host" and item.kind in {"nvidia-smi", "text"} and (match := _NVML_LIBRARY.search(item.text)):
+        asks = item.where == "host" and item.kind in {"nvidia-smi", "nvidia-smi-q", "text"}
+        if asks and (match := _NVML_LIBRARY.search(item.text)):
             return Seen(match["version"], cite(item, item.text.count("\n", 0, match.start()) + 1))
+    if pair := api_mismatch(snapshot):
+        return Seen(pair[0], pair[2])
+    found = snapshot.view(libraries)
+    return found[0] if len({one.version for one in found}) == 1 else None
+
+
+def libraries(snapshot: Snapshot) -> tuple[Seen, ...]:
+    """Every version in which the driver's libraries stand where the node's loader looks, each with one file."""
+    found: dict[str, Seen] = {}
     for item in snapshot.of("ldconfig", "listing", "package-owner"):
-        if item.where == "host" and (match := _LIBRARY.search(item.text)):
+        if item.where == "host":
+            for number, line in enumerate(item.lines, 1):
+                if (match := _LIBRARY.search(line)) and not _ELSEWHERE.search(line):
+                    found.setdefault(match["version"], Seen(match["version"], cite(item, number)))
+    return tuple(found.values())
+
+
+def library_in_container(snapshot: Snapshot) -> Seen | None:
+    """The version of the libraries that a program in a container loads."""
+    for item in snapshot.items:
+        if (item.where == "container" or item.kind in CONTAINED) and (match := _NVML_LIBRARY.search(item.text)):
             return Seen(match["version"], cite(item, item.text.count("\n", 0, match.start()) + 1))
     return None
 
 
-_PACKAGES: Final = (
-    *("nvidia-driver*", "nvidia-utils-*", "libnvidia-compute-*", "libnvidia-ml1", "libcuda1", "nvidia-smi"),
-    *("nvidia-headless-*", "nvidia-kernel-dkms", "nvidia-dkms-*", "nvidia-open*", "nvidia-kernel-open-dkms"),
-    *("xorg-x11-drv-nvidia*", "kmod-nvidia*", "akmod-nvidia*"),
+# What is said there is said by a program in a container, or by the engine that starts it.
+CONTAINED: Final[frozenset[Kind]] = frozenset({"container-run", "kubernetes-log", "kubernetes-pod"})
+
+
+_KERNEL_SIDE: Final = (
+    *(
+        "nvidia-dkms*",
+        "nvidia-kernel-dkms",
+        "nvidia-kernel-open-dkms",
+        "nvidia-open-kernel-dkms",
+        "nvidia-kernel-source*",
+    ),
+    *("linux-modules-nvidia-*", "linux-objects-nvidia-*", "kmod-nvidia*", "akmod-nvidia*", "dkms-nvidia*"),
+    *("nvidia-open-dkms", "nvidia-lts", "nvidia", "nvidia-*-kmp-*", "nvidia-tesla-*kernel-dkms", "kmod-nvidia-open*"),
+)
+_USER_SIDE: Final = (
+    *("nvidia-utils*", "nvidia-compute-utils-*", "libnvidia-compute*", "libnvidia-ml1", "libcuda1", "nvidia-smi"),
+    *("libnvidia-cfg1*", "libnvidia-gl-*", "libnvidia-common-*", "libnvidia-decode-*", "libnvidia-encode-*"),
+    *("nvidia-driver-cuda*", "nvidia-driver-libs*", "nvidia-driver-NVML", "libnvidia-ml", "xorg-x11-drv-nvidia*"),
+    *("nvidia-compute-*", "nvidia-driver-bin", "nvidia-alternative", "libnvidia-extra-*", "nvidia-tesla-*-smi"),
+)
+# They bring both sides in one version: NVIDIA's and the distributions' dependencies on them are exact.
+_WHOLE: Final = (
+    *("nvidia-driver", "nvidia-driver-[0-9]*", "nvidia-headless-*", "nvidia-open", "nvidia-open-[0-9]*"),
+    *("cuda-drivers*", "nvidia-tesla-*driver"),
 )
 
 
+def kernel_side(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """The installed packages that bring the kernel module, or its source."""
+    return _of_driver(snapshot, _KERNEL_SIDE)
+
+
+def user_side(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """The installed packages that bring libraries and programs."""
+    return _of_driver(snapshot, _USER_SIDE)
+
+
+def whole(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """The installed packages that depend on both sides."""
+    return _of_driver(snapshot, _WHOLE)
+
+
 def packaged(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """The driver's packages, kernel and user side."""
-    return tuple(one for one in packages.matching(snapshot, *_PACKAGES) if re.match(VERSION, one.upstream))
+    """The driver's packages, kernel and user side, in whatever state."""
+    return tuple(
+        one
+        for one in packages.matching(snapshot, *_KERNEL_SIDE, *_USER_SIDE, *_WHOLE)
+        if re.match(VERSION, one.upstream) and one.state != "c"
+    )
+
+
+def headless(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """The installed packages of Ubuntu's that bring a driver without its programs."""
+    return tuple(one for one in whole(snapshot) if one.name.startswith("nvidia-headless-"))
+
+
+def _of_driver(snapshot: Snapshot, patterns: tuple[str, ...]) -> tuple[packages.Package, ...]:
+    found = packages.matching(snapshot, *patterns)
+    return tuple(one for one in found if re.match(VERSION, one.upstream) and one.is_installed)
 
 
 def smi(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
@@ -130,7 +251,7 @@ def _state(item: Item) -> tuple[SmiState, Citation] | None:
     for state, pattern in _STATES:
         if match := pattern.search(item.text):
             return state, cite(item, item.text.count("\n", 0, match.start()) + 1)
-    if item.outcome == "absent" and item.kind == "nvidia-smi":
+    if item.outcome == "absent" and item.source.words[:1] == ("nvidia-smi",):
         return "missing", cite(item)
     return None
 
@@ -152,6 +273,24 @@ def _first(snapshot: Snapshot, pattern: re.Pattern[str]) -> Seen | None:
     return None
 
 
+def fails(snapshot: Snapshot) -> bool:
+    """Whether the driver itself does not work on the node, so that no container could have a GPU."""
+    return (bool(snapshot.view(smi)) and not works(snapshot)) or modules.loaded(snapshot, "nvidia") is False
+
+
 def works(snapshot: Snapshot) -> bool:
     """Whether nvidia-smi answered on the node with a driver version or a list of GPUs."""
     return any(state == "works" for state, _ in snapshot.view(smi))
+
+
+def is_loaded(snapshot: Snapshot) -> bool | None:
+    """Whether NVIDIA's module is in the running kernel; None where nothing tells."""
+    by_table = modules.loaded(snapshot, "nvidia")
+    if by_table is not None:
+        return by_table
+    if works(snapshot):
+        return True
+    file = snapshot.file("/proc/driver/nvidia/version")
+    if file is not None and file.is_seen:
+        return "NVRM version" in file.text
+    return None

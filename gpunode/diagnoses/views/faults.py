@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
 from gpunode.diagnoses.model import Citation, Proof
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.facts import xid
 from gpunode.facts.xid import SxidMessage, XidMessage
@@ -24,8 +24,8 @@ Source: TypeAlias = Literal["xid", "sxid", "aer"]
 
 # Faults of one GPU that lie further apart are not of one making.
 _GAP_S: Final = 300.0
-# Since the epoch, as against since boot: a GPU node does not run for thirty years.
-_EPOCH: Final = 1e9
+# Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
+_CLOCKS: Final = (9e8, 1e9)
 _UNCORRECTABLE: Final = re.compile(
     r"AER: (?:Multiple )?Uncorrect\w+|severity=Uncorrect\w+|DPC: containment event", re.IGNORECASE
 )
@@ -47,6 +47,8 @@ _SEVERE_KINDS: Final[frozenset[XidKind]] = frozenset(
 _NOT_BY_PROGRAMS: Final[frozenset[XidKind]] = frozenset({"bus", "memory", "board"})
 _SEVERE_CODES: Final = frozenset({46, 158})
 _CONTAINED: Final = 94
+# A command stream broke, by what they do not say; the error that comes with them does.
+_VAGUE: Final = frozenset({8, 11, 25, 32, 80})
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,7 @@ def _program(said: XidMessage) -> str:
 
 def timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
     """Every fault in the evidence, in its order."""
-    found = (*_of_kernel(snapshot), *_relayed(snapshot))
-    numbered = tuple(replace(fault, order=order) for order, fault in enumerate(found))
+    numbered = tuple(replace(fault, order=order) for order, fault in enumerate(_of_kernel(snapshot)))
     gpus = {fault.gpu for fault in numbered if fault.source == "xid" and fault.gpu}
     if len(gpus) != 1:
         return numbered
@@ -197,15 +198,6 @@ def _bus_error(told: tuple[kernel.Message, ...]) -> str | None:
     return "" if reached["driver"].lower() == "pcieport" else pci.address(reached["bus"])
 
 
-def _relayed(snapshot: Snapshot) -> Iterator[Fault]:
-    """Xids that only a program passed on: the kernel's own lines say more where they are there."""
-    for item in snapshot.items:
-        if item.kind != "kernel-log" and "XidCriticalError" in item.text:
-            for number, line in enumerate(item.lines, 1):
-                if isinstance(said := xid.parse(line), XidMessage):
-                    yield from _xids(said, cite(item, number), None)
-
-
 def _xids(said: XidMessage, citation: Citation, at: float | None) -> Iterator[Fault]:
     gpu = pci.address(said.bus) if said.bus else ""
     if said.caused_by:
@@ -233,8 +225,13 @@ def _first_of_each(faults: tuple[Fault, ...]) -> Iterator[Incident]:
 def _in_time(faults: Iterable[Fault]) -> list[Fault]:
     """By their clock where all have the same, as in a log that was printed newest first; else as they stand."""
     found = sorted(faults, key=lambda fault: fault.order)
-    clocks = {None if fault.at is None else fault.at > _EPOCH for fault in found}
-    return found if None in clocks or len(clocks) > 1 else sorted(found, key=lambda fault: fault.at or 0.0)
+    clocks = {_clock(fault) for fault in found}
+    return found if -1 in clocks or len(clocks) > 1 else sorted(found, key=lambda fault: fault.at or 0.0)
+
+
+def _clock(fault: Fault) -> int:
+    """Which clock the fault's time is of; -1 without one."""
+    return -1 if fault.at is None else sum(fault.at > first for first in _CLOCKS)
 
 
 def _episodes(faults: list[Fault]) -> list[list[Fault]]:
@@ -249,7 +246,9 @@ def _episodes(faults: list[Fault]) -> list[list[Fault]]:
 
 
 def _apart(before: Fault, after: Fault) -> bool:
-    return before.at is not None and after.at is not None and abs(after.at - before.at) > _GAP_S
+    if before.at is None or after.at is None:
+        return False
+    return _clock(before) == _clock(after) and abs(after.at - before.at) > _GAP_S
 
 
 def _root(episode: list[Fault]) -> Fault:
@@ -258,7 +257,8 @@ def _root(episode: list[Fault]) -> Fault:
     hard = [fault for fault in told if fault.source == "xid" and fault.kind in _NOT_BY_PROGRAMS and fault.weight > 2]
     if hard and told[0].kind in {"application", "engine", "bus"}:
         return hard[0]
-    return told[0]
+    plain = [fault for fault in told if fault.kind == "application" and fault.code not in _VAGUE]
+    return plain[0] if plain and told[0].code in _VAGUE else told[0]
 
 
 def _dragged_along(one: Incident, by: Incident) -> bool:
@@ -274,6 +274,6 @@ def _dragged_along(one: Incident, by: Incident) -> bool:
 
 
 def _later(first: Fault, second: Fault) -> bool:
-    if first.at is not None and second.at is not None and (first.at > _EPOCH) == (second.at > _EPOCH):
+    if first.at is not None and second.at is not None and _clock(first) == _clock(second):
         return (first.at, first.order) > (second.at, second.order)
     return first.order > second.order

@@ -27,7 +27,8 @@ _BOOT: Final = re.compile(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+
 _NVRM: Final = re.compile(r"^\s*NVRM:\s?")
 # A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
 _FRESH: Final = re.compile(
-    r"^(?:Xid|GPU|The NVIDIA|This |Try |loading|No |None of|API mismatch|NVIDIA|[A-Za-z_]\w+(?::|\()|_?kgsp|nv\w+:|"
+    r"^(?:Xid|GPU(?:\d|-| at | \d| [0-9a-fA-F]{4}:)|The NVIDIA|This |Try |loading|No |None of|API mismatch|"
+    r"NVIDIA (?!\d)|[A-Za-z_]\w+(?::|\()|_?kgsp|nv\w+:|"
     r"Persistence|rm_|Rm|Cpu|Loading|Failed|Unable|Can't|BAR|request_mem)"
 )
 
@@ -136,8 +137,9 @@ def _seconds(match: re.Match[str]) -> float | None:
 
 
 def _six_digits(iso: str) -> str:
-    """Python before 3.11 takes fractions of three or six digits only."""
-    return re.sub(r"\.(\d+)", lambda fraction: "." + (fraction[1] + "000000")[:6], iso)
+    """As Python before 3.11 takes it: fractions of three or six digits, a colon in the offset."""
+    iso = re.sub(r"\.(\d+)", lambda fraction: "." + (fraction[1] + "000000")[:6], iso)
+    return re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", iso)
 
 
 def _iso(text: str) -> float:

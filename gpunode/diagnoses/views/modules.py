@@ -9,6 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import packages, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 
@@ -18,6 +19,24 @@ _DKMS: Final = re.compile(
     r"^\s*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
     r"(?:,\s*(?P<kernel>[^,:\s]+),\s*(?P<arch>\w+))?:\s*(?P<state>added|built|installed|broken)(?P<rest>.*)$",
     re.MULTILINE,
+)
+# The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest follow it.
+_MAIN: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv))?(?:[-_]open)?"
+_KO: Final = re.compile(
+    rf"/lib/modules/(?P<kernel>\d[^/\s'\"]*)/(?P<place>[^\s'\":]{{0,120}}?){_MAIN}\.ko(?:\.(?:xz|gz|zst))?(?![\w.-])"
+)
+_BARE_KO: Final = re.compile(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)\s*$")
+_DRIVER: Final = re.compile(_MAIN)
+_FOLDER: Final = re.compile(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
+_NOT_FOUND: Final = re.compile(
+    r"(?:Module|module) '?nvidia(?:[-_](?:current|uvm|drm|modeset)\w*)?'? not found(?: in directory \S*?/lib/modules/"
+    r"(?P<kernel>[^\s/]+))?|could not find module by name='?nvidia|"
+    r"[Mm]odule '?nvidia'?: No such file or directory|Failed to find module 'nvidia(?:[-_]\w+)?'|"
+    r"module not found: '?nvidia\b"
+)
+_PREBUILT: Final = re.compile(
+    r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d+)(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
+    r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
 )
 
 
@@ -37,6 +56,26 @@ class DkmsRow:
     remark: str
     citation: Citation
 
+    @property
+    def is_driver(self) -> bool:
+        """Whether it is NVIDIA's driver, under whatever name, and not nvidia-fs or another module beside it."""
+        return _DRIVER.fullmatch(self.module) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """NVIDIA's main module for one kernel, as a file, a DKMS state or an installed package tells.
+
+    Attributes:
+        place: the folder below /lib/modules/<kernel>; empty where only a package or DKMS tells.
+        version: empty where nothing beside it tells.
+    """
+
+    kernel: str
+    place: str
+    version: str
+    citation: Citation
+
 
 @dataclass(frozen=True, slots=True)
 class Modinfo:
@@ -49,6 +88,17 @@ class Modinfo:
     signer: str
     vermagic: str
     citation: Citation
+    is_whole: bool = True
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that it was built for; empty where that was not printed."""
+        return self.vermagic.split()[0] if self.vermagic else ""
+
+    @property
+    def is_driver(self) -> bool:
+        """Whether it is the driver's main module."""
+        return _DRIVER.fullmatch(self.module) is not None
 
     @property
     def is_open(self) -> bool | None:
@@ -134,4 +184,90 @@ def _modinfo(item: Item) -> Modinfo:
         fields.get("signer", ""),
         fields.get("vermagic", ""),
         cite(item, 1),
+        not asked and not item.source.only and not item.source.is_part,
     )
+
+
+def driver_info(snapshot: Snapshot) -> tuple[Modinfo, ...]:
+    """What modinfo said of the driver's main module, under whatever name."""
+    return tuple(info for info in snapshot.view(modinfo) if info.is_driver)
+
+
+def driver_builds(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
+    """The lines of ``dkms status`` that speak of the driver."""
+    return tuple(row for row in snapshot.view(dkms) if row.is_driver)
+
+
+def on_disk(snapshot: Snapshot) -> tuple[OnDisk, ...]:
+    """Where NVIDIA's main module stands, for whatever kernel, each file once."""
+    found: dict[tuple[str, str], OnDisk] = {}
+    for one in _on_disk(snapshot):
+        found.setdefault((one.kernel, one.place), one)
+    return tuple(found.values())
+
+
+def _on_disk(snapshot: Snapshot) -> Iterator[OnDisk]:
+    known = snapshot.facts.module_files
+    if isinstance(known, Known):
+        for one in known.value:
+            place = one.path.partition(one.kernel)[2].rpartition("/")[0].strip("/")
+            yield OnDisk(one.kernel, place, one.version, Citation(one.path, one.path, None, known.probe))
+    running = snapshot.view(system.running_kernel)
+    for item in snapshot.of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
+        if item.outcome == "ok":
+            yield from _files_in(item, running)
+    for row in snapshot.view(driver_builds):
+        if row.state == "installed" and row.kernel:
+            yield OnDisk(row.kernel, "", row.version, row.citation)
+    for package in packages.matching(snapshot, "linux-modules-nvidia-*", "kmod-nvidia-*"):
+        if package.is_installed and (match := _PREBUILT.fullmatch(package.name)):
+            yield OnDisk(match["deb"] or match["rpm"], "", match["branch"] or package.upstream, package.citation)
+
+
+def _files_in(item: Item, running: str) -> Iterator[OnDisk]:
+    folder = _FOLDER.search(item.subject.replace("$(uname -r)", running).replace("`uname -r`", running).rstrip("/*"))
+    for number, line in enumerate(item.lines, 1):
+        if "nvidia" not in line or ".ko" not in line or "not found" in line:
+            continue
+        if match := _KO.search(line):
+            yield OnDisk(match["kernel"], match["place"].strip("/"), "", cite(item, number))
+        elif folder and folder["kernel"] and item.kind == "listing" and (bare := _BARE_KO.search(line)):
+            below = line[: bare.start(1)].rpartition(" ")[2].strip("./")
+            place = "/".join(part for part in ((folder["place"] or "").strip("/"), below.strip("/")) if part)
+            yield OnDisk(folder["kernel"], place, "", cite(item, number))
+
+
+def not_found(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines in which modprobe, modinfo or mkinitcpio found no module of NVIDIA's for the running kernel."""
+    running = snapshot.view(system.running_kernel)
+    said = snapshot.said(_NOT_FOUND)
+    return tuple(line for line in said if _is_of(_NOT_FOUND.search(line.line), running))
+
+
+def _is_of(match: re.Match[str] | None, running: str) -> bool:
+    return match is None or not match["kernel"] or not running or match["kernel"] == running
+
+
+def kernel_of_search(snapshot: Snapshot) -> str:
+    """The running kernel: by uname, else by the folder in which modprobe looked."""
+    if running := snapshot.view(system.running_kernel):
+        return running
+    match = snapshot.match(_NOT_FOUND)
+    return (match["kernel"] or "") if match else ""
+
+
+def built_for(snapshot: Snapshot, kernel: str) -> bool | None:
+    """Whether NVIDIA's module stands on disk for ``kernel``; None where nobody looked so that it would have been seen.
+
+    A table of other kernels tells by its silence: ``dkms status`` and a listing of /lib/modules name every kernel.
+    """
+    found = snapshot.view(on_disk)
+    if kernel and any(one.kernel == kernel for one in found):
+        return True
+    if any(info.filename and (not kernel or f"/{kernel}/" in info.filename) for info in snapshot.view(driver_info)):
+        return True
+    if snapshot.view(not_found) or isinstance(snapshot.facts.module_files, Known):
+        return False
+    if kernel and (found or snapshot.view(driver_builds)):
+        return False
+    return None

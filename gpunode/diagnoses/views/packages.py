@@ -24,9 +24,17 @@ _RPM: Final = re.compile(
     r"^(?P<name>[a-zA-Z0-9][\w.+-]*?)-(?P<version>(?:\d+:)?\d[\w.+~^]*-[\w.+~^]+?)"
     r"(?:\.(?:x86_64|aarch64|noarch|i686))?$"
 )
+# dnf list installed, yum list: "nvidia-driver.x86_64   3:550.54.15-1.el9   @cuda-rhel9-x86_64".
+_DNF_LIST: Final = re.compile(
+    r"^(?P<name>[a-zA-Z0-9][\w.+-]*?)\.(?:x86_64|aarch64|noarch|i686)\s+"
+    r"(?P<version>(?:\d+:)?\d[\w.+~^]*-[\w.+~^]+)\s+@?(?P<origin>\S+)\s*$"
+)
+# dpkg-query -W, pacman -Q, dpkg -s.
+_BARE: Final = re.compile(r"^(?P<name>[a-z0-9][\w.+-]+)(?::(?P<arch>\w+))?\s+(?P<version>(?:\d+:)?\d[\w.+~:-]*)\s*$")
 _NO_PACKAGE: Final = re.compile(r"no packages? found matching (?P<name>\S+)|package (?P<rpm>\S+) is not installed")
 # dpkg(1): what of a package in each state is there to be used.
 _INSTALLED: Final = frozenset("iWt")
+_HALF_DONE: Final = frozenset("UFH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,7 @@ class Package:
     Attributes:
         state: dpkg's letter for it (``i`` installed, ``c`` configuration files only, ``F`` half configured …).
         want: dpkg's letter for what is wanted (``h`` is a hold).
+        origin: the repository that it was installed from, where the listing names it.
     """
 
     name: str
@@ -43,11 +52,17 @@ class Package:
     state: str
     want: str
     citation: Citation
+    origin: str = ""
 
     @property
     def is_installed(self) -> bool:
         """Whether it is there and configured."""
         return self.state in _INSTALLED
+
+    @property
+    def is_half_done(self) -> bool:
+        """Whether dpkg unpacked it, began to, or began to configure it, and got no further."""
+        return self.state in _HALF_DONE
 
     @property
     def upstream(self) -> str:
@@ -56,8 +71,31 @@ class Package:
 
 
 def packages(snapshot: Snapshot) -> Mapping[str, Package]:
-    """The packages that are listed, by name."""
-    return {package.name: package for package in _every(snapshot)}
+    """The node's packages that are listed, by name; the best-installed architecture of each."""
+    found: dict[str, Package] = {}
+    for package in _every(snapshot):
+        if package.name not in found or package.is_installed or not found[package.name].is_installed:
+            found[package.name] = package
+    return found
+
+
+def in_containers(snapshot: Snapshot) -> tuple[Package, ...]:
+    """The packages that were listed inside a container."""
+    return tuple(row for item in snapshot.of("packages") if item.where == "container" for row in _rows(item))
+
+
+def holds(snapshot: Snapshot) -> Mapping[str, Citation]:
+    """The packages that are on hold, or excluded from upgrades, by name."""
+    found = {one.name: one.citation for one in snapshot.view(packages).values() if one.want == "h"}
+    for item in snapshot.of("packages"):
+        if "showhold" in item.source.words or "versionlock" in item.source.words:
+            for number, line in enumerate(item.lines, 1):
+                if match := _HELD.match(line.strip()):
+                    found[match["name"]] = cite(item, number)
+    return found
+
+
+_HELD: Final = re.compile(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]+(?:\.\*)?|:\w+)?$")
 
 
 def matching(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
@@ -100,13 +138,32 @@ def _every(snapshot: Snapshot) -> Iterator[Package]:
             place = Citation("/var/lib/dpkg/status", line, None, known.probe)
             yield Package(name, state.version, letter, "h" if state.held else "i", place)
     for item in snapshot.of("packages", "package-output", "text"):
-        yield from _rows(item)
+        if item.where == "host":
+            yield from _rows(item)
+
+
+_DRIVERS_ROW: Final = re.compile(
+    r"\b(?:nvidia-(?:driver|dkms|utils|kernel|headless|open|smi|current)|libnvidia-(?:compute|ml1|ml-|cfg1)|libcuda1"
+    r"|(?:a?kmod|dkms)-nvidia|xorg-x11-drv-nvidia|cuda-drivers|linux-modules-nvidia)"
+)
+
+
+def is_drivers_row(line: str) -> bool:
+    """Whether a line of a list of packages shows one of a driver that is installed, or was begun with."""
+    return bool(_DRIVERS_ROW.search(line)) and not line.startswith(("un ", "rc ", "pn "))
 
 
 def _rows(item: Item) -> Iterator[Package]:
-    by_rpm = item.kind == "packages" and "rpm" in " ".join(item.source.words)
+    words = " ".join(item.source.words)
+    listing = item.kind == "packages"
+    by_rpm = listing and ("rpm" in words or "dnf" in words or "yum" in words or "zypper" in words)
+    by_query = listing and ("dpkg-query" in words or "pacman" in words or "-W" in words)
     for number, line in enumerate(item.lines, 1):
         if match := _DPKG.match(line):
             yield Package(match["name"], match["version"], match["state"], match["want"], cite(item, number))
-        elif match := _APT_LIST.match(line) or (_RPM.match(line.strip()) if by_rpm else None):
+        elif match := _APT_LIST.match(line):
+            yield Package(match["name"], match["version"], "i", "i", cite(item, number))
+        elif match := _DNF_LIST.match(line):
+            yield Package(match["name"], match["version"], "i", "i", cite(item, number), match["origin"])
+        elif match := (_RPM.match(line.strip()) if by_rpm else _BARE.match(line) if by_query else None):
             yield Package(match["name"], match["version"], "i", "i", cite(item, number))

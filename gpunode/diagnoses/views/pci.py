@@ -74,6 +74,13 @@ def gpus(snapshot: Snapshot) -> tuple[Function, ...]:
     return tuple(found for found in snapshot.view(functions) if found.is_gpu)
 
 
+def has_gpu(snapshot: Snapshot) -> bool | None:
+    """Whether a GPU is on the bus; None where nobody listed it."""
+    if snapshot.view(gpus):
+        return True
+    return False if is_listed(snapshot) else None
+
+
 def switches(snapshot: Snapshot) -> tuple[Function, ...]:
     """The NVSwitches on the bus."""
     return tuple(found for found in snapshot.view(functions) if found.is_switch)
@@ -110,10 +117,17 @@ def _every(snapshot: Snapshot) -> Iterator[Function]:
                 yield Function(one.address, one.device, one.name, one.class_code, one.driver, True, (), place)
     for item in snapshot.of("lspci", "text", "kernel-log"):
         if item.kind == "lspci" and "Slot:" not in item.text[:2000]:
-            yield from _listed(item)
+            yield from (found for found in listed(item) if is_nvidias(found))
 
 
-def _listed(item: Item) -> Iterator[Function]:
+def is_nvidias(function: Function) -> bool:
+    """Whether NVIDIA made it."""
+    found = _ID.search(function.name)
+    return "nvidia" in function.name.lower() or bool(found and found["vendor"].lower() == "10de")
+
+
+def listed(item: Item) -> Iterator[Function]:
+    """Every function in an answer of lspci, whoever made it."""
     head: re.Match[str] | None = None
     start, detail = 0, list[str]()
     shows = bool(re.search(r"Kernel (?:driver in use|modules):", item.text))
@@ -122,18 +136,16 @@ def _listed(item: Item) -> Iterator[Function]:
         if match is None:
             detail.append(line)
             continue
-        if head is not None and (found := _function(item, head, start, tuple(detail), shows=shows)):
-            yield found
+        if head is not None:
+            yield _function(item, head, start, tuple(detail), shows=shows)
         head, start, detail = match, number, []
-    if head is not None and (found := _function(item, head, start, tuple(detail), shows=shows)):
-        yield found
+    if head is not None:
+        yield _function(item, head, start, tuple(detail), shows=shows)
 
 
-def _function(item: Item, head: re.Match[str], number: int, detail: tuple[str, ...], *, shows: bool) -> Function | None:
+def _function(item: Item, head: re.Match[str], number: int, detail: tuple[str, ...], *, shows: bool) -> Function:
     name = head["name"]
     found = _ID.search(name)
-    if "nvidia" not in name.lower() and not (found and found["vendor"].lower() == "10de"):
-        return None
     drivers = [line.partition(":")[2].strip() for line in detail if "Kernel driver in use:" in line]
     return Function(
         address(head["address"]),

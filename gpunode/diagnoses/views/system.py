@@ -12,6 +12,7 @@ from gpunode.facts.model import Distro, Known
 PackageManager: TypeAlias = Literal["apt", "dnf", "zypper", "pacman"]
 
 _UNAME: Final = re.compile(r"^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$", re.MULTILINE)
+_UNAME_A: Final = re.compile(r"^Linux\s+(?P<name>\S+)\s+\d+\.")
 _APT: Final = frozenset({"debian", "ubuntu", "linuxmint", "pop", "raspbian"})
 _DNF: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn"})
 # How kernels and packages are named, where nobody looked at os-release.
@@ -59,6 +60,17 @@ def running_kernel(snapshot: Snapshot) -> str:
     for item in snapshot.of("uname"):
         if item.where == "host" and (match := _UNAME.search(item.text)):
             return match[1] or match[2]
+    return ""
+
+
+def hostname(snapshot: Snapshot) -> str:
+    """The machine's own name; empty where nothing tells."""
+    for item in snapshot.items:
+        if item.where == "host" and item.is_seen:
+            if item.subject == "/proc/sys/kernel/hostname" or item.source.words == ("hostname",):
+                return item.text.strip()
+            if item.kind == "uname" and (match := _UNAME_A.match(item.text)):
+                return match["name"]
     return ""
 
 

@@ -143,3 +143,47 @@ def test_a_diff_shows_no_line_of_a_secret_that_spans_lines() -> None:
     shown = "\n".join(diff(without_secrets(change)))
     assert not leaks(shown)
     assert "+[z]" in shown
+
+
+# Each with `hunter2` where a person or a program would have put a secret.
+LEAKY = {
+    "docker's login": '{"auths": {"ghcr.io": {"auth": "aHVudGVyMg=="}, "r": {"identitytoken": "hunter2"}}}',
+    "JSON in a line of a log": r'level=info msg="pull {\"auth\":\"hunter2\",\"password\":\"hunter2\"}"',
+    "JSON in JSON in a line of a log": r'msg="{\\\"password\\\":\\\"hunter2\\\"}"',
+    "a web token": "token eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJodW50ZXIyIn0.hunter2sig rejected",
+    "a kubeconfig": "users:\n- user:\n    client-key-data: aHVudGVyMg==\n    token: hunter2\n",
+    "an environment file": "HF_TOKEN=hf_hunter2hunter2hunter2\nMYSQL_PWD=hunter2\nHTTPS_PROXY=http://a:hunter2@x:1\n",
+    "a unit's environment": 'Environment="REG_PASSWORD=hunter2" "X=1"\n',
+    "docker login": "docker login -u bob -p hunter2 registry.example",
+    "curl": "curl -s -u bob:hunter2 https://x",
+    "options as a list of words": '["server","--token","hunter2"]',
+    "an option behind an option": 'FLAG: --token-auth-file=/x FLAG: --token="hunter2"',
+    "kubeadm": "kubeadm join 10.0.0.1:6443 --token hunter2.hunter2hunter2ab",
+    "a key of NGC": "docker: denied for nvapi-hunter2hunter2hunter2hunter2",
+    "a request that is signed": "https://s3/x?X-Amz-Signature=hunter2&X-Amz-Credential=hunter2",
+    "a pod's environment": "    - name: HF_TOKEN\n      value: hunter2\n",
+    "a header in a log": 'request.header.authorization="Bearer hunter2hunter2"',
+    "grub": "password_pbkdf2 root grub.pbkdf2.sha512.10000.68756e7465723268756e74",
+}
+
+
+@pytest.mark.parametrize("place", LEAKY)
+def test_no_place_gives_a_secret_away(place: str) -> None:
+    after = text(LEAKY[place])
+    assert not leaks(after)
+    assert "68756e74" not in after
+    assert text(after) == after
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus.",
+        "kubelet: nvidia.com/gpu allocatable 0, login.defs read, PWD=/root",
+        'Failed to initialize NVML: could not load NVML library "libnvidia-ml.so.1"',
+        "--discovery-token-ca-cert-hash sha256:12",
+        "docker run -p 8080:80 -u 1000:1000 nvidia/cuda nvidia-smi",
+    ],
+)
+def test_evidence_stays_evidence(line: str) -> None:
+    assert text(line) == line

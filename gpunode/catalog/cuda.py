@@ -1,0 +1,49 @@
+"""CUDA releases, and the driver that each needs. Source: cuda_releases.csv."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from gpunode.catalog import tables
+
+Version: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRelease:
+    """A release of CUDA.
+
+    Attributes:
+        version: major and minor (``(12, 4)``).
+        driver: the oldest driver that supports all of it.
+        min_branch: the oldest driver branch on which programs built with it start at all.
+    """
+
+    version: Version
+    driver: str
+    min_branch: int
+
+
+@lru_cache(maxsize=1)
+def releases() -> tuple[CudaRelease, ...]:
+    """Every release of the table, oldest first."""
+    rows = tables.rows("cuda_releases.csv")
+    return tuple(CudaRelease(parts(row["cuda"]), row["driver"], int(row["min_branch"])) for row in rows)
+
+
+def parts(version: str) -> Version:
+    """A version's numbers (``550.54.14``, ``12.4``)."""
+    return tuple(int(part) for part in version.split("."))
+
+
+def find(version: Version) -> CudaRelease | None:
+    """The release of that major and minor version; None where the table has none."""
+    return next((release for release in releases() if release.version == version[:2]), None)
+
+
+def supported_by(driver: str) -> Version | None:
+    """The newest CUDA that a driver supports; None where it is older than the table."""
+    known = [release.version for release in releases() if parts(release.driver) <= parts(driver)]
+    return known[-1] if known else None

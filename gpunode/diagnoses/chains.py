@@ -1,0 +1,86 @@
+"""What follows from what: groups of causes that are consequences of many others, for ``Rule.explains``.
+
+Each group names what may be found *besides* a cause of that sort and is then its consequence. They build on one
+another, so a group never holds what lies before it: the graph over all rules stays without circles.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+NO_CLUSTER_GPU: Final = frozenset(
+    {
+        "device-plugin-library-not-found",
+        "device-plugin-marked-unhealthy",
+        "device-plugin-not-ready-after-reboot",
+        "gpu-labels-without-capacity",
+        "kubelet-restart-admission-bug",
+        "kubelet-stale-device-allocation",
+        "nvidia-runtime-not-default-no-runtimeclass",
+    }
+)
+"""What Kubernetes shows where the device plugin cannot see a GPU, or no longer."""
+
+NO_CDI: Final = frozenset({"cdi-spec-missing", "cdi-management-spec-missing", "cdi-spec-stale"})
+"""What follows where a CDI specification could not be made: nvidia-ctk asks NVML for what belongs into it."""
+
+NO_NVML: Final = (
+    NO_CLUSTER_GPU
+    | NO_CDI
+    | {
+        "dev-char-symlinks-missing",
+        "gpudirect-rdma-disabled",
+        "nvidia-fs-not-loaded",
+        "nvidia-uvm-not-loaded",
+        "nvidia-uvm-wedged",
+        "peermem-load-failed",
+        "persistenced-start-race",
+    }
+)
+"""What follows where NVML and CUDA cannot start on the node, for whatever reason."""
+
+NOT_INITIALISED: Final = NO_NVML | {"device-node-permissions", "no-device-nodes-driver-not-initialised"}
+"""What follows where the module is loaded and no GPU was initialised: it was refused, is not known, or is in use."""
+
+NO_DRIVER: Final = NOT_INITIALISED | {"driver-module-not-loaded"}
+"""What follows where NVIDIA's module is not in the running kernel, or went again since no GPU was left for it."""
+
+NOT_BUILT: Final = NO_DRIVER | {
+    "dpkg-unconfigured-packages",
+    "driver-library-mismatch-partial-upgrade",
+    "module-built-for-other-kernel",
+    "nouveau-bound",
+}
+"""What follows where the module could not be built for the running kernel.
+
+The packages that should have built it stay unconfigured, what stands on disk is for another kernel or of another
+version, and nouveau, or a fallback that loads it, takes the GPU.
+"""
+
+NOT_ACCEPTED: Final = NO_DRIVER | {"nouveau-bound"}
+"""What follows where a module was built and the kernel does not take it: its signature, its index, its version."""
+
+NOT_INSTALLED: Final = NOT_BUILT | {"driver-userspace-incomplete", "fabric-manager-not-installed"}
+"""What follows where no driver is installed at all: nouveau owning the GPU is then as it should be."""
+
+LIBRARY_MISMATCH: Final = NO_NVML
+"""What follows where the loaded module and the libraries are of different versions, whoever brought them apart."""
+
+GPU_LOST: Final = NOT_INITIALISED | {"xid-154-recovery-action"}
+"""What follows where a GPU that worked stops answering: a fault of its own, of its slot, of its firmware."""
+
+NO_RUNTIME: Final = NO_CLUSTER_GPU
+"""What follows where containers are started without NVIDIA's runtime: the device plugin's own container is, too."""
+
+NO_TOOLKIT: Final = (
+    NO_RUNTIME
+    | NO_CDI
+    | {
+        "containerd-nvidia-runtime-missing",
+        "docker-cdi-feature-disabled",
+        "docker-not-restarted",
+        "nvidia-runtime-not-default-no-runtimeclass",
+        "nvidia-runtime-not-registered",
+    }
+)
+"""What follows where the container toolkit is not installed."""

@@ -1,0 +1,57 @@
+"""What is to be done on a cluster: the commands find the objects by what they are, since every site names them anew."""
+
+from __future__ import annotations
+
+from gpunode.diagnoses.model import Fix, FixKind
+from gpunode.diagnoses.remedies import run
+
+
+def node_word(name: str) -> str:
+    """The node in a command: by its name, else what the node calls itself, which is how kubelets register."""
+    return name or '"$(hostname | tr A-Z a-z)"'
+
+
+def restart_plugin(text: str = "restart the device plugin", when: str = "") -> Fix:
+    """Restarts every daemon set that is a device plugin, wherever it lives."""
+    return run("restart", text, _each_daemon_set("device-plugin", "rollout restart"), when=when)
+
+
+def restart_failed_pods(text: str, reason: str = "UnexpectedAdmissionError") -> Fix:
+    """Deletes the pods that the kubelet refused: their controllers make new ones."""
+    failed = "kubectl get pods -A --field-selector status.phase=Failed --no-headers"
+    delete = 'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
+    return run("restart", text, f"{failed} | awk '/{reason}/ {{print $1, $2}}' | {delete}")
+
+
+def plugin_logs(text: str, kind: FixKind = "inspect") -> Fix:
+    """Shows what the device plugins say."""
+    command = (
+        "kubectl get pods -A --no-headers | awk '/device-plugin/ {print $1, $2}' | "
+        'while read -r space name; do kubectl -n "$space" logs "$name" --all-containers --tail=50; done'
+    )
+    return run(kind, text, command)
+
+
+def set_runtime_class(text: str) -> Fix:
+    """Makes the runtime class, and every device plugin ask for it."""
+    make = (
+        "printf 'apiVersion: node.k8s.io/v1\\nkind: RuntimeClass\\nmetadata:\\n  name: nvidia\\nhandler: nvidia\\n' | "
+        "kubectl apply -f -"
+    )
+    patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
+    return run("configure", text, make, _each_daemon_set("device-plugin", f"patch -p '{patch}'"))
+
+
+def set_driver_root(text: str, root: str) -> Fix:
+    """Tells every device plugin in which root the driver stands."""
+    return run("configure", text, _each_daemon_set("device-plugin", f"set env NVIDIA_DRIVER_ROOT={root}"))
+
+
+def _each_daemon_set(word: str, verb: str) -> str:
+    first, second, rest = (*verb.split(" ", 2), "")[:3]
+    is_long = first in {"rollout", "set"}
+    action = f'{first} {second} daemonset "$name" {rest}' if is_long else f'{first} daemonset "$name" {second} {rest}'
+    return (
+        f"kubectl get daemonsets -A --no-headers | awk '/{word}/ {{print $1, $2}}' | "
+        f'while read -r space name; do kubectl -n "$space" {action.rstrip()}; done'
+    )

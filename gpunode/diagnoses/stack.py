@@ -1,0 +1,176 @@
+"""The stack of a GPU node, from the PCI bus to Kubernetes: what was seen of each layer, and where it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from gpunode.diagnoses.model import Diagnosis, Finding, Layer
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import driver, modules, packages, pci, system
+from gpunode.facts import nvml
+from gpunode.facts.model import Known
+from gpunode.facts.nvml import Inventory
+
+# broken: the root cause lies here. affected: a consequence shows here. works: it was seen to. seen: it was looked at,
+# and nothing is wrong with it. unseen: nothing of it was in the evidence. absent: this node has no such layer.
+State: TypeAlias = Literal["broken", "warned", "affected", "works", "seen", "unseen", "absent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Storey:
+    """One layer of the stack.
+
+    Attributes:
+        seen: what is there, a few words; empty where nothing was seen.
+        findings: the causes that were found in it.
+    """
+
+    id: str
+    title: str
+    state: State
+    seen: str
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    id: str
+    title: str
+    layers: frozenset[Layer]
+    look: Callable[[Snapshot], tuple[State, str]]
+
+
+def stack(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[Storey, ...]:
+    """The layers, the lowest first."""
+    return tuple(_storeys(snapshot, diagnosis))
+
+
+def is_shown_to_work(snapshot: Snapshot) -> bool:
+    """Whether the driver itself answered that it has GPUs: without that, nobody may call a node healthy."""
+    return driver.works(snapshot) or bool(_inventory(snapshot))
+
+
+def _storeys(snapshot: Snapshot, diagnosis: Diagnosis) -> Iterator[Storey]:
+    for row in _ROWS:
+        state, seen = row.look(snapshot)
+        here = tuple(finding for finding in diagnosis.findings if finding.layer in row.layers)
+        yield Storey(row.id, row.title, _state(here) or state, seen, tuple(finding.cause for finding in here))
+
+
+def _state(findings: tuple[Finding, ...]) -> State | None:
+    """The worst that the findings of one layer make of it."""
+    serious = [finding for finding in findings if finding.severity != "info"]
+    if not serious:
+        return None
+    if roots := [finding for finding in serious if not finding.explained_by]:
+        return "broken" if any(finding.severity == "error" for finding in roots) else "warned"
+    return "affected"
+
+
+def _inventory(snapshot: Snapshot) -> tuple[nvml.Gpu, ...]:
+    for item in snapshot.of("nvml"):
+        answer = nvml.parse(item.text.encode()) if item.outcome == "ok" else None
+        if isinstance(answer, Inventory):
+            return answer.gpus
+    return ()
+
+
+def _bus(snapshot: Snapshot) -> tuple[State, str]:
+    found = snapshot.view(pci.gpus)
+    names = dict.fromkeys(gpu.model.name if gpu.model else _plain(gpu.name) for gpu in found)
+    if found:
+        return "works", f"{len(found)} × {', '.join(names)}"
+    return ("seen", "no GPU of NVIDIA's") if pci.is_listed(snapshot) else ("unseen", "")
+
+
+def _plain(name: str) -> str:
+    return name.partition("[")[2].partition("]")[0] or name.replace("NVIDIA Corporation", "").strip()
+
+
+def _kernel(snapshot: Snapshot) -> tuple[State, str]:
+    release = snapshot.view(system.running_kernel)
+    distribution = snapshot.view(system.distro)
+    parts = [distribution.name if distribution else "", release]
+    return ("seen" if release else "unseen"), ", ".join(part for part in parts if part)
+
+
+def _driver(snapshot: Snapshot) -> tuple[State, str]:
+    loaded = snapshot.view(driver.loaded)
+    if loaded:
+        flavour = {True: ", open modules", False: ", proprietary modules", None: ""}[loaded.is_open]
+        return ("works" if is_shown_to_work(snapshot) else "seen"), f"{loaded.version} loaded{flavour}"
+    if version := snapshot.view(driver.smi_version):
+        return "works", version.version
+    if modules.loaded(snapshot, "nvidia"):
+        return "seen", "nvidia is loaded"
+    return ("seen", "not loaded") if modules.loaded(snapshot, "nvidia") is False else ("unseen", "")
+
+
+def _health(snapshot: Snapshot) -> tuple[State, str]:
+    if gpus := _inventory(snapshot):
+        return "works", f"{len(gpus)} answer"
+    return ("seen", "nvidia-smi answers") if driver.works(snapshot) else ("unseen", "")
+
+
+def _fabric(snapshot: Snapshot) -> tuple[State, str]:
+    switches = snapshot.view(pci.switches)
+    if switches:
+        return "seen", f"{len(switches)} NVSwitch{'es' if len(switches) > 1 else ''}"
+    if any(item.outcome == "ok" for item in snapshot.of("nvidia-smi-nvlink")):
+        return "seen", "links listed"
+    return ("absent", "no NVSwitch") if pci.is_listed(snapshot) else ("unseen", "")
+
+
+def _libraries(snapshot: Snapshot) -> tuple[State, str]:
+    library = snapshot.view(driver.library)
+    cuda = snapshot.view(driver.cuda_version)
+    parts = [library.version if library else "", f"CUDA {cuda.version}" if cuda else ""]
+    return ("seen" if any(parts) else "unseen"), ", ".join(part for part in parts if part)
+
+
+def _toolkit(snapshot: Snapshot) -> tuple[State, str]:
+    for name in ("nvidia-container-toolkit", "nvidia-container-toolkit-base"):
+        package = snapshot.view(packages.packages).get(name)
+        if package and package.is_installed:
+            return "seen", f"toolkit {package.version}"
+        if packages.installed(snapshot, name) is False:
+            return "absent", "no toolkit"
+    return ("seen", "") if snapshot.of("nvidia-container-cli", "nvidia-ctk") else ("unseen", "")
+
+
+def _runtime(snapshot: Snapshot) -> tuple[State, str]:
+    kinds = {
+        "docker": ("docker-info", "docker-version"),
+        "containerd": ("containerd-config", "crictl"),
+    }
+    names = [name for name, asked in kinds.items() if any(i.outcome == "ok" for i in snapshot.items if i.kind in asked)]
+    active = [
+        unit.removesuffix(".service")
+        for unit in ("docker.service", "containerd.service", "crio.service")
+        if isinstance(fact := snapshot.facts.unit(unit), Known) and fact.value.state.active
+    ]
+    found = ", ".join(dict.fromkeys((*active, *names)))
+    return ("seen" if found else "unseen"), found
+
+
+def _kubernetes(snapshot: Snapshot) -> tuple[State, str]:
+    kubelet = snapshot.facts.kubelet
+    if isinstance(kubelet, Known):
+        return ("seen", kubelet.value.kind) if kubelet.value else ("absent", "no kubelet")
+    asked = snapshot.of("kubernetes-node", "kubernetes-pod", "kubernetes-log", "kubernetes")
+    return ("seen", "") if asked else ("unseen", "")
+
+
+_ROWS: Final = (
+    _Row("pci", "PCI bus", frozenset({"pci"}), _bus),
+    _Row("gpu", "GPU hardware", frozenset({"hardware", "power-thermal"}), _health),
+    _Row("kernel", "kernel", frozenset({"kernel"}), _kernel),
+    _Row("driver", "driver", frozenset({"package", "driver"}), _driver),
+    _Row("fabric", "NVLink", frozenset({"nvlink"}), _fabric),
+    _Row("libraries", "libraries", frozenset({"userspace"}), _libraries),
+    _Row("toolkit", "toolkit, CDI", frozenset({"toolkit", "cdi"}), _toolkit),
+    _Row("runtime", "container runtime", frozenset({"runtime", "config"}), _runtime),
+    _Row("kubernetes", "Kubernetes", frozenset({"kubernetes"}), _kubernetes),
+)

@@ -1,0 +1,287 @@
+"""docker: which one answers, what its file and flags say, which runtimes the daemon has, and since when it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import moments, system
+from gpunode.diagnoses.views.moments import Moment
+from gpunode.errors import Refused
+from gpunode.facts import units
+from gpunode.facts.items import Item
+from gpunode.facts.model import Known
+from gpunode.facts.sources import Kind
+from gpunode.runtimes import docker, jsontext
+from gpunode.runtimes.dockerd import Flags, flags
+from gpunode.runtimes.model import DOCKER_CONFIG
+
+UNIT: Final = "docker.service"
+_SNAP: Final = re.compile(
+    r"/snap/(?:bin/)?docker\b|/var/snap/docker\b|/run/snap\.docker\b|\bsnap\.docker\.dockerd\b|^docker\b.*\bcanonical\W",
+    re.MULTILINE,
+)
+_SNAP_ROW: Final = re.compile(r"^docker\s+\d\S*\s+\d+\s", re.MULTILINE)
+_SNAP_WRITTEN: Final = re.compile(r"\bsnap (?:install|refresh|restart|info|services) docker\b|\bdocker \(snap\)")
+_ENGINE: Final = re.compile(r"Docker Root Dir:\s*/var/lib/docker\b")
+_DESKTOP: Final = re.compile(
+    r"Operating System:\s*Docker Desktop|Server: Docker Desktop|^\s*Context:\s*desktop-linux|^desktop-linux\s*(?:\*|$)"
+    r"|\"Name\":\s*\"desktop-linux\"|^\s*Name:\s*docker-desktop\b|Kernel Version:\s*\S*linuxkit"
+    r"|^\d+\.\d+\.\d+-linuxkit\b|DOCKER_HOST=\S*/\.docker/desktop/|Current context is now \"desktop-linux\"",
+    re.MULTILINE,
+)
+_DESKTOP_HOST: Final = re.compile(r"\"Host\":\s*\"unix://[^\"\n]*/\.docker/desktop/docker\.sock\"")
+_WINDOWS: Final = re.compile(r"microsoft-standard|Kernel Version:\s*\S*microsoft", re.IGNORECASE)
+_ROOTLESS: Final = re.compile(
+    r"^\s*rootless\s*$|name=rootless|^\s*Context:\s*rootless|^rootless\s*\*|dockerd-rootless|rootlesskit"
+    r"|DOCKER_HOST=unix:///run/user/\d+/docker\.sock|\"Host\":\s*\"unix:///run/user/\d+/docker\.sock\"",
+    re.MULTILINE,
+)
+_ROOTLESS_WRITTEN: Final = re.compile(
+    r"systemctl --user \S+ docker|/\.config/docker/daemon\.json|unix:///run/user/\d+/docker\.sock|\brootless docker\b",
+    re.IGNORECASE,
+)
+_REFUSED: Final = re.compile(
+    r"could not select device driver [\\\"'`]*(?:nvidia)?[\\\"'`]* with capabilities:? ?\[\[[^\]\n]{0,60}gpu"
+    r"|failed to discover GPU vendor from CDI",
+    re.IGNORECASE,
+)
+_UNKNOWN: Final = re.compile(
+    r"unknown or invalid runtime name:? ?[\\\"'`]*nvidia|Unknown runtime specified [\\\"'`]*nvidia"
+    r"|default runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found|is not)"
+    r"|(?:OCI )?runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found)",
+    re.IGNORECASE,
+)
+
+
+def refused(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Docker's word that it knows no way to give a GPU to a container."""
+    return snapshot.said(_REFUSED)
+
+
+def unknown_runtime(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Docker's word that it has no runtime called nvidia."""
+    return snapshot.said(_UNKNOWN)
+
+
+_TOLD: Final[tuple[Kind, ...]] = (
+    "docker-info",
+    "docker-version",
+    "container-run",
+    "container-inspect",
+    "text",
+    "environment",
+    "which",
+)
+_WHERE: Final[tuple[Kind, ...]] = (
+    *_TOLD,
+    "snap",
+    "unit-status",
+    "unit-show",
+    "unit-log",
+    "unit-action",
+    "listing",
+    "application",
+)
+
+
+def snap(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that the docker that answers is the snap."""
+    if snapshot.says(_ENGINE):
+        return ()
+    found = [*snapshot.said(_SNAP, *_WHERE), *snapshot.said(_SNAP_ROW, "snap")]
+    found += [cite(item) for item in snapshot.items if _SNAP_WRITTEN.search(item.written) and item.outcome == "ok"]
+    found += [cite(item) for item in snapshot.files("/var/snap/docker/*") if item.outcome == "ok"]
+    return tuple(dict.fromkeys(found))
+
+
+def desktop(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that Docker Desktop answers, in its own virtual machine; that of Windows has GPUs and is left out."""
+    if system.is_wsl(snapshot) or snapshot.says(_WINDOWS):
+        return ()
+    inspected = [
+        citation
+        for item in snapshot.of("docker-info")
+        if "inspect" in item.source.words
+        for citation in lines_with(item, _DESKTOP_HOST)
+    ]
+    return tuple(dict.fromkeys((*snapshot.said(_DESKTOP, *_WHERE), *inspected)))
+
+
+def rootless(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that the docker that answers runs as a user."""
+    found = [*snapshot.said(_ROOTLESS, *_WHERE)]
+    written = (item for item in snapshot.items if _ROOTLESS_WRITTEN.search(item.written) and item.outcome == "ok")
+    return tuple(dict.fromkeys((*found, *(cite(item) for item in written))))
+
+
+_NOWHERE: Final = Citation("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonFile:
+    """A configuration file of dockerd.
+
+    Attributes:
+        fault: why dockerd cannot read it; empty where it can.
+        citation: of the line with the fault, else of the file.
+        is_whole: whether all of it was seen.
+    """
+
+    path: str
+    item: Item
+    document: Mapping[str, Any] = field(default_factory=dict)
+    fault: str = ""
+    citation: Citation = _NOWHERE
+    is_whole: bool = True
+
+    def line(self, *keys: str) -> Citation:
+        """The line on which the last of ``keys`` stands."""
+        wanted = re.compile("|".join(rf'"{re.escape(key)}"' for key in reversed(keys)))
+        return next(lines_with(self.item, wanted), cite(self.item))
+
+    @property
+    def runtimes(self) -> Mapping[str, Any]:
+        """The runtimes that it registers."""
+        found = self.document.get("runtimes")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def default(self) -> str:
+        """The default runtime that it names."""
+        found = self.document.get("default-runtime")
+        return found if isinstance(found, str) else ""
+
+    @property
+    def cdi(self) -> bool | None:
+        """Whether it switches CDI on; None where it does not say."""
+        features = self.document.get("features")
+        found = features.get("cdi") if isinstance(features, dict) else None
+        return found if isinstance(found, bool) else None
+
+
+def files(snapshot: Snapshot) -> tuple[DaemonFile, ...]:
+    """Dockerd's configuration files that were read."""
+    return tuple(_files(snapshot))
+
+
+def _files(snapshot: Snapshot) -> Iterator[DaemonFile]:
+    for item in snapshot.of("file"):
+        if item.where == "host" and item.subject.endswith("daemon.json") and item.outcome == "ok":
+            yield _daemon_file(item)
+
+
+def _daemon_file(item: Item) -> DaemonFile:
+    path = item.subject if item.subject.startswith("/") or "/" in item.subject else DOCKER_CONFIG
+    is_whole = not item.source.only and not item.source.is_part and "\n..." not in item.text
+    try:
+        document = docker.document_of(item.text.encode("utf-8", "surrogatepass"), path)
+    except Refused as refused:
+        return DaemonFile(path, item, {}, _why(refused), cite(item, _line(item) or 1), is_whole)
+    return DaemonFile(path, item, document, "", cite(item, 1), is_whole)
+
+
+def _why(refused: Refused) -> str:
+    """The fault without the path, which whoever names the file says."""
+    where = re.sub(r"^\S+?daemon\.json:?", "", refused.what).strip()
+    return f"{where}: {refused.why.split('. ')[0]}" if refused.why else where
+
+
+def _line(item: Item) -> int:
+    try:
+        jsontext.parse(item.text)
+    except jsontext.Malformed as error:
+        return min(error.line, max(len(item.lines), 1))
+    return 0
+
+
+_RUNTIMES: Final = re.compile(r"^\s*Runtimes:\s*(?P<names>\S.*)$", re.MULTILINE)
+_RUNTIMES_JSON: Final = re.compile(r"\"Runtimes\":\s*\{(?P<rest>[^\n]{0,4000})")
+_DEFAULT: Final = re.compile(r"^\s*Default Runtime:\s*(?P<name>\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The runtimes that the running daemon has."""
+
+    names: frozenset[str]
+    citation: Citation
+
+
+def registered(snapshot: Snapshot) -> Registered | None:
+    """The runtimes that ``docker info`` names; None where nobody asked it."""
+    for item in snapshot.items:
+        if item.kind not in {"docker-info", "text", "container-run"}:
+            continue
+        if match := _RUNTIMES.search(item.text):
+            names = re.split(r"[\s,]+", match["names"].strip())
+            return Registered(frozenset(names), cite(item, _number(item, match)))
+        if match := _RUNTIMES_JSON.search(item.text):
+            names = re.findall(r"\"([\w.-]+)\":\s*\{", match["rest"])
+            return Registered(frozenset(names), cite(item, _number(item, match)))
+    return None
+
+
+def _number(item: Item, match: re.Match[str]) -> int:
+    return item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1
+
+
+_START: Final = re.compile(r"(?:ExecStart=|^\s*|\s)(?P<command>(?:/\S+/)?dockerd(?:-ce)?\s+-\S[^\n]*)", re.MULTILINE)
+
+
+def started_with(snapshot: Snapshot) -> tuple[Flags, Citation] | None:
+    """The flags with which dockerd is started; None where nothing shows its command line."""
+    found: tuple[Flags, Citation] | None = None
+    for item in snapshot.items:
+        if not _shows_command(item):
+            continue
+        for match in _START.finditer(item.text):
+            words = units.split(match["command"].split(" (code=")[0].strip()) or match["command"].split()
+            found = flags(words), cite(item, _number(item, match))
+    return found
+
+
+def _shows_command(item: Item) -> bool:
+    about = item.subject.endswith((UNIT, ".conf")) and "docker" in (item.subject or item.written)
+    return "dockerd" in item.text and (about or item.kind in {"unit-file", "unit-status", "text"})
+
+
+_SINCE: Final = (
+    re.compile(rf"(?:ActiveEnter|ExecMainStart)Timestamp=\w{{3}} {moments.DATE}"),
+    re.compile(rf"Active: active \(running\) since \w{{3}} {moments.DATE}"),
+)
+
+
+def started(snapshot: Snapshot) -> Moment | None:
+    """When the running dockerd was started; None where nothing tells."""
+    unit = snapshot.facts.unit(UNIT)
+    if isinstance(unit, Known) and unit.value.started_at is not None:
+        said = f"{UNIT} started {moments.written(unit.value.started_at)}"
+        place = Citation("systemctl show docker.service", said, None, unit.probe)
+        return Moment(unit.value.started_at, place, is_fact=True)
+    found = (
+        moment
+        for item in snapshot.of("unit-show", "unit-status", "text")
+        if "docker" in f"{item.subject} {item.written} {item.text[:2000]}".lower()
+        for moment in moments.told(item, *_SINCE)
+    )
+    return next(found, None)
+
+
+_VERSION: Final = re.compile(r"Docker version (?P<a>\d+(?:\.\d+)+)|Server Version:\s*(?P<b>\d+(?:\.\d+)+)")
+_VERSION_ROW: Final = re.compile(r"^\s*Version:\s+(?P<c>\d+(?:\.\d+)+)", re.MULTILINE)
+
+
+def version(snapshot: Snapshot) -> tuple[int, ...]:
+    """Docker's version; empty where nothing tells."""
+    for item in snapshot.items:
+        match = _VERSION.search(item.text) if item.kind != "file" else None
+        if match is None and item.kind == "docker-version":
+            match = _VERSION_ROW.search(item.text)
+        if match is not None:
+            return tuple(int(part) for part in re.findall(r"\d+", match[match.lastgroup or 0]))
+    return ()

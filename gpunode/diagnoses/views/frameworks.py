@@ -1,0 +1,108 @@
+"""What was built for which CUDA: torch and its like, images, toolkits; and for which GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.catalog.cuda import Version, parts
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import pci
+
+_RUNTIMES: Final = (
+    re.compile(r"\bcuda ?>= ?(?P<cuda>\d{1,2}\.\d)\b"),
+    re.compile(r"\bnvidia/cuda:(?P<cuda>\d{1,2}\.\d)"),
+    re.compile(r"\bCuda compilation tools, release (?P<cuda>\d{1,2}\.\d)"),
+    re.compile(r"\bCUDA_VERSION[=: ]+(?P<cuda>\d{1,2}\.\d)"),
+    re.compile(r"CUDA Driver Version / Runtime Version\s+\d+\.\d+ / (?P<cuda>\d{1,2}\.\d)"),
+    re.compile(r"(?:torch\.version\.cuda|CUDA used to build PyTorch)\D{0,12}(?P<cuda>\d{1,2}\.\d)"),
+    re.compile(r"\+cu(?P<short>\d{2,3})\b"),
+    re.compile(r"\bcudatoolkit[= ]+(?P<cuda>\d{1,2}\.\d)"),
+)
+_CAPABILITY: Final = re.compile(
+    r"(?:CUDA capability (?:is |Major/Minor version number:\s*)?sm_"
+    r"|[Cc]ompute [Cc]apability:?\s+(?:sm_)?|compute_cap\D{1,12}"
+    r"|Major/Minor version number:\s*)(?P<cap>\d{1,2}\.?\d)"
+)
+_LISTED: Final = re.compile(r"(?:sm|compute)_(?P<cap>\d{2,3})[af]?\b")
+_SUPPORTS: Final = re.compile(
+    r"supports CUDA capabilities (?P<one>(?:(?:sm|compute)_\w+\s*)+)|get_arch_list\(\)\D{0,20}(?P<two>\[[^\]]*\])"
+    r"|(?P<three>\[(?:'(?:sm|compute)_\w+'(?:, )?)+\])|arch_list\s*[:=]?\s*(?P<four>(?:(?:sm|compute)_\w+[ ,]*)+)"
+)
+_GGML: Final = re.compile(r"compatible with CUDA arch (?P<gpu>\d{3,4})\. .{0,40}compiled for: (?P<list>[\d,]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The CUDA that something was built with."""
+
+    cuda: Version
+    citation: Citation
+
+
+def runtimes(snapshot: Snapshot) -> tuple[Built, ...]:
+    """The CUDA versions that images and programs bring."""
+    return tuple(_runtimes(snapshot))
+
+
+def _runtimes(snapshot: Snapshot) -> Iterator[Built]:
+    silent = {"kernel-log", "lspci", "nvidia-smi", "nvidia-smi-q", "packages"}
+    for item in snapshot.items:
+        if item.kind in silent or not item.is_seen:
+            continue
+        for pattern in _RUNTIMES:
+            for text, shift in ((item.text, True), (item.written, False)):
+                if match := pattern.search(text):
+                    found = match.groupdict()
+                    version = found.get("cuda") or _long(found.get("short") or "")
+                    number = item.text.count("\n", 0, match.start()) + 1 if shift else 1
+                    yield Built(parts(version), cite(item, number))
+
+
+def _long(short: str) -> str:
+    """``cu118`` is CUDA 11.8, ``cu92`` 9.2."""
+    return f"{short[:-1]}.{short[-1]}"
+
+
+def capabilities(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
+    """The compute capability of the GPUs, as digits (``120``), by their ids or by what programs say."""
+    return tuple(_capabilities(snapshot))
+
+
+def _capabilities(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    for gpu in snapshot.view(pci.gpus):
+        if gpu.model is not None and gpu.model.compute_capability:
+            yield gpu.model.compute_capability.replace(".", ""), gpu.citation
+    for item in snapshot.items:
+        if item.kind not in {"kernel-log", "lspci"} and item.is_seen:
+            for number, line in enumerate(item.lines, 1):
+                if match := _CAPABILITY.search(line):
+                    yield match["cap"].replace(".", ""), cite(item, number)
+
+
+def built_for(snapshot: Snapshot) -> tuple[tuple[frozenset[str], Citation], ...]:
+    """The architectures that a program has code for, each list with its line."""
+    return tuple(_built_for(snapshot))
+
+
+def _built_for(snapshot: Snapshot) -> Iterator[tuple[frozenset[str], Citation]]:
+    for item in snapshot.items:
+        if item.kind in {"kernel-log", "lspci", "packages"} or not item.is_seen:
+            continue
+        for match in _SUPPORTS.finditer(item.text):
+            listed = next(group for group in match.groups() if group)
+            caps = frozenset(one["cap"] for one in _LISTED.finditer(listed))
+            if caps:
+                yield caps, cite(item, item.text.count("\n", 0, match.start()) + 1)
+        for match in _GGML.finditer(item.text):
+            place = cite(item, item.text.count("\n", 0, match.start()) + 1)
+            yield frozenset(str(int(one) // 10) for one in match["list"].split(",") if one), place
+
+
+def runs_on(capability: str, listed: frozenset[str]) -> bool:
+    """Whether code for ``listed`` runs on a GPU: of the same major version, for no newer minor one."""
+    major, minor = capability[:-1], capability[-1]
+    return any(one[:-1] == major and one[-1] <= minor for one in listed)

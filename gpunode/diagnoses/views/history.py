@@ -1,0 +1,108 @@
+"""What was done to the driver's packages, and by whom: the logs of apt, dpkg, dnf, zypper, pacman."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.catalog.conflicts import driver_packages
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.facts.items import Item
+
+# Of a long log the newest part: what broke a driver is seldom older.
+_NEWEST: Final = 1 << 21
+_STAMP: Final = re.compile(r"^Start-Date:\s*(?P<at>\S+\s+\S+)")
+_COMMAND: Final = re.compile(r"^(?:Commandline|Command [Ll]ine)\s*:\s*(?P<command>.*)$")
+_CHANGES: Final = re.compile(r"^(?:Upgrade|Install|Reinstall|Downgrade):\s")
+_ENTRY: Final = re.compile(r"(?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<one>[^,)\s]+)(?:, (?P<two>[^)]+))?\)")
+_DPKG: Final = re.compile(
+    r"^(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:upgrade|install) (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? "
+    r"(?P<old>\S+) (?P<new>\S+)$"
+)
+_TERM: Final = re.compile(
+    r"^Unpacking (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<new>[^)\s]+)\)(?: over \((?P<old>[^)\s]+)\))?"
+)
+_UNATTENDED: Final = re.compile(r"Packages that (?:will be|were) upgraded:\s*(?P<names>\S.*)$")
+_PACMAN: Final = re.compile(r"\[ALPM\] upgraded (?P<name>\S+) \((?P<old>\S+) -> (?P<new>[^)\s]+)\)")
+_RPM_LOG: Final = re.compile(
+    r"(?:SUBDEBUG |\s|^)(?:Upgrade|Upgraded|Updated|Update|Installed|Install)d?:?\s+"
+    r"(?:\d+:)?(?P<name>[a-zA-Z][\w.+-]*?)-(?:\d+:)?(?P<new>\d[\w.+~^]*-[\w.+~^]+?)"
+    r"(?:\.(?:x86_64|noarch|aarch64|i686))?(?:\s|$)"
+)
+_ZYPP: Final = re.compile(r"^(?P<at>\d{4}-\d\d-\d\d [\d:]{8})\|install\|(?P<name>[^|]+)\|(?P<new>[^|]+)\|")
+_AUTOMATIC: Final = re.compile(
+    r"unattended-upgrade|Packages that will be upgraded:|\bdnf-automatic|\byum-cron"
+    r"|packagekit role='update-packages'|transactional-update|apt-daily"
+)
+_RPM_DRIVER: Final = re.compile(
+    r"^(?:(?:a?kmod|dkms)-nvidia|nvidia-(?:driver|kmod|open|persistenced|modprobe|libXNVCtrl|utils|compute|gl|lts|dkms)"
+    r"|xorg-x11-drv-nvidia|x11-video-nvidia|libnvidia-(?:ml|cfg|fbc)|nvidia$|lib32-nvidia-utils)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """A version of one of the driver's packages that was brought in.
+
+    Attributes:
+        before: the version that it replaced; empty where there was none or the log does not tell.
+        after: the new version; empty where the log does not tell.
+        is_automatic: whether the system did it by itself.
+        by: the command, as it stands in the log.
+    """
+
+    name: str
+    before: str
+    after: str
+    is_automatic: bool
+    by: str
+    citation: Citation
+
+    @property
+    def driver(self) -> str:
+        """The driver's version in ``after``, without epoch and revision."""
+        return self.after.split(":")[-1].split("-")[0].split("~")[0]
+
+
+def upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
+    """What happened to the driver's packages, in the order of the evidence; within one log the oldest first."""
+    logs = snapshot.of("package-history", "package-output", "unit-log", "journal", "text")
+    return tuple(one for item in logs if "nvidia" in item.text for one in _of(item))
+
+
+def is_drivers(name: str) -> bool:
+    """Whether a package of this name, deb or rpm, is part of a driver."""
+    return bool(driver_packages((name,))) or bool(_RPM_DRIVER.match(name))
+
+
+def _of(item: Item) -> Iterator[Upgrade]:
+    automatic_log = "unattended-upgrades" in item.written or "apt-daily" in item.written
+    command, first = "", item.text.count("\n", 0, max(0, len(item.text) - _NEWEST))
+    for number, line in enumerate(item.lines[first:], first + 1):
+        if _STAMP.match(line):
+            command = ""
+        elif match := _COMMAND.match(line):
+            command = match["command"].strip()
+        elif "nvidia" in line or "libcuda" in line:
+            automatic = automatic_log or bool(_AUTOMATIC.search(command) or _AUTOMATIC.search(line))
+            for name, before, after in _changed(line, item):
+                if is_drivers(name):
+                    yield Upgrade(name, before, after, automatic, command, cite(item, number))
+
+
+def _changed(line: str, item: Item) -> Iterator[tuple[str, str, str]]:
+    if _CHANGES.match(line):
+        for entry in _ENTRY.finditer(line):
+            two = (entry["two"] or "").removesuffix("automatic").strip(", ")
+            yield entry["name"], entry["one"] if two else "", two or entry["one"]
+    elif match := _UNATTENDED.search(line):
+        for name in match["names"].split():
+            yield name.partition(":")[0], "", ""
+    elif pair := _DPKG.match(line) or _TERM.match(line) or _PACMAN.search(line):
+        old = pair["old"] or ""
+        yield pair["name"], "" if old == "<none>" else old, pair["new"]
+    elif item.kind == "package-history" and (one := _ZYPP.match(line) or _RPM_LOG.search(line)):
+        yield one["name"], "", one["new"]

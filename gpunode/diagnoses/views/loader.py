@@ -1,0 +1,112 @@
+"""Which libcuda and libnvidia-ml programs load: by the loader's cache, by LD_LIBRARY_PATH, by what a program says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.facts.items import Item
+from gpunode.facts.sources import Where
+
+Sort: TypeAlias = Literal["driver", "stub", "compat", "other"]
+
+# ldconfig -p and ldd: "libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1".
+_RESOLVED: Final = re.compile(
+    r"(?P<name>lib(?:cuda|nvidia-ml)\.so(?:\.1)?)(?:\s*\((?P<flags>[^)]*)\))?\s*=>\s*(?P<path>/\S+)"
+)
+# LD_DEBUG, strace, /proc/PID/maps, numba, nvtop: a library that a program did open.
+_OPENED: Final = re.compile(
+    r"(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}|^\s+)"
+    r"(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)",
+    re.MULTILINE,
+)
+_VARIABLE: Final = re.compile(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?\s*[=:]\s*['\"]?(?P<value>[^\s'\",;]+)")
+_CONF: Final = re.compile(r"^\s*(?P<folder>/\S+)\s*$", re.MULTILINE)
+_STANDARD: Final = re.compile(
+    r"^(?:/usr)?/lib(?:32|64)?(?:/(?:x86_64|aarch64|i386|powerpc64le)-linux-gnu)?(?:/nvidia(?:[-/][\w.-]+)?)?/?$"
+    r"|^/usr/lib/wsl/|^/run/(?:nvidia|opengl-driver)|^/usr/local/nvidia/|^/opt/nvidia/|^/nix/store/|^/home/kubernetes/bin/nvidia"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A file that is, or would be, loaded as the driver's library.
+
+    Attributes:
+        name: ``libcuda`` or ``libnvidia-ml``.
+        sort: ``stub`` comes with the toolkit for linking, ``compat`` with packages for newer CUDA on old drivers,
+            ``other`` is a copy outside the places where a driver has its libraries.
+    """
+
+    name: str
+    path: str
+    sort: Sort
+    where: Where
+    citation: Citation
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that the loader searches before its own."""
+
+    path: str
+    sort: Sort
+    where: Where
+    citation: Citation
+
+
+def sort_of(path: str) -> Sort:
+    """What sort of library stands at ``path``, or in it where it is a folder."""
+    if "/stubs" in path:
+        return "stub"
+    if "/compat" in path:
+        return "compat"
+    folder = path.rpartition("/")[0] if ".so" in path else path
+    return "driver" if _STANDARD.match(folder) else "other"
+
+
+def loaded(snapshot: Snapshot) -> tuple[Library, ...]:
+    """The first file that the loader's cache or ldd names for each library, and all that programs say they opened."""
+    return tuple(one for item in snapshot.items if item.outcome == "ok" for one in _of(item))
+
+
+def _of(item: Item) -> Iterator[Library]:
+    if item.kind in {"file", "packages", "lspci", "kernel-log", "nvidia-container-cli"}:
+        return
+    seen: set[str] = set()
+    for number, line in enumerate(item.lines, 1):
+        if ".so" not in line or "lib" not in line:
+            continue
+        if match := _RESOLVED.search(line):
+            name = match["name"].split(".so")[0]
+            foreign = "x86-64" not in (match["flags"] or "x86-64") and "AArch64" not in (match["flags"] or "")
+            if name not in seen and not foreign:
+                seen.add(name)
+                yield Library(name, match["path"], sort_of(match["path"]), item.where, cite(item, number))
+        elif item.kind != "listing" and (match := _OPENED.search(line)):
+            name = "libcuda" if "libcuda" in match["path"] else "libnvidia-ml"
+            yield Library(name, match["path"], sort_of(match["path"]), item.where, cite(item, number))
+
+
+def folders(snapshot: Snapshot) -> tuple[Folder, ...]:
+    """The folders in LD_LIBRARY_PATH and in /etc/ld.so.conf.d that are none of the loader's own."""
+    return tuple(one for item in snapshot.items if item.outcome == "ok" for one in _folders(item))
+
+
+def _folders(item: Item) -> Iterator[Folder]:
+    echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
+    for number, line in enumerate(item.lines, 1):
+        paths: list[str] = []
+        if "LD_" in line:
+            paths = [path for match in _VARIABLE.finditer(line) for path in match["value"].split(":")]
+        elif echoes:
+            paths = line.strip().split(":")
+        elif item.subject.startswith("/etc/ld.so.conf") and (match := _CONF.match(line)):
+            paths = [match["folder"]]
+        for path in paths:
+            if path.startswith("/") and (sort := sort_of(path)) != "driver":
+                yield Folder(path, sort, item.where, cite(item, number))

@@ -1,0 +1,65 @@
+"""Nodes inside containers: clusters of minikube, kind and k3d, whose runtime is not the one of the host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import kube
+
+# `minikube start` makes a container of its own kind unless told to use the host itself or a virtual machine.
+_MADE: Final = re.compile(
+    r"\bminikube\s+start\b|\bkind\s+create\s+cluster\b|\bk3d\s+cluster\s+create\b|\bkindest/node\b|\bkicbase\b"
+    r"|\bnvkind\s+cluster\b|kind\.x-k8s\.io/|providerID:\s*kind://|ghcr\.io/k3d-io|Using (?:the )?docker driver"
+    r"|\bdocker:[\w.-]*dind\b|docker exec (?:-\w+ )*minikube\b|minikube ssh\b",
+    re.IGNORECASE,
+)
+_MARKS: Final = ("minikube", "kind-", "kind ", "kindest", "kind.x", "kind:", "k3d", "kicbase", "dind", "docker driver")
+_NODE_NAME: Final = re.compile(
+    r"^(?:desktop-(?:control-plane|worker\d*)|minikube(?:-m\d+)?|kind(?:-[\w-]+)?-(?:worker\d*|control-plane\d*)|k3d-[\w-]+-(?:server|agent)-\d+)$"
+)
+_IN_TEXT: Final = re.compile(
+    r"(?:^|[\s/=\"'])(?P<name>minikube/\d|kind-(?:worker|control-plane)|k3d-[\w-]+-(?:server|agent)-\d)|docker@minikube"
+)
+_NOT_NESTED: Final = re.compile(r"--(?:vm-)?driver[= ](?:none|kvm2?|virtualbox|vmware|qemu\d?|hyperv)\b")
+_PASSED: Final = re.compile(r"\bminikube\s+start\b[^\n]{0,200}--gpus?[= ]\S+")
+
+
+def signs(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that the cluster's node is a container on this host."""
+    if _typed(snapshot, _NOT_NESTED, "driver"):
+        return ()
+    return tuple(dict.fromkeys(_signs(snapshot)))
+
+
+def is_nested(snapshot: Snapshot) -> bool:
+    """Whether the node is a container on this host, and nothing was done to give it the GPUs."""
+    return bool(snapshot.view(signs)) and not _typed(snapshot, _PASSED, "gpu")
+
+
+def _typed(snapshot: Snapshot, pattern: re.Pattern[str], mark: str) -> bool:
+    """Whether it stands in a command that was typed, as a source or in what was pasted."""
+    return any(pattern.search(item.written) for item in snapshot.items) or bool(kube.said(snapshot, pattern, mark))
+
+
+def _signs(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in snapshot.items:
+        if item.kind in {"nvml", "packages", "listing", "kernel-log", "journal"}:
+            continue
+        if _MADE.search(item.written):
+            yield Citation(item.written, item.written, None, item.key)
+        if item.kind in {"kubernetes-node", "text"}:
+            names = ((number, line.split()[:2]) for number, line in enumerate(item.lines[:200], 1))
+            yield from (
+                cite(item, number)
+                for number, words in names
+                if len(words) == 2 and _NODE_NAME.match(words[0]) and "Ready" in words[1]
+            )
+    for pattern in (_MADE, _IN_TEXT):
+        yield from kube.said(snapshot, pattern, *_MARKS)[:3]
+    for node in snapshot.view(kube.nodes):
+        if _NODE_NAME.match(node.name) and node.citation:
+            yield node.citation

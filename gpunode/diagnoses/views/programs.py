@@ -1,0 +1,69 @@
+"""Whether a program is there: by which, by a listing, or by the shell's word when somebody tried to run it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.facts.items import Item
+
+_ABSENT: Final = re.compile(
+    r"(?:^|[\s:'\"`/])(?P<name>[\w.+-]+)['\"`]?: (?:command )?not found"
+    r"|Command ['\"](?P<asked>[\w.+-]+)['\"] not found"
+    r"|cannot access ['\"]?(?P<listed>/[^\s'\":]+)['\"]?: No such file",
+    re.IGNORECASE | re.MULTILINE,
+)
+# A shell's own word for it.
+_COMMAND: Final = re.compile(r"\b(?:command -[vV]|type -[pP]|hash)\s+(?P<names>[\w.+ -]+)")
+_PATH: Final = re.compile(r"^(?:[\w.+-]+:\s+)?(?P<path>/\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Whether something is there, and what says so."""
+
+    is_there: bool
+    citation: Citation
+
+
+def look(snapshot: Snapshot, *names: str) -> Presence | None:
+    """Whether one of the programs is there on the node; None where nobody looked. One that is found counts."""
+    seen = [one for name in names for item in snapshot.items if (one := _seen(item, name)) is not None]
+    return next((one for one in seen if one.is_there), seen[0] if seen else None)
+
+
+def _seen(item: Item, name: str) -> Presence | None:
+    if item.where == "container" or not item.is_seen:
+        return None
+    if (asked := _COMMAND.search(item.written)) and name in asked["names"].split():
+        return Presence(f"/{name}" in item.text, cite(item))
+    if item.kind == "which":
+        if name not in (word.rsplit("/", 1)[-1] for word in item.source.words[1:]):
+            return None
+        paths = {match["path"].rsplit("/", 1)[-1] for match in _PATH.finditer(item.text)}
+        return Presence(name in paths, cite(item))
+    if item.kind == "listing" and (line := _listed(item, name)):
+        return Presence(True, cite(item, line))
+    return next((Presence(False, cite(item, number)) for number in _denials(item, name)), None)
+
+
+def _listed(item: Item, name: str) -> int:
+    """The line of a listing that ends in the program's path; 0 where none does."""
+    for number, line in enumerate(item.lines, 1):
+        words = line.split(" -> ")[0].split()
+        if words and words[-1].rsplit("/", 1)[-1] == name and "/bin" in f"{item.subject} {words[-1]}":
+            return number
+    return 0
+
+
+def _denials(item: Item, name: str) -> Iterator[int]:
+    if name not in item.text or ("not found" not in item.text and "No such file" not in item.text):
+        return
+    for match in _ABSENT.finditer(item.text):
+        found = match["name"] or match["asked"] or match["listed"].rsplit("/", 1)[-1]
+        if found == name:
+            yield item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1

@@ -1,0 +1,183 @@
+"""NVIDIA's container toolkit: whether it is there, in which version, and what its configuration says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import moments, packages, programs
+from gpunode.diagnoses.views.moments import Moment
+from gpunode.diagnoses.views.programs import Presence
+from gpunode.facts.items import Item
+from gpunode.facts.probes import TOOLKIT_LIST
+from gpunode.runtimes.tomlread import parse
+
+# Any of them brings the hook that dockerd looks for, itself or by what it depends on.
+_PACKAGES: Final = (
+    *("nvidia-container-toolkit", "nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-docker2"),
+)  # fmt: skip
+_PROGRAMS: Final = (
+    *("nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-runtime", "nvidia-ctk"),
+    "nvidia-container-cli",
+)
+_ANSWERS: Final = re.compile(
+    r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^\s*cli-version:|nvidia-container-cli(?:\.real)?: "
+    r"|initializing library context \(version=",
+    re.MULTILINE,
+)
+_LIBRARY: Final = re.compile(
+    r"(?:cli-version|lib-version):\s*(?P<cli>\d[\d.]*)|library context \(version=(?P<log>\d[\d.]*)"
+    r"|NVIDIA Container (?:Toolkit CLI|Runtime Hook) version (?P<ctk>\d[\d.]*)"
+)
+_LIBRARY_PACKAGES: Final = (
+    *("libnvidia-container1", "libnvidia-container-tools", "libnvidia-container"),
+    *("nvidia-container-toolkit", "nvidia-container-toolkit-base"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of the toolkit or its library, which go together since 1.6."""
+
+    numbers: tuple[int, ...]
+    citation: Citation
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self.numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value in the toolkit's configuration."""
+
+    value: str
+    citation: Citation
+
+
+_GONE: Final = re.compile(
+    r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit)(?:-hook|\.cdi|\.legacy)?"
+    r"[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)",
+)
+
+
+def gone(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """A runtime's word that NVIDIA's program, which it is told to run, is not there."""
+    return snapshot.said(_GONE)
+
+
+def presence(snapshot: Snapshot) -> Presence | None:
+    """Whether the toolkit is installed; None where nothing tells. What speaks for it counts."""
+    signs = tuple(_signs(snapshot))
+    return next((sign for sign in signs if sign.is_there), signs[0] if signs else None)
+
+
+def _signs(snapshot: Snapshot) -> Iterator[Presence]:
+    listed = snapshot.view(packages.packages)
+    for name in _PACKAGES:
+        if (package := listed.get(name)) is not None and package.is_installed:
+            yield Presence(True, package.citation)
+    if (found := programs.look(snapshot, *_PROGRAMS)) is not None:
+        yield found
+    for citation in snapshot.said(_ANSWERS):
+        yield Presence(True, citation)
+    for item in snapshot.of("package-policy"):
+        for match in _POLICY.finditer(item.text):
+            number = item.text.count("\n", 0, match.start("version")) + 1
+            yield Presence(match["version"][0] != "(", cite(item, number))
+    if (moment := installed_at(snapshot)) is not None:
+        yield Presence(True, moment.citation)
+    if (denial := _not_listed(snapshot)) is not None:
+        yield Presence(False, denial)
+
+
+def _not_listed(snapshot: Snapshot) -> Citation | None:
+    """The list of packages that would name the toolkit, and does not."""
+    name = _PACKAGES[0]
+    if packages.installed(snapshot, name) is not False:
+        return next((cite(item) for item in snapshot.of("packages") if _would_list(item, name)), None)
+    for item in snapshot.of("packages", "package-output", "package-policy"):
+        said = next((number for number, line in enumerate(item.lines, 1) if name in line), 0)
+        if said or item.source.only or _would_list(item, name):
+            return cite(item, said or None)
+    return Citation("/var/lib/dpkg/status", f"no {name}", None, "dpkg-status")
+
+
+def _would_list(item: Item, name: str) -> bool:
+    """Whether it is a list of all packages that match a pattern, and the toolkit's name does."""
+    asked = [word.strip("'\"") for word in item.source.words[1:] if "*" in word]
+    return bool(asked) and not item.source.only and not item.source.is_part and any(fnmatchcase(name, a) for a in asked)
+
+
+# The first line below the name is what is installed, in the language of the node.
+_POLICY: Final = re.compile(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*(?P<version>\S+)", re.MULTILINE)
+_INSTALLED: Final = (
+    re.compile(rf"^{moments.DATE} status installed nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
+    re.compile(rf"^{moments.DATE} install nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
+)
+_APT: Final = re.compile(
+    rf"^Start-Date: {moments.DATE}\n(?:[^\n]+\n){{0,4}}?Install:[^\n]*\bnvidia-container-toolkit:", re.MULTILINE
+)
+
+
+def installed_at(snapshot: Snapshot) -> Moment | None:
+    """When the toolkit was installed last; None where nothing tells."""
+    if (at := snapshot.facts.changed_at.get(TOOLKIT_LIST)) is not None:
+        said = f"{TOOLKIT_LIST} written {moments.written(at)}"
+        return Moment(at, Citation(TOOLKIT_LIST, said, None, f"file:{TOOLKIT_LIST}"), is_fact=True)
+    items = snapshot.of("package-history", "text", "package-output", "packages")
+    found = [moment for item in items for moment in moments.told(item, *_INSTALLED, _APT)]
+    return max(found, key=lambda moment: moment.at, default=None)
+
+
+def versions(snapshot: Snapshot) -> tuple[Version, ...]:
+    """The versions of the toolkit and its library that are named somewhere."""
+    return tuple(_versions(snapshot))
+
+
+def _versions(snapshot: Snapshot) -> Iterator[Version]:
+    for item in snapshot.items:
+        if item.kind in {"file", "kernel-log", "packages"}:
+            continue
+        for match in _LIBRARY.finditer(item.text):
+            number = item.text.count("\n", 0, match.start()) + 1
+            yield Version(_numbers(match["cli"] or match["log"] or match["ctk"]), cite(item, number))
+    for name in _LIBRARY_PACKAGES:
+        package = snapshot.view(packages.packages).get(name)
+        if package is not None and package.is_installed:
+            yield Version(_numbers(package.upstream), package.citation)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+_CONFIGS: Final = "*nvidia-container-runtime/config.toml"
+
+
+def setting(snapshot: Snapshot, key: str) -> Setting | None:
+    """The value of ``key`` of [nvidia-container-cli] in the toolkit's configuration; None where it is not set."""
+    for item in snapshot.of("file"):
+        if item.where == "host" and fnmatchcase(item.subject, _CONFIGS) and (found := _setting(item, key)) is not None:
+            return found
+    return None
+
+
+def _setting(item: Item, key: str) -> Setting | None:
+    # Of a file that somebody pasted in part the table's header may be missing.
+    written = re.compile(rf"^\s*{re.escape(key)}\s*=\s*(?P<value>\S.*?)\s*$")
+    for number, line in enumerate(item.lines, 1):
+        if match := written.match(line):
+            return Setting(_plain(match["value"]), cite(item, number))
+    return None
+
+
+def _plain(value: str) -> str:
+    try:
+        return str(parse(f"value = {value}\n")["value"])
+    except ValueError:
+        return value.strip("\"'")

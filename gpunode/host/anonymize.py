@@ -1,0 +1,149 @@
+"""Evidence that names neither the machine nor its parts: serial numbers, UUIDs, MAC addresses and host names masked.
+
+What is equal stays equal and keeps its form, so that a diagnosis of the masked evidence is that of the evidence. The
+replacements are numbers in the order of their first appearance: they tell nothing, also not to one who tries all MAC
+addresses of a vendor, and the same evidence gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
+
+# In paths of cgroups with underscores.
+_UUID: Final = re.compile(
+    r"(?:(?<=pod)|(?<![0-9a-f]))[0-9a-f]{8}([-_])[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{12}(?![0-9a-f])",
+    re.IGNORECASE,
+)
+_MAC: Final = re.compile(r"(?<![\w:.-])(?:[0-9a-f]{2}:){5}[0-9a-f]{2}(?![\w:])", re.IGNORECASE)
+# An InfiniBand GUID, a PCI device's serial number, an id of systemd as Kubernetes has it, docker's own (before 24).
+_NUMBER: Final = re.compile(
+    r"(\bGUID:[ \t]*0x)([0-9a-f]{16})\b"
+    r"|(\bDevice Serial Number[ \t]+)((?:[0-9a-f]{2}-){7}[0-9a-f]{2})\b"
+    r"|(\bmachineID:[ \t]*[\"']?)([0-9a-f]{32})\b"
+    r"|(^[ \t]*ID:[ \t]*)((?:[A-Z2-7]{4}:){11}[A-Z2-7]{4})\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SERIAL: Final = re.compile(
+    r"(\bSerial(?:[ _-]?(?:Number|No\.?))?[\"']?[ \t]{0,60}[:=][ \t]*[\"']?)"
+    r"(?!(?:N/A|None|null|Unknown|Not Specified|serial-\d)\b)([\w.+/-]{2,64})",
+    re.IGNORECASE,
+)
+_LONG: Final = re.compile(r"(?=.*\d).{8,}")
+# Where a host's name stands: before a message of journalctl and syslog, and where tools say it.
+_STAMP: Final = r"(?:\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,30}|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)"
+_BEFORE_MESSAGE: Final = re.compile(
+    rf"^({_STAMP} )([\w.-]{{1,253}})(?= [^\s:\[]{{1,64}}(?:\[\d{{1,10}}\])?: )", re.MULTILINE
+)
+_SAID: Final = re.compile(
+    r"(\bHostname set to <|^[ \t]*(?:Host ?name|Static hostname|Node Name):[ \t]*"
+    r"|kubernetes\.io/hostname[:=][ \t]*[\"']?)"
+    r"([\w.-]{1,253})",
+    re.IGNORECASE | re.MULTILINE,
+)
+# A word of other meanings, too: hidden only where a host's name stands.
+_COMMON: Final = re.compile(r"[a-z]*|.{1,5}|localhost.*|.*(?:nvidia|docker|containerd|kernel|systemd).*", re.IGNORECASE)
+_NODE_NAME: Final = "node-name"
+
+
+def anonymized(evidence: Evidence) -> Evidence:
+    """``evidence`` with every identity of the machine and its parts replaced.
+
+    A host name that is a plain word, or short, is replaced only where a host's name stands: elsewhere it may mean
+    another thing.
+    """
+    texts = [capture.text for capture in evidence.values()]
+    names = {match[2].partition(".")[0].lower() for text in texts for match in _named(text)}
+    if _NODE_NAME in evidence:
+        names.add(evidence[_NODE_NAME].text.strip().partition(".")[0].lower())
+    serials = {match[2].lower() for text in texts for match in _SERIAL.finditer(text)}
+    masks = _Masks(
+        _anywhere((name for name in names if not _COMMON.fullmatch(name)), r"(?:\.[a-z][\w-]*)*"),
+        _anywhere(filter(_LONG.fullmatch, serials), ""),
+    )
+    masked = {key: _capture(capture, masks.text) for key, capture in sorted(evidence.items())}
+    if name := evidence.get(_NODE_NAME):
+        masked[_NODE_NAME] = replace(name, data=masks.host(name.text.strip()).encode() + b"\n" if name.data else b"")
+    return masked
+
+
+def _named(text: str) -> Iterable[re.Match[str]]:
+    yield from _BEFORE_MESSAGE.finditer(text)
+    yield from _SAID.finditer(text)
+
+
+def _anywhere(words: Iterable[str], tail: str) -> re.Pattern[str] | None:
+    """Where any of ``words`` stands by itself, with ``tail`` behind it; None where there are none."""
+    either = "|".join(map(re.escape, sorted(words, key=lambda word: (-len(word), word))))
+    return re.compile(rf"(?<![\w-])(?:{either}){tail}(?![\w-])", re.IGNORECASE) if either else None
+
+
+@dataclass(slots=True)
+class _Masks:
+    """The replacements given so far, each kind numbered by itself."""
+
+    hosts: re.Pattern[str] | None
+    serials: re.Pattern[str] | None
+    given: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def text(self, value: str) -> str:
+        """``value``, masked."""
+        value = _UUID.sub(self._uuid, value)
+        value = _MAC.sub(lambda match: _as_mac(self._number("mac", match[0])), value)
+        value = _NUMBER.sub(self._numbered, value)
+        value = _SERIAL.sub(lambda match: match[1] + self._serial(match[2]), value)
+        value = _BEFORE_MESSAGE.sub(lambda match: match[1] + self.host(match[2]), value)
+        value = _SAID.sub(lambda match: match[1] + self.host(match[2]), value)
+        if self.serials:
+            value = self.serials.sub(lambda match: self._serial(match[0]), value)
+        return self.hosts.sub(lambda match: self.host(match[0]), value) if self.hosts else value
+
+    def host(self, name: str) -> str:
+        """What stands for the host ``name``, with or without its domain."""
+        return name if re.fullmatch(r"host-\d+", name) else f"host-{self._number('host', name.partition('.')[0])}"
+
+    def _serial(self, value: str) -> str:
+        return f"serial-{self._number('serial', value)}"
+
+    def _uuid(self, match: re.Match[str]) -> str:
+        sign = match[1]
+        parts = ("00000000", "0000", "4000", "8000", f"{self._number('uuid', match[0].replace(sign, '-')):012x}")
+        return sign.join(parts)
+
+    def _numbered(self, match: re.Match[str]) -> str:
+        before, value = (group for group in match.groups() if group is not None)
+        digits = iter(f"{self._number('number', value):x}".rjust(sum(map(str.isalnum, value)), "0"))
+        return before + "".join(next(digits) if char.isalnum() else char for char in value)
+
+    def _number(self, kind: str, value: str) -> int:
+        known = self.given.setdefault(kind, {})
+        return known.setdefault(value.lower(), len(known) + 1)
+
+
+def _as_mac(number: int) -> str:
+    return ":".join(re.findall("..", f"02{number:010x}"))  # 02: an address of nobody's register
+
+
+def _capture(capture: Capture, mask: Callable[[str], str]) -> Capture:
+    found = _found(capture)
+    if found is None:
+        data = mask(capture.data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    else:
+        data = encode_found(_masked(one, mask) for one in found)
+    return replace(capture, source=mask(capture.source), data=data, error=mask(capture.error))
+
+
+def _found(capture: Capture) -> tuple[Found, ...] | None:
+    try:
+        return decode_found(capture.data) if "*" in capture.source else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _masked(found: Found, mask: Callable[[str], str]) -> Found:
+    data = found.data and mask(found.data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return replace(found, path=mask(found.path), link=found.link and mask(found.link), data=data)

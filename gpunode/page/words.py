@@ -1,0 +1,49 @@
+"""The words for states, layers and disruptions, on the page, on the screen and in the documentation. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gpunode.diagnoses.model import Disruption, Layer
+from gpunode.diagnoses.stack import State
+
+DISRUPTIONS: Final[Mapping[Disruption, str]] = {
+    "none": "disturbs nothing",
+    "restart-container": "containers restart",
+    "restart-service": "a service restarts",
+    "reset-gpu": "the GPU is reset: its work stops",
+    "reboot": "the node reboots",
+    "power-cycle": "the node is powered off and on",
+    "RMA": "the part is replaced",
+}
+LAYERS: Final[Mapping[Layer, str]] = {
+    "hardware": "hardware",
+    "power-thermal": "power and heat",
+    "pci": "PCI bus",
+    "kernel": "kernel",
+    "package": "packages",
+    "driver": "driver",
+    "nvlink": "NVLink",
+    "userspace": "libraries",
+    "config": "configuration",
+    "toolkit": "container toolkit",
+    "runtime": "container runtime",
+    "cdi": "CDI",
+    "kubernetes": "Kubernetes",
+}
+# A mark that tells without colour, and the word; none where the layer is as it should be.
+STATES: Final[Mapping[State, tuple[str, str]]] = {
+    "broken": ("✗", "broken"),
+    "warned": ("!", "at risk"),
+    "affected": ("!", "suffers"),
+    "works": ("✓", ""),
+    "seen": ("✓", ""),
+    "unseen": ("?", "not seen"),
+    "absent": ("–", ""),
+}
+
+
+def count(number: int, noun: str) -> str:
+    """``1 line``, ``2 lines``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

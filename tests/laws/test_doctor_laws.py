@@ -1,0 +1,119 @@
+"""The laws of doctor: it answers whatever it is shown, and a capture of a node says of it what the node says."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+from gpunode.facts.evidence import Capture, Evidence
+from gpunode.facts.examination import EXAMINATION, follow_ups
+from gpunode.facts.items import items
+from gpunode.facts.probes import PROBES
+from gpunode.facts.sources import recognise
+from gpunode.host.anonymize import anonymized
+from gpunode.host.capture import load, save
+from gpunode.host.redact import redact
+from gpunode.workflow.doctor import diagnosed
+from tests.fakes.examples import examples
+from tests.laws.reports import damaged, damaged_reports, pieces, reports, wholes
+from tests.laws.test_capture_laws import DATA, FOUND, TEXTS
+
+PROBED = {probe.key: probe.source for probe in (*PROBES, *EXAMINATION)}
+# What a probe of doctor may return, and what it says in earnest: the texts of the scenarios.
+CAPTURES = st.builds(
+    Capture,
+    source=st.sampled_from([*PROBED.values(), *(source for source, _ in pieces())]),
+    outcome=st.sampled_from(["ok", "ok", "ok", "absent", "denied", "failed", "timeout"]),
+    data=DATA | FOUND | st.sampled_from([text.encode() for _, text in pieces()]),
+    error=TEXTS,
+    exit_status=st.none() | st.integers(0, 255),
+)
+SEEN = st.dictionaries(st.sampled_from(sorted(PROBED)) | st.text(min_size=1, max_size=9), CAPTURES, max_size=12)
+WORDS = st.text(max_size=60) | st.sampled_from([source for source, _ in pieces()])
+
+
+def told(diagnosis: Diagnosis) -> object:
+    """What a diagnosis comes to, without the words of the evidence."""
+    found = [(one.cause, one.explained_by, one.severity, one.confidence) for one in diagnosis.findings]
+    return found, [doubt.causes for doubt in diagnosis.unknown]
+
+
+def diagnosis(evidence: Evidence) -> Diagnosis:
+    return diagnose(snapshot(evidence))
+
+
+@given(SEEN)
+@settings(max_examples=examples(60), deadline=None)
+def test_it_answers_whatever_the_evidence_is(evidence: Evidence) -> None:
+    examined = diagnosed(evidence)
+    assert {finding.explained_by for finding in examined.diagnosis.findings} - {""} <= {
+        finding.cause for finding in examined.diagnosis.findings
+    }
+    assert bool(examined.diagnosis.findings) == bool(examined.diagnosis.roots)
+
+
+@given(damaged_reports)
+@settings(max_examples=examples(60), deadline=None)
+def test_it_answers_reports_that_were_cut_shuffled_and_mixed(evidence: Evidence) -> None:
+    diagnosed(evidence)
+
+
+@given(damaged)
+@settings(max_examples=examples(40), deadline=None)
+def test_what_was_told_does_not_hang_on_the_order_of_the_evidence(rows: tuple[tuple[str, str], ...]) -> None:
+    """Only the order in which citations stand may."""
+    distinct = {pasted_key: (source, text) for source, text in rows for pasted_key in pasted.evidence([(source, text)])}
+    one, other = (diagnosis(pasted.evidence(order)) for order in (list(distinct.values()), [*distinct.values()][::-1]))
+    assert {finding.cause for finding in one.findings} == {finding.cause for finding in other.findings}
+
+
+@given(SEEN)
+@settings(max_examples=examples(40), deadline=None)
+def test_a_capture_says_what_the_node_says(evidence: Evidence) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        save(evidence, path := Path(folder) / "node.tar.gz")
+        loaded = load(path)
+    shown = {key: redact({key: evidence[key]})[key] for key in sorted(evidence)}
+    assert diagnosis(loaded) == diagnosis(shown)
+
+
+@pytest.mark.parametrize("rows", wholes(), ids=range(len(wholes())))
+def test_of_real_reports_neither_redaction_nor_masking_takes_the_cause(rows: tuple[tuple[str, str], ...]) -> None:
+    evidence = pasted.evidence(rows)
+    plain = told(diagnosis(evidence))
+    assert told(diagnosis(redact(evidence))) == plain
+    assert told(diagnosis(anonymized(redact(evidence)))) == plain
+
+
+@given(reports)
+@settings(max_examples=examples(30), deadline=None)
+def test_masking_twice_is_masking_once(evidence: Evidence) -> None:
+    once = anonymized(evidence)
+    assert anonymized(once) == once
+
+
+@given(WORDS, st.sampled_from(["sudo ", "$ ", "# ", "root@gpu1:~# ", "[root@gpu1 ~]# ", "$ sudo ", "  "]))
+def test_what_stands_before_a_command_does_not_change_what_it_is(words: str, before: str) -> None:
+    recognise(words, "")
+    if recognise(words).words:
+        assert recognise(before + words.strip()).kind == recognise(words.strip()).kind
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_every_source_and_every_text_is_something(source: str, text: str) -> None:
+    recognise(source, text)
+    items(pasted.evidence([(source, text)]))
+
+
+@given(SEEN)
+@settings(max_examples=examples(40), deadline=None)
+def test_what_is_looked_at_next_is_known_of_any_evidence(evidence: Evidence) -> None:
+    assert all(probe.argv or probe.path or probe.glob for probe in follow_ups(evidence))

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
+from gpunode.host.anonymize import anonymized
+
+HOST = "dgx-a17"
+UUID = "3f2b8c1d-0a4e-4f6b-9c7d-8e5f4a3b2c1d"
+MAC = "b8:3f:d2:17:aa:01"
+SERIAL = "1322523040123"
+LOG = f"""\
+2026-11-21T20:02:02.123456+0000 {HOST} kernel: NVRM: GPU at PCI:0000:65:00: GPU-{UUID}
+2026-11-21T20:02:03.123456+0000 {HOST} kernel: NVRM: GPU Board Serial Number: {SERIAL}
+2026-11-21T20:02:03.223456+0000 {HOST} kernel: NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus.
+Nov 21 20:02:04 {HOST}.corp.example.com kernel: mlx5_core 0000:65:00.1: MAC {MAC}
+2026-11-21T20:02:05.123456+0000 {HOST} systemd[1]: Hostname set to <{HOST}>.
+"""
+
+
+def masked(text: str, **more: Capture) -> str:
+    return anonymized({"log": Capture("journalctl -k", "ok", text.encode()), **more})["log"].text
+
+
+def test_nothing_is_left_that_names_the_machine_or_its_parts() -> None:
+    after = masked(LOG)
+    for secret in (HOST, UUID, MAC, SERIAL, "example.com"):
+        assert secret not in after
+    assert "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus." in after
+    assert after.count("\n") == LOG.count("\n")
+
+
+def test_what_was_equal_is_equal_and_what_differed_differs() -> None:
+    other = "3f2b8c1d-0a4e-4f6b-9c7d-8e5f4a3b2c1e"
+    first, second, third = masked(f"GPU-{UUID}\nMIG-{UUID.upper()}\nGPU-{other}\n").splitlines()
+    assert first.removeprefix("GPU-") == second.removeprefix("MIG-")
+    assert third != first
+    assert third.startswith("GPU-0000")
+
+
+def test_the_same_evidence_gives_the_same_masks_whatever_its_order() -> None:
+    pieces = {"a": Capture("dmesg", "ok", LOG.encode()), "b": Capture("x", "ok", f"{UUID} {MAC}".encode())}
+    assert anonymized(pieces) == anonymized(dict(reversed(pieces.items())))
+
+
+@pytest.mark.parametrize(
+    ("text", "gone"),
+    [
+        ("    Serial Number                         : 1650923017232\n", "1650923017232"),
+        ("\t\t[SN] Serial number: MT1952X03327\n", "MT1952X03327"),
+        ("\tCapabilities: [148 v1] Device Serial Number b8-3f-d2-ff-ff-17-aa-01\n", "b8-3f-d2"),
+        ("Node GUID: 0xb83fd2ffff17aa01\n", "b83fd2ffff17aa01"),
+        (" ID: 7TLG:3XQH:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:QRST\n", "7TLG"),
+        ("    machineID: ec2a1b3c4d5e6f708192a3b4c5d6e7f8\n", "ec2a1b3c"),
+        ('{"gpus": [{"serial": "1650923017232"}]}\n', "1650923017232"),
+        ("/sys/fs/cgroup/pod3f2b8c1d_0a4e_4f6b_9c7d_8e5f4a3b2c1d/x\n", "3f2b8c1d"),
+        ("kubernetes.io/hostname: gpu-node-7\n", "gpu-node-7"),
+    ],
+)
+def test_every_form_of_an_identity_is_masked(text: str, gone: str) -> None:
+    after = masked(text)
+    assert gone not in after
+    assert after[-1] == "\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    Serial Number                         : N/A\n",
+        "0000:65:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0] (rev a1)\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n",
+        "SHA1 Fingerprint: 98:9d:0a:aa:bb:cc:dd:ee:ff:00:11:22:33:44:55:66:77:88:99:aa\n",
+        "nvidia 56717312 0 - Live 0xffffffffc0a00000 (POE)\n",
+    ],
+)
+def test_what_names_no_machine_stays(text: str) -> None:
+    assert masked(text) == text
+
+
+@pytest.mark.parametrize("name", ["nvidia", "docker", "gpu", "h100", "localhost"])
+def test_a_name_that_means_other_things_too_is_hidden_only_where_a_host_stands(name: str) -> None:
+    text = f"Nov 21 20:02:04 {name} kernel: nvidia: docker on this gpu, H100, localhost\n"
+    assert masked(text) == "Nov 21 20:02:04 host-1 kernel: nvidia: docker on this gpu, H100, localhost\n"
+
+
+def test_the_hosts_own_name_is_gone_from_every_place() -> None:
+    evidence: Evidence = {
+        "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"DGX-A17\n"),
+        "kubernetes-node": Capture(f"kubectl get node {HOST} -o yaml", "failed", b"", f'nodes "{HOST}" not found'),
+        "kubelet-command": Capture("/proc/9/cmdline", "ok", f"kubelet\0--hostname-override={HOST}\0".encode()),
+        "pod-logs": Capture(
+            "/var/log/pods/*", "ok", encode_found(iter([Found(f"/var/log/pods/x_{UUID}/0.log", data=HOST.encode())]))
+        ),
+    }
+    after = anonymized(evidence)
+    assert not [key for key, one in after.items() if HOST in f"{one.source}{one.error}{one.text}".lower()]
+    assert after["kubelet-command"].data == b"kubelet\0--hostname-override=host-1\0"
+    (log,) = decode_found(after["pod-logs"].data)
+    assert (log.data, UUID in log.path) == (b"host-1", False)
+
+
+def test_json_stays_json() -> None:
+    text = json.dumps({"gpus": [{"uuid": f"GPU-{UUID}", "serial": SERIAL, "name": "NVIDIA H100"}]})
+    found = json.loads(masked(text))
+    assert found["gpus"][0]["name"] == "NVIDIA H100"
+    assert found["gpus"][0]["serial"] == "serial-1"
+
+
+def test_bytes_that_are_no_text_stay() -> None:
+    assert anonymized({"x": Capture("/x", "ok", b"\xff\x00\xfe")})["x"].data == b"\xff\x00\xfe"

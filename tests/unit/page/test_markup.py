@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.page.markup import element, joined, text, visible
+
+anything = st.text(st.characters(codec=None, exclude_categories=()))
+
+
+@given(anything)
+def test_no_text_becomes_markup(said: str) -> None:
+    inside = str(element("p", said, title=said))
+    assert inside.count("<") == 2
+    assert inside.count(">") == 2
+    assert inside.count('"') == 2
+
+
+@given(anything)
+def test_what_is_shown_neither_hides_nor_steers_and_can_be_written(said: str) -> None:
+    shown = visible(said)
+    assert all(char.isprintable() or char in "\n\t" for char in shown)
+    shown.encode()
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("\x1b[4mGPU0\x1b[0m", "GPU0"),
+        ("a\x00b", "a\\x00b"),
+        ("\u202eexe", "\\u202eexe"),
+        ("\x1b]8;;x\x07", "\\x1b]8;;x\\x07"),
+        ("\udc80", "\\udc80"),
+        ("naïve 图", "naïve 图"),
+    ],
+)
+def test_colours_go_and_the_rest_stands_there_as_it_is(said: str, shown: str) -> None:
+    assert visible(said) == shown
+
+
+def test_markup_stays_and_text_beside_it_is_escaped() -> None:
+    assert joined("<", element("b", "&"), None, ["x", element("br")]) == "&lt;<b>&amp;</b>x<br>"
+
+
+def test_what_is_markup_is_not_escaped_twice() -> None:
+    assert text(text("<")) == "&lt;"
+
+
+def test_an_attribute_that_is_not_wanted_is_left_out() -> None:
+    assert element("a", class_="x", aria_label="y", open=True, hidden=False, title=None) == (
+        '<a class="x" aria-label="y" open></a>'
+    )

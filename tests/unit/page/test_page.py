@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import html.parser
+import re
+from pathlib import Path
+
+import pytest
+
+from gpunode.facts.evidence import Evidence
+from gpunode.host.redact import redact
+from gpunode.page.report import About, page
+from gpunode.workflow.doctor import diagnosed
+from tests.unit.page import nodes
+
+GOLDEN = Path(__file__).parent / "golden"
+ABOUT = About("gpu-17", "this machine", "2026-11-21 20:00 UTC", "0.1.0")
+NOUVEAU = nodes.evidence(
+    (
+        "lspci -nnk",
+        "5a:00.0 3D controller [0302]: NVIDIA Corporation GV100 [10de:1db6]\n\tKernel driver in use: nouveau\n",
+    ),
+    ("lsmod", "Module                  Size  Used by\nnouveau              2400256  4\n"),
+    ("uname -r", "6.1.0-31-amd64"),
+)
+
+
+def made(evidence: Evidence, about: About = ABOUT) -> str:
+    return page(diagnosed(redact(evidence)), about)
+
+
+class Seen(html.parser.HTMLParser):
+    """What a browser would make of a page, and whether every element is closed."""
+
+    VOID = frozenset({"meta", "link", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.tags.append((tag, given))
+        self.ids += [given["id"] or ""] if "id" in given else []
+        self.links += [given["href"] or ""] if tag == "a" else []
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+
+PAGES = {
+    "nouveau": NOUVEAU,
+    "hostile": nodes.hostile(),
+    "large": nodes.large(),
+    "nothing": nodes.evidence(("true", "x")),
+}
+NEVER = frozenset({"script", "img", "iframe", "object", "embed", "base", "form", "image", "use", "foreignobject"})
+FETCHING = frozenset({"src", "style", "srcset", "action", "data", "poster"})
+every_page = pytest.mark.parametrize("name", PAGES)
+
+
+@every_page
+def test_every_element_is_closed_and_every_id_is_there_once(name: str) -> None:
+    seen = Seen(made(PAGES[name]))
+    assert len(seen.ids) == len(set(seen.ids))
+    inner = [link[1:] for link in seen.links if link.startswith("#")]
+    assert set(inner) <= set(seen.ids)
+
+
+@every_page
+def test_no_page_runs_or_fetches_anything(name: str) -> None:
+    text = made(PAGES[name])
+    for tag, given in Seen(text).tags:
+        assert tag not in NEVER
+        assert not any(key.startswith("on") or key in FETCHING for key in given), (tag, given)
+        if "href" in given:
+            assert re.match(r"https?://|#|data:,$", given["href"] or ""), given
+    assert "url(" not in text
+    assert "@import" not in text
+    policies = [given["content"] for tag, given in Seen(text).tags if given.get("http-equiv")]
+    assert [(policy or "").partition(";")[0] for policy in policies] == ["default-src 'none'"]
+
+
+def test_links_out_are_gpunodes_own_sources() -> None:
+    out = [link for link in Seen(made(nodes.hostile())).links if not link.startswith("#")]
+    assert all("evil" not in link for link in out)
+
+
+def test_hostile_evidence_is_shown_and_obeyed_nowhere() -> None:
+    text = made(nodes.hostile(), About(nodes.HOSTILE, nodes.HOSTILE, nodes.HOSTILE, "0.1.0"))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]", text)
+    assert "\\u202e" in text
+
+
+def test_no_secret_is_on_the_page_wherever_it_stood() -> None:
+    text = made(nodes.hostile())
+    assert "hunter2" not in text
+    assert "5ecret" not in text
+
+
+def test_the_root_cause_stands_on_top_with_its_layer_its_proof_and_the_command() -> None:
+    text = made(NOUVEAU)
+    order = [
+        "root cause",
+        "<h1",
+        "nouveau owns the GPU",
+        'class="broken"',
+        "sudo gpunode setup --only nouveau",
+        "<mark>",
+    ]
+    places = [text.index(part, text.index("<body")) for part in order]
+    assert places == sorted(places)
+
+
+def test_a_page_is_the_same_each_time() -> None:
+    assert made(nodes.large()) == made(nodes.large())
+
+
+def test_evidence_without_end_makes_no_page_without_end() -> None:
+    log = "\n".join(
+        f"[{n}.0] NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off {'x' * 300}" for n in range(50_000)
+    )
+    assert len(made(nodes.evidence(("dmesg", log)))) < 2_000_000
+
+
+def test_a_page_is_as_it_was_looked_at() -> None:
+    """``python -m tests.unit.page.test_page`` writes it anew; look at it in a browser before you commit."""
+    assert sample() == (GOLDEN / "sample.html").read_text()
+
+
+def sample() -> str:
+    """A page with every part, an element a line."""
+    return page(nodes.examined(), ABOUT).replace("><", ">\n<")
+
+
+def _luminance(colour: str) -> float:
+    short = colour.lstrip("#")
+    full = "".join(2 * c for c in short) if len(short) == 3 else short
+    parts = [int(full[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+SHEET = (Path(__file__).parents[3] / "gpunode/page/style.css").read_text()
+SCHEMES = [
+    dict(re.findall(r"--([\w-]+): (#[0-9a-f]+)", block)) for block in re.findall(r":root \{(.*?)\}", SHEET, re.DOTALL)
+]
+INKS = [
+    *(("ink", paper) for paper in ("paper", "card", "code", "gpu", "switch", "other", "bad-paper", "warn-paper")),
+    *(("dim", paper) for paper in ("paper", "card", "code", "gpu", "switch", "other")),
+    *(("link", paper) for paper in ("paper", "card")),
+    *((ink, paper) for ink in ("bad", "warn") for paper in ("card", f"{ink}-paper")),
+    *(("good", "card"), ("proof-ink", "proof"), ("warn", "gpu"), ("warn", "other")),
+]
+
+
+@pytest.mark.parametrize("scheme", range(3), ids=["light", "dark", "print"])
+@pytest.mark.parametrize(("ink", "paper"), INKS)
+def test_every_ink_is_readable_on_its_paper(scheme: int, ink: str, paper: str) -> None:
+    """Contrast of WCAG 2.2, level AA: 4.5 to 1."""
+    colours = SCHEMES[scheme]
+    light, dark = sorted((_luminance(colours[ink]), _luminance(colours[paper])), reverse=True)
+    assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, paper)
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    (GOLDEN / "sample.html").write_text(sample())

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.views.topology import Topology, topology
+from gpunode.page.topology import drawing, matrix
+from tests.unit.page import nodes
+
+TREE = """\
+-+-[0000:00]-+-00.0  Intel Corporation Device 00.1
+ |           +-01.1-[01-03]----00.0-[02-03]--+-00.0-[03]--+-00.0  NVIDIA Corporation Device 2684
+ |           |                               |            \\-00.1  NVIDIA Corporation Device 22ba
+ |           |                               \\-01.0-[04]----00.0  NVIDIA Corporation Device 2684
+ \\-[0001:40]---03.1-[41]----00.0  NVIDIA Corporation Device 2684
+"""
+LIST = """\
+0000:03:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD102 [GeForce RTX 4090] [10de:2684] (rev a1)
+0000:04:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD102 [GeForce RTX 4090] [10de:2684] (rev a1)
+0001:41:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD102 [GeForce RTX 4090] [10de:2684] (rev a1)
+"""
+
+
+def of(*pieces: tuple[str, str]) -> Topology:
+    return topology(snapshot(nodes.evidence(*pieces)))
+
+
+def test_lspci_tells_names_numa_nodes_links_and_the_bridges_above() -> None:
+    seen = topology(snapshot(nodes.large()))
+    assert [gpu.index for gpu in seen.gpus] == list(range(8))
+    narrow = next(gpu for gpu in seen.gpus if gpu.link.is_narrow)
+    assert (narrow.address, narrow.numa, narrow.name) == ("0000:61:00.0", 0, "H100 80GB HBM3")
+    assert (narrow.link.width, narrow.link.most_width, narrow.link.speed, narrow.link.most_speed) == (8, 16, 2.5, 32)
+    assert narrow.above == ("0000:5b:01.0", "0000:5c:01.0")
+    assert {device.sort for device in seen.devices} == {"gpu", "nvswitch", "nic"}
+
+
+def test_nvidia_smi_tells_pairs_and_links() -> None:
+    seen = topology(snapshot(nodes.large()))
+    assert seen.matrix["GPU0", "GPU7"] == "NV18"
+    assert seen.nics["NIC3"] == "mlx5_3"
+    assert seen.nvlinks[2][5] == ""
+    assert seen.nvlinks[2][6] == "26.562 GB/s"
+
+
+@pytest.mark.parametrize("command", ["lspci -tv", "lspci -t"])
+def test_the_tree_of_lspci_tells_bridges_where_nobody_printed_buses(command: str) -> None:
+    seen = of(("lspci -nn", LIST), (command, TREE))
+    assert [gpu.above for gpu in seen.gpus] == [
+        ("0000:00:01.1", "0000:01:00.0", "0000:02:00.0"),
+        ("0000:00:01.1", "0000:01:00.0", "0000:02:01.0"),
+        ("0001:40:03.1",),
+    ]
+
+
+def test_sysfs_tells_what_lspci_without_root_does_not() -> None:
+    seen = of(
+        ("lspci -nn", LIST),
+        ("cat /sys/bus/pci/devices/0000:03:00.0/numa_node", "1\n"),
+        ("cat /sys/bus/pci/devices/0000:04:00.0/numa_node", "-1\n"),
+        ("cat /sys/bus/pci/devices/0000:03:00.0/current_link_width", "4\n"),
+        ("cat /sys/bus/pci/devices/0000:03:00.0/max_link_width", "16\n"),
+        ("cat /sys/bus/pci/devices/0000:03:00.0/current_link_speed", "16.0 GT/s PCIe\n"),
+        ("cat /sys/bus/pci/devices/0000:04:00.0/current_link_width", "255\n"),
+    )
+    first, second, _ = seen.gpus
+    assert (first.numa, first.link.width, first.link.speed, first.link.is_narrow) == (1, 4, 16.0, True)
+    assert (second.numa, second.link.width) == (None, 0)
+
+
+def test_numbers_are_given_only_where_as_many_gpus_answered_as_there_are() -> None:
+    two = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-7\nGPU1\tSYS\t X \t8-15\n"
+    assert [gpu.index for gpu in of(("lspci -nn", LIST), ("nvidia-smi topo -m", two)).gpus] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x1b[4m\tGPU0\tmlx4_0\tCPU Affinity\x1b[0m\nGPU0\t X \tPHB\t0-9\nmlx4_0\tPHB\t X \n",
+        "        GPU0    NIC0    CPU Affinity  NUMA Affinity\nGPU0     X      PHB     0-9     0\nNIC0    PHB    X\n",
+    ],
+)
+def test_every_form_of_the_matrix_is_read(text: str) -> None:
+    seen = of(("nvidia-smi topo -m", text))
+    assert len(seen.matrix) == 4
+    assert seen.names[0] == "GPU0"
+
+
+def test_where_nothing_was_seen_nothing_is_drawn() -> None:
+    assert drawing(of(("uname -r", "6.1.0-31-amd64"))) is None
+    assert matrix(of(("uname -r", "6.1.0-31-amd64"))) is None
+
+
+def test_gpus_that_answered_are_drawn_though_nobody_listed_the_bus() -> None:
+    drawn = drawing(of(("nvidia-smi topo -m", "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n")))
+    assert drawn is not None
+    assert "GPU 1" in drawn
+    assert "GPU 0 and GPU 1: NV4" in drawn
+
+
+def test_a_gpu_that_a_fault_concerns_is_marked_without_colour_too() -> None:
+    drawn = drawing(topology(snapshot(nodes.large())), {"0000:9d:00.0"})
+    assert drawn is not None
+    assert drawn.count("✗ GPU") == 1
+
+
+def test_a_drawing_tells_what_it_shows_to_who_cannot_see_it() -> None:
+    drawn = drawing(topology(snapshot(nodes.large())))
+    assert drawn is not None
+    assert "8 GPU devices, 4 NVSwitch devices, 8 network devices; on 2 NUMA nodes; NVLink between 28 pairs" in drawn
+
+
+def test_more_devices_than_a_drawing_holds_are_left_out() -> None:
+    many = "\n".join(f"{n:02x}:00.0 Ethernet controller [0200]: Intel X [8086:1563]" for n in range(250))
+    drawn = drawing(of(("lspci -nn", many)))
+    assert drawn is not None
+    assert drawn.count("<rect") <= 64
