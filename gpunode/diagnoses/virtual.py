@@ -79,7 +79,7 @@ _UNCONFIGURED: Final = re.compile(
 )
 _SERVER: Final = re.compile(
     _GRIDD + r"(?:Failed server communication|Failed to (?:acquire|borrow|renew|register|update local trusted|fetch|"
-    r"validate|connect|initialize (?:the )?(?:connection|license))|[^\n]{0,80}Error: (?:Unable to|Could ?n.t|Failed to)|"
+    r"validate|connect|initialize [a-z ]{4,20})|[^\n]{0,80}Error: (?:Unable to|Could ?n.t|Failed to)|"
     r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)",
     re.IGNORECASE,
 )
