@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
+from gpunode.diagnoses.marks import may_occur, numbers
 from gpunode.diagnoses.model import Citation
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
@@ -69,6 +71,8 @@ class Snapshot:
     def match(self, pattern: re.Pattern[str], *kinds: Kind) -> re.Match[str] | None:
         """The first match of ``pattern``; see ``said``."""
         for item in self._searched(kinds):
+            if not may_occur(pattern, item):
+                continue
             for text in (item.text, *_windows(item)):
                 if match := pattern.search(text):
                     return match
@@ -87,13 +91,8 @@ def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
 
 def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    found = 0
-    seen = -1
-    for match in pattern.finditer(item.text):
-        number = item.text.count("\n", 0, match.start())
-        if number != seen and found < _CITED:
-            seen, found = number, found + 1
-            yield cite(item, number + 1)
+    found = tuple(islice(numbers(pattern, item), _CITED))
+    yield from (cite(item, number) for number in found)
     if found:
         return
     for start, window in enumerate(_windows(item)):

@@ -60,6 +60,16 @@ class Item:
         """The lines, without their ends; line numbers count from 1."""
         return tuple(self.text.splitlines())
 
+    @cached_property
+    def words(self) -> str:
+        """The distinct words of the text that have a letter, in lower case, a line each."""
+        return "\n".join(word for word in set(self.lowered.split()) if word.upper() != word)
+
+    @cached_property
+    def lowered(self) -> str:
+        """The text in lower case."""
+        return self.text.lower()
+
     @property
     def is_seen(self) -> bool:
         """Whether somebody looked and the system answered, were it that there is nothing."""

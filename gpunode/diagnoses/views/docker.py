@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gpunode.diagnoses.marks import finditer, search
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import moments, system
@@ -217,10 +218,10 @@ def registered(snapshot: Snapshot) -> Registered | None:
     for item in snapshot.items:
         if item.kind not in {"docker-info", "text", "container-run"}:
             continue
-        if match := _RUNTIMES.search(item.text):
+        if match := search(_RUNTIMES, item):
             names = re.split(r"[\s,]+", match["names"].strip())
             return Registered(frozenset(names), cite(item, _number(item, match)))
-        if match := _RUNTIMES_JSON.search(item.text):
+        if match := search(_RUNTIMES_JSON, item):
             names = re.findall(r"\"([\w.-]+)\":\s*\{", match["rest"])
             return Registered(frozenset(names), cite(item, _number(item, match)))
     return None
@@ -239,7 +240,7 @@ def started_with(snapshot: Snapshot) -> tuple[Flags, Citation] | None:
     for item in snapshot.items:
         if not _shows_command(item):
             continue
-        for match in _START.finditer(item.text):
+        for match in finditer(_START, item):
             words = units.split(match["command"].split(" (code=")[0].strip()) or match["command"].split()
             found = flags(words), cite(item, _number(item, match))
     return found
@@ -279,9 +280,9 @@ _VERSION_ROW: Final = re.compile(r"^\s*Version:\s+(?P<c>\d+(?:\.\d+)+)", re.MULT
 def version(snapshot: Snapshot) -> tuple[int, ...]:
     """Docker's version; empty where nothing tells."""
     for item in snapshot.items:
-        match = _VERSION.search(item.text) if item.kind != "file" else None
+        match = search(_VERSION, item) if item.kind != "file" else None
         if match is None and item.kind == "docker-version":
-            match = _VERSION_ROW.search(item.text)
+            match = search(_VERSION_ROW, item)
         if match is not None:
             return tuple(int(part) for part in re.findall(r"\d+", match[match.lastgroup or 0]))
     return ()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Final
 
+from gpunode.diagnoses.marks import may_occur
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
@@ -54,6 +55,8 @@ def messages(snapshot: Snapshot) -> tuple[Message, ...]:
 
 def said(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Message, ...]:
     """The messages of the kernel in which ``pattern`` occurs."""
+    if not any(may_occur(pattern, item) for item in snapshot.items if item.kind == "kernel-log" or item.kind in _LOGS):
+        return ()
     return tuple(message for message in snapshot.view(messages) if pattern.search(message.text))
 
 

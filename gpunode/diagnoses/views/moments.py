@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
+from gpunode.diagnoses.marks import finditer
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import cite
 from gpunode.facts.items import Item
@@ -39,7 +40,7 @@ def precedes(one: Moment | None, other: Moment | None) -> bool | None:
 def told(item: Item, *patterns: re.Pattern[str]) -> Iterator[Moment]:
     """The moments in the group ``date`` of the ``patterns``."""
     for pattern in patterns:
-        for match in pattern.finditer(item.text):
+        for match in finditer(pattern, item):
             moment = datetime.fromisoformat(" ".join(match["date"].replace("T", " ").split()))
             number = item.text.count("\n", 0, match.start("date")) + 1
             yield Moment(moment.replace(tzinfo=timezone.utc).timestamp(), cite(item, number))
