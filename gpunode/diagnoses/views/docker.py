@@ -171,7 +171,7 @@ def files(snapshot: Snapshot) -> tuple[DaemonFile, ...]:
 
 
 def _files(snapshot: Snapshot) -> Iterator[DaemonFile]:
-    for item in snapshot.items:
+    for item in snapshot.of("file"):
         if item.where == "host" and item.subject.endswith("daemon.json") and item.outcome == "ok":
             yield _daemon_file(item)
 
