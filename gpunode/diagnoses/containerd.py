@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
@@ -381,7 +382,7 @@ FAMILY: Final = Family(
             ),
             check=only("containerd-cri-disabled", _decide),
             remedy=_switch_on,
-            explains=frozenset({"containerd-nvidia-runtime-missing"}),
+            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),
         Rule(
             cause="containerd-nvidia-runtime-missing",
@@ -400,7 +401,7 @@ FAMILY: Final = Family(
             ),
             check=only("containerd-nvidia-runtime-missing", _decide),
             remedy=_register,
-            explains=frozenset({"device-plugin-library-not-found", "nvidia-runtime-not-default-no-runtimeclass"}),
+            explains=NO_RUNTIME,
         ),
         Rule(
             cause="cgroup-driver-mismatch",
@@ -438,12 +439,7 @@ FAMILY: Final = Family(
             ),
             check=only("k3s-runtime-config-overwritten", _decide),
             remedy=_rancher,
-            explains=frozenset(
-                {
-                    *("containerd-nvidia-runtime-missing", "device-plugin-library-not-found"),
-                    *("nvidia-runtime-not-default-no-runtimeclass", "cgroup-driver-mismatch"),
-                }
-            ),
+            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "cgroup-driver-mismatch"},
         ),
         Rule(
             cause="crio-dropin-dead",
@@ -463,7 +459,7 @@ FAMILY: Final = Family(
             ),
             check=only("crio-dropin-dead", _decide),
             remedy=_move,
-            explains=frozenset({"containerd-nvidia-runtime-missing"}),
+            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),
     ),
 )
