@@ -33,6 +33,10 @@ def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             "it only starts with a driver of exactly its own"
         )
         yield "fabric-manager-version-mismatch", Proof(summary, (*mismatch.citations, *manager.citations, *waiting))
+    elif nothing and waiting and not snapshot.view(boards.carriers) and not snapshot.view(fabric.switches):
+        question = "the fabric manager finds nothing to do, and yet CUDA waits: what GPUs these are is not shown"
+        look = "`nvidia-smi -L` and `lspci -d 10de:`; B200 and B300 need nvlsm and the InfiniBand modules"
+        yield "fabric-manager-not-running", Doubt(question, look, (*nothing, *waiting), ("fabric-manager-not-needed",))
     elif nothing and not _has_switches(snapshot):
         summary = "the fabric manager finds no NVSwitch and exits, as it must: this node has none to manage"
         yield "fabric-manager-not-needed", Proof(summary, (*nothing, *manager.citations))

@@ -14,7 +14,11 @@ from gpunode.diagnoses.views import boards, driver, kernel, links, pci, system
 # ---- is there a GPU at all
 
 _NONE_FOUND: Final = re.compile(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE)
-_NOT_CALLED: Final = re.compile(r"probe routine was not called for|already bound to|routine failed for")
+# Words of the driver about a GPU that it saw, whatever it then did with it.
+_GPU_SPOKEN_OF: Final = re.compile(
+    r"probe routine was not called for|already bound to|routine failed for|installed in this system|RmInitAdapter|"
+    r"\bXid \(|fallen off the bus"
+)
 _NO_SUCH_DEVICE: Final = re.compile(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
 _NO_GPU_SAID: Final = re.compile(
     r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", re.IGNORECASE
@@ -24,7 +28,7 @@ _NO_GPU_SAID: Final = re.compile(
 def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
     if system.is_wsl(snapshot) or snapshot.view(pci.gpus) or snapshot.view(links.nvidia):
         return
-    if kernel.said(snapshot, _NOT_CALLED):
+    if kernel.said(snapshot, _GPU_SPOKEN_OF):
         return
     said = tuple(m.citation for m in kernel.said(snapshot, _NONE_FOUND))
     said += snapshot.said(_NO_SUCH_DEVICE) + snapshot.said(_NO_GPU_SAID)
@@ -188,7 +192,8 @@ def regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "bar-allocation-failed", Proof(summary, seen, "likely")
     else:
         summary = "firmware left a memory region of the GPU without an address: Above 4G Decoding is off, or too small"
-        yield "bar-above-4g-disabled", Proof(summary, seen)
+        confidence: Confidence = "certain" if system.is_guest(snapshot) is False else "likely"
+        yield "bar-above-4g-disabled", Proof(summary, seen, confidence)
 
 
 def _matters(snapshot: Snapshot, one: links.Unplaced) -> bool:
@@ -493,7 +498,7 @@ _LOST: Final = frozenset({"gpu-fallen-off-bus", "device-plugin-marked-unhealthy"
 _NO_GPU_SEEN: Final = frozenset(
     {
         *("no-device-nodes-driver-not-initialised", "driver-module-not-loaded", "device-plugin-marked-unhealthy"),
-        *("device-plugin-incompatible-strategy", "persistenced-start-race", "driver-not-installed"),
+        *("persistenced-start-race", "driver-not-installed"),
     }
 )
 _NO_START: Final = frozenset({*_NO_GPU_SEEN, "gsp-init-failed-platform", "gpu-fallen-off-bus"})

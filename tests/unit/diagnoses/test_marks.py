@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gpunode.diagnoses
 from gpunode.diagnoses.marks import marks, may_occur, numbers
@@ -72,3 +74,22 @@ def test_a_long_text_without_the_words_is_not_searched() -> None:
 )  # fmt: skip
 def test_what_a_pattern_needs(pattern: str, expected: set[tuple[str, ...]]) -> None:
     assert {tuple(sorted(way)) for way in marks(re.compile(pattern))} == {tuple(sorted(way)) for way in expected}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\bXid \((?:PCI:)?[0-9a-f:]{7,12}\): (?:79|48), \w{1,5}",
+        r"(?:Failed to (?:acquire|renew)|License expired) [a-z]{0,3}",
+        r"(?:no|not) space(?: for)?|failed to assign",
+        r"x{2,3}abc?d+",
+        r"(?:(?:one|two) three|four five){1,2}",
+        r"(?i:Words) and(?! more)",
+    ],
+)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_whatever_matches_has_the_words(pattern: str, data: st.DataObject) -> None:
+    compiled = re.compile(pattern)
+    text = data.draw(st.from_regex(compiled))
+    assert may_occur(compiled, item(f"{FILL * 60}{text}"))
