@@ -73,10 +73,9 @@ def _move(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "register the runtime where CRI-O reads it, and take the dead file away",
-        "sudo gpunode ctk runtime configure --runtime=crio",
+        "sudo gpunode ctk runtime configure --runtime=crio --restart",
         f"sudo rm {DEAD_FOLDER}/99-nvidia.toml",
     )
-    yield restart("crio.service")
 
 
 # k3s and RKE2 make the file anew at every start.
@@ -186,11 +185,9 @@ def _has_kubelet(snapshot: Snapshot) -> bool:
 def _switch_on(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
-        "take the CRI plugin off the list of disabled plugins; this also registers NVIDIA's runtime",
-        "sudo gpunode setup --only runtime-config --runtime containerd",
-        f"sudo sed -i 's/^\\s*disabled_plugins *=.*cri.*/disabled_plugins = []/' {CONFIG}",
+        "take the CRI plugin off the list of disabled plugins, register NVIDIA's runtime, and have containerd read both",
+        "sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart",
     )
-    yield restart("containerd.service")
 
 
 # The runtime.
@@ -268,8 +265,11 @@ def _rancher_restarts(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _FOR_CRIO: Final = (
-    run("configure", "register the runtime with CRI-O", "sudo gpunode ctk runtime configure --runtime=crio"),
-    restart("crio.service"),
+    run(
+        "configure",
+        "register the runtime with CRI-O, and have it read that",
+        "sudo gpunode ctk runtime configure --runtime=crio --restart",
+    ),
 )
 
 
