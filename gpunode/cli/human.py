@@ -192,9 +192,10 @@ class Screen:
         """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""
         from gpunode.cli.screen.doctor import diagnosis_lines
 
-        self._put(*diagnosis_lines(examined.diagnosis, examined.storeys, healthy=examined.works))
+        if not self._silent:
+            self._put(*diagnosis_lines(examined, verbose=self._verbose, width=self._printer.width))
         if page:
-            self._put(line("the page to send around: ", span(page, "command"), hang=2))
+            self._put(line("page:  ", span(page, "command"), hang=7))
 
     def comparison(self, found: Comparison, diagnosis: Diagnosis, good: str, bad: str) -> None:
         """How a bad node differs from a good one."""

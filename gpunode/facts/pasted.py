@@ -29,7 +29,7 @@ _PROBE_KEYS: Final = {
 
 
 def from_json(text: str, place: str) -> Evidence:
-    """The evidence of a JSON list.
+    """The evidence of a JSON list, or of an object that has one as its ``evidence``.
 
     Raises:
         UsageError: it is another thing; the message names ``place`` and the entry.
@@ -38,6 +38,8 @@ def from_json(text: str, place: str) -> Evidence:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{place} is not JSON", why=str(error)[:300], hint=_SHAPE) from error
+    if isinstance(rows, dict):
+        rows = rows.get("evidence")
     if not isinstance(rows, list):
         raise UsageError(f"{place} is JSON, but no list", hint=_SHAPE)
     return evidence(tuple(_row(row, number, place)) for number, row in enumerate(rows, 1))
@@ -77,7 +79,7 @@ def _capture(source: str, text: str) -> Capture:
 
 def _key(source: str, text: str) -> str:
     seen = recognise(source, text)
-    if seen.only or seen.is_part or seen.where == "container":
+    if seen.only or seen.is_part or seen.is_mixed or seen.where == "container":
         return source
     if seen.kind == "file" and seen.subject.startswith("/"):
         return _PROBE_KEYS.get(seen.subject, f"file:{seen.subject}")

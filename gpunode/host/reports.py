@@ -166,6 +166,8 @@ def _of_bytes(data: bytes, place: str) -> Evidence:
 def _is_list(text: str) -> bool:
     """Whether it means to be a JSON list; terminal text may begin with a bracket too (``[root@host ~]# …``)."""
     start = text.lstrip()
+    if start.startswith("{"):
+        return _holds_list(start)
     if not start.startswith("["):
         return False
     try:
@@ -173,6 +175,13 @@ def _is_list(text: str) -> bool:
     except (ValueError, RecursionError):
         return start[1:].lstrip()[:1] in {"{", "]"}
     return True
+
+
+def _holds_list(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text).get("evidence"), list)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _unpacked(data: bytes, place: str) -> bytes:

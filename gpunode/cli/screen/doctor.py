@@ -5,135 +5,214 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.cli.screen.text import BLANK, Line, Style, indented, line, padded, prose, span
+from gpunode.cli.screen.quoting import shortened, telling
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, prose, span
 from gpunode.cli.screen.words import count, listed
+from gpunode.page.words import DISRUPTIONS, LAYERS, STATES
 
 if TYPE_CHECKING:
-    from gpunode.diagnoses.model import Diagnosis, Doubt, Finding, Fix, Rule
+    from gpunode.diagnoses.model import Citation, Doubt, Finding, Fix, Rule
     from gpunode.diagnoses.stack import Storey
+    from gpunode.workflow.doctor import Examined
 
-_CITED = 6
-_DISRUPTIONS = {
-    "none": "disturbs nothing",
-    "restart-container": "containers restart",
-    "restart-service": "a service restarts",
-    "reset-gpu": "the GPU is reset: its work stops",
-    "reboot": "the node reboots",
-    "power-cycle": "the node is powered off and on",
-    "RMA": "the part is replaced",
+_CITED = 5
+_CONSEQUENCES = 4
+_DENIED = 4
+# Where no terminal says how wide it is: a pipe takes long lines, though not a log's without end.
+_WIDEST = 400
+_NARROWEST = 40
+_LONGEST = 2000
+_STYLES: dict[str, Style] = {
+    "broken": "bad",
+    "warned": "warn",
+    "affected": "warn",
+    "works": "good",
+    "seen": "good",
+    "unseen": "dim",
+    "absent": "dim",
 }
-_STATES: dict[str, tuple[str, Style, str]] = {
-    "broken": ("✗", "bad", "broken"),
-    "warned": ("!", "warn", "at risk"),
-    "affected": ("!", "warn", "suffers"),
-    "works": ("✓", "good", ""),
-    "seen": ("✓", "good", ""),
-    "unseen": ("?", "dim", "not seen"),
-    "absent": ("–", "dim", ""),
-}
-_SEVERITIES: dict[str, Style] = {"error": "bad", "warning": "warn", "info": "dim"}
+_SEVERITIES: dict[str, tuple[str, Style]] = {"error": ("✗ ", "bad"), "warning": ("! ", "warn"), "info": ("i ", "dim")}
 
 
-def diagnosis_lines(diagnosis: Diagnosis, storeys: Sequence[Storey], *, healthy: bool) -> Iterator[Line]:
+def diagnosis_lines(examined: Examined, *, verbose: bool, width: int = 0) -> Iterator[Line]:
     """The root cause first, then other faults and what follows from them, what could not be told, and the stack.
 
     Args:
-        diagnosis: what was found.
-        storeys: the stack.
-        healthy: whether the driver itself was seen to work, so that finding nothing means that nothing is wrong.
+        examined: what was found.
+        verbose: whether every line that proves something is shown, and why other causes are ruled out.
+        width: columns for which proving lines are cut; 0 where nobody knows.
     """
-    for number, finding in enumerate(diagnosis.roots):
-        if number:
-            yield BLANK
-        yield from _root(finding, [f for f in diagnosis.findings if f.explained_by == finding.cause])
-    if diagnosis.roots:
+    room = max(width or _WIDEST, _NARROWEST)
+    diagnosis = examined.diagnosis
+    if diagnosis.is_healthy:
+        yield _no_fault(examined)
+        yield BLANK
+    for root in diagnosis.roots:
+        below = [finding for finding in diagnosis.findings if finding.explained_by == root.cause]
+        yield from _root(root, below, room, verbose=verbose)
         yield BLANK
     if diagnosis.unknown:
         yield from _unknown(diagnosis.unknown)
         yield BLANK
-    yield from _stack(storeys)
-    yield BLANK
-    yield _verdict(diagnosis, healthy=healthy)
+    yield from _stack(examined.storeys)
+    if examined.denied:
+        yield BLANK
+        yield _denied(examined.denied, verbose=verbose)
+    if not diagnosis.is_healthy:
+        yield BLANK
+        yield from _what_next(diagnosis.roots, verbose=verbose)
 
 
-def _root(finding: Finding, consequences: Sequence[Finding]) -> Iterator[Line]:
-    style = _SEVERITIES[finding.severity]
-    likely = "" if finding.confidence == "certain" else "  (likely)"
-    mark = {"error": "✗ ", "warning": "! ", "info": "i "}[finding.severity]
+def _no_fault(examined: Examined) -> Line:
+    if examined.diagnosis.unknown:
+        return line(span("? something is wrong, and what was seen does not tell what", "warn"), hang=2)
+    if examined.works:
+        return line(span("✓ nothing is wrong", "good"), hang=2)
+    return line(
+        span("? no fault shows", "warn"),
+        ", and nothing shows that the driver works: this is too little to call the node healthy",
+        hang=2,
+    )
+
+
+def _root(finding: Finding, below: Sequence[Finding], room: int, *, verbose: bool) -> Iterator[Line]:
+    mark, style = _SEVERITIES[finding.severity]
+    likely = ", likely" if finding.confidence == "likely" else ""
     yield line(span(mark, style), span(finding.title, style), span(f"  {finding.cause}{likely}", "dim"), hang=2)
-    yield from indented([line(*prose(finding.summary))], 2)
-    yield from _proof(finding)
-    if finding.ruled_out:
-        yield from indented([line(span("not "), *prose(other, "dim"), hang=4) for other in finding.ruled_out], 2)
-    if consequences:
-        names = listed(one.title for one in consequences)
-        yield from indented([line(span("it explains: ", "dim"), *prose(names, "dim"), hang=13)], 2)
-    yield from _remedy(finding.remedy, _DISRUPTIONS[finding.disruption])
+    yield line("  ", *prose(finding.summary), hang=2)
+    yield from _proof(finding, room, verbose=verbose)
+    yield from _ruled_out(finding.ruled_out, verbose=verbose)
+    yield from _consequences(below, room, verbose=verbose)
+    yield from _remedy(finding.remedy, DISRUPTIONS[finding.disruption])
 
 
-def _proof(finding: Finding) -> Iterator[Line]:
-    for citation in finding.citations[:_CITED]:
-        place = f"{citation.source}:{citation.number}" if citation.number else citation.source
-        yield Line((span("    "), span(place, "dim"), span("  "), *prose(citation.line.strip(), "dim")), 6, fold=False)
-    if (more := len(finding.citations) - _CITED) > 0:
-        yield from indented([line(span(f"and {count(more, 'line')} more; --json has them all", "dim"))], 4)
+def _heading(text: str, beside: str = "") -> Line:
+    return line("  ", span(text, "bold"), span(f"  {beside}" if beside else "", "dim"), hang=4)
+
+
+def _proof(finding: Finding, room: int, *, verbose: bool, indent: int = 4) -> Iterator[Line]:
+    """The proving lines, under the sources that they are from."""
+    shown = finding.citations if verbose else finding.citations[:_CITED]
+    if not shown:
+        return
+    if indent == 4:
+        yield _heading("proof")
+    words = telling(finding.summary, finding.title)
+    source = ""
+    numbers = max(len(str(citation.number or "")) for citation in shown)
+    for citation in shown:
+        if citation.source != source:
+            source = citation.source
+            yield line(" " * indent, span(shortened(source, frozenset(), room - indent), "dim"), hang=indent + 2)
+        yield _quoted(citation, words, _LONGEST if verbose else room, numbers, indent + 2)
+    if more := len(finding.citations) - len(shown):
+        yield line(" " * indent, span(f"and {count(more, 'line')} more (-v)", "dim"), hang=indent)
+
+
+def _quoted(citation: Citation, words: frozenset[str], room: int, numbers: int, indent: int) -> Line:
+    number = str(citation.number or "").rjust(numbers)
+    before = f"{' ' * indent}{number}  " if number.strip() else " " * indent
+    said = span(citation.line).text
+    return line(span(before, "dim"), shortened(said, words, room - len(before)), hang=len(before))
+
+
+def _ruled_out(others: Sequence[str], *, verbose: bool) -> Iterator[Line]:
+    if others and verbose:
+        yield _heading("ruled out")
+        yield from (line("    – ", *prose(other), hang=6) for other in others)
+
+
+def _consequences(findings: Sequence[Finding], room: int, *, verbose: bool) -> Iterator[Line]:
+    if not findings:
+        return
+    yield _heading("what follows from it")
+    shown = findings if verbose else findings[:_CONSEQUENCES]
+    for finding in shown:
+        yield line("    ", span("! ", "warn"), finding.title, span(f"  {finding.cause}", "dim"), hang=6)
+        if verbose:
+            yield line("      ", *prose(finding.summary), hang=6)
+            yield from _proof(finding, room, verbose=True, indent=6)
+    if more := len(findings) - len(shown):
+        yield line("    ", span(f"and {more} more (-v)", "dim"), hang=4)
 
 
 def _remedy(fixes: Sequence[Fix], disruption: str) -> Iterator[Line]:
-    yield from indented([line(span("what to do", "bold"), span(f"  {disruption}", "dim"))], 2)
+    yield _heading("what to do", disruption)
     for number, fix in enumerate(fixes, 1):
         when = f" ({fix.when})" if fix.when else ""
-        yield from indented([line(f"{number}. ", *prose(f"{fix.text}{when}"), hang=3)], 2)
-        yield from indented([line(span(command, "command")) for command in fix.commands], 5)
+        yield line(f"  {number}. ", *prose(f"{fix.text}{when}"), hang=5)
+        yield from indented([line(span(command, "command"), hang=2) for command in fix.commands], 5)
 
 
 def _unknown(doubts: Sequence[Doubt]) -> Iterator[Line]:
     yield line(span("could not be told", "bold"))
     for doubt in doubts:
-        yield line(span("? ", "warn"), *prose(doubt.question), hang=2)
-        yield from indented([line(span("look at: "), span(doubt.look_at, "command"), hang=9)], 2)
+        yield line("  ", span("? ", "warn"), *prose(doubt.question), hang=4)
+        yield line("    ", span("look at  ", "dim"), span(doubt.look_at, "command"), hang=13)
 
 
 def _stack(storeys: Sequence[Storey]) -> Iterator[Line]:
     width = max(len(storey.title) for storey in storeys)
     for storey in reversed(storeys):
-        mark, style, word = _STATES[storey.state]
-        causes = f": {listed(storey.findings, 3)}" if storey.findings and word else ""
-        said = [span(storey.seen, "dim" if style == "dim" else "")] if storey.seen else []
-        fault = [span(f"{word}{causes}", style)] if word else []
-        between = [span("  ")] if said and fault else []
-        title = span(padded(storey.title, width), style if style != "good" else "")
-        yield line(span(f"{mark} ", style), title, "  ", *said, *between, *fault, hang=width + 4)
+        mark, word = STATES[storey.state]
+        style = _STYLES[storey.state]
+        is_faulty = bool(word and storey.findings)
+        yield line(
+            span(f"{mark} ", style),
+            span(padded(storey.title, width), "" if style == "good" else style),
+            "  ",
+            *([span(f"{word}: {listed(storey.findings, 3)}", style)] if is_faulty else []),
+            *([Span("  ")] if is_faulty and storey.seen else []),
+            span(storey.seen or ("" if is_faulty else word), "dim" if is_faulty or style == "dim" else ""),
+            hang=width + 4,
+        )
 
 
-def _verdict(diagnosis: Diagnosis, *, healthy: bool) -> Line:
-    if not diagnosis.is_healthy:
-        root = diagnosis.findings[0]
-        others = len([one for one in diagnosis.roots if one.severity != "info"]) - 1
-        more = f"; {count(others, 'other fault')} beside it" if others > 0 else ""
-        verb = "is the root cause" if root.severity == "error" else "needs attention"
-        return line(span(f"{root.cause} {verb}", _SEVERITIES[root.severity]), f"{more}. ",
-                    span(f"gpunode doctor {root.cause}", "command"), " tells its whole story", hang=2)  # fmt: skip
-    if diagnosis.unknown:
-        return line(span("something is wrong, and what was seen does not tell what", "warn"), hang=2)
-    if healthy:
-        return line(span("nothing is wrong", "good"), hang=2)
+def _denied(sources: Sequence[str], *, verbose: bool) -> Line:
+    shown = listed(sources, 0 if verbose else _DENIED)
     return line(
-        "no fault shows, and nothing shows that the driver works: this is too little to call it healthy", hang=2
-    )
+        span("! ", "warn"), "not seen for lack of rights: ", span(shown, "dim"), "; ", span("sudo", "command"),
+        " shows it", hang=2,
+    )  # fmt: skip
+
+
+def _what_next(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
+    root = roots[0]
+    _, style = _SEVERITIES[root.severity]
+    others = len([one for one in roots if one.severity != "info"]) - 1
+    more = f"; {count(others, 'other fault')} beside it" if others else ""
+    is_sure = "is" if root.confidence == "certain" else "is likely"
+    verb = f"{is_sure} the root cause" if root.severity == "error" else "needs attention"
+    yield line(span(f"{root.cause} {verb}", style), more, hang=2)
+    if root.remedy:
+        first = root.remedy[0]
+        command = next(iter(first.commands), "")
+        yield line("next:  ", *([span(command, "command")] if command else prose(first.text)), hang=7)
+    yield line("story: ", span(f"gpunode doctor {root.cause}", "command"), hang=7)
+    if root.ruled_out and not verbose:
+        yield line("why:   ", span("-v", "command"), f" tells how {count(len(root.ruled_out), 'other cause')} "
+                   f"{'was' if len(root.ruled_out) == 1 else 'were'} ruled out", hang=7)  # fmt: skip
 
 
 def story_lines(rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> Iterator[Line]:
-    """The whole story of a cause: what happens, what it brings about, what to do, where the facts come from."""
-    yield line(span(rule.cause, "bold"), span(f"  {rule.title}"), hang=2)
+    """The whole story of a cause: what happens, what it brings about, what to do, where the facts come from.
+
+    Args:
+        rule: the cause.
+        remedy: what to do on a node of which nothing is known.
+        explained_by: the causes of which it may be a consequence.
+    """
+    yield line(span(rule.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
+    yield line(span(f"{LAYERS[rule.layer]}, {rule.severity}", "dim"), hang=2)
     for paragraph in rule.story.split("\n\n"):
+        yield BLANK
         yield line(*prose(" ".join(paragraph.split())))
-    if rule.explains:
-        yield line(span("brings about: ", "dim"), *prose(listed(sorted(rule.explains)), "dim"), hang=14)
-    if explained_by:
-        yield line(span("may come from: ", "dim"), *prose(listed(explained_by), "dim"), hang=15)
     yield BLANK
-    yield from _remedy(remedy, _DISRUPTIONS[rule.disruption])
-    yield BLANK
-    for source in rule.sources:
-        yield line(span(source, "dim"))
+    yield from _remedy(remedy, DISRUPTIONS[rule.disruption])
+    for heading, causes in (("may come from", explained_by), ("brings about", sorted(rule.explains))):
+        if causes:
+            yield _heading(heading)
+            yield line("    ", listed(causes), hang=4)
+    if rule.sources:
+        yield _heading("sources")
+        yield from (line("    ", span(source, "dim"), hang=4) for source in rule.sources)

@@ -21,6 +21,7 @@ from gpunode.cli.screen.log import run_lines, table_lines
 from gpunode.cli.screen.printer import Printer
 from gpunode.cli.screen.results import runs_lines
 from gpunode.cli.screen.text import BLANK
+from gpunode.diagnoses.model import Rule
 from gpunode.errors import ChangeFailed, RebootRequired
 from gpunode.host.port import Progress, Settled
 from gpunode.journal import record
@@ -33,6 +34,7 @@ from gpunode.workflow.undo import Part, Undoing
 from gpunode.workflow.verify import Check, Report
 from tests.unit.cli import screen_nodes as nodes
 from tests.unit.journal.chronicles import BEGIN, RUN, entries
+from tests.unit.page import nodes as doctor_nodes
 
 GOLDEN = Path(__file__).parent / "golden"
 WIDTHS = (80, 200)
@@ -159,8 +161,43 @@ def failure(screen: Screen) -> None:
     screen._put(*error_lines(error))
 
 
+def doctor(screen: Screen) -> None:
+    screen.diagnosis(doctor_nodes.examined(), page="gpu-17.html")
+
+
+def doctor_verbose(screen: Screen) -> None:
+    screen._verbose = True
+    screen.diagnosis(doctor_nodes.examined())
+
+
+def doctor_healthy(screen: Screen) -> None:
+    screen.diagnosis(doctor_nodes.healthy())
+
+
+def doctor_unknown(screen: Screen) -> None:
+    screen.diagnosis(doctor_nodes.untold())
+
+
+def story(screen: Screen) -> None:
+    rule = Rule(
+        cause="sample-lost",
+        layer="hardware",
+        severity="error",
+        disruption="power-cycle",
+        title="a GPU fell off the bus",
+        story="The board stops answering on the PCI bus. Every read of it returns ones, which the driver takes\n"
+        "for what it is.\n\nPower, heat and a bad seat are the usual reasons; `nvidia-smi` shows one GPU less.",
+        sources=("https://docs.nvidia.com/deploy/xid-errors/",),
+        check=lambda _: (),
+        remedy=lambda _: (),
+        explains=frozenset({"sample-stopped", "sample-hung"}),
+    )
+    screen.story(rule, doctor_nodes.examined().diagnosis.findings[0].remedy, ("sample-power",))
+
+
 PAGES: tuple[Callable[[Screen], None], ...] = (
     plan, rehearse, setup, converged, reboot, verify, status_bare, status_good, rollback, runs, log, log_run, failure,
+    doctor, doctor_verbose, doctor_healthy, doctor_unknown, story,
 )  # fmt: skip
 
 

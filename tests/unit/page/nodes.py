@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpunode.diagnoses.model import Diagnosis, Doubt, Finding, Fix
 from gpunode.diagnoses.snapshot import snapshot
@@ -199,6 +200,20 @@ def examined() -> Examined:
     return Examined(
         seen, Diagnosis((lost, narrow, stopped), (doubt,)), _storeys(), False, ("dmesg", "/etc/nvidia/gridd.conf")
     )
+
+
+def healthy() -> Examined:
+    """The large node, had nothing happened to it."""
+    storeys = tuple(replace(storey, state="works", findings=()) for storey in _storeys()[:-1])
+    absent = Storey("kubernetes", "Kubernetes", "absent", "no kubelet")
+    return Examined(snapshot(large()), Diagnosis((), ()), (*storeys, absent), True)
+
+
+def untold() -> Examined:
+    """Too little of it to tell what is wrong."""
+    doubt = Doubt("why the module does not load: its own message was not seen", "sudo dmesg | grep -i nvrm")
+    storeys = tuple(replace(storey, state="unseen", seen="", findings=()) for storey in _storeys())
+    return Examined(snapshot(evidence(("nvidia-smi", "x"))), Diagnosis((), (doubt,)), storeys, False, ("dmesg",))
 
 
 def _storeys() -> tuple[Storey, ...]:
