@@ -32,14 +32,17 @@ def doctor(named: Sequence[str], how: How, *, html: str = "") -> None:
         raise _unknown_name(named[0])
     if html:
         doctor_page.check(html, how)
-    evidence = read(named[0]) if named else examine(LocalHost("/"))
-    # A page leaves the machine: it is made of what a capture would hold.
-    examined = diagnosed(redact(evidence) if html else evidence)
-    if html:
-        doctor_page.write(html, examined, named[0] if named else "")
-    if html != doctor_page.STANDARD_OUTPUT:
-        how.screen().diagnosis(examined, page=html)
-    how.answer(_envelope(examined))
+    with how.screen() as screen:
+        if not named:
+            screen.looking()
+        evidence = read(named[0]) if named else examine(LocalHost("/"))
+        # A page leaves the machine: it is made of what a capture would hold.
+        examined = diagnosed(redact(evidence) if html else evidence)
+        if html:
+            doctor_page.write(html, examined, named[0] if named else "")
+        if html != doctor_page.STANDARD_OUTPUT:
+            screen.diagnosis(examined, page=html)
+    how.answer(_envelope(examined, html))
 
 
 def _is_there(name: str) -> bool:
@@ -71,7 +74,7 @@ def _tell(cause: str, how: How) -> None:
     how.answer(Envelope("doctor", result={"cause": {**row, "explained_by": above, "remedy": remedy}}))
 
 
-def _envelope(examined: Examined) -> Envelope:
+def _envelope(examined: Examined, page: str) -> Envelope:
     kind = _verdict(examined)
     return Envelope(
         "doctor",
@@ -79,7 +82,12 @@ def _envelope(examined: Examined) -> Envelope:
         exit_code=kind.exit_code if kind else 0,
         findings=[_finding(one) for one in examined.diagnosis.findings],
         unknown=[_doubt(one) for one in examined.diagnosis.unknown],
-        result={"stack": examined.storeys, "works": examined.works},
+        result={
+            "stack": examined.storeys,
+            "works": examined.works,
+            "denied": examined.denied,
+            **({"page": page} if page else {}),
+        },
     )
 
 

@@ -87,13 +87,16 @@ def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
 
 def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    found = 0
+    found = number = counted = 0
     seen = -1
     for match in pattern.finditer(item.text):
-        number = item.text.count("\n", 0, match.start())
-        if number != seen and found < _CITED:
+        number += item.text.count("\n", counted, match.start())
+        counted = match.start()
+        if number != seen:
             seen, found = number, found + 1
             yield cite(item, number + 1)
+            if found == _CITED:
+                return
     if found:
         return
     for start, window in enumerate(_windows(item)):

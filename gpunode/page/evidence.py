@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.facts.items import Item
 from gpunode.page.excerpt import Excerpt, Gap, Row, excerpts
 from gpunode.page.markup import Markup, element
@@ -21,9 +22,9 @@ _OUTCOMES: Final = {
 }
 
 
-def shown(citations: Sequence[Citation], items: Sequence[Item]) -> Iterator[Markup]:
+def shown(citations: Sequence[Citation], snapshot: Snapshot) -> Iterator[Markup]:
     """Each piece that ``citations`` are from."""
-    found = excerpts(citations, items)
+    found = excerpts(citations, snapshot)
     for excerpt in found[:_MOST_PIECES]:
         yield _figure(excerpt)
     if (more := len(found) - _MOST_PIECES) > 0:

@@ -5,11 +5,13 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import kernel
 from gpunode.facts.items import Item
 from gpunode.host.redact import text as redacted
 
@@ -57,18 +59,26 @@ class Excerpt:
     lines: int
 
 
-def excerpts(citations: Iterable[Citation], items: Sequence[Item]) -> tuple[Excerpt, ...]:
+def excerpts(citations: Iterable[Citation], snapshot: Snapshot) -> tuple[Excerpt, ...]:
     """The pieces that ``citations`` are from, each once, in the order in which they are cited."""
     grouped: dict[tuple[str, str], list[Citation]] = {}
     for citation in citations:
         grouped.setdefault((citation.key, citation.source), []).append(citation)
-    pieces = {(item.key, item.written): item for item in reversed(items)}
-    return tuple(_excerpt(source, cited, pieces.get((key, source))) for (key, source), cited in grouped.items())
+    pieces = {(item.key, item.written): item for item in reversed(snapshot.items)}
+    wrapped = snapshot.view(kernel.wrapped)
+
+    def excerpt(source: str, cited: Sequence[Citation], item: Item | None) -> Excerpt:
+        lengths = {c.number: wrapped[c.key, c.number].lines for c in cited if c.number and (c.key, c.number) in wrapped}
+        return _excerpt(source, cited, item, lengths)
+
+    return tuple(excerpt(source, cited, pieces.get((key, source))) for (key, source), cited in grouped.items())
 
 
-def _excerpt(source: str, cited: Sequence[Citation], item: Item | None) -> Excerpt:
+def _excerpt(source: str, cited: Sequence[Citation], item: Item | None, lengths: Mapping[int, int]) -> Excerpt:
     lines = item.lines if item is not None else ()
-    proving = sorted({c.number for c in cited if c.number and _stands_there(c, lines)})
+    begins = {c.number for c in cited if c.number and _stands_there(c, lines)}
+    # A message that goes on over the next lines proves with all of them.
+    proving = sorted({at for first in begins for at in range(first, first + lengths.get(first, 1))})
     said = tuple(dict.fromkeys(cut(c.line) for c in cited if not _stands_there(c, lines)))
     rows = tuple(_around(lines, proving))
     whole = tuple(_whole(lines, frozenset(proving))) if any(isinstance(row, Gap) for row in rows) else ()

@@ -16,6 +16,7 @@ from gpunode.diagnoses.views.topology import topology
 from gpunode.page import timeline
 from gpunode.page import topology as wiring
 from gpunode.page.evidence import looked_at, shown
+from gpunode.page.excerpt import cut
 from gpunode.page.markup import Markup, document, element, joined, styled
 from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, count
 
@@ -223,7 +224,7 @@ def _fault(root: Finding, examined: Examined, number: int) -> Markup:
     return element(
         "article",
         head if number else None,
-        _section("What proves it", shown(root.citations, examined.snapshot.items)) if root.citations else None,
+        _section("What proves it", shown(root.citations, examined.snapshot)) if root.citations else None,
         _list("What it is not", root.ruled_out),
         _consequences(consequences, examined),
         _remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
@@ -258,7 +259,7 @@ def _consequence(finding: Finding, examined: Examined) -> Markup:
         "details",
         element("summary", element("b", finding.title), " ", element("code", finding.cause)),
         element("p", _prose(finding.summary)),
-        shown(finding.citations, examined.snapshot.items),
+        shown(finding.citations, examined.snapshot),
         id=finding.cause,
     )
 
@@ -335,12 +336,13 @@ def _faults_over_time(examined: Examined) -> Markup | None:
             "tr",
             element("td", timeline.moment(event.at) if event.at is not None else "no time"),
             element("td", element("code", event.gpu)),
-            element("td", event.code),
-            element("td", event.text),
+            element("td", element("b", event.code) if event.role == "first" else event.code),
+            element("td", event.meaning),
+            element("td", cut(event.text)),
         )
         for event in events[:_MOST_ROWS]
     )
-    head = element("tr", (element("th", name, scope="col") for name in ("when", "GPU", "fault", "message")))
+    head = element("tr", (element("th", name, scope="col") for name in ("when", "GPU", "fault", "meaning", "message")))
     drawings = [
         element("div", one, class_="scroll", tabindex=0, role="group", aria_label="drawing of the faults over time")
         for one in timeline.drawings(events)
@@ -352,6 +354,9 @@ def _faults_over_time(examined: Examined) -> Markup | None:
         "section",
         element("h2", "GPU faults over time"),
         drawings,
+        element("p", "Bold is what began a failure, dashed what an earlier one brought with it.", class_="legend")
+        if drawings
+        else None,
         element(
             "details",
             element("summary", f"All {count(len(events), 'message')}"),
