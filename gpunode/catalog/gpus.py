@@ -23,6 +23,24 @@ _LAST_BRANCH_OF_KEPLER = 470
 _LAST_BRANCH_OF_VOLTA = 580
 
 
+# NVIDIA's chip codes (pci.ids), by generation: first branch (0: older than every branch in question), last, modules.
+_CHIPS: tuple[tuple[str, str, int, int | None, OpenModules], ...] = (
+    ("GR", "Rubin", 615, None, "required"),
+    ("GB", "Blackwell", 570, None, "required"),
+    ("GH", "Hopper", 520, None, "yes"),
+    ("AD", "Ada", 520, None, "yes"),
+    ("GA", "Ampere", 0, None, "yes"),
+    ("TU", "Turing", 0, None, "yes"),
+    ("GV", "Volta", 0, _LAST_BRANCH_OF_VOLTA, "no"),
+    ("GP", "Pascal", 0, _LAST_BRANCH_OF_VOLTA, "no"),
+    ("GM", "Maxwell", 0, _LAST_BRANCH_OF_VOLTA, "no"),
+    ("GK", "Kepler", 0, _LAST_BRANCH_OF_KEPLER, "no"),
+    ("GF", "Fermi", 0, 390, "no"),
+    ("GT", "Tesla", 0, 340, "no"),
+    ("G", "Tesla", 0, 340, "no"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class GpuModel:
     """A GPU as the catalog knows it.
@@ -78,6 +96,32 @@ def lookup(device_id: str) -> GpuModel:
     number = _number(device_id)
     row = tables.find("gpus.csv", f"{number:04x}")
     return _model(row) if row else _unknown(number)
+
+
+def by_name(name: str) -> GpuModel | None:
+    """The GPU of this name, the first of the table (``GeForce GT 1030``); None where none is called that."""
+    wanted = name.removeprefix("NVIDIA ").strip().lower()
+    named = (row for row in tables.rows("gpus.csv") if row["name"].removeprefix("NVIDIA ").lower() == wanted)
+    return next((_model(row) for row in named), None)
+
+
+def by_chip(chip: str, name: str) -> GpuModel | None:
+    """A GPU by its chip (``GP108``), as far as its generation tells; None where the code is not that of a GPU."""
+    for start, architecture, first, last, modules in _CHIPS:
+        if chip.startswith(start) and chip[len(start) : len(start) + 1].isdigit():
+            return GpuModel(
+                device_id="",
+                name=name or chip,
+                architecture=architecture,
+                compute_capability="",
+                first_branch=first,
+                last_branch=last,
+                open_modules=modules,
+                datacenter=False,
+                nvswitch_board="",
+                listed=False,
+            )
+    return None
 
 
 def is_nvswitch(device_id: str) -> bool:

@@ -204,10 +204,16 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
 @app.command()
 def doctor(
     named: Annotated[
-        list[str], typer.Argument(metavar="[CAUSE | REPORT ...]", help="a cause to explain, or reports to diagnose")
+        list[str],
+        typer.Argument(
+            metavar="[CAUSE | REPORT ...]", help="a cause to explain, or reports to diagnose: files, or folders of them"
+        ),
     ] = [],  # noqa: B006
     html: Annotated[
         str, typer.Option("--html", metavar="FILE", help="also as one page to send around; - is standard output")
+    ] = "",
+    prometheus: Annotated[
+        str, typer.Option("--prometheus", metavar="FILE", help="also as metrics for node_exporter: FILE ends in .prom")
     ] = "",
     json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -216,7 +222,7 @@ def doctor(
     from gpunode.cli import doctor as cli
     from gpunode.cli.commands import How
 
-    cli.doctor(tuple(named), How(json=json, verbose=verbose), html=html)
+    cli.doctor(tuple(named), How(json=json, verbose=verbose), html=html, prometheus=prometheus)
 
 
 @app.command()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from gpunode.cli.commands import How
@@ -17,32 +18,115 @@ if TYPE_CHECKING:
     from gpunode.workflow.doctor import Examined
 
 
-def doctor(named: Sequence[str], how: How, *, html: str = "") -> None:
+def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = "") -> None:
     """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
+    from gpunode.cli import doctor_page
+    from gpunode.host.reports import is_fleet
+
+    if prometheus:
+        _check_textfile(prometheus, named)
+    if len(named) == 1 and named[0] in rules():
+        _tell(named[0], how)
+        return
+    if len(named) > 1 or (named and is_fleet(named[0])):
+        if html:
+            raise UsageError("--html is a page about one node", hint="gpunode doctor --html FILE REPORT")
+        _fleet(named, how)
+        return
+    if named and not _is_there(named[0]):
+        raise _unknown_name(named[0])
+    if html:
+        doctor_page.check(html, how)
+    _examine(named[0] if named else "", how, html, prometheus)
+
+
+def _examine(report: str, how: How, html: str, prometheus: str) -> None:
+    """What is wrong with one node: that of ``report``, without one this machine."""
     from gpunode.cli import doctor_page
     from gpunode.host.local import LocalHost
     from gpunode.host.redact import redact
     from gpunode.host.reports import read
     from gpunode.workflow.doctor import diagnosed, examine
 
-    if len(named) == 1 and named[0] in rules():
-        _tell(named[0], how)
-        return
-    if len(named) == 1 and not _is_there(named[0]):
-        raise _unknown_name(named[0])
-    if html:
-        doctor_page.check(html, how)
     with how.screen() as screen:
-        if not named:
+        if not report:
             screen.looking()
-        evidence = read(named[0]) if named else examine(LocalHost("/"))
+        started = monotonic()
+        evidence = read(report) if report else examine(LocalHost("/"))
         # A page leaves the machine: it is made of what a capture would hold.
         examined = diagnosed(redact(evidence) if html else evidence)
         if html:
-            doctor_page.write(html, examined, named[0] if named else "")
+            doctor_page.write(html, examined, report)
+        if prometheus:
+            _write_textfile(prometheus, examined, monotonic() - started)
         if html != doctor_page.STANDARD_OUTPUT:
             screen.diagnosis(examined, page=html)
     how.answer(_envelope(examined, html))
+
+
+def _check_textfile(file: str, named: Sequence[str]) -> None:
+    """Raises UsageError where nobody would read ``file``, or where it would tell of another node than this."""
+    if named:
+        raise UsageError(
+            "--prometheus tells of this machine alone", why="a textfile has no node's name in it",
+            hint=f"gpunode doctor --prometheus {file}",
+        )  # fmt: skip
+    if not file.endswith(".prom"):
+        raise UsageError(
+            f"{file} would never be read",
+            why="node_exporter's textfile collector reads files whose names end in .prom",
+            hint=f"gpunode doctor --prometheus {file}.prom",
+        )  # fmt: skip
+
+
+def _write_textfile(file: str, examined: Examined, seconds: float) -> None:
+    from gpunode.cli.metrics import exposition
+    from gpunode.host.textfile import replace
+
+    try:
+        replace(Path(file), exposition(examined, time(), seconds).encode())
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be written", why=error.strerror or str(error),
+            hint="name a file in a folder that is there and that you may write in; no other right is needed",
+        ) from error  # fmt: skip
+
+
+def _fleet(named: Sequence[str], how: How) -> None:
+    """Many reports: a row for each as soon as it is known, then what they have in common."""
+    from gpunode.host.reports import fleet
+    from gpunode.workflow.fleet import rows, tallies, worst
+
+    if alone := [name for name in named if name == "-" or (name in rules() and not _is_there(name))]:
+        raise UsageError(
+            f"{alone[0]} stands alone", why="a cause, and a report on standard input, are asked for one at a time",
+            hint=f"gpunode doctor {alone[0]}",
+        )  # fmt: skip
+    found = fleet(named)
+    screen = how.screen()
+    answers = []
+    for row in rows(found):
+        screen.fleet_row(row, [one.name for one in found])
+        answers.append(row)
+    counted = tallies(answers)
+    screen.fleet(answers, counted)
+    verdict = worst(answers)
+    kind = _KINDS[verdict]
+    how.answer(
+        Envelope(
+            "doctor",
+            status=kind.status if kind else "ok",
+            exit_code=kind.exit_code if kind else 0,
+            result={"reports": answers, "causes": counted},
+        )
+    )
+
+
+_KINDS: Mapping[str, type[ProblemFound | Undetermined] | None] = {
+    "healthy": None,
+    "problem": ProblemFound,
+    "unknown": Undetermined,
+}
 
 
 def _is_there(name: str) -> bool:
@@ -75,7 +159,7 @@ def _tell(cause: str, how: How) -> None:
 
 
 def _envelope(examined: Examined, page: str) -> Envelope:
-    kind = _verdict(examined)
+    kind = _KINDS[examined.verdict]
     return Envelope(
         "doctor",
         status=kind.status if kind else "ok",
@@ -89,12 +173,6 @@ def _envelope(examined: Examined, page: str) -> Envelope:
             **({"page": page} if page else {}),
         },
     )
-
-
-def _verdict(examined: Examined) -> type[ProblemFound | Undetermined] | None:
-    if not examined.diagnosis.is_healthy:
-        return ProblemFound
-    return Undetermined if examined.diagnosis.unknown or not examined.works else None
 
 
 def _finding(finding: Finding) -> dict[str, object]:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.ctk import CtkVerb, Done, Verdict
     from gpunode.workflow.doctor import Examined
     from gpunode.workflow.edits import Draft
+    from gpunode.workflow.fleet import Row, Tally
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
@@ -200,6 +201,18 @@ class Screen:
             self._put(*diagnosis_lines(examined, verbose=self._verbose, width=self._printer.width))
         if page:
             self._put(line("page:  ", span(page, "command"), hang=7))
+
+    def fleet_row(self, row: Row, names: Sequence[str]) -> None:
+        """One report of a fleet; ``names`` are those of all, which tell how wide the column is."""
+        from gpunode.cli.screen.fleet import row_line
+
+        self._put(row_line(row, names))
+
+    def fleet(self, rows: Sequence[Row], tallies: Sequence[Tally]) -> None:
+        """What the reports of a fleet have in common, beneath their rows."""
+        from gpunode.cli.screen.fleet import fleet_lines
+
+        self._put(*fleet_lines(rows, tallies))
 
     def story(self, rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> None:
         """The whole story of a cause."""

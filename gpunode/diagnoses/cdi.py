@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import run
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cdi, docker, driver, modules, toolkit
+from gpunode.diagnoses.views import cdi, docker, driver, toolkit
 from gpunode.diagnoses.views.cdi import Asked, Specification
 from gpunode.facts.cdi_places import FOLDERS
 from gpunode.runtimes import podman
@@ -34,13 +34,14 @@ _GONE: Final = re.compile(
 _BY_CDI: Final = re.compile(
     r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b", re.IGNORECASE
 )
+_LIBRARY_VERSION: Final = re.compile(rf"\.so\.(?P<version>{driver.VERSION})$")
 _RENDER: Final = "/dev/dri/"
 _HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
 
 
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """What keeps an engine from the CDI devices that it was asked for."""
-    if _host_fails(snapshot):
+    if driver.fails(snapshot):
         return  # no specification would help
     if verdict := _of_files(snapshot) or _of_docker(snapshot) or _unreadable(snapshot):
         yield verdict
@@ -48,11 +49,6 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     asked = snapshot.view(cdi.unresolved)
     if asked and (verdict := _unresolved(snapshot, asked)):
         yield verdict
-
-
-def _host_fails(snapshot: Snapshot) -> bool:
-    states = {state for state, _ in snapshot.view(driver.smi)}
-    return ("works" not in states and bool(states)) or modules.loaded(snapshot, "nvidia") is False
 
 
 # A specification of a driver that is gone.
@@ -66,9 +62,15 @@ def _of_files(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     if fails and now is not None and (old := _of_another(specs, now[0])):
         summary = f"{old.path} is of driver {', '.join(sorted(old.drivers))}, and the driver is {now[0]}"
         return "cdi-spec-stale", Proof(summary, (old.citation, now[1], *said))
-    if gone is None or not (specs or any(_BY_CDI.search(f"{one.source}\n{one.line}") for one in said)):
+    if gone is None:
         return None
     path = gone["path"]
+    of = _LIBRARY_VERSION.search(path)
+    is_older = of is not None and now is not None and of["version"] != now[0]
+    if not (
+        is_older or snapshot.view(cdi.specifications) or any(_BY_CDI.search(f"{c.source}\n{c.line}") for c in said)
+    ):
+        return None
     if path.startswith("/dev/nvidia"):
         return None  # the driver has not made its nodes: not the specification's fault
     spec = next((one for one in specs if any(version in path for version in one.drivers)), None)
@@ -152,18 +154,18 @@ def _unreadable(snapshot: Snapshot) -> tuple[str, Verdict] | None:
         name = f"podman {'.'.join(map(str, version[0]))}" if version else "the engine"
         summary = f"{name} cannot read the CDI specification: that is of a newer version of CDI than it knows"
         return "cdi-spec-version-unsupported", Proof(summary, (*said, *((version[1],) if version else ())))
-    if version is not None and version[0] < podman.LEAST and (asked := snapshot.said(_NO_CDI)):
+    unresolved = tuple(one.citation for one in snapshot.view(cdi.unresolved))
+    if version is not None and version[0] < podman.LEAST and (asked := (*snapshot.said(_NO_CDI), *unresolved)):
         shown = ".".join(map(str, version[0]))
-        summary = f"podman {shown} knows no CDI devices and takes the name for a file; 4.1 is the first that does"
+        summary = f"podman {shown} does not know CDI as it is written today; 4.1 is the first that does"
         return "cdi-spec-version-unsupported", Proof(summary, (*asked, version[1]), remedy=_NEWER_PODMAN)
-    if version is None or not snapshot.view(cdi.unresolved):
+    if version is None or not unresolved:
         return None
     for spec in snapshot.view(cdi.specifications):
         if spec.version and not podman.takes(version[0], spec.version):
             shown = ".".join(map(str, version[0]))
             summary = f"{spec.path} is of CDI {spec.version}, which podman {shown} does not know"
-            asked_for = tuple(one.citation for one in snapshot.view(cdi.unresolved))
-            return "cdi-spec-version-unsupported", Proof(summary, (*asked_for, spec.citation, version[1]))
+            return "cdi-spec-version-unsupported", Proof(summary, (*unresolved, spec.citation, version[1]))
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import containerd, packages, toolkit
+from gpunode.diagnoses.views import containerd, driver, packages, toolkit
 from gpunode.diagnoses.views.containerd import Effective, Value
 from gpunode.facts.model import CgroupDriver, Known
 from gpunode.runtimes.containerd_files import CONFIG
@@ -25,7 +25,7 @@ _UNIMPLEMENTED: Final = re.compile(
     r"unknown service runtime\.v1(?:alpha2)?\.(?:Runtime|Image)Service|CRI v1 \w+ API is not implemented for endpoint"
 )
 _NEW_API: Final = re.compile(r"unknown service runtime\.v1\.")
-_IS_CRIO: Final = re.compile(r"cri-o://|\bcrio(?:\.service|\[\d+\])|/var/run/crio/crio\.sock")
+_OTHER_RUNTIME: Final = re.compile(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
 _CONFIGURED: Final = re.compile(
     r"(?:Wrote updated config to|Loading config from) (?P<path>/\S*containerd/config\.toml)"
 )
@@ -33,6 +33,10 @@ _COMPLAINT: Final = re.compile(
     r"could not load NVML library|libnvidia-ml\.so\.1: cannot open|Incompatible (?:platform|strategy) detected"
     r"|Detected non-NVML platform|no runtime for [\\\"']*nvidia|FailedCreatePodSandBox"
     r"|nvidia-smi[^\n]{0,20}executable file not found|0/\d+ nodes are available[^\n]{0,200}nvidia\.com/gpu"
+)
+_NO_LIBRARY: Final = re.compile(
+    r"could not load NVML library|Incompatible (?:platform|strategy) detected"
+    r"|did you configure the NVIDIA Container Toolkit"
 )
 _COMMAND: Final = "sudo gpunode ctk runtime configure --runtime=containerd --restart"
 
@@ -141,7 +145,7 @@ def _rancher(snapshot: Snapshot) -> Iterable[Fix]:
 def _cri_off(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     # crictl's own words stand where its answer would.
     said = (*snapshot.said(_UNIMPLEMENTED), *snapshot.said(_UNIMPLEMENTED, "containerd-config"))
-    files = containerd.running(snapshot), containerd.of_files(snapshot), containerd.file(snapshot, CONFIG)
+    files = containerd.running(snapshot), containerd.of_files(snapshot)
     off = next((one.disabled for one in files if one is not None and one.disabled is not None), None)
     if off is not None and (said or _has_kubelet(snapshot)):
         summary = "containerd's CRI plugin is switched off in its configuration, so no kubelet can use it"
@@ -169,6 +173,9 @@ def _cri_off(snapshot: Snapshot) -> tuple[str, Verdict] | None:
 
 
 def _has_kubelet(snapshot: Snapshot) -> bool:
+    """Whether a kubelet is here that uses this containerd."""
+    if snapshot.says(_OTHER_RUNTIME):
+        return False
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         return kubelet.value.kind == "kubelet" and "containerd" in kubelet.value.socket
@@ -207,7 +214,7 @@ def _missing(snapshot: Snapshot) -> tuple[str, Verdict] | None:
         summary = f"containerd's default runtime is {dangling.value}, and its configuration describes none of that name"
         return "containerd-nvidia-runtime-missing", Proof(summary, (dangling.citation, *said))
     if not said:
-        return None
+        return _unasked(snapshot, running or files)
     if running is not None and running.is_running and "nvidia" in running.handlers and not snapshot.says(_NO_DEFAULT):
         return _has_it(said, running)
     if files is not None and "nvidia" in files.handlers:
@@ -220,6 +227,17 @@ def _missing(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     summary = "pods ask for a runtime called nvidia, and containerd's configuration describes none"
     remedy = tuple(_rancher_restarts(snapshot))
     return "containerd-nvidia-runtime-missing", Proof(summary, cited, "certain" if known else "likely", remedy=remedy)
+
+
+def _unasked(snapshot: Snapshot, effective: Effective | None) -> tuple[str, Verdict] | None:
+    """The runtime is missing where a device plugin found no GPU: nothing could have given it one."""
+    said = snapshot.said(_NO_LIBRARY, "kubernetes-log", "text", "application")
+    if not said or effective is None or not effective.names_handlers or driver.fails(snapshot):
+        return None
+    if not effective.handlers or any(name.startswith("nvidia") for name in effective.handlers):
+        return None
+    summary = "the device plugin finds no NVIDIA library, and containerd describes no runtime that would bring it"
+    return "containerd-nvidia-runtime-missing", Proof(summary, (*said, effective.place), "likely")
 
 
 def _has_it(said: tuple[Citation, ...], running: Effective) -> tuple[str, Verdict]:

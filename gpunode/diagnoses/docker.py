@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, restart, run
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import docker, driver, toolkit
+from gpunode.diagnoses.views import docker, driver, moments, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.diagnoses.views.system import package_manager
 from gpunode.runtimes.dockerd import conflicts
@@ -136,7 +136,7 @@ def _drop_the_flag(_: Snapshot) -> Iterable[Fix]:
 
 
 def _elsewhere(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] | None:
-    no_library = () if _host_fails(snapshot) else snapshot.said(_NO_LIBRARY)
+    no_library = () if driver.fails(snapshot) else snapshot.said(_NO_LIBRARY)
     asked = (*wanted.citations, *no_library)
     desktop, snap = docker.desktop(snapshot), docker.snap(snapshot)
     if not asked or not (desktop or snap):
@@ -161,12 +161,6 @@ def _elsewhere(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] | Non
 
 def _driver_is_well(works: tuple[Citation, ...]) -> tuple[str, ...]:
     return ("a missing driver: nvidia-smi works on the host",) if works else ()
-
-
-def _host_fails(snapshot: Snapshot) -> bool:
-    """Whether the driver itself does not work, so that no engine could."""
-    states = {state for state, _ in snapshot.view(driver.smi)}
-    return "works" not in states and bool(states)
 
 
 def _hidden_library(snapshot: Snapshot, no_library: tuple[Citation, ...]) -> tuple[str, Verdict] | None:
@@ -278,14 +272,15 @@ def _older_than_the_toolkit(snapshot: Snapshot, refused: tuple[Citation, ...]) -
     there = toolkit.presence(snapshot)
     if not refused or there is None or not there.is_there:
         return None
-    started, installed = docker.started(snapshot), docker.toolkit_installed(snapshot)
+    started, installed = docker.started(snapshot), toolkit.installed_at(snapshot)
+    is_older = moments.precedes(started, installed)
     cited = (*refused, there.citation, *(moment.citation for moment in (installed, started) if moment))
-    if started and installed and started.at > installed.at:
+    if is_older is False:
         question = "docker was started after the toolkit was installed, and still knows no way to give GPUs out"
         look_at = "which nvidia-container-runtime-hook; systemctl show docker -p Environment; docker info"
         return "docker-not-restarted", Doubt(question, look_at, cited, ("toolkit-not-installed",))
     summary = "dockerd was started before the container toolkit was installed, and looks for its hook only at its start"
-    return "docker-not-restarted", Proof(summary, cited, "certain" if started and installed else "likely")
+    return "docker-not-restarted", Proof(summary, cited, "certain" if is_older else "likely")
 
 
 def _not_registered(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] | None:

@@ -23,18 +23,17 @@ _RETIRED_LIMIT: Final = 60
 # How often a GPU may meet uncorrectable errors, each with its own reset, before nobody should wait for the next.
 _TOO_OFTEN: Final = 3
 _PAGE: Final = re.compile(r"\bpage\b|retire|blacklist", re.IGNORECASE)
+_PENDING: Final = re.compile(r"already pending|due to pending", re.IGNORECASE)
 _ROW: Final = re.compile(r"\brow\b|remap", re.IGNORECASE)
 
 # In DCGM's words (dcgm_errors.h), for a node of which only its health check was pasted.
-_DCGM_PENDING: Final = re.compile(
-    r"memory errors and row remappings are\s+pending|row remap(?:ping)? (?:is )?pending: ?[Yy]es"
-)
+_DCGM_PENDING: Final = re.compile(r"memory errors and row remappings are\s+pending", re.IGNORECASE)
 _DCGM_FAILURE: Final = re.compile(r"uncorrectable memory errors and row remapping\s+failed", re.IGNORECASE)
 _DCGM_RETIREMENT: Final = re.compile(
     r"A pending retired page has been detected|Pending page retirements together with a DBE", re.IGNORECASE
 )
 _DCGM_LIMIT: Final = re.compile(
-    r"\d+ or more retired pages have been detected|SRAM threshold (?:count )?exceeded", re.IGNORECASE
+    r"\d+ or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU", re.IGNORECASE
 )
 _DCGM_DBE: Final = re.compile(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", re.IGNORECASE)
 # What CUDA, and the frameworks on it, say when their memory is hit (cudaErrorECCUncorrectable, 214).
@@ -99,13 +98,18 @@ def _memories(snapshot: Snapshot) -> tuple[_Memory, ...]:
     return tuple(
         _Memory(
             gpu,
-            tuple(f for f in faults.on(snapshot, gpu) if f.code in _MEMORY_XIDS),
+            tuple(f for f in faults.on(snapshot, gpu) if f.code in _MEMORY_XIDS and not _is_of_compute(f)),
             incidents.get(gpu),
             tuple(query for query in queries if query.bus == gpu or (not query.bus and len(gpus) == 1)),
         )
         for gpu in gpus
         if gpu not in ill
     )
+
+
+def _is_of_compute(fault: faults.Fault) -> bool:
+    """Whether what was retired is no memory but a part of the compute engine."""
+    return bool(fault.xid and re.search(r"\bTPC\b", fault.xid.text))
 
 
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -130,7 +134,7 @@ def _proof(memory: _Memory, summary: str, *citations: Citation, **more: Any) -> 
 
 def _remap_failed(_: Snapshot, memory: _Memory) -> Proof | None:
     rows = memory.says("Remapping Failure Occurred")
-    told = tuple(fault for fault in memory.of(64, 157, 161) if not _is_of_pages(fault))
+    told = tuple(fault for fault in memory.of(64, 157, 161) if not _is_of_pages(fault) and not _is_pending(fault))
     if not rows and not told:
         return None
     count = memory.counted("Remapped Rows", "Uncorrectable Error")
@@ -141,6 +145,11 @@ def _remap_failed(_: Snapshot, memory: _Memory) -> Proof | None:
 def _is_of_pages(fault: faults.Fault) -> bool:
     text = fault.xid.text if fault.xid else ""
     return bool(_PAGE.search(text)) and not _ROW.search(text)
+
+
+def _is_pending(fault: faults.Fault) -> bool:
+    """Whether a failure is one only because the same row, or another, waits for the reset already."""
+    return bool(fault.xid and _PENDING.search(fault.xid.text))
 
 
 def _failing(_: Snapshot, memory: _Memory) -> Proof | None:
@@ -198,7 +207,7 @@ def _pages_pending(snapshot: Snapshot, memory: _Memory) -> Proof | None:
 
 def _remap_pending(_: Snapshot, memory: _Memory) -> Proof | None:
     rows = memory.says("Remapped Rows", "Pending")
-    told = memory.of(63, 156, 160)
+    told = (*memory.of(63, 156, 160), *(fault for fault in memory.of(64) if _is_pending(fault)))
     if not rows and (not told or memory.denies("Remapped Rows", "Pending") or memory.of(95, 140)):
         return None
     return _proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)

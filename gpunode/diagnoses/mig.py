@@ -21,7 +21,7 @@ _BUS: Final = re.compile(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2
 _PENDING: Final = re.compile(
     r"MIG mode is in pending (?P<what>enable|disable) state"
     r"|(?P<other>reboot the system|reset) .{0,40}to make MIG mode effective"
-    r"|unable to apply MIG config with MIG mode disabled"
+    r"|unable to apply MIG config with MIG mode disabled|Error applying MIG configuration.{0,60}error resetting"
 )
 _NO_INSTANCES: Final = re.compile(r"No (?:GPU|compute) instances found|No MIG devices found")
 _INSTANCE: Final = re.compile(
@@ -31,7 +31,9 @@ _INSTANCE: Final = re.compile(
 )
 _FORBIDDEN: Final = re.compile(r"Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission")
 _OF_MIG: Final = re.compile(r"\bmig\b|MIG|compute instances|GPU instances", re.IGNORECASE)
-_PLUGIN: Final = re.compile(r"error getting (?:parent |device )?memory info|error visiting (?:MIG )?device|device map")
+_NVML: Final = re.compile(
+    r"error getting (?:parent |device )?memory info|error visiting (?:MIG )?device|device map|nvml", re.IGNORECASE
+)
 _STRATEGY: Final = re.compile(
     r"migStrategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)|MIG_STRATEGY\s*[:=]\s*[\"']?(?:single|mixed)"
 )
@@ -125,7 +127,7 @@ def _reset(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
     enabled = [mode for mode in snapshot.view(_modes) if mode.current and mode.pending]
-    if any(_INSTANCE.search(item.text) for item in _of_smi(snapshot)):
+    if _has_instances(snapshot):
         return
     none = tuple(
         cite(item, number)
@@ -198,8 +200,15 @@ def _forbidden(snapshot: Snapshot) -> Iterator[Verdict]:
 def _concerns_mig(snapshot: Snapshot, item: Item) -> bool:
     if item.kind == "nvidia-smi-mig" or _OF_MIG.search(item.text):
         return True
-    is_shared = any(mode.current for mode in snapshot.view(_modes)) or snapshot.says(_STRATEGY)
-    return bool(_PLUGIN.search(item.text)) and is_shared
+    is_shared = (
+        any(mode.current for mode in snapshot.view(_modes)) or snapshot.says(_STRATEGY) or _has_instances(snapshot)
+    )
+    return bool(_NVML.search(item.text)) and is_shared
+
+
+def _has_instances(snapshot: Snapshot) -> bool:
+    """Whether somebody saw an instance, on the node or in a container."""
+    return any(_INSTANCE.search(item.text) for item in _of_smi(snapshot))
 
 
 def _permit(snapshot: Snapshot) -> Iterable[Fix]:

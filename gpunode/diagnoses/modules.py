@@ -371,7 +371,7 @@ FAMILY: Final = Family(
             sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{_README}installdriver.html"),
             check=_duplicates,
             remedy=_keep_one,
-            explains=_MISMATCHES | chains.LIBRARY_MISMATCH,
+            explains=(_MISMATCHES - {"driver-library-mismatch-mixed-installs"}) | chains.LIBRARY_MISMATCH,
         ),
         Rule(
             cause="initramfs-stale-module",

@@ -1,4 +1,4 @@
-"""nouveau, the kernel's own driver for these GPUs, in the way of NVIDIA's."""
+"""nouveau and nova, the kernel's own drivers for these GPUs, in the way of NVIDIA's."""
 
 from __future__ import annotations
 
@@ -7,46 +7,112 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import chains
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, setup_step
+from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import kernel, modules, pci
+from gpunode.diagnoses.views import driver, kernel, modules, pci, system
+from gpunode.facts.items import Item
 
-_TAKEN: Final = re.compile(r"probe routine was not called for \d+ device|Nouveau kernel driver is currently in use")
-_NAMED: Final = re.compile(r"\bnouveau\b")
-_BLACKLIST: Final = re.compile(r"^\s*(?:blacklist\s+nouveau|install\s+nouveau\s+/bin/(?:false|true))\b", re.MULTILINE)
-_IN_IMAGE: Final = re.compile(r"/nouveau\.ko")
+_OPEN_DRIVERS: Final = ("nouveau", "nova_core", "nova_drm", "nova")
+_TAKEN: Final = re.compile(r"probe routine was not called for \d+ device")
+_NAMED: Final = re.compile(r"\b(?:nouveau|nova[_-]core)\b", re.IGNORECASE)
+# NVIDIA's installer, its driver container, and what lists hardware without lspci.
+_IN_USE: Final = re.compile(
+    r"[Nn]ouveau kernel driver is currently in use|driver=(?:nouveau|nova[_-]core)|driver: (?:nouveau|nova[_-]core)\b"
+    r"|drivers/(?:nouveau|NovaCore|nova[_-]core)/?$|[Cc]ould not unload (?:the )?nouveau"
+    r"|Kernel driver in use: (?:nouveau|NovaCore|nova[_-]core)"
+)
+# What the driver itself says when it has taken up a GPU.
+_STARTED: Final = re.compile(
+    r"nouveau [0-9a-f:.]{7,12}: (?:NVIDIA G\w|\[?drm\]?:? ?(?:VRAM|nouveau)|vgaarb|enabling device|DRM: VRAM)"
+    r"|Initialized nouveau \d|nouveaudrmfb|NovaCore [0-9a-f:.]{7,12}: |Initialized nova \d"
+)
+_BLACKLIST: Final = re.compile(
+    r"^\s*(?:blacklist\s+(?:nouveau|nova[_-]core)|install\s+nouveau\s+\S*/(?:false|true)|alias\s+nouveau\s+off)\b",
+    re.MULTILINE,
+)
+_AT_BOOT: Final = re.compile(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b")
+_NO_MODESET: Final = re.compile(r"nouveau\.modeset=0")
+_IN_IMAGE: Final = re.compile(r"/(?:nouveau|nova[_-]core)\.ko")
 
 
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Which of the two it is: loaded though it is blacklisted, from the initramfs, or simply loaded."""
-    proofs = tuple(_in_use(snapshot))
+    if driver.works(snapshot):
+        return
+    proofs = tuple(dict.fromkeys(_in_use(snapshot)))
     if not proofs:
         return
-    blacklisted = tuple(c for item in snapshot.files("*modprobe.d/*") for c in lines_with(item, _BLACKLIST))
-    image = tuple(c for item in snapshot.of("initramfs") for c in lines_with(item, _IN_IMAGE))
-    if image and blacklisted:
+    blacklisted, image = tuple(_blacklisted(snapshot)), tuple(_in_image(snapshot))
+    looked = bool(snapshot.of("initramfs"))
+    if blacklisted and (image or not looked):
+        confidence: Confidence = "certain" if image else "likely"
         summary = "nouveau is blacklisted and still loaded: the initramfs brings it before the blacklist counts"
-        yield "nouveau-in-initramfs", Proof(summary, (*image, *blacklisted, *proofs))
+        yield "nouveau-in-initramfs", Proof(summary, (*image, *blacklisted, *proofs), confidence)
         return
-    yield "nouveau-bound", Proof("nouveau owns the GPU, so NVIDIA's module is never given it", proofs)
+    ruled_out = ("an initramfs that holds it: it does not",) if blacklisted and looked else ()
+    summary = "nouveau owns the GPU, so NVIDIA's module is never given it"
+    yield "nouveau-bound", Proof(summary, proofs, ruled_out=ruled_out)
 
 
 def _in_use(snapshot: Snapshot) -> Iterator[Citation]:
-    bound = [gpu for gpu in snapshot.view(pci.gpus) if gpu.driver == "nouveau"]
-    for gpu in bound:
-        yield gpu.citation
-    if modules.loaded(snapshot, "nouveau"):
-        yield from modules.lsmod_line(snapshot, "nouveau")
+    """Where it is seen that nouveau or nova owns a GPU, or that it is loaded and no other driver owns one."""
+    owners = [(gpu, (gpu.driver or "").lower().replace("-", "_")) for gpu in snapshot.view(pci.gpus)]
+    bound = [gpu for gpu, owner in owners if owner in {*_OPEN_DRIVERS, "novacore"}]
+    yield from (gpu.citation for gpu in bound)
     for message in kernel.said(snapshot, _TAKEN):
-        if _NAMED.search(message.text.lower()) or bound:
+        if _NAMED.search(message.text) or bound:
             yield message.citation
-    yield from snapshot.said(_TAKEN, "installer-log", "text")
+    yield from (line for item in snapshot.items if item.kind not in {"lspci", "packages"} for line in _shown(item))
+    if any(owner for _, owner in owners) and not bound:
+        return
+    for name in _OPEN_DRIVERS:
+        if modules.loaded(snapshot, name) and not snapshot.says(_NO_MODESET):
+            yield from modules.lsmod_line(snapshot, name)
+    if not modules.loaded(snapshot, "nvidia"):
+        yield from (message.citation for message in kernel.said(snapshot, _STARTED)[:2])
 
 
-def _take_away(_: Snapshot) -> Iterable[Fix]:
-    yield setup_step("configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
+def _shown(item: Item) -> Iterator[Citation]:
+    if item.where == "host" and item.is_seen:
+        yield from lines_with(item, _IN_USE)
+
+
+def _blacklisted(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in snapshot.files("*modprobe.d/*"):
+        yield from lines_with(item, _BLACKLIST)
+    for item in snapshot.items:
+        if item.kind == "listing" and "modprobe.d" in item.text + item.written:
+            yield from lines_with(item, _GREPPED)
+        elif "cmdline" in item.written or "grub" in item.written:
+            yield from lines_with(item, _AT_BOOT)
+
+
+# "/etc/modprobe.d/blacklist-nouveau.conf:blacklist nouveau", as grep -r prints it.
+_GREPPED: Final = re.compile(r"(?:^|modprobe\.d/[\w.-]+:)\s*blacklist\s+nouveau\b")
+
+
+def _in_image(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in snapshot.of("initramfs"):
+        yield from lines_with(item, _IN_IMAGE)
+
+
+_FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
+
+
+def _take_away(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(system.package_manager) == "apt":
+        yield setup_step("configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
+    else:
+        names = ("nouveau", "nova_core", "nova_drm") if _has_nova(snapshot) else ("nouveau",)
+        lines = r"\n".join([*(f"blacklist {name}" for name in names), "options nouveau modeset=0"])
+        yield run("configure", "blacklist nouveau", f"printf '{lines}\\n' | sudo tee {_FILE}")
+        yield rebuild_initramfs(snapshot)
     yield reboot()
+
+
+def _has_nova(snapshot: Snapshot) -> bool:
+    return any(modules.loaded(snapshot, name) for name in _OPEN_DRIVERS[1:])
 
 
 def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
@@ -65,15 +131,17 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="nouveau owns the GPU",
             story=(
-                "The kernel ships a driver of its own for NVIDIA's GPUs, nouveau, and it binds them early at boot. A "
-                "PCI device has one driver at a time, so NVIDIA's module finds every GPU taken: it says that its probe "
-                "routine was not called, and unloads. nvidia-smi cannot reach a driver, and all above it fails. "
-                "nouveau has to be kept from loading, in /etc/modprobe.d and in the initramfs, and the node rebooted: "
-                "a driver that shows a console cannot be taken away safely."
+                "The kernel ships drivers of its own for NVIDIA's GPUs, nouveau and now nova, which bind them early "
+                "at boot. A PCI device has one driver at a time, so NVIDIA's module finds every GPU taken: it says "
+                "that its probe routine was not called, and unloads. nvidia-smi cannot reach a driver, and all above "
+                "it fails. nouveau has to be kept from loading, in /etc/modprobe.d and in the initramfs, and the node "
+                "rebooted: a driver that shows a console cannot be taken away safely."
             ),
             sources=(
                 "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",
                 "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/commonproblems.html",
+                "https://github.com/mattshma/bigdata/issues/133",
+                "https://github.com/negativo17/nvidia-driver/issues/73",
             ),
             check=only("nouveau-bound", _decide),
             remedy=_take_away,
@@ -86,14 +154,15 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="the initramfs still loads nouveau",
             story=(
-                "The blacklist in /etc/modprobe.d is there, and nouveau is loaded all the same: the initramfs was made "
-                "before the blacklist was written, holds nouveau and an older copy of /etc/modprobe.d, and loads it "
-                "before the root filesystem is there. The initramfs of every kernel has to be made anew, then the node "
-                "rebooted."
+                "The blacklist in /etc/modprobe.d is there, and nouveau is loaded all the same: the initramfs was "
+                "made before the blacklist was written, holds nouveau and an older copy of /etc/modprobe.d, and loads "
+                "it before the root filesystem is there. The initramfs of every kernel has to be made anew, then the "
+                "node rebooted."
             ),
             sources=(
                 "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/commonproblems.html",
                 "https://manpages.debian.org/stable/initramfs-tools-core/initramfs-tools.7.en.html",
+                "https://github.com/openSUSE/nvidia-driver-G06/issues/62",
             ),
             check=only("nouveau-in-initramfs", _decide),
             remedy=_rebuild,

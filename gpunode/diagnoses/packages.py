@@ -220,6 +220,7 @@ _OVERWRITE: Final = re.compile(
     r"which is (?:also in package (?P<owner>\S+)|different)"
     r"|file (?P<rpm>/\S+) (?:from install of (?P<new>\S+) )?conflicts (?:with file from package (?P<old>\S+)|between)"
     r"|dpkg-divert: (?:error: )?[`'‘\"].{5,200}clashes with"
+    r"|\(--unpack\): .{0,60}?['‘«„\"](?P<unpacked>/(?:usr|lib|etc|opt)/[^'’»“\"]+)['’»“\"]"
     r"|: (?P<arch>/\S+) exists in filesystem(?: \(owned by (?P<by>\S+)\))?"
 )
 _DKMS: Final = re.compile(r"\bnvidia[\w-]*dkms|nvidia-kernel-\w*dkms|Bad return status for module build|make\.log")
@@ -281,6 +282,7 @@ _BROKEN: Final = re.compile(
     r"|Depends: \S+ .{0,80}but .{1,60}(?:is to be installed|is installed|not going to be installed|not installable)"
     r"|Held packages were changed|conflicting requests|cannot install (?:both|the best)|nothing provides \S*nvidia"
     r"|filtered out by modular filtering|Problem: .{0,80}nvidia|Conflicts: \S*nvidia\S*"
+    r"|package \S*nvidia\S* (?:from \S+ )?conflicts with|Processing Conflict: "
 )
 _DRIVERS: Final = re.compile(r"nvidia|cuda|libcuda", re.IGNORECASE)
 _WANTS: Final = re.compile(
@@ -289,6 +291,14 @@ _WANTS: Final = re.compile(
 )
 _VERSIONS: Final = re.compile(r"\b\d{3}\.\d{2,3}(?:\.\d{2})?-[\w.~+]+")
 _HELD_SAID: Final = re.compile(r"Held packages were changed|following held packages will be changed")
+# A driver built for a release that has a newer C library than this one.
+_FOREIGN: Final = re.compile(
+    r"Depends: (?:libc6|libssl\d\S*|libstdc\+\+6|libgcc-s1) \(>= [^)]+\) "
+    r"but (?:\S+ is to be installed|it is not installable)"
+)
+_RPM_OTHER: Final = re.compile(
+    r"package (?P<one>\S*nvidia\S*) (?:from \S+ )?conflicts with \S+ provided by (?P<other>\S*nvidia\S*)"
+)
 _RPM_BOTH: Final = re.compile(r"cannot install both (?P<one>\S*nvidia\S*) (?:from \S+ )?and (?P<other>\S*nvidia\S*)")
 
 
@@ -314,6 +324,10 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if lines := (_differing(snapshot) or mixed):
         yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), (*lines, *said))
         return
+    if foreign := snapshot.said(_FOREIGN):
+        what = "the driver's packages come from a repository for another release than this one, with a newer C library"
+        yield "mixed-repo-packages", Proof(what, (*foreign, *said))
+        return
     old = _other_branch(snapshot)
     what = "the packages asked for cannot stand beside those that are installed"
     if old:
@@ -338,7 +352,17 @@ def _differing(snapshot: Snapshot) -> tuple[Citation, ...]:
         for item in snapshot.of("package-output", "text", "application", "journal")
         for match in _WANTS.finditer(item.text)
         if is_drivers(match["name"]) and _upstream(match["wanted"]) != _upstream(match["offered"])
-    ) or tuple(citation for citation in snapshot.said(_RPM_BOTH))
+    ) or (*snapshot.said(_RPM_BOTH), *_two_packagers(snapshot))
+
+
+def _two_packagers(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines in which rpm packages conflict that RPM Fusion calls otherwise than NVIDIA and negativo17."""
+    match = snapshot.match(_RPM_OTHER)
+    fusion = [bool(_FUSION.match(match[name])) for name in ("one", "other")] if match else []
+    return snapshot.said(_RPM_OTHER) if len(set(fusion)) == 2 else ()
+
+
+_FUSION: Final = re.compile(r"xorg-x11-drv-nvidia|akmod-nvidia")
 
 
 def _upstream(version: str) -> str:
@@ -401,7 +425,7 @@ def _file_conflict(snapshot: Snapshot) -> Iterator[Verdict]:
     match = snapshot.match(_OVERWRITE)
     if not said or match is None or not _DRIVERS.search(" ".join(_text_of(snapshot, one) for one in said)):
         return
-    file = match["file"] or match["rpm"] or match["arch"] or "a file"
+    file = match["file"] or match["rpm"] or match["arch"] or match["unpacked"] or "a file"
     owner = match["owner"] or match["old"] or match["by"]
     yield Proof(f"two packages bring {file}{f'; {owner} has it already' if owner else ''}", said)
 

@@ -367,9 +367,7 @@ def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "kubelet-stale-device-allocation", _stale_proof(snapshot, cited, stale)
     elif restarted:
         yield "kubelet-restart-admission-bug", _restart_proof(snapshot, cited, restarted)
-    elif (unready and not _in_plugin(snapshot, _UNHEALTHY) and not any(_fewer(snapshot))) or (
-        booted and (refused or fewer or lost)
-    ):
+    elif (unready and not _is_unhealthy(snapshot)) or (booted and (refused or fewer or lost)):
         yield "device-plugin-not-ready-after-reboot", _reboot_proof(cited, booted, snapshot)
     elif (refused or lost) and not _is_unhealthy(snapshot):
         question = "the kubelet refused a pod that the scheduler had given a GPU; why is not shown"

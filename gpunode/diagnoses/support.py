@@ -1,9 +1,412 @@
-"""GPU and driver branch."""
+"""Which driver drives which GPU: branches that came too early or end too soon, and the wrong kind of modules.
+
+Most of it is known before the kernel log says so: the device id tells the generation, the catalog the branches that
+know it and whether it takes the open modules, and the module on disk its version and licence.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from gpunode.diagnoses.model import Family
+from gpunode import distros
+from gpunode.catalog import branches
+from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.gpus import GpuModel
+from gpunode.diagnoses import chains
+from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Severity, Verdict, only
+from gpunode.diagnoses.remedies import by_hand, install, reboot, run
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import cards, driver, kernel, modules, packages, system
+from gpunode.diagnoses.views.cards import Card
+from gpunode.diagnoses.views.driver import VERSION
+from gpunode.recipe import Driver
 
-FAMILY: Final = Family("support", "GPU and driver branch", ())
+_LEGACY: Final = re.compile(
+    r"supported through the NVIDIA (?P<branch>\d{2,3})\.\S{0,4} [Ll]egacy"
+    r"|only supported by the (?P<series>\d{3}) legacy drivers"
+)
+_IGNORED: Final = re.compile(rf"[Tt]he (?P<version>{VERSION}|\d+\.xx) NVIDIA (?:Linux graphics )?driver will ignore")
+_NO_GSP: Final = re.compile(
+    r"not supported by open nvidia\.ko because it does not include|does not include the required GPU System Processor"
+)
+_NEEDS_OPEN: Final = re.compile(r"requires use of the NVIDIA open kernel modules")
+_UNKNOWN: Final = re.compile(
+    rf"(?:is )?not supported by the\s+(?:NVIDIA )?(?P<version>{VERSION}) (?:NVIDIA )?(?:Linux graphics )?driver release"
+)
+_OPEN_PACKAGES: Final = ("nvidia-dkms-*open", "nvidia-kernel-open*", "nvidia-open*", "kmod-nvidia-open*", "*-open-dkms")
+_CLOSED_PACKAGES: Final = ("nvidia-dkms-*", "nvidia-kernel-dkms", "kmod-nvidia-latest*", "nvidia-driver-[0-9]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The driver of this node.
+
+    Attributes:
+        version: empty where nothing tells it.
+        is_open: whether its modules are the open ones; None where nothing tells.
+    """
+
+    version: str
+    is_open: bool | None
+    citations: tuple[Citation, ...]
+
+    @property
+    def branch(self) -> int:
+        """The number before the first dot; 0 where the version is not known."""
+        head = self.version.partition(".")[0]
+        return int(head) if head.isdigit() else 0
+
+
+def release(snapshot: Snapshot) -> Release:
+    """The driver that is loaded or refused, else the one on disk, else the one that packages brought."""
+    seen = [one for one in (driver.loaded(snapshot), driver.on_disk(snapshot)) if one is not None]
+    packaged = [one for one in driver.packaged(snapshot) if one.is_installed]
+    version = next((one.version for one in seen), packaged[0].upstream if packaged else _from_words(snapshot))
+    kinds = [(one.is_open, one.citation) for one in seen if one.is_open is not None]
+    kinds += [(info.is_open, info.citation) for info in snapshot.view(modules.driver_info) if info.is_open is not None]
+    kinds += list(_kinds_of_packages(snapshot))
+    cited = [one.citation for one in seen] or [one.citation for one in packaged[:1]]
+    return Release(
+        version, kinds[0][0] if kinds else None, tuple(dict.fromkeys([*cited, *(kind[1] for kind in kinds[:1])]))
+    )
+
+
+def _from_words(snapshot: Snapshot) -> str:
+    """The version that the kernel's refusal names."""
+    for message in snapshot.view(kernel.messages):
+        if match := _UNKNOWN.search(message.text) or _IGNORED.search(message.text):
+            return match["version"]
+    return ""
+
+
+def _kinds_of_packages(snapshot: Snapshot) -> Iterator[tuple[bool, Citation]]:
+    is_open = [one for one in packages.matching(snapshot, *_OPEN_PACKAGES) if one.is_installed]
+    closed = [
+        one for one in packages.matching(snapshot, *_CLOSED_PACKAGES) if one.is_installed and "open" not in one.name
+    ]
+    if bool(is_open) != bool(closed):
+        yield bool(is_open), (is_open or closed)[0].citation
+
+
+def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """What stands between each GPU and the driver: the kernel's own word, else what catalog and module tell."""
+    said = tuple(_said(snapshot))
+    if said:
+        yield from said
+    elif not driver.works(snapshot):
+        found = snapshot.view(release)
+        for card in snapshot.view(cards.cards):
+            yield from _predicted(card, found)
+
+
+def _said(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    severity: Severity | None = "warning" if driver.works(snapshot) else None
+    for cause, pattern in _WORDS:
+        lines = tuple(message.citation for message in kernel.said(snapshot, pattern)) or snapshot.said(pattern)
+        if lines:
+            card, found = _card_of(snapshot, pattern), snapshot.view(release)
+            decided = _in_truth(cause, card, found)
+            summary = _summary(decided, card.model if card else None, found, _named_branch(snapshot))
+            address = card.address if card else ""
+            cited = (*lines, *found.citations)
+            yield decided, Proof(summary, cited, "certain", _RULED_OUT.get(decided, ()), address, severity=severity)
+
+
+_WORDS: Final = (
+    ("gpu-legacy-unsupported-by-branch", _LEGACY),
+    ("open-module-on-pre-turing", _NO_GSP),
+    ("proprietary-module-on-blackwell", _NEEDS_OPEN),
+    ("gpu-too-new-for-driver", _UNKNOWN),
+)
+_RULED_OUT: Final = {
+    "proprietary-module-on-blackwell": (
+        "a memory region without an address: the driver names the modules as the reason",
+    ),
+    "open-module-on-pre-turing": ("a GPU too new for the driver: it lacks the GSP, which newer ones have",),
+}
+
+
+def _in_truth(cause: str, card: Card | None, found: Release) -> str:
+    """The driver says "not supported by this release" of a GPU that is too new, and of one that it has dropped."""
+    if cause == "gpu-too-new-for-driver" and card is not None and found.branch:
+        last = card.model.last_branch
+        if last is not None and last < found.branch:
+            return "gpu-legacy-unsupported-by-branch"
+    return cause
+
+
+def _card_of(snapshot: Snapshot, pattern: re.Pattern[str]) -> Card | None:
+    """The GPU that the message is about, where it names one, else the only one."""
+    known = snapshot.view(cards.cards)
+    lines = {message.citation for message in kernel.said(snapshot, pattern)}
+    named = [card for card in known if card.citation in lines]
+    named += [card for card in known if any(card.address in line.line for line in lines if card.address)]
+    return named[0] if named else known[0] if len(known) == 1 else None
+
+
+def _predicted(card: Card, found: Release) -> Iterator[tuple[str, Verdict]]:
+    if not found.branch and found.is_open is None:
+        return
+    if cause := _cause(card.model, found):
+        confidence: Confidence = "likely"
+        summary = _summary(cause, card.model, found, card.model.last_branch)
+        yield cause, Proof(summary, (card.citation, *found.citations), confidence, gpu=card.address)
+
+
+def _cause(model: GpuModel, found: Release) -> str:
+    """What keeps a driver from a GPU, by the catalog alone; a GPU that no list has is not judged."""
+    branch = found.branch
+    if branch and model.last_branch is not None and branch > model.last_branch:
+        return "gpu-legacy-unsupported-by-branch"
+    if found.is_open and not model.takes_open_modules:
+        return "open-module-on-pre-turing"
+    if branch and (model.listed or not model.device_id) and branch < model.first_branch:
+        return "gpu-too-new-for-driver"
+    if found.is_open is False and model.needs_open_modules and (model.listed or not model.device_id):
+        return "proprietary-module-on-blackwell"
+    return ""
+
+
+def _named_branch(snapshot: Snapshot) -> int | None:
+    match = snapshot.match(_LEGACY) or next(
+        (match for message in kernel.said(snapshot, _LEGACY) if (match := _LEGACY.search(message.text))), None
+    )
+    return int(match["branch"] or match["series"]) if match else None
+
+
+def _summary(cause: str, model: GpuModel | None, found: Release, last: int | None) -> str:
+    gpu = model.label if model else "this GPU"
+    installed = f"driver {found.version}" if found.version else "the installed driver"
+    if cause == "gpu-legacy-unsupported-by-branch":
+        limit = last or (model.last_branch if model else None)
+        until = f"{limit} is the last branch that drives it" if limit else "an older branch does"
+        return f"{installed} no longer drives {gpu}: {until}"
+    if cause == "open-module-on-pre-turing":
+        return f"the open kernel modules are installed, and {gpu} has no GSP, which they need"
+    if cause == "proprietary-module-on-blackwell":
+        return f"the proprietary kernel modules of {installed} are installed, and {gpu} is driven by the open ones only"
+    first = model.first_branch if model else 0
+    since = f"; {first} is the first branch that does" if first > found.branch else ""
+    return f"{installed} does not know {gpu}: it is older than that GPU{since}"
+
+
+# What to install instead.
+
+
+def _choice(snapshot: Snapshot, *, keep_branch: bool) -> Choice | Impossible:
+    """The driver for the GPUs of this node; of the installed branch where that may stay."""
+    models = tuple(card.model for card in snapshot.view(cards.cards) if card.model.device_id)
+    branch = snapshot.view(release).branch
+    known = branches.find(branch) if keep_branch else None
+    if known is not None and known.active:
+        kept = choose(models, Driver(version=str(branch)))
+        if isinstance(kept, Choice):
+            return kept
+    return choose(models, Driver())
+
+
+def _install(snapshot: Snapshot, cause: str, *, keep_branch: bool = False) -> Iterator[Fix]:
+    choice = _choice(snapshot, keep_branch=keep_branch)
+    last = _named_branch(snapshot) or min(
+        (card.model.last_branch for card in snapshot.view(cards.cards) if card.model.last_branch), default=None
+    )
+    if cause == "gpu-legacy-unsupported-by-branch" and last is not None and last < _OFFERED_FROM:
+        yield _of_distribution(snapshot, last)
+    elif isinstance(choice, Impossible) and snapshot.view(cards.cards):
+        yield by_hand("replace", f"{choice.what}: {choice.why}; {choice.hint}")
+    else:
+        yield _from_repository(snapshot, cause, choice if isinstance(choice, Choice) else None, last)
+
+
+_OFFERED_FROM: Final = 580
+
+
+def _from_repository(snapshot: Snapshot, cause: str, choice: Choice | None, last: int | None) -> Fix:
+    kind = _flavours(cause, choice)
+    branch = choice.branch if choice else last
+    what = f"driver {branch} with its {kind} kernel modules" if branch else f"the {kind} kernel modules of the driver"
+    manager = snapshot.view(system.package_manager)
+    if manager == "apt":
+        known = system.distro(snapshot)
+        family = distros.family(known) if known else None
+        names = f": {' '.join(family.driver_packages(choice, 'compute'))}" if family and choice else ""
+        chosen = f" --driver {branch}" if branch and choice is None else ""
+        return run("install", f"install {what}{names}", f"sudo gpunode setup{chosen}")
+    if manager == "dnf":
+        return run("install", f"install {what}", *_by_dnf(snapshot, kind, branch))
+    if manager == "zypper":
+        name = "nvidia-open" if kind == "open" else "cuda-drivers"
+        return run("install", f"install {what}", f"sudo zypper install {name}")
+    name = "nvidia-open-dkms" if kind == "open" else "nvidia-580xx-dkms"
+    return install(snapshot, f"install {what}", name)
+
+
+def _flavours(cause: str, choice: Choice | None) -> str:
+    if choice is not None:
+        return choice.flavour
+    return "proprietary" if cause in {"open-module-on-pre-turing", "gpu-legacy-unsupported-by-branch"} else "open"
+
+
+def _by_dnf(snapshot: Snapshot, kind: str, branch: int | None) -> tuple[str, ...]:
+    """RHEL 8 and 9 have module streams; RHEL 10 and Fedora choose by the meta package; RPM Fusion builds by akmods."""
+    if packages.matching(snapshot, "akmod-nvidia*"):
+        value = "kernel-open" if kind == "open" else "kernel"
+        return (
+            f"sudo sed -i -E 's/kernel(-open)?$/{value}/' /etc/nvidia/kernel.conf",
+            "sudo akmods --force --rebuild",
+        )
+    known = system.distro(snapshot)
+    if known and known.version_id.split(".")[0] in {"8", "9"}:
+        stream = (
+            f"{branch}-{'open' if kind == 'open' else 'dkms'}"
+            if branch
+            else ("open-dkms" if kind == "open" else "latest-dkms")
+        )
+        return (f"sudo dnf -y module switch-to nvidia-driver:{stream} --allowerasing",)
+    return (f"sudo dnf install --allowerasing {'nvidia-open' if kind == 'open' else 'cuda-drivers'}",)
+
+
+def _of_distribution(snapshot: Snapshot, last: int) -> Fix:
+    """The legacy branches are not in NVIDIA's repositories; distributions keep some of them."""
+    text = f"install branch {last}, the last that drives this GPU, from the distribution"
+    manager, known = snapshot.view(system.package_manager), system.distro(snapshot)
+    if manager == "dnf":
+        return install(snapshot, f"{text} (RPM Fusion)", f"akmod-nvidia-{last}xx", f"xorg-x11-drv-nvidia-{last}xx-cuda")
+    if manager == "pacman":
+        return by_hand("install", f"{text}: nvidia-{last}xx-dkms is in the AUR")
+    if manager == "zypper":
+        return install(snapshot, text, "nvidia-driver-G05-kmp-default")
+    if known is not None and known.id == "debian":
+        return install(snapshot, text, "nvidia-tesla-470-driver" if last == 470 else f"nvidia-legacy-{last}xx-driver")
+    return install(snapshot, text, f"nvidia-driver-{last}")
+
+
+_INSTALLED: Final = (
+    "$(dpkg-query -W -f '${Package} ' 'nvidia-driver*' 'nvidia-dkms*' 'nvidia-kernel-*' 'nvidia-headless*' "
+    "'linux-modules-nvidia-*' 2>/dev/null)"
+)
+
+
+def _remove(snapshot: Snapshot, why: str) -> Fix:
+    """Takes the packages of the driver away, by their names where those are known."""
+    names = [one.name for one in (*driver.kernel_side(snapshot), *driver.whole(snapshot))]
+    manager = snapshot.view(system.package_manager)
+    if manager == "apt":
+        return run("remove", why, f"sudo apt-get purge {' '.join(dict.fromkeys(names)) or _INSTALLED}")
+    commands = {"dnf": "sudo dnf remove {}", "zypper": "sudo zypper remove {}", "pacman": "sudo pacman -Rns {}"}
+    found = " ".join(dict.fromkeys(names)) or "$(rpm -qa --qf '%{NAME} ' '*nvidia*')"
+    return run("remove", why, commands[manager].format(found))
+
+
+def _go_back(snapshot: Snapshot) -> Iterable[Fix]:
+    yield _remove(snapshot, "remove the packages of the branch that no longer drives this GPU")
+    yield from _install(snapshot, "gpu-legacy-unsupported-by-branch")
+    yield reboot()
+
+
+def _go_on(snapshot: Snapshot) -> Iterable[Fix]:
+    yield from _install(snapshot, "gpu-too-new-for-driver")
+    yield reboot()
+
+
+def _close(snapshot: Snapshot) -> Iterable[Fix]:
+    yield from _install(snapshot, "open-module-on-pre-turing", keep_branch=True)
+    yield reboot()
+
+
+def _open(snapshot: Snapshot) -> Iterable[Fix]:
+    yield _remove(snapshot, "remove the packages with the proprietary kernel modules")
+    yield from _install(snapshot, "proprietary-module-on-blackwell", keep_branch=True)
+    yield reboot()
+
+
+_SUPPORTED: Final = "https://docs.nvidia.com/datacenter/tesla/drivers/"
+_MODULES: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/kernel-modules.html"
+_OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
+
+FAMILY: Final = Family(
+    "support",
+    "which driver drives which GPU",
+    (
+        Rule(
+            cause="gpu-legacy-unsupported-by-branch",
+            layer="driver",
+            severity="error",
+            disruption="reboot",
+            title="the installed branch no longer drives this GPU",
+            story=(
+                "NVIDIA ends the support of old generations with a certain branch: 390 is the last for Fermi, 470 for "
+                "Kepler, 580 for Maxwell, Pascal and Volta. A newer driver installs and builds without complaint, "
+                "then ignores the GPU: the kernel log names the legacy branch, the module finds no GPU and unloads, "
+                "and nvidia-smi cannot reach it. Only a driver of the last branch, or another GPU, helps."
+            ),
+            sources=(
+                f"{_SUPPORTED}cuda-toolkit-driver-and-architecture-matrix.html",
+                "https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",
+                "https://github.com/siderolabs/talos/issues/8764",
+            ),
+            check=only("gpu-legacy-unsupported-by-branch", _decide),
+            remedy=_go_back,
+            explains=chains.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
+        ),
+        Rule(
+            cause="gpu-too-new-for-driver",
+            layer="driver",
+            severity="error",
+            disruption="reboot",
+            title="the installed driver does not know this GPU yet",
+            story=(
+                "Each driver knows the GPUs that existed when it was released. A newer one is on the bus and in "
+                "lspci, often without a name, and the module refuses it as not supported by this release, or does not "
+                "start it. A branch that lists the GPU is needed; for the newest generations that is one with the "
+                "open kernel modules."
+            ),
+            sources=(
+                f"{_SUPPORTED}cuda-toolkit-driver-and-architecture-matrix.html",
+                f"{_OPEN}/issues/862",
+                "https://github.com/MrMEEE/bumblebee-Old-and-abbandoned/issues/583",
+            ),
+            check=only("gpu-too-new-for-driver", _decide),
+            remedy=_go_on,
+            explains=chains.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
+        ),
+        Rule(
+            cause="open-module-on-pre-turing",
+            layer="driver",
+            severity="error",
+            disruption="reboot",
+            title="the open kernel modules on a GPU before Turing",
+            story=(
+                "NVIDIA's open kernel modules leave much of the work to the GPU System Processor (GSP), which GPUs "
+                "have from Turing on. From branch 560 the open modules are the default of NVIDIA's packages, so an "
+                "upgrade brings them to Maxwell, Pascal and Volta, too, where they find no GSP and give up. Up to "
+                "branch 580 the same driver with its proprietary modules drives these GPUs."
+            ),
+            sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{_OPEN}/issues/19"),
+            check=only("open-module-on-pre-turing", _decide),
+            remedy=_close,
+            explains=chains.NO_DRIVER,
+        ),
+        Rule(
+            cause="proprietary-module-on-blackwell",
+            layer="driver",
+            severity="error",
+            disruption="reboot",
+            title="the proprietary kernel modules on a GPU that needs the open ones",
+            story=(
+                "Blackwell and Grace Hopper are driven by NVIDIA's open kernel modules only. With the proprietary "
+                "ones of the same version the module loads, the kernel log asks for the open modules, the GPU fails "
+                "to start (RmInitAdapter failed, 0x22:0x56), and nvidia-smi finds no devices. The same number is met "
+                "with a memory region that firmware left without an address: the line before it, or the module's "
+                "licence, decides."
+            ),
+            sources=(_MODULES, f"{_OPEN}/issues/862", f"{_OPEN}/issues/872"),
+            check=only("proprietary-module-on-blackwell", _decide),
+            remedy=_open,
+            explains=chains.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
+        ),
+    ),
+)

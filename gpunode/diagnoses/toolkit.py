@@ -270,7 +270,11 @@ _USES: Final = (
         _DOCKER_RUN,
     ),
     _Form(
-        re.compile(r"(?:manifest for |docker\.io/|^|\s)nvidia/cuda:\S+(?: not found|: not found)", re.IGNORECASE),
+        re.compile(
+            r"(?:manifest for |docker\.io/|\s)nvidia/cuda:\S+ not found|/nvidia/cuda:[\w.-]+: not found"
+            r"|reading manifest \S+ in \S*nvidia/cuda: manifest unknown",
+            re.IGNORECASE,
+        ),
         "the image of the article is gone: NVIDIA takes old tags of nvidia/cuda away",
         _DOCKER_RUN,
     ),
@@ -286,9 +290,15 @@ _USES: Final = (
 )
 
 
+# Where APT could not read its archives, it knows no package of theirs, old or new.
+_UNSIGNED: Final = re.compile(
+    r"NO_PUBKEY|EXPKEYSIG|Conflicting values set for option|is not signed|could not be verified"
+)
+
+
 def _old_form(snapshot: Snapshot) -> Iterator[Verdict]:
     """A command of an older article, which nothing answers to any more."""
-    for form in _PACKAGES:
+    for form in _PACKAGES if not snapshot.says(_UNSIGNED) else ():
         if said := snapshot.said(form.said):
             yield Proof(form.summary, said, remedy=tuple(_today(snapshot)))
             return
@@ -331,7 +341,7 @@ FAMILY: Final = Family(
             explains=frozenset(
                 {
                     *("nvidia-runtime-not-registered", "docker-not-restarted", "containerd-nvidia-runtime-missing"),
-                    *("cdi-spec-missing", "device-plugin-library-not-found"),
+                    *("cdi-spec-missing", "device-plugin-library-not-found", "old-command-form"),
                 }
             ),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -30,7 +30,7 @@ _MISMATCH: Final = re.compile(
 )
 # libnvidia-container asks NVML on the node, before there is a container.
 _ASKED_ON_NODE: Final = re.compile(
-    r"nvidia-container-cli|nvml error:|initialization error|libnvidia-container|auto-detected mode"
+    r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
 )
 _IN_IMAGE: Final = re.compile(r"/nvidia[\w-]*\.ko")
 _BRANCH: Final = re.compile(
@@ -41,7 +41,9 @@ _BRANCH: Final = re.compile(
 # Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
 _RUN_PLACE: Final = re.compile(r"/kernel/drivers/video/nvidia\.ko")
 _RUN_SAYS: Final = re.compile(
-    rf"NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})|installing driver version (?P<log>{driver.VERSION})"
+    rf"NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
+    rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
+    re.IGNORECASE,
 )
 _REBOOT_LIST: Final = re.compile(r"^\s*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
 _HEADER: Final = re.compile(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
@@ -126,10 +128,8 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     if _initramfs_brings(snapshot, scene):
         return  # an old copy in the initramfs: the kernel's rules tell that
-    if found := _mixed(snapshot, scene) or _automatic(scene) or _by_disk(scene) or _by_packages(snapshot, scene):
-        yield found
-        return
-    yield PENDING, _undecided(scene)
+    ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(scene), _by_packages(snapshot, scene), _newer(scene))
+    yield next((found for found in ways if found), (PENDING, _undecided(scene)))
 
 
 def _fails_on_node(scene: _Scene) -> bool:
@@ -154,9 +154,16 @@ def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...
     own = driver.library_in_container(snapshot)
     shipped = _shipped(snapshot, scene)
     node = driver.smi_version(snapshot) or scene.loaded
-    cited = (*inside, *shipped, *((node.citation,) if node else ()), *((own.citation,) if own else ()))
+    cited = (
+        *inside,
+        *shipped,
+        *((node.citation,) if node else ()),
+        *((own.citation,) if own else ()),
+        *_elsewhere(snapshot),
+    )
     differs = own is not None and node is not None and not _same(own.version, node.version)
-    if not (driver.works(snapshot) or shipped or differs):
+    other = _elsewhere(snapshot)
+    if not (driver.works(snapshot) or shipped or differs or other):
         question = "does nvidia-smi work on the node itself, or is its own driver at two versions?"
         return Doubt(
             question, "nvidia-smi on the node, and cat /proc/driver/nvidia/version", inside, (PENDING, UNATTENDED)
@@ -166,6 +173,15 @@ def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...
     what = f"the container loads driver libraries{versions} of its own, and the node's driver{driven} refuses them"
     certain = bool(shipped) or differs
     return Proof(what, cited, "certain" if certain else "likely", ("the node's driver: nvidia-smi works there",))
+
+
+_ANSWERS: Final = re.compile(r"Driver Version\s*:")
+
+
+def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which nvidia-smi works in another container, so that the node's driver is whole."""
+    runs = (item for item in snapshot.of("container-run") if not _MISMATCH.search(item.text))
+    return tuple(citation for item in runs for citation in lines_with(item, _ANSWERS))
 
 
 _SHIPPED: Final = re.compile(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
@@ -198,35 +214,52 @@ def _mixed(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
     return None
 
 
-def _two_installs(snapshot: Snapshot, scene: _Scene) -> Iterator[tuple[str, tuple[Citation, ...]]]:
+_Installs: TypeAlias = "tuple[str, tuple[Citation, ...]]"
+
+
+def _two_installs(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
     packaged = (*scene.bringing, *scene.user)
-    branches = {match["branch"]: one for one in packaged if (match := _BRANCH.match(one.name))}
-    if len(branches) > 1:
-        yield f"packages of the branches {' and '.join(sorted(branches))}", tuple(o.citation for o in branches.values())
-    sets = {"NVIDIA's": _named(packaged, "nvidia-driver", "nvidia-driver-cuda", "nvidia-driver-libs")}
-    sets["RPM Fusion's"] = [one for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))]
-    if all(sets.values()) and package_manager(snapshot) == "dnf":
-        yield "NVIDIA's packages and RPM Fusion's", tuple(one[0].citation for one in sets.values())
-    version = _run_version(snapshot)
-    if (
-        version
-        and packaged
-        and scene.is_loaded(version[0])
-        and not any(_same(o.upstream, version[0]) for o in packaged)
-    ):
-        yield (
-            f"{version[0]} by NVIDIA's .run installer, {packaged[0].upstream} by packages",
-            (
-                version[1],
-                packaged[0].citation,
-            ),
-        )
+    yield from _of_two_branches(packaged)
+    if package_manager(snapshot) == "dnf":
+        yield from _of_two_repositories(packaged)
+    yield from _run_beside_packages(snapshot, scene, packaged)
     found = driver.libraries(snapshot)
-    if len({one.version for one in found}) > 1 and any(scene.is_loaded(one.version) for one in found):
+    if len(found) > 1 and any(scene.is_loaded(one.version) for one in found):
         yield f"libraries of {' and '.join(sorted(one.version for one in found))}", tuple(o.citation for o in found)
     packagers = {name: one for one in packaged if (name := archives.packager(one))}
     if len(packagers) > 1 and len({one.upstream for one in packaged}) > 1:
         yield f"packages by {' and '.join(sorted(packagers))}", tuple(one.citation for one in packagers.values())
+
+
+def _of_two_branches(packaged: tuple[Package, ...]) -> Iterator[_Installs]:
+    found = {branch: one for one in packaged if (branch := _branch(one))}
+    if len(found) > 1:
+        yield f"packages of the branches {' and '.join(sorted(found))}", tuple(one.citation for one in found.values())
+
+
+def _branch(package: Package) -> str:
+    """The branch in a package's name; empty for an empty one that only leads from an old branch to its successor."""
+    match = _BRANCH.match(package.name)
+    return match["branch"] if match and package.upstream.startswith(f"{match['branch']}.") else ""
+
+
+def _of_two_repositories(packaged: tuple[Package, ...]) -> Iterator[_Installs]:
+    theirs = _named(packaged, "nvidia-driver", "nvidia-driver-cuda", "nvidia-driver-libs")
+    fusion = [one for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))]
+    if theirs and fusion:
+        yield "NVIDIA's packages and RPM Fusion's", (theirs[0].citation, fusion[0].citation)
+
+
+def _run_beside_packages(snapshot: Snapshot, scene: _Scene, packaged: tuple[Package, ...]) -> Iterator[_Installs]:
+    """A module that no package brings is loaded, and the packages are of another version."""
+    if scene.loaded is None or not packaged or any(scene.is_loaded(one.upstream) for one in packaged):
+        return
+    version = _run_version(snapshot)
+    both = (packaged[0].citation, *((version[1],) if version else ()))
+    if version and scene.is_loaded(version[0]):
+        yield f"{version[0]} by NVIDIA's .run installer, {packaged[0].upstream} by packages", both
+    elif all(_number(one.upstream) < _number(scene.loaded.version) for one in packaged) and not scene.upgrades:
+        yield f"{scene.loaded.version} is loaded, and the packages are all older ({packaged[0].upstream})", both
 
 
 def _named(found: tuple[Package, ...], *names: str) -> list[Package]:
@@ -312,6 +345,14 @@ def _by_packages(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | Non
     return None
 
 
+def _newer(scene: _Scene) -> tuple[str, Verdict] | None:
+    """The library is newer than the loaded module and nothing more is known: mostly an upgrade before a reboot."""
+    if scene.loaded is None or scene.wanted is None or _number(scene.wanted.version) <= _number(scene.loaded.version):
+        return None
+    what = f"the libraries are of {scene.wanted.version} already{_while_loaded(scene)}"
+    return PENDING, Proof(what, scene.cited, "likely")
+
+
 def _waits_for_reboot(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The driver's packages in the list of those that ask for a reboot."""
     return tuple(c for item in snapshot.files("*/reboot-required.pkgs") for c in lines_with(item, _REBOOT_LIST))
@@ -390,7 +431,7 @@ def _complete(snapshot: Snapshot) -> Iterable[Fix]:
 def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
     scene = snapshot.view(_scene)
     packaged = (*scene.bringing, *scene.user)
-    numbers = sorted({match["branch"] for one in packaged if (match := _BRANCH.match(one.name))})
+    numbers = sorted({branch for one in packaged if (branch := _branch(one))})
     if len(numbers) > 1:
         older = [one.name for one in packaged if (match := _BRANCH.match(one.name)) and match["branch"] != numbers[-1]]
         yield uninstall(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
@@ -413,7 +454,7 @@ def _one_library(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+    return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 _CONSEQUENCES: Final = LIBRARY_MISMATCH | {"cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", CONTAINER}
@@ -490,7 +531,7 @@ FAMILY: Final = Family(
             sources=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/", _DOC),
             check=only(MIXED, _decide),
             remedy=_one_driver,
-            explains=_CONSEQUENCES | {"duplicate-module-files"},
+            explains=_CONSEQUENCES,
         ),
         Rule(
             cause=CONTAINER,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
-from gpunode.facts.sources import Kind, Source, Where, recognise
+from gpunode.facts.sources import Kind, Source, Where, recognise, recognise_all
 
 # How a shell or a tool says that a thing is not there, when that is all it says.
 _ABSENT: Final = re.compile(
-    r"^(?:[^\n]{0,200}: )?(?:command not found|no such file or directory|not found)\.?$"
+    r"^(?:[^\n]{0,200}: )?(?:command not found|no such file or directory|not found)\.{0,3}$"
     r"|^(?:ls|cat|stat|find|grep|head|tail|less): [^\n]{1,200}: no such file or directory$"
     r"|^(?:/usr/bin/)?which: no \S+ in \(|^\S+ not found$|^Command '[^'\n]+' not found",
     re.IGNORECASE,
@@ -78,15 +80,20 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
         yield from _of_glob(key, capture, found)
         return
     said = _said(capture)
-    yield Item(
-        key,
-        capture.source,
-        Source("nvml") if key == nvml.KEY else recognise(capture.source, said),
-        said,
-        _outcome(capture, said),
-        capture.error,
-        capture.exit_status,
-    )
+    sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
+    for source in sources:
+        own = _own(source, said)
+        outcome = _outcome(capture, own)
+        yield Item(key, capture.source, source, own, outcome, capture.error, capture.exit_status)
+
+
+def _own(source: Source, text: str) -> str:
+    """What of the text of several commands is certainly this one's: a JSON file ends where its object does."""
+    if source.is_mixed and source.kind == "file" and source.subject.endswith(".json"):
+        start = text.find("{")
+        with suppress(ValueError, RecursionError):
+            return text[start : json.JSONDecoder().raw_decode(text, start)[1]] if start >= 0 else text
+    return text
 
 
 def _said(capture: Capture) -> str:

@@ -79,7 +79,7 @@ def _capture(source: str, text: str) -> Capture:
 
 def _key(source: str, text: str) -> str:
     seen = recognise(source, text)
-    if seen.only or seen.is_part or seen.where == "container":
+    if seen.only or seen.is_part or seen.is_mixed or seen.where == "container":
         return source
     if seen.kind == "file" and seen.subject.startswith("/"):
         return _PROBE_KEYS.get(seen.subject, f"file:{seen.subject}")

@@ -82,6 +82,7 @@ class Source:
         only: the pattern of a ``grep`` behind the command, or of one that read the file: the text holds only the
             lines that match it, all of them unless ``is_part``. Empty where nothing was left out that way.
         is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
+        is_mixed: whether the text is that of several commands, of which this is one.
     """
 
     kind: Kind
@@ -90,15 +91,22 @@ class Source:
     where: Where = "host"
     only: str = ""
     is_part: bool = False
+    is_mixed: bool = False
 
 
 _PROMPT: Final = re.compile(r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?)?\s{0,4}[$#>%❯]\s+")
 _REMARK: Final = re.compile(r"\s*\(([^()]*)\)\s*$")
 _INSIDE: Final = re.compile(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
 _BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"})
+# Commands that print nothing of their own; words of the shell's grammar.
+_SILENT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"})
+_SHELL: Final = frozenset({"do", "then", "if", "else", "!", "{", "("})
 _CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "cut"})
 _READERS: Final = frozenset({"cat", "less", "more", "head", "tail", "zcat", "bat", "batcat", "nl", "xxd", "strings"})
-_CONTAINERS: Final = frozenset({"docker", "podman", "nerdctl", "ctr", "docker-compose", "podman-compose", "apptainer"})
+_CONTAINERS: Final = frozenset(
+    {"docker", "podman", "nerdctl", "ctr", "docker-compose", "podman-compose", "apptainer", "singularity"}
+    | {"nvidia-docker", "enroot", "lxc", "incus", "pct"}
+)
 _KUBECTL: Final = frozenset({"kubectl", "k", "oc", "kubecolor"})
 _PACKAGERS: Final = frozenset(
     {"apt", "apt-get", "aptitude", "dpkg", "dnf", "yum", "zypper", "unattended-upgrade", "dpkg-reconfigure", "pacman"}
@@ -115,7 +123,7 @@ _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"/var/log/(?:kern|dmesg)[\w.-]*$|kern\.log$|dmesg(?:\.\w+)?$", "kernel-log"),
     (r"/var/log/(?:syslog|messages)[\w.-]*$|syslog$", "journal"),
     (
-        r"apt/history\.log|dpkg\.log|apt/term\.log|dnf\.(?:rpm\.)?log|zypp/history|unattended-upgrades",
+        r"apt/history\.log|dpkg\.log|apt/term\.log|dnf\.(?:rpm\.)?log|yum\.log|pacman\.log|zypp/history|unattended-upgrades",
         "package-history",
     ),
     (r"^/proc/modules$", "lsmod"),
@@ -170,12 +178,22 @@ _COMPILED: Final[Mapping[str, tuple[tuple[re.Pattern[str], Kind], ...]]] = {
 
 
 def recognise(source: str, text: str = "") -> Source:
-    """What ``source`` says that ``text`` is; ``text`` decides where the words do not."""
+    """What ``source`` says that ``text`` is, else what the text shows itself to be; of several commands, the first."""
+    return recognise_all(source, text)[0]
+
+
+def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
+    """What each command of ``source`` says that its part of ``text`` is; at least one."""
     written, where = _without_remarks(_PROMPT.sub("", source.strip()))
-    found = _by_command(written) or _by_path(written) or _by_words(source)
-    if found is None or found.kind == "text":
-        found = _by_text(text) or found or Source("text")
-    return replace(found, where="container") if where == "container" and found.where == "host" else found
+    found = _by_commands(written) or _only(_by_path(written)) or _only(_by_words(source))
+    if not found or found[0].kind == "text":
+        found = _only(_by_text(text)) or found or (Source("text"),)
+    inside = where == "container"
+    return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
+
+
+def _only(found: Source | None) -> tuple[Source, ...]:
+    return (found,) if found else ()
 
 
 def _without_remarks(source: str) -> tuple[str, Where]:
@@ -189,12 +207,16 @@ def _without_remarks(source: str) -> tuple[str, Where]:
     return source.strip(), where
 
 
-def _by_command(source: str) -> Source | None:
-    commands = [_plain(words) for words in _pipeline(source)]
+def _by_commands(source: str) -> tuple[Source, ...]:
+    """What each command of a line shows; they share one text where they are several."""
+    found = tuple(one for pipeline in _pipelines(source) if (one := _by_pipeline(pipeline)))
+    return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
+
+
+def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
+    commands = [_plain(words) for words in pipeline]
     head = commands[0] if commands else ()
-    if not head:
-        return None
-    found = _of(head)
+    found = _of(head) if head else None
     if found is None:
         return None
     patterns = [_pattern(words) for words in commands[1:] if _program(words) in {"grep", "egrep", "rg", "zgrep"}]
@@ -203,8 +225,8 @@ def _by_command(source: str) -> Source | None:
     return replace(found, only=only, is_part=found.is_part or cut)
 
 
-def _pipeline(source: str) -> list[list[str]]:
-    """The words of every command of a pipeline; of several commands in a row the last that is not ``cd``."""
+def _pipelines(source: str) -> list[list[list[str]]]:
+    """The words of every command of every pipeline in a line of shell."""
     try:
         lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
         lexer.whitespace_split = True
@@ -212,23 +234,24 @@ def _pipeline(source: str) -> list[list[str]]:
         words = list(lexer)
     except ValueError:
         words = source.split()
-    commands: list[list[str]] = [[]]
+    pipelines: list[list[list[str]]] = [[[]]]
     for word in words:
         if word in {"|", "|&"}:
-            commands.append([])
+            pipelines[-1].append([])
         elif word in {"&&", ";", "||", "&"}:
-            commands = [[]] if not commands[0] or commands[0][0] in {"cd", "export", "set", "ssh"} else commands
-            if commands != [[]]:
-                break
+            pipelines.append([[]])
         else:
-            commands[-1].append(word)
-    return [command for command in commands if command]
+            pipelines[-1][-1].append(word)
+    found = [[command for command in pipeline if command] for pipeline in pipelines]
+    return [pipeline for pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
 
 
 def _plain(words: Sequence[str]) -> tuple[str, ...]:
     """A command's words without sudo, assignments and redirections."""
     rest = list(words)
-    while rest and (rest[0] in _BEFORE or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0]) or rest[0].startswith("-")):
+    while rest and (
+        rest[0] in _BEFORE or rest[0] in _SHELL or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0]) or rest[0].startswith("-")
+    ):
         rest.pop(0)
     for sign in (">", ">>", "<", ">&", "2"):
         if sign in rest[1:]:
@@ -302,7 +325,11 @@ def _file(path: str) -> Source:
     kind = next((kind for pattern, kind in _COMPILED["paths"] if pattern.search(path)), None)
     if kind == "unit-log":
         return Source(kind, "nvidia-fabricmanager.service")
-    return Source(kind or "file", path)
+    return Source(kind or ("application" if _LOG.search(path) else "file"), path)
+
+
+# What a program wrote of itself; a configuration is not named so.
+_LOG: Final = re.compile(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
 
 
 def _by_path(source: str) -> Source | None:
@@ -453,6 +480,8 @@ def _packager(words: tuple[str, ...]) -> Source:
         return Source("packages", words=words)
     if operands[:1] == ["history"]:
         return Source("package-history", words=words)
+    if operands[:1] == ["versionlock"] or (program == "pacman" and any(re.match(r"-Q[ims]*$", word) for word in words)):
+        return Source("packages", words=words)
     return Source("package-output", words=words)
 
 

@@ -1,7 +1,7 @@
 """Messages about GPU faults: Xid, SXid of the NVSwitches, and GPUs that fell off the bus; in every form they have had.
 
-The forms are those of kernel_rc.c, nvswitch's error printing and nv.c in NVIDIA/open-gpu-kernel-modules, of the drivers
-before, and of programs that pass an Xid on.
+The forms are those of kernel_rc.c, nv.c and the NVSwitch driver in NVIDIA/open-gpu-kernel-modules, and of the drivers
+before them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PROCESS: Final = re.compile(
 _CAUSED: Final = re.compile(r"\bcaused by previous Xid\s+(?P<code>\d{1,3})", re.IGNORECASE)
 _FALLEN: Final = re.compile(r"\bfallen off the bus\b|\bfell off the bus\b", re.IGNORECASE)
 _ANY_BUS: Final = re.compile(
-    r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)(?![0-9a-f:])", re.IGNORECASE
+    r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)(?![0-9a-f])", re.IGNORECASE
 )
 _PCI_ID: Final = re.compile(r"PCI ID:\s*10de:(?P<device>[0-9a-f]{4})", re.IGNORECASE)
 _FATAL: Final = re.compile(r"\b(?P<non>Non-?\s?)?Fatal\b", re.IGNORECASE)
@@ -111,8 +111,6 @@ def parse(text: str) -> XidMessage | SxidMessage | None:
         )
     if match := _XID.search(text):
         return _xid(match)
-    if match := _RELAYED.search(text):
-        return XidMessage(int(match["code"]), "", "")
     return _fallen(text) if _FALLEN.search(text) else None
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import sys
 import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +20,9 @@ from gpunode.host.capture import INDEX, load
 
 MAX_TEXT: Final = 64 << 20
 _GZIP: Final = b"\x1f\x8b"
+_SUFFIXES: Final = (".tar.gz", ".tgz", ".log.gz", ".gz", ".json", ".txt", ".log")
+_DEPTH: Final = 6
+_ENTRIES: Final = 200_000
 _HINT: Final = (
     "a report is a capture (`gpunode capture FILE`), an nvidia-bug-report.log.gz, a JSON list of "
     '{"source", "text"}, or the text of a terminal; - reads it from standard input'
@@ -46,6 +52,86 @@ def read(name: str) -> Evidence:
             return _of_bytes(file.read(MAX_TEXT + 1), name)
     except OSError as error:
         raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=_HINT) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A report of a fleet.
+
+    Attributes:
+        name: for the table: what was typed, or the path below the folder that was.
+        path: where it is.
+        problem: why it is not read; empty where it is.
+    """
+
+    name: str
+    path: str
+    problem: str = ""
+
+
+def fleet(names: Sequence[str]) -> tuple[Found, ...]:
+    """Every report that ``names`` name, each once: themselves, and those in the folders among them.
+
+    Raises:
+        UsageError: a folder cannot be read, or none has a report in it.
+        Refused: a folder holds more than anybody keeps of reports.
+    """
+    found: dict[str, Found] = {}
+    for name in names:
+        for one in _in_folder(Path(name)) if is_fleet(name) else (Found(name, name),):
+            found.setdefault(str(Path(one.path).absolute()), one)
+    if not found:
+        raise UsageError(f"{', '.join(names)}: there is no report in it", hint=_HINT)
+    return tuple(found.values())
+
+
+def _in_folder(top: Path) -> Iterator[Found]:
+    """The reports below ``top`` by name; hidden files and those that are none are passed over, no link is followed."""
+    left = _ENTRIES
+    folders = [(top, 0)]
+    while folders:
+        folder, depth = folders.pop()
+        entries = _entries(folder, top)
+        if (left := left - len(entries)) < 0:
+            raise Refused(
+                f"{top} is not read", why=f"more than {_ENTRIES} files are in it", hint="name a folder below it"
+            )
+        deeper = []
+        for entry in entries:
+            name = str(Path(entry.path).relative_to(top))
+            if entry.is_symlink():
+                yield Found(name, entry.path, "it is a link, and a folder's links are not followed: name it by itself")
+            elif entry.is_dir() and not Path(entry.path, INDEX).exists():
+                deeper.append((Path(entry.path), depth + 1))
+            elif entry.is_dir() or _looks_like_one(entry):
+                yield Found(name, entry.path)
+        if depth < _DEPTH:
+            folders += reversed(deeper)
+        else:
+            yield from (Found(str(one.relative_to(top)), str(one), "too many folders deep") for one, _ in deeper)
+
+
+def _entries(folder: Path, top: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            seen = [entry for entry, _ in zip(entries, range(_ENTRIES + 1), strict=False)]
+    except OSError as error:
+        if folder == top:
+            raise UsageError(f"{top} cannot be read", why=error.strerror or str(error), hint=_HINT) from error
+        return []
+    return sorted((entry for entry in seen if not entry.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _looks_like_one(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_file():
+        return False
+    if entry.name.endswith(_SUFFIXES):
+        return True
+    try:
+        with Path(entry.path).open("rb") as file:
+            return file.read(2) == _GZIP
+    except OSError:
+        return False
 
 
 def is_fleet(name: str) -> bool:

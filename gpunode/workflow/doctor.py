@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
@@ -14,6 +15,9 @@ from gpunode.facts.probes import probes
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.workflow.converge import look, look_around
+
+# unknown: something is wrong and could not be told, or nothing shows that the driver works.
+Verdict: TypeAlias = Literal["healthy", "problem", "unknown"]
 
 # As long as nvidia-smi gets: whoever hangs, they hang together.
 _NVML_S = 10.0
@@ -45,6 +49,13 @@ class Examined:
     storeys: tuple[Storey, ...]
     works: bool
     denied: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """How the node is, in one word."""
+        if not self.diagnosis.is_healthy:
+            return "problem"
+        return "unknown" if self.diagnosis.unknown or not self.works else "healthy"
 
 
 def diagnosed(evidence: Evidence) -> Examined:

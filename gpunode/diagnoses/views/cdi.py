@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import containerd
+from gpunode.diagnoses.views import containerd, packages
 from gpunode.facts import cdi
 from gpunode.facts.cdi_places import FOLDERS
 from gpunode.facts.items import Item, tells_absence
@@ -91,13 +91,26 @@ class Specification:
 def specifications(snapshot: Snapshot) -> tuple[Specification, ...]:
     """The specifications that were read or listed, each once; the fullest knowledge of each."""
     found: dict[str, Specification] = {}
-    for one in (*_listed(snapshot), *_read(snapshot)):
+    for one in (*_written(snapshot), *_listed(snapshot), *_read(snapshot)):
         found[one.path] = one
     return tuple(found.values())
 
 
 def _at(path: str) -> str:
     return path.replace("/run/cdi", "/var/run/cdi", 1) if path.startswith("/run/cdi") else path
+
+
+def _written(snapshot: Snapshot) -> Iterator[Specification]:
+    """Those that nvidia-ctk wrote, by its command."""
+    for item in snapshot.of("nvidia-ctk"):
+        words = item.source.words
+        if words[1:3] != ("cdi", "generate") or "level=error" in item.text or "ERRO[" in item.text:
+            continue
+        for index, word in enumerate(words):
+            name, mark, value = word.partition("=")
+            path = value if mark else next(iter(words[index + 1 : index + 2]), "")
+            if name in {"--output", "-o"} and path.startswith("/"):
+                yield Specification(_at(path), cite(item, 1))
 
 
 def _read(snapshot: Snapshot) -> Iterator[Specification]:
@@ -185,27 +198,14 @@ def _offered(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 def podman_version(snapshot: Snapshot) -> tuple[podman.Version, Citation] | None:
     """Podman's version; None where nothing tells."""
     for item in snapshot.items:
-        if item.kind == "file":
-            continue
-        for text, number in (
-            (item.text, 0),
-            *((" ".join(item.lines[i : i + 2]), i + 1) for i in range(len(item.lines[:40]))),
-        ):
-            if match := _PODMAN.search(text):
-                at = number or text.count("\n", 0, match.start()) + 1
-                return tuple(int(part) for part in (match["a"] or match["b"]).split(".")), cite(item, at)
-    return None
-
-
-def is_podman(snapshot: Snapshot) -> bool:
-    """Whether podman is the engine that failed."""
-    return podman_version(snapshot) is not None or any(
-        _SAYS_PODMAN.search(f"{i.written}\n{i.text[:4000]}")
-        for i in snapshot.of("container-run", "text", "application")
-    )
-
-
-_SAYS_PODMAN: Final = re.compile(r"\bpodman\b|setting up CDI devices", re.IGNORECASE)
+        match = _PODMAN.search(item.text) if item.kind != "file" else None
+        if match is not None:
+            number = item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1
+            return tuple(int(part) for part in match[match.lastgroup or 0].split(".")), cite(item, number)
+    package = snapshot.view(packages.packages).get("podman")
+    if package is None or not package.is_installed or not (numbers := re.findall(r"\d+", package.upstream)):
+        return None
+    return tuple(int(part) for part in numbers[:3]), package.citation
 
 
 def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:

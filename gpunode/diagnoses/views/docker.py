@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any, Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import system
+from gpunode.diagnoses.views import moments, system
+from gpunode.diagnoses.views.moments import Moment
 from gpunode.errors import Refused
 from gpunode.facts import units
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
-from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.facts.sources import Kind
 from gpunode.runtimes import docker, jsontext
 from gpunode.runtimes.dockerd import Flags, flags
@@ -32,7 +31,7 @@ _ENGINE: Final = re.compile(r"Docker Root Dir:\s*/var/lib/docker\b")
 _DESKTOP: Final = re.compile(
     r"Operating System:\s*Docker Desktop|Server: Docker Desktop|^\s*Context:\s*desktop-linux|^desktop-linux\s*(?:\*|$)"
     r"|\"Name\":\s*\"desktop-linux\"|^\s*Name:\s*docker-desktop\b|Kernel Version:\s*\S*linuxkit"
-    r"|DOCKER_HOST=\S*/\.docker/desktop/|Current context is now \"desktop-linux\"",
+    r"|^\d+\.\d+\.\d+-linuxkit\b|DOCKER_HOST=\S*/\.docker/desktop/|Current context is now \"desktop-linux\"",
     re.MULTILINE,
 )
 _DESKTOP_HOST: Final = re.compile(r"\"Host\":\s*\"unix://[^\"\n]*/\.docker/desktop/docker\.sock\"")
@@ -171,7 +170,7 @@ def files(snapshot: Snapshot) -> tuple[DaemonFile, ...]:
 
 
 def _files(snapshot: Snapshot) -> Iterator[DaemonFile]:
-    for item in snapshot.items:
+    for item in snapshot.of("file"):
         if item.where == "host" and item.subject.endswith("daemon.json") and item.outcome == "ok":
             yield _daemon_file(item)
 
@@ -251,65 +250,26 @@ def _shows_command(item: Item) -> bool:
     return "dockerd" in item.text and (about or item.kind in {"unit-file", "unit-status", "text"})
 
 
-_DATE: Final = r"(?P<date>\d{4}-\d\d-\d\d[ T]+\d\d:\d\d:\d\d)"
 _SINCE: Final = (
-    re.compile(rf"(?:ActiveEnter|ExecMainStart)Timestamp=\w{{3}} {_DATE}"),
-    re.compile(rf"Active: active \(running\) since \w{{3}} {_DATE}"),
+    re.compile(rf"(?:ActiveEnter|ExecMainStart)Timestamp=\w{{3}} {moments.DATE}"),
+    re.compile(rf"Active: active \(running\) since \w{{3}} {moments.DATE}"),
 )
-_INSTALLED: Final = (
-    re.compile(rf"^{_DATE} status installed nvidia-container-(?:toolkit|runtime)(?:-base|-hook)?:", re.MULTILINE),
-    re.compile(rf"^{_DATE} install nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
-)
-_APT: Final = re.compile(
-    rf"^Start-Date: {_DATE}\n(?:[^\n]+\n){{0,4}}?Install:[^\n]*\bnvidia-container-toolkit:", re.MULTILINE
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """When something happened, on the node's own clock."""
-
-    at: float
-    citation: Citation
 
 
 def started(snapshot: Snapshot) -> Moment | None:
     """When the running dockerd was started; None where nothing tells."""
     unit = snapshot.facts.unit(UNIT)
     if isinstance(unit, Known) and unit.value.started_at is not None:
-        said = f"{UNIT} started {_utc(unit.value.started_at)}"
-        return Moment(unit.value.started_at, Citation("systemctl show docker.service", said, None, unit.probe))
+        said = f"{UNIT} started {moments.written(unit.value.started_at)}"
+        place = Citation("systemctl show docker.service", said, None, unit.probe)
+        return Moment(unit.value.started_at, place, is_fact=True)
     found = (
         moment
         for item in snapshot.of("unit-show", "unit-status", "text")
         if "docker" in f"{item.subject} {item.written} {item.text[:2000]}".lower()
-        for moment in _moments(item, *_SINCE)
+        for moment in moments.told(item, *_SINCE)
     )
     return next(found, None)
-
-
-def toolkit_installed(snapshot: Snapshot) -> Moment | None:
-    """When the toolkit was installed last, on the same clock as ``started``; None where nothing tells."""
-    unit = snapshot.facts.unit(UNIT)
-    if isinstance(unit, Known) and unit.value.started_at is not None:
-        at = snapshot.facts.changed_at.get(TOOLKIT_LIST)
-        said = f"{TOOLKIT_LIST} written {_utc(at)}" if at is not None else ""
-        return Moment(at, Citation(TOOLKIT_LIST, said, None, f"file:{TOOLKIT_LIST}")) if at is not None else None
-    items = snapshot.of("package-history", "text", "package-output")
-    found = [moment for item in items for moment in _moments(item, *_INSTALLED, _APT)]
-    return max(found, key=lambda moment: moment.at, default=None)
-
-
-def _utc(at: float) -> str:
-    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds")
-
-
-def _moments(item: Item, *patterns: re.Pattern[str]) -> Iterator[Moment]:
-    for pattern in patterns:
-        for match in pattern.finditer(item.text):
-            moment = datetime.fromisoformat(" ".join(match["date"].replace("T", " ").split()))
-            # The node's own clock, whatever its zone: these moments are compared with each other alone.
-            yield Moment(moment.replace(tzinfo=timezone.utc).timestamp(), cite(item, _number(item, match)))
 
 
 _VERSION: Final = re.compile(r"Docker version (?P<a>\d+(?:\.\d+)+)|Server Version:\s*(?P<b>\d+(?:\.\d+)+)")

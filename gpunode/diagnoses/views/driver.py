@@ -273,6 +273,11 @@ def _first(snapshot: Snapshot, pattern: re.Pattern[str]) -> Seen | None:
     return None
 
 
+def fails(snapshot: Snapshot) -> bool:
+    """Whether the driver itself does not work on the node, so that no container could have a GPU."""
+    return (bool(snapshot.view(smi)) and not works(snapshot)) or modules.loaded(snapshot, "nvidia") is False
+
+
 def works(snapshot: Snapshot) -> bool:
     """Whether nvidia-smi answered on the node with a driver version or a list of GPUs."""
     return any(state == "works" for state, _ in snapshot.view(smi))

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
 from gpunode.diagnoses.model import Citation, Proof
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.facts import xid
 from gpunode.facts.xid import SxidMessage, XidMessage
@@ -47,6 +47,8 @@ _SEVERE_KINDS: Final[frozenset[XidKind]] = frozenset(
 _NOT_BY_PROGRAMS: Final[frozenset[XidKind]] = frozenset({"bus", "memory", "board"})
 _SEVERE_CODES: Final = frozenset({46, 158})
 _CONTAINED: Final = 94
+# A command stream broke, by what they do not say; the error that comes with them does.
+_VAGUE: Final = frozenset({8, 11, 25, 32, 80})
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,7 @@ def _program(said: XidMessage) -> str:
 
 def timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
     """Every fault in the evidence, in its order."""
-    found = (*_of_kernel(snapshot), *_relayed(snapshot))
-    numbered = tuple(replace(fault, order=order) for order, fault in enumerate(found))
+    numbered = tuple(replace(fault, order=order) for order, fault in enumerate(_of_kernel(snapshot)))
     gpus = {fault.gpu for fault in numbered if fault.source == "xid" and fault.gpu}
     if len(gpus) != 1:
         return numbered
@@ -195,15 +196,6 @@ def _bus_error(told: tuple[kernel.Message, ...]) -> str | None:
     if bits and bits <= _HARMLESS_BITS:
         return None
     return "" if reached["driver"].lower() == "pcieport" else pci.address(reached["bus"])
-
-
-def _relayed(snapshot: Snapshot) -> Iterator[Fault]:
-    """Xids that only a program passed on: the kernel's own lines say more where they are there."""
-    for item in snapshot.items:
-        if item.kind != "kernel-log" and "XidCriticalError" in item.text:
-            for number, line in enumerate(item.lines, 1):
-                if isinstance(said := xid.parse(line), XidMessage):
-                    yield from _xids(said, cite(item, number), None)
 
 
 def _xids(said: XidMessage, citation: Citation, at: float | None) -> Iterator[Fault]:
@@ -265,7 +257,8 @@ def _root(episode: list[Fault]) -> Fault:
     hard = [fault for fault in told if fault.source == "xid" and fault.kind in _NOT_BY_PROGRAMS and fault.weight > 2]
     if hard and told[0].kind in {"application", "engine", "bus"}:
         return hard[0]
-    return told[0]
+    plain = [fault for fault in told if fault.kind == "application" and fault.code not in _VAGUE]
+    return plain[0] if plain and told[0].code in _VAGUE else told[0]
 
 
 def _dragged_along(one: Incident, by: Incident) -> bool:

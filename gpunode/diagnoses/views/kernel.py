@@ -26,7 +26,8 @@ _BOOT: Final = re.compile(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+
 _NVRM: Final = re.compile(r"^\s*NVRM:\s?")
 # A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
 _FRESH: Final = re.compile(
-    r"^(?:Xid|GPU|The NVIDIA|This |Try |loading|No |None of|API mismatch|NVIDIA|[A-Za-z_]\w+(?::|\()|_?kgsp|nv\w+:|"
+    r"^(?:Xid|GPU(?:\d|-| at | \d| [0-9a-fA-F]{4}:)|The NVIDIA|This |Try |loading|No |None of|API mismatch|"
+    r"NVIDIA (?!\d)|[A-Za-z_]\w+(?::|\()|_?kgsp|nv\w+:|"
     r"Persistence|rm_|Rm|Cpu|Loading|Failed|Unable|Can't|BAR|request_mem)"
 )
 

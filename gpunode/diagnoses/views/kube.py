@@ -61,7 +61,8 @@ _MAPPED: Final = re.compile(
     rf"map\[effect:{_EFFECT} key:(?P<key>[\w./-]+)(?: timeAdded:\S+)?(?: value:(?P<value>[\w.-]*))?\]"
 )
 _TOLERATION: Final = re.compile(
-    rf"^(?:Tolerations:)?\s*(?P<key>[\w./-]*)(?:=(?P<value>[\w.-]*))?(?::{_EFFECT})?(?:\s+op=(?P<op>\w+))?(?:\s+for\s+\w+)?\s*$"
+    rf"^(?:Tolerations:)?\s*(?P<key>(?!op=)[\w./-]*)(?:=(?P<value>[\w.-]*))?(?::{_EFFECT})?"
+    r"(?:\s+op=(?P<op>\w+))?(?:\s+for\s+\w+)?\s*$"
 )
 _FIELD: Final = re.compile(r"[\"']?\b(?P<name>key|value|effect|operator)[\"']?\s*:\s*[\"']?(?P<value>[\w./-]*)")
 _SYSTEM: Final = re.compile(

@@ -20,7 +20,7 @@ _RESOLVED: Final = re.compile(
 )
 # LD_DEBUG, strace, /proc/PID/maps, numba, nvtop: a library that a program did open.
 _OPENED: Final = re.compile(
-    r"(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |\br[-w]xp\b[^\n/]{0,60}|^\s+)"
+    r"(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}|^\s+)"
     r"(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)",
     re.MULTILINE,
 )

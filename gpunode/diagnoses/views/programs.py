@@ -17,6 +17,8 @@ _ABSENT: Final = re.compile(
     r"|cannot access ['\"]?(?P<listed>/[^\s'\":]+)['\"]?: No such file",
     re.IGNORECASE | re.MULTILINE,
 )
+# A shell's own word for it.
+_COMMAND: Final = re.compile(r"\b(?:command -[vV]|type -[pP]|hash)\s+(?P<names>[\w.+ -]+)")
 _PATH: Final = re.compile(r"^(?:[\w.+-]+:\s+)?(?P<path>/\S+)", re.MULTILINE)
 
 
@@ -37,6 +39,8 @@ def look(snapshot: Snapshot, *names: str) -> Presence | None:
 def _seen(item: Item, name: str) -> Presence | None:
     if item.where == "container" or not item.is_seen:
         return None
+    if (asked := _COMMAND.search(item.written)) and name in asked["names"].split():
+        return Presence(f"/{name}" in item.text, cite(item))
     if item.kind == "which":
         if name not in (word.rsplit("/", 1)[-1] for word in item.source.words[1:]):
             return None

@@ -10,9 +10,11 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import packages, programs
+from gpunode.diagnoses.views import moments, packages, programs
+from gpunode.diagnoses.views.moments import Moment
 from gpunode.diagnoses.views.programs import Presence
 from gpunode.facts.items import Item
+from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.runtimes.tomlread import parse
 
 # Any of them brings the hook that dockerd looks for, itself or by what it depends on.
@@ -83,6 +85,12 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
         yield found
     for citation in snapshot.said(_ANSWERS):
         yield Presence(True, citation)
+    for item in snapshot.of("package-policy"):
+        for match in _POLICY.finditer(item.text):
+            number = item.text.count("\n", 0, match.start("version")) + 1
+            yield Presence(match["version"][0] != "(", cite(item, number))
+    if (moment := installed_at(snapshot)) is not None:
+        yield Presence(True, moment.citation)
     if (denial := _not_listed(snapshot)) is not None:
         yield Presence(False, denial)
 
@@ -103,6 +111,27 @@ def _would_list(item: Item, name: str) -> bool:
     """Whether it is a list of all packages that match a pattern, and the toolkit's name does."""
     asked = [word.strip("'\"") for word in item.source.words[1:] if "*" in word]
     return bool(asked) and not item.source.only and not item.source.is_part and any(fnmatchcase(name, a) for a in asked)
+
+
+# The first line below the name is what is installed, in the language of the node.
+_POLICY: Final = re.compile(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*(?P<version>\S+)", re.MULTILINE)
+_INSTALLED: Final = (
+    re.compile(rf"^{moments.DATE} status installed nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
+    re.compile(rf"^{moments.DATE} install nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
+)
+_APT: Final = re.compile(
+    rf"^Start-Date: {moments.DATE}\n(?:[^\n]+\n){{0,4}}?Install:[^\n]*\bnvidia-container-toolkit:", re.MULTILINE
+)
+
+
+def installed_at(snapshot: Snapshot) -> Moment | None:
+    """When the toolkit was installed last; None where nothing tells."""
+    if (at := snapshot.facts.changed_at.get(TOOLKIT_LIST)) is not None:
+        said = f"{TOOLKIT_LIST} written {moments.written(at)}"
+        return Moment(at, Citation(TOOLKIT_LIST, said, None, f"file:{TOOLKIT_LIST}"), is_fact=True)
+    items = snapshot.of("package-history", "text", "package-output", "packages")
+    found = [moment for item in items for moment in moments.told(item, *_INSTALLED, _APT)]
+    return max(found, key=lambda moment: moment.at, default=None)
 
 
 def versions(snapshot: Snapshot) -> tuple[Version, ...]:
@@ -132,16 +161,10 @@ _CONFIGS: Final = "*nvidia-container-runtime/config.toml"
 
 def setting(snapshot: Snapshot, key: str) -> Setting | None:
     """The value of ``key`` of [nvidia-container-cli] in the toolkit's configuration; None where it is not set."""
-    for item in snapshot.files(_CONFIGS):
-        if item.where == "host" and (found := _setting(item, key)) is not None:
+    for item in snapshot.of("file"):
+        if item.where == "host" and fnmatchcase(item.subject, _CONFIGS) and (found := _setting(item, key)) is not None:
             return found
     return None
-
-
-def configuration(snapshot: Snapshot) -> Item | None:
-    """The toolkit's configuration where all of it was read."""
-    whole = (item for item in snapshot.files(_CONFIGS) if not item.source.only and not item.source.is_part)
-    return next((item for item in whole if item.outcome == "ok"), None)
 
 
 def _setting(item: Item, key: str) -> Setting | None:

@@ -1,0 +1,78 @@
+"""Which GPUs this node has, as far as drivers go: by device id, else by what the kernel or lspci calls them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.catalog import gpus as catalog
+from gpunode.catalog.gpus import GpuModel
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import kernel, pci
+from gpunode.facts.model import Known
+
+# "The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01)", and older forms of it.
+_BY_ID: Final = re.compile(
+    r"NVIDIA GPU (?P<address>[0-9a-fA-F:.]{7,16})\s*\(PCI ID: ?10de:(?P<device>[0-9a-fA-F]{4})", re.IGNORECASE
+)
+_BY_NAME: Final = re.compile(
+    r"The NVIDIA (?P<name>(?:GeForce|Quadro|Tesla|TITAN|GRID|NVS|RTX)[\w +/().-]{0,50}?) GPU installed"
+)
+# "GP108 [GeForce GT 1030]", as pci.ids writes it.
+_CHIP: Final = re.compile(r"\b(?P<chip>G[A-Z]?\d{1,3}\w*|TU\d+\w*|AD\d+\w*)\s*\[(?P<name>[^\]]{3,60})\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU of this node.
+
+    Attributes:
+        address: on the PCI bus; empty where nothing tells it.
+    """
+
+    model: GpuModel
+    address: str
+    citation: Citation
+
+
+def cards(snapshot: Snapshot) -> tuple[Card, ...]:
+    """The GPUs that a driver for the whole device is to drive, each once; guests of a vGPU are none."""
+    found: dict[str, Card] = {}
+    for card in _every(snapshot):
+        found.setdefault(card.address or card.model.name, card)
+    return tuple(found.values())
+
+
+def _every(snapshot: Snapshot) -> Iterator[Card]:
+    guests = frozenset(_vgpu_guests(snapshot))
+    for gpu in snapshot.view(pci.gpus):
+        if gpu.address not in guests and (model := gpu.model or named(gpu.name)):
+            yield Card(model, gpu.address, gpu.citation)
+    for message in kernel.said(snapshot, _BY_ID):
+        for match in _BY_ID.finditer(message.text):
+            yield Card(catalog.lookup(match["device"].lower()), pci.address(match["address"]), message.citation)
+    listed = bool(snapshot.view(pci.gpus))
+    for message in () if listed else kernel.said(snapshot, _BY_NAME):
+        name = _BY_NAME.search(message.text)
+        if name is not None and (model := catalog.by_name(name["name"])):
+            yield Card(model, "", message.citation)
+
+
+def named(text: str) -> GpuModel | None:
+    """The GPU that lspci names without its number: by its name where the catalog has it, else by its chip."""
+    if (match := _CHIP.search(text)) is None:
+        return None
+    names = [part.strip() for part in match["name"].split(" / ")]
+    by_name = next((model for name in names if (model := catalog.by_name(name))), None)
+    return by_name or catalog.by_chip(match["chip"], names[0])
+
+
+def _vgpu_guests(snapshot: Snapshot) -> Iterator[str]:
+    devices = snapshot.facts.devices
+    if isinstance(devices, Known):
+        for one in devices.value:
+            if one.vendor == "10de" and catalog.vgpu_profile(one.device, one.subsystem):
+                yield one.address

@@ -1,0 +1,50 @@
+"""Moments that files and tools name, to tell which of two things came first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import cite
+from gpunode.facts.items import Item
+
+DATE: Final = r"(?P<date>\d{4}-\d\d-\d\d[ T]+\d\d:\d\d:\d\d)"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When something happened.
+
+    Attributes:
+        at: in seconds.
+        is_fact: whether it is since the epoch, as a probe told; else it is by the node's own clock, whatever its zone.
+    """
+
+    at: float
+    citation: Citation
+    is_fact: bool = False
+
+
+def precedes(one: Moment | None, other: Moment | None) -> bool | None:
+    """Whether ``one`` came before ``other``; None where that cannot be told."""
+    if one is None or other is None or one.is_fact != other.is_fact:
+        return None
+    return one.at < other.at
+
+
+def told(item: Item, *patterns: re.Pattern[str]) -> Iterator[Moment]:
+    """The moments in the group ``date`` of the ``patterns``."""
+    for pattern in patterns:
+        for match in pattern.finditer(item.text):
+            moment = datetime.fromisoformat(" ".join(match["date"].replace("T", " ").split()))
+            number = item.text.count("\n", 0, match.start("date")) + 1
+            yield Moment(moment.replace(tzinfo=timezone.utc).timestamp(), cite(item, number))
+
+
+def written(at: float) -> str:
+    """A moment since the epoch, to be shown."""
+    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpunode import __version__
+from gpunode.cli.metrics import exposition
+from gpunode.diagnoses.model import Diagnosis, Doubt, Finding
+from gpunode.facts import pasted
+from gpunode.workflow.doctor import Examined, diagnosed
+from tests.unit.workflow.test_fleet import NOUVEAU
+
+SICK = diagnosed(pasted.evidence([(one["source"], one["text"]) for one in NOUVEAU]))
+
+
+def samples(examined: Examined) -> list[tuple[str, dict[str, str], float]]:
+    """What Prometheus' own client reads of it; every family has a help and a type."""
+    families = list(text_string_to_metric_families(exposition(examined, 1795292596.1314, 3.8)))
+    assert all(family.documentation and family.type == "gauge" for family in families)
+    return [(one.name, one.labels, one.value) for family in families for one in family.samples]
+
+
+def told(examined: Examined) -> dict[str, float]:
+    return {name: value for name, labels, value in samples(examined) if not labels}
+
+
+def test_prometheus_reads_what_was_found() -> None:
+    assert told(SICK) == {
+        "gpunode_doctor_healthy": 0,
+        "gpunode_doctor_unknown": len(SICK.diagnosis.unknown),
+        "gpunode_doctor_run_timestamp_seconds": 1795292596.131,
+        "gpunode_doctor_run_duration_seconds": 3.8,
+    }
+    found = [labels for name, labels, value in samples(SICK) if name == "gpunode_doctor_finding" and value == 1]
+    assert {"cause": "nouveau-bound", "layer": "kernel", "severity": "error", "root": "true"} in found
+    assert ("gpunode_doctor_info", {"version": __version__}, 1.0) in samples(SICK)
+
+
+def test_a_healthy_node_has_no_finding_and_an_untold_one_is_not_called_healthy() -> None:
+    nothing = Diagnosis((), ())
+    healthy = replace(SICK, diagnosis=nothing, works=True)
+    assert told(healthy)["gpunode_doctor_healthy"] == 1
+    assert not [name for name, _, _ in samples(healthy) if name == "gpunode_doctor_finding"]
+    for examined in (
+        replace(SICK, diagnosis=nothing, works=False),
+        replace(SICK, diagnosis=Diagnosis((), (Doubt("q", "x"),)), works=True),
+    ):
+        assert told(examined)["gpunode_doctor_healthy"] == 0
+
+
+def test_a_consequence_is_no_root() -> None:
+    (first, *_) = SICK.diagnosis.findings
+    below = replace(first, cause="x", explained_by=first.cause)
+    found = samples(replace(SICK, diagnosis=Diagnosis((first, below), ())))
+    assert [labels["root"] for name, labels, _ in found if name == "gpunode_doctor_finding"] == ["true", "false"]
+
+
+@given(st.text(max_size=40))
+def test_whatever_stands_in_a_label_is_read_as_it_was_meant(cause: str) -> None:
+    # One line is one sample; what Python takes for a line's end beside \n does not end one.
+    finding: Finding = replace(SICK.diagnosis.findings[0], cause=cause)
+    text = exposition(replace(SICK, diagnosis=Diagnosis((finding,), ())), 0.0, 0.0)
+    line = next(line for line in text.split("\n") if line.startswith("gpunode_doctor_finding{"))
+    (family,) = text_string_to_metric_families(line)
+    assert family.samples[0].labels["cause"] == cause
+
+
+def test_the_text_ends_with_a_line_and_names_each_family_once() -> None:
+    text = exposition(SICK, 0.0, 0.0)
+    assert text.endswith("\n")
+    heads = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads))
+    assert not math.isnan(told(SICK)["gpunode_doctor_unknown"])
+    assert pytest.approx(0.0) == told(SICK)["gpunode_doctor_healthy"]

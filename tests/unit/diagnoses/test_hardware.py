@@ -1,0 +1,177 @@
+"""The look-alikes among the faults of GPUs, and what is no fault: no confident wrong answer without what decides."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+
+def seen(*pieces: tuple[str, str]) -> Diagnosis:
+    rows = [{"source": source, "text": text} for source, text in pieces]
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+def roots(*pieces: tuple[str, str]) -> list[str]:
+    return [finding.cause for finding in seen(*pieces).roots]
+
+
+HEALTHY = """==============NVSMI LOG==============
+Driver Version                            : 550.90.07
+Attached GPUs                             : 2
+GPU 00000000:52:00.0
+    GPU Recovery Action                   : None
+    ECC Errors
+        Volatile
+            SRAM Correctable              : 0
+            SRAM Uncorrectable Parity     : 0
+            DRAM Correctable              : 12
+            DRAM Uncorrectable            : 0
+        Aggregate
+            DRAM Correctable              : 177
+            DRAM Uncorrectable            : 3
+            SRAM Threshold Exceeded       : No
+    Retired Pages
+        Single Bit ECC                    : N/A
+        Double Bit ECC                    : N/A
+        Pending Page Blacklist            : N/A
+    Remapped Rows
+        Correctable Error                 : 0
+        Uncorrectable Error               : 3
+        Pending                           : No
+        Remapping Failure Occurred        : No
+        Bank Remap Availability Histogram
+            Max                           : 2557 bank(s)
+            High                          : 3 bank(s)
+            None                          : 0 bank(s)
+GPU 00000000:53:00.0
+    GPU Recovery Action                   : None
+    Remapped Rows                         : N/A
+"""
+
+
+def test_a_gpu_that_remapped_rows_and_is_done_with_it_is_healthy() -> None:
+    assert roots(("nvidia-smi -q", HEALTHY)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[ 1.0] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023",
+        "[ 1.0] nvidia 0000:01:00.0: enabling device (0000 -> 0003)\n[ 2.0] nvidia-uvm: Loaded the UVM driver",
+        "[ 1.0] NVRM: GPU0 kgspGetFwHeader: looking for firmware gsp_ga10x.bin\n[ 2.0] NVRM: Persistence mode is on",
+    ],
+)
+def test_a_quiet_kernel_log_is_healthy(text: str) -> None:
+    found = seen(("dmesg", text))
+    assert found.findings == ()
+    assert found.unknown == ()
+
+
+def test_a_remapping_that_was_done_since_is_not_told_of_again() -> None:
+    log = "NVRM: Xid (PCI:0000:52:00): 63, Row Remapper: New row marked for remapping, reset gpu to activate."
+    assert roots(("dmesg", log)) == ["row-remap-pending"]
+    assert "row-remap-pending" not in roots(("dmesg", log), ("nvidia-smi -q", HEALTHY))
+
+
+def test_one_error_of_two_bits_is_not_yet_a_reason_for_a_new_gpu() -> None:
+    dbe = "NVRM: Xid (PCI:0000:52:00): 48, An uncorrectable double bit error (DBE) has been detected"
+    assert roots(("dmesg", dbe)) == ["ecc-dbe-uncorrectable"]
+    often = "\n".join(f"[{day} 10:00:00 2025] {dbe}" for day in ("Mon Mar  3", "Tue Mar  4", "Thu Mar  6"))
+    assert roots(("dmesg -T", often)) == ["hbm-failing-rma"]
+
+
+def test_whether_a_lost_handle_is_a_lost_gpu_is_not_guessed() -> None:
+    said = "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error"
+    found = seen(("nvidia-smi", said))
+    assert [f.cause for f in found.findings if f.cause == "gpu-fallen-off-bus"] == []
+    assert any("gpu-fallen-off-bus" in doubt.causes for doubt in found.unknown)
+    lost = "[ 5.0] NVRM: Xid (PCI:0000:0b:00): 79, GPU has fallen off the bus."
+    assert roots(("nvidia-smi", said), ("dmesg", lost)) == ["gpu-fallen-off-bus"]
+
+
+def test_a_sleeping_gpu_is_not_a_lost_one() -> None:
+    lspci = "01:00.0 3D controller: NVIDIA Corporation GP107M [GeForce GTX 1050 Mobile] (rev ff)"
+    assert "gpu-fallen-off-bus" not in roots(("lspci", lspci))
+
+
+def test_why_the_gsp_did_not_start_is_not_guessed_from_a_number() -> None:
+    found = seen(("dmesg", "[ 5.0] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0x40:2168)"))
+    assert found.findings == ()
+    assert any({"gsp-bad-state-wpr2", "gpu-firmware-boot-failed"} <= set(doubt.causes) for doubt in found.unknown)
+
+
+def test_other_failures_to_initialise_are_asked_about() -> None:
+    found = seen(("dmesg", "[ 5.0] NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x24:0x72:1568)"))
+    assert found.findings == ()
+    assert found.unknown
+
+
+@pytest.mark.parametrize("code", [8, 32, 38, 43, 45, 46, 56, 93, 110, 136, 155, 158, 175, 199])
+def test_a_code_without_a_cause_of_its_own_comes_to_a_question_with_the_catalog_s_advice(code: int) -> None:
+    found = seen(("dmesg", f"[ 5.0] NVRM: Xid (PCI:0000:0a:00): {code}, pid=7, name=python3, something"))
+    assert found.findings == ()
+    (doubt,) = found.unknown
+    assert f"Xid {code}," in doubt.question
+    assert doubt.citations
+
+
+def test_missing_firmware_that_the_driver_did_without_is_no_fault() -> None:
+    log = "[ 5.0] nvidia 0000:01:00.0: Direct firmware load for nvidia/535.161.07/gsp_ga10x.bin failed with error -2"
+    smi = "| NVIDIA-SMI 535.161.07   Driver Version: 535.161.07   CUDA Version: 12.2     |"
+    assert "gsp-firmware-missing" not in roots(("dmesg", log), ("nvidia-smi", smi))
+    assert roots(("dmesg", log)) == ["gsp-firmware-missing"]
+
+
+def test_switching_the_gsp_off_is_heeded_by_the_proprietary_modules() -> None:
+    option = ("cat /etc/modprobe.d/nvidia.conf", "options nvidia NVreg_EnableGpuFirmware=0")
+    closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024"
+    opened = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (x@y)  Tue Sep 23 2025"
+    assert roots(option, ("cat /proc/driver/nvidia/version", closed)) == []
+    assert roots(option, ("cat /proc/driver/nvidia/version", opened)) == ["gsp-disable-ignored-open-module"]
+    assert roots(("cat /etc/modprobe.d/nvidia.conf", "# options nvidia NVreg_EnableGpuFirmware=0"),
+                 ("cat /proc/driver/nvidia/version", opened)) == []  # fmt: skip
+
+
+def test_page_faults_of_one_program_are_its_own() -> None:
+    line = (
+        "NVRM: Xid (PCI:0000:08:00): 31, pid={}, name={}, Ch 1. MMU Fault: ENGINE CE0 faulted @ 0x{}. Fault is of type"
+    )
+    same = "\n".join(line.format(pid, "train", "7f2a_10000000") for pid in (11, 12, 13))
+    assert roots(("dmesg", same)) == ["xid-31-mmu-fault"]
+    null = line.format(11, "a", "0_00000000") + "\n" + line.format(12, "b", "0_00000000")
+    assert roots(("dmesg", null)) == ["xid-31-mmu-fault"]
+    shared = line.format(11, "a", "0_0abe0000") + "\n" + line.format(12, "b", "0_0abe0000")
+    assert roots(("dmesg", shared)) == ["xid-31-driver-regression"]
+
+
+def test_exceptions_of_several_programs_at_one_place_speak_against_the_gpu() -> None:
+    line = (
+        "NVRM: Xid (PCI:0000:08:00): 13, pid={}, name={}, Graphics SM Warp Exception on (GPC 3, TPC 2, SM 1): Illegal"
+    )
+    first = seen(("dmesg", line.format(1, "a") + "\n" + line.format(2, "b"))).findings[0]
+    assert "GPC 3, TPC 2, SM 1" in first.summary
+    first = seen(("dmesg", line.format(1, "a") + "\n" + line.format(1, "a"))).findings[0]
+    assert "may be broken" not in first.summary
+
+
+def test_a_fault_of_the_gpu_explains_what_its_programs_and_pods_show() -> None:
+    lost = "[ 5.0] NVRM: Xid (PCI:0000:0b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    found = seen(
+        (
+            "dmesg",
+            lost + "\n[ 5.1] NVRM: Xid (PCI:0000:0b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (x)",
+        ),
+        ("nvidia-smi", "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error"),
+        (
+            "kubectl logs nvidia-device-plugin",
+            "XidCriticalError: Xid=79 on Device=GPU-1, the device will go unhealthy.",
+        ),
+    )
+    assert [f.cause for f in found.roots] == ["gpu-fallen-off-bus"]
+    assert found.unknown == ()

@@ -1,0 +1,105 @@
+"""GPU Operator's driver pod: the host's driver, running clients and a missing image are told apart."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+HOST, BLOCKED, NO_IMAGE = (
+    *("gpu-operator-vs-host-driver", "gpu-operator-driver-restart-blocked", "operator-no-driver-image"),
+)
+
+
+def found(*pieces: tuple[str, str]) -> Diagnosis:
+    rows = [{"source": source, "text": text} for source, text in pieces]
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+def roots(*pieces: tuple[str, str]) -> list[str]:
+    return [finding.cause for finding in found(*pieces).roots]
+
+
+IN_USE = (
+    "kubectl logs nvidia-driver-daemonset-x",
+    "Unloading NVIDIA driver kernel modules...\nCould not unload NVIDIA driver kernel modules, driver is in use",
+)
+MANAGER = (
+    "kubectl logs nvidia-driver-daemonset-x -c k8s-driver-manager",
+    (
+        "Could not unload NVIDIA driver kernel modules, driver is in use\n"
+        "Auto eviction of GPU pods on node gpu-1 is disabled by the upgrade policy"
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "wanted"),
+    [
+        (
+            (IN_USE, ("dpkg -l | grep nvidia", "ii  nvidia-driver-535  535.183.01-0ubuntu0.22.04.1  amd64  driver")),
+            HOST,
+        ),
+        ((IN_USE, ("which nvidia-smi", "/usr/bin/nvidia-smi")), HOST),
+        ((MANAGER, ("which nvidia-smi", "/usr/bin/nvidia-smi")), HOST),
+        ((MANAGER,), BLOCKED),
+        ((IN_USE, ("dpkg -l | grep nvidia", "")), BLOCKED),
+        ((IN_USE, ("ls /run/nvidia/driver/usr/bin/nvidia-smi", "/run/nvidia/driver/usr/bin/nvidia-smi")), BLOCKED),
+    ],
+)
+def test_whose_driver_is_in_the_way(pieces: tuple[tuple[str, str], ...], wanted: str) -> None:
+    assert roots(*pieces) == [wanted]
+
+
+def test_where_nothing_tells_whose_it_is_it_is_asked() -> None:
+    diagnosis = found(IN_USE)
+    assert not diagnosis.findings
+    assert {HOST, BLOCKED} <= set(diagnosis.unknown[0].causes)
+
+
+def test_a_host_driver_under_a_stack_that_runs_is_no_finding() -> None:
+    table = "| NVIDIA-SMI 570.124.06   Driver Version: 570.124.06   CUDA Version: 12.8 |"
+    pods = "nvidia-operator-validator-x   1/1   Running   0   3d"
+    assert not found(("nvidia-smi", table), ("kubectl get pods -n gpu-operator", pods)).findings
+
+
+PULL = 'Failed to pull image "nvcr.io/nvidia/driver:550.90.07-debian12": rpc error: code = '
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_absent"),
+    [
+        ("NotFound desc = failed to resolve reference: nvcr.io/nvidia/driver:550.90.07-debian12: not found", True),
+        ("Unknown desc = reading manifest 550.90.07-debian12 in nvcr.io/nvidia/driver: manifest unknown", True),
+        ("Unknown desc = failed to do request: dial tcp: lookup nvcr.io: no such host", False),
+        ("Unknown desc = failed to authorize: 401 Unauthorized", False),
+        ("Unknown desc = x509: certificate signed by unknown authority", False),
+        ("ResourceExhausted desc = write /var/lib/containerd: no space left on device", False),
+    ],
+)
+def test_an_image_that_is_not_there_differs_from_one_that_cannot_be_had(reason: str, *, is_absent: bool) -> None:
+    assert (roots(("kubectl describe pod nvidia-driver-daemonset-x", PULL + reason)) == [NO_IMAGE]) is is_absent
+
+
+def test_the_summary_names_system_and_kernel() -> None:
+    text = "manifest for nvcr.io/nvidia/driver:570-6.8.0-59-generic-ubuntu24.04 not found: manifest unknown"
+    (finding,) = found(("kubectl describe pod", text)).roots
+    assert "ubuntu24.04" in finding.summary
+    assert "6.8.0-59-generic" in finding.summary
+
+
+def test_another_image_is_none_of_its_business() -> None:
+    text = 'Failed to pull image "docker.io/library/web:1": manifest unknown'
+    assert NO_IMAGE not in roots(("kubectl describe pod", text))
+
+
+def test_why_an_image_is_not_pulled_is_asked_where_it_was_not_shown() -> None:
+    row = "nvidia-driver-daemonset-pwnhc   0/1   ImagePullBackOff   0   34m"
+    diagnosis = found(("kubectl get pod -n gpu-operator", row))
+    assert not diagnosis.findings
+    assert NO_IMAGE in diagnosis.unknown[0].causes

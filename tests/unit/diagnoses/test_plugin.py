@@ -1,0 +1,241 @@
+"""The device plugin: what decides between its causes, and that nothing is claimed without it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+LIBRARY = "device-plugin-library-not-found"
+RUNTIME = "nvidia-runtime-not-default-no-runtimeclass"
+
+
+def found(*pieces: tuple[str, str]) -> Diagnosis:
+    rows = [{"source": source, "text": text} for source, text in pieces]
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+def roots(*pieces: tuple[str, str]) -> list[str]:
+    return [finding.cause for finding in found(*pieces).roots]
+
+
+LOG = "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x"
+MISSING = (LOG, "NVML not detected: could not load NVML library: libnvidia-ml.so.1: cannot open shared object file")
+ASKS = (
+    LOG,
+    "Incompatible strategy detected auto\nIf this is a GPU node, did you configure the NVIDIA Container Toolkit?",
+)
+
+
+SHIM = "io.containerd.runc.v2"
+
+
+def dump(default: str) -> tuple[str, str]:
+    section = 'plugins."io.containerd.grpc.v1.cri".containerd'
+    text = f'[{section}]\n  default_runtime_name = "{default}"\n[{section}.runtimes.nvidia]\n  runtime_type = "{SHIM}"'
+    return "containerd config dump", text
+
+
+def pod(runtime_class: str) -> tuple[str, str]:
+    return (
+        "kubectl get pod nvidia-device-plugin-x -o yaml",
+        f"spec:\n  runtimeClassName: {runtime_class}\n  containers: []",
+    )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "wanted"),
+    [
+        ((MISSING, dump("runc")), RUNTIME),
+        ((MISSING, dump("runc"), pod("null")), RUNTIME),
+        ((MISSING, ("kubectl get runtimeclass", "NAME     HANDLER   AGE\nnvidia   nvidia    3d")), RUNTIME),
+        ((ASKS,), RUNTIME),
+        ((MISSING, ASKS), RUNTIME),
+        ((MISSING, dump("nvidia")), LIBRARY),
+        ((ASKS, dump("nvidia")), LIBRARY),
+        ((MISSING, dump("runc"), pod("nvidia")), LIBRARY),
+        ((ASKS, pod("nvidia")), LIBRARY),
+        ((MISSING, ("ls /home/kubernetes/bin/nvidia/lib64", "libnvidia-ml.so.1")), LIBRARY),
+        ((MISSING, ("cat /etc/os-release", "NAME=NixOS\nID=nixos")), LIBRARY),
+        ((MISSING,), LIBRARY),
+    ],
+)
+def test_the_runtime_and_the_place_of_the_driver_decide(pieces: tuple[tuple[str, str], ...], wanted: str) -> None:
+    assert roots(*pieces) == [wanted]
+
+
+def test_all_of_it_shown_makes_it_certain() -> None:
+    (finding,) = found(MISSING, dump("runc"), pod("null")).roots
+    assert finding.confidence == "certain"
+    (finding,) = found(MISSING).roots
+    assert finding.confidence == "likely"
+
+
+@pytest.mark.parametrize("state", [("lsmod | grep nvidia", ""), ("nvidia-smi", "bash: nvidia-smi: command not found")])
+def test_without_a_driver_on_the_node_it_is_not_the_plugin(state: tuple[str, str]) -> None:
+    assert not {LIBRARY, RUNTIME} & set(roots(MISSING, ASKS, state))
+
+
+def test_without_a_handler_it_is_containerds_own_cause() -> None:
+    section = 'plugins."io.containerd.grpc.v1.cri".containerd'
+    text = f'[{section}]\n  default_runtime_name = "runc"\n[{section}.runtimes.runc]\n  runtime_type = "{SHIM}"'
+    assert not {LIBRARY, RUNTIME} & set(roots(MISSING, ("containerd config dump", f"version = 2\n{text}")))
+
+
+def test_the_docker_that_the_kubelet_does_not_use_says_nothing() -> None:
+    daemon = ("cat /etc/docker/daemon.json", '{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "x"}}}')
+    node = (
+        "kubectl get nodes -o wide",
+        "gpu-1  Ready  <none>  3d  v1.30.2  10.0.0.1  Ubuntu 22.04  containerd://1.7.12",
+    )
+    assert roots(ASKS, daemon) == [LIBRARY]
+    assert roots(ASKS, daemon, node) == [RUNTIME]
+
+
+def test_a_workload_without_the_driver_shows_the_same() -> None:
+    inside = ("kubectl exec train-0 -- nvidia-smi", 'exec: "nvidia-smi": executable file not found in $PATH: unknown')
+    assert RUNTIME in roots(inside, dump("runc"))
+    assert RUNTIME not in roots(inside, dump("nvidia"))
+
+
+# Health.
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "XidCriticalError: Xid=48 on Device=GPU-1, the device will go unhealthy.",
+        "'nvidia.com/gpu' device marked unhealthy: GPU-1",
+        "I0724 06:32:11 health.go:159] Processing event XidCriticalError on GPU-1; marking device as unhealthy.",
+        "Warning: GPU with UUID GPU-1 is too old to support healthchecking. Marking it unhealthy",
+    ],
+)
+def test_the_plugin_says_that_a_gpu_is_unhealthy_in_many_words(log: str) -> None:
+    assert roots((LOG, log)) == ["device-plugin-marked-unhealthy"]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "'nvidia.com/gpu' device marked healthy: GPU-1",
+        "Warning  Unhealthy  kubelet  Readiness probe failed: nvidia-device-plugin is unhealthy",
+        "etcd cluster is unhealthy",
+    ],
+)
+def test_other_illnesses_are_not_its(log: str) -> None:
+    assert "device-plugin-marked-unhealthy" not in roots(
+        ("kubectl get events", log.replace("nvidia-device-plugin", "web"))
+    )
+
+
+# Admission.
+
+EMPTY = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu"
+LESS = "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0"
+GONE = "Allocate failed due to cannot allocate unregistered device nvidia.com/gpu, which is unexpected"
+HELD = "previously allocated devices are no longer healthy; cannot allocate unhealthy devices nvidia.com/gpu"
+BOOT = ("kubectl get events", "Warning  Rebooted  node/gpu-1  Node gpu-1 has been rebooted, boot id: 8b1f8f0c")
+RESTART = ("sudo systemctl restart kubelet", "")
+REBOOTED, RESTARTED, STALE = (
+    *("device-plugin-not-ready-after-reboot", "kubelet-restart-admission-bug", "kubelet-stale-device-allocation"),
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "more", "wanted"),
+    [
+        (EMPTY, (), REBOOTED),
+        (GONE, (), REBOOTED),
+        (EMPTY, (BOOT,), REBOOTED),
+        (LESS, (BOOT,), REBOOTED),
+        (EMPTY, (RESTART,), RESTARTED),
+        (HELD, (RESTART,), RESTARTED),
+        (LESS, (RESTART,), RESTARTED),
+        (EMPTY, (("kubectl get nodes", "gpu-1   Ready   <none>   9d   v1.26.4"),), RESTARTED),
+        (EMPTY, (("kubectl get nodes", "gpu-1   Ready   <none>   9d   v1.30.4"),), REBOOTED),
+        (LESS, (), STALE),
+    ],
+)
+def test_why_the_kubelet_refused_a_pod(message: str, more: tuple[tuple[str, str], ...], wanted: str) -> None:
+    assert roots(("kubectl describe pod", f"Reason: UnexpectedAdmissionError\nMessage: {message}"), *more) == [wanted]
+
+
+def test_a_refusal_without_its_reason_is_asked_about() -> None:
+    diagnosis = found(("kubectl get pods", "train-0   0/1   UnexpectedAdmissionError   0   5m"))
+    assert not diagnosis.findings
+    assert {REBOOTED, RESTARTED, STALE} <= set(diagnosis.unknown[0].causes)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        EMPTY.replace("nvidia.com/gpu", "amd.com/gpu"),
+        "Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: nvml: GPU is lost",
+    ],
+)
+def test_other_devices_and_lost_gpus_are_not_its(message: str) -> None:
+    assert not {REBOOTED, RESTARTED, STALE} & set(
+        roots(("kubectl describe pod", f"UnexpectedAdmissionError {message}"))
+    )
+
+
+def test_a_gpu_that_the_plugin_calls_unhealthy_comes_before_the_refusal() -> None:
+    health = (LOG, "'nvidia.com/gpu' device marked unhealthy: GPU-1")
+    assert roots(("kubectl describe pod", EMPTY), health) == ["device-plugin-marked-unhealthy"]
+
+
+UID = "9a422c32-4fc2-11e9-bb64-505dac4c3a38"
+ENTRY = {"PodUID": UID, "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"0": ["GPU-1"]}}
+RECORD = json.dumps({"Data": {"PodDeviceEntries": [ENTRY]}})
+
+
+@pytest.mark.parametrize(("uid", "wanted"), [("0c1d3a04-1d0b-4a54-8a3c-5f1f3c2a9b11", [STALE]), (UID, [])])
+def test_the_kubelets_record_is_stale_where_its_pod_is_gone(uid: str, wanted: list[str]) -> None:
+    record = ("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", RECORD)
+    assert roots(record, ("kubectl get pods -A -o custom-columns=UID:.metadata.uid", f"UID\n{uid}")) == wanted
+
+
+def test_the_record_alone_says_nothing() -> None:
+    assert not found(("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", RECORD)).findings
+
+
+# Time-slicing.
+
+CONFIG = (
+    "cat time-slicing.yaml",
+    (
+        "kind: ConfigMap\ndata:\n  any: |-\n    version: v1\n    sharing:\n      timeSlicing:\n        resources:\n"
+        "        - name: nvidia.com/gpu\n          replicas: 4"
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_applied"),
+    [
+        (("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 1\nAllocatable:\n  nvidia.com/gpu: 1"), False),
+        ((LOG, 'Running with config:\n"sharing": {\n    "timeSlicing": {}\n  }'), False),
+        (("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 4\nAllocatable:\n  nvidia.com/gpu: 4"), True),
+        (("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 8\nAllocatable:\n  nvidia.com/gpu: 8"), True),
+    ],
+)
+def test_a_configuration_of_sharing_is_applied_or_not(shown: tuple[str, str], *, is_applied: bool) -> None:
+    assert roots(CONFIG, shown) == ([] if is_applied else ["time-slicing-config-not-applied"])
+
+
+def test_a_plugin_that_was_asked_for_no_sharing_is_healthy() -> None:
+    assert not found((LOG, 'Running with config:\n"sharing": {\n    "timeSlicing": {}\n  }')).findings
+
+
+def test_the_remedy_follows_what_is_wrong() -> None:
+    static = ("shell", "kubectl apply -f https://example.org/v0.16.1/deployments/static/nvidia-device-plugin.yml")
+    empty = (LOG, '"sharing": {\n    "timeSlicing": {}\n  }')
+    (finding,) = found(CONFIG, empty, static).roots
+    assert finding.remedy[0].kind == "remove"
+    (finding,) = found(CONFIG, empty).roots
+    assert finding.remedy[0].kind == "configure"

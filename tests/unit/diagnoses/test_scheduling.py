@@ -1,0 +1,151 @@
+"""Why a pod gets no GPU: what looks alike is told apart, and where the deciding piece is missing nothing is claimed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+WAITS = ("kubectl describe pod", "Warning  FailedScheduling  0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
+
+
+def found(*pieces: tuple[str, str]) -> Diagnosis:
+    rows = [{"source": source, "text": text} for source, text in pieces]
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+def roots(*pieces: tuple[str, str]) -> list[str]:
+    return [finding.cause for finding in found(*pieces).roots]
+
+
+def node(capacity: int | None, allocatable: int | None, used: int | None = None, head: str = "") -> tuple[str, str]:
+    """A described node: None leaves the resource out, where the section is shown."""
+    lines = [head, "Capacity:", "  cpu:  8", *([f"  nvidia.com/gpu:  {capacity}"] if capacity is not None else [])]
+    lines += ["Allocatable:", "  cpu:  8", *([f"  nvidia.com/gpu:  {allocatable}"] if allocatable is not None else [])]
+    lines += ["Allocated resources:", "  cpu  1  1"]
+    lines += [f"  nvidia.com/gpu  {used}  {used}"] if used is not None else []
+    return "kubectl describe node", "\n".join(lines)
+
+
+LABELS = "Labels:  nvidia.com/gpu.count=4\n         nvidia.com/gpu.product=Tesla-T4"
+TAINT = "Taints:  nvidia.com/gpu=present:NoSchedule"
+
+
+@pytest.mark.parametrize(
+    ("one", "wanted"),
+    [
+        (node(4, 4, 4), ["gpus-all-allocated"]),
+        (node(4, 3, 3), ["device-plugin-marked-unhealthy"]),
+        (node(4, 0, 0), ["device-plugin-marked-unhealthy"]),
+        (node(None, None, None, LABELS), ["gpu-labels-without-capacity"]),
+        (node(0, 0, 0, LABELS), ["gpu-labels-without-capacity"]),
+        (node(None, None), []),
+        (node(4, 4), []),
+        (node(4, 4, 2), []),
+    ],
+)
+def test_one_message_of_the_scheduler_has_many_causes(one: tuple[str, str], wanted: list[str]) -> None:
+    assert roots(WAITS, one) == wanted
+
+
+def test_where_the_node_was_not_shown_it_is_asked_for() -> None:
+    diagnosis = found(WAITS)
+    assert not diagnosis.findings
+    assert "gpus-all-allocated" in diagnosis.unknown[0].causes
+    assert "kubectl describe node" in diagnosis.unknown[0].look_at
+
+
+def test_how_many_are_taken_is_asked_where_it_was_not_shown() -> None:
+    diagnosis = found(
+        WAITS, ("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 1\nAllocatable:\n  nvidia.com/gpu: 1")
+    )
+    assert not diagnosis.findings
+    assert "Allocated resources" in diagnosis.unknown[0].look_at
+
+
+def test_a_node_whose_gpus_are_all_given_out_is_healthy() -> None:
+    assert found(node(8, 8, 8)).is_healthy
+
+
+def test_a_free_node_is_no_finding() -> None:
+    assert not found(node(8, 8, 3, TAINT)).findings
+
+
+REFUSED = "0/3 nodes are available: "
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        ("1 node(s) had untolerated taint {nvidia.com/gpu: present}.", True),
+        ("1 node(s) had untolerated taint {nvidia.com/gpu: }, 2 Insufficient nvidia.com/gpu.", True),
+        ("1 node(s) had taint {nvidia.com/gpu: true}, that the pod didn't tolerate.", True),
+        ("1 node(s) had untolerated taint {sku: gpu}, 2 Insufficient nvidia.com/gpu.", True),
+        ("3 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }.", False),
+        ("1 node(s) had untolerated taint {node.kubernetes.io/disk-pressure: }, 2 Insufficient cpu.", False),
+        ("3 Insufficient memory.", False),
+    ],
+)
+def test_a_taint_counts_unless_the_cluster_sets_it_itself(message: str, *, wanted: bool) -> None:
+    assert (roots(("kubectl get events", REFUSED + message)) == ["pod-missing-gpu-toleration"]) is wanted
+
+
+def pod(tolerations: str) -> tuple[str, str]:
+    head = "Name: train\nNamespace: ml\nNode: <none>\nStatus: Pending\nLimits:\n  nvidia.com/gpu: 1"
+    return "kubectl describe pod train", f"{head}\n{tolerations}\nEvents:"
+
+
+def test_by_facts_a_pod_without_the_toleration_is_kept_off() -> None:
+    bare = pod("Tolerations:  node.kubernetes.io/not-ready:NoExecute op=Exists for 300s")
+    assert roots(bare, node(1, 1, 0, TAINT)) == ["pod-missing-gpu-toleration"]
+
+
+def test_by_facts_a_pod_with_the_toleration_is_not() -> None:
+    assert roots(pod("Tolerations:  nvidia.com/gpu:NoSchedule op=Exists"), node(1, 1, 0, TAINT)) == []
+
+
+def test_a_taint_explains_that_the_plugin_is_not_there() -> None:
+    daemons = ("kubectl get ds -A", "gpu   nvidia-device-plugin   0   0   0   0   0   <none>   4m")
+    diagnosis = found(daemons, node(None, None, None, f"{LABELS}\n{TAINT}"))
+    assert [finding.cause for finding in diagnosis.roots] == ["pod-missing-gpu-toleration"]
+    assert {finding.explained_by for finding in diagnosis.findings} == {"", "pod-missing-gpu-toleration"}
+
+
+NO_NVML = (
+    "kubectl logs nvidia-device-plugin",
+    "could not load NVML library: libnvidia-ml.so.1: cannot open shared object",
+)
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        ("shell", "minikube start --driver=docker"),
+        ("kind create cluster --name gpu", 'Creating cluster "gpu" ...'),
+        ("k3d cluster create gpu", ""),
+        (
+            "kubectl get nodes",
+            "NAME       STATUS   ROLES           AGE   VERSION\nminikube   Ready    control-plane   5m    v1.30.0",
+        ),
+        ("docker ps", "CONTAINER ID   IMAGE                  NAMES\n0a1b   kindest/node:v1.30.0   dev-worker"),
+    ],
+)
+def test_a_node_in_a_container_is_known_by_what_made_it(sign: tuple[str, str]) -> None:
+    assert roots(sign, NO_NVML) == ["nested-node-config-not-applied"]
+
+
+@pytest.mark.parametrize(
+    "sign",
+    ["minikube start --driver=none", "minikube start --driver=kvm2", "minikube start --driver=docker --gpus=all"],
+)
+def test_a_node_that_is_the_host_or_was_given_the_gpus_is_not(sign: str) -> None:
+    assert "nested-node-config-not-applied" not in roots(("shell", sign), NO_NVML)
+
+
+def test_a_nested_node_that_works_is_no_finding() -> None:
+    assert not found(("shell", "minikube start --driver=docker"), node(1, 1, 0)).findings

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import Refused, UsageError
+from gpunode.facts.evidence import Capture, Evidence
+from gpunode.host import reports
+from gpunode.host.capture import save
+from gpunode.host.reports import fleet, is_fleet, read
+
+ROWS = [
+    {"source": "sudo dmesg | tail", "text": "NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus."},
+    {"source": "cat /proc/modules", "text": "nouveau 2433024 1 - Live 0x0"},
+]
+TERMINAL = f"root@gpu1:~# {ROWS[0]['source']}\n{ROWS[0]['text']}\nroot@gpu1:~# {ROWS[1]['source']}\n{ROWS[1]['text']}\n"
+RULE = "_" * 44
+BUG_REPORT = [
+    ("Start of NVIDIA bug report log file.  Please include this file, along\nnvidia-bug-report.sh Version: 35145183\n"
+    "Date: Fri Nov 20 10:00:00 UTC 2026\nuname: Linux gpu1 6.1.0-18-amd64 #1 SMP x86_64 GNU/Linux\n"),
+    (f"{RULE}\n\n*** /proc/driver/nvidia/version\n*** ls: -r--r--r-- 1 root root 0 2026-11-20 /proc/x\n"
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01\n"),
+    f"{RULE}\n\n*** /etc/X11/xorg.conf does not exist\n",
+    f"{RULE}\n\ndmesg:\n\n[    5.0] NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus.\n",
+    f"{RULE}\n\nSkipping acpidump output (acpidump not found)\n",
+]  # fmt: skip
+
+
+def texts(evidence: Evidence) -> dict[str, str]:
+    return {capture.source: capture.text for capture in evidence.values()}
+
+
+def write(path: Path, data: bytes | str) -> str:
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return str(path)
+
+
+def test_what_was_pasted_as_a_list_and_as_a_terminal_is_the_same(tmp_path: Path) -> None:
+    listed = read(write(tmp_path / "x.json", json.dumps(ROWS)))
+    typed = read(write(tmp_path / "x.txt", TERMINAL))
+    assert texts(listed) == texts(typed)
+    assert list(listed) == list(typed)
+
+
+def test_a_bug_report_is_read_as_the_script_writes_it_in_a_member_for_each_section(tmp_path: Path) -> None:
+    members = b"".join(gzip.compress(f"{section}\n".encode()) for section in BUG_REPORT)
+    packed = read(write(tmp_path / "nvidia-bug-report.log.gz", members))
+    plain = read(write(tmp_path / "nvidia-bug-report.log", "\n".join(BUG_REPORT)))
+    assert texts(packed) == texts(plain)
+    assert packed["nvidia-version"].text == "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01"
+    assert "fallen off the bus" in packed["dmesg"].text
+    assert packed["file:/etc/X11/xorg.conf"].outcome == "absent"
+    assert not [source for source in texts(packed) if "acpidump" in source]
+
+
+@pytest.mark.parametrize("start", ["[root@gpu1 ~]# dmesg\nNVRM: x\n", "[    5.0] NVRM: x\n"])
+def test_a_text_that_begins_with_a_bracket_is_no_list(start: str, tmp_path: Path) -> None:
+    assert read(write(tmp_path / "x", start))
+
+
+def test_a_report_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TERMINAL.encode())))
+    assert [*texts(read("-"))] == [row["source"] for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", UsageError),
+        (b" \n\n", UsageError),
+        (b'[{"source": 5}]', UsageError),
+        (b'[{"source": "dmesg"}', UsageError),
+        (gzip.compress(TERMINAL.encode())[:-6], Refused),
+        (b"\x1f\x8b" + b"\0" * 40, Refused),
+        (gzip.compress(b"a" * (reports.MAX_TEXT + 1), 1), Refused),
+    ],
+    ids=["empty", "blank", "no text", "cut list", "cut gzip", "no gzip", "bomb"],
+)
+def test_what_is_no_report_or_too_much_of_one_says_so(data: bytes, error: type[Exception], tmp_path: Path) -> None:
+    path = write(tmp_path / "x", data)
+    with pytest.raises(error):
+        read(path)
+
+
+def test_brackets_without_end_are_no_list() -> None:
+    assert reports._of_bytes(b"[" * 100_000, "x")
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is no report"):
+        read(str(tmp_path / "pipe"))
+    with pytest.raises(UsageError, match="is no report"):
+        read(str(tmp_path / "missing"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    top = tmp_path / "rack"
+    (top / "row1" / "deep").mkdir(parents=True)
+    save({"x": Capture("dmesg", "ok", b"x")}, top / "row1/n2.tgz")
+    save({"x": Capture("dmesg", "ok", b"x")}, top / "n1")
+    for name in ("n3.json", "row1/deep/n4.txt", ".hidden.json", "README.md"):
+        write(top / name, "[]" if name.endswith("json") else "text")
+    write(top / "without-suffix", gzip.compress(b"x"))
+    return top
+
+
+def test_a_folder_of_reports_is_a_fleet_and_a_capture_is_not(folder: Path) -> None:
+    assert is_fleet(str(folder))
+    assert not is_fleet(str(folder / "n1"))
+    assert not is_fleet(str(folder / "n3.json"))
+    assert not is_fleet("-")
+
+
+def test_a_fleet_is_every_report_below_its_folder_once(folder: Path) -> None:
+    names = [one.name for one in fleet([str(folder), str(folder / "n3.json")])]
+    assert names == ["n1", "n3.json", "without-suffix", "row1/n2.tgz", "row1/deep/n4.txt"]
+
+
+def test_links_in_a_folder_are_told_and_not_followed(folder: Path) -> None:
+    (folder / "shadow.txt").symlink_to("/etc/shadow")
+    (folder / "around").symlink_to(folder)
+    problems = {one.name: one.problem for one in fleet([str(folder)]) if one.problem}
+    assert set(problems) == {"shadow.txt", "around"}
+    assert "not followed" in problems["around"]
+
+
+def test_a_link_that_was_named_is_followed(folder: Path) -> None:
+    (folder / "link.json").symlink_to(folder / "n3.json")
+    (one,) = fleet([str(folder / "link.json")])
+    assert not one.problem
+
+
+def test_a_folder_without_end_is_told(tmp_path: Path) -> None:
+    deep = tmp_path / "x"
+    deep.joinpath(*"abcdefghijkl").mkdir(parents=True)
+    (one,) = fleet([str(deep)])
+    assert (one.name, one.problem) == ("a/b/c/d/e/f/g", "too many folders deep")
+
+
+def test_a_folder_without_reports_and_one_with_too_many_files_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="no report in it"):
+        fleet([str(tmp_path)])
+    monkeypatch.setattr(reports, "_ENTRIES", 3)
+    for number in range(5):
+        write(tmp_path / f"{number}.txt", "x")
+    with pytest.raises(Refused, match="is not read"):
+        fleet([str(tmp_path)])

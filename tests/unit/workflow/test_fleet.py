@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from gpunode.host import reports
+from gpunode.host.reports import Found
+from gpunode.workflow import fleet
+from gpunode.workflow.fleet import Row, rows, tallies, worst
+
+pytestmark = pytest.mark.usefixtures("allow_subprocess")
+
+NOUVEAU = [
+    {"source": "lspci -nnk", "text": "65:00.0 VGA compatible controller [0300]: NVIDIA Corporation GA102 [10de:2204]\n"
+     "\tKernel driver in use: nouveau\n\tKernel modules: nvidiafb, nouveau\n"},
+    {"source": "lsmod", "text": "Module                  Size  Used by\nnouveau              2433024  1\n"},
+]  # fmt: skip
+
+
+def report(path: Path, pieces: object = NOUVEAU) -> Found:
+    path.write_text(json.dumps(pieces))
+    return Found(path.name, str(path))
+
+
+def test_each_report_has_a_row_and_the_broken_ones_say_why(tmp_path: Path) -> None:
+    found = [
+        report(tmp_path / "a.json"),
+        Found("link", "/x", "it is a link"),
+        report(tmp_path / "b.json", {"no": "list"}),
+        Found("gone.json", str(tmp_path / "gone.json")),
+        report(tmp_path / "c.json"),
+    ]
+    answers = list(rows(found, 2))
+    assert [row.report for row in answers] == [one.name for one in found]
+    assert [row.status for row in answers] == ["problem", "unreadable", "unknown", "unreadable", "problem"]
+    assert answers[0].cause == answers[4].cause == "nouveau-bound"
+    assert answers[1].error == "it is a link"
+    assert "gone.json" in answers[3].error
+
+
+def _killed(name: str) -> NoReturn:
+    if name.endswith("killer.json"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("a bug")
+
+
+def test_a_report_that_kills_its_process_costs_its_own_row_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [report(tmp_path / name) for name in ("a.json", "killer.json", "b.json")]
+    read = reports.read
+
+    def dying(name: str) -> object:
+        return _killed(name) if name.endswith("killer.json") else read(name)
+
+    monkeypatch.setattr(reports, "read", dying)
+    answers = {row.report: row for row in rows(found, 1)}
+    assert answers["killer.json"].status == "unreadable"
+    assert "was killed" in answers["killer.json"].error
+    assert answers["a.json"].cause == answers["b.json"].cause == "nouveau-bound"
+
+
+def test_a_report_that_takes_for_ever_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(_: str) -> NoReturn:
+        while True:
+            pass
+
+    monkeypatch.setattr(reports, "read", endless)
+    monkeypatch.setattr(fleet, "_PROCESSOR_S", 0.05)
+    (row,) = rows([report(tmp_path / "a.json")])
+    assert (row.status, "processor time" in row.error) == ("unreadable", True)
+
+
+def test_a_bug_of_ours_is_told_in_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "read", _killed)
+    (row,) = rows([report(tmp_path / "a.json")])
+    assert row.error == "a bug in gpunode: ValueError: a bug"
+
+
+def row(name: str, status: fleet.Status, cause: str = "", *others: str) -> Row:
+    return Row(name, f"/x/{name}", status, cause=cause, others=others)
+
+
+def test_causes_are_counted_the_most_frequent_first_and_further_roots_too() -> None:
+    answers = [
+        row("a", "problem", "nouveau-bound"),
+        row("b", "problem", "pcie-link-degraded", "nouveau-bound"),
+        row("c", "healthy"),
+        row("d", "unreadable"),
+    ]
+    counted = tallies(answers)
+    assert next((one.cause, one.reports) for one in counted) == ("nouveau-bound", ("a", "b"))
+    assert len(counted) == 2
+    assert all(one.title for one in counted)
+
+
+def test_the_worst_of_all_is_the_answer() -> None:
+    assert worst([row("a", "healthy")]) == "healthy"
+    assert worst([row("a", "healthy"), row("b", "unreadable")]) == "unknown"
+    assert worst([row("a", "unknown"), row("b", "problem", "nouveau-bound")]) == "problem"
