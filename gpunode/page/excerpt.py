@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
@@ -153,6 +154,7 @@ def _whole(lines: Sequence[str], proving: frozenset[int]) -> Iterable[Row | Gap]
         yield Gap(rest)
 
 
+@lru_cache(maxsize=8192)
 def cut(line: str) -> str:
     """``line`` as far as a page shows one; also of the system's own tables, which a capture holds as they are."""
     line = redact(line[:_LONGEST_READ]) + line[_LONGEST_READ:]
