@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Final
 
 from gpunode.catalog.cuda import Version, parts
-from gpunode.diagnoses.literals import may_match
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import pci
@@ -59,7 +58,7 @@ def _runtimes(snapshot: Snapshot) -> Iterator[Built]:
             continue
         for pattern in _RUNTIMES:
             for text, shift in ((item.text, True), (item.written, False)):
-                if match := pattern.search(text) if may_match(pattern, text, text) else None:
+                if match := pattern.search(text):
                     found = match.groupdict()
                     version = found.get("cuda") or _long(found.get("short") or "")
                     number = item.text.count("\n", 0, match.start()) + 1 if shift else 1
