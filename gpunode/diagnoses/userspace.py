@@ -194,7 +194,7 @@ _BANNER: Final = re.compile(
 _INSUFFICIENT: Final = re.compile(
     r"CUDA driver version is insufficient for CUDA runtime version|cudaErrorInsufficientDriver"
     r"|cudart failed to initialize: 35"
-    r"|nvidia driver is too old|driver is too old"
+    r"|driver is too old|CUDA driver version too old|driver too old"
 )
 _NEWER_CALL: Final = re.compile(
     r"API call is not supported in the installed CUDA driver|cudaErrorCallRequiresNewerDriver"
@@ -455,12 +455,13 @@ _NO_KERNEL: Final = re.compile(
 )
 _CPU_ONLY: Final = re.compile(
     r"[Nn]ot compiled with CUDA enabled|Torch not compiled with CUDA|CUDA-enabled jaxlib is not installed"
-    r"|\btorch(?:==|\s+|-)\d[\w.]*\+cpu\b|\b\d+\.\d+\.\d+\+cpu\b|\bpytorch\s+\S+\s+(?:py[\w.]*_cpu_|cpu_)\S*"
+    r"|\b\d+\.\d+(?:\.\d+)?\+cpu\b|\bpytorch\s+\S+\s+(?:py[\w.]*_cpu_|cpu_)\S*"
     r"|was not compiled with CUDA support|compiled without (?:CUDA|GPU) support"
     r"|XGBoost (?:is |version )?not compiled with"
     r"|CUDA Tree Learner was not enabled in this build|The library is compiled without CUDA support"
     r"|is_built_with_cuda\(\)\D{0,12}False|is_built_with_cuda:? False|not linked with CUDA|without GPU offload support"
     r"|was compiled without GPU support|not built with CUDA|built without CUDA|tensorflow-cpu\b"
+    r"|not compiled with GPU offload support|using CPU version PaddlePaddle|has no attribute 'StandardGpuResources'"
     r"|requires CUDA support but .{0,40}CPU[- ]only|CPU-only (?:build|version) of"
 )
 _TORCH_NONE: Final = re.compile(

@@ -34,6 +34,10 @@ _MISMATCH: Final = re.compile(
 _ASKED_ON_NODE: Final = re.compile(
     r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
 )
+# libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
+_IN_THE_WAY: Final = re.compile(
+    r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
+)
 _IN_IMAGE: Final = re.compile(r"/nvidia[\w-]*\.ko")
 _BRANCH: Final = re.compile(
     r"^(?:nvidia-(?:driver|dkms|utils|headless|kernel-source|compute-utils|open)"
@@ -122,6 +126,10 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Which of the mismatches it is, by which pair of versions differs and how that came about."""
     scene = snapshot.view(_scene)
     inside = _said_inside(snapshot)
+    if brought := snapshot.said(_IN_THE_WAY):
+        what = "the image brings libraries of a driver, and those of the node cannot be put in their place"
+        yield CONTAINER, Proof(what, brought, ruled_out=("the node's driver: its libraries were found",))
+        return
     if driver.works(snapshot) or (inside and not _fails_on_node(scene) and not _is_behind(scene)):
         if inside:
             yield CONTAINER, _in_container(snapshot, scene, inside)
