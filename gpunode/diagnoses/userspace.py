@@ -464,9 +464,7 @@ _CPU_ONLY: Final = re.compile(
     r"|not compiled with GPU offload support|using CPU version PaddlePaddle|has no attribute 'StandardGpuResources'"
     r"|requires CUDA support but .{0,40}CPU[- ]only|CPU-only (?:build|version) of"
 )
-_TORCH_NONE: Final = re.compile(
-    r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: (?:None|Could not collect)"
-)
+_TORCH_NONE: Final = re.compile(r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: None")
 _PROVIDERS: Final = re.compile(
     r"CUDAExecutionProvider' is not in available provider|Available providers: "
     r"\[?'?(?!.{0,200}CUDAExecution).{0,80}CPUExecutionProvider"
@@ -477,7 +475,7 @@ def _built_without(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether the program has no code for this GPU, or none for any."""
     has_no_driver = any(state in {"missing", "no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi))
     said = snapshot.said(_NO_KERNEL)
-    lacks = _lacks(snapshot)
+    lacks = _lacks(snapshot, frameworks.capabilities(snapshot) if said else frameworks.of_devices(snapshot))
     if said or lacks:
         cap, lines = lacks or ("", ())
         gpu = f"this GPU (sm_{cap})" if cap else "this GPU"
@@ -494,10 +492,12 @@ def _built_without(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "framework-cpu-only", Proof(what, tuple(dict.fromkeys(cpu)), "certain", ruled_out)
 
 
-def _lacks(snapshot: Snapshot) -> tuple[str, tuple[Citation, ...]] | None:
+def _lacks(
+    snapshot: Snapshot, capabilities: tuple[tuple[str, Citation], ...]
+) -> tuple[str, tuple[Citation, ...]] | None:
     """A GPU for which a list of built architectures has nothing, with the lines that tell."""
     for listed, place in snapshot.view(frameworks.built_for):
-        for cap, gpu in snapshot.view(frameworks.capabilities):
+        for cap, gpu in capabilities:
             if len(cap) >= 2 and not frameworks.runs_on(cap, listed):
                 return cap, (place, gpu)
     return None

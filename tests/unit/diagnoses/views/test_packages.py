@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
-from gpunode.diagnoses.views import archives, history, loader, packages
+from gpunode.diagnoses.views import archives, frameworks, history, loader, packages
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
@@ -135,3 +135,17 @@ def test_of_the_loaders_cache_the_first_entry_counts() -> None:
     cache += "\tlibcuda.so.1 (libc6,x86-64) => /usr/local/cuda/compat/libcuda.so.1\n"
     (found,) = seen(("ldconfig -p", cache)).view(loader.loaded)
     assert found.sort == "driver"
+
+
+@pytest.mark.parametrize(
+    ("capability", "listed", "runs"),
+    [
+        ("86", {"sm_80"}, True),
+        ("80", {"sm_86"}, False),
+        ("120", {"sm_80", "sm_90"}, False),
+        ("120", {"sm_80", "compute_90"}, True),
+        ("61", {"compute_75"}, False),
+    ],
+)
+def test_on_which_gpus_code_runs(capability: str, listed: set[str], runs: bool) -> None:
+    assert frameworks.runs_on(capability, frozenset(listed)) is runs
