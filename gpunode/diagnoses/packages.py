@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import archives, driver, packages
@@ -336,7 +336,9 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     mixed = _mixed(snapshot)
     if not said or not concerned:
         if mixed and not _mismatched(snapshot):
-            yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), mixed)
+            # It works as long as nothing is upgraded.
+            severity: Severity = "warning" if driver.works(snapshot) else "error"
+            yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), mixed, severity=severity)
         return
     if snapshot.says(_OVERWRITE) or any(one.is_half_done for one in snapshot.view(packages.packages).values()):
         return  # apt complains of what dpkg left behind
