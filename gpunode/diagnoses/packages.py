@@ -470,11 +470,13 @@ def _overwrite(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(package_manager) == "apt":
         force = "sudo apt-get -o Dpkg::Options::=--force-overwrite -f install"
         yield run("install", "finish the installation, the newer package's file in place", force)
+        if owner and is_drivers(owner):
+            yield uninstall(snapshot, "then remove the branch that is not wanted", owner)
     elif owner:
-        yield uninstall(snapshot, "remove the package that has the file", owner.split("-0:")[0])
-        return
-    if owner and is_drivers(owner):
-        yield uninstall(snapshot, "then remove the branch that is not wanted", owner)
+        yield uninstall(snapshot, "remove the package that has the file", owner)
+    else:
+        text = "take both packages from one repository: switch the other one off, or exclude the driver in it"
+        yield by_hand("configure", text)
 
 
 # --- a .run beside packages ---------------------------------------------------------------------------------------
