@@ -97,9 +97,19 @@ def _scene(snapshot: Snapshot) -> _Scene:
     if library is None:
         other = [one for one in user if loaded is None or one.upstream != loaded.version]
         library = Seen(other[0].upstream, other[0].citation) if other else None
-    return _Scene(
-        _said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, history.upgrades(snapshot)
-    )
+    recent = _recent(history.upgrades(snapshot), loaded)
+    return _Scene(_said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, recent)
+
+
+def _recent(upgrades: tuple[Upgrade, ...], loaded: Seen | None) -> tuple[Upgrade, ...]:
+    """The last upgrade of each package, unless its version is loaded, or older: a log goes back for months."""
+    last = {one.name: one for one in upgrades if one.driver} or {one.name: one for one in upgrades}
+    if loaded is None:
+        return tuple(last.values())
+    current = _number(loaded.version)
+    names = {one.name for one in last.values() if not one.driver or _number(one.driver) > current}
+    # The log of unattended-upgrades names the packages, dpkg's the versions: one tells who, the other what.
+    return tuple(one for one in upgrades if one.name in names and (not one.driver or one is last[one.name]))
 
 
 def _said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
