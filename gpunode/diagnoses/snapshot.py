@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
@@ -69,9 +70,13 @@ class Snapshot:
     def match(self, pattern: re.Pattern[str], *kinds: Kind) -> re.Match[str] | None:
         """The first match of ``pattern``; see ``said``."""
         for item in self._searched(kinds):
-            for text in (item.text, *_windows(item)):
-                if match := pattern.search(text):
-                    return match
+            if item.index.is_long:
+                found = next((match for _, match in item.index.matching(pattern)), None)
+            else:
+                found = pattern.search(item.text)
+            found = found or next((match for text in _windows(item) if (match := pattern.search(text))), None)
+            if found:
+                return found
         return None
 
     def _searched(self, kinds: tuple[Kind, ...]) -> Iterator[Item]:
@@ -87,19 +92,26 @@ def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
 
 def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    found = 0
-    seen = -1
-    for match in pattern.finditer(item.text):
-        number = item.text.count("\n", 0, match.start())
-        if number != seen and found < _CITED:
-            seen, found = number, found + 1
-            yield cite(item, number + 1)
+    found = list(islice(_numbers(item, pattern), _CITED))
+    yield from (cite(item, number + 1) for number in found)
     if found:
         return
     for start, window in enumerate(_windows(item)):
         if pattern.search(window):
             yield cite(item, start + 1)
             return
+
+
+def _numbers(item: Item, pattern: re.Pattern[str]) -> Iterator[int]:
+    """The lines in which ``pattern`` occurs, counted from 0, each once."""
+    if item.index.is_long:
+        yield from (number for number, _ in item.index.matching(pattern))
+        return
+    seen = -1
+    for match in pattern.finditer(item.text):
+        if (number := item.text.count("\n", 0, match.start())) != seen:
+            seen = number
+            yield number
 
 
 def _windows(item: Item) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Final
 
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
+from gpunode.facts.search import Lines
 from gpunode.facts.sources import Kind, Source, Where, recognise, recognise_all
 
 # How a shell or a tool says that a thing is not there, when that is all it says.
@@ -61,6 +62,11 @@ class Item:
     def lines(self) -> tuple[str, ...]:
         """The lines, without their ends; line numbers count from 1."""
         return tuple(self.text.splitlines())
+
+    @cached_property
+    def index(self) -> Lines:
+        """The lines as they end with a line feed, for searches."""
+        return Lines(self.text.split("\n"))
 
     @property
     def is_seen(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
+from gpunode.facts.search import Lines
 
 # Forms: "[ 123.456789]", "[ 123.456] [ T1946]", "[Fri Mar  3 04:27:08 2023]", "Aug 10 15:36:05 host kernel:",
 # "2025-06-02T12:32:53.230422+00:00 host kernel:", "kernel: ", Talos' "kern:     err: [2024-…Z]:".
@@ -55,7 +56,12 @@ def messages(snapshot: Snapshot) -> tuple[Message, ...]:
 
 def said(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Message, ...]:
     """The messages of the kernel in which ``pattern`` occurs."""
-    return tuple(message for message in snapshot.view(messages) if pattern.search(message.text))
+    every = snapshot.view(messages)
+    return tuple(every[number] for number, _ in snapshot.view(_index).matching(pattern))
+
+
+def _index(snapshot: Snapshot) -> Lines:
+    return Lines([message.text for message in snapshot.view(messages)])
 
 
 _ELSEWHERE: Final = re.compile(r"NVRM: |\bkernel: |nvidia-nvswitch")
