@@ -76,9 +76,10 @@ def release(snapshot: Snapshot) -> Release:
 
 def _from_words(snapshot: Snapshot) -> str:
     """The version that the kernel's refusal names."""
-    for message in snapshot.view(kernel.messages):
-        if match := _UNKNOWN.search(message.text) or _IGNORED.search(message.text):
-            return match["version"]
+    for pattern in (_UNKNOWN, _IGNORED):
+        for message in kernel.said(snapshot, pattern):
+            if match := pattern.search(message.text):
+                return match["version"]
     return ""
 
 

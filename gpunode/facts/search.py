@@ -115,10 +115,8 @@ def _of_sequence(sequence: Any) -> Needs:
 
 
 def _telling(run: str) -> Iterator[str]:
-    """The words of a run of literals; two Latin letters are in every line, two of other scripts are not."""
-    for word in _LETTERS.findall(run.lower()):
-        if len(word) > 2 or not word.isascii():
-            yield word
+    """The words of a run of literals."""
+    yield from _LETTERS.findall(run.lower())
 
 
 def _of_node(name: str, value: Any) -> Needs:

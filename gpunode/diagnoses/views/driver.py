@@ -30,6 +30,7 @@ _API: Final = (
         re.IGNORECASE,
     ),
 )
+_MISMATCH: Final = re.compile(r"API mismatch: the ", re.IGNORECASE)
 _LOADING: Final = re.compile(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
 _NVML_LIBRARY: Final = re.compile(rf"NVML library version:\s*(?P<version>{VERSION})")
 _SMI: Final = re.compile(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
@@ -94,7 +95,7 @@ def _nvrm(line: str) -> LoadedDriver | None:
 def _from_log(snapshot: Snapshot) -> Seen | None:
     if pair := api_mismatch(snapshot):
         return Seen(pair[1], pair[2])
-    for message in reversed(snapshot.view(kernel.messages)):
+    for message in reversed(kernel.said(snapshot, _LOADING)):
         if match := _LOADING.search(message.text):
             return Seen(match["version"], message.citation, "Open" in match["what"])
     return None
@@ -102,7 +103,7 @@ def _from_log(snapshot: Snapshot) -> Seen | None:
 
 def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
     """The versions of a client and of the module that refused it, by the last such message; None without any."""
-    for message in reversed(snapshot.view(kernel.messages)):
+    for message in reversed(kernel.said(snapshot, _MISMATCH)):
         for pattern in _API:
             if match := pattern.search(message.text):
                 return match["client"], match["module"], message.citation
