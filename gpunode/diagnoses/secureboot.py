@@ -30,6 +30,7 @@ _IN_LOG: Final = re.compile(
     r"Loading of (?:unsigned module|module with un\w+ (?:key|crypto)) is rejected"
     r"|Lockdown: \S{1,20}: unsigned module loading is restricted"
 )
+_LOCKED: Final = re.compile(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
 _UNSIGNED: Final = re.compile(
     r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
     r"|sign the kernel module when prompted|Answer: Install without signing"
@@ -141,7 +142,11 @@ def _signature(snapshot: Snapshot) -> _Signature | None:
         return _Signature(is_there=True, is_seen=False, citations=found)
     # DKMS 3 writes "module/version" and signs what it builds, with a key that it makes where there is none.
     builds = tuple(row.citation for row in snapshot.view(modules.driver_builds) if "/" in row.citation.line)
-    return _Signature(is_there=True, is_seen=False, citations=builds) if builds else None
+    if builds:
+        return _Signature(is_there=True, is_seen=False, citations=builds)
+    # A lockdown says so of a signature that it does not know, too; but nothing here signs modules.
+    locked = snapshot.said(_LOCKED)
+    return _Signature(is_there=False, is_seen=False, citations=locked) if locked else None
 
 
 def _shows_signature(item: Item) -> bool | None:

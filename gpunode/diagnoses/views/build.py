@@ -29,7 +29,7 @@ _HEADERS: Final = re.compile(
     r"|[Cc]ould not find (?:the )?kernel (?:headers|sources?)\b"
     r"|kernel headers (?:for \S+ )?(?:are|is|were|was) not (?:found|installed)"
     r"|/lib/modules/[^\s/]+/(?:build|source)(?:/\S*)?['’]?: No such file or directory"
-    r"|Kernel configuration is invalid"
+    r"|Kernel configuration is invalid|scripts/(?:mod/modpost|basic/fixdep)['’]?: (?:not found|No such file)"
     r"|Unable to locate package (?:linux|proxmox|pve)-headers-"
     r"|Unable to find a match: kernel-(?:devel|headers)"
     r"|Could not resolve Linux kernel version"
@@ -61,12 +61,12 @@ _TOOLCHAIN: Final = re.compile(
     rf"|Unable to find the development tool [`'‘]{_TOOL}"
     r"|cannot execute ['‘`](?:cc1plus|cc1|as|ld)['’]"
     r"|please install (?:libelf-dev|libelf-devel|libssl-dev|openssl-devel)"
-    r"|fatal error: (?:libelf\.h|gelf\.h|openssl/\S+\.h|stdio\.h|stddef\.h): No such file"
+    r"|fatal error: (?:libelf\.h|gelf\.h|openssl/\S+\.h|stdio\.h): No such file"
     r"|C compiler cannot create executables|no acceptable C compiler found",
     re.MULTILINE,
 )
 _TOOLS: Final = (
-    re.compile(r"(cc1plus)|please install (libelf|libssl|openssl)|fatal error: (libelf|gelf|openssl|std)"),
+    re.compile(r"(cc1plus)|please install (libelf|libssl|openssl)|fatal error: (libelf|gelf|openssl|stdio)"),
     re.compile(rf"(?:^|[\s:/'\"‘`])({_TOOL})['’]?(?::| )"),
     re.compile(rf"[`'‘]({_TOOL})['’]"),
 )

@@ -25,6 +25,7 @@ _STAMPS: Final = (
 )
 _BOOT: Final = re.compile(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
 _NVRM: Final = re.compile(r"^\s*NVRM:\s?")
+_ESCAPED: Final = re.compile(r"\s*#012\s*NVRM:\s*")
 # A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
 _FRESH: Final = re.compile(
     r"^(?:Xid|GPU(?:\d|-| at | \d| [0-9a-fA-F]{4}:)|The NVIDIA|This |Try |loading|No |None of|API mismatch|"
@@ -82,7 +83,8 @@ def _joined(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
             continue
         text, at = _unstamped(line)
         nvrm = bool(_NVRM.match(text))
-        body = _NVRM.sub("", text) if nvrm else text
+        # rsyslog writes the line feeds within a message as #012.
+        body = _ESCAPED.sub(" ", _NVRM.sub("", text)) if nvrm else text
         if last is not None and _goes_on(last, body, nvrm=nvrm, stamped=at is not None):
             last = replace(last, text=f"{last.text} {body.strip()}")
             continue
