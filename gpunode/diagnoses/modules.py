@@ -14,11 +14,10 @@ from gpunode.diagnoses.views import driver, kernel, modules, packages, pci, syst
 from gpunode.facts.model import Known
 
 _SAYS_NOT_LOADED: Final = re.compile(
-    r"driver not loaded|couldn.t communicate with the NVIDIA driver|NVML_ERROR_DRIVER_NOT_LOADED"
+    r"[Dd]river [Nn]ot [Ll]oaded|couldn.t communicate with the NVIDIA driver|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
-    r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?loaded|Failed to load the NVIDIA kernel module"
-    r"|Found no NVIDIA driver on your system",
-    re.IGNORECASE,
+    r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?loaded|[Ff]ailed to load the NVIDIA kernel module"
+    r"|Found no NVIDIA driver on your system"
 )
 _BLACKLISTED: Final = re.compile(
     r"^\s*(?:blacklist\s+nvidia(?:[-_]current)?|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",

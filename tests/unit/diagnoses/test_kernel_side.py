@@ -171,8 +171,8 @@ def test_a_failed_build_without_its_log_is_a_question() -> None:
 def test_an_installer_that_lists_what_may_be_wrong_proves_none_of_it() -> None:
     said = (
         "ERROR: Unable to load the kernel module 'nvidia.ko'.  This happens most frequently when this kernel module "
-        "was built against the wrong or improperly configured kernel sources, with a version of gcc that differs from the "
-        "one used to build the target kernel, or if another driver, such as nouveau, is present"
+        "was built against the wrong or improperly configured kernel sources, with a version of gcc that differs from "
+        "the one used to build the target kernel, or if another driver, such as nouveau, is present"
     )
     assert not seen(("nvidia-installer.log", said)).roots
 
