@@ -18,7 +18,8 @@ from gpunode.facts.model import Known
 _NODES: Final = re.compile(r"/dev/nvidia(?:\*|\d+|ctl)?\*?$")
 _NO_FILES: Final = re.compile(
     r"Failed to query NVIDIA devices|ensure that the NVIDIA device files"
-    r"|(?:custom device|stat failed:|stat CDI host device) [\\'\"]*/dev/nvidia(?:ctl|0)[\\'\"]*: no such file"
+    r"|(?:custom device|stat failed:|stat CDI host device) [\\'\"]*/dev/nvidia(?:ctl|0)[\\'\"]*: "
+    r"(?:lstat \S+ )?no such file"
 )
 _DAEMON_FAILED: Final = re.compile(
     r"nvidia-persistenced failed to initialize|Failed to query NVIDIA devices"
@@ -220,7 +221,7 @@ def _permissions(snapshot: Snapshot) -> Iterator[Verdict]:
     closed = tuple(citation for mode, citation in nodes if not _is_odd(mode) and mode[6:8] != "rw")
     wrong = tuple(_wrong_options(snapshot))
     closed += tuple(_closing_options(snapshot))
-    denied = _on_host(snapshot, _DENIED)
+    denied = snapshot.said(_DENIED)
     if odd or wrong:
         summary = "the device files have a mode that was written in the wrong base: nobody can open them as usual"
         yield Proof(summary, (*odd, *wrong, *denied), "certain" if odd else "likely", remedy=tuple(_set_mode(snapshot)))

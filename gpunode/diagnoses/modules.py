@@ -20,9 +20,11 @@ _SAYS_NOT_LOADED: Final = re.compile(
     r"|Found no NVIDIA driver on your system"
 )
 _BLACKLISTED: Final = re.compile(
-    r"^\s*(?:blacklist\s+nvidia(?:[-_]current)?|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
+    r"^\s*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
     re.MULTILINE,
 )
+# What modprobe makes of "alias nvidia off".
+_OFF: Final = re.compile(r"could not insert 'off'|module by name='off'")
 _BLACKLISTED_AT_BOOT: Final = re.compile(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b")
 
 
@@ -66,6 +68,7 @@ def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 def _blacklist(snapshot: Snapshot) -> Iterator[Citation]:
+    yield from snapshot.said(_OFF)
     for item in (*snapshot.files("*modprobe.d/*"), *snapshot.of("listing", "text")):
         yield from lines_with(item, _BLACKLISTED)
     for item in snapshot.items:
