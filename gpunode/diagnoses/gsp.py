@@ -314,7 +314,9 @@ def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-_UNUSABLE: Final = GPU_LOST | {"driver-module-not-loaded", "xid-143-gpu-init-error"}
+_UNUSABLE: Final = GPU_LOST | {
+    *("driver-module-not-loaded", "xid-143-gpu-init-error", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
+}
 
 FAMILY: Final = Family(
     "gsp",

@@ -384,7 +384,7 @@ def _write_anew(_: Snapshot) -> Iterable[Fix]:
     yield replace("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays")
 
 
-_CONSEQUENCES: Final = NO_CLUSTER_GPU | {"xid-154-recovery-action"}
+_CONSEQUENCES: Final = NO_CLUSTER_GPU | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
 
 FAMILY: Final = Family(
     "memory",
@@ -493,6 +493,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG,),
             check=only("xid-92-high-sbe-rate", _decide),
             remedy=_watch,
+            explains=NO_CLUSTER_GPU,
         ),
         Rule(
             cause="xid-94-contained-ecc",

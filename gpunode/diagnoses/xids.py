@@ -337,6 +337,7 @@ def _look_before(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _CONSEQUENCES: Final = NO_CLUSTER_GPU | {"nvidia-uvm-wedged"}
+_GPU_DOWN: Final = NOT_INITIALISED | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 
 FAMILY: Final = Family(
     "xids",
@@ -412,7 +413,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
             check=_told(61),
             remedy=_settle_power,
-            explains=_CONSEQUENCES,
+            explains=_GPU_DOWN,
         ),
         Rule(
             cause="xid-62-pmu-halt",
@@ -429,7 +430,8 @@ FAMILY: Final = Family(
             sources=(f"{_OPEN}/issues/1045", _CATALOG),
             check=_halted,
             remedy=_restart_controller,
-            explains=_CONSEQUENCES | {"gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
+            explains=_GPU_DOWN
+            | {"xid-143-gpu-init-error", "gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
         ),
         Rule(
             cause="xid-109-ctx-switch-timeout",
@@ -500,7 +502,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
             check=_initialisation,
             remedy=_initialise,
-            explains=NOT_INITIALISED,
+            explains=_GPU_DOWN,
         ),
         Rule(
             cause="xid-154-recovery-action",
@@ -517,7 +519,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/leptonai/gpud", _CATALOG),
             check=_last,
             remedy=_look_before,
-            explains=_CONSEQUENCES,
+            explains=_GPU_DOWN,
         ),
     ),
 )
