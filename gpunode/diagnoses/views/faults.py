@@ -253,11 +253,11 @@ def _apart(before: Fault, after: Fault) -> bool:
 
 
 def _root(episode: list[Fault]) -> Fault:
-    """The first that is no echo; what programs cannot have done comes before what they may have."""
+    """The first that is no echo; where something is there that programs cannot have done, the first that is grave."""
     told = [fault for fault in episode if fault.weight > 1] or [f for f in episode if f.weight] or episode
-    hard = [fault for fault in told if fault.source == "xid" and fault.kind in _NOT_BY_PROGRAMS and fault.weight > 2]
-    if hard and told[0].kind in {"application", "engine", "bus"}:
-        return hard[0]
+    grave = [fault for fault in told if fault.source == "xid" and fault.weight > 2]
+    if any(fault.kind in _NOT_BY_PROGRAMS for fault in grave) and told[0].kind in {"application", "engine", "bus"}:
+        return grave[0]
     plain = [fault for fault in told if fault.kind == "application" and fault.code not in _VAGUE]
     return plain[0] if plain and told[0].code in _VAGUE else told[0]
 
