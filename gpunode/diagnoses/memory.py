@@ -88,7 +88,7 @@ class _Memory:
     def counted(self, *names: str) -> int:
         """The highest count under that name."""
         found = (row.value for query in self.queries for row in query.every(*names))
-        return max((int(value) for value in found if value.isdigit()), default=0)
+        return max((int(value) for value in found if re.fullmatch(r"[0-9]{1,9}", value)), default=0)
 
 
 def _memories(snapshot: Snapshot) -> tuple[_Memory, ...]:

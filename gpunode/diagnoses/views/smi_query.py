@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
@@ -116,6 +117,7 @@ def is_yes(value: str) -> bool:
     return value.strip().lower() in {"yes", "true", "1", "active", "enabled"}
 
 
+@lru_cache(maxsize=4096)
 def _plain(name: str) -> str:
     plain = " ".join(name.replace("_", " ").lower().split())
     return _SAME.get(plain, plain)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpunode.diagnoses import diagnose
+from gpunode.diagnoses import diagnose, families
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
@@ -175,3 +177,54 @@ def test_a_fault_of_the_gpu_explains_what_its_programs_and_pods_show() -> None:
     )
     assert [f.cause for f in found.roots] == ["gpu-fallen-off-bus"]
     assert found.unknown == ()
+
+
+WORDS = (
+    *(
+        "NVRM: ",
+        "Xid (PCI:",
+        "0000:61:00",
+        "): ",
+        "79",
+        "48",
+        "154",
+        ", pid=",
+        "'<unknown>'",
+        ", name=",
+        "Row Remapper: ",
+    ),
+    *(
+        "Pending : Yes",
+        "    Remapped Rows",
+        "GPU 00000000:07:00.0",
+        "²",
+        "\x00",
+        "\n",
+        "\n",
+        " : ",
+        "<gpu id=",
+        "</gpu>",
+        ",",
+    ),
+    *("gpu_bus_id, remapped_rows.pending", "RmInitAdapter failed! (0x62:", "[  5.0] ", "caused by previous Xid 999"),
+    *(
+        "NVreg_EnableGpuFirmware=0",
+        "/lib/firmware/nvidia",
+        "Retired Pages",
+        "99999999999999999999",
+        "Double Bit ECC : ",
+    ),
+)
+
+
+@given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=8)), max_size=60).map("".join))
+def test_no_evidence_is_too_odd(text: str) -> None:
+    rows = [
+        {"source": source, "text": text} for source in ("dmesg", "nvidia-smi -q", "nvidia-smi --query-gpu=a,b", "x")
+    ]
+    node = snapshot(pasted.from_json(json.dumps(rows), "a report"))
+    for family in families():
+        if family.id in {"lost", "memory", "gsp", "xids"}:
+            for rule in family.rules:
+                list(rule.check(node))
+                list(rule.remedy(node))
