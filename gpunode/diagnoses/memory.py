@@ -177,7 +177,7 @@ def _again_and_again(memory: _Memory) -> Proof | None:
     told = memory.of(48)
     times = _apart(told)
     places = {match[0] for fault in told if fault.xid and (match := _PLACE.search(fault.xid.text))}
-    if len(times) < _TOO_OFTEN and len(places) <= _TOO_OFTEN:
+    if len(times) < _TOO_OFTEN and len(places) < _TOO_OFTEN:
         return None
     count = f"at {len(times)} times" if len(times) >= _TOO_OFTEN else f"in {len(places)} places"
     citations = tuple(fault.citation for fault in (times if len(times) >= _TOO_OFTEN else told)[:6])

@@ -82,7 +82,17 @@ _UPGRADE: Final = re.compile(
     rf"(?::\w+)?[ (-]+(?:\d+:)?(?P<old>{driver.VERSION})\S*(?:,| ->| =>| to)? +(?:\d+:)?(?P<new>{driver.VERSION})"
 )
 # Releases whose page faults were tracked down to the driver, each with the thread.
-_FAULTY_RELEASES: Final = {"610.57.04": f"{_OPEN}/issues/1370"}
+_FAULTY_RELEASES: Final = {
+    "610.57.04": f"{_OPEN}/issues/1370",
+    "610.43.02": f"{_OPEN}/issues/1134",
+    "595.71.05": f"{_OPEN}/issues/1134",
+}
+# Programs that run code of whoever started them.
+_OWN_CODE: Final = re.compile(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
+# The kernel's complaint about nvidia-drm, of a mapping that reaches over the end of the GPU's memory window.
+_BAD_MAPPING: Final = re.compile(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
+# How many messages after a page fault are still its own doing.
+_SOON: Final = 40
 _SM: Final = re.compile(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
 _TO_ACTION: Final = re.compile(
     r"changed (?:from 0x\d \([^)]*\) )?to 0x(?P<action>\d)(?: \((?P<name>[^)]*)\))?", re.IGNORECASE
@@ -154,20 +164,38 @@ def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tupl
         if release is not None and release.version in _FAULTY_RELEASES:
             return f"release {release.version} is known for it", (release.citation,)
     if address := _one_address(told):
-        return f"several programs faulted at the same address {address}", tuple(f.citation for f in told[:4])
+        return f"different processes faulted at the same address {address}", tuple(f.citation for f in told[:4])
+    if mapped := kernel.said(snapshot, _BAD_MAPPING):
+        return "it mapped memory outside the GPU's window", tuple(message.citation for message in mapped[:2])
     if upgrade := snapshot.said(_UPGRADE, "package-history", "package-output"):
         return "they came with another release of the driver", upgrade[:3]
+    if _took_the_firmware_along(incident):
+        return "the GPU's own firmware went down with it, which a program cannot bring about", incident.citations
     return None
 
 
 def _one_address(told: list[faults.Fault]) -> str:
-    """The one address at which programs of different names faulted; no two of them share their pointers."""
+    """The one address at which different processes faulted; programs do not share their pointers.
+
+    A program of somebody's own that is run again fails at the same place again, and speaks for nothing.
+    """
     found: dict[str, set[str]] = {}
     for fault in told:
         if fault.xid and (match := _ADDRESS.search(fault.xid.text)):
-            found.setdefault(match["address"].lower(), set()).add(fault.xid.process)
-    shared = (address for address, programs in found.items() if len(programs - {""}) > 1)
+            who = fault.xid.process if _OWN_CODE.match(fault.xid.process) else fault.xid.pid or fault.xid.process
+            found.setdefault(match["address"].lower(), set()).add(who)
+    shared = (address for address, processes in found.items() if len(processes - {""}) > 1)
     return next((address for address in shared if int(address.replace("_", ""), 16) >= _NULL), "")
+
+
+def _took_the_firmware_along(incident: faults.Incident) -> bool:
+    later = (fault for fault in incident.followed if fault.xid and fault.order - incident.root.order < _SOON)
+    return any(fault.code in {62, 119, 120} or _wants_reboot(fault) for fault in later)
+
+
+def _wants_reboot(fault: faults.Fault) -> bool:
+    match = _TO_ACTION.search(fault.xid.text) if fault.xid and fault.code == 154 else None
+    return match is not None and match["action"] == "2"
 
 
 def _recovery(snapshot: Snapshot) -> Iterator[Verdict]:

@@ -144,10 +144,12 @@ def test_page_faults_of_one_program_are_its_own() -> None:
     line = (
         "NVRM: Xid (PCI:0000:08:00): 31, pid={}, name={}, Ch 1. MMU Fault: ENGINE CE0 faulted @ 0x{}. Fault is of type"
     )
-    same = "\n".join(line.format(pid, "train", "7f2a_10000000") for pid in (11, 12, 13))
+    same = "\n".join(line.format(pid, "python3", "7f2a_10000000") for pid in (11, 12, 13))
     assert roots(("dmesg", same)) == ["xid-31-mmu-fault"]
     null = line.format(11, "a", "0_00000000") + "\n" + line.format(12, "b", "0_00000000")
     assert roots(("dmesg", null)) == ["xid-31-mmu-fault"]
+    again = line.format(11, "chrome", "0_0abe0000") + "\n" + line.format(12, "chrome", "0_0abe0000")
+    assert roots(("dmesg", again)) == ["xid-31-driver-regression"]
     shared = line.format(11, "a", "0_0abe0000") + "\n" + line.format(12, "b", "0_0abe0000")
     assert roots(("dmesg", shared)) == ["xid-31-driver-regression"]
 
