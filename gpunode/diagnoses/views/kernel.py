@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import accumulate
@@ -47,17 +47,25 @@ class Message:
         text: without what stands before it; continuation lines joined by single spaces.
         at: seconds, on one clock within an item: since boot, or since the epoch; None where no time stands there.
         nvrm: whether NVIDIA's module said it; then the text is without its ``NVRM:``.
+        lines: over how many lines it goes.
     """
 
     text: str
     citation: Citation
     at: float | None = None
     nvrm: bool = False
+    lines: int = 1
 
 
 def messages(snapshot: Snapshot) -> tuple[Message, ...]:
     """The messages of every kernel log, and those of the kernel in other logs, in the order of the evidence."""
     return tuple(message for item in snapshot.items for message in _of(item))
+
+
+def wrapped(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
+    """The messages of more than one line, each by the key of its evidence and the number of its first line."""
+    found = (message for message in snapshot.view(messages) if message.lines > 1)
+    return {(message.citation.key, message.citation.number or 0): message for message in found}
 
 
 def said(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Message, ...]:
@@ -114,7 +122,8 @@ def _joined(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
         nvrm = bool(_NVRM.match(text))
         body = _NVRM.sub("", text) if nvrm else text
         if last is not None and _goes_on(last, body, nvrm=nvrm, stamped=at is not None):
-            last = replace(last, text=f"{last.text} {body.strip()}")
+            lines = number - (last.citation.number or number) + 1
+            last = replace(last, text=f"{last.text} {body.strip()}", lines=lines)
             continue
         if last is not None:
             yield last
@@ -158,7 +167,7 @@ def _seconds(match: re.Match[str]) -> float | None:
         if syslog := found.get("syslog"):
             # syslog leaves the year away; the order within one log is all that is asked of it.
             return _utc(f"2000 {' '.join(syslog.split())}", "%Y %b %d %H:%M:%S")
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return None
 
