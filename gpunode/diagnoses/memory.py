@@ -54,6 +54,7 @@ _INFOROM: Final = re.compile(
     r"InfoROM (?:validation|checksum) fail|NVML_ERROR_CORRUPTED",
     re.IGNORECASE,
 )
+_BUS: Final = re.compile(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
 _NVML_CORRUPTED_INFOROM: Final = 14
 
 
@@ -317,13 +318,22 @@ def _inforom(snapshot: Snapshot) -> Iterator[Verdict]:
     for incident in faults.of(snapshot, 125):
         yield faults.proof(incident)
     if said := snapshot.said(_INFOROM):
-        yield Proof("The InfoROM of a GPU is damaged", said)
+        gpu = _damaged(snapshot)
+        yield Proof(f"{faults.label(gpu)} has a damaged InfoROM", said, gpu=gpu)
         return
     statuses = (item for item in snapshot.of("exit-status") if item.text.strip() == str(_NVML_CORRUPTED_INFOROM))
     if found := next(statuses, None):
         yield Proof(
             "nvidia-smi ended with 14, which says that the InfoROM of a GPU is damaged", (cite(found, 1),), "likely"
         )
+
+
+def _damaged(snapshot: Snapshot) -> str:
+    """The address of the GPU whose InfoROM is damaged; empty where nobody names it."""
+    for incident in faults.of(snapshot, 125):
+        return incident.gpu
+    found = (_BUS.search(citation.line) for citation in snapshot.said(_INFOROM))
+    return next((pci.address(match["bus"]) for match in found if match), "")
 
 
 def _bus(snapshot: Snapshot) -> str:
@@ -377,8 +387,8 @@ def _watch(_: Snapshot) -> Iterable[Fix]:
     yield replace("plan to have the GPU replaced", "the counts grow")
 
 
-def _write_anew(_: Snapshot) -> Iterable[Fix]:
-    yield reset_gpu(text="reset the GPU: the driver then repairs what it can")
+def _write_anew(snapshot: Snapshot) -> Iterable[Fix]:
+    yield reset_gpu(_damaged(snapshot), "reset the GPU: the driver then repairs what it can")
     yield reboot(when="the reset is refused")
     yield nvidia_report("the warning stays")
     yield replace("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays")
