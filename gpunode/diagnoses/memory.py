@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU, PROGRAM_FAULTS
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -394,7 +394,7 @@ def _write_anew(snapshot: Snapshot) -> Iterable[Fix]:
     yield replace("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays")
 
 
-_CONSEQUENCES: Final = NO_CLUSTER_GPU | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
+_CONSEQUENCES: Final = NO_CLUSTER_GPU | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
 
 FAMILY: Final = Family(
     "memory",

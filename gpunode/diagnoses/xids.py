@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NOT_INITIALISED
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NOT_INITIALISED, PROGRAM_FAULTS
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
@@ -365,7 +365,7 @@ def _look_before(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _CONSEQUENCES: Final = NO_CLUSTER_GPU | {"nvidia-uvm-wedged"}
-_GPU_DOWN: Final = NOT_INITIALISED | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
+_GPU_DOWN: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 
 FAMILY: Final = Family(
     "xids",
