@@ -88,7 +88,9 @@ def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         proof = _told("The GSP's firmware crashed", crashed)
         yield "gsp-task-exception", proof
     elif (silent := kernel.said(snapshot, _RPC_TIMEOUT)) and not kernel.said(snapshot, _WPR2):
-        yield "gsp-rpc-timeout", _told("The GSP does not answer the driver's calls", silent)
+        places = tuple(message.citation for message in silent[:6])
+        summary = "The GSP does not answer the driver's calls"
+        yield "gsp-rpc-timeout", Proof(summary, places, "likely", at=silent[0].at)
 
 
 def _told(summary: str, messages: tuple[kernel.Message, ...], *more: Citation) -> Proof:

@@ -155,7 +155,7 @@ def _page_faults(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             places = tuple(dict.fromkeys((*proof.citations, *citations)))
             yield "xid-31-driver-regression", Proof(proof.summary, places, "likely", gpu=proof.gpu, at=proof.at)
         else:
-            yield "xid-31-mmu-fault", faults.proof(incident)
+            yield "xid-31-mmu-fault", faults.proof(incident, confidence="likely")
 
 
 def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tuple[Citation, ...]] | None:
