@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
+from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NOT_INITIALISED, PROGRAM_FAULTS
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
     by_hand,
@@ -17,7 +19,6 @@ from gpunode.diagnoses.remedies import (
     nvidia_report,
     power_cycle,
     reboot,
-    replace,
     reset_gpu,
     run,
     setup_step,
@@ -125,14 +126,24 @@ def _halted(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof("The GPU's power management unit halted", places, at=said[0].at)
 
 
+def _timeouts(snapshot: Snapshot) -> Iterator[Verdict]:
+    for incident in faults.of(snapshot, 109):
+        yield faults.proof(incident, severity=_weight(snapshot, incident))
+
+
+def _weight(snapshot: Snapshot, incident: faults.Incident) -> Severity | None:
+    """What a program did to itself is news for a day; after that it is history, and the node is well."""
+    return "info" if faults.is_past(snapshot, incident) else None
+
+
 def _exceptions(snapshot: Snapshot) -> Iterator[Verdict]:
     for incident in faults.of(snapshot, *_GRAPHICS):
         place = _same_place(snapshot, incident.gpu)
         more = (
             f"; every time on {place}, by more than one program, so this part of the GPU may be broken" if place else ""
         )
-        proof = faults.proof(incident)
-        yield Proof(proof.summary + more, proof.citations, proof.confidence, gpu=proof.gpu, at=proof.at)
+        proof = faults.proof(incident, severity=_weight(snapshot, incident))
+        yield replace(proof, summary=proof.summary + more)
 
 
 def _same_place(snapshot: Snapshot, gpu: str) -> str:
@@ -155,7 +166,8 @@ def _page_faults(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             places = tuple(dict.fromkeys((*proof.citations, *citations)))
             yield "xid-31-driver-regression", Proof(proof.summary, places, "likely", gpu=proof.gpu, at=proof.at)
         else:
-            yield "xid-31-mmu-fault", faults.proof(incident, confidence="likely")
+            proof = faults.proof(incident, confidence="likely", severity=_weight(snapshot, incident))
+            yield "xid-31-mmu-fault", proof
 
 
 def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tuple[Citation, ...]] | None:
@@ -345,7 +357,7 @@ def _read_flash(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu(_gpu(snapshot, *_FLASH))
     yield reboot(when="the reset is refused")
     yield run("inspect", "see whether nvidia-smi warns of the InfoROM", "nvidia-smi")
-    yield replace(when="it comes back")
+    yield remedies.replace(when="it comes back")
 
 
 def _initialise(snapshot: Snapshot) -> Iterable[Fix]:
@@ -474,7 +486,7 @@ FAMILY: Final = Family(
                 "consequence."
             ),
             sources=(f"{_OPEN}/issues/502", f"{_OPEN}/issues/1146"),
-            check=_told(109),
+            check=_timeouts,
             remedy=_free_engine,
             explains=_CONSEQUENCES,
         ),

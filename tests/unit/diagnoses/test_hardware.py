@@ -164,6 +164,14 @@ def test_exceptions_of_several_programs_at_one_place_speak_against_the_gpu() -> 
     assert "may be broken" not in first.summary
 
 
+def test_what_a_program_did_to_itself_last_week_is_history() -> None:
+    fault = "[ 100.0] NVRM: Xid (PCI:0000:08:00): 13, pid=1, name=a, Graphics SM Warp Exception on (GPC 3, TPC 2, SM 1)"
+    assert seen(("dmesg", fault + "\n[ 200.0] usb 1-2: new device")).findings[0].severity == "warning"
+    assert seen(("dmesg", fault + "\n[ 700000.0] usb 1-2: new device")).is_healthy
+    lost = fault.replace("13, pid=1, name=a, Graphics", "79, GPU has fallen off the bus.")
+    assert not seen(("dmesg", lost + "\n[ 700000.0] usb 1-2: new device")).is_healthy
+
+
 def test_a_fault_of_the_gpu_explains_what_its_programs_and_pods_show() -> None:
     lost = "[ 5.0] NVRM: Xid (PCI:0000:0b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
     found = seen(
