@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.needles import may_match
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
+from gpunode.facts.literals import may_match
 from gpunode.facts.model import Facts
 from gpunode.facts.sources import Kind
 
@@ -70,9 +70,7 @@ class Snapshot:
     def match(self, pattern: re.Pattern[str], *kinds: Kind) -> re.Match[str] | None:
         """The first match of ``pattern``; see ``said``."""
         for item in self._searched(kinds):
-            if len(item.lines) > _WRAPPED_LINES and not may_match(pattern, item.text, item.lowered):
-                continue
-            for text in (item.text, *_windows(item)):
+            for text in (item.text, *_windows(item)) if _may_match(item, pattern) else ():
                 if match := pattern.search(text):
                     return match
         return None
@@ -90,7 +88,7 @@ def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
 
 def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    if len(item.lines) > _WRAPPED_LINES and not may_match(pattern, item.text, item.lowered):
+    if not _may_match(item, pattern):
         return
     found = 0
     seen = -1
@@ -107,6 +105,11 @@ def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
         if pattern.search(window):
             yield cite(item, start + 1)
             return
+
+
+def _may_match(item: Item, pattern: re.Pattern[str]) -> bool:
+    """Whether a search is worth its time; of a short piece, where words may be wrapped, it always is."""
+    return len(item.lines) <= _WRAPPED_LINES or may_match(pattern, item.lowered)
 
 
 def _windows(item: Item) -> Iterator[str]:

@@ -39,6 +39,7 @@ _NO_UNIT: Final = re.compile(
     r"nvidia-fabricmanager(?:\.service)?: unrecognized service|"
     r"Unit nvidia-fabricmanager\.service not loaded|nv-fabricmanager: command not found",
 )
+_NOT_FOUND: Final = re.compile(r"^\s*Loaded: not-found\b", re.MULTILINE)
 _MASKED: Final = re.compile(r"nvidia-fabricmanager\.service(?: is masked|[^\n]{0,40}masked)|Loaded: masked")
 _ACTIVE: Final = re.compile(r"^\s*Active:\s*(?P<state>active|inactive|failed|activating|deactivating)\b", re.MULTILINE)
 _FAILED: Final = re.compile(
@@ -159,7 +160,7 @@ def _of_packages(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _of(item: Item) -> tuple[UnitState, Citation] | None:
     about = item.subject == UNIT or bool(_ABOUT.search(item.written))
-    if match := _NO_UNIT.search(item.text):
+    if match := _NO_UNIT.search(item.text) or (_NOT_FOUND.search(item.text) if about else None):
         return "missing", _at(item, match)
     if match := _MASKED.search(item.text) if about or "fabricmanager" in item.text else None:
         return "masked", _at(item, match)
