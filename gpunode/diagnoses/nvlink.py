@@ -166,6 +166,10 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     seen = snapshot.view(fabric.nvlinks)
     complaints = snapshot.view(fabric.complaints)
     down = tuple(one for one in seen if one.down or one.none)
+    if not down and "card" not in snapshot.view(boards.carriers):
+        for one in snapshot.view(fabric.left_out):
+            summary = f"GPU {one.index} has no NVLink to any other GPU, and the others are all linked to each other"
+            yield "nvlink-all-links-inactive-gpu", Proof(summary, (one.citation,))
     if not down and not complaints:
         return
     dark = tuple(one for one in down if one.all_down)

@@ -17,13 +17,20 @@ from gpunode.diagnoses.views import boards, driver, faults, kernel, packages, sm
 
 _NO_HANDLE: Final = re.compile(r"Unable to determine the device handle for (?:GPU|gpu)")
 _NOT_STARTED: Final = re.compile(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)")
+# What Windows says of a device whose driver gave up.
+_CODE_43: Final = re.compile(r"\bcode 43\b", re.IGNORECASE)
 _HIDDEN: Final = re.compile(r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b")
 # From 465 on GeForce cards work in guests of any kind.
 _LAST_SHY: Final = 465
 
 
 def _shy(snapshot: Snapshot) -> Iterator[Verdict]:
-    seen = (*snapshot.said(_NO_HANDLE), *(message.citation for message in kernel.said(snapshot, _NOT_STARTED)))
+    stopped = snapshot.said(_CODE_43)
+    seen = (
+        *stopped,
+        *snapshot.said(_NO_HANDLE),
+        *(message.citation for message in kernel.said(snapshot, _NOT_STARTED)),
+    )
     if not seen or not system.is_guest(snapshot) or snapshot.view(faults.incidents) or system.is_wsl(snapshot):
         return
     known = driver.loaded(snapshot) or driver.smi_version(snapshot)
@@ -33,7 +40,7 @@ def _shy(snapshot: Snapshot) -> Iterator[Verdict]:
     hidden = snapshot.said(_HIDDEN, "virtualization", "text", "file")
     if (branch is not None and branch >= _LAST_SHY) or (names and not is_geforce):
         return
-    if branch is not None or hidden:
+    if branch is not None or hidden or stopped:
         told = (known.citation,) if known else ()
         age = f"driver {known.version}" if known else "a driver before 465"
         summary = f"{age} does not start a GeForce in a virtual machine whose hypervisor it sees"
@@ -74,7 +81,7 @@ _UNLICENSED: Final = re.compile(r"License Status\s*:\s*(?:Unlicensed|Expired|Res
 _GRIDD: Final = r"nvidia-gridd(?:\[\d+\])?: "
 _UNCONFIGURED: Final = re.compile(
     _GRIDD + r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
-    r"Valid [^:\n]{0,20}license not found|Client configuration token (?:file )?(?:not found|missing)|"
+    r"Valid [^:\n]{0,20}license not (?:found|acquired)|Client configuration token (?:file )?(?:not found|missing)|"
     r"No (?:valid )?client configuration token)",
     re.IGNORECASE,
 )

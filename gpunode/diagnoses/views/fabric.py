@@ -34,6 +34,7 @@ _UNCORRECTABLE: Final = re.compile(
 )
 _SWITCH_SEEN: Final = re.compile(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
 _ABOUT: Final = re.compile(r"fabric-?manager", re.IGNORECASE)
+_ABOUT_UNIT: Final = re.compile(r"grep\b.{0,20}\bfabric", re.IGNORECASE)
 _NO_UNIT: Final = re.compile(
     r"Unit nvidia-fabricmanager(?:\.service)? (?:could not be found|not found)|"
     r"nvidia-fabricmanager(?:\.service)?: unrecognized service|"
@@ -148,9 +149,19 @@ def manager(snapshot: Snapshot) -> Manager:
     found = [known for item in snapshot.items if item.where == "host" and (known := _of(item)) is not None]
     for state in ("masked", "failed", "missing", "inactive", "active"):
         cited = tuple(citation for one, citation in found if one == state)
+        # systemctl is-active calls a unit that does not exist inactive too.
+        if state == "inactive" and (absent := snapshot.view(_absent)):
+            return Manager("missing", (*cited, *absent))
         if cited:
             return Manager(state, cited)
     return Manager("missing" if snapshot.view(installed) is False else "", _of_packages(snapshot))
+
+
+def _absent(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What tells that no fabric manager is on this node: a search for its package or its unit that found nothing."""
+    units = (item for item in snapshot.of("listing", "unit-show", "unit-status", "text") if "list-unit" in item.written)
+    unlisted = tuple(cite(item) for item in units if _ABOUT_UNIT.search(item.written) and not item.text.strip())
+    return unlisted or (_of_packages(snapshot) if snapshot.view(installed) is False else ())
 
 
 def _of_packages(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -273,6 +284,29 @@ def _of_dcgm(item: Item) -> Iterator[Links]:
             down = tuple(place for place, state in enumerate(states) if state == "D")
             if down:
                 yield Links(None, "", down, states.count("U"), False, cite(item, number))
+
+
+_TOPOLOGY_ROW: Final = re.compile(r"^\s*GPU(?P<index>\d{1,3})\s+(?P<cells>(?:X|NV\d+|SYS|NODE|PHB|PXB|PIX)(?:\s+\S+)*)")
+_JOINED: Final = 3
+
+
+def left_out(snapshot: Snapshot) -> tuple[Links, ...]:
+    """The GPUs without a link in a topology where at least three others are all linked to each other."""
+    return tuple(one for item in snapshot.of("nvidia-smi-topo", "text", "application") for one in _left_out(item))
+
+
+def _left_out(item: Item) -> Iterator[Links]:
+    rows = [(number, match) for number, line in enumerate(item.lines, 1) if (match := _TOPOLOGY_ROW.match(line))]
+    linked = {
+        int(match["index"]): sum(cell.startswith("NV") for cell in match["cells"].split()[: len(rows)])
+        for _, match in rows
+    }
+    joined = [count for count in linked.values() if count]
+    if len(joined) < _JOINED or any(count != len(joined) - 1 for count in joined):
+        return
+    for number, match in rows:
+        if not linked[int(match["index"])]:
+            yield Links(int(match["index"]), "", (), 0, True, cite(item, number))
 
 
 def complaints(snapshot: Snapshot) -> tuple[Citation, ...]:
