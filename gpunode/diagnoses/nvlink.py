@@ -11,7 +11,7 @@ from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, driver, fabric, faults, system
+from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, system
 from gpunode.facts import xid
 
 # ---- the fabric manager
@@ -195,10 +195,14 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             "nvlink-all-links-inactive-gpu",
             Doubt(question, look, tuple(one.citation for one in dark), _MANAGER_CAUSES),
         )
-    yield from _some_down(tuple(one for one in down if not one.all_down), alive)
+    # Of what took the links down the kernel's log tells, so without it they may be a consequence.
+    confidence: Confidence = "certain" if snapshot.view(kernel.messages) else "likely"
+    yield from _some_down(tuple(one for one in down if not one.all_down), alive, confidence)
 
 
-def _some_down(some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...]) -> Iterator[tuple[str, Verdict]]:
+def _some_down(
+    some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...], confidence: Confidence
+) -> Iterator[tuple[str, Verdict]]:
     """The GPUs with fewer links than they have; where all lack the same ones, the board was built so."""
     if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1:
         return
@@ -207,7 +211,7 @@ def _some_down(some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...]) 
         links = ", ".join(str(link) for link in one.down)
         summary = f"{len(one.down)} of the {len(one.down) + one.up} NVLinks of {which} are down: {links}"
         out = ("a fabric manager that does not run: the other links are up",)
-        yield "nvlink-link-inactive", Proof(summary, (one.citation,), ruled_out=out)
+        yield "nvlink-link-inactive", Proof(summary, (one.citation,), confidence, out)
 
 
 # ---- faults by message

@@ -94,7 +94,8 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
     severity: Severity = "error" if said or missed else "info"
     which = bound[0].address if len(bound) == 1 else (f"{len(bound)} GPUs" if bound else "a GPU")
     summary = f"vfio-pci owns {which}, to hand to a virtual machine, so NVIDIA's driver is not given it"
-    yield Proof(summary, proofs, severity=severity, gpu=bound[0].address if len(bound) == 1 else "")
+    confidence: Confidence = "certain" if said or missed else "likely"
+    yield Proof(summary, proofs, confidence, severity=severity, gpu=bound[0].address if len(bound) == 1 else "")
 
 
 def _give_back(snapshot: Snapshot) -> Iterable[Fix]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
-from gpunode.diagnoses.model import Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.pci import regions
 from gpunode.diagnoses.remedies import always, by_hand, restart, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot
@@ -123,7 +123,9 @@ def _licence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
                 else "nobody has asked for one, or it ran out"
             )
             summary, remedy = f"this vGPU has no licence: {why}", tuple(_token(snapshot))
-        yield "vgpu-unlicensed", Proof(summary, (*status, *unconfigured, *absent), remedy=remedy)
+        # Whether a server was asked in vain, only nvidia-gridd's log tells.
+        told: Confidence = "certain" if absent or unconfigured else "likely"
+        yield "vgpu-unlicensed", Proof(summary, (*status, *unconfigured, *absent), told, remedy=remedy)
 
 
 def _guest_driver(_: Snapshot) -> Iterable[Fix]:
