@@ -42,19 +42,11 @@ def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         summary = "the fabric manager finds no NVSwitch and exits, as it must: this node has none to manage"
         yield "fabric-manager-not-needed", Proof(summary, (*nothing, *manager.citations))
     elif needed is False:
-        return
-    elif needed and manager.state == "missing":
-        seen = (*manager.citations, *snapshot.view(fabric.switches), *waiting)
-        summary = "the GPUs of this node are joined by NVSwitches, and no fabric manager is installed to program them"
-        confidence: Confidence = "certain" if snapshot.view(fabric.switches) else "likely"
-        yield "fabric-manager-not-installed", Proof(summary, seen, confidence)
-    elif needed and (manager.state in {"failed", "inactive", "masked"} or nothing):
-        seen = (*manager.citations, *nothing, *snapshot.view(fabric.switches), *waiting)
-        how = {"failed": "has failed", "inactive": "is not started", "masked": "is masked"}.get(manager.state, "exits")
-        summary = f"the GPUs of this node are joined by NVSwitches, and the fabric manager, though installed, {how}"
-        if nothing:
-            summary += ": it looks for NVSwitches of an older kind than those of this node"
-        yield "fabric-manager-not-running", Proof(summary, seen)
+        if manager.state == "failed" and not waiting:
+            summary = "the fabric manager fails on a node whose GPUs are not joined by NVSwitches: it has no work there"
+            yield "fabric-manager-not-needed", Proof(summary, manager.citations)
+    elif needed and (nothing or manager.state not in {"", "active"}):
+        yield _absent_or_down(snapshot, (*manager.citations, *nothing, *snapshot.view(fabric.switches), *waiting))
     elif waiting and needed and manager.state != "active":
         yield "fabric-manager-not-running", _unasked(waiting)
     elif snapshot.view(fabric.not_ready) and manager.state != "active":
@@ -62,6 +54,19 @@ def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         question = "CUDA says that the system is not ready (802), and whether this node has NVSwitches is not known"
         look = "`lspci -d 10de:`, `systemctl status nvidia-fabricmanager` and `nvidia-smi conf-compute -q`"
         yield "fabric-manager-not-running", Doubt(question, look, waiting, causes)
+
+
+def _absent_or_down(snapshot: Snapshot, seen: tuple[Citation, ...]) -> tuple[str, Verdict]:
+    state = snapshot.view(fabric.manager).state
+    if state == "missing":
+        summary = "the GPUs of this node are joined by NVSwitches, and no fabric manager is installed to program them"
+        confidence: Confidence = "certain" if snapshot.view(fabric.switches) else "likely"
+        return "fabric-manager-not-installed", Proof(summary, seen, confidence)
+    how = {"failed": "has failed", "inactive": "is not started", "masked": "is masked"}.get(state, "exits")
+    summary = f"the GPUs of this node are joined by NVSwitches, and the fabric manager, though installed, {how}"
+    if snapshot.view(fabric.nothing_to_do):
+        summary += ": it looks for NVSwitches of an older kind than those of this node"
+    return "fabric-manager-not-running", Proof(summary, seen)
 
 
 def _counts(snapshot: Snapshot, manager: fabric.Manager, waiting: tuple[Citation, ...]) -> bool:

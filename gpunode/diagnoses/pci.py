@@ -163,6 +163,7 @@ _CLOSED_OR_BAR: Final = re.compile(r"RmInitAdapter failed! \(0x22:0x56")
 _HOTPLUG: Final = re.compile(
     r"\bpciehp\b|\bthunderbolt \d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)", re.IGNORECASE
 )
+_BOX: Final = re.compile(r"\beGPU\b|\bOCuLink\b", re.IGNORECASE)
 
 
 def regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -187,7 +188,7 @@ def regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         summary = "the kernel finds no room for the GPU's memory region behind the bridges above it"
         out = () if window is None else ("Above 4G Decoding is on: the bus has addresses above 4 GiB",)
         yield "bar-allocation-failed", Proof(summary, seen, "certain" if window else "likely", out, gpu=where)
-    elif kernel.said(snapshot, _HOTPLUG):
+    elif kernel.said(snapshot, _HOTPLUG) or snapshot.says(_BOX):
         summary = (
             "the GPU was plugged in at run time, and the window of the bridge above it does not hold its memory region"
         )

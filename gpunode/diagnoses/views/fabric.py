@@ -26,7 +26,8 @@ _NOTHING: Final = re.compile(
 )
 _NOT_READY: Final = re.compile(
     r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|"
-    r"\b(?:CUDA|cudart|cudaGetDeviceCount|cuInit|cudaSetDevice)\b.{0,80}\b802\b|\berror 802\b",
+    r"\b(?:CUDA|cudart|cudaGetDeviceCount|cuInit|cudaSetDevice)\b.{0,80}\b802\b|\berror 802\b|"
+    r"\[802\] Call to cuInit|configuration error in the Fabric Manager or NVSwitch",
     re.IGNORECASE,
 )
 _UNCORRECTABLE: Final = re.compile(
@@ -91,7 +92,7 @@ def switches(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def not_ready(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines in which CUDA says that the system is not ready (802)."""
+    """The lines in which CUDA or NCCL says that the system's fabric is not ready (802 most often)."""
     return snapshot.said(_NOT_READY)
 
 
