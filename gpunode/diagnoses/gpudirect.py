@@ -199,9 +199,10 @@ def _nvme_stack(_: Snapshot) -> Iterable[Fix]:
 
 # ---- RDMA
 
+# FastSocket goes over TCP: there is no RDMA to be had.
 _RDMA_OFF: Final = re.compile(
-    r"GPU Direct RDMA Disabled for (?:HCA|GPU)|NVIDIA peer memory driver not detected|GPUDirect RDMA is (?:disabled|"
-    r"not supported)"
+    r"(?<!FastSocket : )GPU Direct RDMA Disabled for (?:HCA|GPU)|NVIDIA peer memory driver not detected|"
+    r"GPUDirect RDMA is (?:disabled|not supported)"
 )
 _RDMA_ON: Final = re.compile(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)|/GDRDMA\b")
 _NCCL: Final = re.compile(r"\bNCCL version (?P<major>\d+)\.(?P<minor>\d+)")

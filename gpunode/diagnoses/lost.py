@@ -157,7 +157,7 @@ FAMILY: Final = Family(
             explains=GPU_LOST
             | {
                 *("driver-module-not-loaded", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
-                "gpu-missing-from-inventory",
+                *("gpu-missing-from-inventory", "pcie-uncorrectable-completion-timeout"),
             },
         ),
         Rule(
