@@ -58,8 +58,7 @@ def _of_files(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     gone, now = snapshot.match(_GONE), _driver(snapshot)
     said = snapshot.said(_GONE)
     specs = [spec for spec in snapshot.view(cdi.specifications) if spec.drivers and not spec.is_management]
-    fails = bool(said or snapshot.view(cdi.unresolved))
-    if fails and now is not None and (old := _of_another(specs, now[0])):
+    if now is not None and not _is_torn(snapshot) and (old := _of_another(specs, now[0])):
         summary = f"{old.path} is of driver {', '.join(sorted(old.drivers))}, and the driver is {now[0]}"
         return "cdi-spec-stale", Proof(summary, (old.citation, now[1], *said))
     if gone is None:
@@ -90,6 +89,12 @@ def _driver(snapshot: Snapshot) -> tuple[str, Citation] | None:
             if re.fullmatch(rf"\s*{driver.VERSION}\s*", line):
                 return line.strip(), Citation(item.written, line, number, item.key)
     return None
+
+
+def _is_torn(snapshot: Snapshot) -> bool:
+    """Whether the driver is of one version in the kernel and of another on disk: which one counts is open then."""
+    loaded, on_disk = driver.loaded(snapshot), driver.on_disk(snapshot)
+    return loaded is not None and on_disk is not None and loaded.version != on_disk.version
 
 
 def _of_another(specs: list[Specification], version: str) -> Specification | None:

@@ -145,6 +145,7 @@ def _rancher(snapshot: Snapshot) -> Iterable[Fix]:
 def _cri_off(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     # crictl's own words stand where its answer would.
     said = (*snapshot.said(_UNIMPLEMENTED), *snapshot.said(_UNIMPLEMENTED, "containerd-config"))
+    said = containerd.since_start(snapshot, said)
     files = containerd.running(snapshot), containerd.of_files(snapshot)
     off = next((one.disabled for one in files if one is not None and one.disabled is not None), None)
     if off is not None and (said or _has_kubelet(snapshot)):
@@ -185,7 +186,7 @@ def _has_kubelet(snapshot: Snapshot) -> bool:
 def _switch_on(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
-        "take the CRI plugin off the list of disabled plugins, register NVIDIA's runtime, and have containerd read both",
+        "take the CRI plugin off the disabled ones, register NVIDIA's runtime, and have containerd read both",
         "sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart",
     )
 
@@ -206,7 +207,7 @@ def _missing(snapshot: Snapshot) -> tuple[str, Verdict] | None:
             return "crio-dropin-dead", Doubt(question, f"ls {DEAD_FOLDER} /etc/crio/crio.conf.d", said)
         summary = "CRI-O has no runtime called nvidia, which pods ask for by a RuntimeClass"
         return "containerd-nvidia-runtime-missing", Proof(summary, said, "likely", remedy=_FOR_CRIO)
-    said = (*snapshot.said(_NO_RUNTIME), *snapshot.said(_NO_DEFAULT))
+    said = containerd.since_start(snapshot, (*snapshot.said(_NO_RUNTIME), *snapshot.said(_NO_DEFAULT)))
     running, files = containerd.running(snapshot), containerd.of_files(snapshot)
     if (dangling := _dangling(running) or _dangling(files)) is not None:
         summary = f"containerd's default runtime is {dangling.value}, and its configuration describes none of that name"

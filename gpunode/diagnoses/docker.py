@@ -73,7 +73,7 @@ def _unreadable(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             summary = f"dockerd cannot read {file.path}: {file.fault}"
             yield "daemon-json-invalid", Proof(summary, (file.citation, *said), remedy=_correct(file.path, file.fault))
             return
-    if said := snapshot.said(_INVALID):
+    if said := docker.since_start(snapshot, snapshot.said(_INVALID)):
         summary = f"dockerd does not start: it cannot read its configuration file ({_reason(said[0])})"
         yield "daemon-json-invalid", Proof(summary, said, remedy=_correct(DOCKER_CONFIG, _reason(said[0])))
         return
@@ -102,7 +102,7 @@ def _correct(path: str, fault: str) -> tuple[Fix, ...]:
 
 
 def _conflict(snapshot: Snapshot) -> Verdict | None:
-    said = snapshot.said(_CONFLICT)
+    said = docker.since_start(snapshot, snapshot.said(_CONFLICT))
     started = docker.started_with(snapshot)
     for file in snapshot.view(docker.files):
         both = conflicts(started[0], tuple(file.document)) if started else ()

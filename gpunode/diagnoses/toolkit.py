@@ -11,7 +11,7 @@ from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import docker, driver, system, toolkit
+from gpunode.diagnoses.views import containerd, docker, driver, system, toolkit
 
 _CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
 _RPM_REPOSITORY: Final = (
@@ -27,7 +27,7 @@ _NO_RUNTIME: Final = re.compile(r"no runtime for [\\\"]*nvidia|failed to find ru
 def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
     """Somebody asked for a GPU, and nothing of the toolkit is there to give it."""
     refused, gone = docker.refused(snapshot), toolkit.gone(snapshot)
-    asked = (*refused, *docker.unknown_runtime(snapshot), *gone, *snapshot.said(_NO_RUNTIME))
+    asked = (*refused, *docker.unknown_runtime(snapshot), *gone, *snapshot.said(_NO_RUNTIME), *_registered(snapshot))
     if not asked or docker.snap(snapshot) or docker.desktop(snapshot):
         return
     there = toolkit.presence(snapshot)
@@ -47,6 +47,19 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
             refused,
             ("docker-not-restarted", "docker-from-snap", "docker-from-snap-or-desktop-vm", "docker-rootless-config"),
         )
+
+
+def _registered(snapshot: Snapshot) -> Iterator[Citation]:
+    """Where docker or containerd is told to run NVIDIA's runtime of the packages."""
+    for file in snapshot.view(docker.files):
+        entry = file.runtimes.get("nvidia")
+        path = str(entry.get("path", "")) if isinstance(entry, dict) else ""
+        if path.removeprefix("/usr/bin/") == "nvidia-container-runtime":
+            yield file.line("nvidia")
+    files = containerd.of_files(snapshot)
+    binary = files.binaries.get("nvidia") if files is not None and "nvidia" in files.handlers else None
+    if binary is not None and binary.value == "/usr/bin/nvidia-container-runtime":
+        yield binary.citation
 
 
 def _driver_is_well(snapshot: Snapshot) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 from gpunode.diagnoses.marks import search
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import packages
+from gpunode.diagnoses.views import moments, packages
 from gpunode.errors import Refused
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -72,6 +72,13 @@ class Effective:
     names_handlers: bool = False
     is_running: bool = False
     fault: str = ""
+
+
+def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
+    """What was ``said`` without what a journal has from before the running daemon was started."""
+    unit = snapshot.facts.unit("containerd.service")
+    begun = unit.value.started_at if isinstance(unit, Known) and unit.value.state.active else None
+    return tuple(one for one in said if begun is None or (at := moments.of_line(one.line)) is None or at >= begun)
 
 
 def product(snapshot: Snapshot) -> Product:

@@ -46,6 +46,18 @@ def told(item: Item, *patterns: re.Pattern[str]) -> Iterator[Moment]:
             yield Moment(moment.replace(tzinfo=timezone.utc).timestamp(), cite(item, number))
 
 
+_STAMP: Final = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,](?P<fraction>\d+))?(?P<zone>Z|[+-]\d\d:?\d\d)")
+
+
+def of_line(line: str) -> float | None:
+    """When a line of a journal was written, since the epoch; None where it does not begin with a moment and a zone."""
+    if (match := _STAMP.match(line)) is None:
+        return None
+    zone = "+0000" if match["zone"] == "Z" else match["zone"].replace(":", "")
+    moment = datetime.strptime(f"{line[:19]}{zone}", "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    return moment + float(f"0.{match['fraction'] or 0}")
+
+
 def written(at: float) -> str:
     """A moment since the epoch, to be shown."""
     return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds")
