@@ -199,7 +199,7 @@ def _docker_is_older(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     if not version or version >= _DOCKER_READS_07 or not unresolved:
         return None
     for spec in snapshot.view(cdi.specifications):
-        if spec.version and tuple(int(part) for part in spec.version.split(".")) >= (0, 7):
+        if tuple(int(part) for part in re.findall(r"\d{1,6}", spec.version)) >= (0, 7):
             summary = (
                 f"{spec.path} is of CDI {spec.version}, and docker {'.'.join(map(str, version))} knows 0.6 at most"
             )

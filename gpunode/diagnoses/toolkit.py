@@ -93,25 +93,26 @@ _FOLDER: Final = {"zypper": "zypp/repos.d"}
 # It is older than the system's cgroups.
 
 _NO_DEVICES: Final = re.compile(r"cgroup subsystem devices not found")
+_NO_FOLDER: Final = re.compile(r"/sys/fs/cgroup/devices\S*/devices\.allow: no such file")
 _V2: Final = re.compile(
     r"^\s*cgroup2fs\s*$|Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2", re.MULTILINE
 )
-_V1: Final = re.compile(r"Cgroup Version:\s*1\b|^\s*tmpfs\s*$", re.MULTILINE)
 _KNOWS_V2: Final = (1, 8)
 
 
 def _too_old(snapshot: Snapshot) -> Iterator[Verdict]:
-    said = snapshot.said(_NO_DEVICES)
-    old = [one for one in toolkit.versions(snapshot) if one.numbers < _KNOWS_V2]
-    new = [one for one in toolkit.versions(snapshot) if one.numbers >= _KNOWS_V2]
-    second = snapshot.said(_V2)
+    versions = toolkit.versions(snapshot)
+    old = [one for one in versions if one.numbers < _KNOWS_V2]
+    # stat's answer is a listing.
+    second = (*snapshot.said(_V2), *snapshot.said(_V2, "listing"))
+    said = (*snapshot.said(_NO_DEVICES), *(snapshot.said(_NO_FOLDER) if old and second else ()))
     if not said:
         return
-    if new and not old:
+    if versions and not old:
         yield Doubt(
-            f"libnvidia-container {new[0]} knows cgroup v2, and still looks for the devices of v1",
+            f"libnvidia-container {versions[0]} knows cgroup v2, and still looks for the devices of v1",
             "which -a nvidia-container-cli; nvidia-container-cli -V; stat -fc %T /sys/fs/cgroup; docker info",
-            (*said, new[0].citation),
+            (*said, versions[0].citation),
         )
         return
     which = f"libnvidia-container {old[0]} is" if old else "libnvidia-container is"

@@ -23,10 +23,12 @@ _UNRESOLVED: Final = re.compile(
 _FOLDER: Final = re.compile(r"^(?:/var)?/run/cdi\b|^/etc/cdi\b")
 _SPEC_NAME: Final = re.compile(r"(?P<name>[\w.+-]+\.(?:ya?ml|json))\s*$")
 _HEADING: Final = re.compile(r"^(?P<folder>/\S+):$")
-_VERSION: Final = re.compile(r"cdiVersion\"?:\s*\"?'?(?P<version>\d+\.\d+\.\d+)")
+_VERSION: Final = re.compile(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
 _LIBRARY: Final = re.compile(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
 _FOUND: Final = re.compile(r"Found (?P<count>\d+) CDI devices?")
-_PODMAN: Final = re.compile(r"podman version (?P<a>\d+(?:\.\d+)+)|Podman Engine\s+Version:\s+(?P<b>\d+(?:\.\d+)+)")
+_PODMAN: Final = re.compile(
+    r"podman version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Podman Engine\s+Version:\s+(?P<b>\d{1,6}(?:\.\d{1,6})+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ def podman_version(snapshot: Snapshot) -> tuple[podman.Version, Citation] | None
             number = item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1
             return tuple(int(part) for part in match[match.lastgroup or 0].split(".")), cite(item, number)
     package = snapshot.view(packages.packages).get("podman")
-    if package is None or not package.is_installed or not (numbers := re.findall(r"\d+", package.upstream)):
+    if package is None or not package.is_installed or not (numbers := re.findall(r"\d{1,6}", package.upstream)):
         return None
     return tuple(int(part) for part in numbers[:3]), package.citation
 

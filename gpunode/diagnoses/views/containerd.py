@@ -304,9 +304,10 @@ def _handler(path: str) -> str:
     return ""
 
 
+_NUMBER: Final = r"\d{1,6}\.\d{1,6}\.\d{1,6}"
 _VERSIONS: Final = re.compile(
-    r"\bcontainerd(?:\.io)? (?:github\.com/containerd/containerd(?:/v2)? |containerd\.io )?v?(?P<cli>\d+\.\d+\.\d+)"
-    r"|containerd://(?P<node>\d+\.\d+\.\d+)"
+    rf"\bcontainerd(?:\.io)? (?:github\.com/containerd/containerd(?:/v2)? |containerd\.io )?v?(?P<cli>{_NUMBER})"
+    rf"|containerd://(?P<node>{_NUMBER})"
 )
 
 
@@ -317,7 +318,7 @@ def version(snapshot: Snapshot) -> tuple[int, ...]:
             return tuple(int(part) for part in (match["cli"] or match["node"]).split("."))
     for package in packages.matching(snapshot, "containerd", "containerd.io"):
         if package.is_installed:
-            return tuple(int(part) for part in re.findall(r"\d+", package.upstream)[:3])
+            return tuple(int(part) for part in re.findall(r"\d{1,6}", package.upstream)[:3])
     return ()
 
 

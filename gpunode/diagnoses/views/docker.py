@@ -196,10 +196,11 @@ _DEFAULT: Final = re.compile(r"^\s*Default Runtime:\s*(?P<name>\S+)", re.MULTILI
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The runtimes that the running daemon has."""
+    """The runtimes that the running daemon has, and its default; that is empty where it was not shown."""
 
     names: frozenset[str]
     citation: Citation
+    default: str = ""
 
 
 def registered(snapshot: Snapshot) -> Registered | None:
@@ -209,7 +210,8 @@ def registered(snapshot: Snapshot) -> Registered | None:
             continue
         if match := search(_RUNTIMES, item):
             names = re.split(r"[\s,]+", match["names"].strip())
-            return Registered(frozenset(names), cite(item, _number(item, match)))
+            default = search(_DEFAULT, item)
+            return Registered(frozenset(names), cite(item, _number(item, match)), default["name"] if default else "")
         if match := search(_RUNTIMES_JSON, item):
             names = re.findall(r"\"([\w.-]+)\":\s*\{", match["rest"])
             return Registered(frozenset(names), cite(item, _number(item, match)))
@@ -270,8 +272,10 @@ def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citatio
     return tuple(one for one in said if (at := moments.of_line(one.line)) is None or at >= begun.at)
 
 
-_VERSION: Final = re.compile(r"Docker version (?P<a>\d+(?:\.\d+)+)|Server Version:\s*(?P<b>\d+(?:\.\d+)+)")
-_VERSION_ROW: Final = re.compile(r"^\s*Version:\s+(?P<c>\d+(?:\.\d+)+)", re.MULTILINE)
+_VERSION: Final = re.compile(
+    r"Docker version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Server Version:\s*(?P<b>\d{1,6}(?:\.\d{1,6})+)"
+)
+_VERSION_ROW: Final = re.compile(r"^\s*Version:\s+(?P<c>\d{1,6}(?:\.\d{1,6})+)", re.MULTILINE)
 
 
 def version(snapshot: Snapshot) -> tuple[int, ...]:
