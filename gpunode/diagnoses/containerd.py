@@ -186,7 +186,7 @@ def _has_kubelet(snapshot: Snapshot) -> bool:
 def _switch_on(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
-        "take the CRI plugin off the disabled ones, register NVIDIA's runtime, and have containerd read both",
+        "take the CRI plugin off the list of those disabled, register NVIDIA's runtime, and have containerd read both",
         "sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart",
     )
 

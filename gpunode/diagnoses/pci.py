@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NO_DRIVER
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -110,8 +111,8 @@ def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
 # ---- awake, or stuck
 
 _D3: Final = re.compile(
-    rf"(?P<driver>[\w-]+) (?P<address>{links.ADDRESS}): (?:(?:Unable to|can't) change power state from D3(?:cold|"
-    rf"hot) to D0|"
+    rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{links.ADDRESS}): "
+    r"(?:(?:Unable to|can't) change power state from D3(?:cold|hot) to D0|"
     r"not ready \d+ms after [\w ]{1,30}; giving up|Refused to change power state, currently in D3)"
 )
 _GONE: Final = re.compile(r"fallen off the bus|\bXid \([^)]{1,40}\): 79\b")
@@ -494,14 +495,7 @@ _SEARCH: Final = (
     by_hand("hardware", "seat the GPU again, and have it replaced where it stays away"),
 )
 
-_LOST: Final = frozenset({"gpu-fallen-off-bus", "device-plugin-marked-unhealthy"})
-_NO_GPU_SEEN: Final = frozenset(
-    {
-        *("no-device-nodes-driver-not-initialised", "driver-module-not-loaded", "device-plugin-marked-unhealthy"),
-        *("persistenced-start-race", "driver-not-installed"),
-    }
-)
-_NO_START: Final = frozenset({*_NO_GPU_SEEN, "gsp-init-failed-platform", "gpu-fallen-off-bus"})
+_NO_START: Final = NO_DRIVER | {"gsp-init-failed-platform", "gpu-fallen-off-bus"}
 _APPLICATION_XIDS: Final = frozenset(
     {
         *("xid-31-mmu-fault", "xid-13-graphics-exception", "xid-109-ctx-switch-timeout", "xid-154-recovery-action"),
@@ -531,7 +525,7 @@ FAMILY: Final = Family(
             sources=(f"{_OPEN}/blob/main/kernel-open/nvidia/nv.c",),
             check=_no_gpu,
             remedy=_attach,
-            explains=_NO_GPU_SEEN,
+            explains=NO_DRIVER | {"driver-not-installed"},
         ),
         Rule(
             cause="vfio-bound",
@@ -551,7 +545,7 @@ FAMILY: Final = Family(
             ),
             check=_passed_on,
             remedy=_give_back,
-            explains=_NO_GPU_SEEN | {"nouveau-bound"},
+            explains=NO_DRIVER | {"nouveau-bound"},
         ),
         Rule(
             cause="gpu-stuck-d3cold",
@@ -641,7 +635,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
             check=_iommu,
             remedy=_pass_through,
-            explains=_APPLICATION_XIDS | _LOST | {"acs-blocks-p2p"},
+            explains=_APPLICATION_XIDS | NO_CLUSTER_GPU | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
         ),
         Rule(
             cause="acs-blocks-p2p",
@@ -729,7 +723,7 @@ FAMILY: Final = Family(
             ),
             check=_missing,
             remedy=always(*_SEARCH),
-            explains=frozenset({"device-plugin-marked-unhealthy"}),
+            explains=NO_CLUSTER_GPU,
         ),
     ),
 )

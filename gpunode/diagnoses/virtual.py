@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.model import Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.pci import regions
 from gpunode.diagnoses.remedies import always, by_hand, restart, run, setup_step, uninstall
@@ -79,7 +80,7 @@ _UNCONFIGURED: Final = re.compile(
 )
 _SERVER: Final = re.compile(
     _GRIDD + r"(?:Failed server communication|Failed to (?:acquire|borrow|renew|register|update local trusted|fetch|"
-    r"validate|connect|initialize (?:the )?(?:connection|license))|[^\n]{0,80}Error: (?:Unable to|Could ?n.t|Failed to)|"
+    r"validate|connect|initialize [a-z ]{4,20})|[^\n]{0,80}Error: (?:Unable to|Could ?n.t|Failed to)|"
     r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)",
     re.IGNORECASE,
 )
@@ -243,17 +244,10 @@ def _clean(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-_SHOWN_AS_FAILED: Final = frozenset(
-    {
-        *(
-            "driver-module-not-loaded",
-            "driver-not-installed",
-            "no-device-nodes-driver-not-initialised",
-            "no-gpu-present",
-        ),
-        *("driver-userspace-incomplete", "driver-library-mismatch-reboot-pending", "kernel-headers-missing"),
-    }
-)
+_SHOWN_AS_FAILED: Final = NO_DRIVER | {
+    *("driver-not-installed", "no-gpu-present", "driver-userspace-incomplete", "kernel-headers-missing"),
+    *("driver-library-mismatch-reboot-pending", "dkms-build-kernel-api"),
+}
 _VGPU_GUIDE: Final = "https://docs.nvidia.com/vgpu/latest/grid-licensing-user-guide/index.html"
 _WSL_GUIDE: Final = "https://docs.nvidia.com/cuda/wsl-user-guide/index.html"
 
@@ -279,9 +273,7 @@ FAMILY: Final = Family(
             ),
             check=only("vm-passthrough-mmio-config", regions),
             remedy=_larger_window,
-            explains=frozenset(
-                {"no-device-nodes-driver-not-initialised", "driver-module-not-loaded", "gsp-init-failed-platform"}
-            ),
+            explains=NO_DRIVER | {"gsp-init-failed-platform"},
         ),
         Rule(
             cause="vm-passthrough-hypervisor-detected",
@@ -300,7 +292,7 @@ FAMILY: Final = Family(
             ),
             check=_shy,
             remedy=_newer,
-            explains=frozenset({"no-device-nodes-driver-not-initialised"}),
+            explains=NOT_INITIALISED,
         ),
         Rule(
             cause="vgpu-license-server-failure",

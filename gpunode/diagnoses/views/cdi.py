@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.diagnoses.marks import finditer, search
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds
 from gpunode.diagnoses.views import containerd, docker, packages
 from gpunode.facts import cdi
 from gpunode.facts.cdi_places import FOLDERS
@@ -129,8 +128,8 @@ def _read(snapshot: Snapshot) -> Iterator[Specification]:
 
 def _specification(item: Item, path: str) -> Specification:
     told = cdi.read(path, item.text.encode("utf-8", "surrogatepass"))
-    version = search(_VERSION, item)
-    drivers = frozenset(match["version"] for match in finditer(_LIBRARY, item))
+    version = find(item, _VERSION)
+    drivers = frozenset(match["version"] for match in finds(item, _LIBRARY))
     place = _library_line(item) or cite(item, 1)
     if isinstance(told, cdi.Spec):
         return Specification(_at(path), place, told.kind, told.version, frozenset(told.devices), drivers)
@@ -138,7 +137,7 @@ def _specification(item: Item, path: str) -> Specification:
 
 
 def _library_line(item: Item) -> Citation | None:
-    match = search(_LIBRARY, item)
+    match = find(item, _LIBRARY)
     return cite(item, item.text.count("\n", 0, match.start()) + 1) if match else None
 
 
@@ -172,7 +171,7 @@ def _empty(snapshot: Snapshot) -> Iterator[Citation]:
         is_file = item.kind == "file" and _FOLDER.match(item.subject) and item.outcome == "absent"
         if is_file or (is_folder and not any(_SPEC_NAME.search(line) for line in _told(item))):
             yield cite(item, 1) if item.text.strip() else Citation(item.written, "(nothing)", None, item.key)
-        elif (match := search(_FOUND, item)) and match["count"] == "0":
+        elif (match := find(item, _FOUND)) and match["count"] == "0":
             yield cite(item, item.text.count("\n", 0, match.start()) + 1)
         elif item.source.words[:3] == ("nvidia-ctk", "cdi", "list") and not item.text.strip():
             yield cite(item)
@@ -201,7 +200,7 @@ def _offered(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 def podman_version(snapshot: Snapshot) -> tuple[podman.Version, Citation] | None:
     """Podman's version; None where nothing tells."""
     for item in snapshot.items:
-        match = search(_PODMAN, item) if item.kind != "file" else None
+        match = find(item, _PODMAN) if item.kind != "file" else None
         if match is not None:
             number = item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1
             return tuple(int(part) for part in match[match.lastgroup or 0].split(".")), cite(item, number)
@@ -235,7 +234,7 @@ _DIRS: Final = re.compile(r"^\s*(?:cdi_spec_dirs|spec-dirs)\s*=\s*\[(?P<dirs>[^\
 def _named(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation] | None:
     """The folders that CRI-O's files, or the toolkit's for what it injects itself, name."""
     for item in snapshot.of("file", "text"):
-        if match := search(_DIRS, item):
+        if match := find(item, _DIRS):
             dirs = re.findall(r"[\"']([^\"']+)[\"']", match["dirs"])
             return tuple(_at(one) for one in dirs), cite(item, item.text.count("\n", 0, match.start("dirs")) + 1)
     return None
@@ -247,7 +246,7 @@ _OPTION: Final = re.compile(r"--cdi-spec-dirs?[= ](?P<folder>/\S+)")
 def works_with_option(snapshot: Snapshot) -> tuple[str, Citation] | None:
     """The folder that an engine was told on its command line, where the container then started."""
     for item in snapshot.items:
-        if (match := _OPTION.search(item.written)) and item.outcome == "ok" and not search(_UNRESOLVED, item):
+        if (match := _OPTION.search(item.written)) and item.outcome == "ok" and not find(item, _UNRESOLVED):
             return match["folder"], cite(item, 1)
     return None
 

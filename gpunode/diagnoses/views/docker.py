@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpunode.diagnoses.marks import finditer, search
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with
 from gpunode.diagnoses.views import moments, system
 from gpunode.diagnoses.views.moments import Moment
 from gpunode.errors import Refused
@@ -208,11 +207,11 @@ def registered(snapshot: Snapshot) -> Registered | None:
     for item in snapshot.items:
         if item.kind not in {"docker-info", "text", "container-run"}:
             continue
-        if match := search(_RUNTIMES, item):
+        if match := find(item, _RUNTIMES):
             names = re.split(r"[\s,]+", match["names"].strip())
-            default = search(_DEFAULT, item)
+            default = find(item, _DEFAULT)
             return Registered(frozenset(names), cite(item, _number(item, match)), default["name"] if default else "")
-        if match := search(_RUNTIMES_JSON, item):
+        if match := find(item, _RUNTIMES_JSON):
             names = re.findall(r"\"([\w.-]+)\":\s*\{", match["rest"])
             return Registered(frozenset(names), cite(item, _number(item, match)))
     return None
@@ -231,7 +230,7 @@ def started_with(snapshot: Snapshot) -> tuple[Flags, Citation] | None:
     for item in snapshot.items:
         if not _shows_command(item):
             continue
-        for match in finditer(_START, item):
+        for match in finds(item, _START):
             words = units.split(match["command"].split(" (code=")[0].strip()) or match["command"].split()
             found = flags(words), cite(item, _number(item, match))
     return found
@@ -281,9 +280,9 @@ _VERSION_ROW: Final = re.compile(r"^\s*Version:\s+(?P<c>\d{1,6}(?:\.\d{1,6})+)",
 def version(snapshot: Snapshot) -> tuple[int, ...]:
     """Docker's version; empty where nothing tells."""
     for item in snapshot.items:
-        match = search(_VERSION, item) if item.kind != "file" else None
+        match = find(item, _VERSION) if item.kind != "file" else None
         if match is None and item.kind == "docker-version":
-            match = search(_VERSION_ROW, item)
+            match = find(item, _VERSION_ROW)
         if match is not None:
             return tuple(int(part) for part in re.findall(r"\d+", match[match.lastgroup or 0]))
     return ()

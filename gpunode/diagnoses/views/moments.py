@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
-from gpunode.diagnoses.marks import finditer
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import cite
+from gpunode.diagnoses.snapshot import cite, finds
 from gpunode.facts.items import Item
 
 DATE: Final = r"(?P<date>\d{4}-\d\d-\d\d[ T]+\d\d:\d\d:\d\d)"
@@ -40,7 +39,7 @@ def precedes(one: Moment | None, other: Moment | None) -> bool | None:
 def told(item: Item, *patterns: re.Pattern[str]) -> Iterator[Moment]:
     """The moments in the group ``date`` of the ``patterns``."""
     for pattern in patterns:
-        for match in finditer(pattern, item):
+        for match in finds(item, pattern):
             try:
                 moment = datetime.fromisoformat(" ".join(match["date"].replace("T", " ").split()))
             except ValueError:
