@@ -158,7 +158,7 @@ def _clients(snapshot: Snapshot) -> Iterator[Citation]:
 
 # No image.
 
-_DRIVER_IMAGE: Final = re.compile(r"(?P<image>[\w./-]+/(?:driver|nvidia-driver|vgpu-guest-driver)):(?P<tag>[\w.+-]+)")
+_DRIVER_IMAGE: Final = re.compile(r"/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver):(?P<tag>[\w.+-]+)")
 _ABSENT: Final = re.compile(
     r"not found|manifest unknown|manifest for \S+ not found|does not exist|NotFound|name unknown|no such manifest"
 )

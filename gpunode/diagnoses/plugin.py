@@ -60,7 +60,8 @@ _HANDLER: Final = re.compile(
     re.MULTILINE,
 )
 _RUNTIME_FILES: Final = re.compile(
-    r"containerd/[\w./-]*\.toml(?:\.tmpl)?$|containerd\.toml|docker/daemon\.json$|crio/?[\w./-]*\.conf$|crio\.conf"
+    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
+    r"|crio\.conf|\bcrio (?:status )?config"
 )
 # nvidia-ctk registers the handler; it makes it the default only when told to.
 _REGISTERED_ONLY: Final = re.compile(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
@@ -749,6 +750,8 @@ FAMILY: Final = Family(
                 {
                     "device-plugin-library-not-found",
                     "device-plugin-not-ready-after-reboot",
+                    # What CUDA says where it finds no driver at all.
+                    "driver-too-old-for-image",
                     "gpu-labels-without-capacity",
                 }
             ),

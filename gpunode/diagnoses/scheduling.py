@@ -167,6 +167,9 @@ _DISCOVERED: Final = re.compile(
 _FROM_DRIVER: Final = re.compile(r"^nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute)|cuda\.|gfd\.)")
 
 
+_UNREGISTERED: Final = re.compile(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
+
+
 def _labels_only(snapshot: Snapshot) -> tuple[tuple[kube.Node, Citation], ...]:
     """The nodes on which a GPU was discovered and none is offered, each with the label that tells most."""
     found = list[tuple[kube.Node, Citation]]()
@@ -185,7 +188,8 @@ def _labels(snapshot: Snapshot) -> Iterator[Verdict]:
         by_driver = any(_FROM_DRIVER.match(name) for name in node.labels)
         seen = "a GPU was discovered on the node" if by_driver else "the node is labelled as one with a GPU"
         summary = f"{seen}, and it offers no nvidia.com/gpu: no device plugin has registered with its kubelet"
-        cited = (place, *_capacity_line(snapshot, node))
+        refused = kube.said(snapshot, _UNREGISTERED, "register", "contact Kubelet")
+        cited = (place, *_capacity_line(snapshot, node), *refused)
         yield Proof(summary, cited, "likely")
 
 

@@ -474,7 +474,7 @@ def _blocks(piece: _Piece, wanted: Section) -> Iterator[tuple[Mapping[str, str],
         yield fields, start
 
 
-_COLUMN: Final = re.compile(r"(?P<head>\w+):[\w.]*\.(?P<section>capacity|allocatable)\.nvidia")
+_COLUMN: Final = re.compile(r"(?<!\w)(?P<head>\w{1,40}):[\w.]{0,40}\.(?P<section>capacity|allocatable)\.nvidia")
 _PATH: Final = re.compile(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia[\w.\\\"'/]*")
 
 
