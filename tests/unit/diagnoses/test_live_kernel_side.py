@@ -28,10 +28,8 @@ Device:\tAD102GL [L40S] [26b9]
 """
 
 
-def glob(*paths: str, **links: str) -> bytes:
-    found = [Found(path) for path in paths]
-    found += [Found(path, target) for path, target in links.items()]
-    return encode_found(iter(found))
+def glob(*paths: str) -> bytes:
+    return encode_found(iter([Found(path) for path in paths]))
 
 
 def linked(path: str, target: str) -> bytes:
@@ -77,7 +75,11 @@ def roots(evidence: Evidence) -> list[str]:
     return [finding.cause for finding in diagnose(snapshot(evidence)).roots]
 
 
-NOT_BUILT = {"modules_dkms": b"", "dkms_installed": b"", "dkms_status": "nvidia/580.95.05: added\n"}
+NOT_BUILT: dict[str, bytes | str | None] = {
+    "modules_dkms": b"",
+    "dkms_installed": b"",
+    "dkms_status": "nvidia/580.95.05: added\n",
+}
 
 
 def test_a_built_module_that_is_not_loaded() -> None:
