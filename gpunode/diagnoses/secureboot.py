@@ -105,9 +105,11 @@ def _verdict(signature: _Signature, citations: tuple[Citation, ...], *, is_sure:
 def _enforced(snapshot: Snapshot) -> Iterator[Citation]:
     """Where it is seen that Secure Boot, a lockdown or the command line asks for signatures."""
     yield from _anywhere(snapshot, _IS_ON)
-    yield from (
-        line for item in snapshot.items if "SecureBoot-" in item.written for line in lines_with(item, _VARIABLE)
-    )
+    for item in snapshot.items:
+        if "SecureBoot-" in item.written:
+            yield from lines_with(item, _VARIABLE)
+        elif item.subject.endswith("/sig_enforce") and item.text.strip() in {"Y", "1"}:
+            yield cite(item, 1)
 
 
 def _will_be_refused(snapshot: Snapshot, signature: _Signature, enforced: tuple[Citation, ...]) -> bool:

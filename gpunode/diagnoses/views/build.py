@@ -7,7 +7,7 @@ with also fails on every function. So each log is asked for the causes in the or
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -173,10 +173,10 @@ def failures(snapshot: Snapshot) -> tuple[Failure, ...]:
     return tuple(found for item in snapshot.items if (found := _failure(item)) is not None)
 
 
-def decisive(snapshot: Snapshot) -> Failure | None:
-    """The failure whose reason comes first; None where no build failed."""
+def decisive(found: Iterable[Failure]) -> Failure | None:
+    """The failure whose reason comes first; None where there is none."""
     ranks = [reason for reason, _ in _ORDER]
-    return min(snapshot.view(failures), key=lambda one: ranks.index(one.reason), default=None)
+    return min(found, key=lambda one: ranks.index(one.reason), default=None)
 
 
 def has_failed(snapshot: Snapshot) -> bool:
