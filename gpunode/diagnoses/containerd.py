@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
@@ -72,10 +73,9 @@ def _move(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "register the runtime where CRI-O reads it, and take the dead file away",
-        "sudo gpunode ctk runtime configure --runtime=crio",
+        "sudo gpunode ctk runtime configure --runtime=crio --restart",
         f"sudo rm {DEAD_FOLDER}/99-nvidia.toml",
     )
-    yield restart("crio.service")
 
 
 # k3s and RKE2 make the file anew at every start.
@@ -145,6 +145,7 @@ def _rancher(snapshot: Snapshot) -> Iterable[Fix]:
 def _cri_off(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     # crictl's own words stand where its answer would.
     said = (*snapshot.said(_UNIMPLEMENTED), *snapshot.said(_UNIMPLEMENTED, "containerd-config"))
+    said = containerd.since_start(snapshot, said)
     files = containerd.running(snapshot), containerd.of_files(snapshot)
     off = next((one.disabled for one in files if one is not None and one.disabled is not None), None)
     if off is not None and (said or _has_kubelet(snapshot)):
@@ -185,11 +186,9 @@ def _has_kubelet(snapshot: Snapshot) -> bool:
 def _switch_on(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
-        "take the CRI plugin off the list of disabled plugins; this also registers NVIDIA's runtime",
-        "sudo gpunode setup --only runtime-config --runtime containerd",
-        f"sudo sed -i 's/^\\s*disabled_plugins *=.*cri.*/disabled_plugins = []/' {CONFIG}",
+        "take the CRI plugin off the list of those disabled, register NVIDIA's runtime, and have containerd read both",
+        "sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart",
     )
-    yield restart("containerd.service")
 
 
 # The runtime.
@@ -208,7 +207,7 @@ def _missing(snapshot: Snapshot) -> tuple[str, Verdict] | None:
             return "crio-dropin-dead", Doubt(question, f"ls {DEAD_FOLDER} /etc/crio/crio.conf.d", said)
         summary = "CRI-O has no runtime called nvidia, which pods ask for by a RuntimeClass"
         return "containerd-nvidia-runtime-missing", Proof(summary, said, "likely", remedy=_FOR_CRIO)
-    said = (*snapshot.said(_NO_RUNTIME), *snapshot.said(_NO_DEFAULT))
+    said = containerd.since_start(snapshot, (*snapshot.said(_NO_RUNTIME), *snapshot.said(_NO_DEFAULT)))
     running, files = containerd.running(snapshot), containerd.of_files(snapshot)
     if (dangling := _dangling(running) or _dangling(files)) is not None:
         summary = f"containerd's default runtime is {dangling.value}, and its configuration describes none of that name"
@@ -267,8 +266,11 @@ def _rancher_restarts(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _FOR_CRIO: Final = (
-    run("configure", "register the runtime with CRI-O", "sudo gpunode ctk runtime configure --runtime=crio"),
-    restart("crio.service"),
+    run(
+        "configure",
+        "register the runtime with CRI-O, and have it read that",
+        "sudo gpunode ctk runtime configure --runtime=crio --restart",
+    ),
 )
 
 
@@ -286,6 +288,9 @@ _DRIVERS_DIFFER: Final = re.compile(
 _PATH_FORMAT: Final = re.compile(
     r"expected cgroupsPath to be of format [\\\"]*slice:prefix:name|invalid slice name: /kubepods"
 )
+_COME_AND_GO: Final = re.compile(
+    r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container"
+)
 _KUBELET: Final = re.compile(
     r"^\s*cgroupDriver:\s*[\"']?(?P<a>systemd|cgroupfs)|--cgroup-driver[= ](?P<b>systemd|cgroupfs)", re.MULTILINE
 )
@@ -298,16 +303,18 @@ def _cgroup_drivers(snapshot: Snapshot) -> Iterator[Verdict]:
         )
         yield Proof(summary, snapshot.said(_DRIVERS_DIFFER), remedy=_DOCKERS_DRIVER)
         return
-    kubelet = _kubelets(snapshot)
     effective = containerd.running(snapshot) or containerd.of_files(snapshot)
-    if kubelet is not None and effective is not None and (proof := _differ(kubelet, effective)):
+    if effective is not None and (proof := _differ(snapshot, effective) or _unlike_runc(snapshot, effective)):
         yield proof
     elif said := snapshot.said(_PATH_FORMAT):
         summary = "the runtime is under systemd's cgroup driver, and what starts the pod under cgroupfs"
         yield Proof(summary, said, "likely")
 
 
-def _differ(kubelet: tuple[CgroupDriver, Citation], effective: Effective) -> Proof | None:
+def _differ(snapshot: Snapshot, effective: Effective) -> Proof | None:
+    """The runtime nvidia is under another cgroup driver than the kubelet."""
+    if (kubelet := _kubelets(snapshot)) is None:
+        return None
     driver, place = kubelet
     said = effective.systemd_cgroup.get("nvidia")
     if said is None and ("nvidia" not in effective.handlers or not effective.names_handlers):
@@ -323,6 +330,16 @@ def _differ(kubelet: tuple[CgroupDriver, Citation], effective: Effective) -> Pro
         f"{'under systemd' if is_systemd else 'under cgroupfs: SystemdCgroup is not true in its options'}"
     )
     return Proof(summary, (where, place), "certain" if said is not None else "likely", ruled)
+
+
+def _unlike_runc(snapshot: Snapshot, effective: Effective) -> Proof | None:
+    """The two runtimes of one kubelet differ, and pods come and go."""
+    runc, nvidia = effective.systemd_cgroup.get("runc"), effective.systemd_cgroup.get("nvidia")
+    said = snapshot.said(_COME_AND_GO)
+    if not said or runc is None or nvidia is None or runc.is_true == nvidia.is_true:
+        return None
+    summary = "containerd's runtimes runc and nvidia are under different cgroup drivers, and the kubelet has one"
+    return Proof(summary, (nvidia.citation, runc.citation, *said[:2]), "likely")
 
 
 def _kubelets(snapshot: Snapshot) -> tuple[CgroupDriver, Citation] | None:
@@ -381,7 +398,7 @@ FAMILY: Final = Family(
             ),
             check=only("containerd-cri-disabled", _decide),
             remedy=_switch_on,
-            explains=frozenset({"containerd-nvidia-runtime-missing"}),
+            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),
         Rule(
             cause="containerd-nvidia-runtime-missing",
@@ -400,7 +417,7 @@ FAMILY: Final = Family(
             ),
             check=only("containerd-nvidia-runtime-missing", _decide),
             remedy=_register,
-            explains=frozenset({"device-plugin-library-not-found", "nvidia-runtime-not-default-no-runtimeclass"}),
+            explains=NO_RUNTIME,
         ),
         Rule(
             cause="cgroup-driver-mismatch",
@@ -438,12 +455,7 @@ FAMILY: Final = Family(
             ),
             check=only("k3s-runtime-config-overwritten", _decide),
             remedy=_rancher,
-            explains=frozenset(
-                {
-                    *("containerd-nvidia-runtime-missing", "device-plugin-library-not-found"),
-                    *("nvidia-runtime-not-default-no-runtimeclass", "cgroup-driver-mismatch"),
-                }
-            ),
+            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "cgroup-driver-mismatch"},
         ),
         Rule(
             cause="crio-dropin-dead",
@@ -463,7 +475,7 @@ FAMILY: Final = Family(
             ),
             check=only("crio-dropin-dead", _decide),
             remedy=_move,
-            explains=frozenset({"containerd-nvidia-runtime-missing"}),
+            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),
     ),
 )

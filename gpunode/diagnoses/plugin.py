@@ -20,6 +20,7 @@ from gpunode.diagnoses.remedies import by_hand, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import containerd, driver, kube, modules, nested
 from gpunode.facts.items import Item
+from gpunode.facts.model import Known
 from gpunode.runtimes.containerd_files import CONFIG
 
 _PLUGIN: Final = "https://github.com/NVIDIA/k8s-device-plugin"
@@ -60,7 +61,15 @@ _HANDLER: Final = re.compile(
     re.MULTILINE,
 )
 _RUNTIME_FILES: Final = re.compile(
-    r"containerd/[\w./-]*\.toml(?:\.tmpl)?$|containerd\.toml|docker/daemon\.json$|crio/?[\w./-]*\.conf$|crio\.conf"
+    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
+    r"|crio\.conf|\bcrio (?:status )?config"
+)
+# nvidia-ctk registers the handler; it makes it the default only when told to.
+_REGISTERED_ONLY: Final = re.compile(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
+# The root that the plugin was told; "/" is where a driver of packages is.
+_TOLD_ROOT: Final = re.compile(
+    r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?(?P<root>/[\w./-]+)"
+    r"|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?(?P<env>/[\w./-]+)"
 )
 # Places where a driver stands that the plugin does not look into unasked.
 _ELSEWHERE: Final = re.compile(
@@ -162,7 +171,8 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     lacking = _in_plugin(snapshot, _NO_LIBRARY)
     asking = _in_plugin(snapshot, _ASKS_FOR_RUNTIME)
     said = tuple(dict.fromkeys((*lacking, *asking)))
-    if _no_driver(snapshot) or snapshot.view(nested.is_nested) or _reads_another_file(snapshot):
+    is_elsewhere = _no_driver(snapshot) or snapshot.view(nested.is_nested) or _reads_another_file(snapshot)
+    if is_elsewhere or _offers_gpus(snapshot):
         return
     runtime = snapshot.view(_runtime)
     asked = _asked(snapshot)
@@ -170,16 +180,17 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if not said:
         bare = _bare_pods(snapshot)
         if bare and is_plain and runtime.has_nvidia and not any(pod.runtime_class for pod in asked):
-            yield "nvidia-runtime-not-default-no-runtimeclass", _not_asked(bare, runtime, asked, is_plain=True)
+            proof = _not_asked(bare, runtime, asked, is_plain=True, who="a pod with a GPU")
+            yield "nvidia-runtime-not-default-no-runtimeclass", proof
         return
     if runtime.has_nvidia is False and runtime.default != "nvidia":
         return
     under = runtime.default.startswith("nvidia") or any(pod.runtime_class for pod in asked)
-    elsewhere = tuple(_elsewhere(snapshot))
+    elsewhere = (*kube.said(snapshot, _TOLD_ROOT, "DriverRoot", "DRIVER_ROOT"), *_elsewhere(snapshot))
     if under or (elsewhere and not (is_plain and asked)):
         places = (*runtime.citations, *(pod.citation for pod in asked if pod.runtime_class and pod.citation))
         yield "device-plugin-library-not-found", _elsewhere_proof(said, under=under, places=(*places, *elsewhere))
-    elif is_plain or runtime.has_nvidia or asking or kube.runtime_classes(snapshot) or any(asked):
+    elif is_plain or runtime.has_nvidia or asking or any(asked) or _is_registered_only(snapshot):
         yield "nvidia-runtime-not-default-no-runtimeclass", _not_asked(said, runtime, asked, is_plain=is_plain)
     else:
         summary = (
@@ -187,6 +198,20 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             "runtime looks for the driver in another place"
         )
         yield "device-plugin-library-not-found", Proof(summary, said, "likely")
+
+
+def _offers_gpus(snapshot: Snapshot) -> bool:
+    """Whether the only node that is shown offers GPUs, all of them well: then older words of the plugin are past."""
+    nodes = [node for node in snapshot.view(kube.nodes) if node.capacity or node.allocatable]
+    offered = {name: amount.value for node in nodes for name, amount in node.allocatable.items()}
+    all_well = all(offered.get(name, 0) >= amount.value for node in nodes for name, amount in node.capacity.items())
+    return len(nodes) == 1 and all_well and any(offered.values())
+
+
+def _is_registered_only(snapshot: Snapshot) -> bool:
+    """Whether a runtime class or the command that adds the handler shows it, and nothing made it the default."""
+    typed = any(_REGISTERED_ONLY.search(item.written) for item in snapshot.items)
+    return typed or bool(kube.runtime_classes(snapshot) or kube.said(snapshot, _REGISTERED_ONLY, "nvidia-ctk"))
 
 
 def _asked(snapshot: Snapshot) -> list[kube.Pod]:
@@ -213,9 +238,14 @@ def _bare_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _no_driver(snapshot: Snapshot) -> bool:
     """Whether the node itself has no working driver: then the plugin's complaint follows from that."""
-    if any(state in {"no-driver", "missing", "mismatch"} for state, _ in snapshot.view(driver.smi)):
-        return not driver.works(snapshot) and not _odd(snapshot)
-    return modules.loaded(snapshot, "nvidia") is False
+    states = {state for state, _ in snapshot.view(driver.smi)}
+    is_loaded = modules.loaded(snapshot, "nvidia")
+    if "works" in states:
+        return False
+    if states & {"no-driver", "mismatch"} or is_loaded is False:
+        return True
+    # A driver of a pod has no nvidia-smi on the host's path, nor have systems that are one image.
+    return "missing" in states and not is_loaded and not _odd(snapshot)
 
 
 def _odd(snapshot: Snapshot) -> bool:
@@ -258,15 +288,21 @@ def _elsewhere_proof(said: tuple[Citation, ...], *, under: bool, places: Iterabl
     return Proof(summary, cited, "likely")
 
 
-def _not_asked(said: tuple[Citation, ...], runtime: _Runtime, asked: list[kube.Pod], *, is_plain: bool) -> Proof:
+def _not_asked(
+    said: tuple[Citation, ...],
+    runtime: _Runtime,
+    asked: list[kube.Pod],
+    *,
+    is_plain: bool,
+    who: str = "the device plugin",
+) -> Proof:
     pods = tuple(pod.citation for pod in asked if pod.citation)
     cited = (*said, *runtime.citations, *pods)
-    if is_plain:
-        why = f"containers that ask for nothing run under {runtime.default}, and the plugin's pod asks for nothing"
-        certain = bool(asked) and runtime.has_nvidia
-        return Proof(f"the device plugin sees no driver: {why}", cited, "certain" if certain else "likely")
-    summary = "the device plugin sees no driver: its pod was not started under NVIDIA's runtime"
-    return Proof(summary, cited, "likely")
+    if not is_plain:
+        return Proof(f"{who} sees no driver: its pod was not started under NVIDIA's runtime", cited, "likely")
+    why = f"pods that ask for no runtime class run under {runtime.default}, and this one does not ask for NVIDIA's"
+    is_sure = bool(asked) and runtime.has_nvidia
+    return Proof(f"{who} sees no driver: {why}", cited, "certain" if is_sure else "likely")
 
 
 # Health.
@@ -276,7 +312,7 @@ _UNHEALTHY: Final = re.compile(
     r"|XidCriticalError|device went unhealthy",
     re.IGNORECASE,
 )
-_OF_GPU: Final = re.compile(r"GPU|MIG-|nvidia|Xid")
+_OF_GPU: Final = re.compile(r"GPU|MIG-|nvidia|Xid|all devices")
 _XID: Final = re.compile(r"\bXid[= :]+(?P<xid>\d+)", re.IGNORECASE)
 _HEALTH_LOST: Final = re.compile(r"previously allocated devices are no longer healthy")
 
@@ -290,7 +326,7 @@ def _health_said(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _health(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     said = snapshot.view(_health_said)
     fewer = tuple(_fewer(snapshot))
-    if not said and not fewer:
+    if not fewer and (not said or _offers_gpus(snapshot)):
         return
     places = tuple(place for _, place in fewer)
     counts = fewer[0][0] if fewer else "the device plugin calls a GPU unhealthy and gives it to no new pod"
@@ -355,11 +391,11 @@ def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     unready = kube.said(snapshot, _NONE_HEALTHY, "healthy devices", "unregistered", logs=True)
     fewer = kube.said(snapshot, _LESS, "devices unavailable", logs=True)
     stale = tuple(_stale(snapshot))
-    if not (refused or unready or fewer or stale):
+    if not (refused or unready or fewer) or _is_past(snapshot, (*refused, *unready, *fewer)):
         return
     lost = kube.said(snapshot, _HEALTH_LOST, "no longer healthy", logs=True)
     cited = tuple(dict.fromkeys((*unready, *fewer, *lost, *refused)))
-    if not stale and not _is_about_gpus(cited):
+    if not _is_about_gpus(cited):
         return
     booted = _boots(snapshot)
     restarted = () if booted else _restarts(snapshot)
@@ -380,6 +416,14 @@ _OF_ADMISSION: Final = (
     "kubelet-restart-admission-bug",
     "kubelet-stale-device-allocation",
 )
+
+
+def _is_past(snapshot: Snapshot, refusals: tuple[Citation, ...]) -> bool:
+    """Whether only the node's logs tell of refused pods, and none of the pods that are shown is one."""
+    rows = snapshot.view(kube.rows)
+    logs = {item.key for item in snapshot.of("unit-log", "journal")}
+    is_shown = any("Admission" in row.status or "OutOf" in row.status for row in rows)
+    return bool(rows) and not is_shown and all(place.key in logs for place in refusals)
 
 
 def _is_about_gpus(cited: tuple[Citation, ...]) -> bool:
@@ -470,14 +514,19 @@ def _reboot_proof(cited: tuple[Citation, ...], booted: tuple[Citation, ...], sna
 def _stale(snapshot: Snapshot) -> Iterator[Citation]:
     """Entries of the kubelet's record whose pods are gone, where the pods of the node were shown with their UIDs."""
     alive = {pod.uid for pod in snapshot.view(kube.pods) if pod.uid}
-    alive |= {uid for item in snapshot.items if "UID" in item.written or "uid" in item.written for uid in _uids(item)}
+    alive |= {uid for item in snapshot.items if _lists_pods(item) for uid in _uids(item)}
     held = [one for one in snapshot.view(kube.allocations) if one.resource.startswith("nvidia.com/")]
     if alive:
         yield from (one.citation for one in held if one.pod_uid not in alive)
         return
-    idle = [node for node in snapshot.view(kube.nodes) if any(one.value == 0 for one in node.allocated.values())]
-    if held and idle:
+    used = [one.value for node in snapshot.view(kube.nodes) for one in node.allocated.values()]
+    if held and used and not any(used):
         yield from (one.citation for one in held)
+
+
+def _lists_pods(item: Item) -> bool:
+    """Whether it names the node's pods by their identifiers, as kubectl does when asked, and the kubelet's folder."""
+    return "uid" in item.written.lower() or "/var/lib/kubelet/pods" in item.written
 
 
 def _uids(item: Item) -> Iterator[str]:
@@ -497,7 +546,7 @@ def _stale_proof(snapshot: Snapshot, cited: tuple[Citation, ...], stale: tuple[C
     if stale:
         summary = f"the kubelet still counts GPUs as given to pods that no longer exist{left}"
     else:
-        summary = f"the scheduler has a GPU free on this node and the kubelet has none{left}: its record is stale"
+        summary = f"the scheduler has GPUs free on this node that the kubelet counts as taken{left}"
     forced = kube.said(snapshot, _FORCED, "force", "--grace")
     return Proof(summary, (*cited, *stale, *forced), "certain" if stale or free else "likely")
 
@@ -651,14 +700,26 @@ def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
 
 
-def _forget(_: Snapshot) -> Iterable[Fix]:
-    yield restart("kubelet", "restart the kubelet, which reads anew what its pods hold")
+_CHECKPOINT: Final = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+_UNITS: Final = {"k3s": "k3s", "rke2": "rke2-agent", "k0s": "k0sworker", "microk8s": "snap.microk8s.daemon-kubelite"}
+
+
+def _kubelet_unit(snapshot: Snapshot) -> str:
+    """The unit that runs the kubelet: where the node was not looked at, the product's usual one."""
+    kubelet = snapshot.facts.kubelet
+    if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.unit:
+        return kubelet.value.unit.removesuffix(".service")
+    return _UNITS.get(snapshot.view(containerd.product), "kubelet")
+
+
+def _forget(snapshot: Snapshot) -> Iterable[Fix]:
+    unit = _kubelet_unit(snapshot)
+    yield restart(unit, "restart the kubelet, which reads anew what its pods hold")
     yield restart_failed_pods("delete the refused pods")
     yield run(
         "remove",
         "move the kubelet's record away while it is stopped; it makes a new one of the pods that run",
-        "sudo systemctl stop kubelet && sudo mv /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint "
-        "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint.bak && sudo systemctl start kubelet",
+        f"sudo systemctl stop {unit} && sudo mv {_CHECKPOINT} {_CHECKPOINT}.bak && sudo systemctl start {unit}",
         when="the devices are still held after the restart, and no pod with a GPU runs on the node",
     )
 
@@ -714,6 +775,8 @@ FAMILY: Final = Family(
                 {
                     "device-plugin-library-not-found",
                     "device-plugin-not-ready-after-reboot",
+                    # What CUDA says where it finds no driver at all.
+                    "driver-too-old-for-image",
                     "gpu-labels-without-capacity",
                 }
             ),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import containerd, packages
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds
+from gpunode.diagnoses.views import containerd, docker, packages
 from gpunode.facts import cdi
 from gpunode.facts.cdi_places import FOLDERS
 from gpunode.facts.items import Item, tells_absence
@@ -22,10 +22,12 @@ _UNRESOLVED: Final = re.compile(
 _FOLDER: Final = re.compile(r"^(?:/var)?/run/cdi\b|^/etc/cdi\b")
 _SPEC_NAME: Final = re.compile(r"(?P<name>[\w.+-]+\.(?:ya?ml|json))\s*$")
 _HEADING: Final = re.compile(r"^(?P<folder>/\S+):$")
-_VERSION: Final = re.compile(r"cdiVersion\"?:\s*\"?'?(?P<version>\d+\.\d+\.\d+)")
+_VERSION: Final = re.compile(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
 _LIBRARY: Final = re.compile(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
 _FOUND: Final = re.compile(r"Found (?P<count>\d+) CDI devices?")
-_PODMAN: Final = re.compile(r"podman version (?P<a>\d+(?:\.\d+)+)|Podman Engine\s+Version:\s+(?P<b>\d+(?:\.\d+)+)")
+_PODMAN: Final = re.compile(
+    r"podman version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Podman Engine\s+Version:\s+(?P<b>\d{1,6}(?:\.\d{1,6})+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,8 @@ def _read(snapshot: Snapshot) -> Iterator[Specification]:
 
 def _specification(item: Item, path: str) -> Specification:
     told = cdi.read(path, item.text.encode("utf-8", "surrogatepass"))
-    version = _VERSION.search(item.text)
-    drivers = frozenset(match["version"] for match in _LIBRARY.finditer(item.text))
+    version = find(item, _VERSION)
+    drivers = frozenset(match["version"] for match in finds(item, _LIBRARY))
     place = _library_line(item) or cite(item, 1)
     if isinstance(told, cdi.Spec):
         return Specification(_at(path), place, told.kind, told.version, frozenset(told.devices), drivers)
@@ -135,7 +137,7 @@ def _specification(item: Item, path: str) -> Specification:
 
 
 def _library_line(item: Item) -> Citation | None:
-    match = _LIBRARY.search(item.text)
+    match = find(item, _LIBRARY)
     return cite(item, item.text.count("\n", 0, match.start()) + 1) if match else None
 
 
@@ -169,7 +171,7 @@ def _empty(snapshot: Snapshot) -> Iterator[Citation]:
         is_file = item.kind == "file" and _FOLDER.match(item.subject) and item.outcome == "absent"
         if is_file or (is_folder and not any(_SPEC_NAME.search(line) for line in _told(item))):
             yield cite(item, 1) if item.text.strip() else Citation(item.written, "(nothing)", None, item.key)
-        elif (match := _FOUND.search(item.text)) and match["count"] == "0":
+        elif (match := find(item, _FOUND)) and match["count"] == "0":
             yield cite(item, item.text.count("\n", 0, match.start()) + 1)
         elif item.source.words[:3] == ("nvidia-ctk", "cdi", "list") and not item.text.strip():
             yield cite(item)
@@ -198,29 +200,55 @@ def _offered(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 def podman_version(snapshot: Snapshot) -> tuple[podman.Version, Citation] | None:
     """Podman's version; None where nothing tells."""
     for item in snapshot.items:
-        match = _PODMAN.search(item.text) if item.kind != "file" else None
+        match = find(item, _PODMAN) if item.kind != "file" else None
         if match is not None:
             number = item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1
             return tuple(int(part) for part in match[match.lastgroup or 0].split(".")), cite(item, number)
     package = snapshot.view(packages.packages).get("podman")
-    if package is None or not package.is_installed or not (numbers := re.findall(r"\d+", package.upstream)):
+    if package is None or not package.is_installed or not (numbers := re.findall(r"\d{1,6}", package.upstream)):
         return None
     return tuple(int(part) for part in numbers[:3]), package.citation
 
 
 def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     """The folders in which the engine looks, and what says so; None as the latter where these are the usual ones."""
-    for item in snapshot.items:
-        if item.kind == "docker-info" and (dirs := _docker_dirs(item)):
+    for item in snapshot.of("docker-info"):
+        if dirs := _docker_dirs(item):
             return dirs
     if (told := podman_version(snapshot)) is not None:
         files = {item.subject: item.text.encode() for item in snapshot.files("*containers.conf*") if item.text}
         folders = tuple(_at(one) for one in podman.spec_folders(files, told[0]))
         return folders, told[1] if folders != FOLDERS else None
+    for file in snapshot.view(docker.files):
+        if found := tuple(one for one in file.document.get("cdi-spec-dirs") or () if isinstance(one, str)):
+            return tuple(_at(one) for one in found), file.line("cdi-spec-dirs")
     for effective in (containerd.running(snapshot), containerd.of_files(snapshot)):
         if effective is not None and effective.spec_dirs:
             return tuple(_at(one) for one in effective.spec_dirs), effective.place
-    return FOLDERS, None
+    return _named(snapshot) or (FOLDERS, None)
+
+
+_DIRS: Final = re.compile(r"^\s*(?:cdi_spec_dirs|spec-dirs)\s*=\s*\[(?P<dirs>[^\]\n]+)\]", re.MULTILINE)
+
+
+def _named(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation] | None:
+    """The folders that CRI-O's files, or the toolkit's for what it injects itself, name."""
+    for item in snapshot.of("file", "text"):
+        if match := find(item, _DIRS):
+            dirs = re.findall(r"[\"']([^\"']+)[\"']", match["dirs"])
+            return tuple(_at(one) for one in dirs), cite(item, item.text.count("\n", 0, match.start("dirs")) + 1)
+    return None
+
+
+_OPTION: Final = re.compile(r"--cdi-spec-dirs?[= ](?P<folder>/\S+)")
+
+
+def works_with_option(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """The folder that an engine was told on its command line, where the container then started."""
+    for item in snapshot.items:
+        if (match := _OPTION.search(item.written)) and item.outcome == "ok" and not find(item, _UNRESOLVED):
+            return match["folder"], cite(item, 1)
+    return None
 
 
 def _docker_dirs(item: Item) -> tuple[tuple[str, ...], Citation] | None:

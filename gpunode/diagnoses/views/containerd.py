@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import packages
+from gpunode.diagnoses.snapshot import Snapshot, cite, find
+from gpunode.diagnoses.views import moments, packages
 from gpunode.errors import Refused
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -73,6 +73,13 @@ class Effective:
     fault: str = ""
 
 
+def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
+    """What was ``said`` without what a journal has from before the running daemon was started."""
+    unit = snapshot.facts.unit("containerd.service")
+    begun = unit.value.started_at if isinstance(unit, Known) and unit.value.state.active else None
+    return tuple(one for one in said if begun is None or (at := moments.of_line(one.line)) is None or at >= begun)
+
+
 def product(snapshot: Snapshot) -> Product:
     """The product whose containerd the kubelet uses."""
     found = snapshot.view(_product)
@@ -96,7 +103,7 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
                 continue
             if pattern.search(item.written):
                 return name, cite(item)
-            if match := pattern.search(item.text):
+            if match := find(item, pattern):
                 return name, cite(item, item.text.count("\n", 0, match.start()) + 1)
     return None
 
@@ -109,7 +116,7 @@ def running(snapshot: Snapshot) -> Effective | None:
     for item in snapshot.of("containerd-config"):
         if '"runtimes"' in item.text or item.text.lstrip()[:1] == "{":
             return _of_json(item)
-        if item.outcome == "ok" and _TOML.search(item.text):
+        if item.outcome == "ok" and find(item, _TOML):
             return _scanned(item, is_running=True)
     return None
 
@@ -296,20 +303,21 @@ def _handler(path: str) -> str:
     return ""
 
 
+_NUMBER: Final = r"\d{1,6}\.\d{1,6}\.\d{1,6}"
 _VERSIONS: Final = re.compile(
-    r"\bcontainerd(?:\.io)? (?:github\.com/containerd/containerd(?:/v2)? |containerd\.io )?v?(?P<cli>\d+\.\d+\.\d+)"
-    r"|containerd://(?P<node>\d+\.\d+\.\d+)"
+    rf"\bcontainerd(?:\.io)? (?:github\.com/containerd/containerd(?:/v2)? |containerd\.io )?v?(?P<cli>{_NUMBER})"
+    rf"|containerd://(?P<node>{_NUMBER})"
 )
 
 
 def version(snapshot: Snapshot) -> tuple[int, ...]:
     """Containerd's version; empty where nothing tells."""
     for item in snapshot.items:
-        if item.kind not in {"file", "kernel-log", "packages"} and (match := _VERSIONS.search(item.text)):
+        if item.kind not in {"file", "kernel-log", "packages"} and (match := find(item, _VERSIONS)):
             return tuple(int(part) for part in (match["cli"] or match["node"]).split("."))
     for package in packages.matching(snapshot, "containerd", "containerd.io"):
         if package.is_installed:
-            return tuple(int(part) for part in re.findall(r"\d+", package.upstream)[:3])
+            return tuple(int(part) for part in re.findall(r"\d{1,6}", package.upstream)[:3])
     return ()
 
 
@@ -345,7 +353,7 @@ def _crio_dead(snapshot: Snapshot) -> Iterator[Citation]:
             yield next(
                 (cite(item, number) for number, line in enumerate(item.lines, 1) if "nvidia" in line), cite(item, 1)
             )
-        elif item.kind == "listing" and (here or _IN_FOLDER.search(item.text)):
+        elif item.kind == "listing" and (here or find(item, _IN_FOLDER)):
             for number, line in enumerate(item.lines, 1):
                 is_file = "nvidia" in line and line.rstrip().endswith(".toml") and "No such" not in line
                 if is_file and (here or _IN_FOLDER.search(line)):

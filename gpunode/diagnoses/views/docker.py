@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with
 from gpunode.diagnoses.views import moments, system
 from gpunode.diagnoses.views.moments import Moment
 from gpunode.errors import Refused
@@ -37,7 +37,7 @@ _DESKTOP: Final = re.compile(
 _DESKTOP_HOST: Final = re.compile(r"\"Host\":\s*\"unix://[^\"\n]*/\.docker/desktop/docker\.sock\"")
 _WINDOWS: Final = re.compile(r"microsoft-standard|Kernel Version:\s*\S*microsoft", re.IGNORECASE)
 _ROOTLESS: Final = re.compile(
-    r"^\s*rootless\s*$|name=rootless|^\s*Context:\s*rootless|^rootless\s*\*|dockerd-rootless|rootlesskit"
+    r"^\s*rootless\s*$|name=rootless|^\s*Context:\s*rootless|^rootless\s*\*|dockerd-rootless\.sh --|rootlesskit --"
     r"|DOCKER_HOST=unix:///run/user/\d+/docker\.sock|\"Host\":\s*\"unix:///run/user/\d+/docker\.sock\"",
     re.MULTILINE,
 )
@@ -60,40 +60,29 @@ _UNKNOWN: Final = re.compile(
 
 def refused(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Docker's word that it knows no way to give a GPU to a container."""
-    return snapshot.said(_REFUSED)
+    return since_start(snapshot, snapshot.said(_REFUSED))
 
 
 def unknown_runtime(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Docker's word that it has no runtime called nvidia."""
-    return snapshot.said(_UNKNOWN)
+    return since_start(snapshot, snapshot.said(_UNKNOWN))
 
 
 _TOLD: Final[tuple[Kind, ...]] = (
-    "docker-info",
-    "docker-version",
-    "container-run",
-    "container-inspect",
-    "text",
-    "environment",
-    "which",
+    *("docker-info", "docker-version", "container-run", "container-inspect", "text", "environment", "application"),
+    *("unit-status", "unit-log", "unit-action"),
 )
-_WHERE: Final[tuple[Kind, ...]] = (
-    *_TOLD,
-    "snap",
-    "unit-status",
-    "unit-show",
-    "unit-log",
-    "unit-action",
-    "listing",
-    "application",
-)
+_SNAP_UNIT: Final = "snap.docker.dockerd.service"
 
 
 def snap(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that the docker that answers is the snap."""
     if snapshot.says(_ENGINE):
         return ()
-    found = [*snapshot.said(_SNAP, *_WHERE), *snapshot.said(_SNAP_ROW, "snap")]
+    found = [*snapshot.said(_SNAP, *_TOLD, "which", "snap"), *snapshot.said(_SNAP_ROW, "snap")]
+    unit = snapshot.facts.unit(_SNAP_UNIT)
+    if isinstance(unit, Known) and unit.value.exists and unit.value.state.active:
+        found.append(Citation(f"systemctl show {_SNAP_UNIT}", "ActiveState=active", None, unit.probe))
     found += [cite(item) for item in snapshot.items if _SNAP_WRITTEN.search(item.written) and item.outcome == "ok"]
     found += [cite(item) for item in snapshot.files("/var/snap/docker/*") if item.outcome == "ok"]
     return tuple(dict.fromkeys(found))
@@ -109,12 +98,12 @@ def desktop(snapshot: Snapshot) -> tuple[Citation, ...]:
         if "inspect" in item.source.words
         for citation in lines_with(item, _DESKTOP_HOST)
     ]
-    return tuple(dict.fromkeys((*snapshot.said(_DESKTOP, *_WHERE), *inspected)))
+    return tuple(dict.fromkeys((*snapshot.said(_DESKTOP, *_TOLD), *inspected)))
 
 
 def rootless(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that the docker that answers runs as a user."""
-    found = [*snapshot.said(_ROOTLESS, *_WHERE)]
+    found = [*snapshot.said(_ROOTLESS, *_TOLD)]
     written = (item for item in snapshot.items if _ROOTLESS_WRITTEN.search(item.written) and item.outcome == "ok")
     return tuple(dict.fromkeys((*found, *(cite(item) for item in written))))
 
@@ -206,10 +195,11 @@ _DEFAULT: Final = re.compile(r"^\s*Default Runtime:\s*(?P<name>\S+)", re.MULTILI
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The runtimes that the running daemon has."""
+    """The runtimes that the running daemon has, and its default; that is empty where it was not shown."""
 
     names: frozenset[str]
     citation: Citation
+    default: str = ""
 
 
 def registered(snapshot: Snapshot) -> Registered | None:
@@ -217,10 +207,11 @@ def registered(snapshot: Snapshot) -> Registered | None:
     for item in snapshot.items:
         if item.kind not in {"docker-info", "text", "container-run"}:
             continue
-        if match := _RUNTIMES.search(item.text):
+        if match := find(item, _RUNTIMES):
             names = re.split(r"[\s,]+", match["names"].strip())
-            return Registered(frozenset(names), cite(item, _number(item, match)))
-        if match := _RUNTIMES_JSON.search(item.text):
+            default = find(item, _DEFAULT)
+            return Registered(frozenset(names), cite(item, _number(item, match)), default["name"] if default else "")
+        if match := find(item, _RUNTIMES_JSON):
             names = re.findall(r"\"([\w.-]+)\":\s*\{", match["rest"])
             return Registered(frozenset(names), cite(item, _number(item, match)))
     return None
@@ -239,7 +230,7 @@ def started_with(snapshot: Snapshot) -> tuple[Flags, Citation] | None:
     for item in snapshot.items:
         if not _shows_command(item):
             continue
-        for match in _START.finditer(item.text):
+        for match in finds(item, _START):
             words = units.split(match["command"].split(" (code=")[0].strip()) or match["command"].split()
             found = flags(words), cite(item, _number(item, match))
     return found
@@ -272,16 +263,26 @@ def started(snapshot: Snapshot) -> Moment | None:
     return next(found, None)
 
 
-_VERSION: Final = re.compile(r"Docker version (?P<a>\d+(?:\.\d+)+)|Server Version:\s*(?P<b>\d+(?:\.\d+)+)")
-_VERSION_ROW: Final = re.compile(r"^\s*Version:\s+(?P<c>\d+(?:\.\d+)+)", re.MULTILINE)
+def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
+    """What was ``said`` without what a journal has from before the running daemon was started."""
+    begun = started(snapshot)
+    if begun is None or not begun.is_fact:
+        return said
+    return tuple(one for one in said if (at := moments.of_line(one.line)) is None or at >= begun.at)
+
+
+_VERSION: Final = re.compile(
+    r"Docker version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Server Version:\s*(?P<b>\d{1,6}(?:\.\d{1,6})+)"
+)
+_VERSION_ROW: Final = re.compile(r"^\s*Version:\s+(?P<c>\d{1,6}(?:\.\d{1,6})+)", re.MULTILINE)
 
 
 def version(snapshot: Snapshot) -> tuple[int, ...]:
     """Docker's version; empty where nothing tells."""
     for item in snapshot.items:
-        match = _VERSION.search(item.text) if item.kind != "file" else None
+        match = find(item, _VERSION) if item.kind != "file" else None
         if match is None and item.kind == "docker-version":
-            match = _VERSION_ROW.search(item.text)
+            match = find(item, _VERSION_ROW)
         if match is not None:
             return tuple(int(part) for part in re.findall(r"\d+", match[match.lastgroup or 0]))
     return ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import accumulate
@@ -30,7 +30,10 @@ _STAMPS: Final = (
     re.compile(r"^(?:<\d>)?\s*kernel:\s?"),
 )
 _BOOT: Final = re.compile(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
-_NVRM: Final = re.compile(r"^\s*NVRM:\s?")
+_ESCAPED: Final = re.compile(r"\s*#012\s*NVRM:\s*")
+# In older drivers the functions of the driver itself say it without the colon.
+_NVRM: Final = re.compile(r"^\s*NVRM(?::\s?|\s(?=\w+:))")
+_QUOTED: Final = re.compile(r"^(?:>\s?)+")
 # A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
 _FRESH: Final = re.compile(
     r"^(?:Xid|GPU(?:\d|-| at | \d| [0-9a-fA-F]{4}:)|The NVIDIA|This |Try |loading|No |None of|API mismatch|"
@@ -47,17 +50,25 @@ class Message:
         text: without what stands before it; continuation lines joined by single spaces.
         at: seconds, on one clock within an item: since boot, or since the epoch; None where no time stands there.
         nvrm: whether NVIDIA's module said it; then the text is without its ``NVRM:``.
+        lines: over how many lines it goes.
     """
 
     text: str
     citation: Citation
     at: float | None = None
     nvrm: bool = False
+    lines: int = 1
 
 
 def messages(snapshot: Snapshot) -> tuple[Message, ...]:
     """The messages of every kernel log, and those of the kernel in other logs, in the order of the evidence."""
     return tuple(message for item in snapshot.items for message in _of(item))
+
+
+def wrapped(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
+    """The messages of more than one line, each by the key of its evidence and the number of its first line."""
+    found = (message for message in snapshot.view(messages) if message.lines > 1)
+    return {(message.citation.key, message.citation.number or 0): message for message in found}
 
 
 def said(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Message, ...]:
@@ -89,7 +100,7 @@ def _lowered(snapshot: Snapshot) -> tuple[str, tuple[int, ...]]:
     return "\n".join(texts), tuple(starts)[:-1]
 
 
-_ELSEWHERE: Final = re.compile(r"NVRM: |\bkernel: |nvidia-nvswitch")
+_ELSEWHERE: Final = re.compile(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
 _LOGS: Final = frozenset(
     {
         *("journal", "unit-log", "text", "application", "modprobe", "installer-log", "listing", "file"),
@@ -112,9 +123,11 @@ def _joined(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
             continue
         text, at = _unstamped(line)
         nvrm = bool(_NVRM.match(text))
-        body = _NVRM.sub("", text) if nvrm else text
+        # rsyslog writes the line feeds within a message as #012.
+        body = _ESCAPED.sub(" ", _NVRM.sub("", text)) if nvrm else text
         if last is not None and _goes_on(last, body, nvrm=nvrm, stamped=at is not None):
-            last = replace(last, text=f"{last.text} {body.strip()}")
+            lines = number - (last.citation.number or number) + 1
+            last = replace(last, text=f"{last.text} {body.strip()}", lines=lines)
             continue
         if last is not None:
             yield last
@@ -133,6 +146,7 @@ def _goes_on(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
 
 
 def _unstamped(line: str) -> tuple[str, float | None]:
+    line = _QUOTED.sub("", line)
     for stamp in _STAMPS:
         if match := stamp.match(line):
             rest, at = line[match.end() :], _seconds(match)
@@ -158,7 +172,7 @@ def _seconds(match: re.Match[str]) -> float | None:
         if syslog := found.get("syslog"):
             # syslog leaves the year away; the order within one log is all that is asked of it.
             return _utc(f"2000 {' '.join(syslog.split())}", "%Y %b %d %H:%M:%S")
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return None
 

@@ -53,7 +53,7 @@ _POD: Final = re.compile(
 )
 _LABEL: Final = re.compile(
     r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]+\.)?(?:nvidia\.com|node\.kubernetes\.io|kubernetes\.io|k8s\.io)/[\w.-]+"
-    r"|[\w-]*accelerator[\w-]*)[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
+    r"|(?:[\w.-]+/)?[\w-]*accelerator[\w-]*)[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
 )
 _EFFECT: Final = r"(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)"
 _TAINT: Final = re.compile(rf"(?<![\w./-])(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?:{_EFFECT}\b(?!\s+op=)")
@@ -251,6 +251,7 @@ class _Piece:
     item: Item
     first: int
     lines: tuple[str, ...]
+    sections: tuple[Section, ...]
     name: str = ""
 
     @property
@@ -280,14 +281,16 @@ def _split(item: Item) -> Iterator[_Piece]:
     lines = item.lines
     if len(lines) == 1 and "," in item.text and "{" in item.text:
         lines = tuple(re.sub(r"([{,\[])", r"\1\n", item.text).splitlines())
-        yield _Piece(item, 1, lines)
+        yield _Piece(item, 1, lines, tuple(_sections(item, lines)))
         return
     starts = [number for number, line in enumerate(lines) if _NAME.match(line) or _OBJECT.match(line)]
     for start, end in zip([0, *starts], [*starts, len(lines)], strict=True):
         if start == end:
             continue
-        named = _NAME.match(lines[start])
-        yield _Piece(item, start + 1, lines[start:end], named["name"] if named else _metadata_name(lines[start:end]))
+        own = lines[start:end]
+        named = _NAME.match(own[0])
+        name = named["name"] if named else _metadata_name(own)
+        yield _Piece(item, start + 1, own, tuple(_sections(item, own)), name)
 
 
 def _metadata_name(lines: tuple[str, ...]) -> str:
@@ -392,17 +395,22 @@ def _put(amounts: dict[Section, dict[str, Amount]], section: Section, match: re.
 
 
 def _sectioned(piece: _Piece) -> Iterator[tuple[int, str, Section]]:
-    """Each line with the section that it stands in; the words of the source name the first."""
-    named = _IN_SOURCE.search(piece.item.written)
+    """Each line with the section that it stands in."""
+    yield from zip(range(len(piece.lines)), piece.lines, piece.sections, strict=True)
+
+
+def _sections(item: Item, lines: tuple[str, ...]) -> Iterator[Section]:
+    """The section of each line; the words of the source name the first."""
+    named = _IN_SOURCE.search(item.written)
     section = named["what"].lower() if named else ""
-    for offset, line in enumerate(piece.lines):
+    for line in lines:
         if match := _HEADING.match(line):
             key = match["key"].strip().lower()
             if key in _SECTIONS:
                 section = _SECTIONS[key]
             elif not match["indent"] and "/" not in key and not _RESOURCE_KEY.match(key):
                 section = ""
-        yield offset, line, section
+        yield section
 
 
 def _shown(piece: _Piece) -> frozenset[Section]:
@@ -466,7 +474,7 @@ def _blocks(piece: _Piece, wanted: Section) -> Iterator[tuple[Mapping[str, str],
         yield fields, start
 
 
-_COLUMN: Final = re.compile(r"(?P<head>\w+):[\w.]*\.(?P<section>capacity|allocatable)\.nvidia")
+_COLUMN: Final = re.compile(r"(?<!\w)(?P<head>\w{1,40}):[\w.]{0,40}\.(?P<section>capacity|allocatable)\.nvidia")
 _PATH: Final = re.compile(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia[\w.\\\"'/]*")
 
 
@@ -524,7 +532,15 @@ def _answer(item: Item) -> Iterator[Node]:
 
 def pods(snapshot: Snapshot) -> tuple[Pod, ...]:
     """The pods, and the templates of pods, that are shown."""
-    return tuple(_pod(piece) for piece in snapshot.view(pieces) if _is_pod(piece))
+    shown = (_pod(piece) for piece in snapshot.view(pieces) if _is_pod(piece))
+    return (*shown, *(pod for item in snapshot.items for pod in _asked_class(item)))
+
+
+def _asked_class(item: Item) -> Iterator[Pod]:
+    """The runtime class of a pod, where it alone was asked for (``-o jsonpath``)."""
+    said = item.text.strip().strip("'\"%")
+    if "spec.runtimeClassName" in item.written and item.source.words and "\n" not in said:
+        yield Pod(item.subject, runtime_class="" if said in _NONE else said, citation=cite(item, 1))
 
 
 def _is_pod(piece: _Piece) -> bool:
