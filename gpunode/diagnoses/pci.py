@@ -271,10 +271,13 @@ _MATRIX_ROW: Final = re.compile(r"^\s+\d+((?:\s+\d+\.\d+)+)\s*$")
 
 def _acs(snapshot: Snapshot) -> Iterator[Verdict]:
     redirecting = snapshot.view(links.redirecting)
+    trouble = (*snapshot.said(_P2P_TROUBLE), *snapshot.view(_slow_matrix))
     if not redirecting:
+        if trouble and (validating := snapshot.view(links.validating)):
+            summary = "access control (ACS) is on at bridges, and GPUs do not reach each other as they should"
+            yield Proof(summary, (*validating, *trouble)[:12], "likely", severity="warning")
         return
     asked = any("acs" in item.source.only.lower() for item in snapshot.of("lspci"))
-    trouble = (*snapshot.said(_P2P_TROUBLE), *snapshot.view(_slow_matrix))
     if not asked and not trouble and (len(snapshot.view(pci.gpus)) < 2 or system.is_guest(snapshot)):
         return
     severity: Severity = "error" if trouble else ("warning" if asked else "info")
