@@ -102,6 +102,13 @@ def in_progress(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(row.citation for _, row in rows if row.value.lower() in {"in progress", "not started"})
 
 
+def refused(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The GPUs that the fabric has answered, and not taken in: their registration is complete and no success."""
+    rows = smi_query.rows(snapshot, "Fabric", "Status")
+    fine = {"success", "n/a", "[n/a]", "not supported", "requested functionality has not been implemented"}
+    return tuple(row.citation for _, row in rows if row.value.lower() not in fine)
+
+
 def completed(snapshot: Snapshot) -> bool:
     """Whether every GPU that tells is registered with its fabric."""
     rows = [row.value.lower() for _, row in smi_query.rows(snapshot, "Fabric", "State")]
