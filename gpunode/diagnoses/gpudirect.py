@@ -169,7 +169,7 @@ def _nvme(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 def _at(item: Item, match: re.Match[str]) -> Citation:
-    return cite(item, item.text.count("\n", 0, match.start()) + 1)
+    return cite(item, item.number_at(match.start()))
 
 
 def _nvme_stack(_: Snapshot) -> Iterable[Fix]:

@@ -112,7 +112,7 @@ def _host_driver(snapshot: Snapshot) -> Iterator[Citation]:
         if at_place and (
             match := re.search(r"(?:^|\s)/usr/(?:local/)?(?:s?bin)/nvidia-(?:smi|uninstall)\b", item.text)
         ):
-            yield cite(item, item.text.count("\n", 0, match.start()) + 1)
+            yield cite(item, item.number_at(match.start()))
 
 
 def _runs_in_pod(snapshot: Snapshot, place: Citation) -> bool:

@@ -348,7 +348,7 @@ def _shows_no_holds(snapshot: Snapshot) -> bool:
 def _differing(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which one package of a branch is wanted in another version of it than the one that is chosen."""
     return tuple(
-        cite(item, item.text.count("\n", 0, match.start()) + 1)
+        cite(item, item.number_at(match.start()))
         for item in snapshot.of("package-output", "text", "application", "journal")
         for match in _WANTS.finditer(item.text)
         if is_drivers(match["name"]) and _upstream(match["wanted"]) != _upstream(match["offered"])

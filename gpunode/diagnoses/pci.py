@@ -77,7 +77,7 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     missed = tuple(place for state, place in snapshot.view(driver.smi) if state not in {"works", "mismatch", "missing"})
     reserved = tuple(
-        cite(item, item.text.count("\n", 0, match.start()) + 1)
+        cite(item, item.number_at(match.start()))
         for item in (
             *snapshot.files("/proc/cmdline"),
             *snapshot.files("*modprobe.d/*"),
@@ -106,7 +106,7 @@ def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
 # ---- awake, or stuck
 
 _D3: Final = re.compile(
-    rf"(?P<driver>[\w-]+) (?P<address>{links.ADDRESS}): (?:(?:Unable to|can't) change power state from D3(?:cold|"
+    rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{links.ADDRESS}): (?:(?:Unable to|can't) change power state from D3(?:cold|"
     rf"hot) to D0|"
     r"not ready \d+ms after [\w ]{1,30}; giving up|Refused to change power state, currently in D3)"
 )

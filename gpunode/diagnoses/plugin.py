@@ -137,7 +137,7 @@ def _is_bypassed(snapshot: Snapshot, item: Item) -> bool:
 
 
 def _at(item: Item, match: re.Match[str]) -> Citation:
-    return cite(item, item.text.count("\n", 0, match.start()) + 1)
+    return cite(item, item.number_at(match.start()))
 
 
 def _in_plugin(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ...]:

@@ -87,13 +87,13 @@ def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
 
 def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    found = 0
-    seen = -1
+    found, seen = 0, 0
     for match in pattern.finditer(item.text):
-        number = item.text.count("\n", 0, match.start())
-        if number != seen and found < _CITED:
+        if (number := item.number_at(match.start())) != seen:
             seen, found = number, found + 1
-            yield cite(item, number + 1)
+            yield cite(item, number)
+        if found == _CITED:
+            return
     if found:
         return
     for start, window in enumerate(_windows(item)):

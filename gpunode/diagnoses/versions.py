@@ -194,7 +194,7 @@ def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
     node = named.version if named else node
     found = [one for one in packages.in_containers(snapshot) if history.is_drivers(one.name) and one.upstream != node]
     files = tuple(
-        cite(item, item.text.count("\n", 0, match.start()) + 1)
+        cite(item, item.number_at(match.start()))
         for item in snapshot.items
         if item.where == "container" or item.kind == "container-inspect"
         for match in _SHIPPED.finditer(item.text)
@@ -273,7 +273,7 @@ def _run_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
             return disk.version, disk.citation
     for item in snapshot.of("installer-log", "listing", "text"):
         if match := _RUN_SAYS.search(item.text):
-            place = cite(item, item.text.count("\n", 0, match.start()) + 1)
+            place = cite(item, item.number_at(match.start()))
             return match["version"] or match["log"], place
     return None
 

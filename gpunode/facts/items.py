@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 from gpunode.facts import nvml
@@ -61,6 +63,14 @@ class Item:
     def lines(self) -> tuple[str, ...]:
         """The lines, without their ends; line numbers count from 1."""
         return tuple(self.text.splitlines())
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        return (0, *accumulate(map(len, self.text.splitlines(keepends=True))))
+
+    def number_at(self, offset: int) -> int:
+        """The number of the line in which the character at ``offset`` of the text stands, counted from 1."""
+        return min(bisect_right(self._starts, offset), max(1, len(self.lines)))
 
     @property
     def is_seen(self) -> bool:

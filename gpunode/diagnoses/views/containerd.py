@@ -97,7 +97,7 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
             if pattern.search(item.written):
                 return name, cite(item)
             if match := pattern.search(item.text):
-                return name, cite(item, item.text.count("\n", 0, match.start()) + 1)
+                return name, cite(item, item.number_at(match.start()))
     return None
 
 

@@ -227,7 +227,7 @@ def registered(snapshot: Snapshot) -> Registered | None:
 
 
 def _number(item: Item, match: re.Match[str]) -> int:
-    return item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1
+    return item.number_at(match.start(match.lastgroup or 0))
 
 
 _START: Final = re.compile(r"(?:ExecStart=|^\s*|\s)(?P<command>(?:/\S+/)?dockerd(?:-ce)?\s+-\S[^\n]*)", re.MULTILINE)

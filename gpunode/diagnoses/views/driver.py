@@ -146,7 +146,7 @@ def library(snapshot: Snapshot) -> Seen | None:
     for item in snapshot.items:
         asks = item.where == "host" and item.kind in {"nvidia-smi", "nvidia-smi-q", "text"}
         if asks and (match := _NVML_LIBRARY.search(item.text)):
-            return Seen(match["version"], cite(item, item.text.count("\n", 0, match.start()) + 1))
+            return Seen(match["version"], cite(item, item.number_at(match.start())))
     if pair := api_mismatch(snapshot):
         return Seen(pair[0], pair[2])
     found = snapshot.view(libraries)
@@ -168,7 +168,7 @@ def library_in_container(snapshot: Snapshot) -> Seen | None:
     """The version of the libraries that a program in a container loads."""
     for item in snapshot.items:
         if (item.where == "container" or item.kind in CONTAINED) and (match := _NVML_LIBRARY.search(item.text)):
-            return Seen(match["version"], cite(item, item.text.count("\n", 0, match.start()) + 1))
+            return Seen(match["version"], cite(item, item.number_at(match.start())))
     return None
 
 
@@ -250,7 +250,7 @@ def _smi(snapshot: Snapshot) -> Iterator[tuple[SmiState, Citation]]:
 def _state(item: Item) -> tuple[SmiState, Citation] | None:
     for state, pattern in _STATES:
         if match := pattern.search(item.text):
-            return state, cite(item, item.text.count("\n", 0, match.start()) + 1)
+            return state, cite(item, item.number_at(match.start()))
     if item.outcome == "absent" and item.source.words[:1] == ("nvidia-smi",):
         return "missing", cite(item)
     return None
@@ -269,7 +269,7 @@ def cuda_version(snapshot: Snapshot) -> Seen | None:
 def _first(snapshot: Snapshot, pattern: re.Pattern[str]) -> Seen | None:
     for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text"):
         if match := pattern.search(item.text):
-            return Seen(match["version"], cite(item, item.text.count("\n", 0, match.start()) + 1))
+            return Seen(match["version"], cite(item, item.number_at(match.start())))
     return None
 
 

@@ -180,7 +180,7 @@ def _of(item: Item) -> tuple[UnitState, Citation] | None:
 
 
 def _at(item: Item, match: re.Match[str]) -> Citation:
-    return cite(item, item.text.count("\n", 0, match.start()) + 1)
+    return cite(item, item.number_at(match.start()))
 
 
 def is_needed(snapshot: Snapshot) -> bool | None:

@@ -48,6 +48,10 @@ class Message:
     nvrm: bool = False
 
 
+# No sentence of NVRM's is longer; what goes on for ever is something else.
+_LONGEST: Final = 2000
+
+
 def messages(snapshot: Snapshot) -> tuple[Message, ...]:
     """The messages of every kernel log, and those of the kernel in other logs, in the order of the evidence."""
     return tuple(message for item in snapshot.items for message in _of(item))
@@ -89,7 +93,7 @@ def _joined(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
 
 def _goes_on(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
     """Whether ``body`` is the rest of ``last``: NVRM wraps its sentences over lines, with or without time and name."""
-    if not last.nvrm or not body.strip():
+    if not last.nvrm or not body.strip() or len(last.text) > _LONGEST:
         return False
     if not nvrm:
         return not stamped and body[:1].isspace()

@@ -144,7 +144,7 @@ def _versions(snapshot: Snapshot) -> Iterator[Version]:
         if item.kind in {"file", "kernel-log", "packages"}:
             continue
         for match in _LIBRARY.finditer(item.text):
-            number = item.text.count("\n", 0, match.start()) + 1
+            number = item.number_at(match.start())
             yield Version(_numbers(match["cli"] or match["log"] or match["ctk"]), cite(item, number))
     for name in _LIBRARY_PACKAGES:
         package = snapshot.view(packages.packages).get(name)
