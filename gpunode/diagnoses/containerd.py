@@ -287,7 +287,7 @@ _PATH_FORMAT: Final = re.compile(
     r"expected cgroupsPath to be of format [\\\"]*slice:prefix:name|invalid slice name: /kubepods"
 )
 _KUBELET: Final = re.compile(
-    r"^\s*cgroupDriver:\s*[\"']?(?P<a>systemd|cgroupfs)|--cgroup-driver[= ](?P<b>systemd|cgroupfs)", re.MULTILINE
+    r"^[ \t]*cgroupDriver:\s*[\"']?(?P<a>systemd|cgroupfs)|--cgroup-driver[= ](?P<b>systemd|cgroupfs)", re.MULTILINE
 )
 
 

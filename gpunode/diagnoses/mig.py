@@ -25,7 +25,7 @@ _PENDING: Final = re.compile(
 )
 _NO_INSTANCES: Final = re.compile(r"No (?:GPU|compute) instances found|No MIG devices found")
 _INSTANCE: Final = re.compile(
-    r"^\|\s+\d+\s+MIG \d+g\.\d+gb|^\s*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+|UUID: MIG-|/MIG-GPU-"
+    r"^\|\s+\d+\s+MIG \d+g\.\d+gb|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+|UUID: MIG-|/MIG-GPU-"
     r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
     re.MULTILINE,
 )

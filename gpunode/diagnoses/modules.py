@@ -20,7 +20,7 @@ _SAYS_NOT_LOADED: Final = re.compile(
     re.IGNORECASE,
 )
 _BLACKLISTED: Final = re.compile(
-    r"^\s*(?:blacklist\s+nvidia(?:[-_]current)?|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
+    r"^[ \t]*(?:blacklist\s+nvidia(?:[-_]current)?|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
     re.MULTILINE,
 )
 _BLACKLISTED_AT_BOOT: Final = re.compile(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b")

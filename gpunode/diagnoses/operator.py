@@ -138,7 +138,7 @@ def _no_host_driver(snapshot: Snapshot) -> bool:
 
 
 _CLIENT: Final = re.compile(
-    r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+|^\s*/dev/nvidia\w*:\s+\d+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia",
+    r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+|^[ \t]*/dev/nvidia\w*:\s+\d+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia",
     re.MULTILINE,
 )
 _HOLDER: Final = re.compile(r"/dev/nvidia")

@@ -209,7 +209,7 @@ def _wait(snapshot: Snapshot) -> Iterable[Fix]:
 # --- half-done work -----------------------------------------------------------------------------------------------
 
 _INTERRUPTED: Final = re.compile(r"dpkg was interrupted, you must manually run|dpkg --configure -a")
-_NOT_FULLY: Final = re.compile(r"^\s*[1-9]\d* not fully installed or removed", re.MULTILINE)
+_NOT_FULLY: Final = re.compile(r"^[ \t]*[1-9]\d* not fully installed or removed", re.MULTILINE)
 _LEFT: Final = re.compile(
     r"dependency problems - leaving unconfigured|Errors were encountered while processing:"
     r"|dpkg: error processing package (?P<package>\S+) \(--configure\)"

@@ -258,7 +258,7 @@ _P2P_TROUBLE: Final = re.compile(
     re.IGNORECASE,
 )
 _MATRIX: Final = re.compile(r"P2P=Enabled Bandwidth")
-_MATRIX_ROW: Final = re.compile(r"^\s+\d+((?:\s+\d+\.\d+)+)\s*$")
+_MATRIX_ROW: Final = re.compile(r"^[ \t]+\d+((?:\s+\d+\.\d+)+)\s*$")
 
 
 def _acs(snapshot: Snapshot) -> Iterator[Verdict]:

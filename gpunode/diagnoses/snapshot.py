@@ -111,7 +111,7 @@ def _windows(item: Item) -> Iterator[str]:
         yield " ".join(lines[start : start + _WINDOW])
 
 
-_PREFIX: Final = re.compile(r"^\s*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
+_PREFIX: Final = re.compile(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
 
 def _unprefixed(line: str) -> str:

@@ -80,9 +80,9 @@ _FOLDER: Final = {"zypper": "zypp/repos.d"}
 
 _NO_DEVICES: Final = re.compile(r"cgroup subsystem devices not found")
 _V2: Final = re.compile(
-    r"^\s*cgroup2fs\s*$|Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2", re.MULTILINE
+    r"^[ \t]*cgroup2fs\s*$|Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2", re.MULTILINE
 )
-_V1: Final = re.compile(r"Cgroup Version:\s*1\b|^\s*tmpfs\s*$", re.MULTILINE)
+_V1: Final = re.compile(r"Cgroup Version:\s*1\b|^[ \t]*tmpfs\s*$", re.MULTILINE)
 _KNOWS_V2: Final = (1, 8)
 
 

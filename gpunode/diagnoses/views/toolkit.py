@@ -26,7 +26,7 @@ _PROGRAMS: Final = (
     "nvidia-container-cli",
 )
 _ANSWERS: Final = re.compile(
-    r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^\s*cli-version:|nvidia-container-cli(?:\.real)?: "
+    r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:|nvidia-container-cli(?:\.real)?: "
     r"|initializing library context \(version=",
     re.MULTILINE,
 )
@@ -169,7 +169,7 @@ def setting(snapshot: Snapshot, key: str) -> Setting | None:
 
 def _setting(item: Item, key: str) -> Setting | None:
     # Of a file that somebody pasted in part the table's header may be missing.
-    written = re.compile(rf"^\s*{re.escape(key)}\s*=\s*(?P<value>\S.*?)\s*$")
+    written = re.compile(rf"^[ \t]*{re.escape(key)}\s*=\s*(?P<value>\S.*?)\s*$")
     for number, line in enumerate(item.lines, 1):
         if match := written.match(line):
             return Setting(_plain(match["value"]), cite(item, number))

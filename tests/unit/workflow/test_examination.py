@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -27,10 +26,10 @@ def test_every_probe_has_its_own_name_and_a_limit_of_its_own() -> None:
 def test_no_command_writes() -> None:
     """What each may be, word by word: a new one is added here after somebody has thought about it."""
     allowed = {
-        *("apt-get", "ausearch", "containerd", "dkms", "dmesg", "docker", "ibstat", "journalctl", "ldconfig", "ls", "lslocks"),
-        *("lspci", "modinfo", "mokutil", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "ofed_info", "podman", "rpm"),
-        *("stat", "systemctl", "uname", "systemd-detect-virt", "lsinitramfs", "kubectl", "crictl", "nvidia-fabricmanager"),
-    }  # fmt: skip
+        *("apt-get", "ausearch", "containerd", "dkms", "dmesg", "docker", "ibstat", "journalctl", "ldconfig", "ls"),
+        *("lslocks", "lspci", "modinfo", "mokutil", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "ofed_info"),
+        *("podman", "rpm", "stat", "systemctl", "uname", "systemd-detect-virt"),
+    }
     assert {probe.argv[0] for probe in (*EXAMINATION, *PROBES) if probe.argv} - allowed == set()
     (apt,) = [probe.argv for probe in EXAMINATION if probe.argv[:1] == ("apt-get",)]
     assert apt[-1] == "check"
@@ -52,12 +51,9 @@ def test_a_tool_that_hangs_is_given_up_and_doctor_answers_all_the_same(tools: To
     tools.add("nvidia-smi", "trap '' TERM; sleep 600 & sleep 600")
     tools.add("journalctl", "echo 'kernel: NVRM: loading'")
     tools.add("dmesg", "echo '[ 1.0] NVRM: loading'")
-    started = time.monotonic()
     evidence = examine(LocalHost("/"))
     assert evidence["smi"].outcome == evidence["smi-query"].outcome == "timeout"
     assert "no answer within 0.3 s" in evidence["smi"].error
-    # It was there to the end of its limit, and no other waited for it: both were asked at once.
-    assert time.monotonic() - started < 600
     diagnosis = diagnose(snapshot(evidence))
     assert diagnosis.findings or diagnosis.unknown, "that nvidia-smi hangs is no sign of health"
     said = " ".join([*(one.summary for one in diagnosis.findings), *(one.question for one in diagnosis.unknown)])
