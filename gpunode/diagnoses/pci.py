@@ -106,8 +106,8 @@ def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
 # ---- awake, or stuck
 
 _D3: Final = re.compile(
-    rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{links.ADDRESS}): (?:(?:Unable to|can't) change power state from D3(?:cold|"
-    rf"hot) to D0|"
+    rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{links.ADDRESS}): "
+    r"(?:(?:Unable to|can't) change power state from D3(?:cold|hot) to D0|"
     r"not ready \d+ms after [\w ]{1,30}; giving up|Refused to change power state, currently in D3)"
 )
 _GONE: Final = re.compile(r"fallen off the bus|\bXid \([^)]{1,40}\): 79\b")
