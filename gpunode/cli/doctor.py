@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = "") -> None:
     """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
     from gpunode.cli import doctor_page
-    from gpunode.host.local import LocalHost
-    from gpunode.host.redact import redact
-    from gpunode.host.reports import is_fleet, read
-    from gpunode.workflow.doctor import diagnosed, examine
+    from gpunode.host.reports import is_fleet
 
     if prometheus:
         _check_textfile(prometheus, named)
@@ -40,17 +37,31 @@ def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = 
         raise _unknown_name(named[0])
     if html:
         doctor_page.check(html, how)
-    started = monotonic()
-    evidence = read(named[0]) if named else examine(LocalHost("/"))
-    # A page leaves the machine: it is made of what a capture would hold.
-    examined = diagnosed(redact(evidence) if html else evidence)
-    if html:
-        doctor_page.write(html, examined, named[0] if named else "")
-    if prometheus:
-        _write_textfile(prometheus, examined, monotonic() - started)
-    if html != doctor_page.STANDARD_OUTPUT:
-        how.screen().diagnosis(examined, page=html)
-    how.answer(_envelope(examined))
+    _examine(named[0] if named else "", how, html, prometheus)
+
+
+def _examine(report: str, how: How, html: str, prometheus: str) -> None:
+    """What is wrong with one node: that of ``report``, without one this machine."""
+    from gpunode.cli import doctor_page
+    from gpunode.host.local import LocalHost
+    from gpunode.host.redact import redact
+    from gpunode.host.reports import read
+    from gpunode.workflow.doctor import diagnosed, examine
+
+    with how.screen() as screen:
+        if not report:
+            screen.looking()
+        started = monotonic()
+        evidence = read(report) if report else examine(LocalHost("/"))
+        # A page leaves the machine: it is made of what a capture would hold.
+        examined = diagnosed(redact(evidence) if html else evidence)
+        if html:
+            doctor_page.write(html, examined, report)
+        if prometheus:
+            _write_textfile(prometheus, examined, monotonic() - started)
+        if html != doctor_page.STANDARD_OUTPUT:
+            screen.diagnosis(examined, page=html)
+    how.answer(_envelope(examined, html))
 
 
 def _check_textfile(file: str, named: Sequence[str]) -> None:
@@ -147,7 +158,7 @@ def _tell(cause: str, how: How) -> None:
     how.answer(Envelope("doctor", result={"cause": {**row, "explained_by": above, "remedy": remedy}}))
 
 
-def _envelope(examined: Examined) -> Envelope:
+def _envelope(examined: Examined, page: str) -> Envelope:
     kind = _KINDS[examined.verdict]
     return Envelope(
         "doctor",
@@ -155,7 +166,12 @@ def _envelope(examined: Examined) -> Envelope:
         exit_code=kind.exit_code if kind else 0,
         findings=[_finding(one) for one in examined.diagnosis.findings],
         unknown=[_doubt(one) for one in examined.diagnosis.unknown],
-        result={"stack": examined.storeys, "works": examined.works},
+        result={
+            "stack": examined.storeys,
+            "works": examined.works,
+            "denied": examined.denied,
+            **({"page": page} if page else {}),
+        },
     )
 
 

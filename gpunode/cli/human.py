@@ -188,10 +188,16 @@ class Screen:
         """What setup would do, and why."""
         self._put(*plan_lines(recipe, facts, plans, self._argv, verbose=self._verbose))
 
+    def looking(self) -> None:
+        """Says on a terminal that the node is being looked at, until there is something to read."""
+        if not self._silent and self._printer.is_terminal:
+            self._live.begin("looking at this machine")
+
     def diagnosis(self, examined: Examined, *, page: str = "") -> None:
         """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""
         from gpunode.cli.screen.doctor import diagnosis_lines
 
+        self._live.close()
         if not self._silent:
             self._put(*diagnosis_lines(examined, verbose=self._verbose, width=self._printer.width))
         if page:

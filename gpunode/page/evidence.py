@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.facts.items import Item
-from gpunode.page.excerpt import Excerpt, Gap, Row, excerpts
+from gpunode.page.excerpt import Detail, Excerpt, Gap, Row, excerpts
 from gpunode.page.markup import Markup, element
 from gpunode.page.words import count
 
-_MOST_PIECES: Final = 24
 _MOST_LISTED: Final = 300
 _OUTCOMES: Final = {
     "absent": "not there",
@@ -21,12 +21,12 @@ _OUTCOMES: Final = {
 }
 
 
-def shown(citations: Sequence[Citation], items: Sequence[Item]) -> Iterator[Markup]:
-    """Each piece that ``citations`` are from."""
-    found = excerpts(citations, items)
-    for excerpt in found[:_MOST_PIECES]:
+def shown(citations: Sequence[Citation], snapshot: Snapshot, detail: Detail) -> Iterator[Markup]:
+    """The pieces that ``citations`` are from."""
+    found = excerpts(citations, snapshot, detail)
+    for excerpt in found[: detail.pieces]:
         yield _figure(excerpt)
-    if (more := len(found) - _MOST_PIECES) > 0:
+    if (more := len(found) - detail.pieces) > 0:
         yield element("p", f"and {count(more, 'piece')} of evidence more", class_="legend")
 
 
@@ -36,6 +36,7 @@ def _figure(excerpt: Excerpt) -> Markup:
         "figure",
         element("figcaption", element("code", excerpt.source), length),
         element("div", (_said(text) for text in excerpt.said), _lines(excerpt.rows), class_="lines"),
+        element("p", f"{count(excerpt.more, 'line')} more of the same", class_="legend") if excerpt.more else None,
         _whole(excerpt),
     )
 

@@ -5,19 +5,41 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import kernel
 from gpunode.facts.items import Item
-from gpunode.host.redact import text as redacted
+from gpunode.host.process import redact
 
 AROUND: Final = 3
 _LONGEST_LINE: Final = 600
 _LONGEST_READ: Final = 4 * _LONGEST_LINE
 _WHOLE_LINES: Final = 400
 _WHOLE_CHARACTERS: Final = 48_000
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """How much is shown of the evidence for one finding.
+
+    Attributes:
+        pieces: of evidence.
+        proofs: lines that prove something, of each piece.
+        whole: whether each piece is there beside its excerpt.
+    """
+
+    pieces: int
+    proofs: int
+    whole: bool
+
+
+FULL: Final = Detail(24, 30, whole=True)
+BRIEF: Final = Detail(4, 5, whole=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +69,8 @@ class Excerpt:
     Attributes:
         said: lines cited that stand in no piece of evidence: what follows from facts, and that there is nothing.
         rows: the cited lines with their context.
-        whole: the piece from its beginning; empty where ``rows`` has all of it.
+        whole: the piece around its first proof; empty where ``rows`` has all of it.
+        more: how many lines that prove something are left out.
     """
 
     source: str
@@ -55,24 +78,37 @@ class Excerpt:
     rows: tuple[Row | Gap, ...]
     whole: tuple[Row | Gap, ...]
     lines: int
+    more: int = 0
 
 
-def excerpts(citations: Iterable[Citation], items: Sequence[Item]) -> tuple[Excerpt, ...]:
+def excerpts(citations: Iterable[Citation], snapshot: Snapshot, detail: Detail = FULL) -> tuple[Excerpt, ...]:
     """The pieces that ``citations`` are from, each once, in the order in which they are cited."""
     grouped: dict[tuple[str, str], list[Citation]] = {}
     for citation in citations:
         grouped.setdefault((citation.key, citation.source), []).append(citation)
-    pieces = {(item.key, item.written): item for item in reversed(items)}
-    return tuple(_excerpt(source, cited, pieces.get((key, source))) for (key, source), cited in grouped.items())
+    pieces = {(item.key, item.written): item for item in reversed(snapshot.items)}
+    wrapped = snapshot.view(kernel.wrapped)
+
+    def excerpt(source: str, cited: Sequence[Citation], item: Item | None) -> Excerpt:
+        lengths = {c.number: wrapped[c.key, c.number].lines for c in cited if c.number and (c.key, c.number) in wrapped}
+        return _excerpt(source, cited, item, lengths, detail)
+
+    return tuple(excerpt(source, cited, pieces.get((key, source))) for (key, source), cited in grouped.items())
 
 
-def _excerpt(source: str, cited: Sequence[Citation], item: Item | None) -> Excerpt:
+def _excerpt(
+    source: str, cited: Sequence[Citation], item: Item | None, lengths: Mapping[int, int], detail: Detail
+) -> Excerpt:
     lines = item.lines if item is not None else ()
-    proving = sorted({c.number for c in cited if c.number and _stands_there(c, lines)})
+    begins = sorted({c.number for c in cited if c.number and _stands_there(c, lines)})
+    # A message that goes on over the next lines proves with all of them.
+    proving = sorted({at for first in begins[: detail.proofs] for at in range(first, first + lengths.get(first, 1))})
     said = tuple(dict.fromkeys(cut(c.line) for c in cited if not _stands_there(c, lines)))
     rows = tuple(_around(lines, proving))
-    whole = tuple(_whole(lines, frozenset(proving))) if any(isinstance(row, Gap) for row in rows) else ()
-    return Excerpt(source, said, rows, whole, len(lines))
+    is_part = detail.whole and any(isinstance(row, Gap) for row in rows)
+    whole = tuple(_whole(lines, frozenset(proving))) if is_part else ()
+    more = max(len(begins) - detail.proofs, 0) + max(len(said) - detail.proofs, 0)
+    return Excerpt(source, said[: detail.proofs], rows, whole, len(lines), more)
 
 
 def _stands_there(citation: Citation, lines: Sequence[str]) -> bool:
@@ -118,7 +154,8 @@ def _whole(lines: Sequence[str], proving: frozenset[int]) -> Iterable[Row | Gap]
         yield Gap(rest)
 
 
+@lru_cache(maxsize=8192)
 def cut(line: str) -> str:
     """``line`` as far as a page shows one; also of the system's own tables, which a capture holds as they are."""
-    line = redacted(line[:_LONGEST_READ]) + line[_LONGEST_READ:]
+    line = redact(line[:_LONGEST_READ]) + line[_LONGEST_READ:]
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}… ({len(line) - _LONGEST_LINE} more)"

@@ -16,6 +16,7 @@ from gpunode.diagnoses.views.topology import topology
 from gpunode.page import timeline
 from gpunode.page import topology as wiring
 from gpunode.page.evidence import looked_at, shown
+from gpunode.page.excerpt import BRIEF, FULL, Detail, cut
 from gpunode.page.markup import Markup, document, element, joined, styled
 from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, count
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from gpunode.workflow.doctor import Examined
 
 _SPOKEN: Final = re.compile(r"`([^`\n]+)`")
+# Characters beyond which a page shows less of each piece of evidence: mail takes it, and a browser opens it at once.
+_LARGEST: Final = 2_000_000
 _MOST_ROWS: Final = 200
 _LABELS: Final = {"error": "root cause", "warning": "needs attention", "info": "not a fault"}
 
@@ -50,8 +53,9 @@ def page(examined: Examined, about: About) -> str:
 
     Nothing in it is fetched and no script runs: its own policy forbids both, whatever stands in the evidence.
     """
-    sheet = _sheet()
-    return document("en", _head(sheet, _title(examined, about)), _body(examined, about))
+    head = _head(_sheet(), _title(examined, about))
+    whole = document("en", head, _body(examined, about, FULL))
+    return whole if len(whole) <= _LARGEST else document("en", head, _body(examined, about, BRIEF))
 
 
 def _sheet() -> str:
@@ -90,7 +94,7 @@ def _all_in_all(examined: Examined) -> str:
     return "Nothing is wrong" if examined.works else "No fault shows, and nothing shows that the driver works"
 
 
-def _body(examined: Examined, about: About) -> Markup:
+def _body(examined: Examined, about: About, detail: Detail) -> Markup:
     diagnosis = examined.diagnosis
     faults = [root for root in diagnosis.roots if root.severity != "info"]
     notes = [root for root in diagnosis.roots if root.severity == "info"]
@@ -101,7 +105,7 @@ def _body(examined: Examined, about: About) -> Markup:
         element(
             "main",
             _verdict(examined, faults),
-            (_fault(root, examined, number) for number, root in enumerate(faults)),
+            (_fault(root, examined, number, detail) for number, root in enumerate(faults)),
             _denied(examined),
             _unknown(diagnosis.unknown),
             _wiring(examined),
@@ -211,7 +215,7 @@ def _fix(fix: Fix) -> Markup:
     )
 
 
-def _fault(root: Finding, examined: Examined, number: int) -> Markup:
+def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Markup:
     """What proves a root, what it is not, and what follows from it; of the first, the head stands above."""
     consequences = [one for one in examined.diagnosis.findings if one.explained_by == root.cause]
     head = (
@@ -223,9 +227,9 @@ def _fault(root: Finding, examined: Examined, number: int) -> Markup:
     return element(
         "article",
         head if number else None,
-        _section("What proves it", shown(root.citations, examined.snapshot.items)) if root.citations else None,
+        _section("What proves it", shown(root.citations, examined.snapshot, detail)) if root.citations else None,
         _list("What it is not", root.ruled_out),
-        _consequences(consequences, examined),
+        _consequences(consequences, examined, detail),
         _remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
         _story(root),
         class_=root.severity if number else "root",
@@ -247,18 +251,18 @@ def _list(title: str, texts: Sequence[str]) -> Markup | None:
     return _section(title, element("ul", (element("li", _prose(text)) for text in texts)))
 
 
-def _consequences(findings: Sequence[Finding], examined: Examined) -> Markup | None:
+def _consequences(findings: Sequence[Finding], examined: Examined, detail: Detail) -> Markup | None:
     if not findings:
         return None
-    return _section("What follows from it", (_consequence(one, examined) for one in findings))
+    return _section("What follows from it", (_consequence(one, examined, detail) for one in findings))
 
 
-def _consequence(finding: Finding, examined: Examined) -> Markup:
+def _consequence(finding: Finding, examined: Examined, detail: Detail) -> Markup:
     return element(
         "details",
         element("summary", element("b", finding.title), " ", element("code", finding.cause)),
         element("p", _prose(finding.summary)),
-        shown(finding.citations, examined.snapshot.items),
+        shown(finding.citations, examined.snapshot, detail),
         id=finding.cause,
     )
 
@@ -335,12 +339,13 @@ def _faults_over_time(examined: Examined) -> Markup | None:
             "tr",
             element("td", timeline.moment(event.at) if event.at is not None else "no time"),
             element("td", element("code", event.gpu)),
-            element("td", event.code),
-            element("td", event.text),
+            element("td", element("b", event.code) if event.role == "first" else event.code),
+            element("td", event.meaning),
+            element("td", cut(event.text)),
         )
         for event in events[:_MOST_ROWS]
     )
-    head = element("tr", (element("th", name, scope="col") for name in ("when", "GPU", "fault", "message")))
+    head = element("tr", (element("th", name, scope="col") for name in ("when", "GPU", "fault", "meaning", "message")))
     drawings = [
         element("div", one, class_="scroll", tabindex=0, role="group", aria_label="drawing of the faults over time")
         for one in timeline.drawings(events)
@@ -352,6 +357,9 @@ def _faults_over_time(examined: Examined) -> Markup | None:
         "section",
         element("h2", "GPU faults over time"),
         drawings,
+        element("p", "Bold is what began a failure, dashed what an earlier one brought with it.", class_="legend")
+        if drawings
+        else None,
         element(
             "details",
             element("summary", f"All {count(len(events), 'message')}"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
+from gpunode.catalog import xids
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import kernel, pci
+from gpunode.diagnoses.views import faults
+from gpunode.diagnoses.views.faults import Fault
 from gpunode.page.markup import Markup, element
 from gpunode.page.words import count
 
@@ -20,8 +21,9 @@ _LANE: Final = 26
 _BADGE: Final = 64
 _TICKS: Final = 5
 _MOST: Final = 400
-# Seconds since boot are less than this; since the epoch, more.
-_EPOCH: Final = 4e8
+# Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
+_CLOCKS: Final = (9e8, 1e9)
+_CODES: Final = {"xid": "Xid {}", "sxid": "SXid {}", "aer": "PCIe"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,34 +31,36 @@ class Event:
     """One fault.
 
     Attributes:
-        gpu: its PCI address, or what else names it.
-        at: seconds since boot or since the epoch; None where the log has no times.
+        gpu: PCI address; empty where nobody named it.
+        at: seconds on the clock of its log; None where that has no times.
         code: what the badge says.
         text: what the message says.
+        meaning: of its code, by the catalog.
+        role: ``first`` of a failure, ``echo`` of an earlier one, or neither.
     """
 
     gpu: str
     at: float | None
     code: str
     text: str
-
-
-_XID: Final = re.compile(r"\bXid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)[^)]*\): (?P<code>\d{1,3}),?\s*(?P<text>.*)")
+    meaning: str = ""
+    role: str = ""
 
 
 def events(snapshot: Snapshot) -> tuple[Event, ...]:
     """The faults of GPUs, in the order of time; those without one come last."""
-    found = (_event(message) for message in kernel.said(snapshot, _XID))
-    return tuple(sorted((event for event in dict.fromkeys(found) if event), key=_order))
+    began = frozenset(incident.root for incident in snapshot.view(faults.incidents))
+    found = dict.fromkeys(_event(fault, is_first=fault in began) for fault in snapshot.view(faults.timeline))
+    return tuple(sorted(found, key=lambda event: (event.at is None, event.at or 0.0)))
 
 
-def _event(message: kernel.Message) -> Event | None:
-    match = _XID.search(message.text)
-    return Event(pci.address(match["bus"]), message.at, f"Xid {match['code']}", match["text"]) if match else None
-
-
-def _order(event: Event) -> tuple[bool, float]:
-    return event.at is None, event.at or 0.0
+def _event(fault: Fault, *, is_first: bool) -> Event:
+    said = fault.xid or fault.sxid
+    known = xids.lookup(fault.code) if fault.source == "xid" else None
+    role = "first" if is_first else "echo" if fault.is_late else ""
+    text = said.text if said else fault.citation.line.strip()
+    code = _CODES[fault.source].format(fault.code)
+    return Event(fault.gpu, fault.at, code, text, known.meaning if known else "", role)
 
 
 @dataclass(slots=True)
@@ -66,10 +70,14 @@ class _Badge:
 
 
 def drawings(events: Sequence[Event]) -> tuple[Markup, ...]:
-    """A drawing for each clock on which ``events`` were timed; the two cannot be put on one line."""
+    """A drawing for each clock on which ``events`` were timed: two clocks cannot be put on one line."""
     timed = [event for event in events if event.at is not None][:_MOST]
-    clocks = ([e for e in timed if (e.at or 0) < _EPOCH], [e for e in timed if (e.at or 0) >= _EPOCH])
+    clocks = [[event for event in timed if _clock(event.at or 0.0) == clock] for clock in range(3)]
     return tuple(_drawing(number, found) for number, found in enumerate(clocks) if found)
+
+
+def _clock(at: float) -> int:
+    return sum(at >= first for first in _CLOCKS)
 
 
 def _drawing(number: int, events: Sequence[Event]) -> Markup:
@@ -110,7 +118,8 @@ def _lanes(events: Sequence[Event], first: float, last: float) -> list[list[_Bad
     for event in sorted(events, key=lambda event: (event.at or 0.0, event.code)):
         x = round(_x(event.at or 0.0, first, last), 1)
         same = next((lane[-1] for lane in lanes if lane and lane[-1].events[0].code == event.code), None)
-        if same is not None and x < same.x + _BADGE:
+        # What began a failure has a badge of its own.
+        if same is not None and x < same.x + _BADGE and event.role == same.events[0].role:
             same.events.append(event)
             continue
         lane = next((lane for lane in lanes if not lane or x >= lane[-1].x + _BADGE), None)
@@ -126,10 +135,10 @@ def _badge(badge: _Badge, y: int) -> Markup:
     many = f" ×{len(badge.events)}" if len(badge.events) > 1 else ""
     return element(
         "g",
-        element("title", f"{moment(event.at or 0.0)}: {event.code} {event.text}{many}"),
+        element("title", f"{moment(event.at or 0.0)}: {event.code}{many} {event.meaning or event.text}"),
         element("rect", x=badge.x - _BADGE / 2 + 1, y=y + 3, width=_BADGE - 2, height=_LANE - 6, rx=4),
         element("text", f"{event.code}{many}", x=badge.x, y=y + 17),
-        class_="fault",
+        class_=f"fault {event.role}".strip(),
     )
 
 
@@ -143,14 +152,17 @@ def _ticks(first: float, last: float, y: int) -> Iterator[Markup]:
 
 
 def _tick(at: float, span: float) -> str:
-    if at < _EPOCH:
+    if not _clock(at):
         return f"{at:.1f} s" if span < 600 else f"{at:.0f} s"
-    when = datetime.fromtimestamp(at, tz=timezone.utc)
-    return when.strftime("%H:%M:%S" if span < 86_400 else "%b %d %H:%M")
+    return _utc(at).strftime("%H:%M:%S" if span < 86_400 else "%b %d %H:%M")
 
 
 def moment(at: float) -> str:
-    """A time as a person reads it; syslog's have no year, so none has."""
-    if at < _EPOCH:
+    """A time as a person reads it."""
+    if not _clock(at):
         return f"{at:.3f} s after boot"
-    return datetime.fromtimestamp(at, tz=timezone.utc).strftime("%b %d %H:%M:%S")
+    return _utc(at).strftime("%b %d %H:%M:%S" if _clock(at) == 1 else "%Y-%m-%d %H:%M:%S UTC")
+
+
+def _utc(at: float) -> datetime:
+    return datetime.fromtimestamp(at, tz=timezone.utc)

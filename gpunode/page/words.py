@@ -32,13 +32,13 @@ LAYERS: Final[Mapping[Layer, str]] = {
     "cdi": "CDI",
     "kubernetes": "Kubernetes",
 }
-# A mark that tells without colour, and the word; none where the layer is as it should be.
+# A mark that tells without colour, and the word; none where nothing is wrong: ✓ was seen to work, ○ was seen.
 STATES: Final[Mapping[State, tuple[str, str]]] = {
     "broken": ("✗", "broken"),
     "warned": ("!", "at risk"),
     "affected": ("!", "suffers"),
     "works": ("✓", ""),
-    "seen": ("✓", ""),
+    "seen": ("○", ""),
     "unseen": ("?", "not seen"),
     "absent": ("–", ""),
 }

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.quoting import shortened, telling
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, prose, span
 from gpunode.cli.screen.words import count, listed
+from gpunode.diagnoses.views import kernel
 from gpunode.page.words import DISRUPTIONS, LAYERS, STATES
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.model import Citation, Doubt, Finding, Fix, Rule
+    from gpunode.diagnoses.snapshot import Snapshot
     from gpunode.diagnoses.stack import Storey
     from gpunode.workflow.doctor import Examined
 
@@ -27,11 +30,25 @@ _STYLES: dict[str, Style] = {
     "warned": "warn",
     "affected": "warn",
     "works": "good",
-    "seen": "good",
+    "seen": "",
     "unseen": "dim",
     "absent": "dim",
 }
 _SEVERITIES: dict[str, tuple[str, Style]] = {"error": ("✗ ", "bad"), "warning": ("! ", "warn"), "info": ("i ", "dim")}
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How proof is shown: all of it or the first of it, in how many columns, and where messages are whole."""
+
+    verbose: bool
+    room: int
+    snapshot: Snapshot
+
+    def said(self, citation: Citation) -> str:
+        """The line; of a message of the kernel that goes on over the next lines, the message."""
+        wrapped = self.snapshot.view(kernel.wrapped).get((citation.key, citation.number or 0))
+        return f"{'NVRM: ' if wrapped.nvrm else ''}{wrapped.text}" if wrapped else citation.line
 
 
 def diagnosis_lines(examined: Examined, *, verbose: bool, width: int = 0) -> Iterator[Line]:
@@ -42,14 +59,14 @@ def diagnosis_lines(examined: Examined, *, verbose: bool, width: int = 0) -> Ite
         verbose: whether every line that proves something is shown, and why other causes are ruled out.
         width: columns for which proving lines are cut; 0 where nobody knows.
     """
-    room = max(width or _WIDEST, _NARROWEST)
+    how = _How(verbose, max(width or _WIDEST, _NARROWEST), examined.snapshot)
     diagnosis = examined.diagnosis
     if diagnosis.is_healthy:
         yield _no_fault(examined)
         yield BLANK
     for root in diagnosis.roots:
         below = [finding for finding in diagnosis.findings if finding.explained_by == root.cause]
-        yield from _root(root, below, room, verbose=verbose)
+        yield from _root(root, below, how)
         yield BLANK
     if diagnosis.unknown:
         yield from _unknown(diagnosis.unknown)
@@ -75,14 +92,14 @@ def _no_fault(examined: Examined) -> Line:
     )
 
 
-def _root(finding: Finding, below: Sequence[Finding], room: int, *, verbose: bool) -> Iterator[Line]:
+def _root(finding: Finding, below: Sequence[Finding], how: _How) -> Iterator[Line]:
     mark, style = _SEVERITIES[finding.severity]
     likely = ", likely" if finding.confidence == "likely" else ""
     yield line(span(mark, style), span(finding.title, style), span(f"  {finding.cause}{likely}", "dim"), hang=2)
     yield line("  ", *prose(finding.summary), hang=2)
-    yield from _proof(finding, room, verbose=verbose)
-    yield from _ruled_out(finding.ruled_out, verbose=verbose)
-    yield from _consequences(below, room, verbose=verbose)
+    yield from _proof(finding, how)
+    yield from _ruled_out(finding.ruled_out, how)
+    yield from _consequences(below, how)
     yield from _remedy(finding.remedy, DISRUPTIONS[finding.disruption])
 
 
@@ -90,9 +107,9 @@ def _heading(text: str, beside: str = "") -> Line:
     return line("  ", span(text, "bold"), span(f"  {beside}" if beside else "", "dim"), hang=4)
 
 
-def _proof(finding: Finding, room: int, *, verbose: bool, indent: int = 4) -> Iterator[Line]:
+def _proof(finding: Finding, how: _How, indent: int = 4) -> Iterator[Line]:
     """The proving lines, under the sources that they are from."""
-    shown = finding.citations if verbose else finding.citations[:_CITED]
+    shown = finding.citations if how.verbose else finding.citations[:_CITED]
     if not shown:
         return
     if indent == 4:
@@ -103,35 +120,35 @@ def _proof(finding: Finding, room: int, *, verbose: bool, indent: int = 4) -> It
     for citation in shown:
         if citation.source != source:
             source = citation.source
-            yield line(" " * indent, span(shortened(source, frozenset(), room - indent), "dim"), hang=indent + 2)
-        yield _quoted(citation, words, _LONGEST if verbose else room, numbers, indent + 2)
+            yield line(" " * indent, span(shortened(source, frozenset(), how.room - indent), "dim"), hang=indent + 2)
+        number = str(citation.number or "").rjust(numbers)
+        yield _quoted(f"{' ' * (indent + 2)}{number}  " if numbers else " " * (indent + 2), citation, words, how)
     if more := len(finding.citations) - len(shown):
         yield line(" " * indent, span(f"and {count(more, 'line')} more (-v)", "dim"), hang=indent)
 
 
-def _quoted(citation: Citation, words: frozenset[str], room: int, numbers: int, indent: int) -> Line:
-    number = str(citation.number or "").rjust(numbers)
-    before = f"{' ' * indent}{number}  " if number.strip() else " " * indent
-    said = span(citation.line).text
-    return line(span(before, "dim"), shortened(said, words, room - len(before)), hang=len(before))
+def _quoted(before: str, citation: Citation, words: frozenset[str], how: _How) -> Line:
+    room = _LONGEST if how.verbose else how.room - len(before)
+    said = span(how.said(citation)).text
+    return line(span(before, "dim"), shortened(said, words, room), hang=len(before))
 
 
-def _ruled_out(others: Sequence[str], *, verbose: bool) -> Iterator[Line]:
-    if others and verbose:
+def _ruled_out(others: Sequence[str], how: _How) -> Iterator[Line]:
+    if others and how.verbose:
         yield _heading("ruled out")
         yield from (line("    – ", *prose(other), hang=6) for other in others)
 
 
-def _consequences(findings: Sequence[Finding], room: int, *, verbose: bool) -> Iterator[Line]:
+def _consequences(findings: Sequence[Finding], how: _How) -> Iterator[Line]:
     if not findings:
         return
     yield _heading("what follows from it")
-    shown = findings if verbose else findings[:_CONSEQUENCES]
+    shown = findings if how.verbose else findings[:_CONSEQUENCES]
     for finding in shown:
         yield line("    ", span("! ", "warn"), finding.title, span(f"  {finding.cause}", "dim"), hang=6)
-        if verbose:
+        if how.verbose:
             yield line("      ", *prose(finding.summary), hang=6)
-            yield from _proof(finding, room, verbose=True, indent=6)
+            yield from _proof(finding, how, indent=6)
     if more := len(findings) - len(shown):
         yield line("    ", span(f"and {more} more (-v)", "dim"), hang=4)
 

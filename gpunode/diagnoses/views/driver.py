@@ -70,6 +70,10 @@ class Seen:
 
 def loaded(snapshot: Snapshot) -> Seen | None:
     """The version of the loaded kernel module, and whether it is of the open modules; None where nothing tells."""
+    return snapshot.view(_loaded)
+
+
+def _loaded(snapshot: Snapshot) -> Seen | None:
     fact = snapshot.facts.loaded_driver
     if isinstance(fact, Known) and fact.value is not None:
         place = Citation("/proc/driver/nvidia/version", fact.value.version, 1, fact.probe)
@@ -94,7 +98,7 @@ def _nvrm(line: str) -> LoadedDriver | None:
 def _from_log(snapshot: Snapshot) -> Seen | None:
     if pair := api_mismatch(snapshot):
         return Seen(pair[1], pair[2])
-    for message in reversed(snapshot.view(kernel.messages)):
+    for message in reversed(kernel.said(snapshot, _LOADING)):
         if match := _LOADING.search(message.text):
             return Seen(match["version"], message.citation, "Open" in match["what"])
     return None
@@ -102,8 +106,12 @@ def _from_log(snapshot: Snapshot) -> Seen | None:
 
 def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
     """The versions of a client and of the module that refused it, by the last such message; None without any."""
+    return snapshot.view(_api_mismatch)
+
+
+def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
     for message in reversed(snapshot.view(kernel.messages)):
-        for pattern in _API:
+        for pattern in _API if "API mismatch" in message.text else ():
             if match := pattern.search(message.text):
                 return match["client"], match["module"], message.citation
     for pattern in _API:
@@ -114,6 +122,10 @@ def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
 
 def on_disk(snapshot: Snapshot) -> Seen | None:
     """The version of nvidia.ko that modprobe would load for the running kernel: by modinfo, else by DKMS."""
+    return snapshot.view(_on_disk)
+
+
+def _on_disk(snapshot: Snapshot) -> Seen | None:
     running = running_kernel(snapshot)
     for info in snapshot.view(modules.modinfo):
         place = _RUNNING.search(info.filename)
@@ -283,13 +295,17 @@ def works(snapshot: Snapshot) -> bool:
     return any(state == "works" for state, _ in snapshot.view(smi))
 
 
+# None of them is in the kernel without nvidia.
+_WITH_IT: Final = ("nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
+
+
 def is_loaded(snapshot: Snapshot) -> bool | None:
     """Whether NVIDIA's module is in the running kernel; None where nothing tells."""
+    if works(snapshot) or any(modules.loaded(snapshot, name) for name in _WITH_IT):
+        return True
     by_table = modules.loaded(snapshot, "nvidia")
     if by_table is not None:
         return by_table
-    if works(snapshot):
-        return True
     file = snapshot.file("/proc/driver/nvidia/version")
     if file is not None and file.is_seen:
         return "NVRM version" in file.text

@@ -16,6 +16,7 @@ from gpunode.diagnoses.views import boards, kernel, pci, smi_query
 from gpunode.facts.items import Item
 
 ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_ANY_ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _HEAD: Final = re.compile(
     r"^(?P<address>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s+(?P<rest>[A-Z0-9].*)$", re.IGNORECASE
 )
@@ -45,7 +46,7 @@ _TREE: Final = re.compile(
     r"(?P<device>[0-9a-f]{2}\.[0-7])-\[(?P<bus>[0-9a-f]{2})(?:-[0-9a-f]{2})?\]-[-+]*0?0\.0\s+(?P<name>\S[^\n]*)"
 )
 _KNOWN_IN_LOG: Final = re.compile(
-    rf"\bpci (?P<listed>{ADDRESS}): \[10de:|\bnvidia (?P<bound>{ADDRESS}): |\bGPU (?P<named>{ADDRESS})|"
+    rf"\bpci (?P<listed>{ADDRESS}): \[10de:|\bnvidia (?P<bound>{ADDRESS}): |\bGPU (?P<named>{_ANY_ADDRESS})|"
     r"\bPCI:(?P<xid>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?\)",
     re.IGNORECASE,
 )
@@ -295,7 +296,7 @@ _REPORT: Final = re.compile(
     r"\bAER: (?P<many>Multiple )?(?P<un2>Unc|C)orrect(?:ed|able)(?: \((?:Non-)?Fatal\))? error(?: message)? received"
 )
 _FROM: Final = re.compile(rf"received(?: from|:) (?P<address>{ADDRESS})")
-_SPEAKER: Final = re.compile(rf"(?P<driver>[\w-]+) (?P<address>{ADDRESS}): ")
+_SPEAKER: Final = re.compile(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{ADDRESS}): ")
 _UNRECOVERED: Final = re.compile(r"\bnvidia \S+: AER: can't recover|\bnvidia \S+: device has no AER-aware driver")
 _MINOR: Final = frozenset({"UnsupReq", "Unsupported Request", "ACSViol"})
 
@@ -400,7 +401,7 @@ def counted(snapshot: Snapshot) -> tuple[tuple[int, Citation], ...]:
 # ---- BARs and windows, by the kernel's own bus code
 
 _ASSIGNMENT: Final = re.compile(
-    rf"(?P<driver>[\w-]+) (?P<address>{ADDRESS}): +(?P<what>(?:VF )?BAR \d{{1,2}}|bridge window|ROM)"
+    rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{ADDRESS}): +(?P<what>(?:VF )?BAR \d{{1,2}}|bridge window|ROM)"
     r"(?: \[(?P<before>[^\]]{1,80})\])?: +"
     r"(?P<verdict>no space for|failed to assign|can't assign; no space|can't assign; bogus alignment|assigned)"
     r"(?: \[(?P<behind>[^\]]{1,80})\])?"

@@ -8,7 +8,7 @@ from tests.unit.page.nodes import evidence
 
 def pieces(*numbers: int, lines: int = 40) -> tuple[Row | Gap, ...]:
     seen = snapshot(evidence(("dmesg", "\n".join(f"line {n}" for n in range(1, lines + 1)))))
-    (found,) = excerpts([cite(seen.items[0], number) for number in numbers], seen.items)
+    (found,) = excerpts([cite(seen.items[0], number) for number in numbers], seen)
     return found.rows
 
 
@@ -32,14 +32,14 @@ def test_no_line_is_shown_twice_where_contexts_meet() -> None:
 
 def test_a_piece_of_a_few_lines_is_shown_whole_and_nothing_is_folded() -> None:
     seen = snapshot(evidence(("dmesg", "a\nb\nc")))
-    (found,) = excerpts([cite(seen.items[0], 2)], seen.items)
+    (found,) = excerpts([cite(seen.items[0], 2)], seen)
     assert not found.whole
     assert len(found.rows) == 3
 
 
 def test_of_a_long_piece_a_bounded_part_around_the_proof_is_folded() -> None:
     seen = snapshot(evidence(("dmesg", "\n".join(f"line {n} {'x' * 50}" for n in range(1, 100_001)))))
-    (found,) = excerpts([cite(seen.items[0], 50_000)], seen.items)
+    (found,) = excerpts([cite(seen.items[0], 50_000)], seen)
     assert len(found.whole) <= 402
     assert any(isinstance(row, Row) and row.number == 50_000 and row.proves for row in found.whole)
     left_out = sum(row.lines for row in found.whole if isinstance(row, Gap))
@@ -50,7 +50,7 @@ def test_a_line_that_stands_nowhere_is_said_as_it_is() -> None:
     seen = snapshot(evidence(("dmesg", "a\nb")))
     other = Citation("/proc/driver/nvidia/version", "580.65.06", 1, seen.items[0].key)
     gone = Citation("dmesg", "not that line", 2, seen.items[0].key)
-    assert [(one.source, one.said, one.rows) for one in excerpts([other, gone], seen.items)] == [
+    assert [(one.source, one.said, one.rows) for one in excerpts([other, gone], seen)] == [
         ("/proc/driver/nvidia/version", ("580.65.06",), ()),
         ("dmesg", ("not that line",), ()),
     ]
@@ -58,8 +58,20 @@ def test_a_line_that_stands_nowhere_is_said_as_it_is() -> None:
 
 def test_a_line_without_end_is_cut_and_its_secrets_are_gone() -> None:
     seen = snapshot(evidence(("systemctl cat docker", f"Environment=HTTP_PROXY=http://bob:hunter2@proxy {'x' * 9999}")))
-    (found,) = excerpts([cite(seen.items[0], 1)], seen.items)
+    (found,) = excerpts([cite(seen.items[0], 1)], seen)
     (row,) = found.rows
     assert isinstance(row, Row)
     assert "hunter2" not in row.text
     assert len(row.text) < 700
+
+
+def test_a_message_that_goes_on_over_lines_proves_with_all_of_them() -> None:
+    log = """\
+[ 1.0] NVRM: The NVIDIA GPU 0000:b3:00.0
+               NVRM: (PCI ID: 10de:26b5) installed in this system has
+               NVRM: fallen off the bus and is not responding to commands.
+[ 2.0] usb 1-1: new device
+"""
+    seen = snapshot(evidence(("dmesg", log)))
+    (found,) = excerpts([cite(seen.items[0], 1)], seen)
+    assert [row.proves for row in found.rows if isinstance(row, Row)] == [True, True, True, False]

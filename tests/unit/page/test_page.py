@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import html.parser
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import cite, snapshot
 from gpunode.facts.evidence import Evidence
 from gpunode.host.redact import redact
 from gpunode.page.report import About, page
@@ -129,10 +132,24 @@ def test_a_page_is_the_same_each_time() -> None:
 
 
 def test_evidence_without_end_makes_no_page_without_end() -> None:
-    log = "\n".join(
-        f"[{n}.0] NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off {'x' * 300}" for n in range(50_000)
+    fault = f"NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus {'x' * 300}"
+    log = "\n".join(f"[{number}.0] {fault}" for number in range(20_000))
+    seen = snapshot(nodes.evidence(("dmesg", log)))
+    citations = tuple(cite(seen.items[0], number) for number in range(1, 20_000, 20))
+    lost = replace(nodes.examined().diagnosis.findings[0], citations=citations)
+    examined = replace(nodes.examined(), snapshot=seen, diagnosis=Diagnosis((lost,), ()))
+    text = page(examined, ABOUT)
+    assert len(text) < 600_000
+    assert "970 lines more of the same" in text
+
+
+def test_a_page_of_many_findings_shows_less_of_each_piece() -> None:
+    seen = snapshot(
+        nodes.evidence(*((f"file{n}", "\n".join(f"line {i} {'x' * 90}" for i in range(999))) for n in range(20)))
     )
-    assert len(made(nodes.evidence(("dmesg", log)))) < 2_000_000
+    lost = replace(nodes.examined().diagnosis.findings[0], citations=tuple(cite(item, 500) for item in seen.items))
+    many = tuple(replace(lost, cause=f"cause-{number}") for number in range(20))
+    assert len(page(replace(nodes.examined(), snapshot=seen, diagnosis=Diagnosis(many, ())), ABOUT)) < 2_000_000
 
 
 def test_a_page_is_as_it_was_looked_at() -> None:

@@ -1,0 +1,97 @@
+"""The page in a real browser, where one is installed: nothing in its console, nothing asked of the network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpunode.page.report import page
+from tests.unit.page import nodes
+from tests.unit.page.test_page import ABOUT, made
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), "")
+# What Chromium asks of its maker by itself, whatever page it shows.
+OWN = re.compile(r"(?:^|\.)(?:google|googleapis|gstatic|gvt1|chromium|chrome)\.(?:com|org)(?::|$)")
+PAGES = {"sample": lambda: page(nodes.examined(), ABOUT), "hostile": lambda: made(nodes.hostile())}
+
+pytestmark = pytest.mark.skipif(not BROWSER, reason="no Chromium is installed (Debian: apt-get install chromium)")
+
+
+@contextmanager
+def proxy() -> Iterator[tuple[int, list[str]]]:
+    """A proxy that notes who is asked for, and answers nobody."""
+    asked: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.settimeout(2)
+                    words = connection.recv(4096).decode("latin-1").split()
+                    asked.append(re.sub(r"^https?://|/.*$", "", words[1]) if len(words) > 1 else "?")
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1], asked
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def shown(text: str, tmp_path: Path, *more: str) -> tuple[str, str, list[str]]:
+    """The page as the browser has it, what the browser said, and which hosts were asked for."""
+    file = tmp_path / "page.html"
+    file.write_text(text)
+    with proxy() as (port, asked):
+        done = subprocess.run(
+            [
+                BROWSER,
+                *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+                *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+                *("--enable-logging=stderr", f"--user-data-dir={tmp_path}/profile"),
+                *(f"--proxy-server=http://127.0.0.1:{port}", "--proxy-bypass-list=<-loopback>"),
+                *("--window-size=1200,1600", "--virtual-time-budget=3000", *more),
+                file.as_uri(),
+            ],
+            capture_output=True, text=True, timeout=120, check=True, env={**os.environ, "HOME": str(tmp_path)},
+        )  # fmt: skip
+    return done.stdout, done.stderr, asked
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_complains_or_asks_for_anything(name: str, tmp_path: Path) -> None:
+    dom, said, asked = shown(PAGES[name](), tmp_path, "--dump-dom")
+    assert "CONSOLE" not in said, said
+    assert not [host for host in asked if not OWN.search(host)]
+    assert "<script" not in dom
+    assert "</footer>" in dom
+
+
+def test_this_test_would_notice(tmp_path: Path) -> None:
+    text = made(nodes.hostile())
+    opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text).replace(
+        "</main>", '<img src="http://evil.example/x.png"><script>console.error("ran")</script></main>'
+    )
+    _, said, asked = shown(opened, tmp_path, "--dump-dom")
+    assert "CONSOLE" in said
+    assert any("evil.example" in host for host in asked)
+
+
+def test_its_own_policy_stops_what_an_escape_would_have_missed(tmp_path: Path) -> None:
+    text = made(nodes.hostile()).replace(
+        "</main>", '<img src="http://evil.example/x.png"><script>document.title="ran"</script></main>'
+    )
+    dom, _, asked = shown(text, tmp_path, "--dump-dom")
+    assert not any("evil.example" in host for host in asked)
+    assert "<title>ran" not in dom
