@@ -82,7 +82,7 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     missed = tuple(place for state, place in snapshot.view(driver.smi) if state not in {"works", "mismatch", "missing"})
     reserved = tuple(
-        cite(item, item.text.count("\n", 0, match.start()) + 1)
+        cite(item, item.number_at(match.start()))
         for item in (
             *snapshot.files("/proc/cmdline"),
             *snapshot.files("*modprobe.d/*"),
@@ -266,7 +266,7 @@ _P2P_TROUBLE: Final = re.compile(
     re.IGNORECASE,
 )
 _MATRIX: Final = re.compile(r"P2P=Enabled Bandwidth")
-_MATRIX_ROW: Final = re.compile(r"^\s+\d+((?:\s+\d+\.\d+)+)\s*$")
+_MATRIX_ROW: Final = re.compile(r"^[ \t]+\d+((?:\s+\d+\.\d+)+)\s*$")
 
 
 def _acs(snapshot: Snapshot) -> Iterator[Verdict]:

@@ -51,7 +51,7 @@ _RUN_SAYS: Final = re.compile(
     rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
     re.IGNORECASE,
 )
-_REBOOT_LIST: Final = re.compile(r"^\s*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
+_REBOOT_LIST: Final = re.compile(r"^[ \t]*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
 _HEADER: Final = re.compile(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
 
 
@@ -222,7 +222,7 @@ def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
     node = named.version if named else node
     found = [one for one in packages.in_containers(snapshot) if history.is_drivers(one.name) and one.upstream != node]
     files = tuple(
-        cite(item, item.text.count("\n", 0, match.start()) + 1)
+        cite(item, item.number_at(match.start()))
         for item in snapshot.items
         if item.where == "container" or item.kind == "container-inspect"
         for match in _SHIPPED.finditer(item.text)
@@ -309,7 +309,7 @@ def _run_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
             return disk.version, disk.citation
     for item in snapshot.of("installer-log", "listing", "text"):
         if match := _RUN_SAYS.search(item.text):
-            place = cite(item, item.text.count("\n", 0, match.start()) + 1)
+            place = cite(item, item.number_at(match.start()))
             return match["version"] or match["log"], place
     return None
 

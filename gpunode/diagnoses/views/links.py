@@ -193,7 +193,7 @@ def _of_sysfs(snapshot: Snapshot) -> Iterator[Link]:
             address = pci.address(match["address"])
             found.setdefault(address, {})[match["what"]] = match["value"]
             if match["what"] == "current_link_width":
-                places[address] = cite(item, item.text.count("\n", 0, match.start()) + 1)
+                places[address] = cite(item, item.number_at(match.start()))
         if (path := _SYSFS_PATH.search(item.subject)) and item.lines and path["what"] != "aer_dev_correctable":
             address = pci.address(path["address"])
             found.setdefault(address, {})[path["what"]] = item.lines[0].split()[0] if item.lines[0].split() else ""

@@ -33,9 +33,9 @@ _DESCRIBED: Final = re.compile(r"(?<=\.[0-7]) {2}")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _CELL: Final = re.compile(r"^(?:X|SYS|NODE|PHB|PXB|PIX|PSB|SOC|NV\d+)$")
 _NAMED: Final = re.compile(r"^(?:GPU\d+|NIC\d+|mlx\w+|\w*_\d+)$")
-_LEGEND: Final = re.compile(r"^\s*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
-_OF_GPU: Final = re.compile(r"^\s*GPU (?P<index>\d{1,3}):")
-_NVLINK: Final = re.compile(r"^\s*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|[\d.]+ GB/s)", re.IGNORECASE)
+_LEGEND: Final = re.compile(r"^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
+_OF_GPU: Final = re.compile(r"^[ \t]*GPU (?P<index>\d{1,3}):")
+_NVLINK: Final = re.compile(r"^[ \t]*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|[\d.]+ GB/s)", re.IGNORECASE)
 _SORTS: Final[tuple[tuple[str, Sort], ...]] = (
     ("0108", "nvme"), ("non-volatile", "nvme"), ("0200", "nic"), ("0207", "nic"), ("ethernet", "nic"),
     ("infiniband", "nic"), ("0604", "bridge"), ("pci bridge", "bridge"),
