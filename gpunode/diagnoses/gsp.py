@@ -30,8 +30,8 @@ _CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catal
 _README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/gsp.html"
 
 _RPC_TIMEOUT: Final = re.compile(
-    r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w*: .{0,60}timed? ?out|"
-    r"Heartbeat timed out|GSP RPC timeout",
+    r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w* timed? ?out|"
+    r"Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error",
     re.IGNORECASE,
 )
 _TASK: Final = re.compile(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
@@ -61,6 +61,8 @@ _UNSUPPORTED: Final = re.compile(
 _SWITCHED_OFF: Final = re.compile(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
 _PARAMETER_OFF: Final = re.compile(r"^\s*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
 _FIRMWARE_DIRS: Final = re.compile(r"/lib/firmware/nvidia\b")
+# From this branch on NVIDIA's packages and installer take the open modules where the GPU lets them.
+_OPEN_BY_DEFAULT: Final = 560
 _IN_USE: Final = re.compile(rf"GSP Firmware Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
@@ -138,17 +140,19 @@ def _missing(snapshot: Snapshot) -> Iterator[Citation]:
     if snapshot.view(driver.works) and not kernel.said(snapshot, _INIT):
         return
     yield from said
-    if said or kernel.said(snapshot, _INIT):
+    states = {state for state, _ in snapshot.view(driver.smi)}
+    if said or kernel.said(snapshot, _INIT) or "no-devices" in states:
         yield from _listed_without(snapshot)
 
 
 def _listed_without(snapshot: Snapshot) -> Iterator[Citation]:
-    """The listing of the firmware's folder, where the loaded driver's version is not in it."""
+    """The listing of the firmware's folder, where the loaded driver's version is not in it, or that there is none."""
     loaded = snapshot.view(driver.loaded)
-    for item in snapshot.of("listing"):
-        if not _FIRMWARE_DIRS.search(item.written) or (loaded and loaded.version in item.text):
+    for item in (item for item in snapshot.items if item.kind in {"listing", "file"} and item.is_seen):
+        if not _FIRMWARE_DIRS.search(item.written) or item.where != "host":
             continue
-        if loaded or kernel.said(snapshot, _NO_FILE):
+        is_absent = item.outcome == "absent" and (not loaded or loaded.version in item.written)
+        if is_absent or (loaded and item.outcome == "ok" and loaded.version not in item.written + item.text):
             yield cite(item)
 
 
@@ -174,7 +178,7 @@ def _ignored(snapshot: Snapshot) -> Iterator[Verdict]:
     if not asked:
         return
     opened = _open_modules(snapshot)
-    running = next((cite_of for cite_of in snapshot.said(_IN_USE)), None)
+    running = next(iter(snapshot.said(_IN_USE, "nvidia-smi-q", "nvidia-smi", "text")), None)
     model = _model(snapshot)
     if opened:
         summary = "NVreg_EnableGpuFirmware=0 has no effect: the open kernel modules cannot do without the GSP"
@@ -182,12 +186,21 @@ def _ignored(snapshot: Snapshot) -> Iterator[Verdict]:
     elif model and model.needs_open_modules:
         summary = f"NVreg_EnableGpuFirmware=0 has no effect: {model.label} cannot do without the GSP"
         yield Proof(summary, asked)
+    elif running and (branch := _branch(running.line)) >= _OPEN_BY_DEFAULT:
+        summary = f"NVreg_EnableGpuFirmware=0 has no effect: the GSP runs, as it must with the open modules of {branch}"
+        yield Proof(summary, (*asked, running), "likely")
     elif running:
         yield Doubt(
             "the GSP is to be off and runs: the open modules are loaded, or the setting was never read",
             "cat /proc/driver/nvidia/version /proc/driver/nvidia/params",
             (*asked, running),
         )
+
+
+def _branch(line: str) -> int:
+    """The branch of the version in ``nvidia-smi -q``'s line about the GSP's firmware."""
+    match = _IN_USE.search(line)
+    return int(match["version"].split(".")[0]) if match else 0
 
 
 def _asked_off(snapshot: Snapshot) -> Iterator[Citation]:

@@ -22,6 +22,9 @@ _RETIREMENT: Final = "https://docs.nvidia.com/deploy/dynamic-page-retirement/ind
 _RETIRED_LIMIT: Final = 60
 # How often a GPU may meet uncorrectable errors, each with its own reset, before nobody should wait for the next.
 _TOO_OFTEN: Final = 3
+_PLACE: Final = re.compile(
+    r"physAddr (?P<place>0x[0-9a-f]+)|partition (?P<partition>\d+, subpartition \d+)", re.IGNORECASE
+)
 _PAGE: Final = re.compile(r"\bpage\b|retire|blacklist", re.IGNORECASE)
 _PENDING: Final = re.compile(r"already pending|due to pending", re.IGNORECASE)
 _ROW: Final = re.compile(r"\brow\b|remap", re.IGNORECASE)
@@ -162,21 +165,29 @@ def _failing(_: Snapshot, memory: _Memory) -> Proof | None:
         return _proof(
             memory, f"{retired} pages of memory are retired, NVIDIA takes it back from {_RETIRED_LIMIT}", *rows
         )
-    if spent := _spent(memory):
+    if spent := _banks(memory, "None"):
         return _proof(memory, "a bank of its memory has no spare rows left", *spent)
     if pages := tuple(fault for fault in memory.of(64) if _is_of_pages(fault)):
         return _proof(memory, "a bad page of memory could not be retired", *(fault.citation for fault in pages))
-    times = _apart(memory.of(48))
-    if len(times) >= _TOO_OFTEN:
-        summary = f"uncorrectable memory errors at {len(times)} times, each after the last was dealt with"
-        return _proof(memory, summary, *(fault.citation for fault in times), confidence="likely")
-    return None
+    return _again_and_again(memory)
 
 
-def _spent(memory: _Memory) -> tuple[Citation, ...]:
-    """Banks without a spare row, by the histogram that says how many have how many left."""
-    rows = (row for query in memory.queries for row in query.every("Bank Remap Availability Histogram", "None"))
-    return tuple(row.citation for row in rows if re.match(r"[1-9]", row.value))
+def _again_and_again(memory: _Memory) -> Proof | None:
+    """Uncorrectable errors hours apart, or at many places: one bad row makes one of them, and is then replaced."""
+    told = memory.of(48)
+    times = _apart(told)
+    places = {match[0] for fault in told if fault.xid and (match := _PLACE.search(fault.xid.text))}
+    if len(times) < _TOO_OFTEN and len(places) <= _TOO_OFTEN:
+        return None
+    count = f"at {len(times)} times" if len(times) >= _TOO_OFTEN else f"in {len(places)} places"
+    citations = tuple(fault.citation for fault in (times if len(times) >= _TOO_OFTEN else told)[:6])
+    return _proof(memory, f"uncorrectable memory errors {count}", *citations, confidence="likely")
+
+
+def _banks(memory: _Memory, name: str) -> tuple[Citation, ...]:
+    """The line of the histogram of spare rows that counts banks under ``name``, where it counts any."""
+    found = (row for query in memory.queries for row in query.every("Bank Remap Availability Histogram", name))
+    return tuple(row.citation for row in found if re.match(r"[1-9]", row.value))
 
 
 def _cited(memory: _Memory, *names: tuple[str, ...]) -> tuple[Citation, ...]:
@@ -206,7 +217,7 @@ def _pages_pending(snapshot: Snapshot, memory: _Memory) -> Proof | None:
 
 
 def _remap_pending(_: Snapshot, memory: _Memory) -> Proof | None:
-    rows = memory.says("Remapped Rows", "Pending")
+    rows = (*memory.says("Remapped Rows", "Pending"), *memory.says("Channel Repair Pending"))
     told = (*memory.of(63, 156, 160), *(fault for fault in memory.of(64) if _is_pending(fault)))
     if not rows and (not told or memory.denies("Remapped Rows", "Pending") or memory.of(95, 140)):
         return None
@@ -249,10 +260,11 @@ def _volatile(memory: _Memory) -> tuple[Citation, ...]:
 
 
 def _past_limit(_: Snapshot, memory: _Memory) -> Proof | None:
-    rows = memory.says("SRAM Threshold Exceeded")
-    if not rows:
-        return None
-    return _proof(memory, "uncorrectable errors in SRAM have passed the limit at which NVIDIA takes it back", *rows)
+    if rows := memory.says("SRAM Threshold Exceeded"):
+        return _proof(memory, "uncorrectable errors in SRAM have passed the limit at which NVIDIA takes it back", *rows)
+    if rows := _banks(memory, "Low"):
+        return _proof(memory, "a bank of its memory has hardly a spare row left", *rows, confidence="likely")
+    return None
 
 
 def _many_corrected(_: Snapshot, memory: _Memory) -> Proof | None:

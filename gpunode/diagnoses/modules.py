@@ -149,6 +149,8 @@ def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
 def _is_gone(snapshot: Snapshot, running: str) -> bool:
     """Whether the folder of the running kernel's modules is no longer there, as after an upgrade without a reboot."""
     for item in snapshot.of("listing"):
+        if item.source.words[:1] != ("ls",) or item.source.only:
+            continue
         path = item.subject.rstrip("/")
         if path in {"/lib/modules", "/usr/lib/modules"} and item.outcome == "ok" and running:
             return running not in item.text

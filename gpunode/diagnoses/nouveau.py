@@ -52,7 +52,8 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     ruled_out = ("an initramfs that holds it: it does not",) if blacklisted and looked else ()
     summary = "nouveau owns the GPU, so NVIDIA's module is never given it"
-    yield "nouveau-bound", Proof(summary, proofs, ruled_out=ruled_out)
+    # With nouveau in the initramfs it hangs on a blacklist that nobody has looked for.
+    yield "nouveau-bound", Proof(summary, (*proofs, *image), "likely" if image else "certain", ruled_out)
 
 
 def _in_use(snapshot: Snapshot) -> Iterator[Citation]:

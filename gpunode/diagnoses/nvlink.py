@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog import xids
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -33,6 +34,10 @@ def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             "it only starts with a driver of exactly its own"
         )
         yield "fabric-manager-version-mismatch", Proof(summary, (*mismatch.citations, *manager.citations, *waiting))
+    elif nothing and waiting and not snapshot.view(boards.carriers) and not snapshot.view(fabric.switches):
+        question = "the fabric manager finds nothing to do, and yet CUDA waits: what GPUs these are is not shown"
+        look = "`nvidia-smi -L` and `lspci -d 10de:`; B200 and B300 need nvlsm and the InfiniBand modules"
+        yield "fabric-manager-not-running", Doubt(question, look, (*nothing, *waiting), ("fabric-manager-not-needed",))
     elif nothing and not _has_switches(snapshot):
         summary = "the fabric manager finds no NVSwitch and exits, as it must: this node has none to manage"
         yield "fabric-manager-not-needed", Proof(summary, (*nothing, *manager.citations))
@@ -314,12 +319,10 @@ def _tell_monitor(_: Snapshot) -> Iterable[Fix]:
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
 _CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
-_WITHOUT_FABRIC: Final = frozenset(
-    {
-        *("nvlink-all-links-inactive-gpu", "nvlink-link-inactive", "cuda-init-802-kaslr-or-hmm"),
-        *("nvlink-not-present-false-positive", "device-plugin-marked-unhealthy"),
-    }
-)
+_WITHOUT_FABRIC: Final = NO_CLUSTER_GPU | {
+    *("nvlink-all-links-inactive-gpu", "nvlink-link-inactive", "cuda-init-802-kaslr-or-hmm"),
+    "nvlink-not-present-false-positive",
+}
 _LINKS: Final = frozenset({"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"})
 _NVLINK_XIDS: Final = frozenset({"xid-74-nvlink-error", "xid-145-149-nvlink5-fault", "xid-154-recovery-action"})
 
@@ -428,7 +431,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
             check=_linked_fault,
             remedy=_reset_fabric,
-            explains=_LINKS | {"xid-154-recovery-action", "nvidia-uvm-wedged", "device-plugin-marked-unhealthy"},
+            explains=_LINKS | NO_CLUSTER_GPU | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
         ),
         Rule(
             cause="xid-145-149-nvlink5-fault",
@@ -445,7 +448,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1355"),
             check=_fifth,
             remedy=_reset_fabric,
-            explains=_LINKS | {"xid-154-recovery-action", "device-plugin-marked-unhealthy"},
+            explains=_LINKS | NO_CLUSTER_GPU | {"xid-154-recovery-action"},
         ),
         Rule(
             cause="nvlink-all-links-inactive-gpu",

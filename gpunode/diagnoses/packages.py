@@ -108,7 +108,11 @@ _CONFLICT: Final = re.compile(
     r"Conflicting values set for option (?:Signed-By|Trusted) regarding source (?P<url>\S+)(?P<rest>.*)"
 )
 # The list files of packages and instructions that today's have replaced.
-_OLD_LISTS: Final = re.compile(r"/(?:nvidia-docker|libnvidia-container|nvidia-container-runtime|archive_uri-|cuda)\b")
+_OLD_LISTS: Final = re.compile(
+    r"/(?:nvidia-docker|libnvidia-container|nvidia-container-runtime|cuda)\.list$|/archive_uri-"
+)
+# Those of today's.
+_CURRENT_LISTS: Final = re.compile(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
 _LIST_NAME: Final = re.compile(r"/etc/apt/(?:sources\.list\.d/[\w.-]+\.(?:list|sources)|sources\.list)")
 
 
@@ -146,16 +150,23 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _surplus(snapshot: Snapshot) -> tuple[str, ...]:
-    """The files with entries to be dropped: where some name a key, those that name none, else those of old names."""
+    """The files with entries to be dropped: where some name a key, those that name none, else those of old names.
+
+    Of entries that are known, none but theirs: what else stands in the folder is nobody's surplus.
+    """
     for same in snapshot.view(archives.conflicts):
         bare = [entry for entry in same if not entry.source.signed_by]
-        if found := _files(
-            bare if 0 < len(bare) < len(same) else [e for e in same if _OLD_LISTS.search(e.source.file)]
-        ):
-            return found
-    named = [file for item in snapshot.of("listing", "file") for file in _LIST_NAME.findall(item.text)]
-    old = tuple(dict.fromkeys(file for file in named if _OLD_LISTS.search(file)))
-    return old if old and len(set(named)) > len(old) else ()
+        old = [entry for entry in same if _OLD_LISTS.search(entry.source.file)]
+        other = [entry for entry in same if not _CURRENT_LISTS.search(entry.source.file)]
+        for surplus in (bare, old, other):
+            if 0 < len(surplus) < len(same):
+                return _files(surplus)
+        return ()
+    # Without the entries, a grep for the archive's host has named the files.
+    greps = (item for item in snapshot.of("listing") if item.source.words[:1] and "grep" in item.source.words[0])
+    named = tuple(dict.fromkeys(file for item in greps for file in _LIST_NAME.findall(item.text)))
+    surplus_named = tuple(file for file in named if _OLD_LISTS.search(file))
+    return surplus_named if len(surplus_named) < len(named) else ()
 
 
 def _files(entries: Iterable[Listed]) -> tuple[str, ...]:

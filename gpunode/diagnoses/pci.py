@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NO_DRIVER
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -14,7 +15,11 @@ from gpunode.diagnoses.views import boards, driver, kernel, links, pci, system
 # ---- is there a GPU at all
 
 _NONE_FOUND: Final = re.compile(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE)
-_NOT_CALLED: Final = re.compile(r"probe routine was not called for|already bound to|routine failed for")
+# Words of the driver about a GPU that it saw, whatever it then did with it.
+_GPU_SPOKEN_OF: Final = re.compile(
+    r"probe routine was not called for|already bound to|routine failed for|installed in this system|RmInitAdapter|"
+    r"\bXid \(|fallen off the bus"
+)
 _NO_SUCH_DEVICE: Final = re.compile(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
 _NO_GPU_SAID: Final = re.compile(
     r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", re.IGNORECASE
@@ -24,7 +29,7 @@ _NO_GPU_SAID: Final = re.compile(
 def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
     if system.is_wsl(snapshot) or snapshot.view(pci.gpus) or snapshot.view(links.nvidia):
         return
-    if kernel.said(snapshot, _NOT_CALLED):
+    if kernel.said(snapshot, _GPU_SPOKEN_OF):
         return
     said = tuple(m.citation for m in kernel.said(snapshot, _NONE_FOUND))
     said += snapshot.said(_NO_SUCH_DEVICE) + snapshot.said(_NO_GPU_SAID)
@@ -188,7 +193,8 @@ def regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "bar-allocation-failed", Proof(summary, seen, "likely")
     else:
         summary = "firmware left a memory region of the GPU without an address: Above 4G Decoding is off, or too small"
-        yield "bar-above-4g-disabled", Proof(summary, seen)
+        confidence: Confidence = "certain" if system.is_guest(snapshot) is False else "likely"
+        yield "bar-above-4g-disabled", Proof(summary, seen, confidence)
 
 
 def _matters(snapshot: Snapshot, one: links.Unplaced) -> bool:
@@ -489,14 +495,7 @@ _SEARCH: Final = (
     by_hand("hardware", "seat the GPU again, and have it replaced where it stays away"),
 )
 
-_LOST: Final = frozenset({"gpu-fallen-off-bus", "device-plugin-marked-unhealthy"})
-_NO_GPU_SEEN: Final = frozenset(
-    {
-        *("no-device-nodes-driver-not-initialised", "driver-module-not-loaded", "device-plugin-marked-unhealthy"),
-        *("device-plugin-incompatible-strategy", "persistenced-start-race", "driver-not-installed"),
-    }
-)
-_NO_START: Final = frozenset({*_NO_GPU_SEEN, "gsp-init-failed-platform", "gpu-fallen-off-bus"})
+_NO_START: Final = NO_DRIVER | {"gsp-init-failed-platform", "gpu-fallen-off-bus"}
 _APPLICATION_XIDS: Final = frozenset(
     {
         *("xid-31-mmu-fault", "xid-13-graphics-exception", "xid-109-ctx-switch-timeout", "xid-154-recovery-action"),
@@ -526,7 +525,7 @@ FAMILY: Final = Family(
             sources=(f"{_OPEN}/blob/main/kernel-open/nvidia/nv.c",),
             check=_no_gpu,
             remedy=_attach,
-            explains=_NO_GPU_SEEN,
+            explains=NO_DRIVER | {"driver-not-installed"},
         ),
         Rule(
             cause="vfio-bound",
@@ -546,7 +545,7 @@ FAMILY: Final = Family(
             ),
             check=_passed_on,
             remedy=_give_back,
-            explains=_NO_GPU_SEEN | {"nouveau-bound"},
+            explains=NO_DRIVER | {"nouveau-bound"},
         ),
         Rule(
             cause="gpu-stuck-d3cold",
@@ -636,7 +635,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
             check=_iommu,
             remedy=_pass_through,
-            explains=_APPLICATION_XIDS | _LOST | {"acs-blocks-p2p"},
+            explains=_APPLICATION_XIDS | NO_CLUSTER_GPU | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
         ),
         Rule(
             cause="acs-blocks-p2p",
@@ -724,7 +723,7 @@ FAMILY: Final = Family(
             ),
             check=_missing,
             remedy=always(*_SEARCH),
-            explains=frozenset({"device-plugin-marked-unhealthy"}),
+            explains=NO_CLUSTER_GPU,
         ),
     ),
 )

@@ -106,9 +106,13 @@ def _margin(gpu: smi_query.Gpu) -> float | None:
 
 def _heat(snapshot: Snapshot, gpu: smi_query.Gpu) -> tuple[Citation, ...]:
     """The lines with the temperatures of this GPU, from whichever answer has them."""
-    same = [one for one in snapshot.view(smi_query.gpus) if one.bus == gpu.bus]
+    return tuple(citation for bus, citation in snapshot.view(_temperatures) if bus == gpu.bus)[:4]
+
+
+def _temperatures(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
     names = ("GPU Current Temp", "GPU Slowdown Temp", "GPU Max Operating Temp", "GPU T.Limit Temp")
-    return tuple(row.citation for one in same for name in names if (row := one.find(name)) is not None)[:4]
+    rows = (row for name in names for row in smi_query.rows(snapshot, name))
+    return tuple((gpu.bus, row.citation) for gpu, row in rows)
 
 
 # ---- the limit

@@ -22,7 +22,7 @@ from gpunode.facts.items import Item
 
 # modprobe, insmod, systemd-modules-load and NVIDIA's installer say it in the words of errno.
 _REFUSED: Final = re.compile(
-    r"Key was rejected by service|Required key not available"
+    r"Key was rejected by service|Required key not available|[Kk]ernel module load error: Operation not permitted"
     r"|(?:insert(?: module)?|kernel module) '?\S*nvidia\S*:? ?(?:Operation not permitted|Key has expired)"
 )
 _NAMED: Final = re.compile(r"(?:insert(?: module)?|kernel module) ['‘\"]?(?:\S*/)?(?P<module>[a-zA-Z][\w-]*)")
@@ -32,7 +32,8 @@ _IN_LOG: Final = re.compile(
 )
 _UNSIGNED: Final = re.compile(
     r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
-    r"|sign the kernel module when prompted|kernel module is not signed|modules won't be signed|will not be signed"
+    r"|sign the kernel module when prompted|Answer: Install without signing"
+    r"|kernel module is not signed|modules won't be signed|will not be signed"
 )
 _UNKNOWN_KEY: Final = re.compile(
     r"Loading of module with un(?:available|known) key is rejected|PKCS#7 signature not signed with a trusted key"

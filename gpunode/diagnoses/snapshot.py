@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -12,6 +13,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
+from gpunode.facts.literals import may_match
 from gpunode.facts.model import Facts
 from gpunode.facts.sources import Kind
 
@@ -69,8 +71,9 @@ class Snapshot:
     def match(self, pattern: re.Pattern[str], *kinds: Kind) -> re.Match[str] | None:
         """The first match of ``pattern``; see ``said``."""
         for item in self._searched(kinds):
-            for text in (item.text, *_windows(item)):
-                if match := pattern.search(text):
+            if _may_match(item, pattern):
+                match = pattern.search(item.text) or pattern.search(item.view(_wrapped))
+                if match is not None:
                     return match
         return None
 
@@ -87,38 +90,46 @@ def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
 
 def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    found = number = counted = 0
-    seen = -1
+    if not _may_match(item, pattern):
+        return
+    numbers: list[int] = []
     for match in pattern.finditer(item.text):
-        number += item.text.count("\n", counted, match.start())
-        counted = match.start()
-        if number != seen:
-            seen, found = number, found + 1
-            yield cite(item, number + 1)
-            if found == _CITED:
-                return
-    if found:
-        return
-    for start, window in enumerate(_windows(item)):
-        if pattern.search(window):
-            yield cite(item, start + 1)
+        number = line_at(item, match.start())
+        if number not in numbers[-1:]:
+            numbers.append(number)
+            yield cite(item, number)
+        if len(numbers) == _CITED:
             return
+    if not numbers and (wrapped := pattern.search(item.view(_wrapped))):
+        yield cite(item, item.view(_wrapped).count("\n", 0, wrapped.start()) + 1)
 
 
-def _windows(item: Item) -> Iterator[str]:
-    """A few lines each, joined by single spaces, without what the kernel puts before each."""
-    if len(item.lines) > _WRAPPED_LINES or len(item.lines) < 2:
-        return
-    lines = [_unprefixed(line) for line in item.lines]
-    for start in range(len(lines)):
-        yield " ".join(lines[start : start + _WINDOW])
+def line_at(item: Item, offset: int) -> int:
+    """The number of the line in which the character at ``offset`` stands."""
+    return bisect_right(item.view(_starts), offset)
+
+
+def _starts(item: Item) -> tuple[int, ...]:
+    return (0, *(match.end() for match in _NEWLINE.finditer(item.text)))
+
+
+_NEWLINE: Final = re.compile("\n")
+
+
+def _may_match(item: Item, pattern: re.Pattern[str]) -> bool:
+    """Whether a search is worth its time; of a short piece, where words may be wrapped, it always is."""
+    return len(item.lines) <= _WRAPPED_LINES or may_match(pattern, item.lowered)
+
+
+def _wrapped(item: Item) -> str:
+    """Each line of a short piece with those after it, joined by single spaces, without what the kernel puts before."""
+    if not 2 <= len(item.lines) <= _WRAPPED_LINES:
+        return ""
+    lines = [_PREFIX.sub("", line).rstrip() for line in item.lines]
+    return "\n".join(" ".join(lines[start : start + _WINDOW]) for start in range(len(lines)))
 
 
 _PREFIX: Final = re.compile(r"^\s*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
-
-
-def _unprefixed(line: str) -> str:
-    return _PREFIX.sub("", line).rstrip()
 
 
 def cite(item: Item, number: int | None = None) -> Citation:

@@ -198,7 +198,7 @@ def _summary(cause: str, model: GpuModel | None, found: Release, last: int | Non
 
 def _choice(snapshot: Snapshot, *, keep_branch: bool) -> Choice | Impossible:
     """The driver for the GPUs of this node; of the installed branch where that may stay."""
-    models = tuple(card.model for card in snapshot.view(cards.cards) if card.model.device_id)
+    models = tuple(card.model for card in snapshot.view(cards.cards))
     branch = snapshot.view(release).branch
     known = branches.find(branch) if keep_branch else None
     if known is not None and known.active:
@@ -213,7 +213,7 @@ def _install(snapshot: Snapshot, cause: str, *, keep_branch: bool = False) -> It
     last = _named_branch(snapshot) or min(
         (card.model.last_branch for card in snapshot.view(cards.cards) if card.model.last_branch), default=None
     )
-    if cause == "gpu-legacy-unsupported-by-branch" and last is not None and last < _OFFERED_FROM:
+    if last is not None and last < _OFFERED_FROM:
         yield _of_distribution(snapshot, last)
     elif isinstance(choice, Impossible) and snapshot.view(cards.cards):
         yield by_hand("replace", f"{choice.what}: {choice.why}; {choice.hint}")

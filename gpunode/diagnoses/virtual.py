@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.model import Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.pci import regions
 from gpunode.diagnoses.remedies import always, by_hand, restart, run, setup_step, uninstall
@@ -70,22 +71,18 @@ def _larger_window(_: Snapshot) -> Iterable[Fix]:
 # ---- vGPU
 
 _UNLICENSED: Final = re.compile(r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)", re.IGNORECASE)
-_EXPIRED: Final = re.compile(
-    r"nvidia-gridd(?:\[\d+\])?: (?:License expired|Unlicensed|.{0,60}\bunlicensed\b)", re.IGNORECASE
-)
+_GRIDD: Final = r"nvidia-gridd(?:\[\d+\])?: "
 _UNCONFIGURED: Final = re.compile(
-    r"nvidia-gridd(?:\[\d+\])?: (?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|"
-    r"Client configuration token "
-    r"(?:file )?(?:not found|missing)|No (?:valid )?client configuration token)",
+    _GRIDD + r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
+    r"Valid [^:\n]{0,20}license not found|Client configuration token (?:file )?(?:not found|missing)|"
+    r"No (?:valid )?client configuration token)",
     re.IGNORECASE,
 )
 _SERVER: Final = re.compile(
-    r"nvidia-gridd(?:\[\d+\])?: (?:Failed to (?:acquire|borrow|renew|register|update local trusted|fetch|validate|"
-    r"connect|"
-    r"initialize (?:the )?(?:connection|license))|(?:License )?[Ss]erver .{0,60}(?:unreachable|not available|"
-    r"no response)|"
-    r".{0,80}Error: (?:Unable to|Could ?n.t|Failed to) (?:resolve|connect|reach)|Error occurred while (?:connecting|"
-    r"communicating))"
+    _GRIDD + r"(?:Failed server communication|Failed to (?:acquire|borrow|renew|register|update local trusted|fetch|"
+    r"validate|connect|initialize [a-z ]{4,20})|[^\n]{0,80}Error: (?:Unable to|Could ?n.t|Failed to)|"
+    r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)",
+    re.IGNORECASE,
 )
 _ACQUIRED: Final = re.compile(r"nvidia-gridd(?:\[\d+\])?: License (?:acquired|renewed) successfully", re.IGNORECASE)
 _NO_GRIDD: Final = re.compile(
@@ -101,7 +98,7 @@ def _licence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if row.value.lower().startswith(("unlicensed", "expired", "restricted"))
     ) or snapshot.said(_UNLICENSED, *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"))
     failed = snapshot.said(_SERVER)
-    unconfigured = (*snapshot.said(_UNCONFIGURED), *snapshot.said(_EXPIRED))
+    unconfigured = snapshot.said(_UNCONFIGURED)
     absent = snapshot.said(_NO_GRIDD)
     if failed and not snapshot.says(_ACQUIRED):
         summary = "nvidia-gridd asks the licence server and gets no licence, so this vGPU runs restricted"
@@ -186,6 +183,7 @@ def _not_started(snapshot: Snapshot) -> Iterator[Verdict]:
 # ---- WSL
 
 _BLOCKED: Final = re.compile(r"GPU access blocked by the operating system", re.IGNORECASE)
+_ABOUT_WSL: Final = re.compile(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b", re.IGNORECASE)
 _TCC: Final = re.compile(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", re.MULTILINE)
 _LINUX_DRIVER: Final = (
     "nvidia-driver-*",
@@ -200,7 +198,11 @@ _LINUX_DRIVER: Final = (
 def _windows(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Which it is: a driver model that WSL cannot use, or a Linux driver or container that hides the Windows one."""
     blocked = snapshot.said(_BLOCKED)
-    if not blocked and not system.is_wsl(snapshot):
+    if (
+        not blocked
+        and not system.is_wsl(snapshot)
+        and not any(_ABOUT_WSL.search(item.written) for item in snapshot.items)
+    ):
         return
     rows = (*smi_query.rows(snapshot, "Driver Model", "Current"), *smi_query.rows(snapshot, "driver_model.current"))
     models = tuple(row.citation for _, row in rows if row.value.strip().upper() == "TCC")
@@ -220,7 +222,7 @@ def _windows(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             )
         yield (
             "wsl-gpu-access-blocked",
-            Proof(summary, (*blocked, *found, *trouble), "certain" if linux or blocked else "likely"),
+            Proof(summary, (*blocked, *found, *trouble), "certain" if linux else "likely"),
         )
 
 
@@ -242,17 +244,10 @@ def _clean(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-_SHOWN_AS_FAILED: Final = frozenset(
-    {
-        *(
-            "driver-module-not-loaded",
-            "driver-not-installed",
-            "no-device-nodes-driver-not-initialised",
-            "no-gpu-present",
-        ),
-        *("driver-userspace-incomplete", "driver-library-mismatch-reboot-pending", "kernel-headers-missing"),
-    }
-)
+_SHOWN_AS_FAILED: Final = NO_DRIVER | {
+    *("driver-not-installed", "no-gpu-present", "driver-userspace-incomplete", "kernel-headers-missing"),
+    *("driver-library-mismatch-reboot-pending", "dkms-build-kernel-api"),
+}
 _VGPU_GUIDE: Final = "https://docs.nvidia.com/vgpu/latest/grid-licensing-user-guide/index.html"
 _WSL_GUIDE: Final = "https://docs.nvidia.com/cuda/wsl-user-guide/index.html"
 
@@ -278,9 +273,7 @@ FAMILY: Final = Family(
             ),
             check=only("vm-passthrough-mmio-config", regions),
             remedy=_larger_window,
-            explains=frozenset(
-                {"no-device-nodes-driver-not-initialised", "driver-module-not-loaded", "gsp-init-failed-platform"}
-            ),
+            explains=NO_DRIVER | {"gsp-init-failed-platform"},
         ),
         Rule(
             cause="vm-passthrough-hypervisor-detected",
@@ -299,7 +292,7 @@ FAMILY: Final = Family(
             ),
             check=_shy,
             remedy=_newer,
-            explains=frozenset({"no-device-nodes-driver-not-initialised", "device-plugin-incompatible-strategy"}),
+            explains=NOT_INITIALISED,
         ),
         Rule(
             cause="vgpu-license-server-failure",

@@ -73,6 +73,7 @@ _NEAREST: Final[dict[XidKind, tuple[str, ...]]] = {
     "bus": ("pcie-aer-correctable-storm", "gpu-fallen-off-bus"),
 }
 
+_PMU_HALTED: Final = re.compile(r"PmuHalted|PMU has halted")
 _ADDRESS: Final = re.compile(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _NULL: Final = 0x10000
@@ -85,6 +86,11 @@ _FAULTY_RELEASES: Final = {"610.57.04": f"{_OPEN}/issues/1370"}
 _SM: Final = re.compile(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
 _TO_ACTION: Final = re.compile(
     r"changed (?:from 0x\d \([^)]*\) )?to 0x(?P<action>\d)(?: \((?P<name>[^)]*)\))?", re.IGNORECASE
+)
+# NVML's word (NVML_ERROR_RESET_REQUIRED) and DCGM's (DCGM_FR_GPU_RECOVERY_…).
+_RESET_REQUIRED: Final = re.compile(
+    r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED|"
+    r"requires a (?:reset|reboot) to recover from a fault"
 )
 _NO_ACTION: Final = frozenset({"", "none", "n/a", "[n/a]"})
 _NOT_INITIALISED: Final = re.compile(
@@ -100,6 +106,13 @@ def _told(*codes: int) -> Callable[[Snapshot], Iterator[Verdict]]:
             yield faults.proof(incident)
 
     return check
+
+
+def _halted(snapshot: Snapshot) -> Iterator[Verdict]:
+    yield from _told(62, 169)(snapshot)
+    if not snapshot.view(faults.incidents) and (said := kernel.said(snapshot, _PMU_HALTED)):
+        places = tuple(message.citation for message in said[:3])
+        yield Proof("The GPU's power management unit halted", places, at=said[0].at)
 
 
 def _exceptions(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -137,9 +150,9 @@ def _page_faults(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tuple[Citation, ...]] | None:
     told = [f for f in faults.on(snapshot, incident.gpu) if f.code == 31 and f.xid]
-    release = driver.smi_version(snapshot) or snapshot.view(driver.loaded)
-    if release is not None and release.version in _FAULTY_RELEASES:
-        return f"release {release.version} is known for it", (release.citation,)
+    for release in (driver.smi_version(snapshot), snapshot.view(driver.loaded), driver.on_disk(snapshot)):
+        if release is not None and release.version in _FAULTY_RELEASES:
+            return f"release {release.version} is known for it", (release.citation,)
     if address := _one_address(told):
         return f"several programs faulted at the same address {address}", tuple(f.citation for f in told[:4])
     if upgrade := snapshot.said(_UPGRADE, "package-history", "package-output"):
@@ -163,10 +176,22 @@ def _recovery(snapshot: Snapshot) -> Iterator[Verdict]:
     for incident in told:
         yield _wanted(incident)
     if not told and not snapshot.view(faults.incidents):
-        for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action"):
-            if row.value.strip().lower() not in _NO_ACTION:
-                summary = f"{faults.label(gpu.bus)} asks to be recovered: {row.value}; why, no line here says"
+        yield from _state(snapshot)
+
+
+def _state(snapshot: Snapshot) -> Iterator[Verdict]:
+    """The action that nvidia-smi or NVML shows, where nobody pasted what led to it."""
+    for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action"):
+        if row.value.strip().lower() not in _NO_ACTION:
+            summary = f"{faults.label(gpu.bus)} asks to be recovered: {row.value}; why, no line here says"
+            yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
+    for name in ("Reset Required", "Drain and Reset Recommended"):
+        for gpu, row in smi_query.rows(snapshot, name):
+            if smi_query.is_yes(row.value):
+                summary = f"{faults.label(gpu.bus)} has to be reset; why, no line here says"
                 yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
+    if said := snapshot.said(_RESET_REQUIRED):
+        yield Proof("A GPU has to be reset before it can be used; why, no line here says", said, "likely")
 
 
 def _wanted(incident: faults.Incident) -> Proof:
@@ -320,7 +345,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-13-graphics-exception",
             layer="driver",
-            severity="error",
+            severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
             story=(
@@ -339,7 +364,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-mmu-fault",
             layer="driver",
-            severity="error",
+            severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
             story=(
@@ -402,7 +427,7 @@ FAMILY: Final = Family(
                 "under long load."
             ),
             sources=(f"{_OPEN}/issues/1045", _CATALOG),
-            check=_told(62, 169),
+            check=_halted,
             remedy=_restart_controller,
             explains=_CONSEQUENCES | {"gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
         ),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
 from gpunode.facts.sources import Kind, Source, Where, recognise, recognise_all
 
+T = TypeVar("T")
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # How a shell or a tool says that a thing is not there, when that is all it says.
 _ABSENT: Final = re.compile(
     r"^(?:[^\n]{0,200}: )?(?:command not found|no such file or directory|not found)\.{0,3}$"
@@ -41,6 +44,7 @@ class Item:
     outcome: Outcome = "ok"
     error: str = ""
     exit_status: int | None = None
+    _views: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def kind(self) -> Kind:
@@ -60,7 +64,18 @@ class Item:
     @cached_property
     def lines(self) -> tuple[str, ...]:
         """The lines, without their ends; line numbers count from 1."""
-        return tuple(self.text.splitlines())
+        return tuple(self.text.removesuffix("\n").split("\n")) if self.text else ()
+
+    def view(self, read: Callable[[Item], T]) -> T:
+        """What ``read`` makes of this item; made once, however often it is asked for."""
+        if read not in self._views:
+            self._views[read] = read(self)
+        return cast(T, self._views[read])
+
+    @cached_property
+    def lowered(self) -> str:
+        """The text in lower case."""
+        return self.text.lower()
 
     @property
     def is_seen(self) -> bool:
@@ -97,11 +112,19 @@ def _own(source: Source, text: str) -> str:
 
 
 def _said(capture: Capture) -> str:
-    """The answer; of a command that failed, its complaint too."""
-    if not capture.text.strip():
-        return capture.error
-    complains = capture.outcome == "failed" and bool(capture.error)
-    return f"{capture.text.rstrip()}\n{capture.error}" if complains else capture.text
+    """The answer, as plain lines; of a command that failed, its complaint too."""
+    answer = capture.text
+    if not answer.strip():
+        answer = capture.error
+    elif capture.outcome == "failed" and capture.error:
+        answer = f"{answer.rstrip()}\n{capture.error}"
+    return _plain(answer)
+
+
+def _plain(text: str) -> str:
+    """``text`` without a terminal's colours and with the newlines of this system."""
+    text = text.replace("\r\n", "\n") if "\r" in text else text
+    return _COLOURS.sub("", text) if "\x1b" in text else text
 
 
 def _outcome(capture: Capture, said: str) -> Outcome:

@@ -118,8 +118,8 @@ _WITH_VALUE: Final = frozenset(
 
 # By name, where a file's place tells what stands in it.
 _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
-    (r"make\.log$", "make-log"),
-    (r"nvidia-installer\.log$|cuda-installer\.log$", "installer-log"),
+    (r"make\.log$|/akmods/.*\.log$|\.failed\.log$", "make-log"),
+    (r"nvidia-installer\.log$|cuda-installer\.log$|(?:^|/)(?:NVIDIA-Linux|cuda_)[\w.-]+\.run$", "installer-log"),
     (r"/var/log/(?:kern|dmesg)[\w.-]*$|kern\.log$|dmesg(?:\.\w+)?$", "kernel-log"),
     (r"/var/log/(?:syslog|messages)[\w.-]*$|syslog$", "journal"),
     (
@@ -132,6 +132,8 @@ _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"audit\.log$", "audit"),
     (r"cufile\.log$", "gpudirect"),
     (r"nvidia-container-(?:toolkit|runtime)\.log$", "nvidia-container-cli"),
+    # Whatever other program wrote a log: what it says is a message, not a setting.
+    (r"\.(?:log|out|err)(?:\.\d+)?$", "application"),
 )
 # By words, where no command and no path stands.
 _WORDS: Final[tuple[tuple[str, Kind], ...]] = (
@@ -388,6 +390,11 @@ def _subject(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
     return lambda words: Source(kind, next(iter(_operands(words)), ""), words)
 
 
+def _listed(words: tuple[str, ...]) -> Source:
+    """A listing; unlike kubectl's, the options of ls take no value: the first other word is the path."""
+    return Source("listing", next((word for word in words[1:] if not word.startswith("-")), ""), words)
+
+
 def _dmesg(words: tuple[str, ...]) -> Source:
     return Source("kernel-log", words=words, is_part="-w" in words)
 
@@ -564,7 +571,7 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("kubeadm", "helm", "kubelet"), _always("kubernetes")),
     "ldconfig": _always("ldconfig"),
     **dict.fromkeys(("which", "whereis", "type"), _subject("which")),
-    **dict.fromkeys(("ls", "find", "stat", "ll", "tree", "lsof", "fuser"), _subject("listing")),
+    **dict.fromkeys(("ls", "find", "stat", "ll", "tree", "lsof", "fuser"), _listed),
     **dict.fromkeys(("env", "printenv"), _always("environment")),
     "snap": _always("snap"),
     **dict.fromkeys(("ausearch", "sealert", "aureport"), _always("audit")),

@@ -18,7 +18,7 @@ from gpunode.page import topology as wiring
 from gpunode.page.evidence import looked_at, shown
 from gpunode.page.excerpt import BRIEF, FULL, Detail, cut
 from gpunode.page.markup import Markup, document, element, joined, styled
-from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, count
+from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, condition, count
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.stack import Storey
@@ -210,7 +210,7 @@ def _fix(fix: Fix) -> Markup:
     commands = "\n".join(fix.commands)
     return element(
         "li",
-        element("p", _prose(fix.text), element("em", f" ({fix.when})") if fix.when else None),
+        element("p", _prose(fix.text), element("em", condition(fix.when)) if fix.when else None),
         element("pre", element("code", commands), class_="commands", tabindex=0) if commands else None,
     )
 

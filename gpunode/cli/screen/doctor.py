@@ -10,7 +10,7 @@ from gpunode.cli.screen.quoting import shortened, telling
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, prose, span
 from gpunode.cli.screen.words import count, listed
 from gpunode.diagnoses.views import kernel
-from gpunode.page.words import DISRUPTIONS, LAYERS, STATES
+from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, condition
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.model import Citation, Doubt, Finding, Fix, Rule
@@ -156,8 +156,7 @@ def _consequences(findings: Sequence[Finding], how: _How) -> Iterator[Line]:
 def _remedy(fixes: Sequence[Fix], disruption: str) -> Iterator[Line]:
     yield _heading("what to do", disruption)
     for number, fix in enumerate(fixes, 1):
-        when = f" ({fix.when})" if fix.when else ""
-        yield line(f"  {number}. ", *prose(f"{fix.text}{when}"), hang=5)
+        yield line(f"  {number}. ", *prose(f"{fix.text}{condition(fix.when)}"), hang=5)
         yield from indented([line(span(command, "command"), hang=2) for command in fix.commands], 5)
 
 

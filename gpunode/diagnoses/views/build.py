@@ -21,7 +21,7 @@ _KERNEL: Final = r"\d+\.\d+[^\s/'\",;:()]*[^\s/'\",;:().]"
 _HEADERS: Final = re.compile(
     r"kernel headers for kernel \S+ cannot be found"
     r"|Missing \S+ kernel headers"
-    r"|Module build for (?:the currently running kernel|kernel \S+) was skipped since"
+    r"|(?:[Mm]odule build for|autoinstall for) (?:the currently running kernel|kernel \S+) was skipped since"
     r"|development files for kernel \S+ or the appropriate"
     r"|Unable to find the kernel source tree for the"
     r"|Unable to determine the (?:location of the )?kernel (?:source|header)"
@@ -71,8 +71,8 @@ _TOOLS: Final = (
     re.compile(rf"[`'‘]({_TOOL})['’]"),
 )
 _COMPILER: Final = re.compile(
-    r"Compiler version check failed|CC version check failed|Failed CC version check|cc_version_check failed"
-    r"|gcc-version-check failed|incompatible gcc/plugin versions|does not match the compiler used here"
+    r"(?<!Warning: )Compiler version check failed|CC version check failed|Failed CC version check"
+    r"|cc_version_check failed|gcc-version-check failed|incompatible gcc/plugin versions"
     r"|error: unrecogni[sz]ed command[- ]line option|error: Compiler lacks |error: unknown argument: '-"
     r"|nicht erkannte Kommandozeilenoption|option de la ligne de commande .{0,40}non reconnue|无法识别的命令行选项"
     r"|plugin needed to handle lto object|bytecode stream in file .{0,120}generated with LTO version"
@@ -115,6 +115,7 @@ _LOGS: Final = frozenset(
         *("journal", "text", "application", "kubernetes-log", "package-history", "modprobe", "unit-action"),
     }
 )
+_BUILDERS: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
 # What a log says that is about the building of a kernel module at all.
 _BUILDS: Final = re.compile(
     r"dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
@@ -127,7 +128,7 @@ _TARGETS: Final = tuple(
         r"kernel headers for kernel ",
         r"DKMS make\.log for \S+ for kernel ",
         r"module build on kernel: ",
-        r"(?:Module build for|Building (?:module )?for|Building initial module for|development files for) (?:kernel )?",
+        r"(?:[Mm]odule build|autoinstall|Building(?: module| initial module)?|development files) for (?:kernel )?",
         r"Missing ",
         r"-for-",
         r"/usr/src/(?:linux-headers-|kernels/|linux-)",
@@ -215,7 +216,7 @@ def _is_about(item: Item) -> bool:
     if item.kind == "make-log":
         header = re.search(r"DKMS make\.log for (\S+)", item.text[:2000])
         return header is None or header[1].startswith("nvidia")
-    return _BUILDS.search(item.text) is not None and _names_driver(item)
+    return (item.kind in _BUILDERS or _BUILDS.search(item.text) is not None) and _names_driver(item)
 
 
 def _names_driver(item: Item) -> bool:

@@ -19,7 +19,7 @@ _BY_ID: Final = re.compile(
     r"NVIDIA GPU (?P<address>[0-9a-fA-F:.]{7,16})\s*\(PCI ID: ?10de:(?P<device>[0-9a-fA-F]{4})", re.IGNORECASE
 )
 _BY_NAME: Final = re.compile(
-    r"The NVIDIA (?P<name>(?:GeForce|Quadro|Tesla|TITAN|GRID|NVS|RTX)[\w +/().-]{0,50}?) GPU installed"
+    r"The NVIDIA (?:NVIDIA )?(?P<name>(?:GeForce|Quadro|Tesla|TITAN|GRID|NVS|RTX)[\w +/().-]{0,50}?) GPU installed"
 )
 # "GP108 [GeForce GT 1030]", as pci.ids writes it.
 _CHIP: Final = re.compile(r"\b(?P<chip>G[A-Z]?\d{1,3}\w*|TU\d+\w*|AD\d+\w*)\s*\[(?P<name>[^\]]{3,60})\]")

@@ -94,7 +94,7 @@ def _nvrm(line: str) -> LoadedDriver | None:
 def _from_log(snapshot: Snapshot) -> Seen | None:
     if pair := api_mismatch(snapshot):
         return Seen(pair[1], pair[2])
-    for message in reversed(snapshot.view(kernel.messages)):
+    for message in reversed(kernel.said(snapshot, _LOADING)):
         if match := _LOADING.search(message.text):
             return Seen(match["version"], message.citation, "Open" in match["what"])
     return None
@@ -102,7 +102,8 @@ def _from_log(snapshot: Snapshot) -> Seen | None:
 
 def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
     """The versions of a client and of the module that refused it, by the last such message; None without any."""
-    for message in reversed(snapshot.view(kernel.messages)):
+    told = frozenset(message for pattern in _API for message in kernel.said(snapshot, pattern))
+    for message in reversed(snapshot.view(kernel.messages) if told else ()):
         for pattern in _API:
             if match := pattern.search(message.text):
                 return match["client"], match["module"], message.citation
@@ -283,13 +284,17 @@ def works(snapshot: Snapshot) -> bool:
     return any(state == "works" for state, _ in snapshot.view(smi))
 
 
+# None of them is in the kernel without nvidia.
+_WITH_IT: Final = ("nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
+
+
 def is_loaded(snapshot: Snapshot) -> bool | None:
     """Whether NVIDIA's module is in the running kernel; None where nothing tells."""
+    if works(snapshot) or any(modules.loaded(snapshot, name) for name in _WITH_IT):
+        return True
     by_table = modules.loaded(snapshot, "nvidia")
     if by_table is not None:
         return by_table
-    if works(snapshot):
-        return True
     file = snapshot.file("/proc/driver/nvidia/version")
     if file is not None and file.is_seen:
         return "NVRM version" in file.text

@@ -33,6 +33,7 @@ _BIT: Final = re.compile(r"\[\s*\d{1,2}\]\s*(?P<name>[A-Za-z]+)")
 # An answer to an access that nobody serves; probing does that, and nothing breaks by it.
 _HARMLESS_BITS: Final = frozenset({"UnsupReq", "ACSViol", "Unsupported"})
 _DETAILS: Final = 6
+_TOLD: Final = re.compile("Xid|off the bus")
 _REACHED: Final = re.compile(
     r"^(?P<driver>pcieport|nvidia|vfio-pci) (?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):", re.IGNORECASE
 )
@@ -178,7 +179,7 @@ def on(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
 def _of_kernel(snapshot: Snapshot) -> Iterator[Fault]:
     messages = snapshot.view(kernel.messages)
     for place, message in enumerate(messages):
-        said = xid.parse(message.text)
+        said = xid.parse(message.text) if _TOLD.search(message.text) else None
         if isinstance(said, XidMessage):
             yield from _xids(said, message.citation, message.at)
         elif isinstance(said, SxidMessage):
@@ -190,7 +191,7 @@ def _of_kernel(snapshot: Snapshot) -> Iterator[Fault]:
 
 def _bus_error(told: tuple[kernel.Message, ...]) -> str | None:
     """The function that an uncorrectable PCI Express error reached, empty for a port; None where there is none."""
-    if not _UNCORRECTABLE.search(told[0].text) or not (reached := _REACHED.match(told[0].text)):
+    if not (reached := _REACHED.match(told[0].text)) or not _UNCORRECTABLE.search(told[0].text):
         return None
     bits = {bit["name"] for message in told[1:] if (bit := _BIT.search(message.text))}
     if bits and bits <= _HARMLESS_BITS:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from itertools import accumulate
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
+from gpunode.facts.literals import needed
 
-# Forms: "[ 123.456789]", "[ 123.456] [ T1946]", "[Fri Mar  3 04:27:08 2023]", "Aug 10 15:36:05 host kernel:",
-# "2025-06-02T12:32:53.230422+00:00 host kernel:", "kernel: ", Talos' "kern:     err: [2024-…Z]:".
+# What stands before a message: seconds since boot, with a thread's or a host's name behind them; dmesg -T's date; the
+# ISO 8601 forms of dmesg, journalctl and rsyslog; journalctl's short-full; syslog's date, with or without "kernel:";
+# Talos' level and time, with or without the node's address; /dev/kmsg's level, number, microseconds; the bare name.
+_SAYS: Final = r"(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"
 _STAMPS: Final = (
-    re.compile(r"^\s*\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?"),
+    re.compile(rf"^\s*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_SAYS})?"),
     re.compile(r"^\s*\[(?P<date>\w{3} \w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\]\s?"),
-    re.compile(r"^(?P<iso>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:\S+\s+)?kernel:\s?"),
-    re.compile(r"^(?P<syslog>\w{3}\s+\d{1,2} \d\d:\d\d:\d\d)\s+(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"),
-    re.compile(r"^kern:\s*\w+:\s*\[(?P<talos>[\dT:.Z+-]+)\]:?\s?"),
+    re.compile(rf"^(?P<iso>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:{_SAYS})?"),
+    re.compile(rf"^(?:\w{{3}} )?(?P<full>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: [A-Z]{{3,4}})?\s+{_SAYS}"),
+    re.compile(rf"^(?P<syslog>\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d)(?:\.\d+)?\s+(?:{_SAYS}|(?=NVRM:|nvidia|pcieport))"),
+    re.compile(r"^(?:[\w.:-]+:\s+)?kern:\s*\w+:\s*\[(?P<talos>[\dT:.Z+-]+)\]:?\s?"),
+    re.compile(r"^\d{1,3},\d+,(?P<micros>\d+),[^;]{1,20};"),
     re.compile(r"^(?:<\d>)?\s*kernel:\s?"),
 )
 _BOOT: Final = re.compile(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
@@ -63,11 +70,40 @@ def wrapped(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
 
 def said(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Message, ...]:
     """The messages of the kernel in which ``pattern`` occurs."""
-    return tuple(message for message in snapshot.view(messages) if pattern.search(message.text))
+    every = snapshot.view(messages)
+    words = needed(pattern)
+    worth = (every[number] for number in sorted(_with(snapshot, words))) if words else every
+    return tuple(message for message in worth if pattern.search(message.text))
+
+
+def _with(snapshot: Snapshot, words: frozenset[str]) -> set[int]:
+    """The numbers of the messages in which one of ``words`` stands, in whatever case."""
+    lowered, starts = snapshot.view(_lowered)
+    found: set[int] = set()
+    for word in words:
+        at = lowered.find(word)
+        while at >= 0:
+            number = bisect_right(starts, at) - 1
+            found.add(number)
+            # The rest of this message needs no second look.
+            at = lowered.find(word, starts[number + 1] if number + 1 < len(starts) else len(lowered))
+    return found
+
+
+def _lowered(snapshot: Snapshot) -> tuple[str, tuple[int, ...]]:
+    """All messages in lower case, a line each, and where each begins."""
+    texts = [message.text.lower() for message in snapshot.view(messages)]
+    starts = accumulate((len(text) + 1 for text in texts), initial=0)
+    return "\n".join(texts), tuple(starts)[:-1]
 
 
 _ELSEWHERE: Final = re.compile(r"NVRM: |\bkernel: |nvidia-nvswitch")
-_LOGS: Final = frozenset({"journal", "unit-log", "text", "application", "kubernetes-log", "modprobe", "installer-log"})
+_LOGS: Final = frozenset(
+    {
+        *("journal", "unit-log", "text", "application", "modprobe", "installer-log", "listing", "file"),
+        *("kubernetes", "kubernetes-log", "kubernetes-node", "kubernetes-pod", "unit-status", "container-run"),
+    }
+)
 
 
 def _of(item: Item) -> Iterator[Message]:
@@ -124,10 +160,14 @@ def _seconds(match: re.Match[str]) -> float | None:
             return _utc(" ".join(date.split()), "%a %b %d %H:%M:%S %Y")
         if iso := found.get("iso") or found.get("talos"):
             return _iso(iso.replace(",", ".").replace("Z", "+00:00"))
+        if full := found.get("full"):
+            return _utc(full, "%Y-%m-%d %H:%M:%S")
+        if micros := found.get("micros"):
+            return int(micros) / 1e6
         if syslog := found.get("syslog"):
             # syslog leaves the year away; the order within one log is all that is asked of it.
             return _utc(f"2000 {' '.join(syslog.split())}", "%Y %b %d %H:%M:%S")
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return None
 

@@ -16,6 +16,7 @@ from gpunode.diagnoses.views import boards, kernel, pci, smi_query
 from gpunode.facts.items import Item
 
 ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_ANY_ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _HEAD: Final = re.compile(
     r"^(?P<address>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s+(?P<rest>[A-Z0-9].*)$", re.IGNORECASE
 )
@@ -45,7 +46,7 @@ _TREE: Final = re.compile(
     r"(?P<device>[0-9a-f]{2}\.[0-7])-\[(?P<bus>[0-9a-f]{2})(?:-[0-9a-f]{2})?\]-[-+]*0?0\.0\s+(?P<name>\S[^\n]*)"
 )
 _KNOWN_IN_LOG: Final = re.compile(
-    rf"\bpci (?P<listed>{ADDRESS}): \[10de:|\bnvidia (?P<bound>{ADDRESS}): |\bGPU (?P<named>{ADDRESS})|"
+    rf"\bpci (?P<listed>{ADDRESS}): \[10de:|\bnvidia (?P<bound>{ADDRESS}): |\bGPU (?P<named>{_ANY_ADDRESS})|"
     r"\bPCI:(?P<xid>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?\)",
     re.IGNORECASE,
 )

@@ -29,8 +29,8 @@ _BARE_KO: Final = re.compile(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)\s*$"
 _DRIVER: Final = re.compile(_MAIN)
 _FOLDER: Final = re.compile(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
 _NOT_FOUND: Final = re.compile(
-    r"(?:Module|module) '?nvidia(?:[-_](?:current|uvm|drm|modeset)\w*)?'? not found(?: in directory \S*?/lib/modules/"
-    r"(?P<kernel>[^\s/]+))?|could not find module by name='?nvidia|"
+    r"(?:FATAL: |[Mm]odule )'?nvidia(?:[-_](?:current|uvm|drm|modeset)\w*)?'? not found"
+    r"(?: in directory \S*?/lib/modules/(?P<kernel>[^\s/]+))?|could not find module by name ?=? ?'?nvidia|"
     r"[Mm]odule '?nvidia'?: No such file or directory|Failed to find module 'nvidia(?:[-_]\w+)?'|"
     r"module not found: '?nvidia\b"
 )
@@ -108,6 +108,9 @@ class Modinfo:
 
 def loaded(snapshot: Snapshot, name: str) -> bool | None:
     """Whether the kernel module ``name`` is loaded; None where nothing tells."""
+    driver = snapshot.facts.loaded_driver
+    if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
+        return True
     present, tables = snapshot.view(_seen)
     if name in present:
         return True
@@ -137,12 +140,16 @@ def _seen(snapshot: Snapshot) -> tuple[frozenset[str], tuple[Item, ...]]:
 
 
 def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
-    """The line of ``name`` in the table of loaded modules; else the table itself, whose silence is the proof."""
-    for item in snapshot.of("lsmod"):
+    """The line of ``name`` in the table of loaded modules; else the driver's own file, or the table that is silent."""
+    tables = snapshot.of("lsmod")
+    for item in tables:
         for number, line in enumerate(item.lines, 1):
             if (match := _ROW.match(line)) and match["name"] == name:
                 return (cite(item, number),)
-    return tuple(Citation(item.written, f"({name} is not among them)", None, item.key) for item in snapshot.of("lsmod"))
+    driver = snapshot.facts.loaded_driver
+    if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
+        return (Citation("/proc/driver/nvidia/version", driver.value.version, 1, driver.probe),)
+    return tuple(Citation(item.written, f"({name} is not among them)", None, item.key) for item in tables)
 
 
 def dkms(snapshot: Snapshot) -> tuple[DkmsRow, ...]:

@@ -89,6 +89,10 @@ _GUEST: Final = re.compile(
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
 )
 _FLAG: Final = re.compile(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
+# People write where they looked: "dmesg (guest)", "lspci in the VM".
+_IN_GUEST: Final = re.compile(
+    r"\bguest\b|\b(?:in|inside|from|of) (?:the |a )?(?:VM|virtual machine)\b|\(VM\)", re.IGNORECASE
+)
 _HYPERVISORS: Final = frozenset(
     {"kvm", "qemu", "vmware", "microsoft", "xen", "oracle", "amazon", "google", "bochs", "parallels", "bhyve", "acrn"}
 )
@@ -99,6 +103,8 @@ def is_guest(snapshot: Snapshot) -> bool | None:
     platform = snapshot.facts.platform
     if isinstance(platform, Known) and platform.value.kind in {"vm", "bare-metal"}:
         return platform.value.kind == "vm"
+    if any(_IN_GUEST.search(item.written) for item in snapshot.items):
+        return True
     for item in snapshot.of("virtualization"):
         if item.text.strip() in _HYPERVISORS:
             return True

@@ -160,7 +160,7 @@ def examined() -> Examined:
         remedy=(
             Fix("drain", "move the work away from this node first", ("kubectl drain gpu-17 --ignore-daemonsets",)),
             Fix("reboot", "power the node off and on", ("sudo systemctl poweroff",)),
-            Fix("hardware", "look at cable, seat and cooling of the board", when="if it comes back"),
+            Fix("hardware", "look at cable, seat and cooling of the board", when="it comes back"),
         ),
         disruption="power-cycle",
         sources=("https://docs.nvidia.com/deploy/xid-errors/",),
@@ -191,7 +191,7 @@ def examined() -> Examined:
         summary="the link of 0000:61:00.0 has 8 of 16 lanes",
         citations=seen.said(re.compile(r"Width x8 "), "lspci"),
         ruled_out=("an idle link: it lowers its speed, never its width",),
-        remedy=(Fix("hardware", "reseat the board", when="at the next maintenance"),),
+        remedy=(Fix("hardware", "reseat the board", when="it stays so after a cold start"),),
         disruption="power-cycle",
         sources=(),
         gpus=("0000:61:00.0",),

@@ -1,0 +1,122 @@
+"""What a pattern cannot match without: words that are looked for first, since most of them are nowhere in a log.
+
+Hundreds of patterns are asked of texts of megabytes, and nearly all are asked in vain. A search for a fixed string is
+a hundred times as fast as one for an expression.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final
+
+# Shorter ones are everywhere and save nothing.
+_SHORTEST: Final = 4
+_ZERO_WIDTH: Final = frozenset("bBAZ")
+_QUANTIFIER: Final = re.compile(r"[*+?]|\{(?P<least>\d*)(?:,\d*)?\}")
+_GROUP: Final = re.compile(r"\?(?:(?P<plain>:|P<\w+>)|(?P<around><?[=!])|(?P<other>.))")
+
+
+@cache
+def needed(pattern: re.Pattern[str]) -> frozenset[str]:
+    """Strings of which every text that ``pattern`` matches has one, in whatever case; none where nobody knows."""
+    if pattern.flags & re.VERBOSE:
+        return frozenset()
+    try:
+        found, _ = _alternatives(pattern.pattern, 0)
+    except _Unread:
+        return frozenset()
+    return found
+
+
+def may_match(pattern: re.Pattern[str], lowered: str) -> bool:
+    """Whether ``pattern`` can occur in the text that is ``lowered`` in lower case; True does not say that it does."""
+    words = needed(pattern)
+    return not words or any(word in lowered for word in words)
+
+
+class _Unread(ValueError):
+    """The expression has something in it that is not understood here."""
+
+
+def _alternatives(text: str, at: int) -> tuple[frozenset[str], int]:
+    """What one of the alternatives from ``at`` on needs, and where they end; empty where one needs nothing."""
+    every: list[frozenset[str]] = []
+    while True:
+        found, at = _sequence(text, at)
+        every.append(found)
+        if at >= len(text) or text[at] == ")":
+            break
+        at += 1
+    return (frozenset[str]().union(*every) if all(every) else frozenset()), at
+
+
+def _sequence(text: str, at: int) -> tuple[frozenset[str], int]:
+    """What everything up to the next ``|`` or ``)`` needs: of several things the longest."""
+    run, candidates = "", list[frozenset[str]]()
+    while at < len(text) and text[at] not in "|)":
+        literal, group, at = _one(text, at)
+        least, after = _quantity(text, at)
+        if literal is None or after != at:
+            kept = run + (literal or "") if least else run
+            candidates.append(frozenset({kept.lower()}))
+            run = ""
+        else:
+            run += literal
+        if group and least:
+            candidates.append(group)
+        at = after
+    candidates.append(frozenset({run.lower()}))
+    best = max(candidates, key=lambda words: min(map(len, words)))
+    return (best if min(map(len, best)) >= _SHORTEST else frozenset()), at
+
+
+def _one(text: str, at: int) -> tuple[str | None, frozenset[str], int]:
+    """The next piece: its characters, None where they vary and empty where it has none; what a group needs; its end."""
+    char = text[at]
+    if char == "\\":
+        return _escape(text, at)
+    if char == "[":
+        return None, frozenset(), _past_class(text, at)
+    if char == "(":
+        return _group(text, at + 1)
+    if char in "^$":
+        return "", frozenset(), at + 1
+    return (None if char == "." else char), frozenset(), at + 1
+
+
+def _escape(text: str, at: int) -> tuple[str | None, frozenset[str], int]:
+    char = text[at + 1]
+    if char in _ZERO_WIDTH:
+        return "", frozenset(), at + 2
+    if char.isalnum():
+        if char in "xuUN":
+            raise _Unread(text[at:])
+        return None, frozenset(), at + 2
+    return char, frozenset(), at + 2
+
+
+def _past_class(text: str, at: int) -> int:
+    at += 2 if text[at + 1] == "^" else 1
+    at += 1 if text[at] == "]" else 0
+    while text[at] != "]":
+        at += 2 if text[at] == "\\" else 1
+    return at + 1
+
+
+def _group(text: str, at: int) -> tuple[str | None, frozenset[str], int]:
+    found = _GROUP.match(text, at)
+    if found and found["other"]:
+        raise _Unread(text[at:])
+    needs, end = _alternatives(text, found.end() if found else at)
+    return ("", frozenset(), end + 1) if found and found["around"] else (None, needs, end + 1)
+
+
+def _quantity(text: str, at: int) -> tuple[int, int]:
+    """How often the piece before ``at`` stands there at least, and where that is said to its end."""
+    match = _QUANTIFIER.match(text, at)
+    if match is None or match[0] == "{}":
+        return 1, at
+    least = int(match["least"] or 0) if match[0].startswith("{") else int(match[0] == "+")
+    end = match.end() + (1 if text[match.end() : match.end() + 1] in {"?", "+"} and match.end() < len(text) else 0)
+    return least, end
