@@ -151,7 +151,7 @@ def examined() -> Examined:
         citations=(
             *seen.said(re.compile(r"9d:00\): 79")),
             *seen.said(re.compile(r"9d:00\): 154")),
-            *seen.said(re.compile(r"^0000:9d:00\.0"), "lspci"),
+            *seen.said(re.compile(r"0000:9d:00\.0 3D"), "lspci"),
         ),
         ruled_out=(
             "an error of the program: it would end with Xid 13 or 43 and leave the GPU on the bus",
