@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import causes
+
 if TYPE_CHECKING:
     from gpunode.recipe import Key
 
@@ -43,6 +45,7 @@ def pages() -> dict[Path, str]:
         FOLDER / "exit-codes.md": exit_codes(),
         FOLDER / "recipes.md": recipes(),
     }
+    whole |= causes.pages(FOLDER / "causes", _MADE)
     return whole | {page: with_outputs(page.read_text("utf-8")) for page in _with_outputs()}
 
 
@@ -197,12 +200,17 @@ def main(arguments: list[str]) -> int:
     """Writes the pages, or names those that are not current."""
     made = pages()
     stale = [path for path, text in made.items() if not path.is_file() or path.read_text("utf-8") != text]
+    # A family that is gone leaves its page behind.
+    gone = [path for path in (FOLDER / "causes").glob("*.md") if path not in made]
     if "--check" in arguments:
-        for path in stale:
+        for path in (*stale, *gone):
             sys.stderr.write(f"{path.relative_to(ROOT)} is not current: run `make docs`\n")
-        return 1 if stale else 0
+        return 1 if stale or gone else 0
     for path in stale:
+        path.parent.mkdir(exist_ok=True)
         path.write_text(made[path], "utf-8")
+    for path in gone:
+        path.unlink()
     return 0
 
 

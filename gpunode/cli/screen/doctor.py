@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _CITED = 5
 _CONSEQUENCES = 4
 _DENIED = 4
+_RELATED = 8
 # Where no terminal says how wide it is: a pipe takes long lines, though not a log's without end.
 _WIDEST = 400
 _NARROWEST = 40
@@ -210,13 +211,14 @@ def _what_next(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
                    f"{'was' if len(root.ruled_out) == 1 else 'were'} ruled out", hang=7)  # fmt: skip
 
 
-def story_lines(rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> Iterator[Line]:
+def story_lines(rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str], *, verbose: bool) -> Iterator[Line]:
     """The whole story of a cause: what happens, what it brings about, what to do, where the facts come from.
 
     Args:
         rule: the cause.
         remedy: what to do on a node of which nothing is known.
         explained_by: the causes of which it may be a consequence.
+        verbose: whether all of them are named.
     """
     yield line(span(rule.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
     yield line(span(f"{LAYERS[rule.layer]}, {rule.severity}", "dim"), hang=2)
@@ -228,7 +230,7 @@ def story_lines(rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) 
     for heading, causes in (("may come from", explained_by), ("brings about", sorted(rule.explains))):
         if causes:
             yield _heading(heading)
-            yield line("    ", listed(causes), hang=4)
+            yield line("    ", listed(causes, 0 if verbose else _RELATED), hang=4)
     if rule.sources:
         yield _heading("sources")
         yield from (line("    ", span(source, "dim"), hang=4) for source in rule.sources)
