@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import causes
-
 if TYPE_CHECKING:
     from gpunode.recipe import Key
 
@@ -40,6 +38,10 @@ _RECIPE_TABLES = {
 
 def pages() -> dict[Path, str]:
     """Every page that is made, whole or in part, with its text."""
+    # It stands beside this script, which is also imported from elsewhere.
+    sys.path.insert(0, str(ROOT / "docs"))
+    import causes
+
     whole = {
         FOLDER / "cli.md": cli(),
         FOLDER / "exit-codes.md": exit_codes(),
@@ -138,7 +140,6 @@ def exit_codes() -> str:
 _EXIT_CODES_INTRO = """\
 Every command ends with one of these. With `--json` the same number stands in the envelope as `exit_code`, and `status`
 names it in one word. A command whose reader went away (`gpunode plan | head`) ends with 141, as the shell has it.
-8 is kept for `doctor`, which comes in a later release.
 """
 
 

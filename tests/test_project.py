@@ -115,9 +115,12 @@ def anchors(page: Path) -> set[str]:
 
 def test_every_page_is_reached_from_the_index() -> None:
     docs = ROOT / "docs"
-    index = (docs / "index.md").read_text("utf-8")
-    linked = {(docs / target.partition("#")[0]).resolve() for target in LINK.findall(index)}
-    assert {page for page in docs.glob("**/*.md") if page.name != "index.md"} <= linked
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve()
+        for index in docs.glob("**/index.md")
+        for target in LINK.findall(index.read_text("utf-8"))
+    }
+    assert {page for page in docs.glob("**/*.md") if page != docs / "index.md"} <= linked
 
 
 def machine_traces() -> list[str]:

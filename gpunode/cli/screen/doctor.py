@@ -158,7 +158,11 @@ def _remedy(fixes: Sequence[Fix], disruption: str) -> Iterator[Line]:
     yield _heading("what to do", disruption)
     for number, fix in enumerate(fixes, 1):
         yield line(f"  {number}. ", *prose(f"{fix.text}{condition(fix.when)}"), hang=5)
-        yield from indented([line(span(command, "command"), hang=2) for command in fix.commands], 5)
+        yield from indented([_typed(row) for command in fix.commands for row in command.split("\n")], 5)
+
+
+def _typed(command: str) -> Line:
+    return Line((span(command, "command"),), solid=True)
 
 
 def _unknown(doubts: Sequence[Doubt]) -> Iterator[Line]:

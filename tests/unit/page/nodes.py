@@ -158,7 +158,7 @@ def examined() -> Examined:
             "a lost riser: its neighbour on the same switch answers (`nvidia-smi topo -m`)",
         ),
         remedy=(
-            Fix("drain", "move the work away from this node first", ("kubectl drain gpu-17 --ignore-daemonsets",)),
+            Fix("drain", "move the work away from this node first", ("kubectl drain gpu-17",)),
             Fix("reboot", "power the node off and on", ("sudo systemctl poweroff",)),
             Fix("hardware", "look at cable, seat and cooling of the board", when="it comes back"),
         ),
