@@ -77,7 +77,7 @@ class ChangesPending(GpunodeError):
     """A check found something that is not as it was asked for."""
 
     exit_code, status = 4, "changes-pending"
-    meaning = "`plan --check`, `ctk runtime check`: changes pending"
+    meaning = "`plan --check`, `ctk runtime check`: changes pending; `compare`: a difference that may explain a fault"
 
 
 class Conflict(GpunodeError):

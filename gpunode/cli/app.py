@@ -226,6 +226,20 @@ def doctor(
 
 
 @app.command()
+def compare(
+    good: Annotated[str, typer.Argument(metavar="GOOD", help="a report of a node that works; - is standard input")],
+    bad: Annotated[str, typer.Argument(metavar="BAD", help="one of a node that does not (default: this machine)")] = "",
+    json: JsonOption = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="also differences that explain little")] = False,
+) -> None:
+    """Rank how a bad node differs from a good one, the likeliest explanation first; end with 4 when one may be it."""
+    from gpunode.cli import compare as cli
+    from gpunode.cli.commands import How
+
+    cli.compare(good, bad, How(json=json, verbose=verbose))
+
+
+@app.command()
 def rollback(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="the run to undo (default: the newest); with --list, a file")

@@ -35,7 +35,8 @@ from gpunode.workflow.events import (
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-    from gpunode.diagnoses.model import Fix, Rule
+    from gpunode.diagnoses.comparison import Comparison
+    from gpunode.diagnoses.model import Diagnosis, Fix, Rule
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
     from gpunode.journal.chronicle import Chronicle
@@ -201,6 +202,12 @@ class Screen:
             self._put(*diagnosis_lines(examined, verbose=self._verbose, width=self._printer.width))
         if page:
             self._put(line("page:  ", span(page, "command"), hang=7))
+
+    def comparison(self, found: Comparison, diagnosis: Diagnosis, good: str, bad: str) -> None:
+        """How a bad node differs from a good one."""
+        from gpunode.cli.screen.comparison import comparison_lines
+
+        self._put(*comparison_lines(found, diagnosis, good, bad, verbose=self._verbose))
 
     def fleet_row(self, row: Row, names: Sequence[str]) -> None:
         """One report of a fleet; ``names`` are those of all, which tell how wide the column is."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -245,6 +246,7 @@ FAMILY: Final = Family(
             ),
             check=_lost,
             remedy=_restart,
+            explains=NO_CLUSTER_GPU,
         ),
         Rule(
             cause="dev-char-symlinks-missing",
@@ -282,6 +284,7 @@ FAMILY: Final = Family(
             ),
             check=_selinux,
             remedy=_allow,
+            explains=NO_CLUSTER_GPU,
         ),
     ),
 )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
@@ -72,10 +73,9 @@ def _move(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "register the runtime where CRI-O reads it, and take the dead file away",
-        "sudo gpunode ctk runtime configure --runtime=crio",
+        "sudo gpunode ctk runtime configure --runtime=crio --restart",
         f"sudo rm {DEAD_FOLDER}/99-nvidia.toml",
     )
-    yield restart("crio.service")
 
 
 # k3s and RKE2 make the file anew at every start.
@@ -185,11 +185,9 @@ def _has_kubelet(snapshot: Snapshot) -> bool:
 def _switch_on(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
-        "take the CRI plugin off the list of disabled plugins; this also registers NVIDIA's runtime",
-        "sudo gpunode setup --only runtime-config --runtime containerd",
-        f"sudo sed -i 's/^\\s*disabled_plugins *=.*cri.*/disabled_plugins = []/' {CONFIG}",
+        "take the CRI plugin off the list of those disabled, register NVIDIA's runtime, and have containerd read both",
+        "sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart",
     )
-    yield restart("containerd.service")
 
 
 # The runtime.
@@ -267,8 +265,11 @@ def _rancher_restarts(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _FOR_CRIO: Final = (
-    run("configure", "register the runtime with CRI-O", "sudo gpunode ctk runtime configure --runtime=crio"),
-    restart("crio.service"),
+    run(
+        "configure",
+        "register the runtime with CRI-O, and have it read that",
+        "sudo gpunode ctk runtime configure --runtime=crio --restart",
+    ),
 )
 
 
@@ -381,7 +382,7 @@ FAMILY: Final = Family(
             ),
             check=only("containerd-cri-disabled", _decide),
             remedy=_switch_on,
-            explains=frozenset({"containerd-nvidia-runtime-missing"}),
+            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),
         Rule(
             cause="containerd-nvidia-runtime-missing",
@@ -400,7 +401,7 @@ FAMILY: Final = Family(
             ),
             check=only("containerd-nvidia-runtime-missing", _decide),
             remedy=_register,
-            explains=frozenset({"device-plugin-library-not-found", "nvidia-runtime-not-default-no-runtimeclass"}),
+            explains=NO_RUNTIME,
         ),
         Rule(
             cause="cgroup-driver-mismatch",
@@ -438,12 +439,7 @@ FAMILY: Final = Family(
             ),
             check=only("k3s-runtime-config-overwritten", _decide),
             remedy=_rancher,
-            explains=frozenset(
-                {
-                    *("containerd-nvidia-runtime-missing", "device-plugin-library-not-found"),
-                    *("nvidia-runtime-not-default-no-runtimeclass", "cgroup-driver-mismatch"),
-                }
-            ),
+            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "cgroup-driver-mismatch"},
         ),
         Rule(
             cause="crio-dropin-dead",
@@ -463,7 +459,7 @@ FAMILY: Final = Family(
             ),
             check=only("crio-dropin-dead", _decide),
             remedy=_move,
-            explains=frozenset({"containerd-nvidia-runtime-missing"}),
+            explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -180,11 +180,11 @@ def _create(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _forbidden(snapshot: Snapshot) -> Iterator[Verdict]:
     said = tuple(
-        cite(item, number)
+        citation
         for item in snapshot.items
-        if item.is_seen and _FORBIDDEN.search(item.text) and _concerns_mig(snapshot, item)
-        for number, line in enumerate(item.lines, 1)
-        if _FORBIDDEN.search(line)
+        if item.is_seen and "ermission" in item.text
+        for citation in lines_with(item, _FORBIDDEN)
+        if _concerns_mig(snapshot, item)
     )
     if not said:
         return

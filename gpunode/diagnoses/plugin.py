@@ -62,6 +62,13 @@ _HANDLER: Final = re.compile(
 _RUNTIME_FILES: Final = re.compile(
     r"containerd/[\w./-]*\.toml(?:\.tmpl)?$|containerd\.toml|docker/daemon\.json$|crio/?[\w./-]*\.conf$|crio\.conf"
 )
+# nvidia-ctk registers the handler; it makes it the default only when told to.
+_REGISTERED_ONLY: Final = re.compile(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
+# The root that the plugin was told; "/" is where a driver of packages is.
+_TOLD_ROOT: Final = re.compile(
+    r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?(?P<root>/[\w./-]+)"
+    r"|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?(?P<env>/[\w./-]+)"
+)
 # Places where a driver stands that the plugin does not look into unasked.
 _ELSEWHERE: Final = re.compile(
     r"/(?:opt/nvidia|home/kubernetes/bin/nvidia|run/nvidia/driver|usr/lib/wsl|run/current-system|run/opengl-driver"
@@ -162,7 +169,8 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     lacking = _in_plugin(snapshot, _NO_LIBRARY)
     asking = _in_plugin(snapshot, _ASKS_FOR_RUNTIME)
     said = tuple(dict.fromkeys((*lacking, *asking)))
-    if _no_driver(snapshot) or snapshot.view(nested.is_nested) or _reads_another_file(snapshot):
+    is_elsewhere = _no_driver(snapshot) or snapshot.view(nested.is_nested) or _reads_another_file(snapshot)
+    if is_elsewhere or _offers_gpus(snapshot):
         return
     runtime = snapshot.view(_runtime)
     asked = _asked(snapshot)
@@ -175,11 +183,11 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if runtime.has_nvidia is False and runtime.default != "nvidia":
         return
     under = runtime.default.startswith("nvidia") or any(pod.runtime_class for pod in asked)
-    elsewhere = tuple(_elsewhere(snapshot))
+    elsewhere = (*kube.said(snapshot, _TOLD_ROOT, "DriverRoot", "DRIVER_ROOT"), *_elsewhere(snapshot))
     if under or (elsewhere and not (is_plain and asked)):
         places = (*runtime.citations, *(pod.citation for pod in asked if pod.runtime_class and pod.citation))
         yield "device-plugin-library-not-found", _elsewhere_proof(said, under=under, places=(*places, *elsewhere))
-    elif is_plain or runtime.has_nvidia or asking or kube.runtime_classes(snapshot) or any(asked):
+    elif is_plain or runtime.has_nvidia or asking or any(asked) or _is_registered_only(snapshot):
         yield "nvidia-runtime-not-default-no-runtimeclass", _not_asked(said, runtime, asked, is_plain=is_plain)
     else:
         summary = (
@@ -187,6 +195,20 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             "runtime looks for the driver in another place"
         )
         yield "device-plugin-library-not-found", Proof(summary, said, "likely")
+
+
+def _offers_gpus(snapshot: Snapshot) -> bool:
+    """Whether the only node that is shown offers GPUs, all of them well: then older words of the plugin are past."""
+    nodes = [node for node in snapshot.view(kube.nodes) if node.capacity or node.allocatable]
+    offered = {name: amount.value for node in nodes for name, amount in node.allocatable.items()}
+    all_well = all(offered.get(name, 0) >= amount.value for node in nodes for name, amount in node.capacity.items())
+    return len(nodes) == 1 and all_well and any(offered.values())
+
+
+def _is_registered_only(snapshot: Snapshot) -> bool:
+    """Whether a runtime class or the command that adds the handler shows it, and nothing made it the default."""
+    typed = any(_REGISTERED_ONLY.search(item.written) for item in snapshot.items)
+    return typed or bool(kube.runtime_classes(snapshot) or kube.said(snapshot, _REGISTERED_ONLY, "nvidia-ctk"))
 
 
 def _asked(snapshot: Snapshot) -> list[kube.Pod]:
@@ -290,7 +312,7 @@ def _health_said(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _health(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     said = snapshot.view(_health_said)
     fewer = tuple(_fewer(snapshot))
-    if not said and not fewer:
+    if not fewer and (not said or _offers_gpus(snapshot)):
         return
     places = tuple(place for _, place in fewer)
     counts = fewer[0][0] if fewer else "the device plugin calls a GPU unhealthy and gives it to no new pod"
@@ -355,11 +377,11 @@ def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     unready = kube.said(snapshot, _NONE_HEALTHY, "healthy devices", "unregistered", logs=True)
     fewer = kube.said(snapshot, _LESS, "devices unavailable", logs=True)
     stale = tuple(_stale(snapshot))
-    if not (refused or unready or fewer or stale):
+    if not (refused or unready or fewer) or _is_past(snapshot, (*refused, *unready, *fewer)):
         return
     lost = kube.said(snapshot, _HEALTH_LOST, "no longer healthy", logs=True)
     cited = tuple(dict.fromkeys((*unready, *fewer, *lost, *refused)))
-    if not stale and not _is_about_gpus(cited):
+    if not _is_about_gpus(cited):
         return
     booted = _boots(snapshot)
     restarted = () if booted else _restarts(snapshot)
@@ -380,6 +402,14 @@ _OF_ADMISSION: Final = (
     "kubelet-restart-admission-bug",
     "kubelet-stale-device-allocation",
 )
+
+
+def _is_past(snapshot: Snapshot, refusals: tuple[Citation, ...]) -> bool:
+    """Whether only the node's logs tell of refused pods, and none of the pods that are shown is one."""
+    rows = snapshot.view(kube.rows)
+    logs = {item.key for item in snapshot.of("unit-log", "journal")}
+    is_shown = any("Admission" in row.status or "OutOf" in row.status for row in rows)
+    return bool(rows) and not is_shown and all(place.key in logs for place in refusals)
 
 
 def _is_about_gpus(cited: tuple[Citation, ...]) -> bool:
@@ -470,14 +500,19 @@ def _reboot_proof(cited: tuple[Citation, ...], booted: tuple[Citation, ...], sna
 def _stale(snapshot: Snapshot) -> Iterator[Citation]:
     """Entries of the kubelet's record whose pods are gone, where the pods of the node were shown with their UIDs."""
     alive = {pod.uid for pod in snapshot.view(kube.pods) if pod.uid}
-    alive |= {uid for item in snapshot.items if "UID" in item.written or "uid" in item.written for uid in _uids(item)}
+    alive |= {uid for item in snapshot.items if _lists_pods(item) for uid in _uids(item)}
     held = [one for one in snapshot.view(kube.allocations) if one.resource.startswith("nvidia.com/")]
     if alive:
         yield from (one.citation for one in held if one.pod_uid not in alive)
         return
-    idle = [node for node in snapshot.view(kube.nodes) if any(one.value == 0 for one in node.allocated.values())]
-    if held and idle:
+    used = [one.value for node in snapshot.view(kube.nodes) for one in node.allocated.values()]
+    if held and used and not any(used):
         yield from (one.citation for one in held)
+
+
+def _lists_pods(item: Item) -> bool:
+    """Whether it names the node's pods by their identifiers, as kubectl does when asked, and the kubelet's folder."""
+    return "uid" in item.written.lower() or "/var/lib/kubelet/pods" in item.written
 
 
 def _uids(item: Item) -> Iterator[str]:

@@ -104,6 +104,16 @@ def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
         yield cite(item, item.view(_wrapped).count("\n", 0, wrapped.start()) + 1)
 
 
+def finds(item: Item, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    """The matches of ``pattern`` in the text of ``item``."""
+    return pattern.finditer(item.text) if may_match(pattern, item.lowered) else iter(())
+
+
+def find(item: Item, pattern: re.Pattern[str]) -> re.Match[str] | None:
+    """The first match of ``pattern`` in the text of ``item``."""
+    return next(finds(item, pattern), None)
+
+
 def line_at(item: Item, offset: int) -> int:
     """The number of the line in which the character at ``offset`` stands."""
     return bisect_right(item.view(_starts), offset)

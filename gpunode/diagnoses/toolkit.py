@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -338,12 +339,7 @@ FAMILY: Final = Family(
             ),
             check=_missing,
             remedy=_install,
-            explains=frozenset(
-                {
-                    *("nvidia-runtime-not-registered", "docker-not-restarted", "containerd-nvidia-runtime-missing"),
-                    *("cdi-spec-missing", "device-plugin-library-not-found", "old-command-form"),
-                }
-            ),
+            explains=NO_TOOLKIT | {"old-command-form"},
         ),
         Rule(
             cause="toolkit-too-old-cgroupv2",
@@ -362,6 +358,7 @@ FAMILY: Final = Family(
             ),
             check=_too_old,
             remedy=_upgrade,
+            explains=NO_RUNTIME,
         ),
         Rule(
             cause="toolkit-wrong-driver-root",
@@ -381,7 +378,7 @@ FAMILY: Final = Family(
             ),
             check=_wrong_root,
             remedy=_own_root,
-            explains=frozenset({"ldconfig-path-wrong", "device-plugin-library-not-found"}),
+            explains=NO_RUNTIME | {"ldconfig-path-wrong"},
         ),
         Rule(
             cause="ldconfig-path-wrong",
@@ -400,6 +397,7 @@ FAMILY: Final = Family(
             ),
             check=_ldconfig,
             remedy=lambda _: _set_ldconfig("/sbin/ldconfig"),
+            explains=NO_RUNTIME,
         ),
         Rule(
             cause="old-command-form",

@@ -10,8 +10,8 @@ from gpunode.catalog import cuda
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, setup_step
-from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import driver, frameworks, loader, modules, packages, pci, smi_query
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import driver, frameworks, kernel, loader, modules, packages, pci, smi_query
 from gpunode.diagnoses.views.system import is_wsl, package_manager
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -72,11 +72,10 @@ def _missing(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines by which the node itself lacks nvidia-smi or the libraries."""
     states = tuple(citation for state, citation in snapshot.view(driver.smi) if state == "missing")
     said = tuple(
-        cite(item, number)
+        citation
         for item in snapshot.items
-        if item.where == "host" and item.is_seen and _asks_on_node(item) and _NO_LIBRARY.search(item.text)
-        for number, line in enumerate(item.lines, 1)
-        if _NO_LIBRARY.search(line)
+        if item.where == "host" and item.is_seen and _asks_on_node(item)
+        for citation in lines_with(item, _NO_LIBRARY)
     )
     return (*states, *said)
 
@@ -501,6 +500,8 @@ _BUSY: Final = re.compile(
     r"|exclusive-(?:thread|process) (?:device|mode)|Device is in (?:exclusive|prohibited)"
 )
 _MODE_IN_TABLE: Final = re.compile(r"\|\s+(?:\d+%|N/A)\s+(?P<mode>E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
+_SHOWS_MODE: Final = re.compile(r"Compute (?:Mode|M\.)")
+_XID: Final = re.compile(r"\bXid\b")
 _INDEX: Final = re.compile(r"^\|\s+(?P<index>\d+)\s+\S")
 
 
@@ -536,7 +537,7 @@ def _compute_mode(snapshot: Snapshot) -> Iterator[Verdict]:
         else:
             what = f"{named} is in compute mode {mode}, and one process has it, so that a second gets none"
         yield Proof(what, (*busy, *(line for _, _, line in modes)))
-    elif busy and not snapshot.says(re.compile(r"Compute (?:Mode|M\.)")):
+    elif busy and not snapshot.says(_SHOWS_MODE) and not kernel.said(snapshot, _XID):
         question = "is the GPU in an exclusive compute mode, or has it failed?"
         yield Doubt(question, "nvidia-smi -q -d COMPUTE, and the kernel's log for Xid", busy, ("vgpu-unlicensed",))
 

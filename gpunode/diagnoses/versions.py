@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import archives, driver, history, packages
@@ -310,7 +310,7 @@ def _by_disk(scene: _Scene) -> tuple[str, Verdict] | None:
             what = "{} is loaded, {} is on disk, and the libraries are of {}".format(*three)
             return PARTIAL, Proof(what, scene.cited, "likely")
         what = f"the driver was upgraded to {scene.disk.version}{_while_loaded(scene)}"
-        return PENDING, Proof(what, scene.cited, ruled_out=_no_partial(scene))
+        return PENDING, Proof(what, scene.cited, _who(scene), _no_partial(scene))
     if scene.wanted is not None and not _same(scene.wanted.version, scene.disk.version):
         what = f"the libraries are of {scene.wanted.version}, the kernel module on disk is still {scene.disk.version}"
         return PARTIAL, Proof(what, scene.cited, ruled_out=_no_reboot(scene))
@@ -331,7 +331,7 @@ def _by_packages(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | Non
         return PARTIAL, Proof(what, cited, ruled_out=_no_reboot(scene))
     if new and (scene.wanted is None or any(_same(scene.wanted.version, one.upstream) for one in new)):
         what = f"the driver's packages are at {new[0].upstream}{_while_loaded(scene)}"
-        return PENDING, Proof(what, cited, "certain" if scene.loaded else "likely")
+        return PENDING, Proof(what, cited, _who(scene) if scene.loaded else "likely")
     by_hand_done = [one for one in scene.upgrades if one.driver and not scene.is_loaded(one.driver)]
     if by_hand_done or (waits := _waits_for_reboot(snapshot)):
         last = by_hand_done[-1] if by_hand_done else None
@@ -351,6 +351,11 @@ def _newer(scene: _Scene) -> tuple[str, Verdict] | None:
         return None
     what = f"the libraries are of {scene.wanted.version} already{_while_loaded(scene)}"
     return PENDING, Proof(what, scene.cited, "likely")
+
+
+def _who(scene: _Scene) -> Confidence:
+    """How sure it is that a person upgraded the driver: without a log it may have been the system."""
+    return "certain" if scene.upgrades else "likely"
 
 
 def _waits_for_reboot(snapshot: Snapshot) -> tuple[Citation, ...]:

@@ -89,6 +89,7 @@ _LISTED: Final = {
     "toolkit-binaries": "/usr/*bin/nvidia-c*",
     "driver-containers": "/run/nvidia/*",
     "device-plugin-sockets": "/var/lib/kubelet/device-plugins/*",
+    "kubelet-pods": "/var/lib/kubelet/pods/*",
     "wsl-libraries": "/usr/lib/wsl/lib/*",
     "iommu": "/sys/class/iommu/*",
 }

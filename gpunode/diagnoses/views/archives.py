@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.catalog import tables
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views.packages import Package
 from gpunode.facts import apt_sources
 from gpunode.facts.items import Item
@@ -70,7 +70,7 @@ def _speaks(item: Item) -> bool:
 
 
 def _refused(item: Item) -> Iterator[RefusedKey]:
-    for match in (*_REFUSED.finditer(item.text), *_RPM_REFUSED.finditer(item.text)):
+    for match in (*finds(item, _REFUSED), *finds(item, _RPM_REFUSED)):
         number = item.text.count("\n", 0, match.start())
         key = (match.groupdict().get("key") or "").upper()
         near = _near(item.lines, number)

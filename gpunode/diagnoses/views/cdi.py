@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds
 from gpunode.diagnoses.views import containerd, packages
 from gpunode.facts import cdi
 from gpunode.facts.cdi_places import FOLDERS
@@ -126,8 +126,8 @@ def _read(snapshot: Snapshot) -> Iterator[Specification]:
 
 def _specification(item: Item, path: str) -> Specification:
     told = cdi.read(path, item.text.encode("utf-8", "surrogatepass"))
-    version = _VERSION.search(item.text)
-    drivers = frozenset(match["version"] for match in _LIBRARY.finditer(item.text))
+    version = find(item, _VERSION)
+    drivers = frozenset(match["version"] for match in finds(item, _LIBRARY))
     place = _library_line(item) or cite(item, 1)
     if isinstance(told, cdi.Spec):
         return Specification(_at(path), place, told.kind, told.version, frozenset(told.devices), drivers)
@@ -135,7 +135,7 @@ def _specification(item: Item, path: str) -> Specification:
 
 
 def _library_line(item: Item) -> Citation | None:
-    match = _LIBRARY.search(item.text)
+    match = find(item, _LIBRARY)
     return cite(item, item.text.count("\n", 0, match.start()) + 1) if match else None
 
 
@@ -169,7 +169,7 @@ def _empty(snapshot: Snapshot) -> Iterator[Citation]:
         is_file = item.kind == "file" and _FOLDER.match(item.subject) and item.outcome == "absent"
         if is_file or (is_folder and not any(_SPEC_NAME.search(line) for line in _told(item))):
             yield cite(item, 1) if item.text.strip() else Citation(item.written, "(nothing)", None, item.key)
-        elif (match := _FOUND.search(item.text)) and match["count"] == "0":
+        elif (match := find(item, _FOUND)) and match["count"] == "0":
             yield cite(item, item.text.count("\n", 0, match.start()) + 1)
         elif item.source.words[:3] == ("nvidia-ctk", "cdi", "list") and not item.text.strip():
             yield cite(item)
@@ -198,7 +198,7 @@ def _offered(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 def podman_version(snapshot: Snapshot) -> tuple[podman.Version, Citation] | None:
     """Podman's version; None where nothing tells."""
     for item in snapshot.items:
-        match = _PODMAN.search(item.text) if item.kind != "file" else None
+        match = find(item, _PODMAN) if item.kind != "file" else None
         if match is not None:
             number = item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1
             return tuple(int(part) for part in match[match.lastgroup or 0].split(".")), cite(item, number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with
 from gpunode.diagnoses.views import moments, system
 from gpunode.diagnoses.views.moments import Moment
 from gpunode.errors import Refused
@@ -217,10 +217,10 @@ def registered(snapshot: Snapshot) -> Registered | None:
     for item in snapshot.items:
         if item.kind not in {"docker-info", "text", "container-run"}:
             continue
-        if match := _RUNTIMES.search(item.text):
+        if match := find(item, _RUNTIMES):
             names = re.split(r"[\s,]+", match["names"].strip())
             return Registered(frozenset(names), cite(item, _number(item, match)))
-        if match := _RUNTIMES_JSON.search(item.text):
+        if match := find(item, _RUNTIMES_JSON):
             names = re.findall(r"\"([\w.-]+)\":\s*\{", match["rest"])
             return Registered(frozenset(names), cite(item, _number(item, match)))
     return None
@@ -239,7 +239,7 @@ def started_with(snapshot: Snapshot) -> tuple[Flags, Citation] | None:
     for item in snapshot.items:
         if not _shows_command(item):
             continue
-        for match in _START.finditer(item.text):
+        for match in finds(item, _START):
             words = units.split(match["command"].split(" (code=")[0].strip()) or match["command"].split()
             found = flags(words), cite(item, _number(item, match))
     return found
@@ -279,9 +279,9 @@ _VERSION_ROW: Final = re.compile(r"^\s*Version:\s+(?P<c>\d+(?:\.\d+)+)", re.MULT
 def version(snapshot: Snapshot) -> tuple[int, ...]:
     """Docker's version; empty where nothing tells."""
     for item in snapshot.items:
-        match = _VERSION.search(item.text) if item.kind != "file" else None
+        match = find(item, _VERSION) if item.kind != "file" else None
         if match is None and item.kind == "docker-version":
-            match = _VERSION_ROW.search(item.text)
+            match = find(item, _VERSION_ROW)
         if match is not None:
             return tuple(int(part) for part in re.findall(r"\d+", match[match.lastgroup or 0]))
     return ()

@@ -70,6 +70,10 @@ class Seen:
 
 def loaded(snapshot: Snapshot) -> Seen | None:
     """The version of the loaded kernel module, and whether it is of the open modules; None where nothing tells."""
+    return snapshot.view(_loaded)
+
+
+def _loaded(snapshot: Snapshot) -> Seen | None:
     fact = snapshot.facts.loaded_driver
     if isinstance(fact, Known) and fact.value is not None:
         place = Citation("/proc/driver/nvidia/version", fact.value.version, 1, fact.probe)
@@ -102,9 +106,12 @@ def _from_log(snapshot: Snapshot) -> Seen | None:
 
 def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
     """The versions of a client and of the module that refused it, by the last such message; None without any."""
-    told = frozenset(message for pattern in _API for message in kernel.said(snapshot, pattern))
-    for message in reversed(snapshot.view(kernel.messages) if told else ()):
-        for pattern in _API:
+    return snapshot.view(_api_mismatch)
+
+
+def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
+    for message in reversed(snapshot.view(kernel.messages)):
+        for pattern in _API if "API mismatch" in message.text else ():
             if match := pattern.search(message.text):
                 return match["client"], match["module"], message.citation
     for pattern in _API:
@@ -115,6 +122,10 @@ def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
 
 def on_disk(snapshot: Snapshot) -> Seen | None:
     """The version of nvidia.ko that modprobe would load for the running kernel: by modinfo, else by DKMS."""
+    return snapshot.view(_on_disk)
+
+
+def _on_disk(snapshot: Snapshot) -> Seen | None:
     running = running_kernel(snapshot)
     for info in snapshot.view(modules.modinfo):
         place = _RUNNING.search(info.filename)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from gpunode.catalog.cuda import Version, parts
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import pci
 
 _RUNTIMES: Final = (
@@ -32,6 +33,8 @@ _SUPPORTS: Final = re.compile(
     r"supports CUDA capabilities (?P<one>(?:(?:sm|compute)_\w+\s*)+)|get_arch_list\(\)\D{0,20}(?P<two>\[[^\]]*\])"
     r"|(?P<three>\[(?:'(?:sm|compute)_\w+'(?:, )?)+\])|arch_list\s*[:=]?\s*(?P<four>(?:(?:sm|compute)_\w+[ ,]*)+)"
 )
+# A program that goes on after the message says it again and again.
+_MOST: Final = 64
 _GGML: Final = re.compile(r"compatible with CUDA arch (?P<gpu>\d{3,4})\. .{0,40}compiled for: (?P<list>[\d,]+)")
 
 
@@ -78,9 +81,9 @@ def _capabilities(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
             yield gpu.model.compute_capability.replace(".", ""), gpu.citation
     for item in snapshot.items:
         if item.kind not in {"kernel-log", "lspci"} and item.is_seen:
-            for number, line in enumerate(item.lines, 1):
-                if match := _CAPABILITY.search(line):
-                    yield match["cap"].replace(".", ""), cite(item, number)
+            for match in islice(finds(item, _CAPABILITY), _MOST):
+                place = cite(item, item.text.count("\n", 0, match.start()) + 1)
+                yield match["cap"].replace(".", ""), place
 
 
 def built_for(snapshot: Snapshot) -> tuple[tuple[frozenset[str], Citation], ...]:
@@ -92,12 +95,14 @@ def _built_for(snapshot: Snapshot) -> Iterator[tuple[frozenset[str], Citation]]:
     for item in snapshot.items:
         if item.kind in {"kernel-log", "lspci", "packages"} or not item.is_seen:
             continue
-        for match in _SUPPORTS.finditer(item.text):
+        if not any(word in item.text for word in ("sm_", "compute_", "compiled for: ")):
+            continue
+        for match in islice(finds(item, _SUPPORTS), _MOST):
             listed = next(group for group in match.groups() if group)
             caps = frozenset(one["cap"] for one in _LISTED.finditer(listed))
             if caps:
                 yield caps, cite(item, item.text.count("\n", 0, match.start()) + 1)
-        for match in _GGML.finditer(item.text):
+        for match in islice(finds(item, _GGML), _MOST):
             place = cite(item, item.text.count("\n", 0, match.start()) + 1)
             yield frozenset(str(int(one) // 10) for one in match["list"].split(",") if one), place
 

@@ -251,6 +251,7 @@ class _Piece:
     item: Item
     first: int
     lines: tuple[str, ...]
+    sections: tuple[Section, ...]
     name: str = ""
 
     @property
@@ -280,14 +281,16 @@ def _split(item: Item) -> Iterator[_Piece]:
     lines = item.lines
     if len(lines) == 1 and "," in item.text and "{" in item.text:
         lines = tuple(re.sub(r"([{,\[])", r"\1\n", item.text).splitlines())
-        yield _Piece(item, 1, lines)
+        yield _Piece(item, 1, lines, tuple(_sections(item, lines)))
         return
     starts = [number for number, line in enumerate(lines) if _NAME.match(line) or _OBJECT.match(line)]
     for start, end in zip([0, *starts], [*starts, len(lines)], strict=True):
         if start == end:
             continue
-        named = _NAME.match(lines[start])
-        yield _Piece(item, start + 1, lines[start:end], named["name"] if named else _metadata_name(lines[start:end]))
+        own = lines[start:end]
+        named = _NAME.match(own[0])
+        name = named["name"] if named else _metadata_name(own)
+        yield _Piece(item, start + 1, own, tuple(_sections(item, own)), name)
 
 
 def _metadata_name(lines: tuple[str, ...]) -> str:
@@ -392,17 +395,22 @@ def _put(amounts: dict[Section, dict[str, Amount]], section: Section, match: re.
 
 
 def _sectioned(piece: _Piece) -> Iterator[tuple[int, str, Section]]:
-    """Each line with the section that it stands in; the words of the source name the first."""
-    named = _IN_SOURCE.search(piece.item.written)
+    """Each line with the section that it stands in."""
+    yield from zip(range(len(piece.lines)), piece.lines, piece.sections, strict=True)
+
+
+def _sections(item: Item, lines: tuple[str, ...]) -> Iterator[Section]:
+    """The section of each line; the words of the source name the first."""
+    named = _IN_SOURCE.search(item.written)
     section = named["what"].lower() if named else ""
-    for offset, line in enumerate(piece.lines):
+    for line in lines:
         if match := _HEADING.match(line):
             key = match["key"].strip().lower()
             if key in _SECTIONS:
                 section = _SECTIONS[key]
             elif not match["indent"] and "/" not in key and not _RESOURCE_KEY.match(key):
                 section = ""
-        yield offset, line, section
+        yield section
 
 
 def _shown(piece: _Piece) -> frozenset[Section]:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import cite
+from gpunode.diagnoses.snapshot import cite, finds
 from gpunode.facts.items import Item
 
 DATE: Final = r"(?P<date>\d{4}-\d\d-\d\d[ T]+\d\d:\d\d:\d\d)"
@@ -39,7 +39,7 @@ def precedes(one: Moment | None, other: Moment | None) -> bool | None:
 def told(item: Item, *patterns: re.Pattern[str]) -> Iterator[Moment]:
     """The moments in the group ``date`` of the ``patterns``."""
     for pattern in patterns:
-        for match in pattern.finditer(item.text):
+        for match in finds(item, pattern):
             moment = datetime.fromisoformat(" ".join(match["date"].replace("T", " ").split()))
             number = item.text.count("\n", 0, match.start("date")) + 1
             yield Moment(moment.replace(tzinfo=timezone.utc).timestamp(), cite(item, number))

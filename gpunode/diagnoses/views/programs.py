@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.facts.items import Item
 
 _ABSENT: Final = re.compile(
@@ -44,7 +44,7 @@ def _seen(item: Item, name: str) -> Presence | None:
     if item.kind == "which":
         if name not in (word.rsplit("/", 1)[-1] for word in item.source.words[1:]):
             return None
-        paths = {match["path"].rsplit("/", 1)[-1] for match in _PATH.finditer(item.text)}
+        paths = {match["path"].rsplit("/", 1)[-1] for match in finds(item, _PATH)}
         return Presence(name in paths, cite(item))
     if item.kind == "listing" and (line := _listed(item, name)):
         return Presence(True, cite(item, line))
@@ -63,7 +63,7 @@ def _listed(item: Item, name: str) -> int:
 def _denials(item: Item, name: str) -> Iterator[int]:
     if name not in item.text or ("not found" not in item.text and "No such file" not in item.text):
         return
-    for match in _ABSENT.finditer(item.text):
+    for match in finds(item, _ABSENT):
         found = match["name"] or match["asked"] or match["listed"].rsplit("/", 1)[-1]
         if found == name:
             yield item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1

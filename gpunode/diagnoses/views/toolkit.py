@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import moments, packages, programs
 from gpunode.diagnoses.views.moments import Moment
 from gpunode.diagnoses.views.programs import Presence
@@ -86,7 +86,7 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
     for citation in snapshot.said(_ANSWERS):
         yield Presence(True, citation)
     for item in snapshot.of("package-policy"):
-        for match in _POLICY.finditer(item.text):
+        for match in finds(item, _POLICY):
             number = item.text.count("\n", 0, match.start("version")) + 1
             yield Presence(match["version"][0] != "(", cite(item, number))
     if (moment := installed_at(snapshot)) is not None:
@@ -143,7 +143,7 @@ def _versions(snapshot: Snapshot) -> Iterator[Version]:
     for item in snapshot.items:
         if item.kind in {"file", "kernel-log", "packages"}:
             continue
-        for match in _LIBRARY.finditer(item.text):
+        for match in finds(item, _LIBRARY):
             number = item.text.count("\n", 0, match.start()) + 1
             yield Version(_numbers(match["cli"] or match["log"] or match["ctk"]), cite(item, number))
     for name in _LIBRARY_PACKAGES:

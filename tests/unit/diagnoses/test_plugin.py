@@ -194,14 +194,35 @@ ENTRY = {"PodUID": UID, "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"0": ["G
 RECORD = json.dumps({"Data": {"PodDeviceEntries": [ENTRY]}})
 
 
-@pytest.mark.parametrize(("uid", "wanted"), [("0c1d3a04-1d0b-4a54-8a3c-5f1f3c2a9b11", [STALE]), (UID, [])])
-def test_the_kubelets_record_is_stale_where_its_pod_is_gone(uid: str, wanted: list[str]) -> None:
-    record = ("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", RECORD)
-    assert roots(record, ("kubectl get pods -A -o custom-columns=UID:.metadata.uid", f"UID\n{uid}")) == wanted
+RECORDED = ("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", RECORD)
 
 
-def test_the_record_alone_says_nothing() -> None:
-    assert not found(("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", RECORD)).findings
+@pytest.mark.parametrize(("uid", "certain"), [("0c1d3a04-1d0b-4a54-8a3c-5f1f3c2a9b11", "certain"), (UID, "likely")])
+@pytest.mark.parametrize(
+    "source", ["kubectl get pods -A -o custom-columns=UID:.metadata.uid", "ls /var/lib/kubelet/pods"]
+)
+def test_the_kubelets_record_proves_it_where_its_pod_is_gone(source: str, uid: str, certain: str) -> None:
+    (finding,) = found(("kubectl describe pod", f"UnexpectedAdmissionError {LESS}"), RECORDED, (source, uid)).roots
+    assert (finding.cause, finding.confidence) == (STALE, certain)
+
+
+def test_a_record_of_pods_that_are_gone_is_no_fault_by_itself() -> None:
+    """The kubelet takes such entries out when it next gives devices to a pod."""
+    assert not found(RECORDED, ("ls /var/lib/kubelet/pods", "0c1d3a04-1d0b-4a54-8a3c-5f1f3c2a9b11")).findings
+
+
+def test_what_only_the_log_remembers_is_past() -> None:
+    log = ("journalctl -u kubelet", f'kubelet[1]: E0619 "UnexpectedAdmissionError" err="{EMPTY}"')
+    table = ("kubectl get pods -A", "ml   train-0   1/1   Running   0   5m")
+    assert roots(log) == [REBOOTED]
+    assert roots(log, table) == []
+    assert roots(log, ("kubectl get pods -A", "ml   train-0   0/1   UnexpectedAdmissionError   0   5m")) == [REBOOTED]
+
+
+def test_a_node_that_offers_its_gpus_has_a_plugin_that_works() -> None:
+    node = ("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 2\nAllocatable:\n  nvidia.com/gpu: 2")
+    assert not found(ASKS, node).findings
+    assert not found((LOG, "'nvidia.com/gpu' device marked unhealthy: GPU-1"), node).findings
 
 
 # Time-slicing.

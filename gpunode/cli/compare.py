@@ -1,0 +1,48 @@
+"""compare: how a bad node differs from a good one, the likeliest explanation first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpunode.cli.commands import How
+from gpunode.cli.envelope import Envelope
+from gpunode.errors import ChangesPending, UsageError
+
+if TYPE_CHECKING:
+    from gpunode.facts.evidence import Evidence
+
+
+def compare(good: str, bad: str, how: How) -> None:
+    """Ranks the differences of two reports, or of one and this machine."""
+    from gpunode.diagnoses import comparison, diagnose
+    from gpunode.diagnoses.snapshot import snapshot
+
+    if good == bad == "-":
+        raise UsageError("only one of the two comes from standard input", hint="name a file for the other")
+    # What was captured lost its secrets; what was not would differ by them.
+    healthy, sick = (snapshot(_evidence(name)) for name in (good, bad))
+    diagnosis = diagnose(sick, guarded=True)
+    found = comparison.compare(healthy, sick, diagnosis)
+    how.screen().comparison(found, diagnosis, good, bad or "this machine")
+    causes = [finding.cause for finding in diagnosis.roots if finding.severity != "info"]
+    how.answer(
+        Envelope(
+            "compare",
+            status="different" if found.matters else "ok",
+            exit_code=ChangesPending.exit_code if found.matters else 0,
+            result={"differences": found.differences, "unseen": found.unseen, "causes": causes},
+        )
+    )
+
+
+def _evidence(name: str) -> Evidence:
+    from gpunode.host.local import LocalHost
+    from gpunode.host.redact import redact
+    from gpunode.host.reports import is_fleet, read
+    from gpunode.workflow.doctor import examine
+
+    if name and is_fleet(name):
+        raise UsageError(
+            f"{name} is a folder of reports", why="two nodes are compared", hint="name one of the reports in it"
+        )
+    return redact(read(name) if name else examine(LocalHost("/")))

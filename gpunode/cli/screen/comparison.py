@@ -1,0 +1,74 @@
+"""Two nodes compared, as a person reads it: what may explain the fault, how it is on each, why it matters. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from gpunode.cli.screen.text import BLANK, Line, Style, line, prose, span
+from gpunode.cli.screen.words import count, listed
+
+if TYPE_CHECKING:
+    from gpunode.diagnoses.comparison import Comparison, Difference
+    from gpunode.diagnoses.model import Diagnosis
+    from gpunode.diagnoses.traits import Weight
+
+_MARKS: dict[Weight, tuple[str, Style]] = {
+    "likely": ("●", "bad"),
+    "possible": ("○", "warn"),
+    "background": ("·", "dim"),
+}
+_LONGEST = 200
+_MOST = 6
+
+
+def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: str, *, verbose: bool) -> Iterator[Line]:
+    """The differences, the likeliest explanation first; those that explain nothing only when asked for."""
+    shown = [one for one in found.differences if verbose or one.weight != "background"]
+    if shown:
+        yield line(span(good, "remove"), span(" → ", "dim"), span(bad, "add"))
+        yield BLANK
+    for _, group in groupby(shown, key=lambda one: (one.trait, one.weight, one.why)):
+        yield from _group(list(group), verbose=verbose)
+    if shown:
+        yield BLANK
+    if causes := [finding.cause for finding in diagnosis.roots if finding.severity != "info"]:
+        yield line("doctor names for ", span(bad), ": ", span(listed(causes), "bold"), hang=2)
+    if found.unseen:
+        unseen = listed(dict.fromkeys(found.unseen))
+        yield line(span(f"not compared, since one of the two does not show it: {unseen}", "dim"), hang=2)
+    yield _verdict(found, hidden=len(found.differences) - len(shown))
+
+
+def _group(group: Sequence[Difference], *, verbose: bool) -> Iterator[Line]:
+    """What differs for one reason: the reason, and each thing with its value there and here."""
+    first = group[0]
+    mark, style = _MARKS[first.weight]
+    yield line(span(f"{mark} ", style), span(first.title, "bold"), "  ", *prose(first.why, "dim"), hang=4)
+    rows = group if verbose else group[:_MOST]
+    for one in rows:
+        name = one.name.removeprefix(f"{one.title}: ")
+        yield line("    ", span(name), "  ", span(_short(one.good), "remove"), span(" → ", "dim"),
+                   span(_short(one.bad), "add"), hang=6)  # fmt: skip
+    if (more := len(group) - len(rows)) > 0:
+        yield line(span(f"    and {more} more; -v shows them", "dim"))
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "not there"
+    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+
+
+def _verdict(found: Comparison, *, hidden: int) -> Line:
+    likely = sum(one.weight == "likely" for one in found.differences)
+    more = (
+        f"; {count(hidden, 'other difference')} that explains little: -v shows it"
+        if hidden == 1
+        else (f"; {hidden} others that explain little: -v shows them" if hidden else "")
+    )
+    if not found.matters:
+        return line(f"no difference that would explain a fault{more}", hang=2)
+    possible = sum(one.weight == "possible" for one in found.differences)
+    return line(f"{count(likely, 'likely explanation')}, {possible} possible{more}", hang=2)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.cli.answered import Answered
+from gpunode.cli.commands import How
+from gpunode.cli.compare import compare
+from gpunode.errors import UsageError
+from gpunode.host.capture import save
+from gpunode.host.port import HostView
+from tests.unit.diagnoses.test_comparison import node, seen
+
+
+@pytest.fixture
+def captures(tmp_path: Path) -> tuple[str, str]:
+    save(node(0), tmp_path / "good.tgz")
+    save(node(1, **{"kernel-release": seen("uname -r", "6.1.0-21-amd64\n")}), tmp_path / "bad.tgz")
+    return str(tmp_path / "good.tgz"), str(tmp_path / "bad.tgz")
+
+
+def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_difference_that_may_explain_a_fault_ends_with_4(
+    captures: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Answered) as caught:
+        compare(*captures, How(json=True))
+    assert caught.value.exit_code == 4
+    found = answer(capsys)
+    assert (found["command"], found["status"], found["exit_code"]) == ("compare", "different", 4)
+    first = found["result"]["differences"][0]
+    assert set(first) == {"trait", "title", "name", "good", "bad", "weight", "why", "near"}
+    assert (first["good"], first["bad"], first["weight"]) == ("6.1.0-18-amd64", "6.1.0-21-amd64", "likely")
+
+
+def test_the_screen_says_what_was_what_is_and_why_it_matters(
+    captures: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Answered):
+        compare(*captures, How())
+    shown = capsys.readouterr().out
+    assert "running kernel  6.1.0-18-amd64 → 6.1.0-21-amd64" in shown
+    assert "a module is built for one kernel" in shown
+    assert shown.splitlines()[-1].startswith("1 likely explanation")
+
+
+def test_two_alike_end_with_0(captures: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    compare(captures[0], captures[0], How(json=True))
+    assert answer(capsys)["status"] == "ok"
+    compare(captures[0], captures[0], How())
+    assert "no difference" in capsys.readouterr().out
+
+
+def test_without_a_second_name_this_machine_is_compared(
+    captures: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def examine(_: HostView) -> object:
+        return node(1)
+
+    monkeypatch.setattr("gpunode.workflow.doctor.examine", examine)
+    compare(captures[0], "", How(json=True))
+    assert answer(capsys)["exit_code"] == 0
+
+
+def test_only_one_comes_from_standard_input_and_none_is_a_folder_of_reports(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="standard input"):
+        compare("-", "-", How())
+    with pytest.raises(UsageError, match="folder of reports"):
+        compare(str(tmp_path), "", How())

@@ -1,0 +1,55 @@
+"""The same causes in other words and with other tools, their look-alikes, and healthy nodes.
+
+``cases/FAMILY.json`` lists what was seen and the one cause that must be found; an empty one means that none may be: the
+node is healthy, or what would decide was not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.diagnoses import diagnose, families
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
+REPORTS = Path(__file__).parents[2] / "scenarios" / "doctor"
+# Those whose reports are also read with one piece taken away.
+CHECKED = {"packages", "versions", "userspace", "mig"}
+ROWS = [(path.stem, number, row) for path in CASES for number, row in enumerate(json.loads(path.read_text()))]
+OWN = {rule.cause for family in families() if family.id in CHECKED for rule in family.rules}
+
+
+def diagnosis(evidence: list[dict[str, str]]) -> Diagnosis:
+    rows = [{"source": one["source"], "text": one["text"]} for one in evidence]
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+@pytest.mark.parametrize(("family", "number", "row"), ROWS, ids=[f"{name}-{number}" for name, number, _ in ROWS])
+def test_the_cause_is_found_and_no_other(family: str, number: int, row: dict[str, Any]) -> None:
+    found = diagnosis(row["evidence"])
+    roots = [finding.cause for finding in found.roots if finding.severity != "info"]
+    assert roots == ([row["cause"]] if row["cause"] else []), found.unknown
+
+
+def shortened() -> list[Any]:
+    for_each = []
+    for path in sorted(REPORTS.rglob("*.json")):
+        report = json.loads(path.read_text())
+        pieces = report["evidence"]
+        if report["cause"] in OWN and len(pieces) > 1:
+            for left in range(len(pieces)):
+                rest = pieces[:left] + pieces[left + 1 :]
+                for_each.append(pytest.param(report["cause"], rest, id=f"{path.stem}-{left}"))
+    return for_each
+
+
+@pytest.mark.parametrize(("cause", "evidence"), shortened())
+def test_without_one_piece_nothing_wrong_is_certain(cause: str, evidence: list[dict[str, str]]) -> None:
+    certain = [finding.cause for finding in diagnosis(evidence).roots if finding.confidence == "certain"]
+    assert set(certain) <= {cause}

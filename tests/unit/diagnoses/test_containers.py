@@ -1,0 +1,53 @@
+"""Containers: faults that look alike are told apart, and nothing is claimed of healthy nodes or without what decides.
+
+The reports stand in ``lookalikes``, a file for each family: ``=== what it is -> cause`` (or ``nothing``), then each
+piece of evidence under ``--- source``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpunode.diagnoses import cdi, cgroups, containerd, diagnose, docker, toolkit
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+PLACE = Path(__file__).parent / "lookalikes"
+FAMILIES = (toolkit.FAMILY, docker.FAMILY, containerd.FAMILY, cgroups.FAMILY, cdi.FAMILY)
+OURS = {rule.cause for family in FAMILIES for rule in family.rules}
+
+
+def reports() -> Iterator[tuple[str, str, list[dict[str, str]]]]:
+    for path in sorted(PLACE.glob("*.txt")):
+        for report in path.read_text().split("=== ")[1:]:
+            head, *pieces = report.split("\n--- ")
+            name, _, cause = head.strip().rpartition(" -> ")
+            rows = (piece.partition("\n") for piece in pieces)
+            yield f"{path.stem}: {name}", cause, [{"source": s, "text": text.rstrip("\n")} for s, _, text in rows]
+
+
+def diagnosis(rows: list[dict[str, str]]) -> Diagnosis:
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+REPORTS = tuple(reports())
+
+
+@pytest.mark.parametrize(
+    ("cause", "rows"), [pytest.param(c, rows, id=name) for name, c, rows in REPORTS if c != "nothing"]
+)
+def test_the_cause_is_the_only_root(cause: str, rows: list[dict[str, str]]) -> None:
+    found = diagnosis(rows)
+    assert [finding.cause for finding in found.roots if finding.severity != "info"] == [cause], found
+    assert found.findings[0].citations
+    assert found.findings[0].remedy
+
+
+@pytest.mark.parametrize("rows", [pytest.param(rows, id=name) for name, cause, rows in REPORTS if cause == "nothing"])
+def test_nothing_of_these_is_claimed(rows: list[dict[str, str]]) -> None:
+    assert not OURS & {finding.cause for finding in diagnosis(rows).findings if finding.severity != "info"}
