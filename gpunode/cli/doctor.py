@@ -26,6 +26,8 @@ def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = 
     if prometheus:
         _check_textfile(prometheus, named)
     if len(named) == 1 and named[0] in rules():
+        if html:
+            raise UsageError("--html is a page about a node, not about a cause", hint="gpunode doctor --html FILE")
         _tell(named[0], how)
         return
     if len(named) > 1 or (named and is_fleet(named[0])):
