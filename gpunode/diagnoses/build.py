@@ -268,7 +268,7 @@ _TOOL_PACKAGES: Final[dict[str, tuple[str, str, str, str]]] = {
     **{name: (name,) * 4 for name in ("flex", "bison", "bc", "perl", "python3")},
     **dict.fromkeys(("libelf", "gelf"), ("libelf-dev", "elfutils-libelf-devel", "libelf-devel", "libelf")),
     **dict.fromkeys(("libssl", "openssl"), ("libssl-dev", "openssl-devel", "libopenssl-devel", "openssl")),
-    "std": ("libc6-dev", "glibc-devel", "glibc-devel", "glibc"),
+    "stdio": ("libc6-dev", "glibc-devel", "glibc-devel", "glibc"),
 }
 _MANAGERS: Final[tuple[PackageManager, ...]] = ("apt", "dnf", "zypper", "pacman")
 _ALL_TOOLS: Final = (("build-essential",), ("gcc", "make"), ("gcc", "make"), ("base-devel",))
