@@ -25,6 +25,7 @@ _RELATED = 8
 # Where no terminal says how wide it is: a pipe takes long lines, though not a log's without end.
 _WIDEST = 400
 _NARROWEST = 40
+_RAGGED = 12
 _LONGEST = 2000
 _STYLES: dict[str, Style] = {
     "broken": "bad",
@@ -129,7 +130,8 @@ def _proof(finding: Finding, how: _How, indent: int = 4) -> Iterator[Line]:
 
 
 def _quoted(before: str, citation: Citation, words: frozenset[str], how: _How) -> Line:
-    room = _LONGEST if how.verbose else how.room - len(before)
+    # Two rows, less what breaking at a blank costs: a whole sentence says more than its halves.
+    room = _LONGEST if how.verbose else min(2 * (how.room - len(before)) - _RAGGED, _WIDEST)
     said = span(how.said(citation)).text
     return line(span(before, "dim"), shortened(said, words, room), hang=len(before))
 
