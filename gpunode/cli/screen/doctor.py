@@ -71,7 +71,7 @@ def diagnosis_lines(examined: Examined, *, verbose: bool, width: int = 0) -> Ite
         yield from _root(root, below, how)
         yield BLANK
     if diagnosis.unknown:
-        yield from _unknown(diagnosis.unknown)
+        yield from _unknown(diagnosis.unknown, how)
         yield BLANK
     yield from _stack(examined.storeys)
     if examined.denied:
@@ -109,23 +109,24 @@ def _heading(text: str, beside: str = "") -> Line:
     return line("  ", span(text, "bold"), span(f"  {beside}" if beside else "", "dim"), hang=4)
 
 
-def _proof(finding: Finding, how: _How, indent: int = 4) -> Iterator[Line]:
-    """The proving lines, under the sources that they are from."""
-    shown = finding.citations if how.verbose else finding.citations[:_CITED]
-    if not shown:
-        return
-    if indent == 4:
+def _proof(finding: Finding, how: _How) -> Iterator[Line]:
+    if finding.citations:
         yield _heading("proof")
-    words = telling(finding.summary, finding.title)
+    yield from _cited(finding.citations, telling(finding.summary, finding.title), how, indent=4)
+
+
+def _cited(citations: Sequence[Citation], words: frozenset[str], how: _How, *, indent: int) -> Iterator[Line]:
+    """The proving lines, under the sources that they are from."""
+    shown = citations if how.verbose else citations[:_CITED]
     source = ""
-    numbers = max(len(str(citation.number or "")) for citation in shown)
+    numbers = max((len(str(citation.number or "")) for citation in shown), default=0)
     for citation in shown:
         if citation.source != source:
             source = citation.source
             yield line(" " * indent, span(shortened(source, frozenset(), how.room - indent), "dim"), hang=indent + 2)
         number = str(citation.number or "").rjust(numbers)
         yield _quoted(f"{' ' * (indent + 2)}{number}  " if numbers else " " * (indent + 2), citation, words, how)
-    if more := len(finding.citations) - len(shown):
+    if more := len(citations) - len(shown):
         yield line(" " * indent, span(f"and {count(more, 'line')} more (-v)", "dim"), hang=indent)
 
 
@@ -151,7 +152,7 @@ def _consequences(findings: Sequence[Finding], how: _How) -> Iterator[Line]:
         yield line("    ", span("! ", "warn"), finding.title, span(f"  {finding.cause}", "dim"), hang=6)
         if how.verbose:
             yield line("      ", *prose(finding.summary), hang=6)
-            yield from _proof(finding, how, indent=6)
+            yield from _cited(finding.citations, telling(finding.summary), how, indent=6)
     if more := len(findings) - len(shown):
         yield line("    ", span(f"and {more} more (-v)", "dim"), hang=4)
 
@@ -167,10 +168,13 @@ def _typed(command: str) -> Line:
     return Line((span(command, "command"),), solid=True)
 
 
-def _unknown(doubts: Sequence[Doubt]) -> Iterator[Line]:
+def _unknown(doubts: Sequence[Doubt], how: _How) -> Iterator[Line]:
     yield line(span("could not be told", "bold"))
     for doubt in doubts:
         yield line("  ", span("? ", "warn"), *prose(doubt.question), hang=4)
+        yield from _cited(doubt.citations, telling(doubt.question), how, indent=4)
+        if how.verbose and len(doubt.causes) > 1:
+            yield line("    ", span("between  ", "dim"), listed(doubt.causes), hang=13)
         yield line("    ", span("look at  ", "dim"), span(doubt.look_at, "command"), hang=13)
 
 

@@ -196,7 +196,12 @@ def examined() -> Examined:
         sources=(),
         gpus=("0000:61:00.0",),
     )
-    doubt = Doubt("whether the NVLink that is down on GPU 2 was ever up", "nvidia-smi nvlink -e")
+    doubt = Doubt(
+        "whether the NVLink that is down on GPU 2 was ever up",
+        "nvidia-smi nvlink -e",
+        seen.said(re.compile(r"<inactive>")),
+        ("sample-link", "sample-board"),
+    )
     return Examined(
         seen, Diagnosis((lost, narrow, stopped), (doubt,)), _storeys(), False, ("dmesg", "/etc/nvidia/gridd.conf")
     )
