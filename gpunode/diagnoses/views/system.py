@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
@@ -29,7 +30,8 @@ def distro(snapshot: Snapshot) -> Distro | None:
     if isinstance(snapshot.facts.distro, Known):
         return snapshot.facts.distro.value
     for item in (*snapshot.files("*/os-release"), *snapshot.files("/etc/*-release")):
-        if "ID=" in item.text:
+        # Half a file may name nothing.
+        with suppress(ValueError):
             return os_release.distro(item.text)
     return _by_name(snapshot)
 
