@@ -20,7 +20,7 @@ _SAYS_NOT_LOADED: Final = re.compile(
     r"|Found no NVIDIA driver on your system"
 )
 _BLACKLISTED: Final = re.compile(
-    r"^\s*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
+    r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
     re.MULTILINE,
 )
 # What modprobe makes of "alias nvidia off".

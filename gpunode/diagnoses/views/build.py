@@ -41,7 +41,7 @@ _TREE: Final = re.compile(
     r"|Could not find module source directory"
     r"|DKMS tree already contains: ?nvidia"
     r"|The module/version combo: ?nvidia\S* is not located in the DKMS tree"
-    r"|^\s*nvidia[\w.-]*(?:/|, )\s*[^,:\s]+(?:, [^:\n]+)?: broken",
+    r"|^[ \t]*nvidia[\w.-]*(?:/|, )\s*[^,:\s]+(?:, [^:\n]+)?: broken",
     re.MULTILINE,
 )
 _SPACE: Final = re.compile(r"No space left on device")

@@ -13,10 +13,10 @@ from gpunode.diagnoses.views import packages, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 
-_ROW: Final = re.compile(r"^\s*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
-_FIELD: Final = re.compile(r"^\s*([\w-]+):\s+(.*)$", re.MULTILINE)
+_ROW: Final = re.compile(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
+_FIELD: Final = re.compile(r"^[ \t]*([\w-]+):\s+(.*)$", re.MULTILINE)
 _DKMS: Final = re.compile(
-    r"^\s*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
+    r"^[ \t]*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
     r"(?:,\s*(?P<kernel>[^,:\s]+),\s*(?P<arch>\w+))?:\s*(?P<state>added|built|installed|broken)(?P<rest>.*)$",
     re.MULTILINE,
 )
