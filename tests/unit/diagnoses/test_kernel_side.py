@@ -465,3 +465,13 @@ def test_driver_and_gpu_are_judged_before_the_kernel_says_so(gpu: str, module: s
 def test_a_gpu_that_works_contradicts_the_catalog() -> None:
     bus = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [10de:2b85] (rev a1)"
     assert not seen(("lspci -nn", bus), ("modinfo nvidia", "version: 550.90.07"), ("nvidia-smi", WORKS)).roots
+
+
+def test_an_installer_that_finds_no_gpu_of_its_own_is_understood_by_the_bus() -> None:
+    said = "WARNING: You do not appear to have an NVIDIA GPU supported by the 410.48 NVIDIA Linux graphics driver"
+    log = ("/var/log/nvidia-installer.log", said)
+    assert not certain(log)
+    newer = "65:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:20b5] (rev a1)"
+    assert roots(log, ("lspci -nn", newer)) == ["gpu-too-new-for-driver"]
+    older = "65:00.0 3D controller [0302]: NVIDIA Corporation GF100GL [Tesla C2050] [10de:06d1] (rev a3)"
+    assert roots(log, ("lspci -nn", older)) == ["gpu-legacy-unsupported-by-branch"]
