@@ -51,6 +51,7 @@ def memory() -> None:
             "verify": ("verify", "containerd"),
             "rollback --list": ("rollback", "--list"),
             "capture": ("capture", f"{folder}/node.tar.gz"),
+            "doctor on a capture": ("doctor", f"{folder}/node.tar.gz"),
             "recipe list": ("recipe", "list"),
             "recipe from-node": ("recipe", "from-node", "--node", SAMPLE),
         }

@@ -37,7 +37,7 @@ _RELOADED: Final = re.compile(
 _SYSTEMD: Final = re.compile(
     r"Cgroup Driver:\s*systemd|cgroupManager:\s*systemd|native\.cgroupdriver=systemd|SystemdCgroup = true"
 )
-_TAKEN_AWAY: Final = re.compile(r"^\s*c 195:\* m\s*$", re.MULTILINE)
+_TAKEN_AWAY: Final = re.compile(r"^[ \t]*c 195:\* m\s*$", re.MULTILINE)
 _HARD_FAULT: Final = re.compile(
     r"fallen off the bus|GPU is lost|Unable to determine the device handle|\bXid \([^)]*\): (?:79|119|120)\b"
 )
@@ -171,14 +171,14 @@ _OF_CONTAINER: Final = re.compile(
     r"scontext=\S*:(?:container|svirt_lxc_net|spc|container_\w+|svirt_sandbox)\w*_t\b|:container_t:"
 )
 _PERMISSIVE: Final = re.compile(
-    r"permissive=1|^\s*(?:Enforcing Mode\s+|Current mode:\s*)?Permissive\s*$", re.IGNORECASE | re.MULTILINE
+    r"permissive=1|^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?Permissive\s*$", re.IGNORECASE | re.MULTILINE
 )
 _SEALERT: Final = re.compile(
     r"Target Objects\s+/dev/nvidia\S*|SELinux is preventing \S+ from [^\n]{1,80}\bnvidia(?:\d|ctl|-\w+)"
 )
 _TARGET: Final = re.compile(r"xserver_misc_device_t|nvidia_device_t|device_t")
 _ENFORCING: Final = re.compile(
-    r"^\s*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing",
+    r"^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing",
     re.IGNORECASE | re.MULTILINE,
 )
 _FORBIDDEN: Final = re.compile(

@@ -292,7 +292,7 @@ _COME_AND_GO: Final = re.compile(
     r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container"
 )
 _KUBELET: Final = re.compile(
-    r"^\s*cgroupDriver:\s*[\"']?(?P<a>systemd|cgroupfs)|--cgroup-driver[= ](?P<b>systemd|cgroupfs)", re.MULTILINE
+    r"^[ \t]*cgroupDriver:\s*[\"']?(?P<a>systemd|cgroupfs)|--cgroup-driver[= ](?P<b>systemd|cgroupfs)", re.MULTILINE
 )
 
 

@@ -204,7 +204,7 @@ _NODE: Final = re.compile(
     r"^c(?P<mode>[rwxstST-]{9})[.+@]?\s+\d+\s+(?P<owner>\S+)\s+(?P<group>\S+)\s+\d+,\s*\d+\s.*/?"
     r"(?P<name>(?:/dev/)?nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset))\s*$"
 )
-_FILE_MODE: Final = re.compile(r"^\s*DeviceFileMode:\s*(?P<mode>\d+)", re.MULTILINE)
+_FILE_MODE: Final = re.compile(r"^[ \t]*DeviceFileMode:\s*(?P<mode>\d+)", re.MULTILINE)
 _OPTION: Final = re.compile(r"NVreg_DeviceFileMode=(?P<mode>0[xX][0-9a-fA-F]+|\d+)")
 _DENIED: Final = re.compile(
     r"/dev/nvidia[\w-]*['\"]?:? [^\n]{0,60}[Pp]ermission denied|[Pp]ermission denied[^\n]{0,40}/dev/nvidia"
@@ -309,7 +309,7 @@ _CONFIDENTIAL: Final = re.compile(
     r"conf-compute|Confidential Comput|CC status: ON|cc_mode=on|SEV-SNP|TDX guest", re.IGNORECASE
 )
 _FABRIC: Final = re.compile(
-    r"[Ff]abric ?[Mm]anager|NVSwitch|HGX|DGX|\bSXM|NVL72|^\s*State\s+: In Progress", re.MULTILINE
+    r"[Ff]abric ?[Mm]anager|NVSwitch|HGX|DGX|\bSXM|NVL72|^[ \t]*State\s+: In Progress", re.MULTILINE
 )
 
 

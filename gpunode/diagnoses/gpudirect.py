@@ -114,8 +114,8 @@ _FS_REFUSED: Final = re.compile(
 )
 _GPL_ONLY: Final = re.compile(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
 _NVME_UNREGISTERED: Final = re.compile(r"NVMe Driver not registered with nvidia-fs", re.IGNORECASE)
-_NVME_ROW: Final = re.compile(r"^\s*NVMe\s*:\s*(?P<state>Supported|Unsupported|compat)", re.MULTILINE | re.IGNORECASE)
-_P2PDMA_ROW: Final = re.compile(r"^\s*NVMe P2PDMA\s*:\s*Supported", re.MULTILINE | re.IGNORECASE)
+_NVME_ROW: Final = re.compile(r"^ *NVMe\s*:\s*(?P<state>Supported|Unsupported|compat)", re.MULTILINE | re.IGNORECASE)
+_P2PDMA_ROW: Final = re.compile(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", re.MULTILINE | re.IGNORECASE)
 _FS_VERSION: Final = re.compile(r"nvidia_fs version:\s*(?P<version>\d+\.\d+)")
 
 
@@ -181,7 +181,7 @@ def _nvme(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 def _at(item: Item, match: re.Match[str]) -> Citation:
-    return cite(item, item.text.count("\n", 0, match.start()) + 1)
+    return cite(item, item.number_at(match.start()))
 
 
 def _nvme_stack(_: Snapshot) -> Iterable[Fix]:

@@ -60,11 +60,14 @@ _UNSUPPORTED: Final = re.compile(
     re.IGNORECASE,
 )
 _SWITCHED_OFF: Final = re.compile(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
-_PARAMETER_OFF: Final = re.compile(r"^\s*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
+_PARAMETER_OFF: Final = re.compile(r"^[ \t]*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
 _FIRMWARE_DIRS: Final = re.compile(r"/lib/firmware/nvidia\b")
 # From this branch on NVIDIA's packages and installer take the open modules where the GPU lets them.
 _OPEN_BY_DEFAULT: Final = 560
 _IN_USE: Final = re.compile(rf"GSP Firmware Version\s*:\s*(?P<version>{driver.VERSION})")
+
+
+_ASKED: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
 
 
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -91,6 +94,16 @@ def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         places = tuple(message.citation for message in silent[:6])
         summary = "The GSP does not answer the driver's calls"
         yield "gsp-rpc-timeout", Proof(summary, places, "likely", at=silent[0].at)
+    elif hanging := tuple(cite(item) for item in snapshot.items if item.outcome == "timeout" and item.kind in _ASKED):
+        yield (
+            "gsp-rpc-timeout",
+            Doubt(
+                "nvidia-smi gives no answer: a call of the driver hangs, and no message of the kernel's says why",
+                "`sudo dmesg | tail -50`, and `ps -eo pid,stat,wchan:32,args | grep ' D'` for who hangs in the driver",
+                hanging,
+                ("gpu-fallen-off-bus", "gsp-task-exception"),
+            ),
+        )
 
 
 def _told(summary: str, messages: tuple[kernel.Message, ...], *more: Citation) -> Proof:

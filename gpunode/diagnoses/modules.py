@@ -20,7 +20,7 @@ _SAYS_NOT_LOADED: Final = re.compile(
     r"|Found no NVIDIA driver on your system"
 )
 _BLACKLISTED: Final = re.compile(
-    r"^\s*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
+    r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
     re.MULTILINE,
 )
 # What modprobe makes of "alias nvidia off".
@@ -153,6 +153,8 @@ def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
 def _is_gone(snapshot: Snapshot, running: str) -> bool:
     """Whether the folder of the running kernel's modules is no longer there, as after an upgrade without a reboot."""
     for item in snapshot.of("listing"):
+        if item.written == "/lib/modules/*":
+            return bool(running) and f"/lib/modules/{running}" not in item.lines
         if item.source.words[:1] != ("ls",) or item.source.only:
             continue
         path = item.subject.rstrip("/")
@@ -187,9 +189,10 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
     )
     absent = modules.not_found(snapshot)
     files = tuple(one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
-    if said or empty:
+    gone = _lacks_index(snapshot, running) if files else ()
+    if said or empty or gone:
         summary = f"the module indexes of {running or 'this kernel'} are missing or empty, so modprobe finds nothing"
-        yield Proof(summary, (*said, *empty, *absent, *snapshot.said(_INCOMPLETE)))
+        yield Proof(summary, (*said, *empty, *gone, *absent, *snapshot.said(_INCOMPLETE)))
     elif absent and files and running:
         summary = f"the module stands below /lib/modules/{running}, and modprobe does not find it: its index is older"
         cited = (*absent, *(one.citation for one in files))
@@ -197,6 +200,13 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 _UBUNTUS: Final = re.compile(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
+
+
+def _lacks_index(snapshot: Snapshot, kernel: str) -> tuple[Citation, ...]:
+    """The listing of all indexes, where it has none of ``kernel``."""
+    wanted = (f"/lib/modules/{kernel}/modules.dep", f"/lib/modules/{kernel}/modules.dep.bin")
+    listings = (item for item in snapshot.of("listing") if item.written == "/lib/modules/*/modules.*")
+    return tuple(cite(item) for item in listings if not any(path in item.lines for path in wanted))
 
 
 def _index(snapshot: Snapshot) -> Iterable[Fix]:

@@ -28,7 +28,7 @@ _STARTED: Final = re.compile(
     r"|Initialized nouveau \d|nouveaudrmfb|NovaCore [0-9a-f:.]{7,12}: |Initialized nova \d"
 )
 _BLACKLIST: Final = re.compile(
-    r"^\s*(?:blacklist\s+(?:nouveau|nova[_-]core)|install\s+nouveau\s+\S*/(?:false|true)|alias\s+nouveau\s+off)\b",
+    r"^[ \t]*(?:blacklist\s+(?:nouveau|nova[_-]core)|install\s+nouveau\s+\S*/(?:false|true)|alias\s+nouveau\s+off)\b",
     re.MULTILINE,
 )
 _AT_BOOT: Final = re.compile(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b")

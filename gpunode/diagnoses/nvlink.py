@@ -19,6 +19,7 @@ from gpunode.facts import xid
 _MANAGER_CAUSES: Final = (
     *("fabric-manager-not-installed", "fabric-manager-not-running", "fabric-manager-version-mismatch"),
 )
+_LINK_CAUSES: Final = ("nvswitch-sxid", "nvlink-link-inactive", "xid-145-149-nvlink5-fault")
 
 
 def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -49,6 +50,10 @@ def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield _absent_or_down(snapshot, (*manager.citations, *nothing, *snapshot.view(fabric.switches), *waiting))
     elif waiting and needed and manager.state != "active":
         yield "fabric-manager-not-running", _unasked(waiting)
+    elif refused := snapshot.view(fabric.refused):
+        question = "the fabric has answered a GPU and not taken it in: its registration is complete and no success"
+        look = "`journalctl -b -u nvidia-fabricmanager`, `nvidia-smi nvlink -s` and `sudo dmesg | grep -E 'Xid|SXid'`"
+        yield "fabric-manager-not-running", Doubt(question, look, refused, (*_MANAGER_CAUSES, *_LINK_CAUSES))
     elif snapshot.view(fabric.not_ready) and manager.state != "active":
         causes = (*_MANAGER_CAUSES, "cuda-init-802-kaslr-or-hmm")
         question = "CUDA says that the system is not ready (802), and whether this node has NVSwitches is not known"

@@ -113,7 +113,7 @@ def _host_driver(snapshot: Snapshot) -> Iterator[Citation]:
         if at_place and (
             match := re.search(r"(?:^|\s)/usr/(?:local/)?(?:s?bin)/nvidia-(?:smi|uninstall)\b", item.text)
         ):
-            yield cite(item, item.text.count("\n", 0, match.start()) + 1)
+            yield cite(item, item.number_at(match.start()))
 
 
 def _runs_in_pod(snapshot: Snapshot, place: Citation) -> bool:
@@ -139,7 +139,7 @@ def _no_host_driver(snapshot: Snapshot) -> bool:
 
 
 _CLIENT: Final = re.compile(
-    r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+|^\s*/dev/nvidia\w*:\s+\d+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia",
+    r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+|^[ \t]*/dev/nvidia\w*:\s+\d+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia",
     re.MULTILINE,
 )
 _HOLDER: Final = re.compile(r"/dev/nvidia")

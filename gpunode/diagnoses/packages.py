@@ -235,7 +235,7 @@ def _wait(snapshot: Snapshot) -> Iterable[Fix]:
 # --- half-done work -----------------------------------------------------------------------------------------------
 
 _INTERRUPTED: Final = re.compile(r"dpkg was interrupted, you must manually run|dpkg --configure -a")
-_NOT_FULLY: Final = re.compile(r"^\s*[1-9]\d* not fully installed or removed", re.MULTILINE)
+_NOT_FULLY: Final = re.compile(r"^[ \t]*[1-9]\d* not fully installed or removed", re.MULTILINE)
 _LEFT: Final = re.compile(
     r"dependency problems - leaving unconfigured|Errors were encountered while processing:"
     r"|dpkg: error processing package (?P<package>\S+) \(--configure\)"
@@ -376,7 +376,7 @@ def _shows_no_holds(snapshot: Snapshot) -> bool:
 def _differing(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which one package of a branch is wanted in another version of it than the one that is chosen."""
     return tuple(
-        cite(item, item.text.count("\n", 0, match.start()) + 1)
+        cite(item, item.number_at(match.start()))
         for item in snapshot.of("package-output", "text", "application", "journal")
         for match in _WANTS.finditer(item.text)
         if is_drivers(match["name"]) and _upstream(match["wanted"]) != _upstream(match["offered"])

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NO_DRIVER
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import boards, driver, faults, kernel, links, pci, system
 
 # ---- is there a GPU at all
@@ -82,7 +82,7 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     missed = tuple(place for state, place in snapshot.view(driver.smi) if state not in {"works", "mismatch", "missing"})
     reserved = tuple(
-        cite(item, item.text.count("\n", 0, match.start()) + 1)
+        cite(item, item.number_at(match.start()))
         for item in (
             *snapshot.files("/proc/cmdline"),
             *snapshot.files("*modprobe.d/*"),
@@ -266,15 +266,18 @@ _P2P_TROUBLE: Final = re.compile(
     re.IGNORECASE,
 )
 _MATRIX: Final = re.compile(r"P2P=Enabled Bandwidth")
-_MATRIX_ROW: Final = re.compile(r"^\s+\d+((?:\s+\d+\.\d+)+)\s*$")
+_MATRIX_ROW: Final = re.compile(r"^[ \t]+\d+((?:\s+\d+\.\d+)+)\s*$")
 
 
 def _acs(snapshot: Snapshot) -> Iterator[Verdict]:
     redirecting = snapshot.view(links.redirecting)
+    trouble = (*snapshot.said(_P2P_TROUBLE), *snapshot.view(_slow_matrix))
     if not redirecting:
+        if trouble and (validating := snapshot.view(links.validating)):
+            summary = "access control (ACS) is on at bridges, and GPUs do not reach each other as they should"
+            yield Proof(summary, (*validating, *trouble)[:12], "likely", severity="warning")
         return
     asked = any("acs" in item.source.only.lower() for item in snapshot.of("lspci"))
-    trouble = (*snapshot.said(_P2P_TROUBLE), *snapshot.view(_slow_matrix))
     if not asked and not trouble and (len(snapshot.view(pci.gpus)) < 2 or system.is_guest(snapshot)):
         return
     severity: Severity = "error" if trouble else ("warning" if asked else "info")
@@ -358,11 +361,10 @@ def _peers_hang(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _iommu_settings(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines that switch translation on; none where one lets devices pass."""
-    places = [*snapshot.files("/proc/cmdline"), *snapshot.of("kernel-log")]
-    lines = [(item, number, line) for item in places for number, line in enumerate(item.lines, 1)]
-    if any(_PASSED_THROUGH.search(line) for _, _, line in lines):
+    places = (*snapshot.files("/proc/cmdline"), *snapshot.of("kernel-log"))
+    if any(True for item in places for _ in lines_with(item, _PASSED_THROUGH)):
         return ()
-    return tuple(cite(item, number) for item, number, line in lines if _TRANSLATED.search(line))[:2]
+    return tuple(citation for item in places for citation in lines_with(item, _TRANSLATED))[:2]
 
 
 def _slow_matrix(snapshot: Snapshot) -> tuple[Citation, ...]:

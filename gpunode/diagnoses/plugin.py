@@ -57,7 +57,7 @@ _DEFAULT: Final = re.compile(
     r"|\"defaultRuntimeName\"\s*:\s*\"(?P<crictl>[\w.-]+)"
 )
 _HANDLER: Final = re.compile(
-    r"runtimes\.[\"']?nvidia[\"']?\s*\]|\"nvidia\"\s*:\s*\{|nvidia-container-runtime|^\s*Runtimes:.*\bnvidia\b",
+    r"runtimes\.[\"']?nvidia[\"']?\s*\]|\"nvidia\"\s*:\s*\{|nvidia-container-runtime|^[ \t]*Runtimes:.*\bnvidia\b",
     re.MULTILINE,
 )
 _RUNTIME_FILES: Final = re.compile(
@@ -146,7 +146,7 @@ def _is_bypassed(snapshot: Snapshot, item: Item) -> bool:
 
 
 def _at(item: Item, match: re.Match[str]) -> Citation:
-    return cite(item, item.text.count("\n", 0, match.start()) + 1)
+    return cite(item, item.number_at(match.start()))
 
 
 def _in_plugin(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ...]:
@@ -436,7 +436,7 @@ _UP: Final = re.compile(
     r"\bup\s+(?:(?P<days>\d+) days?|(?P<minutes>\d+) min|(?P<hours>\d+):\d\d|\d+ weeks?|\d+ hours?)"
 )
 _SINCE: Final = re.compile(
-    r"^\s*Active: active \(running\) since .{0,60}; (?:\d+h )?(?:\d+min ?)?(?:\d+s)? ?ago", re.MULTILINE
+    r"^[ \t]*Active: active \(running\) since .{0,60}; (?:\d+h )?(?:\d+min ?)?(?:\d+s)? ?ago", re.MULTILINE
 )
 
 
@@ -559,7 +559,7 @@ _EMPTY: Final = re.compile(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
 _PRINTED: Final = re.compile(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
 _STATIC: Final = re.compile(r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml")
 _LABEL_CONFIG: Final = "nvidia.com/device-plugin.config"
-_MISPLACED: Final = re.compile(r"^\s*(?P<indent>)(?:flags|version)\b", re.MULTILINE)
+_MISPLACED: Final = re.compile(r"^[ \t]*(?P<indent>)(?:flags|version)\b", re.MULTILINE)
 _BY_ENVIRONMENT: Final = re.compile(r"envFrom\s*:|configMapRef\s*:")
 _WISH: Final = re.compile(
     r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced",

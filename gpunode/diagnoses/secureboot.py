@@ -64,7 +64,7 @@ _NOT_ENROLLED: Final = re.compile(r"is not enrolled|MokListRT is empty")
 _PENDING: Final = re.compile(r"is already in the enrollment request")
 _CERTIFICATE: Final = re.compile(
     r"(?P<path>/var/lib/dkms/mok\.pub|/var/lib/shim-signed/mok/MOK\.der|/etc/pki/akmods/certs/\S+\.der)"
-    r"|^\s*mok_certificate=\"?(?P<set>/[^\s\"]+)",
+    r"|^[ \t]*mok_certificate=\"?(?P<set>/[^\s\"]+)",
     re.MULTILINE,
 )
 _TABLES: Final = frozenset({"packages", "lsmod", "lspci", "nvml", "initramfs"})
@@ -105,9 +105,11 @@ def _verdict(signature: _Signature, citations: tuple[Citation, ...], *, is_sure:
 def _enforced(snapshot: Snapshot) -> Iterator[Citation]:
     """Where it is seen that Secure Boot, a lockdown or the command line asks for signatures."""
     yield from _anywhere(snapshot, _IS_ON)
-    yield from (
-        line for item in snapshot.items if "SecureBoot-" in item.written for line in lines_with(item, _VARIABLE)
-    )
+    for item in snapshot.items:
+        if "SecureBoot-" in item.written:
+            yield from lines_with(item, _VARIABLE)
+        elif item.subject.endswith("/sig_enforce") and item.text.strip() in {"Y", "1"}:
+            yield cite(item, 1)
 
 
 def _will_be_refused(snapshot: Snapshot, signature: _Signature, enforced: tuple[Citation, ...]) -> bool:
@@ -154,7 +156,7 @@ def _shows_signature(item: Item) -> bool | None:
     if "nvidia" not in item.written or (item.outcome != "ok" and item.text.strip()):
         return None
     asks = any(word in {"signer", "sig_key", "sig_id", "sig_hashalgo"} for word in item.source.words)
-    if re.search(r"^\s*(?:signer|sig_key|sig_id|signature):\s*\S", item.text, re.MULTILINE):
+    if re.search(r"^[ \t]*(?:signer|sig_key|sig_id|signature):\s*\S", item.text, re.MULTILINE):
         return True
     if asks:
         return bool(item.text.strip())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -116,14 +115,7 @@ def find(item: Item, pattern: re.Pattern[str]) -> re.Match[str] | None:
 
 def line_at(item: Item, offset: int) -> int:
     """The number of the line in which the character at ``offset`` stands."""
-    return bisect_right(item.view(_starts), offset)
-
-
-def _starts(item: Item) -> tuple[int, ...]:
-    return (0, *(match.end() for match in _NEWLINE.finditer(item.text)))
-
-
-_NEWLINE: Final = re.compile("\n")
+    return item.number_at(offset)
 
 
 def _may_match(item: Item, pattern: re.Pattern[str]) -> bool:
@@ -139,7 +131,7 @@ def _wrapped(item: Item) -> str:
     return "\n".join(" ".join(lines[start : start + _WINDOW]) for start in range(len(lines)))
 
 
-_PREFIX: Final = re.compile(r"^\s*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
+_PREFIX: Final = re.compile(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
 
 def cite(item: Item, number: int | None = None) -> Citation:

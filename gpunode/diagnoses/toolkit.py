@@ -95,7 +95,7 @@ _FOLDER: Final = {"zypper": "zypp/repos.d"}
 _NO_DEVICES: Final = re.compile(r"cgroup subsystem devices not found")
 _NO_FOLDER: Final = re.compile(r"/sys/fs/cgroup/devices\S*/devices\.allow: no such file")
 _V2: Final = re.compile(
-    r"^\s*cgroup2fs\s*$|Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2", re.MULTILINE
+    r"^[ \t]*cgroup2fs\s*$|Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2", re.MULTILINE
 )
 _KNOWS_V2: Final = (1, 8)
 

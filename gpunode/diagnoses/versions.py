@@ -51,7 +51,7 @@ _RUN_SAYS: Final = re.compile(
     rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
     re.IGNORECASE,
 )
-_REBOOT_LIST: Final = re.compile(r"^\s*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
+_REBOOT_LIST: Final = re.compile(r"^[ \t]*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
 _HEADER: Final = re.compile(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
 
 
@@ -97,9 +97,19 @@ def _scene(snapshot: Snapshot) -> _Scene:
     if library is None:
         other = [one for one in user if loaded is None or one.upstream != loaded.version]
         library = Seen(other[0].upstream, other[0].citation) if other else None
-    return _Scene(
-        _said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, history.upgrades(snapshot)
-    )
+    recent = _recent(history.upgrades(snapshot), loaded)
+    return _Scene(_said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, recent)
+
+
+def _recent(upgrades: tuple[Upgrade, ...], loaded: Seen | None) -> tuple[Upgrade, ...]:
+    """The last upgrade of each package, unless its version is loaded, or older: a log goes back for months."""
+    last = {one.name: one for one in upgrades if one.driver} or {one.name: one for one in upgrades}
+    if loaded is None:
+        return tuple(last.values())
+    current = _number(loaded.version)
+    names = {one.name for one in last.values() if not one.driver or _number(one.driver) > current}
+    # The log of unattended-upgrades names the packages, dpkg's the versions: one tells who, the other what.
+    return tuple(one for one in upgrades if one.name in names and (not one.driver or one is last[one.name]))
 
 
 def _said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -212,7 +222,7 @@ def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
     node = named.version if named else node
     found = [one for one in packages.in_containers(snapshot) if history.is_drivers(one.name) and one.upstream != node]
     files = tuple(
-        cite(item, item.text.count("\n", 0, match.start()) + 1)
+        cite(item, item.number_at(match.start()))
         for item in snapshot.items
         if item.where == "container" or item.kind == "container-inspect"
         for match in _SHIPPED.finditer(item.text)
@@ -299,7 +309,7 @@ def _run_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
             return disk.version, disk.citation
     for item in snapshot.of("installer-log", "listing", "text"):
         if match := _RUN_SAYS.search(item.text):
-            place = cite(item, item.text.count("\n", 0, match.start()) + 1)
+            place = cite(item, item.number_at(match.start()))
             return match["version"] or match["log"], place
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ _ABSENT: Final = re.compile(
     r"|^(?:/usr/bin/)?which: no \S+ in \(|^\S+ not found$|^Command '[^'\n]+' not found",
     re.IGNORECASE,
 )
+_NEWLINE: Final = re.compile("\n")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,14 @@ class Item:
     def lowered(self) -> str:
         """The text in lower case."""
         return self.text.lower()
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        return (0, *(match.end() for match in _NEWLINE.finditer(self.text)))
+
+    def number_at(self, offset: int) -> int:
+        """The number of the line in which the character at ``offset`` of the text stands, counted from 1."""
+        return bisect_right(self._starts, offset)
 
     @property
     def is_seen(self) -> bool:

@@ -95,7 +95,7 @@ class Source:
 
 
 _PROMPT: Final = re.compile(r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?)?\s{0,4}[$#>%❯]\s+")
-_REMARK: Final = re.compile(r"\s*\(([^()]*)\)\s*$")
+_REMARK: Final = re.compile(r"\(([^()]*)\)\s*$")
 _INSIDE: Final = re.compile(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
 _BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"})
 # Commands that print nothing of their own; words of the shell's grammar.
@@ -142,7 +142,7 @@ _WORDS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"\b(?:installer|runfile|\.run)\b", "installer-log"),
     (r"\bdkms\b", "dkms-output"),
     (r"\bfabric ?manager\b", "unit-log"),
-    (r"\b(?:kubelet|dockerd|containerd|crio|cri-o|persistenced)\b.*\blogs?\b|\blogs? of (?:kubelet|docker)",
+    (r"\b(?:kubelet|dockerd|containerd|crio|cri-o|persistenced)\b.{0,200}\blogs?\b|\blogs? of (?:kubelet|docker)",
      "unit-log"),
     (r"\bdocker (?:daemon )?logs?\b", "unit-log"),
     (r"\b(?:device[- ]plugin|nvdp|validator|validation|operator|mig-manager|dcgm|gfd|toolkit daemonset)\b",
@@ -157,12 +157,15 @@ _WORDS: Final[tuple[tuple[str, Kind], ...]] = (
 )  # fmt: skip
 # By what stands in the text, where the source tells nothing.
 _TEXTS: Final[tuple[tuple[str, Kind], ...]] = (
-    (r"\bNVRM: |\bnvidia-nvlink: |\bnvidia-nvswitch\d*: |^\s*\[\s*\d+\.\d{6}\]|\bkernel: ", "kernel-log"),
+    (
+        r"\bNVRM: |\bnvidia-nvlink: |\bnvidia-nvswitch\d*: |^[ \t]{0,8}\[ {0,12}\d{1,9}\.\d{6}\]|\bkernel: ",
+        "kernel-log",
+    ),
     (r"^DKMS make\.log for |\bmake\[\d\]: \*\*\*|\bmodpost: ", "make-log"),
     (r"^\w[\w.+-]*/[\w.+~:-]+(?:, [\w.+-]+, \w+)?: (?:added|built|installed)", "dkms-status"),
     (r"^(?:ii|iU|iF|rc|hi|iHR?|pn|un) {1,2}\S+ ", "packages"),
     (r"^(?:E|W|Err|Hit|Get|Ign):\d*\s|^dpkg: |^The following packages ", "package-output"),
-    (r"==+NVSMI LOG==+|^\s*GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$", "nvidia-smi-q"),
+    (r"==+NVSMI LOG==+|^[ \t]{0,8}GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$", "nvidia-smi-q"),
     (r"\| NVIDIA-SMI |NVIDIA-SMI has failed|Failed to initialize NVML", "nvidia-smi"),
     (r"^Module +Size +Used by", "lsmod"),
     (r"^[0-9a-f:]{7,12}\.\d .*(?:controller|Bridge)", "lspci"),
@@ -179,6 +182,10 @@ _COMPILED: Final[Mapping[str, tuple[tuple[re.Pattern[str], Kind], ...]]] = {
 }
 
 
+# No command that a person or a probe writes is longer; what is, was made to cost time.
+_LONGEST: Final = 4096
+
+
 def recognise(source: str, text: str = "") -> Source:
     """What ``source`` says that ``text`` is, else what the text shows itself to be; of several commands, the first."""
     return recognise_all(source, text)[0]
@@ -186,7 +193,8 @@ def recognise(source: str, text: str = "") -> Source:
 
 def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
-    written, where = _without_remarks(_PROMPT.sub("", source.strip()))
+    source = source[:_LONGEST].strip()
+    written, where = _without_remarks(_PROMPT.sub("", source))
     found = _by_commands(written) or _only(_by_path(written)) or _only(_by_words(source))
     if not found or found[0].kind == "text":
         found = _only(_by_text(text)) or found or (Source("text"),)

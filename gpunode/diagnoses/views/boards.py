@@ -84,7 +84,7 @@ def _inventory(item: Item) -> Inventory | None:
 def _boards(item: Item) -> Iterator[Board]:
     for number, line in enumerate(item.lines, 1):
         if match := _ROW.match(line):
-            name = re.sub(r"\s+(?:On|Off|N/A|TCC|WDDM|MCDM)\s*$", "", match["name"].strip())
+            name = re.sub(r"(?<!\s)\s+(?:On|Off|N/A|TCC|WDDM|MCDM)\s*$", "", match["name"].strip())
             yield Board(int(match["index"]), name, pci.address(match["bus"]), cite(item, number))
         elif match := _BARE.match(line):
             yield Board(None, "", pci.address(match["bus"]), cite(item, number))

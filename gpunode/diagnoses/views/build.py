@@ -7,7 +7,7 @@ with also fails on every function. So each log is asked for the causes in the or
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -41,7 +41,7 @@ _TREE: Final = re.compile(
     r"|Could not find module source directory"
     r"|DKMS tree already contains: ?nvidia"
     r"|The module/version combo: ?nvidia\S* is not located in the DKMS tree"
-    r"|^\s*nvidia[\w.-]*(?:/|, )\s*[^,:\s]+(?:, [^:\n]+)?: broken",
+    r"|^[ \t]*nvidia[\w.-]*(?:/|, )\s*[^,:\s]+(?:, [^:\n]+)?: broken",
     re.MULTILINE,
 )
 _SPACE: Final = re.compile(r"No space left on device")
@@ -173,10 +173,10 @@ def failures(snapshot: Snapshot) -> tuple[Failure, ...]:
     return tuple(found for item in snapshot.items if (found := _failure(item)) is not None)
 
 
-def decisive(snapshot: Snapshot) -> Failure | None:
-    """The failure whose reason comes first; None where no build failed."""
+def decisive(found: Iterable[Failure]) -> Failure | None:
+    """The failure whose reason comes first; None where there is none."""
     ranks = [reason for reason, _ in _ORDER]
-    return min(snapshot.view(failures), key=lambda one: ranks.index(one.reason), default=None)
+    return min(found, key=lambda one: ranks.index(one.reason), default=None)
 
 
 def has_failed(snapshot: Snapshot) -> bool:

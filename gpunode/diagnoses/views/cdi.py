@@ -138,7 +138,7 @@ def _specification(item: Item, path: str) -> Specification:
 
 def _library_line(item: Item) -> Citation | None:
     match = find(item, _LIBRARY)
-    return cite(item, item.text.count("\n", 0, match.start()) + 1) if match else None
+    return cite(item, item.number_at(match.start())) if match else None
 
 
 def _listed(snapshot: Snapshot) -> Iterator[Specification]:
@@ -172,7 +172,7 @@ def _empty(snapshot: Snapshot) -> Iterator[Citation]:
         if is_file or (is_folder and not any(_SPEC_NAME.search(line) for line in _told(item))):
             yield cite(item, 1) if item.text.strip() else Citation(item.written, "(nothing)", None, item.key)
         elif (match := find(item, _FOUND)) and match["count"] == "0":
-            yield cite(item, item.text.count("\n", 0, match.start()) + 1)
+            yield cite(item, item.number_at(match.start()))
         elif item.source.words[:3] == ("nvidia-ctk", "cdi", "list") and not item.text.strip():
             yield cite(item)
     for key, folder in (("cdi-etc", FOLDERS[0]), ("cdi-run", FOLDERS[1])):
@@ -202,7 +202,7 @@ def podman_version(snapshot: Snapshot) -> tuple[podman.Version, Citation] | None
     for item in snapshot.items:
         match = find(item, _PODMAN) if item.kind != "file" else None
         if match is not None:
-            number = item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1
+            number = item.number_at(match.start(match.lastgroup or 0))
             return tuple(int(part) for part in match[match.lastgroup or 0].split(".")), cite(item, number)
     package = snapshot.view(packages.packages).get("podman")
     if package is None or not package.is_installed or not (numbers := re.findall(r"\d{1,6}", package.upstream)):

@@ -21,8 +21,8 @@ from gpunode.runtimes.model import Configured, Wish
 Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
 
 _CRI: Final = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
-_HEADER: Final = re.compile(r"^\s*\[\s*(?P<path>[^\[\]\n]+?)\s*\]\s*(?:#.*)?$")
-_VALUE: Final = re.compile(r"^\s*(?P<key>[\w-]+|\"[^\"\n]+\")\s*[:=]\s*(?P<value>[^\s#][^\n]*?),?\s*$")
+_HEADER: Final = re.compile(r"^[ \t]*\[\s*(?P<path>[^\[\]\n]+?)\s*\]\s*(?:#.*)?$")
+_VALUE: Final = re.compile(r"^[ \t]*(?P<key>[\w-]+|\"[^\"\n]+\")\s*[:=]\s*(?P<value>[^\s#][^\n]*?),?\s*$")
 _PART: Final = re.compile(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)")
 # containerd's and its shims' words for a place below its data.
 _PRODUCTS: Final[tuple[tuple[Product, re.Pattern[str]], ...]] = (
@@ -104,11 +104,11 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
             if pattern.search(item.written):
                 return name, cite(item)
             if match := find(item, pattern):
-                return name, cite(item, item.text.count("\n", 0, match.start()) + 1)
+                return name, cite(item, item.number_at(match.start()))
     return None
 
 
-_TOML: Final = re.compile(r"^\s*(?:\[\s*plugins\b|[\w-]+\s*=)", re.MULTILINE)
+_TOML: Final = re.compile(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=)", re.MULTILINE)
 
 
 def running(snapshot: Snapshot) -> Effective | None:
@@ -233,7 +233,7 @@ def _systemd(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
             yield name, value
 
 
-_OBJECT: Final = re.compile(r"^\s*\"(?P<name>[\w.-]+)\":\s*\{")
+_OBJECT: Final = re.compile(r"^[ \t]*\"(?P<name>[\w.-]+)\":\s*\{")
 
 
 def _json_lines(item: Item) -> Effective:

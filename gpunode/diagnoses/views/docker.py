@@ -29,16 +29,16 @@ _SNAP_ROW: Final = re.compile(r"^docker\s+\d\S*\s+\d+\s", re.MULTILINE)
 _SNAP_WRITTEN: Final = re.compile(r"\bsnap (?:install|refresh|restart|info|services) docker\b|\bdocker \(snap\)")
 _ENGINE: Final = re.compile(r"Docker Root Dir:\s*/var/lib/docker\b")
 _DESKTOP: Final = re.compile(
-    r"Operating System:\s*Docker Desktop|Server: Docker Desktop|^\s*Context:\s*desktop-linux|^desktop-linux\s*(?:\*|$)"
-    r"|\"Name\":\s*\"desktop-linux\"|^\s*Name:\s*docker-desktop\b|Kernel Version:\s*\S*linuxkit"
+    r"Operating System:\s*Docker Desktop|Server: Docker Desktop|^ *Context:\s*desktop-linux|^desktop-linux\s*(?:\*|$)"
+    r"|\"Name\":\s*\"desktop-linux\"|^[ \t]*Name:\s*docker-desktop\b|Kernel Version:\s*\S*linuxkit"
     r"|^\d+\.\d+\.\d+-linuxkit\b|DOCKER_HOST=\S*/\.docker/desktop/|Current context is now \"desktop-linux\"",
     re.MULTILINE,
 )
 _DESKTOP_HOST: Final = re.compile(r"\"Host\":\s*\"unix://[^\"\n]*/\.docker/desktop/docker\.sock\"")
 _WINDOWS: Final = re.compile(r"microsoft-standard|Kernel Version:\s*\S*microsoft", re.IGNORECASE)
 _ROOTLESS: Final = re.compile(
-    r"^\s*rootless\s*$|name=rootless|^\s*Context:\s*rootless|^rootless\s*\*|dockerd-rootless\.sh --|rootlesskit --"
-    r"|DOCKER_HOST=unix:///run/user/\d+/docker\.sock|\"Host\":\s*\"unix:///run/user/\d+/docker\.sock\"",
+    r"^[ \t]*rootless\s*$|name=rootless|^[ \t]*Context:\s*rootless|^rootless\s*\*|dockerd-rootless\.sh --"
+    r"|rootlesskit --|DOCKER_HOST=unix:///run/user/\d+/docker\.sock|\"Host\":\s*\"unix:///run/user/\d+/docker\.sock\"",
     re.MULTILINE,
 )
 _ROOTLESS_WRITTEN: Final = re.compile(
@@ -188,9 +188,9 @@ def _line(item: Item) -> int:
     return 0
 
 
-_RUNTIMES: Final = re.compile(r"^\s*Runtimes:\s*(?P<names>\S.*)$", re.MULTILINE)
+_RUNTIMES: Final = re.compile(r"^[ \t]*Runtimes:\s*(?P<names>\S.*)$", re.MULTILINE)
 _RUNTIMES_JSON: Final = re.compile(r"\"Runtimes\":\s*\{(?P<rest>[^\n]{0,4000})")
-_DEFAULT: Final = re.compile(r"^\s*Default Runtime:\s*(?P<name>\S+)", re.MULTILINE)
+_DEFAULT: Final = re.compile(r"^[ \t]*Default Runtime:\s*(?P<name>\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +218,10 @@ def registered(snapshot: Snapshot) -> Registered | None:
 
 
 def _number(item: Item, match: re.Match[str]) -> int:
-    return item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1
+    return item.number_at(match.start(match.lastgroup or 0))
 
 
-_START: Final = re.compile(r"(?:ExecStart=|^\s*|\s)(?P<command>(?:/\S+/)?dockerd(?:-ce)?\s+-\S[^\n]*)", re.MULTILINE)
+_START: Final = re.compile(r"(?:ExecStart=|^[ \t]*|\s)(?P<command>(?:/\S+/)?dockerd(?:-ce)?\s+-\S[^\n]*)", re.MULTILINE)
 
 
 def started_with(snapshot: Snapshot) -> tuple[Flags, Citation] | None:
@@ -274,7 +274,7 @@ def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citatio
 _VERSION: Final = re.compile(
     r"Docker version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Server Version:\s*(?P<b>\d{1,6}(?:\.\d{1,6})+)"
 )
-_VERSION_ROW: Final = re.compile(r"^\s*Version:\s+(?P<c>\d{1,6}(?:\.\d{1,6})+)", re.MULTILINE)
+_VERSION_ROW: Final = re.compile(r"^[ \t]*Version:\s+(?P<c>\d{1,6}(?:\.\d{1,6})+)", re.MULTILINE)
 
 
 def version(snapshot: Snapshot) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ _LOADING: Final = re.compile(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<v
 _NVML_LIBRARY: Final = re.compile(rf"NVML library version:\s*(?P<version>{VERSION})")
 _SMI: Final = re.compile(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
 _CUDA: Final = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(?P<version>\d+\.\d+)")
-_SMI_VERSION: Final = re.compile(rf"^\s*DRIVER version\s*:\s*(?P<version>{VERSION})", re.MULTILINE | re.IGNORECASE)
+_SMI_VERSION: Final = re.compile(rf"^[ \t]*DRIVER version\s*:\s*(?P<version>{VERSION})", re.MULTILINE | re.IGNORECASE)
 _LIBRARY: Final = re.compile(
     rf"lib(?:nvidia-ml|cuda|nvidia-ptxjitcompiler|GLX_nvidia|EGL_nvidia)\.so\.(?P<version>{VERSION})\b"
 )
@@ -159,7 +159,7 @@ def library(snapshot: Snapshot) -> Seen | None:
     for item in snapshot.items:
         asks = item.where == "host" and item.kind in {"nvidia-smi", "nvidia-smi-q", "text"}
         if asks and (match := _NVML_LIBRARY.search(item.text)):
-            return Seen(match["version"], cite(item, item.text.count("\n", 0, match.start()) + 1))
+            return Seen(match["version"], cite(item, item.number_at(match.start())))
     if pair := api_mismatch(snapshot):
         return Seen(pair[0], pair[2])
     found = snapshot.view(libraries)
@@ -181,7 +181,7 @@ def library_in_container(snapshot: Snapshot) -> Seen | None:
     """The version of the libraries that a program in a container loads."""
     for item in snapshot.items:
         if (item.where == "container" or item.kind in CONTAINED) and (match := _NVML_LIBRARY.search(item.text)):
-            return Seen(match["version"], cite(item, item.text.count("\n", 0, match.start()) + 1))
+            return Seen(match["version"], cite(item, item.number_at(match.start())))
     return None
 
 
@@ -263,7 +263,7 @@ def _smi(snapshot: Snapshot) -> Iterator[tuple[SmiState, Citation]]:
 def _state(item: Item) -> tuple[SmiState, Citation] | None:
     for state, pattern in _STATES:
         if match := pattern.search(item.text):
-            return state, cite(item, item.text.count("\n", 0, match.start()) + 1)
+            return state, cite(item, item.number_at(match.start()))
     if item.outcome == "absent" and item.source.words[:1] == ("nvidia-smi",):
         return "missing", cite(item)
     return None
@@ -282,7 +282,7 @@ def cuda_version(snapshot: Snapshot) -> Seen | None:
 def _first(snapshot: Snapshot, pattern: re.Pattern[str]) -> Seen | None:
     for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text"):
         if match := pattern.search(item.text):
-            return Seen(match["version"], cite(item, item.text.count("\n", 0, match.start()) + 1))
+            return Seen(match["version"], cite(item, item.number_at(match.start())))
     return None
 
 

@@ -43,7 +43,7 @@ _NO_UNIT: Final = re.compile(
 )
 _NOT_FOUND: Final = re.compile(r"^\s*Loaded: not-found\b", re.MULTILINE)
 _MASKED: Final = re.compile(r"nvidia-fabricmanager\.service(?: is masked|[^\n]{0,40}masked)|Loaded: masked")
-_ACTIVE: Final = re.compile(r"^\s*Active:\s*(?P<state>active|inactive|failed|activating|deactivating)\b", re.MULTILINE)
+_ACTIVE: Final = re.compile(r"^ *Active:\s*(?P<state>active|inactive|failed|activating|deactivating)\b", re.MULTILINE)
 _FAILED: Final = re.compile(
     r"Job for nvidia-fabricmanager\.service failed|nvidia-fabricmanager\.service: (?:Control process exited|"
     r"Main process exited|"
@@ -100,6 +100,13 @@ def in_progress(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The GPUs whose registration with the fabric has not come to an end."""
     rows = (*smi_query.rows(snapshot, "Fabric", "State"), *smi_query.rows(snapshot, "fabric.state"))
     return tuple(row.citation for _, row in rows if row.value.lower() in {"in progress", "not started"})
+
+
+def refused(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The GPUs that the fabric has answered, and not taken in: their registration is complete and no success."""
+    rows = smi_query.rows(snapshot, "Fabric", "Status")
+    fine = {"success", "n/a", "[n/a]", "not supported", "requested functionality has not been implemented"}
+    return tuple(row.citation for _, row in rows if row.value.lower() not in fine)
 
 
 def completed(snapshot: Snapshot) -> bool:
@@ -193,7 +200,7 @@ def _of(item: Item) -> tuple[UnitState, Citation] | None:
 
 
 def _at(item: Item, match: re.Match[str]) -> Citation:
-    return cite(item, item.text.count("\n", 0, match.start()) + 1)
+    return cite(item, item.number_at(match.start()))
 
 
 def is_needed(snapshot: Snapshot) -> bool | None:
@@ -214,15 +221,15 @@ def is_needed(snapshot: Snapshot) -> bool | None:
 
 # ---- the links
 
-_GPU: Final = re.compile(r"^\s*GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?)(?: \(UUID|\s*$)")
+_GPU: Final = re.compile(r"^[ \t]*GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?)(?: \(UUID|\s*$)")
 _LINK: Final = re.compile(
-    r"^\s*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|inactive|(?P<speed>[\d.]+) GB/s)", re.IGNORECASE
+    r"^[ \t]*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|inactive|(?P<speed>[\d.]+) GB/s)", re.IGNORECASE
 )
 _ALL_DOWN: Final = re.compile(r"all links are inActive", re.IGNORECASE)
 _DCGM_DOWN: Final = re.compile(
     r"\bNvLink link \d+ is currently down|\bDCGM_FR_NVLINK_DOWN\b|\bNVLINK_DOWN\b", re.IGNORECASE
 )
-_DCGM_ROW: Final = re.compile(r"^\s+(?P<links>[UDX_](?: [UDX_]){2,})\s*$")
+_DCGM_ROW: Final = re.compile(r"^[ \t]+(?P<links>[UDX_](?: [UDX_]){2,})\s*$")
 
 
 @dataclass(frozen=True, slots=True)

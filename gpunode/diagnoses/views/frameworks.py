@@ -61,7 +61,7 @@ def _runtimes(snapshot: Snapshot) -> Iterator[Built]:
                 if match := pattern.search(text):
                     found = match.groupdict()
                     version = found.get("cuda") or _long(found.get("short") or "")
-                    number = item.text.count("\n", 0, match.start()) + 1 if shift else 1
+                    number = item.number_at(match.start()) if shift else 1
                     yield Built(parts(version), cite(item, number))
 
 
@@ -85,7 +85,7 @@ def _said(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     for item in snapshot.items:
         if item.kind not in {"kernel-log", "lspci"} and item.is_seen:
             for match in islice(finds(item, _CAPABILITY), _MOST):
-                place = cite(item, item.text.count("\n", 0, match.start()) + 1)
+                place = cite(item, item.number_at(match.start()))
                 yield match["cap"].replace(".", ""), place
 
 
@@ -104,9 +104,9 @@ def _built_for(snapshot: Snapshot) -> Iterator[tuple[frozenset[str], Citation]]:
             listed = next(group for group in match.groups() if group)
             caps = frozenset(one["cap"] for one in _LISTED.finditer(listed))
             if caps:
-                yield caps, cite(item, item.text.count("\n", 0, match.start()) + 1)
+                yield caps, cite(item, item.number_at(match.start()))
         for match in islice(finds(item, _GGML), _MOST):
-            place = cite(item, item.text.count("\n", 0, match.start()) + 1)
+            place = cite(item, item.number_at(match.start()))
             yield frozenset(f"compute_{int(one) // 10}" for one in match["list"].split(",") if one), place
 
 

@@ -20,8 +20,8 @@ from gpunode.facts.literals import needed
 # Talos' level and time, with or without the node's address; /dev/kmsg's level, number, microseconds; the bare name.
 _SAYS: Final = r"(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"
 _STAMPS: Final = (
-    re.compile(rf"^\s*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_SAYS})?"),
-    re.compile(r"^\s*\[(?P<date>\w{3} \w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\]\s?"),
+    re.compile(rf"^[ \t]*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_SAYS})?"),
+    re.compile(r"^[ \t]*\[(?P<date>\w{3} \w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\]\s?"),
     re.compile(rf"^(?P<iso>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:{_SAYS})?"),
     re.compile(rf"^(?:\w{{3}} )?(?P<full>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: [A-Z]{{3,4}})?\s+{_SAYS}"),
     re.compile(rf"^(?P<syslog>\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d)(?:\.\d+)?\s+(?:{_SAYS}|(?=NVRM:|nvidia|pcieport))"),
@@ -32,7 +32,7 @@ _STAMPS: Final = (
 _BOOT: Final = re.compile(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
 _ESCAPED: Final = re.compile(r"\s*#012\s*NVRM:\s*")
 # In older drivers the functions of the driver itself say it without the colon.
-_NVRM: Final = re.compile(r"^\s*NVRM(?::\s?|\s(?=\w+:))")
+_NVRM: Final = re.compile(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
 _QUOTED: Final = re.compile(r"^(?:>\s?)+")
 # A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
 _FRESH: Final = re.compile(
@@ -58,6 +58,10 @@ class Message:
     at: float | None = None
     nvrm: bool = False
     lines: int = 1
+
+
+# No sentence of NVRM's is longer; what goes on for ever is something else.
+_LONGEST: Final = 2000
 
 
 def messages(snapshot: Snapshot) -> tuple[Message, ...]:
@@ -138,7 +142,7 @@ def _joined(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
 
 def _goes_on(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
     """Whether ``body`` is the rest of ``last``: NVRM wraps its sentences over lines, with or without time and name."""
-    if not last.nvrm or not body.strip():
+    if not last.nvrm or not body.strip() or len(last.text) > _LONGEST:
         return False
     if not nvrm:
         return not stamped and body[:1].isspace()

@@ -42,12 +42,12 @@ _NAME: Final = re.compile(r"^Name:\s+(?P<name>\S+)")
 _OBJECT: Final = re.compile(r"^(?:-\s+)?apiVersion:|^---\s*$|^ {8}\{\s*$")
 _NODE: Final = re.compile(
     r"^(?:Roles|Taints|Unschedulable|Capacity|Allocatable|Allocated resources|System Info|Non-terminated Pods):"
-    r"|^\s*[\"']?(?:allocatable|capacity|nodeInfo|kubeletVersion|kernelVersion|podCIDR)[\"']?:|\"?kind\"?: \"?Node\b",
+    r"|^ *[\"']?(?:allocatable|capacity|nodeInfo|kubeletVersion|kernelVersion|podCIDR)[\"']?:|\"?kind\"?: \"?Node\b",
     re.MULTILINE,
 )
 _POD: Final = re.compile(
     r"^(?:Namespace|Controlled By|Containers|Init Containers|QoS Class|Node-Selectors|Tolerations):"
-    r"|^\s*[\"']?(?:containers|containerStatuses|runtimeClassName|restartPolicy|hostNetwork|schedulerName)[\"']?:"
+    r"|^[ \t]*[\"']?(?:containers|containerStatuses|runtimeClassName|restartPolicy|hostNetwork|schedulerName)[\"']?:"
     r"|\"?kind\"?: \"?(?:Pod|DaemonSet|Deployment|Job|StatefulSet)\b",
     re.MULTILINE,
 )
@@ -70,7 +70,7 @@ _SYSTEM: Final = re.compile(
     r"Kernel Version|kernelVersion|ProviderID|providerID)[\"']?\s*:\s*[\"']?(?P<value>[^\"'\n]+)"
 )
 _CLASS: Final = re.compile(
-    r"^\s*(?:-\s+)?(?:[\"']?runtimeClassName[\"']?|Runtime Class Name)\s*:\s*[\"']?(?P<name>[\w.-]*)", re.MULTILINE
+    r"^[ \t]*(?:-\s+)?(?:[\"']?runtimeClassName[\"']?|Runtime Class Name)\s*:\s*[\"']?(?P<name>[\w.-]*)", re.MULTILINE
 )
 _POD_FIELD: Final = re.compile(
     r"^(?:Namespace:\s+(?P<namespace>\S+)|Node:\s+(?P<node>[^\s/]+)|Status:\s+(?P<status>\S+)|Reason:\s+(?P<reason>\S+))",
@@ -79,15 +79,15 @@ _POD_FIELD: Final = re.compile(
 _UID: Final = re.compile(r"[\"']?\buid[\"']?\s*:\s*[\"']?(?P<uid>[0-9a-f]{8}-[0-9a-f-]{27})", re.IGNORECASE)
 _IMAGE: Final = re.compile(r"[\"']?\bimage[\"']?\s*:\s*[\"']?(?P<image>[^\s\"',]+)", re.IGNORECASE)
 _ROW: Final = re.compile(
-    r"^\s*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:pods?/)?(?P<name>[a-z0-9][\w.-]*)\s+(?P<ready>\d+)/(?P<of>\d+)\s+"
+    r"^[ \t]*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:pods?/)?(?P<name>[a-z0-9][\w.-]*)\s+(?P<ready>\d+)/(?P<of>\d+)\s+"
     r"(?P<status>[A-Z][\w:/-]*)(?:\s+(?P<restarts>\d+))?"
 )
 _DAEMON: Final = re.compile(
-    r"^\s*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:daemonset\.apps/)?(?P<name>[a-z][\w.-]*)\s+"
+    r"^[ \t]*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:daemonset\.apps/)?(?P<name>[a-z][\w.-]*)\s+"
     r"(?P<desired>\d+)\s+(?P<current>\d+)\s+(?P<ready>\d+)\s+\d+\s+\d+\s+"
 )
 _DESIRED: Final = re.compile(
-    r"^\s*(?:Desired Number of Nodes Scheduled:|[\"']?desiredNumberScheduled[\"']?:)\s*(?P<count>\d+)"
+    r"^[ \t]*(?:Desired Number of Nodes Scheduled:|[\"']?desiredNumberScheduled[\"']?:)\s*(?P<count>\d+)"
 )
 _QUIET: Final = frozenset(
     {"nvml", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "containerd-config"}
@@ -576,7 +576,7 @@ def _pod(piece: _Piece) -> Pod:
 def _class(piece: _Piece) -> str | None:
     if match := _CLASS.search(piece.text):
         return "" if match["name"] in {"null", "none"} else match["name"]
-    whole_yaml = re.search(r"^\s*[\"']?containers[\"']?:", piece.text, re.MULTILINE) and "spec" in piece.text
+    whole_yaml = re.search(r"^[ \t]*[\"']?containers[\"']?:", piece.text, re.MULTILINE) and "spec" in piece.text
     whole_text = re.search(r"^(?:Tolerations|Events):", piece.text, re.MULTILINE) and piece.name
     return "" if (whole_yaml or whole_text) and not piece.item.source.is_part and not piece.item.source.only else None
 

@@ -13,10 +13,10 @@ from gpunode.diagnoses.views import packages, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 
-_ROW: Final = re.compile(r"^\s*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
-_FIELD: Final = re.compile(r"^\s*([\w-]+):\s+(.*)$", re.MULTILINE)
+_ROW: Final = re.compile(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
+_FIELD: Final = re.compile(r"^[ \t]*([\w-]+):\s+(.*)$", re.MULTILINE)
 _DKMS: Final = re.compile(
-    r"^\s*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
+    r"^[ \t]*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
     r"(?:,\s*(?P<kernel>[^,:\s]+),\s*(?P<arch>\w+))?:\s*(?P<state>added|built|installed|broken)(?P<rest>.*)$",
     re.MULTILINE,
 )
@@ -247,7 +247,7 @@ def _files_in(item: Item, running: str) -> Iterator[OnDisk]:
 def not_found(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which modprobe, modinfo or mkinitcpio found no module of NVIDIA's for the running kernel."""
     running = snapshot.view(system.running_kernel)
-    said = snapshot.said(_NOT_FOUND)
+    said = (*snapshot.said(_NOT_FOUND), *snapshot.said(_NOT_FOUND, "modinfo"))
     return tuple(line for line in said if _is_of(_NOT_FOUND.search(line.line), running))
 
 

@@ -44,7 +44,7 @@ def told(item: Item, *patterns: re.Pattern[str]) -> Iterator[Moment]:
                 moment = datetime.fromisoformat(" ".join(match["date"].replace("T", " ").split()))
             except ValueError:
                 continue
-            number = item.text.count("\n", 0, match.start("date")) + 1
+            number = item.number_at(match.start("date"))
             yield Moment(moment.replace(tzinfo=timezone.utc).timestamp(), cite(item, number))
 
 

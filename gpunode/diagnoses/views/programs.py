@@ -66,4 +66,4 @@ def _denials(item: Item, name: str) -> Iterator[int]:
     for match in finds(item, _ABSENT):
         found = match["name"] or match["asked"] or match["listed"].rsplit("/", 1)[-1]
         if found == name:
-            yield item.text.count("\n", 0, match.start(match.lastgroup or 0)) + 1
+            yield item.number_at(match.start(match.lastgroup or 0))

@@ -18,10 +18,10 @@ from gpunode.diagnoses.views import pci
 from gpunode.facts.items import Item
 
 _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
-_GPU: Final = re.compile(rf"^\s*GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})\s*$")
+_GPU: Final = re.compile(rf"^[ \t]*GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})\s*$")
 _BUS_ID: Final = re.compile(rf"^{_BUS}$")
 _TAG: Final = re.compile(
-    r"^\s*<(?P<close>/)?(?P<name>[A-Za-z]\w*)(?P<rest>[^<>]{0,200})>(?:(?P<value>[^<>]*)</(?P=name)>)?\s*$"
+    r"^[ \t]*<(?P<close>/)?(?P<name>[A-Za-z]\w*)(?P<rest>[^<>]{0,200})>(?:(?P<value>[^<>]*)</(?P=name)>)?\s*$"
 )
 _ID: Final = re.compile(rf'id="(?P<bus>{_BUS})"')
 _HEAD_OF_CSV: Final = re.compile(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")

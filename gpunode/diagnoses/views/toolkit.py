@@ -26,7 +26,7 @@ _PROGRAMS: Final = (
     "nvidia-container-cli",
 )
 _ANSWERS: Final = re.compile(
-    r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^\s*cli-version:|nvidia-container-cli(?:\.real)?: "
+    r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:|nvidia-container-cli(?:\.real)?: "
     r"|initializing library context \(version=",
     re.MULTILINE,
 )
@@ -87,7 +87,7 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
         yield Presence(True, citation)
     for item in snapshot.of("package-policy"):
         for match in finds(item, _POLICY):
-            number = item.text.count("\n", 0, match.start("version")) + 1
+            number = item.number_at(match.start("version"))
             yield Presence(match["version"][0] != "(", cite(item, number))
     if (moment := installed_at(snapshot)) is not None:
         yield Presence(True, moment.citation)
@@ -144,7 +144,7 @@ def _versions(snapshot: Snapshot) -> Iterator[Version]:
         if item.kind in {"file", "kernel-log", "packages"}:
             continue
         for match in finds(item, _LIBRARY):
-            number = item.text.count("\n", 0, match.start()) + 1
+            number = item.number_at(match.start())
             yield Version(_numbers(match["cli"] or match["log"] or match["ctk"]), cite(item, number))
     for name in _LIBRARY_PACKAGES:
         package = snapshot.view(packages.packages).get(name)
@@ -169,7 +169,7 @@ def setting(snapshot: Snapshot, key: str) -> Setting | None:
 
 def _setting(item: Item, key: str) -> Setting | None:
     # Of a file that somebody pasted in part the table's header may be missing.
-    written = re.compile(rf"^\s*{re.escape(key)}\s*=\s*(?P<value>\S.*?)\s*$")
+    written = re.compile(rf"^[ \t]*{re.escape(key)}\s*=\s*(?P<value>\S.*?)\s*$")
     for number, line in enumerate(item.lines, 1):
         if match := written.match(line):
             return Setting(_plain(match["value"]), cite(item, number))

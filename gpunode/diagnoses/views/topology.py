@@ -39,9 +39,9 @@ _ROW: Final = re.compile(
     r"\s*(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s",
     re.MULTILINE,
 )
-_LEGEND: Final = re.compile(r"^\s*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
-_OF_GPU: Final = re.compile(r"^\s*GPU (?P<index>\d{1,3}):")
-_NVLINK: Final = re.compile(r"^\s*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|[\d.]+ GB/s)", re.IGNORECASE)
+_LEGEND: Final = re.compile(r"^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
+_OF_GPU: Final = re.compile(r"^[ \t]*GPU (?P<index>\d{1,3}):")
+_NVLINK: Final = re.compile(r"^[ \t]*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|[\d.]+ GB/s)", re.IGNORECASE)
 _SORTS: Final[tuple[tuple[str, Sort], ...]] = (
     ("0108", "nvme"), ("non-volatile", "nvme"), ("0200", "nic"), ("0207", "nic"), ("ethernet", "nic"),
     ("infiniband", "nic"), ("0604", "bridge"), ("pci bridge", "bridge"),

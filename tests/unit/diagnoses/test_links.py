@@ -20,6 +20,12 @@ def seen(*pieces: tuple[str, str]) -> Diagnosis:
 NOT_READY = "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
 SWITCH = ("lspci", "05:00.0 Bridge: NVIDIA Corporation GH100 [H100 NVSwitch] (rev a1)")
 NOT_STARTED = "[   12.1] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x22:0x56:884)"
+REFUSED = """GPU 00000000:1B:00.0
+    Product Name                          : NVIDIA H100 80GB HBM3
+    Fabric
+        State                             : Completed
+        Status                            : Insufficient Resources
+"""
 ALL_DOWN = "\n".join(
     f"GPU {gpu}: Tesla V100 (UUID: GPU-{gpu})\n\t Link 0: <inactive>\n\t Link 1: <inactive>" for gpu in range(2)
 )
@@ -36,6 +42,7 @@ ALL_DOWN = "\n".join(
             ("dmesg", NOT_STARTED),
             {"bar-above-4g-disabled", "gpu-stuck-d3cold", "proprietary-module-on-blackwell"},
         ),
+        (("nvidia-smi -q", REFUSED), {"fabric-manager-not-running", "nvswitch-sxid", "nvlink-link-inactive"}),
         (("nvidia-smi nvlink -s", ALL_DOWN), {"nvlink-all-links-inactive-gpu", "fabric-manager-not-running"}),
     ],
 )
