@@ -19,6 +19,7 @@ _MOST_DEVICES: Final = 64
 _MOST_ARCS: Final = 36
 _MOST_LABELS: Final = 4
 _BOW: Final = 70
+_DEEPEST: Final = 8
 _SORTS: Final = {"gpu": "GPU", "nvswitch": "NVSwitch", "nic": "network", "nvme": "NVMe", "bridge": "bridge"}
 
 
@@ -138,7 +139,7 @@ def _one_card(branch: _Branch) -> bool:
 
 
 def _left(row: _Placed) -> int:
-    return 8 + _STEP * row.depth + (14 if row.device or row.above else 0)
+    return 8 + _STEP * min(row.depth, _DEEPEST) + (14 if row.device or row.above else 0)
 
 
 def _stems(rows: Sequence[_Placed]) -> Iterator[Markup]:
