@@ -38,11 +38,16 @@ _RECIPE_TABLES = {
 
 def pages() -> dict[Path, str]:
     """Every page that is made, whole or in part, with its text."""
+    # It stands beside this script, which is also imported from elsewhere.
+    sys.path.insert(0, str(ROOT / "docs"))
+    import causes
+
     whole = {
         FOLDER / "cli.md": cli(),
         FOLDER / "exit-codes.md": exit_codes(),
         FOLDER / "recipes.md": recipes(),
     }
+    whole |= causes.pages(FOLDER / "causes", _MADE)
     return whole | {page: with_outputs(page.read_text("utf-8")) for page in _with_outputs()}
 
 
@@ -135,7 +140,6 @@ def exit_codes() -> str:
 _EXIT_CODES_INTRO = """\
 Every command ends with one of these. With `--json` the same number stands in the envelope as `exit_code`, and `status`
 names it in one word. A command whose reader went away (`gpunode plan | head`) ends with 141, as the shell has it.
-8 is kept for `doctor`, which comes in a later release.
 """
 
 
@@ -197,12 +201,17 @@ def main(arguments: list[str]) -> int:
     """Writes the pages, or names those that are not current."""
     made = pages()
     stale = [path for path, text in made.items() if not path.is_file() or path.read_text("utf-8") != text]
+    # A family that is gone leaves its page behind.
+    gone = [path for path in (FOLDER / "causes").glob("*.md") if path not in made]
     if "--check" in arguments:
-        for path in stale:
+        for path in (*stale, *gone):
             sys.stderr.write(f"{path.relative_to(ROOT)} is not current: run `make docs`\n")
-        return 1 if stale else 0
+        return 1 if stale or gone else 0
     for path in stale:
+        path.parent.mkdir(exist_ok=True)
         path.write_text(made[path], "utf-8")
+    for path in gone:
+        path.unlink()
     return 0
 
 

@@ -115,9 +115,12 @@ def anchors(page: Path) -> set[str]:
 
 def test_every_page_is_reached_from_the_index() -> None:
     docs = ROOT / "docs"
-    index = (docs / "index.md").read_text("utf-8")
-    linked = {(docs / target.partition("#")[0]).resolve() for target in LINK.findall(index)}
-    assert {page for page in docs.glob("**/*.md") if page.name != "index.md"} <= linked
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve()
+        for index in docs.glob("**/index.md")
+        for target in LINK.findall(index.read_text("utf-8"))
+    }
+    assert {page for page in docs.glob("**/*.md") if page != docs / "index.md"} <= linked
 
 
 def machine_traces() -> list[str]:
@@ -128,12 +131,14 @@ def machine_traces() -> list[str]:
 
 
 def test_no_path_of_the_machine_it_was_written_on_is_left() -> None:
+    # Not where it is a folder somewhere deeper: reports quote the paths of other machines.
+    traces = re.compile("|".join(rf"(?<![\w.-]){re.escape(trace)}" for trace in machine_traces()))
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()[:80]}"
         for path in tracked_files()
         if path.is_file()
         for line in path.read_bytes().decode("utf-8", "replace").splitlines()
-        if any(trace in line for trace in machine_traces())
+        if traces.search(line)
     ]
     assert not found
 

@@ -14,7 +14,7 @@ from gpunode.diagnoses import rules
 from gpunode.errors import ProblemFound, Undetermined, UsageError
 
 if TYPE_CHECKING:
-    from gpunode.diagnoses.model import Doubt, Finding
+    from gpunode.diagnoses.model import Citation, Doubt, Finding
     from gpunode.workflow.doctor import Examined
 
 
@@ -26,6 +26,8 @@ def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = 
     if prometheus:
         _check_textfile(prometheus, named)
     if len(named) == 1 and named[0] in rules():
+        if html:
+            raise UsageError("--html is a page about a node, not about a cause", hint="gpunode doctor --html FILE")
         _tell(named[0], how)
         return
     if len(named) > 1 or (named and is_fleet(named[0])):
@@ -177,9 +179,13 @@ def _envelope(examined: Examined, page: str) -> Envelope:
 
 def _finding(finding: Finding) -> dict[str, object]:
     row: dict[str, object] = {field.name: getattr(finding, field.name) for field in fields(finding)}
-    row["citations"] = [{"source": c.source, "line": c.line, "number": c.number} for c in finding.citations]
-    return row
+    return {**row, "citations": _cited(finding.citations)}
 
 
 def _doubt(doubt: Doubt) -> dict[str, object]:
-    return {"what": doubt.question, "look_at": doubt.look_at, "causes": doubt.causes}
+    citations = _cited(doubt.citations)
+    return {"what": doubt.question, "look_at": doubt.look_at, "causes": doubt.causes, "citations": citations}
+
+
+def _cited(citations: Sequence[Citation]) -> list[dict[str, object]]:
+    return [{"source": one.source, "line": one.line, "number": one.number} for one in citations]

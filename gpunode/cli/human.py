@@ -225,7 +225,7 @@ class Screen:
         """The whole story of a cause."""
         from gpunode.cli.screen.doctor import story_lines
 
-        self._put(*story_lines(rule, remedy, explained_by))
+        self._put(*story_lines(rule, remedy, explained_by, verbose=self._verbose))
 
     def locked(self, lock: VersionLock, changed: Sequence[Moved], *, renewed: bool) -> None:
         """Which versions the lock file now holds."""

@@ -29,9 +29,10 @@ _CAUSES: Final[dict[build.Reason, str]] = {
 
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Why the module could not be built, by the log that tells most; else by headers that are known to be absent."""
-    failure = build.decisive(snapshot)
-    if failure is None or _is_past(snapshot, failure):
+    failure = snapshot.view(_failure)
+    if failure is None:
         yield from _without_headers(snapshot)
+        yield from _without_source(snapshot)
     elif failure.reason == "unsaid":
         if (proofs := tuple(_without_headers(snapshot))) or driver.works(snapshot):
             yield from proofs
@@ -41,12 +42,24 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield _CAUSES[failure.reason], _proof(snapshot, failure)
 
 
+def _failure(snapshot: Snapshot) -> Failure | None:
+    """The failed build that tells most, of those that still matter."""
+    return build.decisive(one for one in snapshot.view(build.failures) if not _is_past(snapshot, one))
+
+
 def _is_past(snapshot: Snapshot, failure: Failure) -> bool:
-    """Whether what the log lacked is there now: it tells of another day."""
-    kernel = failure.kernel or snapshot.view(system.running_kernel)
+    """Whether the log tells of another day: what it lacked is there, what it was to build is, or its kernel is gone."""
+    running = snapshot.view(system.running_kernel)
+    kernel = failure.kernel or running
+    kernels = snapshot.facts.kernels
+    if failure.kernel and isinstance(kernels, Known) and failure.kernel not in {*kernels.value.installed, running}:
+        return True
     if failure.reason == "headers" and headers_present(snapshot, kernel):
         return True
-    return driver.works(snapshot) and bool(kernel) and kernel == snapshot.view(system.running_kernel)
+    if driver.works(snapshot) and bool(kernel) and kernel == running:
+        return True
+    built = (one for one in snapshot.view(modules.on_disk) if one.kernel == failure.kernel and one.version)
+    return bool(failure.release) and any(one.version == failure.release for one in built)
 
 
 def _proof(snapshot: Snapshot, failure: Failure) -> Proof:
@@ -101,6 +114,30 @@ def _without_headers(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     summary = f"the kernel headers for the running kernel {running} are not installed, so DKMS did not build for it"
     yield "kernel-headers-missing", Proof(summary, tuple(_headers_cited(snapshot, running)))
+
+
+def _without_source(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """DKMS's tree with an entry of the driver whose source is gone, on a node whose module was not built."""
+    running, sources = snapshot.view(system.running_kernel), _listed(snapshot, "/usr/src/*")
+    if not sources or not running or modules.loaded(snapshot, "nvidia") or modules.built_for(snapshot, running):
+        return
+    links = dict(line.split(" -> ") for line in _listed(snapshot, "/var/lib/dkms/*/*/source") if " -> " in line)
+    for entry in _listed(snapshot, "/var/lib/dkms/*/*"):
+        if not _ENTRY.fullmatch(entry):
+            continue
+        target = links.get(f"{entry}/source", "").rstrip("/")
+        if target not in sources:
+            summary = f"{entry} is of a driver whose source is gone, so DKMS stops at it"
+            place = Citation(f"{entry}/source", f"{entry}/source -> {target or 'nothing'}", None)
+            yield "dkms-tree-corrupt", Proof(summary, (place,), "likely")
+
+
+_ENTRY: Final = re.compile(r"/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*")
+
+
+def _listed(snapshot: Snapshot, pattern: str) -> frozenset[str]:
+    """What a probe's listing of ``pattern`` shows, line by line."""
+    return frozenset(line for item in snapshot.of("listing") if item.written == pattern for line in item.lines)
 
 
 def _is_built_here(snapshot: Snapshot) -> bool:
@@ -177,7 +214,7 @@ def _load(*, runs: bool) -> tuple[str, ...]:
 
 def _kernel(snapshot: Snapshot) -> str:
     """The kernel that lacks the module."""
-    failure = build.decisive(snapshot)
+    failure = snapshot.view(_failure)
     return (failure.kernel if failure else "") or snapshot.view(system.running_kernel)
 
 
@@ -268,7 +305,7 @@ _TOOL_PACKAGES: Final[dict[str, tuple[str, str, str, str]]] = {
     **{name: (name,) * 4 for name in ("flex", "bison", "bc", "perl", "python3")},
     **dict.fromkeys(("libelf", "gelf"), ("libelf-dev", "elfutils-libelf-devel", "libelf-devel", "libelf")),
     **dict.fromkeys(("libssl", "openssl"), ("libssl-dev", "openssl-devel", "libopenssl-devel", "openssl")),
-    "std": ("libc6-dev", "glibc-devel", "glibc-devel", "glibc"),
+    "stdio": ("libc6-dev", "glibc-devel", "glibc-devel", "glibc"),
 }
 _MANAGERS: Final[tuple[PackageManager, ...]] = ("apt", "dnf", "zypper", "pacman")
 _ALL_TOOLS: Final = (("build-essential",), ("gcc", "make"), ("gcc", "make"), ("base-devel",))
@@ -286,7 +323,7 @@ def tool_packages(tool: str, manager: PackageManager) -> tuple[str, ...]:
 
 
 def _get_tools(snapshot: Snapshot) -> Iterable[Fix]:
-    failure = build.decisive(snapshot)
+    failure = snapshot.view(_failure)
     tool = failure.tool if failure else ""
     names = tool_packages(tool, snapshot.view(system.package_manager))
     yield install(snapshot, f"install {tool or 'what a build needs'}", *names)
@@ -333,8 +370,9 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _leftover(snapshot: Snapshot) -> tuple[str, str] | None:
-    failure = build.decisive(snapshot)
+    failure = snapshot.view(_failure)
     texts = [citation.line for citation in failure.citations] if failure else []
+    texts.extend(proof.citations[0].line for _, proof in _without_source(snapshot) if isinstance(proof, Proof))
     texts.extend(item.text for item in snapshot.of("dkms-status", "dkms-output", "package-output", "text"))
     for text in texts:
         if match := _LEFTOVER.search(text):

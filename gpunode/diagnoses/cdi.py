@@ -36,7 +36,11 @@ _BY_CDI: Final = re.compile(
 )
 _LIBRARY_VERSION: Final = re.compile(rf"\.so\.(?P<version>{driver.VERSION})$")
 _RENDER: Final = "/dev/dri/"
-_HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
+_HAS_CDI: Final = (25,)
+# From here on dockerd-rootless.sh brings CDI's folders into the daemon's own tree (moby PR 48541).
+_MOUNTS_CDI: Final = (28,)
+# From here on nvidia-ctk writes CDI 0.7 (its release notes), and docker reads that (moby PR 47706).
+_WRITES_07, _DOCKER_READS_07 = (1, 19, 1), (27,)
 
 
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -58,8 +62,7 @@ def _of_files(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     gone, now = snapshot.match(_GONE), _driver(snapshot)
     said = snapshot.said(_GONE)
     specs = [spec for spec in snapshot.view(cdi.specifications) if spec.drivers and not spec.is_management]
-    fails = bool(said or snapshot.view(cdi.unresolved))
-    if fails and now is not None and (old := _of_another(specs, now[0])):
+    if now is not None and not _is_torn(snapshot) and (old := _of_another(specs, now[0])):
         summary = f"{old.path} is of driver {', '.join(sorted(old.drivers))}, and the driver is {now[0]}"
         return "cdi-spec-stale", Proof(summary, (old.citation, now[1], *said))
     if gone is None:
@@ -90,6 +93,12 @@ def _driver(snapshot: Snapshot) -> tuple[str, Citation] | None:
             if re.fullmatch(rf"\s*{driver.VERSION}\s*", line):
                 return line.strip(), Citation(item.written, line, number, item.key)
     return None
+
+
+def _is_torn(snapshot: Snapshot) -> bool:
+    """Whether the driver is of one version in the kernel and of another on disk: which one counts is open then."""
+    loaded, on_disk = driver.loaded(snapshot), driver.on_disk(snapshot)
+    return loaded is not None and on_disk is not None and loaded.version != on_disk.version
 
 
 def _of_another(specs: list[Specification], version: str) -> Specification | None:
@@ -159,13 +168,42 @@ def _unreadable(snapshot: Snapshot) -> tuple[str, Verdict] | None:
         shown = ".".join(map(str, version[0]))
         summary = f"podman {shown} does not know CDI as it is written today; 4.1 is the first that does"
         return "cdi-spec-version-unsupported", Proof(summary, (*asked, version[1]), remedy=_NEWER_PODMAN)
-    if version is None or not unresolved:
+    if not unresolved:
         return None
-    for spec in snapshot.view(cdi.specifications):
+    if version is None:
+        return _docker_is_older(snapshot)
+    return _too_new(snapshot, version, unresolved)
+
+
+def _too_new(
+    snapshot: Snapshot, version: tuple[podman.Version, Citation], unresolved: tuple[Citation, ...]
+) -> tuple[str, Verdict] | None:
+    """Podman does not know the version of the specification, by what that says or by who wrote it."""
+    shown = ".".join(map(str, version[0]))
+    specs = snapshot.view(cdi.specifications)
+    for spec in specs:
         if spec.version and not podman.takes(version[0], spec.version):
-            shown = ".".join(map(str, version[0]))
             summary = f"{spec.path} is of CDI {spec.version}, which podman {shown} does not know"
             return "cdi-spec-version-unsupported", Proof(summary, (*unresolved, spec.citation, version[1]))
+    writers = [one for one in toolkit.versions(snapshot) if one.numbers >= _WRITES_07]
+    is_there = bool(snapshot.view(cdi.offered) or specs) and not any(spec.version for spec in specs)
+    if writers and is_there and not podman.takes(version[0], "0.7.0"):
+        summary = f"nvidia-ctk {writers[0]} writes CDI 0.7, which podman {shown} does not know"
+        cited = (*unresolved, writers[0].citation, version[1])
+        return "cdi-spec-version-unsupported", Proof(summary, cited, "likely")
+    return None
+
+
+def _docker_is_older(snapshot: Snapshot) -> tuple[str, Verdict] | None:
+    version, unresolved = docker.version(snapshot), snapshot.view(cdi.unresolved)
+    if not version or version >= _DOCKER_READS_07 or not unresolved:
+        return None
+    for spec in snapshot.view(cdi.specifications):
+        if tuple(int(part) for part in re.findall(r"\d{1,6}", spec.version)) >= (0, 7):
+            summary = (
+                f"{spec.path} is of CDI {spec.version}, and docker {'.'.join(map(str, version))} knows 0.6 at most"
+            )
+            return "cdi-spec-version-unsupported", Proof(summary, (unresolved[0].citation, spec.citation), "likely")
     return None
 
 
@@ -218,17 +256,44 @@ def _management(snapshot: Snapshot, first: Asked, cited: tuple[Citation, ...]) -
 def _elsewhere(
     snapshot: Snapshot, first: Asked, cited: tuple[Citation, ...], specs: list[Specification]
 ) -> tuple[str, Verdict] | None:
-    """The specification lies where this engine does not look."""
+    """The specification lies where this engine does not look, or cannot."""
+    if (told := cdi.works_with_option(snapshot)) is not None:
+        summary = f"the engine finds {first} once it is told to look in {told[0]}, which it does not by itself"
+        return "cdi-spec-dir-not-read", Proof(summary, (*cited, told[1]))
     folders, place = cdi.read_folders(snapshot)
     there = [spec for spec in specs if spec.folder in folders]
     outside = [spec for spec in specs if spec.folder not in folders]
-    if there or not outside:
+    if there:
+        return _not_seen_by_a_user(snapshot, cited, there)
+    if not outside:
         return None
     why = (place,) if place is not None else ()
     summary = f"the specification is {outside[0].path}, and the engine looks in {', '.join(folders)} alone for {first}"
-    return "cdi-spec-dir-not-read", Proof(
-        summary, (*cited, outside[0].citation, *why), remedy=_where_it_looks(folders[0])
-    )
+    remedy = _where_it_looks(folders[0])
+    return "cdi-spec-dir-not-read", Proof(summary, (*cited, outside[0].citation, *why), remedy=remedy)
+
+
+def _not_seen_by_a_user(
+    snapshot: Snapshot, cited: tuple[Citation, ...], there: list[Specification]
+) -> tuple[str, Verdict] | None:
+    """A rootless dockerd has an /etc and a /run of its own, without the folders of CDI before docker 28."""
+    signs, version = docker.rootless(snapshot), docker.version(snapshot)
+    if not signs or version >= _MOUNTS_CDI:
+        return None
+    summary = f"docker runs as a user, in a tree of its own in which {there[0].folder} of the system is not seen"
+    return "cdi-spec-dir-not-read", Proof(summary, (*cited, there[0].citation, *signs), "likely", remedy=_IN_THE_HOME)
+
+
+_IN_THE_HOME: Final = (
+    run(
+        "configure",
+        'write the specification into the home, and name the folder in ~/.config/docker/daemon.json: "cdi-spec-dirs"',
+        'mkdir -p "$HOME/.docker/cdi"',
+        'nvidia-ctk cdi generate --output="$HOME/.docker/cdi/nvidia.yaml"',
+        'gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json" --cdi.enabled',
+    ),
+    run("restart", "restart that user's docker", "systemctl --user restart docker"),
+)
 
 
 def _where_it_looks(folder: str) -> tuple[Fix, ...]:

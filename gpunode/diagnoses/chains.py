@@ -66,7 +66,12 @@ NOT_INSTALLED: Final = NOT_BUILT | {"driver-userspace-incomplete", "fabric-manag
 LIBRARY_MISMATCH: Final = NO_NVML
 """What follows where the loaded module and the libraries are of different versions, whoever brought them apart."""
 
-GPU_LOST: Final = NOT_INITIALISED | {"xid-154-recovery-action"}
+PROGRAM_FAULTS: Final = frozenset(
+    {"xid-109-ctx-switch-timeout", "xid-13-graphics-exception", "xid-31-driver-regression", "xid-31-mmu-fault"}
+)
+"""What programs are told of when the GPU below them, or a peer that they reach over a link, goes wrong."""
+
+GPU_LOST: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"xid-154-recovery-action"}
 """What follows where a GPU that worked stops answering: a fault of its own, of its slot, of its firmware."""
 
 NO_RUNTIME: Final = NO_CLUSTER_GPU

@@ -145,6 +145,7 @@ def _rancher(snapshot: Snapshot) -> Iterable[Fix]:
 def _cri_off(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     # crictl's own words stand where its answer would.
     said = (*snapshot.said(_UNIMPLEMENTED), *snapshot.said(_UNIMPLEMENTED, "containerd-config"))
+    said = containerd.since_start(snapshot, said)
     files = containerd.running(snapshot), containerd.of_files(snapshot)
     off = next((one.disabled for one in files if one is not None and one.disabled is not None), None)
     if off is not None and (said or _has_kubelet(snapshot)):
@@ -206,7 +207,7 @@ def _missing(snapshot: Snapshot) -> tuple[str, Verdict] | None:
             return "crio-dropin-dead", Doubt(question, f"ls {DEAD_FOLDER} /etc/crio/crio.conf.d", said)
         summary = "CRI-O has no runtime called nvidia, which pods ask for by a RuntimeClass"
         return "containerd-nvidia-runtime-missing", Proof(summary, said, "likely", remedy=_FOR_CRIO)
-    said = (*snapshot.said(_NO_RUNTIME), *snapshot.said(_NO_DEFAULT))
+    said = containerd.since_start(snapshot, (*snapshot.said(_NO_RUNTIME), *snapshot.said(_NO_DEFAULT)))
     running, files = containerd.running(snapshot), containerd.of_files(snapshot)
     if (dangling := _dangling(running) or _dangling(files)) is not None:
         summary = f"containerd's default runtime is {dangling.value}, and its configuration describes none of that name"
@@ -287,6 +288,9 @@ _DRIVERS_DIFFER: Final = re.compile(
 _PATH_FORMAT: Final = re.compile(
     r"expected cgroupsPath to be of format [\\\"]*slice:prefix:name|invalid slice name: /kubepods"
 )
+_COME_AND_GO: Final = re.compile(
+    r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container"
+)
 _KUBELET: Final = re.compile(
     r"^[ \t]*cgroupDriver:\s*[\"']?(?P<a>systemd|cgroupfs)|--cgroup-driver[= ](?P<b>systemd|cgroupfs)", re.MULTILINE
 )
@@ -299,16 +303,18 @@ def _cgroup_drivers(snapshot: Snapshot) -> Iterator[Verdict]:
         )
         yield Proof(summary, snapshot.said(_DRIVERS_DIFFER), remedy=_DOCKERS_DRIVER)
         return
-    kubelet = _kubelets(snapshot)
     effective = containerd.running(snapshot) or containerd.of_files(snapshot)
-    if kubelet is not None and effective is not None and (proof := _differ(kubelet, effective)):
+    if effective is not None and (proof := _differ(snapshot, effective) or _unlike_runc(snapshot, effective)):
         yield proof
     elif said := snapshot.said(_PATH_FORMAT):
         summary = "the runtime is under systemd's cgroup driver, and what starts the pod under cgroupfs"
         yield Proof(summary, said, "likely")
 
 
-def _differ(kubelet: tuple[CgroupDriver, Citation], effective: Effective) -> Proof | None:
+def _differ(snapshot: Snapshot, effective: Effective) -> Proof | None:
+    """The runtime nvidia is under another cgroup driver than the kubelet."""
+    if (kubelet := _kubelets(snapshot)) is None:
+        return None
     driver, place = kubelet
     said = effective.systemd_cgroup.get("nvidia")
     if said is None and ("nvidia" not in effective.handlers or not effective.names_handlers):
@@ -324,6 +330,16 @@ def _differ(kubelet: tuple[CgroupDriver, Citation], effective: Effective) -> Pro
         f"{'under systemd' if is_systemd else 'under cgroupfs: SystemdCgroup is not true in its options'}"
     )
     return Proof(summary, (where, place), "certain" if said is not None else "likely", ruled)
+
+
+def _unlike_runc(snapshot: Snapshot, effective: Effective) -> Proof | None:
+    """The two runtimes of one kubelet differ, and pods come and go."""
+    runc, nvidia = effective.systemd_cgroup.get("runc"), effective.systemd_cgroup.get("nvidia")
+    said = snapshot.said(_COME_AND_GO)
+    if not said or runc is None or nvidia is None or runc.is_true == nvidia.is_true:
+        return None
+    summary = "containerd's runtimes runc and nvidia are under different cgroup drivers, and the kubelet has one"
+    return Proof(summary, (nvidia.citation, runc.citation, *said[:2]), "likely")
 
 
 def _kubelets(snapshot: Snapshot) -> tuple[CgroupDriver, Citation] | None:

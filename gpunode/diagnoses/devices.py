@@ -16,7 +16,11 @@ from gpunode.facts.model import Known
 # Device nodes and the daemon that holds them open.
 
 _NODES: Final = re.compile(r"/dev/nvidia(?:\*|\d+|ctl)?\*?$")
-_NO_FILES: Final = re.compile(r"Failed to query NVIDIA devices|ensure that the NVIDIA device files")
+_NO_FILES: Final = re.compile(
+    r"Failed to query NVIDIA devices|ensure that the NVIDIA device files"
+    r"|(?:custom device|stat failed:|stat CDI host device) [\\'\"]*/dev/nvidia(?:ctl|0)[\\'\"]*: "
+    r"(?:lstat \S+ )?no such file"
+)
 _DAEMON_FAILED: Final = re.compile(
     r"nvidia-persistenced failed to initialize|Failed to query NVIDIA devices"
     r"|Failed to start [^\n]{0,50}Persistence Daemon"
@@ -51,6 +55,8 @@ def _no_nodes(snapshot: Snapshot) -> Iterator[Verdict]:
     if nodes:
         summary = "there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not take up the GPU"
         yield Proof(summary, (*nodes, *said), "certain" if said or driver.is_loaded(snapshot) is not None else "likely")
+    elif said and driver.is_loaded(snapshot) and not snapshot.says(_DAEMON_FAILED):
+        yield Proof("a container was to be given device files that the node does not have", said, "likely")
     elif said and driver.is_loaded(snapshot) is None:
         question = "Did nvidia-persistenced find no device files for it started too early, or are there none?"
         yield Doubt(question, "ls -l /dev/nvidia*; lsmod | grep nvidia", said, ("persistenced-start-race",))
@@ -110,7 +116,8 @@ _UNKNOWN_ERROR: Final = re.compile(
 )
 _UVM_WANTED: Final = re.compile(
     r"Could not load UVM kernel module|/dev/nvidia-uvm(?:-tools)?['\"]?: (?:[Nn]o such file|cannot open)"
-    r"|(?:open|stat|access) ['\"]?/dev/nvidia-uvm[^\n]{0,60}[Nn]o such file|nvidia_uvm (?:module )?(?:is )?not loaded"
+    r"|(?:open|stat failed:|stat CDI host device|access) [\\'\"]*/dev/nvidia-uvm[^\n]{0,60}[Nn]o such file"
+    r"|nvidia_uvm (?:module )?(?:is )?not loaded"
 )
 _NO_DEVICE: Final = re.compile(
     r"no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cuInit[^\n]{0,60}(?:failed|error)|No CUDA GPUs are available"
@@ -130,7 +137,8 @@ def _on_host(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ..
 
 def _decide_uvm(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether CUDA fails for want of nvidia_uvm, or though it is loaded."""
-    if not driver.is_loaded(snapshot) or system.is_wsl(snapshot):
+    state, wanted = driver.is_loaded(snapshot), snapshot.said(_UVM_WANTED)
+    if state is False or system.is_wsl(snapshot) or not (state or wanted):
         return
     unknown = _on_host(snapshot, _UNKNOWN_ERROR)
     absent = tuple(_uvm_absence(snapshot))
@@ -138,8 +146,9 @@ def _decide_uvm(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if unknown and not absent:
             yield "nvidia-uvm-wedged", _wedged(snapshot, unknown)
         return
-    failing = (*unknown, *_on_host(snapshot, _UVM_WANTED), *(_on_host(snapshot, _NO_DEVICE) if absent else ()))
-    if failing and (absent or _UVM_WANTED.search(failing[-1].line) or _table_without_uvm(snapshot)):
+    anywhere = (*snapshot.said(_UNKNOWN_ERROR), *snapshot.said(_NO_DEVICE)) if absent else ()
+    failing = tuple(dict.fromkeys((*unknown, *wanted, *anywhere)))
+    if failing and (absent or wanted or _table_without_uvm(snapshot)):
         summary = "nvidia_uvm is not loaded: nvidia-smi works without it, CUDA does not"
         proof = (*failing, *absent, *_table_without_uvm(snapshot))
         yield "nvidia-uvm-not-loaded", Proof(summary, proof, "certain" if absent else "likely")
@@ -211,7 +220,8 @@ def _permissions(snapshot: Snapshot) -> Iterator[Verdict]:
     odd = tuple(citation for mode, citation in nodes if _is_odd(mode))
     closed = tuple(citation for mode, citation in nodes if not _is_odd(mode) and mode[6:8] != "rw")
     wrong = tuple(_wrong_options(snapshot))
-    denied = _on_host(snapshot, _DENIED)
+    closed += tuple(_closing_options(snapshot))
+    denied = snapshot.said(_DENIED)
     if odd or wrong:
         summary = "the device files have a mode that was written in the wrong base: nobody can open them as usual"
         yield Proof(summary, (*odd, *wrong, *denied), "certain" if odd else "likely", remedy=tuple(_set_mode(snapshot)))
@@ -240,6 +250,16 @@ def _wrong_options(snapshot: Snapshot) -> Iterator[Citation]:
         for number, line in enumerate(item.lines, 1):
             shown, option = _FILE_MODE.match(line), _OPTION.search(line)
             if (shown and _is_wrong(int(shown["mode"]))) or (option and _is_wrong(_base_0(option["mode"]))):
+                yield cite(item, number)
+
+
+def _closing_options(snapshot: Snapshot) -> Iterator[Citation]:
+    """Where the driver is told to keep its files from all but their owner and group."""
+    for item in snapshot.items:
+        for number, line in enumerate(item.lines, 1) if "DeviceFileMode" in item.text else ():
+            shown, option = _FILE_MODE.match(line), _OPTION.search(line)
+            mode = int(shown["mode"]) if shown else _base_0(option["mode"]) if option else 0o666
+            if not _is_wrong(mode) and mode & 0o006 != 0o006:
                 yield cite(item, number)
 
 

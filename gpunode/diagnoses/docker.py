@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, restart, run
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import docker, driver, moments, toolkit
+from gpunode.diagnoses.views import cdi, docker, driver, moments, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.diagnoses.views.system import package_manager
 from gpunode.runtimes.dockerd import conflicts
@@ -73,7 +73,7 @@ def _unreadable(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             summary = f"dockerd cannot read {file.path}: {file.fault}"
             yield "daemon-json-invalid", Proof(summary, (file.citation, *said), remedy=_correct(file.path, file.fault))
             return
-    if said := snapshot.said(_INVALID):
+    if said := docker.since_start(snapshot, snapshot.said(_INVALID)):
         summary = f"dockerd does not start: it cannot read its configuration file ({_reason(said[0])})"
         yield "daemon-json-invalid", Proof(summary, said, remedy=_correct(DOCKER_CONFIG, _reason(said[0])))
         return
@@ -102,7 +102,7 @@ def _correct(path: str, fault: str) -> tuple[Fix, ...]:
 
 
 def _conflict(snapshot: Snapshot) -> Verdict | None:
-    said = snapshot.said(_CONFLICT)
+    said = docker.since_start(snapshot, snapshot.said(_CONFLICT))
     started = docker.started_with(snapshot)
     for file in snapshot.view(docker.files):
         both = conflicts(started[0], tuple(file.document)) if started else ()
@@ -237,26 +237,31 @@ _RUNTIME_OF_A_USER: Final = (
 )
 
 
-def _no_cgroups(_: Snapshot) -> Iterable[Fix]:
+def _no_cgroups(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "tell the toolkit to leave cgroups alone; it holds for every engine of this machine, so where one runs as "
         "root, use CDI for the rootless one instead",
         "sudo gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true",
     )
-    yield run("restart", "restart that user's docker", "systemctl --user restart docker")
+    if cdi.podman_version(snapshot) is None:
+        yield run("restart", "restart that user's docker", "systemctl --user restart docker")
 
 
 # The right docker, which does not know of the runtime.
 
 
 def _not_restarted(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] | None:
-    running = docker.registered(snapshot)
+    running, file = docker.registered(snapshot), _registers(snapshot)
     lacks = "nvidia" not in running.names if running is not None else bool(wanted.unknown)
-    if lacks and (file := _registers(snapshot)) is not None:
+    if lacks and file is not None:
         cited = (*wanted.citations, file.line("nvidia"), *((running.citation,) if running else ()))
         summary = f"{file.path} registers nvidia, and the running daemon was started before and has not read that"
         return "docker-not-restarted", Proof(summary, cited, "certain" if running else "likely")
+    has = running.default if running is not None else ""
+    if running is not None and file is not None and file.default == "nvidia" and has not in {"", "nvidia"}:
+        summary = f"{file.path} makes nvidia the default, and the running daemon has {has}: it has not read that"
+        return "docker-not-restarted", Proof(summary, (file.line("default-runtime"), running.citation))
     return _older_than_the_toolkit(snapshot, wanted.refused)
 
 

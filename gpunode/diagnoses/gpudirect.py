@@ -21,6 +21,7 @@ _NOT_INSERTED: Final = re.compile(
 )
 _DISAGREES: Final = re.compile(rf"\b{_PEERMEM}: disagrees about version of symbol (?P<symbol>\w+)")
 _UNKNOWN: Final = re.compile(rf"\b{_PEERMEM}: Unknown symbol (?P<symbol>\w+) \(err (?P<error>-?\d+)\)")
+_NOT_BUILT: Final = re.compile(rf"Module {_PEERMEM} not found in directory")
 _SIGNATURE: Final = re.compile(
     rf"{_PEERMEM}['’\"]?: (?:Key was rejected|Required key not available)|{_PEERMEM}: .{{0,40}}(?:signature|signed)"
 )
@@ -29,7 +30,10 @@ _SIGNATURE: Final = re.compile(
 def _peermem(snapshot: Snapshot) -> Iterator[Verdict]:
     refused = snapshot.said(_NOT_INSERTED)
     disagrees, unknown = snapshot.said(_DISAGREES), snapshot.said(_UNKNOWN)
-    if not (refused or disagrees or unknown) or snapshot.says(_SIGNATURE):
+    if snapshot.says(_SIGNATURE):
+        return
+    if not (refused or disagrees or unknown):
+        yield from _not_built(snapshot)
         return
     proofs = (*refused, *disagrees, *unknown)
     if disagrees:
@@ -48,6 +52,14 @@ def _peermem(snapshot: Snapshot) -> Iterator[Verdict]:
     else:
         summary = "nvidia_peermem does not load: the RDMA stack it was built for is not the one that runs"
         yield Proof(summary, proofs, "likely")
+
+
+def _not_built(snapshot: Snapshot) -> Iterator[Verdict]:
+    """That the module is nowhere matters only beside a driver that is there: it comes with the driver, from 470 on."""
+    absent = snapshot.said(_NOT_BUILT)
+    if absent and modules.loaded(snapshot, "nvidia") is True:
+        summary = "the NVIDIA driver is loaded, and nvidia_peermem, which comes with it, was not built for this kernel"
+        yield Proof(summary, absent, "likely")
 
 
 def _first(snapshot: Snapshot, pattern: re.Pattern[str]) -> str:
@@ -187,9 +199,10 @@ def _nvme_stack(_: Snapshot) -> Iterable[Fix]:
 
 # ---- RDMA
 
+# FastSocket goes over TCP: there is no RDMA to be had.
 _RDMA_OFF: Final = re.compile(
-    r"GPU Direct RDMA Disabled for (?:HCA|GPU)|NVIDIA peer memory driver not detected|GPUDirect RDMA is (?:disabled|"
-    r"not supported)"
+    r"(?<!FastSocket : )GPU Direct RDMA Disabled for (?:HCA|GPU)|NVIDIA peer memory driver not detected|"
+    r"GPUDirect RDMA is (?:disabled|not supported)"
 )
 _RDMA_ON: Final = re.compile(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)|/GDRDMA\b")
 _NCCL: Final = re.compile(r"\bNCCL version (?P<major>\d+)\.(?P<minor>\d+)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from shlex import quote
 from typing import Final
 
 from gpunode.catalog.gpus import GpuModel
@@ -90,7 +91,9 @@ def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         proof = _told("The GSP's firmware crashed", crashed)
         yield "gsp-task-exception", proof
     elif (silent := kernel.said(snapshot, _RPC_TIMEOUT)) and not kernel.said(snapshot, _WPR2):
-        yield "gsp-rpc-timeout", _told("The GSP does not answer the driver's calls", silent)
+        places = tuple(message.citation for message in silent[:6])
+        summary = "The GSP does not answer the driver's calls"
+        yield "gsp-rpc-timeout", Proof(summary, places, "likely", at=silent[0].at)
     elif hanging := tuple(cite(item) for item in snapshot.items if item.outcome == "timeout" and item.kind in _ASKED):
         yield (
             "gsp-rpc-timeout",
@@ -244,14 +247,15 @@ def _restart_gsp(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot(when="the reset is refused or hangs")
     yield by_hand("install", "move to the newest driver of the branch, or to the branch before", "it comes back")
     if not _open_modules(snapshot) and not ((model := _model(snapshot)) and model.needs_open_modules):
-        yield _switch_off("it still comes back, with the proprietary modules, which can do without the GSP")
+        yield _switch_off(snapshot, "it still comes back, with the proprietary modules, which can do without the GSP")
     yield nvidia_report()
 
 
-def _switch_off(when: str) -> Fix:
+def _switch_off(snapshot: Snapshot, when: str) -> Fix:
     line = "options nvidia NVreg_EnableGpuFirmware=0"
-    command = f"echo '{line}' | sudo tee /etc/modprobe.d/nvidia-gsp.conf"
-    return run("configure", "switch the GSP off, rebuild the initramfs, reboot", command, when=when)
+    write = f"echo '{line}' | sudo tee /etc/modprobe.d/nvidia-gsp.conf"
+    commands = (write, *rebuild_initramfs(snapshot).commands, *reboot().commands)
+    return run("configure", "switch the GSP off, rebuild the initramfs, reboot", *commands, when=when)
 
 
 def _first_gpu(snapshot: Snapshot) -> str:
@@ -274,15 +278,11 @@ def _boot_gpu(_: Snapshot) -> Iterable[Fix]:
 
 def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
     loaded = snapshot.view(driver.loaded)
-    version = loaded.version if loaded else ""
-    branch = version.split(".")[0]
-    yield _firmware_package(snapshot, branch, version)
+    version = loaded.version if loaded else _wanted(tuple(_missing(snapshot)))
+    yield _firmware_package(snapshot, version.split(".")[0], version)
     yield rebuild_initramfs(snapshot)
-    yield run(
-        "load",
-        "load the module anew",
-        "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia",
-    )
+    modules_down = "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia"
+    yield run("load", "load the module anew", modules_down, "sudo modprobe nvidia")
 
 
 def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
@@ -290,10 +290,8 @@ def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
     text = "install the firmware of the loaded driver's very version"
     if manager == "apt" and known is not None and known.id == "debian":
         return install(snapshot, text, "firmware-nvidia-gsp")
-    if manager == "apt" and branch:
-        return install(
-            snapshot, text, f"nvidia-firmware-{branch}-{version}" if version else f"nvidia-kernel-common-{branch}"
-        )
+    if manager == "apt" and branch and known is not None and "ubuntu" in {known.id, *known.like}:
+        return install(snapshot, text, f"nvidia-firmware-{branch}-{version}")
     if manager == "apt":
         return setup_step("install", text + ", with the driver that it belongs to", "driver")
     if manager == "dnf":
@@ -310,24 +308,44 @@ def _platform(snapshot: Snapshot) -> Iterable[Fix]:
     yield power_cycle()
     model = _model(snapshot)
     if not (model and model.needs_open_modules):
-        yield _switch_off("the GPU is of Turing to Ada, with the proprietary modules, which can do without the GSP")
+        when = "the GPU is of Turing to Ada, with the proprietary modules, which can do without the GSP"
+        yield _switch_off(snapshot, when)
     yield by_hand("install", "try the newest driver of another branch", "it stays so")
     yield nvidia_report("it stays so")
 
 
 def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
     model = _model(snapshot)
-    remove = "sudo sed -i '/NVreg_EnableGpuFirmware/d' $(grep -ls NVreg_EnableGpuFirmware /etc/modprobe.d/*.conf)"
-    if model and model.needs_open_modules:
-        yield run("configure", "take the option away: this GPU needs the open modules, and they the GSP", remove)
-    else:
-        yield run("configure", "take the option away, or go over to the proprietary modules, which heed it", remove)
-        yield setup_step("install", "go over to the proprietary modules with a recipe that asks for them", "driver")
+    must = model is not None and model.needs_open_modules
+    text = "take the option away: " + (
+        "this GPU needs the open modules, and they the GSP" if must else "the open modules cannot do without the GSP"
+    )
+    yield run("configure", text, *_option_taken_out(snapshot))
+    if not must:
+        other = "go over to the proprietary modules, which heed the option: ask for them in a recipe"
+        yield Fix("install", other, ("sudo gpunode setup --only driver",), "the GSP is to stay off")
     yield rebuild_initramfs(snapshot)
     yield reboot()
 
 
-_UNUSABLE: Final = GPU_LOST | {"driver-module-not-loaded", "xid-143-gpu-init-error"}
+def _option_taken_out(snapshot: Snapshot) -> Iterator[str]:
+    """The commands that take the option out of every place that has it, and leave what else stands on its line."""
+    files = (item for item in snapshot.files("/*modprobe.d/*") if _SWITCHED_OFF.search(item.text))
+    paths = tuple(dict.fromkeys(quote(item.subject) for item in files))
+    on_command_line = any(_SWITCHED_OFF.search(item.text) for item in snapshot.files("/proc/cmdline"))
+    if paths or not on_command_line:
+        everywhere = "$(grep -ls NVreg_EnableGpuFirmware /etc/modprobe.d/*.conf)"
+        yield f"sudo sed -i 's/ *NVreg_EnableGpuFirmware=0//' {' '.join(paths) or everywhere}"
+    if on_command_line and snapshot.view(package_manager) == "dnf":
+        yield "sudo grubby --update-kernel=ALL --remove-args=nvidia.NVreg_EnableGpuFirmware=0"
+    elif on_command_line:
+        yield "sudo sed -i 's/ *nvidia.NVreg_EnableGpuFirmware=0//' /etc/default/grub"
+        yield "sudo update-grub || sudo grub-mkconfig -o /boot/grub/grub.cfg"
+
+
+_UNUSABLE: Final = GPU_LOST | {
+    *("driver-module-not-loaded", "xid-143-gpu-init-error", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
+}
 
 FAMILY: Final = Family(
     "gsp",

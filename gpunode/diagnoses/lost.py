@@ -22,6 +22,7 @@ _NO_HANDLE: Final = re.compile(r"Unable to determine the device handle for ", re
 _BUS: Final = re.compile(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
 # Every read of a device that does not answer gives ones: so does its configuration space.
 _ALL_ONES: Final = re.compile(r"\(rev ff\)|Unknown header type 7f|\bprog-if ff\b", re.IGNORECASE)
+_MOBILE: Final = re.compile(r"\d{3,4}M\b|Mobile|Max-Q|Laptop|\b(?:GeForce )?MX\d")
 _ASLEEP: Final = re.compile(r"\bD3cold\b|device inaccessible|\bbbswitch\b", re.IGNORECASE)
 _REMOVED: Final = re.compile(
     r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
@@ -60,7 +61,7 @@ def _is_told_otherwise(snapshot: Snapshot) -> bool:
 
 def _without_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
     said = snapshot.said(_LOST)
-    ones = tuple(_all_ones(snapshot))
+    ones = tuple(function.citation for function in _reading_ones(snapshot))
     silent = () if snapshot.view(driver.works) else snapshot.said(_NO_HANDLE)
     removed = kernel.said(snapshot, _REMOVED) if kernel.said(snapshot, _UNPLUGGED) else ()
     if said:
@@ -81,7 +82,7 @@ def _without_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
 
 def _of_ones(snapshot: Snapshot, ones: tuple[Citation, ...], silent: tuple[Citation, ...]) -> Iterator[Verdict]:
     states = {state for state, _ in snapshot.view(driver.smi)}
-    if silent or states & {"failed", "no-devices", "no-driver"}:
+    if silent or states & {"failed", "no-devices", "no-driver"} or not _may_sleep(snapshot):
         summary = "A GPU is on the PCI bus in name only: its configuration space reads as ones"
         yield Proof(summary, (*ones, *silent), "likely", gpu=_named(ones))
         return
@@ -93,10 +94,14 @@ def _of_ones(snapshot: Snapshot, ones: tuple[Citation, ...], silent: tuple[Citat
     )
 
 
-def _all_ones(snapshot: Snapshot) -> Iterator[Citation]:
-    for function in snapshot.view(pci.functions):
-        if function.is_gpu and _ALL_ONES.search(" ".join((function.name, *function.detail[:4]))):
-            yield function.citation
+def _may_sleep(snapshot: Snapshot) -> bool:
+    """Whether a GPU that reads as ones may be switched off on purpose, as those of notebooks and guests are."""
+    return any(gpu.driver == "vfio-pci" or _MOBILE.search(gpu.name) for gpu in _reading_ones(snapshot))
+
+
+def _reading_ones(snapshot: Snapshot) -> tuple[pci.Function, ...]:
+    functions = (function for function in snapshot.view(pci.functions) if function.is_gpu)
+    return tuple(one for one in functions if _ALL_ONES.search(" ".join((one.name, *one.detail[:4]))))
 
 
 def _named(citations: Iterable[Citation]) -> str:
@@ -157,6 +162,7 @@ FAMILY: Final = Family(
             explains=GPU_LOST
             | {
                 *("driver-module-not-loaded", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
+                *("pcie-uncorrectable-completion-timeout", "pcie-aer-correctable-storm", "pcie-link-degraded"),
                 "gpu-missing-from-inventory",
             },
         ),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU, PROGRAM_FAULTS
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -55,6 +55,7 @@ _INFOROM: Final = re.compile(
     r"InfoROM (?:validation|checksum) fail|NVML_ERROR_CORRUPTED",
     re.IGNORECASE,
 )
+_BUS: Final = re.compile(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
 _NVML_CORRUPTED_INFOROM: Final = 14
 
 
@@ -89,7 +90,7 @@ class _Memory:
     def counted(self, *names: str) -> int:
         """The highest count under that name."""
         found = (row.value for query in self.queries for row in query.every(*names))
-        return max((int(value) for value in found if value.isdigit()), default=0)
+        return max((int(value) for value in found if re.fullmatch(r"[0-9]{1,9}", value)), default=0)
 
 
 def _memories(snapshot: Snapshot) -> tuple[_Memory, ...]:
@@ -178,7 +179,7 @@ def _again_and_again(memory: _Memory) -> Proof | None:
     told = memory.of(48)
     times = _apart(told)
     places = {match[0] for fault in told if fault.xid and (match := _PLACE.search(fault.xid.text))}
-    if len(times) < _TOO_OFTEN and len(places) <= _TOO_OFTEN:
+    if len(times) < _TOO_OFTEN and len(places) < _TOO_OFTEN:
         return None
     count = f"at {len(times)} times" if len(times) >= _TOO_OFTEN else f"in {len(places)} places"
     citations = tuple(fault.citation for fault in (times if len(times) >= _TOO_OFTEN else told)[:6])
@@ -318,13 +319,22 @@ def _inforom(snapshot: Snapshot) -> Iterator[Verdict]:
     for incident in faults.of(snapshot, 125):
         yield faults.proof(incident)
     if said := snapshot.said(_INFOROM):
-        yield Proof("The InfoROM of a GPU is damaged", said)
+        gpu = _damaged(snapshot)
+        yield Proof(f"{faults.label(gpu)} has a damaged InfoROM", said, gpu=gpu)
         return
     statuses = (item for item in snapshot.of("exit-status") if item.text.strip() == str(_NVML_CORRUPTED_INFOROM))
     if found := next(statuses, None):
         yield Proof(
             "nvidia-smi ended with 14, which says that the InfoROM of a GPU is damaged", (cite(found, 1),), "likely"
         )
+
+
+def _damaged(snapshot: Snapshot) -> str:
+    """The address of the GPU whose InfoROM is damaged; empty where nobody names it."""
+    for incident in faults.of(snapshot, 125):
+        return incident.gpu
+    found = (_BUS.search(citation.line) for citation in snapshot.said(_INFOROM))
+    return next((pci.address(match["bus"]) for match in found if match), "")
 
 
 def _bus(snapshot: Snapshot) -> str:
@@ -378,14 +388,14 @@ def _watch(_: Snapshot) -> Iterable[Fix]:
     yield replace("plan to have the GPU replaced", "the counts grow")
 
 
-def _write_anew(_: Snapshot) -> Iterable[Fix]:
-    yield reset_gpu(text="reset the GPU: the driver then repairs what it can")
+def _write_anew(snapshot: Snapshot) -> Iterable[Fix]:
+    yield reset_gpu(_damaged(snapshot), "reset the GPU: the driver then repairs what it can")
     yield reboot(when="the reset is refused")
     yield nvidia_report("the warning stays")
     yield replace("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays")
 
 
-_CONSEQUENCES: Final = NO_CLUSTER_GPU | {"xid-154-recovery-action"}
+_CONSEQUENCES: Final = NO_CLUSTER_GPU | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
 
 FAMILY: Final = Family(
     "memory",
@@ -494,6 +504,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG,),
             check=only("xid-92-high-sbe-rate", _decide),
             remedy=_watch,
+            explains=NO_CLUSTER_GPU,
         ),
         Rule(
             cause="xid-94-contained-ecc",

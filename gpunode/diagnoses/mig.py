@@ -24,6 +24,11 @@ _PENDING: Final = re.compile(
     r"|unable to apply MIG config with MIG mode disabled|Error applying MIG configuration.{0,60}error resetting"
 )
 _NO_INSTANCES: Final = re.compile(r"No (?:GPU|compute) instances found|No MIG devices found")
+# The device plugin and GPU feature discovery, of a GPU whose mode is on.
+_PLUGIN_FINDS_NONE: Final = re.compile(
+    r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
+    r"|device with migEnabled=true was not configured correctly"
+)
 _INSTANCE: Final = re.compile(
     r"^\|\s+\d+\s+MIG \d+g\.\d+gb|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+|UUID: MIG-|/MIG-GPU-"
     r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
@@ -106,6 +111,7 @@ def _waits(snapshot: Snapshot) -> Iterator[Verdict]:
         where = f" on {mode.bus}" if mode.bus else ""
         what = f"MIG is to be {asked}{where} and waits for a reset of the GPU, which something that uses it prevents"
         yield Proof(what, (mode.citation, *said), gpu=mode.bus)
+    said = (*said, *(citation for item in snapshot.items for citation in _not_reset(item)))
     settled = [mode for mode in snapshot.view(_modes) if not mode.waits]
     if said and not waiting and not settled:
         match = snapshot.match(_PENDING)
@@ -113,12 +119,23 @@ def _waits(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(f"MIG is to be {which} and waits for a reset: the GPU was in use when the mode was changed", said)
 
 
+_NOT_RESET: Final = re.compile(r"The following GPUs could not be reset")
+
+
+def _not_reset(item: Item) -> Iterator[Citation]:
+    """The lines by which a manager of MIG could not reset the GPUs whose mode it had changed."""
+    concerns = _OF_MIG.search(item.written) or _OF_MIG.search(item.text[:4000])
+    return lines_with(item, _NOT_RESET) if concerns and item.is_seen else iter(())
+
+
 def _reset(snapshot: Snapshot) -> Iterable[Fix]:
     yield drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display")
-    stop = "sudo systemctl stop nvidia-persistenced nvidia-dcgm"
+    units = ("nvidia-persistenced.service", "nvidia-dcgm.service")
+    running = [unit for unit in units if isinstance(snapshot.facts.unit(unit), Known)]
+    stop = (f"sudo systemctl stop {' '.join(running)}",) if running else ()
     buses = dict.fromkeys(mode.bus for mode in snapshot.view(_modes) if mode.waits and mode.bus)
     resets = tuple(f"sudo nvidia-smi --gpu-reset -i {bus}" for bus in buses) or ("sudo nvidia-smi --gpu-reset",)
-    yield run("reset", "reset the GPU; the mode takes effect with it", stop, *resets)
+    yield run("reset", "reset the GPU; the mode takes effect with it", *stop, *resets)
     yield reboot(when="the GPU cannot be reset, as in a virtual machine")
 
 
@@ -143,6 +160,9 @@ def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
             Citation("/proc/driver/nvidia/capabilities", "(no compute instance is there)", None, layout.probe),
         )
     what = "MIG is enabled and no instance was created, so CUDA finds no device to use"
+    if told := snapshot.said(_PLUGIN_FINDS_NONE):
+        yield Proof(what, (*told, *none, *(mode.citation for mode in enabled)))
+        return
     cited = tuple(mode.citation for mode in enabled)
     if enabled and none:
         yield Proof(what, (*cited, *none), gpu=enabled[0].bus)

@@ -210,15 +210,23 @@ class Diagnosis:
 Decision: TypeAlias = "Callable[[Snapshot], Iterable[tuple[str, Verdict]]]"
 
 
-def only(cause: str, decide: Decision) -> Check:
-    """What ``decide`` says of ``cause``: for causes that one decision tells apart, each its own rule."""
+@dataclass(frozen=True, slots=True)
+class Only:
+    """What ``decide`` says of ``cause`` alone."""
 
-    def check(snapshot: Snapshot) -> Iterator[Verdict]:
-        for decided, verdict in snapshot.view(_decided(decide)):
-            if decided == cause:
+    cause: str
+    decide: Decision
+
+    def __call__(self, snapshot: Snapshot) -> Iterator[Verdict]:
+        """The verdicts about the cause."""
+        for decided, verdict in snapshot.view(_decided(self.decide)):
+            if decided == self.cause:
                 yield verdict
 
-    return check
+
+def only(cause: str, decide: Decision) -> Check:
+    """What ``decide`` says of ``cause``: for causes that one decision tells apart, each its own rule."""
+    return Only(cause, decide)
 
 
 def _decided(decide: Decision) -> Callable[[Snapshot], tuple[tuple[str, Verdict], ...]]:

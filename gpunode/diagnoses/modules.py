@@ -14,15 +14,17 @@ from gpunode.diagnoses.views import driver, kernel, modules, packages, pci, syst
 from gpunode.facts.model import Known
 
 _SAYS_NOT_LOADED: Final = re.compile(
-    r"driver not loaded|couldn.t communicate with the NVIDIA driver|NVML_ERROR_DRIVER_NOT_LOADED"
+    r"[Dd]river [Nn]ot [Ll]oaded|couldn.t communicate with the NVIDIA driver|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
-    r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?loaded|Failed to load the NVIDIA kernel module",
-    re.IGNORECASE,
+    r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?loaded|[Ff]ailed to load the NVIDIA kernel module"
+    r"|Found no NVIDIA driver on your system"
 )
 _BLACKLISTED: Final = re.compile(
-    r"^[ \t]*(?:blacklist\s+nvidia(?:[-_]current)?|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
+    r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
     re.MULTILINE,
 )
+# What modprobe makes of "alias nvidia off".
+_OFF: Final = re.compile(r"could not insert 'off'|module by name='off'")
 _BLACKLISTED_AT_BOOT: Final = re.compile(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b")
 
 
@@ -66,6 +68,7 @@ def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 def _blacklist(snapshot: Snapshot) -> Iterator[Citation]:
+    yield from snapshot.said(_OFF)
     for item in (*snapshot.files("*modprobe.d/*"), *snapshot.of("listing", "text")):
         yield from lines_with(item, _BLACKLISTED)
     for item in snapshot.items:
@@ -96,6 +99,7 @@ def _load(_: Snapshot) -> Iterable[Fix]:
 
 _OTHER_KERNEL: Final = re.compile(
     r"\bnvidia(?:_current|_drm|_modeset|_uvm)?: (?:version magic '[^'\n]*' should be|disagrees about version of symbol)"
+    r"|\bnvidia: Unknown symbol \w+ \(err"
 )
 _FORMAT: Final = re.compile(
     r"(?:insert(?: module)?|kernel module) ['‘]?\S*nvidia\S*:? ?(?:Exec format error|Invalid module format)"
@@ -149,6 +153,8 @@ def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
 def _is_gone(snapshot: Snapshot, running: str) -> bool:
     """Whether the folder of the running kernel's modules is no longer there, as after an upgrade without a reboot."""
     for item in snapshot.of("listing"):
+        if item.written == "/lib/modules/*":
+            return bool(running) and f"/lib/modules/{running}" not in item.lines
         if item.source.words[:1] != ("ls",) or item.source.only:
             continue
         path = item.subject.rstrip("/")
@@ -183,9 +189,10 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
     )
     absent = modules.not_found(snapshot)
     files = tuple(one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
-    if said or empty:
+    gone = _lacks_index(snapshot, running) if files else ()
+    if said or empty or gone:
         summary = f"the module indexes of {running or 'this kernel'} are missing or empty, so modprobe finds nothing"
-        yield Proof(summary, (*said, *empty, *absent, *snapshot.said(_INCOMPLETE)))
+        yield Proof(summary, (*said, *empty, *gone, *absent, *snapshot.said(_INCOMPLETE)))
     elif absent and files and running:
         summary = f"the module stands below /lib/modules/{running}, and modprobe does not find it: its index is older"
         cited = (*absent, *(one.citation for one in files))
@@ -193,6 +200,13 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 _UBUNTUS: Final = re.compile(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
+
+
+def _lacks_index(snapshot: Snapshot, kernel: str) -> tuple[Citation, ...]:
+    """The listing of all indexes, where it has none of ``kernel``."""
+    wanted = (f"/lib/modules/{kernel}/modules.dep", f"/lib/modules/{kernel}/modules.dep.bin")
+    listings = (item for item in snapshot.of("listing") if item.written == "/lib/modules/*/modules.*")
+    return tuple(cite(item) for item in listings if not any(path in item.lines for path in wanted))
 
 
 def _index(snapshot: Snapshot) -> Iterable[Fix]:
@@ -220,7 +234,7 @@ def _duplicates(snapshot: Snapshot) -> Iterator[Verdict]:
     """Two copies of the module for one kernel: depmod picks one by the folder, not by the version."""
     running = modules.kernel_of_search(snapshot)
     for name in dict.fromkeys((running, *(one.kernel for one in snapshot.view(modules.on_disk)))):
-        copies = [one for one in snapshot.view(modules.on_disk) if one.kernel == name and one.place and name]
+        copies = [one for one in _copies(snapshot) if one.kernel == name and one.place and name]
         # weak-updates holds links to modules of kernels with the same interface: no copies.
         places = {one.place: one for one in copies if "weak-updates" not in one.place}
         if len(places) < 2 or (running and name != running):
@@ -230,6 +244,16 @@ def _duplicates(snapshot: Snapshot) -> Iterator[Verdict]:
             summary = f"NVIDIA's module stands in {where} for kernel {name}, and the wrong one is loaded"
             yield Proof(summary, (*(one.citation for one in places.values()), *mark))
         return
+
+
+def _copies(snapshot: Snapshot) -> Iterator[modules.OnDisk]:
+    """The files, and DKMS's own where only its table tells of it and another one is loaded from elsewhere."""
+    found = snapshot.view(modules.on_disk)
+    yield from found
+    for row in snapshot.view(modules.driver_builds):
+        stray = [one for one in found if one.kernel == row.kernel and one.place.startswith("kernel/drivers/video")]
+        if row.state == "installed" and stray and not any("dkms" in one.place for one in found):
+            yield modules.OnDisk(row.kernel, "updates/dkms", row.version, row.citation)
 
 
 def _disagreement(snapshot: Snapshot, copies: tuple[modules.OnDisk, ...]) -> Iterator[Citation]:
@@ -244,7 +268,7 @@ def _disagreement(snapshot: Snapshot, copies: tuple[modules.OnDisk, ...]) -> Ite
     if len(versions) > 1 or len(infos) > 1:
         yield from (one.citation for one in copies)
     for row in snapshot.view(modules.driver_builds):
-        if "differ" in row.remark.lower() or (infos and row.version not in infos and row.state == "installed"):
+        if "diff" in row.remark.lower() or (infos and row.version not in infos and row.state == "installed"):
             yield row.citation
 
 
@@ -269,7 +293,7 @@ _IN_IMAGE: Final = re.compile(r"/nvidia(?:-current\S*)?\.ko(?:\.\w+)?\b")
 def _stale_initramfs(snapshot: Snapshot) -> Iterator[Verdict]:
     """The kernel loaded another version than the one on disk, and the initramfs holds a module of its own."""
     image = tuple(c for item in snapshot.of("initramfs") for c in lines_with(item, _IN_IMAGE))
-    here, there = driver.loaded(snapshot), driver.on_disk(snapshot)
+    here, there = driver.loaded(snapshot), driver.on_disk(snapshot) or driver.library(snapshot)
     if image and here and there and here.version != there.version:
         summary = (
             f"the initramfs brings NVIDIA's module in version {here.version}, and {there.version} is installed: "

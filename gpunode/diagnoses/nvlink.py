@@ -11,7 +11,7 @@ from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, driver, fabric, faults, system
+from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, system
 from gpunode.facts import xid
 
 # ---- the fabric manager
@@ -19,6 +19,7 @@ from gpunode.facts import xid
 _MANAGER_CAUSES: Final = (
     *("fabric-manager-not-installed", "fabric-manager-not-running", "fabric-manager-version-mismatch"),
 )
+_LINK_CAUSES: Final = ("nvswitch-sxid", "nvlink-link-inactive", "xid-145-149-nvlink5-fault")
 
 
 def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -42,26 +43,35 @@ def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         summary = "the fabric manager finds no NVSwitch and exits, as it must: this node has none to manage"
         yield "fabric-manager-not-needed", Proof(summary, (*nothing, *manager.citations))
     elif needed is False:
-        return
-    elif needed and manager.state == "missing":
-        seen = (*manager.citations, *snapshot.view(fabric.switches), *waiting)
-        summary = "the GPUs of this node are joined by NVSwitches, and no fabric manager is installed to program them"
-        confidence: Confidence = "certain" if snapshot.view(fabric.switches) else "likely"
-        yield "fabric-manager-not-installed", Proof(summary, seen, confidence)
-    elif needed and (manager.state in {"failed", "inactive", "masked"} or nothing):
-        seen = (*manager.citations, *nothing, *snapshot.view(fabric.switches), *waiting)
-        how = {"failed": "has failed", "inactive": "is not started", "masked": "is masked"}.get(manager.state, "exits")
-        summary = f"the GPUs of this node are joined by NVSwitches, and the fabric manager, though installed, {how}"
-        if nothing:
-            summary += ": it looks for NVSwitches of an older kind than those of this node"
-        yield "fabric-manager-not-running", Proof(summary, seen)
+        if manager.state == "failed" and not waiting:
+            summary = "the fabric manager fails on a node whose GPUs are not joined by NVSwitches: it has no work there"
+            yield "fabric-manager-not-needed", Proof(summary, manager.citations)
+    elif needed and (nothing or manager.state not in {"", "active"}):
+        yield _absent_or_down(snapshot, (*manager.citations, *nothing, *snapshot.view(fabric.switches), *waiting))
     elif waiting and needed and manager.state != "active":
         yield "fabric-manager-not-running", _unasked(waiting)
+    elif refused := snapshot.view(fabric.refused):
+        question = "the fabric has answered a GPU and not taken it in: its registration is complete and no success"
+        look = "`journalctl -b -u nvidia-fabricmanager`, `nvidia-smi nvlink -s` and `sudo dmesg | grep -E 'Xid|SXid'`"
+        yield "fabric-manager-not-running", Doubt(question, look, refused, (*_MANAGER_CAUSES, *_LINK_CAUSES))
     elif snapshot.view(fabric.not_ready) and manager.state != "active":
         causes = (*_MANAGER_CAUSES, "cuda-init-802-kaslr-or-hmm")
         question = "CUDA says that the system is not ready (802), and whether this node has NVSwitches is not known"
         look = "`lspci -d 10de:`, `systemctl status nvidia-fabricmanager` and `nvidia-smi conf-compute -q`"
         yield "fabric-manager-not-running", Doubt(question, look, waiting, causes)
+
+
+def _absent_or_down(snapshot: Snapshot, seen: tuple[Citation, ...]) -> tuple[str, Verdict]:
+    state = snapshot.view(fabric.manager).state
+    if state == "missing":
+        summary = "the GPUs of this node are joined by NVSwitches, and no fabric manager is installed to program them"
+        confidence: Confidence = "certain" if snapshot.view(fabric.switches) else "likely"
+        return "fabric-manager-not-installed", Proof(summary, seen, confidence)
+    how = {"failed": "has failed", "inactive": "is not started", "masked": "is masked"}.get(state, "exits")
+    summary = f"the GPUs of this node are joined by NVSwitches, and the fabric manager, though installed, {how}"
+    if snapshot.view(fabric.nothing_to_do):
+        summary += ": it looks for NVSwitches of an older kind than those of this node"
+    return "fabric-manager-not-running", Proof(summary, seen)
 
 
 def _counts(snapshot: Snapshot, manager: fabric.Manager, waiting: tuple[Citation, ...]) -> bool:
@@ -166,6 +176,10 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     seen = snapshot.view(fabric.nvlinks)
     complaints = snapshot.view(fabric.complaints)
     down = tuple(one for one in seen if one.down or one.none)
+    if not down and "card" not in snapshot.view(boards.carriers):
+        for one in snapshot.view(fabric.left_out):
+            summary = f"GPU {one.index} has no NVLink to any other GPU, and the others are all linked to each other"
+            yield "nvlink-all-links-inactive-gpu", Proof(summary, (one.citation,))
     if not down and not complaints:
         return
     dark = tuple(one for one in down if one.all_down)
@@ -191,10 +205,14 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             "nvlink-all-links-inactive-gpu",
             Doubt(question, look, tuple(one.citation for one in dark), _MANAGER_CAUSES),
         )
-    yield from _some_down(tuple(one for one in down if not one.all_down), alive)
+    # Of what took the links down the kernel's log tells, so without it they may be a consequence.
+    confidence: Confidence = "certain" if snapshot.view(kernel.messages) else "likely"
+    yield from _some_down(tuple(one for one in down if not one.all_down), alive, confidence)
 
 
-def _some_down(some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...]) -> Iterator[tuple[str, Verdict]]:
+def _some_down(
+    some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...], confidence: Confidence
+) -> Iterator[tuple[str, Verdict]]:
     """The GPUs with fewer links than they have; where all lack the same ones, the board was built so."""
     if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1:
         return
@@ -203,7 +221,7 @@ def _some_down(some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...]) 
         links = ", ".join(str(link) for link in one.down)
         summary = f"{len(one.down)} of the {len(one.down) + one.up} NVLinks of {which} are down: {links}"
         out = ("a fabric manager that does not run: the other links are up",)
-        yield "nvlink-link-inactive", Proof(summary, (one.citation,), ruled_out=out)
+        yield "nvlink-link-inactive", Proof(summary, (one.citation,), confidence, out)
 
 
 # ---- faults by message

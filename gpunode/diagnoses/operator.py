@@ -41,7 +41,7 @@ _CANNOT_DRAIN: Final = re.compile(
 _DRIVER_POD: Final = re.compile(r"nvidia-(?:gpu-)?driver-(?:daemonset|ctr|[a-z0-9.-]+-)|gpu-driver|driver-daemonset")
 _HOST_SAYS: Final = re.compile(
     r"driver (?:is )?(?:already |pre-?)installed (?:on|in) (?:the )?(?:host|node)|pre-?installed (?:host )?driver"
-    r"|gpu\.deploy\.driver=pre-installed|An NVIDIA (?:GPU )?driver is already installed",
+    r"|An NVIDIA (?:GPU )?driver is already installed",
     re.IGNORECASE,
 )
 
@@ -54,10 +54,11 @@ def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if _is_of_pod(snapshot, one)
     )
     host = tuple(dict.fromkeys(_host_driver(snapshot)))
-    managed = kube.said(snapshot, _MANAGER, *_MANAGER_MARKS)
+    asked = (Citation(i.written, i.text.strip(), 1, i.key) for i in snapshot.items if "upgrade-state" in i.written)
+    managed = (*kube.said(snapshot, _MANAGER, *_MANAGER_MARKS), *asked)
     failing = tuple(row.citation for row in snapshot.view(kube.rows) if _is_failing_driver(row))
     said_host = kube.said(snapshot, _HOST_SAYS, "installed")
-    if host and (stuck or said_host or (failing and not _no_image(snapshot))):
+    if host and (stuck or (failing and not _no_image(snapshot))):
         summary = "the node has a driver of its own, and the operator's driver pod wants to replace it with another"
         cited = (*stuck, *said_host, *failing, *host)
         certain: Confidence = "certain" if stuck else "likely"
@@ -158,7 +159,7 @@ def _clients(snapshot: Snapshot) -> Iterator[Citation]:
 
 # No image.
 
-_DRIVER_IMAGE: Final = re.compile(r"(?P<image>[\w./-]+/(?:driver|nvidia-driver|vgpu-guest-driver)):(?P<tag>[\w.+-]+)")
+_DRIVER_IMAGE: Final = re.compile(r"/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver):(?P<tag>[\w.+-]+)")
 _ABSENT: Final = re.compile(
     r"not found|manifest unknown|manifest for \S+ not found|does not exist|NotFound|name unknown|no such manifest"
 )
@@ -244,11 +245,11 @@ def _is_driver_log(snapshot: Snapshot, place: Citation) -> bool:
 
 
 def _upgrade(values: str) -> str:
-    """Changes values of the operator's release, whatever it is called, and keeps the others."""
-    return (
-        "helm list -A --no-headers | awk '/gpu-operator/ {print $1, $2}' | while read -r name space; do "
-        f'helm upgrade "$name" nvidia/gpu-operator -n "$space" --reuse-values {values}; done'
-    )
+    """Changes values of the operator's release, whatever it is called; its version and its other values stay."""
+    releases = "helm list -A --no-headers | awk '/gpu-operator-v/ {print $1, $2, $(NF-1)}'"
+    kept = '-n "$space" --version "${chart#gpu-operator-}" --reuse-values'
+    upgrade = f'helm upgrade "$name" nvidia/gpu-operator {kept} {values}'
+    return f"{releases} | while read -r name space chart; do {upgrade}; done"
 
 
 def _keep_host(_: Snapshot) -> Iterable[Fix]:
@@ -271,7 +272,7 @@ def _free(snapshot: Snapshot) -> Iterable[Fix]:
         (f"kubectl drain {node} --ignore-daemonsets --delete-emptydir-data",),
     )
     restart = (
-        "kubectl get pods -A -o wide --no-headers | awk '/driver-daemonset/ {print $1, $2}' | "
+        "kubectl get pods -A -o wide --no-headers | awk '/nvidia-(gpu-)?driver-/ {print $1, $2}' | "
         'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
     )
     yield run("restart", "start the driver pod again", restart, f"kubectl uncordon {node}")

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, uninstall
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import archives, driver, packages
 from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
 from gpunode.diagnoses.views.history import is_drivers
@@ -20,6 +21,7 @@ from gpunode.facts.model import Known
 
 _CUDA_DIR: Final = re.compile(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 # apt-key went away with Debian 13 and Ubuntu 24.10.
+_SIGNED_WITH_IT: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
 _WITHOUT_APT_KEY: Final = {"debian": 13.0, "ubuntu": 24.10}
 
 
@@ -62,7 +64,9 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
 def _drop_retired_key(snapshot: Snapshot) -> Iterator[Fix]:
     known = distro(snapshot)
     gone = _WITHOUT_APT_KEY.get(known.id) if known else None
-    if gone is None or not known or _number(known.version_id) < gone:
+    folders = [match["dir"] for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url))]
+    is_old = not folders or any(folder in _SIGNED_WITH_IT for folder in folders)
+    if is_old and (gone is None or not known or _number(known.version_id) < gone):
         yield run("remove", "remove the key that NVIDIA withdrew", "sudo apt-key del 7fa2af80")
 
 
@@ -120,8 +124,7 @@ def _signed_by(snapshot: Snapshot) -> Iterator[Verdict]:
     predicted = tuple(one for one in snapshot.view(archives.conflicts))
     entries = tuple(one.citation for same in predicted for one in same)
     if said := snapshot.said(_CONFLICT):
-        match = snapshot.match(_CONFLICT)
-        url = match["url"] if match else "one archive"
+        url = _conflict(snapshot) or "one archive"
         yield Proof(
             f"two source entries name {url} with different keys, so apt reads no list at all", (*said, *entries)
         )
@@ -131,11 +134,23 @@ def _signed_by(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(f"{files} name {one.uri} with different Signed-By, so apt will read no list at all", entries)
 
 
+def _conflict(snapshot: Snapshot) -> str:
+    """The archive that apt complains of, one of NVIDIA's before others; empty where it does not."""
+    found = [match["url"] for item in snapshot.items if item.is_seen for match in finds(item, _CONFLICT)]
+    wrapped = snapshot.match(_CONFLICT)
+    every = [*found, *([wrapped["url"]] if wrapped else [])]
+    return next((url for url in every if archives.owner_of(url) != "other"), every[0] if every else "")
+
+
 def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
-    match = snapshot.match(_CONFLICT)
-    url = match["url"] if match else next((s[0].source.uri for s in snapshot.view(archives.conflicts)), "")
+    url = _conflict(snapshot) or next((s[0].source.uri for s in snapshot.view(archives.conflicts)), "")
     owner = archives.owner_of(url)
-    if surplus := _surplus(snapshot):
+    surplus = _surplus(snapshot)
+    if owner == "other" and not surplus:
+        host = url.split("/")[2] if url.count("/") > 2 else "Signed-By"
+        yield run("inspect", "see what names it", f"grep -rF {host} /etc/apt/sources.list /etc/apt/sources.list.d")
+        yield by_hand("remove", "remove all entries for it but one")
+    elif surplus:
         yield run("remove", "remove the entry that is too many", f"sudo rm {' '.join(surplus)}")
     else:
         host = url.split("/")[2] if url.count("/") > 2 else "nvidia"
@@ -321,7 +336,9 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     mixed = _mixed(snapshot)
     if not said or not concerned:
         if mixed and not _mismatched(snapshot):
-            yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), mixed)
+            # It works as long as nothing is upgraded.
+            severity: Severity = "warning" if driver.works(snapshot) else "error"
+            yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), mixed, severity=severity)
         return
     if snapshot.says(_OVERWRITE) or any(one.is_half_done for one in snapshot.view(packages.packages).values()):
         return  # apt complains of what dpkg left behind
@@ -415,17 +432,23 @@ def _release(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("configure", "release the hold, if it may be changed", f"{unhold} {' '.join(holds)}")
     elif old := _other_branch(snapshot):
         yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))
+    elif snapshot.view(package_manager) == "apt":
+        text = "remove the packages of other branches; gpunode names each before it does"
+        yield setup_step("remove", text, "conflicts")
     else:
-        yield setup_step(
-            "remove", "remove the packages of other branches; gpunode names each before it does", "conflicts"
-        )
-    yield setup_step("install", "then install the branch that is wanted", "driver")
+        text = "let the package manager replace what is installed; it names each package before it does"
+        yield run("remove", text, "sudo dnf distro-sync --allowerasing '*nvidia*'")
+    yield remedies.driver(snapshot, "then install the branch that is wanted")
 
 
-def _one_origin(_: Snapshot) -> Iterable[Fix]:
-    text = "keep to one repository: gpunode pins the driver's packages to it"
-    yield setup_step("configure", text, "cuda-repository", "driver-pin")
-    yield setup_step("install", "bring every package of the driver to its version", "driver")
+def _one_origin(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(package_manager) == "apt":
+        text = "keep to one repository: gpunode pins the driver's packages to it"
+        yield setup_step("configure", text, "cuda-repository", "driver-pin")
+    else:
+        text = "keep to one repository: exclude the driver's packages from all but the one that is wanted"
+        yield run("configure", text, "sudo dnf repolist", "sudo dnf list --installed '*nvidia*'")
+    yield remedies.driver(snapshot, "bring every package of the driver to its version")
 
 
 # --- one file, two packages ---------------------------------------------------------------------------------------
@@ -447,11 +470,13 @@ def _overwrite(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(package_manager) == "apt":
         force = "sudo apt-get -o Dpkg::Options::=--force-overwrite -f install"
         yield run("install", "finish the installation, the newer package's file in place", force)
+        if owner and is_drivers(owner):
+            yield uninstall(snapshot, "then remove the branch that is not wanted", owner)
     elif owner:
-        yield uninstall(snapshot, "remove the package that has the file", owner.split("-0:")[0])
-        return
-    if owner and is_drivers(owner):
-        yield uninstall(snapshot, "then remove the branch that is not wanted", owner)
+        yield uninstall(snapshot, "remove the package that has the file", owner)
+    else:
+        text = "take both packages from one repository: switch the other one off, or exclude the driver in it"
+        yield by_hand("configure", text)
 
 
 # --- a .run beside packages ---------------------------------------------------------------------------------------
@@ -460,26 +485,24 @@ _UNINSTALLER: Final = re.compile(r"/usr/(?:local/)?bin/nvidia-uninstall")
 _UNOWNED: Final = re.compile(
     r"no path found matching pattern (?P<file>/\S*lib(?:nvidia|cuda|GLX_nvidia|EGL_nvidia)\S*)"
     r"|file (?P<rpm>/\S*lib(?:nvidia|cuda)\S*) is not owned by any package"
+    r"|No package owns (?P<arch>/\S*lib(?:nvidia|cuda)\S*)"
 )
 _PURGE: Final = re.compile(
-    r"\b(?:apt|apt-get|dnf|yum|zypper)\b.{0,40}\b(?:install|remove|purge)\b.{0,60}(?:nvidia|cuda)"
+    r"Preparing to unpack \S*nvidia"
+    r"|\b(?:apt|apt-get|dnf|yum|zypper)\b.{0,40}\b(?:install|remove|purge)\b.{0,60}(?:nvidia|cuda)"
 )
-_TOLD: Final = re.compile(
-    r"installed previously using a different installer|driver installation has been altered since it was"
-    r"|installed .{0,40}by (?:the )?(?:NVIDIA|nvidia-installer)|nvidia-installer-cleanup"
-    r"|alternate (?:driver )?installation (?:is )?(?:method|available)"
-)
+_TOLD: Final = re.compile(r"driver installation has been altered since it was|nvidia-installer-cleanup")
 
 
 def _leftover(snapshot: Snapshot) -> Iterator[Verdict]:
-    trace = _run_trace(snapshot)
+    told = snapshot.said(_TOLD)
+    trace = (*_run_trace(snapshot), *told)
     unowned = snapshot.said(_UNOWNED, "package-owner", "package-output", "text")
     if driver.works(snapshot) or not (trace or unowned):
         return
     packaged = [one for one in driver.packaged(snapshot) if one.is_installed]
-    told = snapshot.said(_TOLD)
-    beside = (*(one.citation for one in packaged[:3]), *told, *snapshot.said(_PURGE, "text", "package-output"))
-    if not (trace and (packaged or unowned or told or beside)) and not (unowned and packaged):
+    beside = (*(one.citation for one in packaged[:3]), *snapshot.said(_PURGE, "text", "package-output"))
+    if not (trace and (unowned or beside)) and not (unowned and packaged):
         return
     what = "NVIDIA's .run installer left a driver here"
     what += f" beside the packages of {packaged[0].upstream}" if packaged else " whose libraries belong to no package"
@@ -506,7 +529,7 @@ def _run_trace(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _take_run_away(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("remove", "take the .run installation away with its own uninstaller", "sudo nvidia-uninstall --silent")
-    yield setup_step("install", "put back the packages' files that it had replaced", "driver")
+    yield remedies.driver(snapshot, "put back the packages' files that it had replaced")
     yield run("rebuild", "let the loader find the libraries that are left", "sudo ldconfig")
     yield rebuild_initramfs(snapshot)
     yield reboot()

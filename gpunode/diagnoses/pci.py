@@ -9,8 +9,8 @@ from typing import Final
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NO_DRIVER
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
-from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import boards, driver, kernel, links, pci, system
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import boards, driver, faults, kernel, links, pci, system
 
 # ---- is there a GPU at all
 
@@ -94,7 +94,8 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
     severity: Severity = "error" if said or missed else "info"
     which = bound[0].address if len(bound) == 1 else (f"{len(bound)} GPUs" if bound else "a GPU")
     summary = f"vfio-pci owns {which}, to hand to a virtual machine, so NVIDIA's driver is not given it"
-    yield Proof(summary, proofs, severity=severity, gpu=bound[0].address if len(bound) == 1 else "")
+    confidence: Confidence = "certain" if said or missed else "likely"
+    yield Proof(summary, proofs, confidence, severity=severity, gpu=bound[0].address if len(bound) == 1 else "")
 
 
 def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
@@ -162,6 +163,7 @@ _CLOSED_OR_BAR: Final = re.compile(r"RmInitAdapter failed! \(0x22:0x56")
 _HOTPLUG: Final = re.compile(
     r"\bpciehp\b|\bthunderbolt \d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)", re.IGNORECASE
 )
+_BOX: Final = re.compile(r"\beGPU\b|\bOCuLink\b", re.IGNORECASE)
 
 
 def regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -186,7 +188,7 @@ def regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         summary = "the kernel finds no room for the GPU's memory region behind the bridges above it"
         out = () if window is None else ("Above 4G Decoding is on: the bus has addresses above 4 GiB",)
         yield "bar-allocation-failed", Proof(summary, seen, "certain" if window else "likely", out, gpu=where)
-    elif kernel.said(snapshot, _HOTPLUG):
+    elif kernel.said(snapshot, _HOTPLUG) or snapshot.says(_BOX):
         summary = (
             "the GPU was plugged in at run time, and the window of the bridge above it does not hold its memory region"
         )
@@ -269,10 +271,13 @@ _MATRIX_ROW: Final = re.compile(r"^[ \t]+\d+((?:\s+\d+\.\d+)+)\s*$")
 
 def _acs(snapshot: Snapshot) -> Iterator[Verdict]:
     redirecting = snapshot.view(links.redirecting)
+    trouble = (*snapshot.said(_P2P_TROUBLE), *snapshot.view(_slow_matrix))
     if not redirecting:
+        if trouble and (validating := snapshot.view(links.validating)):
+            summary = "access control (ACS) is on at bridges, and GPUs do not reach each other as they should"
+            yield Proof(summary, (*validating, *trouble)[:12], "likely", severity="warning")
         return
     asked = any("acs" in item.source.only.lower() for item in snapshot.of("lspci"))
-    trouble = (*snapshot.said(_P2P_TROUBLE), *snapshot.view(_slow_matrix))
     if not asked and not trouble and (len(snapshot.view(pci.gpus)) < 2 or system.is_guest(snapshot)):
         return
     severity: Severity = "error" if trouble else ("warning" if asked else "info")
@@ -314,31 +319,52 @@ _PASSED_THROUGH: Final = re.compile(r"\biommu=(?:pt|off|soft)\b|(?:intel|amd)_io
 
 def _iommu(snapshot: Snapshot) -> Iterator[Verdict]:
     gpus = snapshot.view(links.nvidia)
-    faults = tuple(
+    stopped = tuple(
         message.citation
         for message in kernel.said(snapshot, _PAGE_FAULT)
         if (match := _FAULTY.search(message.text))
         and (match["bound"] or links.slot(pci.address((match["amd"] or match["intel"]).replace("0x", ""))) in gpus)
     )
     settings = _iommu_settings(snapshot)
-    if faults:
+    if stopped:
         yield Proof(
-            "the IOMMU stops what a GPU sends to its peers: their addresses are not mapped for it", (*faults, *settings)
+            "the IOMMU stops what a GPU sends to its peers: their addresses are not mapped for it",
+            (*stopped, *settings),
         )
         return
-    slow = snapshot.view(_slow_matrix)
-    if slow and settings and not snapshot.view(links.redirecting):
+    trouble = snapshot.view(_slow_matrix) or _peers_hang(snapshot)
+    if not trouble or snapshot.view(links.redirecting):
+        return
+    addressed = tuple(message.citation for message in kernel.said(snapshot, _PAGE_FAULT)) if not gpus else ()
+    if addressed or settings:
         summary = "the IOMMU translates what GPUs send to each other, and peer-to-peer transfers crawl or hang"
-        yield Proof(summary, (*slow, *settings), "likely")
+        yield Proof(summary, (*trouble, *addressed, *settings), "likely")
+
+
+_OVER_P2P: Final = re.compile(
+    r"\bvia P2P/|NCCL_P2P_DISABLE|NCCL_P2P_LEVEL|\bP2P\b.{0,60}\b(?:hang|timeout)", re.IGNORECASE
+)
+_HANGS: Final = re.compile(
+    r"\bhang(?:s|ing)?\b|\bhung\b|\bstuck\b|\bstalls?\b|Watchdog caught collective operation timeout|"
+    r"NCCL_P2P_DISABLE",
+    re.IGNORECASE,
+)
+
+
+def _peers_hang(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What tells that transfers between peers hang, where no GPU of the report has an Xid that would hang them."""
+    over, hangs = snapshot.said(_OVER_P2P), snapshot.said(_HANGS)
+    if not over or not hangs or snapshot.view(faults.incidents):
+        return ()
+    return tuple(dict.fromkeys((over[0], hangs[0])))
 
 
 def _iommu_settings(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines that switch translation on; none where one lets devices pass."""
-    places = [*snapshot.files("/proc/cmdline"), *snapshot.of("kernel-log")]
-    lines = [(item, number, line) for item in places for number, line in enumerate(item.lines, 1)]
-    if any(_PASSED_THROUGH.search(line) for _, _, line in lines):
+    places = (*snapshot.files("/proc/cmdline"), *snapshot.of("kernel-log"))
+    if any(True for item in places for _ in lines_with(item, _PASSED_THROUGH)):
         return ()
-    return tuple(cite(item, number) for item, number, line in lines if _TRANSLATED.search(line))[:2]
+    return tuple(citation for item in places for citation in lines_with(item, _TRANSLATED))[:2]
 
 
 def _slow_matrix(snapshot: Snapshot) -> tuple[Citation, ...]:

@@ -20,6 +20,7 @@ from gpunode.diagnoses.remedies import by_hand, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import containerd, driver, kube, modules, nested
 from gpunode.facts.items import Item
+from gpunode.facts.model import Known
 from gpunode.runtimes.containerd_files import CONFIG
 
 _PLUGIN: Final = "https://github.com/NVIDIA/k8s-device-plugin"
@@ -60,7 +61,8 @@ _HANDLER: Final = re.compile(
     re.MULTILINE,
 )
 _RUNTIME_FILES: Final = re.compile(
-    r"containerd/[\w./-]*\.toml(?:\.tmpl)?$|containerd\.toml|docker/daemon\.json$|crio/?[\w./-]*\.conf$|crio\.conf"
+    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
+    r"|crio\.conf|\bcrio (?:status )?config"
 )
 # nvidia-ctk registers the handler; it makes it the default only when told to.
 _REGISTERED_ONLY: Final = re.compile(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
@@ -178,7 +180,8 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if not said:
         bare = _bare_pods(snapshot)
         if bare and is_plain and runtime.has_nvidia and not any(pod.runtime_class for pod in asked):
-            yield "nvidia-runtime-not-default-no-runtimeclass", _not_asked(bare, runtime, asked, is_plain=True)
+            proof = _not_asked(bare, runtime, asked, is_plain=True, who="a pod with a GPU")
+            yield "nvidia-runtime-not-default-no-runtimeclass", proof
         return
     if runtime.has_nvidia is False and runtime.default != "nvidia":
         return
@@ -235,9 +238,14 @@ def _bare_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _no_driver(snapshot: Snapshot) -> bool:
     """Whether the node itself has no working driver: then the plugin's complaint follows from that."""
-    if any(state in {"no-driver", "missing", "mismatch"} for state, _ in snapshot.view(driver.smi)):
-        return not driver.works(snapshot) and not _odd(snapshot)
-    return modules.loaded(snapshot, "nvidia") is False
+    states = {state for state, _ in snapshot.view(driver.smi)}
+    is_loaded = modules.loaded(snapshot, "nvidia")
+    if "works" in states:
+        return False
+    if states & {"no-driver", "mismatch"} or is_loaded is False:
+        return True
+    # A driver of a pod has no nvidia-smi on the host's path, nor have systems that are one image.
+    return "missing" in states and not is_loaded and not _odd(snapshot)
 
 
 def _odd(snapshot: Snapshot) -> bool:
@@ -280,15 +288,21 @@ def _elsewhere_proof(said: tuple[Citation, ...], *, under: bool, places: Iterabl
     return Proof(summary, cited, "likely")
 
 
-def _not_asked(said: tuple[Citation, ...], runtime: _Runtime, asked: list[kube.Pod], *, is_plain: bool) -> Proof:
+def _not_asked(
+    said: tuple[Citation, ...],
+    runtime: _Runtime,
+    asked: list[kube.Pod],
+    *,
+    is_plain: bool,
+    who: str = "the device plugin",
+) -> Proof:
     pods = tuple(pod.citation for pod in asked if pod.citation)
     cited = (*said, *runtime.citations, *pods)
-    if is_plain:
-        why = f"containers that ask for nothing run under {runtime.default}, and the plugin's pod asks for nothing"
-        certain = bool(asked) and runtime.has_nvidia
-        return Proof(f"the device plugin sees no driver: {why}", cited, "certain" if certain else "likely")
-    summary = "the device plugin sees no driver: its pod was not started under NVIDIA's runtime"
-    return Proof(summary, cited, "likely")
+    if not is_plain:
+        return Proof(f"{who} sees no driver: its pod was not started under NVIDIA's runtime", cited, "likely")
+    why = f"pods that ask for no runtime class run under {runtime.default}, and this one does not ask for NVIDIA's"
+    is_sure = bool(asked) and runtime.has_nvidia
+    return Proof(f"{who} sees no driver: {why}", cited, "certain" if is_sure else "likely")
 
 
 # Health.
@@ -298,7 +312,7 @@ _UNHEALTHY: Final = re.compile(
     r"|XidCriticalError|device went unhealthy",
     re.IGNORECASE,
 )
-_OF_GPU: Final = re.compile(r"GPU|MIG-|nvidia|Xid")
+_OF_GPU: Final = re.compile(r"GPU|MIG-|nvidia|Xid|all devices")
 _XID: Final = re.compile(r"\bXid[= :]+(?P<xid>\d+)", re.IGNORECASE)
 _HEALTH_LOST: Final = re.compile(r"previously allocated devices are no longer healthy")
 
@@ -532,7 +546,7 @@ def _stale_proof(snapshot: Snapshot, cited: tuple[Citation, ...], stale: tuple[C
     if stale:
         summary = f"the kubelet still counts GPUs as given to pods that no longer exist{left}"
     else:
-        summary = f"the scheduler has a GPU free on this node and the kubelet has none{left}: its record is stale"
+        summary = f"the scheduler has GPUs free on this node that the kubelet counts as taken{left}"
     forced = kube.said(snapshot, _FORCED, "force", "--grace")
     return Proof(summary, (*cited, *stale, *forced), "certain" if stale or free else "likely")
 
@@ -686,14 +700,26 @@ def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
 
 
-def _forget(_: Snapshot) -> Iterable[Fix]:
-    yield restart("kubelet", "restart the kubelet, which reads anew what its pods hold")
+_CHECKPOINT: Final = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+_UNITS: Final = {"k3s": "k3s", "rke2": "rke2-agent", "k0s": "k0sworker", "microk8s": "snap.microk8s.daemon-kubelite"}
+
+
+def _kubelet_unit(snapshot: Snapshot) -> str:
+    """The unit that runs the kubelet: where the node was not looked at, the product's usual one."""
+    kubelet = snapshot.facts.kubelet
+    if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.unit:
+        return kubelet.value.unit.removesuffix(".service")
+    return _UNITS.get(snapshot.view(containerd.product), "kubelet")
+
+
+def _forget(snapshot: Snapshot) -> Iterable[Fix]:
+    unit = _kubelet_unit(snapshot)
+    yield restart(unit, "restart the kubelet, which reads anew what its pods hold")
     yield restart_failed_pods("delete the refused pods")
     yield run(
         "remove",
         "move the kubelet's record away while it is stopped; it makes a new one of the pods that run",
-        "sudo systemctl stop kubelet && sudo mv /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint "
-        "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint.bak && sudo systemctl start kubelet",
+        f"sudo systemctl stop {unit} && sudo mv {_CHECKPOINT} {_CHECKPOINT}.bak && sudo systemctl start {unit}",
         when="the devices are still held after the restart, and no pod with a GPU runs on the node",
     )
 
@@ -749,6 +775,8 @@ FAMILY: Final = Family(
                 {
                     "device-plugin-library-not-found",
                     "device-plugin-not-ready-after-reboot",
+                    # What CUDA says where it finds no driver at all.
+                    "driver-too-old-for-image",
                     "gpu-labels-without-capacity",
                 }
             ),

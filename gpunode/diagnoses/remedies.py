@@ -7,7 +7,8 @@ from typing import Final
 
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views.system import PackageManager, package_manager
+from gpunode.diagnoses.views import packages, pci
+from gpunode.diagnoses.views.system import PackageManager, distro, package_manager
 
 _INSTALL: Final[dict[PackageManager, str]] = {
     "apt": "sudo apt-get install {}",
@@ -67,6 +68,30 @@ def setup_step(kind: FixKind, text: str, *steps: str, runtime: str = "", when: s
     which = f" --runtime {runtime}" if runtime else ""
     only = "".join(f" --only {step}" for step in steps)
     return Fix(kind, text, (f"sudo gpunode setup{which}{only}",), when)
+
+
+def driver(snapshot: Snapshot, text: str, *steps: str, kind: FixKind = "install", when: str = "") -> Fix:
+    """Installs the driver whole: by gpunode with ``steps`` before it where it can, else by the node's own packages."""
+    manager = snapshot.view(package_manager)
+    if manager == "apt":
+        return setup_step(kind, text, *steps, "driver", when=when)
+    models = [gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model is not None]
+    is_open = all(model.takes_open_modules for model in models)
+    return Fix(kind, text, (_driver_of(snapshot, manager, is_open=is_open),), when)
+
+
+def _driver_of(snapshot: Snapshot, manager: PackageManager, *, is_open: bool) -> str:
+    if manager == "pacman":
+        return f"sudo pacman -S {'nvidia-open' if is_open else 'nvidia'} nvidia-utils"
+    if manager == "zypper":
+        return f"sudo zypper install {'nvidia-open' if is_open else 'cuda-drivers'}"
+    if any(name.startswith("akmod-nvidia") for name in snapshot.view(packages.packages)):
+        return "sudo dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda"
+    known = distro(snapshot)
+    # NVIDIA's repositories for RHEL 8 and 9 have the driver in module streams, the others do not.
+    if known is not None and known.id not in {"fedora", "amzn"} and known.version_id[:1] in {"8", "9"}:
+        return f"sudo dnf module install nvidia-driver:{'open-dkms' if is_open else 'latest-dkms'}"
+    return f"sudo dnf install {'nvidia-open' if is_open else 'cuda-drivers'}"
 
 
 def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of every kernel", when: str = "") -> Fix:

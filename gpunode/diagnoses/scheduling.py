@@ -124,7 +124,9 @@ def _allocation(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if not waiting or snapshot.view(_labels_only) or any(True for _ in _refused(snapshot)):
         return
     nodes = snapshot.view(kube.nodes)
-    if any(node.allocatable for node in nodes) and not any(_is_less(node) for node in nodes):
+    if any(node.allocatable for node in nodes) and any(_is_less(node) or node.allocated for node in nodes):
+        return
+    if any(node.allocatable for node in nodes):
         question = "a pod waits for a GPU though the node offers some: how many of them are taken was not shown"
         yield "gpus-all-allocated", Doubt(question, "kubectl describe node, its Allocated resources", waiting)
     elif any(node.has_no_gpu for node in nodes) or not nodes:
@@ -161,10 +163,16 @@ def _is_less(node: kube.Node) -> bool:
 
 # Labels without capacity.
 
+# Of the feature discovery, of the clouds, and of the discovery of PCI devices.
 _DISCOVERED: Final = re.compile(
-    r"^nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
+    r"^(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
+    r"|feature\.node\.kubernetes\.io/pci-(?:\d{4}_)?10de|cloud\.google\.com/gke-accelerator$"
+    r"|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator)"
 )
 _FROM_DRIVER: Final = re.compile(r"^nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute)|cuda\.|gfd\.)")
+
+
+_UNREGISTERED: Final = re.compile(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
 
 
 def _labels_only(snapshot: Snapshot) -> tuple[tuple[kube.Node, Citation], ...]:
@@ -185,7 +193,8 @@ def _labels(snapshot: Snapshot) -> Iterator[Verdict]:
         by_driver = any(_FROM_DRIVER.match(name) for name in node.labels)
         seen = "a GPU was discovered on the node" if by_driver else "the node is labelled as one with a GPU"
         summary = f"{seen}, and it offers no nvidia.com/gpu: no device plugin has registered with its kubelet"
-        cited = (place, *_capacity_line(snapshot, node))
+        refused = kube.said(snapshot, _UNREGISTERED, "register", "contact Kubelet")
+        cited = (place, *_capacity_line(snapshot, node), *refused)
         yield Proof(summary, cited, "likely")
 
 
@@ -205,6 +214,7 @@ _NO_GPU_INSIDE: Final = re.compile(
     r"|libnvidia-ml\.so\.1|no runtime for [\\\"']*nvidia|RuntimeHandler [\\\"']*nvidia[\\\"']* not supported"
     r"|Insufficient nvidia\.com/gpu|No devices found\. Waiting|Failed to initialize NVML"
     r"|nvidia-smi[\"']?: (?:executable file )?not found|Driver was not detected|No valid resources"
+    r"|could not select device driver"
 )
 
 
@@ -212,7 +222,9 @@ def _nested(snapshot: Snapshot) -> Iterator[Verdict]:
     if not snapshot.view(nested.is_nested):
         return
     failing = (
-        *kube.said(snapshot, _NO_GPU_INSIDE, "nvidia", "NVML", "Driver", "ncompatible", "resources", logs=True),
+        *kube.said(
+            snapshot, _NO_GPU_INSIDE, "nvidia", "NVML", "Driver", "ncompatible", "resources", "driver", logs=True
+        ),
         *(place for _, place in snapshot.view(_labels_only)),
     )
     empty = [node for node in snapshot.view(kube.nodes) if node.has_no_gpu and node.citation]
@@ -274,7 +286,7 @@ def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
         return
     yield run(
         "configure",
-        "make the cluster anew with the GPUs passed in; minikube then sets up the runtime inside",
+        "make the cluster anew with the GPUs passed in, which deletes all that is in it; minikube sets up its inside",
         "minikube delete",
         "minikube start --driver=docker --container-runtime=docker --gpus=all",
     )
@@ -376,6 +388,7 @@ FAMILY: Final = Family(
                     "k3s-runtime-config-overwritten",
                     "nvidia-runtime-not-default-no-runtimeclass",
                     "nvidia-runtime-not-registered",
+                    "toolkit-not-installed",
                 }
             ),
         ),

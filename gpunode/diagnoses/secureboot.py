@@ -30,6 +30,7 @@ _IN_LOG: Final = re.compile(
     r"Loading of (?:unsigned module|module with un\w+ (?:key|crypto)) is rejected"
     r"|Lockdown: \S{1,20}: unsigned module loading is restricted"
 )
+_LOCKED: Final = re.compile(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
 _UNSIGNED: Final = re.compile(
     r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
     r"|sign the kernel module when prompted|Answer: Install without signing"
@@ -46,9 +47,10 @@ _INSTALLER: Final = re.compile(
 _ACCEPTED: Final = re.compile(r"^loading NVIDIA UNIX|module verification failed: signature and/or required key missing")
 _IS_ON: Final = re.compile(
     r"SecureBoot enabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✓✔]\s*)?[Ee]nabled|Kernel is locked down from EFI"
-    r"|\[(?:integrity|confidentiality)\]|module\.sig_enforce(?!=0)|\b0*6(?:\s+0+){3}\s+0*1\s*$|\b0600\s?0000\s?01\b",
-    re.MULTILINE,
+    r"|\[(?:integrity|confidentiality)\]|module\.sig_enforce(?!=0)"
 )
+# The firmware's variable, as od and xxd print it: four bytes of attributes, then the value.
+_VARIABLE: Final = re.compile(r"\b0*6(?:\s+0+){3}\s+0*1\s*$|\b0600\s?0000\s?01\b", re.MULTILINE)
 _IS_OFF: Final = re.compile(
     r"SecureBoot disabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✗✘]\s*)?(?:[Dd]isabled|could not be determined)"
     r"|doesn't support Secure Boot|EFI variables are not supported on this system|validation is disabled in shim"
@@ -81,7 +83,7 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether the module has no signature, or one by a key that the firmware does not know."""
     if driver.works(snapshot) or modules.loaded(snapshot, "nvidia"):
         return
-    refusals, enforced = tuple(_refusals(snapshot)), tuple(_anywhere(snapshot, _IS_ON))
+    refusals, enforced = tuple(_refusals(snapshot)), tuple(_enforced(snapshot))
     signature = _signature(snapshot)
     if refusals and signature is None:
         question = "Has the NVIDIA module no signature, or one by a key that is not enrolled?"
@@ -98,6 +100,16 @@ def _verdict(signature: _Signature, citations: tuple[Citation, ...], *, is_sure:
         return "secure-boot-key-not-enrolled", Proof(summary, citations, "certain" if is_sure else "likely")
     summary = "the NVIDIA module has no signature, and this kernel takes none without one"
     return "secure-boot-module-unsigned", Proof(summary, citations, "certain" if is_sure else "likely")
+
+
+def _enforced(snapshot: Snapshot) -> Iterator[Citation]:
+    """Where it is seen that Secure Boot, a lockdown or the command line asks for signatures."""
+    yield from _anywhere(snapshot, _IS_ON)
+    for item in snapshot.items:
+        if "SecureBoot-" in item.written:
+            yield from lines_with(item, _VARIABLE)
+        elif item.subject.endswith("/sig_enforce") and item.text.strip() in {"Y", "1"}:
+            yield cite(item, 1)
 
 
 def _will_be_refused(snapshot: Snapshot, signature: _Signature, enforced: tuple[Citation, ...]) -> bool:
@@ -132,7 +144,11 @@ def _signature(snapshot: Snapshot) -> _Signature | None:
         return _Signature(is_there=True, is_seen=False, citations=found)
     # DKMS 3 writes "module/version" and signs what it builds, with a key that it makes where there is none.
     builds = tuple(row.citation for row in snapshot.view(modules.driver_builds) if "/" in row.citation.line)
-    return _Signature(is_there=True, is_seen=False, citations=builds) if builds else None
+    if builds:
+        return _Signature(is_there=True, is_seen=False, citations=builds)
+    # A lockdown says so of a signature that it does not know, too; but nothing here signs modules.
+    locked = snapshot.said(_LOCKED)
+    return _Signature(is_there=False, is_seen=False, citations=locked) if locked else None
 
 
 def _shows_signature(item: Item) -> bool | None:

@@ -26,7 +26,7 @@ from gpunode.recipe import Driver
 
 _LEGACY: Final = re.compile(
     r"supported through the NVIDIA (?P<branch>\d{2,3})\.\S{0,4} [Ll]egacy"
-    r"|only supported by the (?P<series>\d{3}) legacy drivers"
+    r"|only supported (?:by|up to) the (?:Tesla )?(?P<series>\d{3}) (?:legacy )?drivers"
 )
 _IGNORED: Final = re.compile(rf"[Tt]he (?P<version>{VERSION}|\d+\.xx) NVIDIA (?:Linux graphics )?driver will ignore")
 _NO_GSP: Final = re.compile(
@@ -34,8 +34,10 @@ _NO_GSP: Final = re.compile(
 )
 _NEEDS_OPEN: Final = re.compile(r"requires use of the NVIDIA open kernel modules")
 _UNKNOWN: Final = re.compile(
-    rf"(?:is )?not supported by the\s+(?:NVIDIA )?(?P<version>{VERSION}) (?:NVIDIA )?(?:Linux graphics )?driver release"
+    rf"not supported by the\s+(?:NVIDIA )?(?P<version>{VERSION}) (?:NVIDIA )?(?:Linux graphics )?driver release"
 )
+# NVIDIA's installer says so also where there is no GPU at all.
+_NONE_OF_MINE: Final = re.compile(rf"do not appear to have an NVIDIA GPU supported by the (?P<version>{VERSION})")
 _OPEN_PACKAGES: Final = ("nvidia-dkms-*open", "nvidia-kernel-open*", "nvidia-open*", "kmod-nvidia-open*", "*-open-dkms")
 _CLOSED_PACKAGES: Final = ("nvidia-dkms-*", "nvidia-kernel-dkms", "kmod-nvidia-latest*", "nvidia-driver-[0-9]*")
 
@@ -76,8 +78,11 @@ def release(snapshot: Snapshot) -> Release:
 
 def _from_words(snapshot: Snapshot) -> str:
     """The version that the kernel's refusal names."""
-    for message in snapshot.view(kernel.messages):
-        if match := _UNKNOWN.search(message.text) or _IGNORED.search(message.text):
+    for pattern in (_UNKNOWN, _IGNORED, _NONE_OF_MINE):
+        for message in kernel.said(snapshot, pattern):
+            if match := pattern.search(message.text):
+                return match["version"]
+        if match := snapshot.match(pattern):
             return match["version"]
     return ""
 

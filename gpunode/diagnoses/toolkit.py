@@ -11,7 +11,7 @@ from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import docker, driver, system, toolkit
+from gpunode.diagnoses.views import containerd, docker, driver, system, toolkit
 
 _CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
 _RPM_REPOSITORY: Final = (
@@ -27,7 +27,7 @@ _NO_RUNTIME: Final = re.compile(r"no runtime for [\\\"]*nvidia|failed to find ru
 def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
     """Somebody asked for a GPU, and nothing of the toolkit is there to give it."""
     refused, gone = docker.refused(snapshot), toolkit.gone(snapshot)
-    asked = (*refused, *docker.unknown_runtime(snapshot), *gone, *snapshot.said(_NO_RUNTIME))
+    asked = (*refused, *docker.unknown_runtime(snapshot), *gone, *snapshot.said(_NO_RUNTIME), *_registered(snapshot))
     if not asked or docker.snap(snapshot) or docker.desktop(snapshot):
         return
     there = toolkit.presence(snapshot)
@@ -47,6 +47,19 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
             refused,
             ("docker-not-restarted", "docker-from-snap", "docker-from-snap-or-desktop-vm", "docker-rootless-config"),
         )
+
+
+def _registered(snapshot: Snapshot) -> Iterator[Citation]:
+    """Where docker or containerd is told to run NVIDIA's runtime of the packages."""
+    for file in snapshot.view(docker.files):
+        entry = file.runtimes.get("nvidia")
+        path = str(entry.get("path", "")) if isinstance(entry, dict) else ""
+        if path.removeprefix("/usr/bin/") == "nvidia-container-runtime":
+            yield file.line("nvidia")
+    files = containerd.of_files(snapshot)
+    binary = files.binaries.get("nvidia") if files is not None and "nvidia" in files.handlers else None
+    if binary is not None and binary.value == "/usr/bin/nvidia-container-runtime":
+        yield binary.citation
 
 
 def _driver_is_well(snapshot: Snapshot) -> tuple[str, ...]:
@@ -80,25 +93,26 @@ _FOLDER: Final = {"zypper": "zypp/repos.d"}
 # It is older than the system's cgroups.
 
 _NO_DEVICES: Final = re.compile(r"cgroup subsystem devices not found")
+_NO_FOLDER: Final = re.compile(r"/sys/fs/cgroup/devices\S*/devices\.allow: no such file")
 _V2: Final = re.compile(
     r"^[ \t]*cgroup2fs\s*$|Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2", re.MULTILINE
 )
-_V1: Final = re.compile(r"Cgroup Version:\s*1\b|^[ \t]*tmpfs\s*$", re.MULTILINE)
 _KNOWS_V2: Final = (1, 8)
 
 
 def _too_old(snapshot: Snapshot) -> Iterator[Verdict]:
-    said = snapshot.said(_NO_DEVICES)
-    old = [one for one in toolkit.versions(snapshot) if one.numbers < _KNOWS_V2]
-    new = [one for one in toolkit.versions(snapshot) if one.numbers >= _KNOWS_V2]
-    second = snapshot.said(_V2)
+    versions = toolkit.versions(snapshot)
+    old = [one for one in versions if one.numbers < _KNOWS_V2]
+    # stat's answer is a listing.
+    second = (*snapshot.said(_V2), *snapshot.said(_V2, "listing"))
+    said = (*snapshot.said(_NO_DEVICES), *(snapshot.said(_NO_FOLDER) if old and second else ()))
     if not said:
         return
-    if new and not old:
+    if versions and not old:
         yield Doubt(
-            f"libnvidia-container {new[0]} knows cgroup v2, and still looks for the devices of v1",
+            f"libnvidia-container {versions[0]} knows cgroup v2, and still looks for the devices of v1",
             "which -a nvidia-container-cli; nvidia-container-cli -V; stat -fc %T /sys/fs/cgroup; docker info",
-            (*said, new[0].citation),
+            (*said, versions[0].citation),
         )
         return
     which = f"libnvidia-container {old[0]} is" if old else "libnvidia-container is"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog import cuda
+from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, setup_step
@@ -36,10 +37,13 @@ _LIBRARIES: Final = re.compile(r"lib(?:nvidia-ml|cuda)\.so")
 
 def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether no driver is there, or its kernel side alone."""
-    if driver.works(snapshot) or is_wsl(snapshot) or _is_elsewhere(snapshot):
+    if is_wsl(snapshot) or _is_elsewhere(snapshot):
+        return
+    if driver.works(snapshot):
+        yield from _without_libcuda(snapshot)
         return
     missing = _missing(snapshot)
-    if not missing:
+    if not missing or (pci.is_listed(snapshot) and not snapshot.view(pci.gpus)):
         return
     kernel = _kernel_side(snapshot)
     if kernel:
@@ -61,6 +65,21 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "driver-not-installed", Doubt(question, look, missing, ("driver-userspace-incomplete",))
 
 
+_NO_LIBCUDA: Final = re.compile(r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found")
+
+
+def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    """NVML works and CUDA's library is not there: it is a package of its own in Debian and on rpm systems."""
+    said = snapshot.said(_NO_LIBCUDA, "application", "text", "nvidia-container-cli", "unit-log")
+    caches = [item for item in snapshot.of("ldconfig") if item.where == "host" and not item.source.is_part]
+    shown = [item for item in caches if not item.source.only or re.search(item.source.only, "libcuda.so.1")]
+    unlisted = tuple(Citation(item.written, "(libcuda.so.1 is not among them)", None, item.key) for item in shown)
+    lacking = packages.installed(snapshot, "libcuda1") is False and bool(packages.matching(snapshot, "nvidia-smi"))
+    if said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown))):
+        what = "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
+        yield "driver-userspace-incomplete", Proof(what, (*said, *unlisted))
+
+
 def _is_elsewhere(snapshot: Snapshot) -> bool:
     """Whether the engine runs in a machine or a confinement of its own, which sees another system than the node's."""
     kinds = ("docker-info", "docker-version", "container-run", "which", "snap", "listing")
@@ -71,6 +90,8 @@ def _is_elsewhere(snapshot: Snapshot) -> bool:
 def _missing(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines by which the node itself lacks nvidia-smi or the libraries."""
     states = tuple(citation for state, citation in snapshot.view(driver.smi) if state == "missing")
+    which = (item for item in snapshot.of("which") if item.subject == "nvidia-smi" and item.where == "host")
+    states += tuple(cite(item) for item in which if item.outcome == "absent" or not item.text.strip())
     said = tuple(
         citation
         for item in snapshot.items
@@ -134,8 +155,8 @@ def _looked_for(snapshot: Snapshot) -> Iterator[Citation]:
         yield Citation("/var/lib/dpkg/status", "(no package of a driver is installed)", None, known.probe)
 
 
-def _install_driver(_: Snapshot) -> Iterable[Fix]:
-    yield setup_step("install", "install the driver that this GPU, kernel and distribution take", "driver")
+def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    yield remedies.driver(snapshot, "install the driver that this GPU, kernel and distribution take")
     yield run("inspect", "see that it works", "nvidia-smi")
 
 
@@ -157,7 +178,8 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     else:
         yield install(snapshot, "install the user side of the same version", *_USER_SIDE[manager])
     yield run("rebuild", "let the loader find it", "sudo ldconfig")
-    yield setup_step("install", "or let gpunode make the driver whole", "driver")
+    if manager == "apt":
+        yield setup_step("install", "or let gpunode make the driver whole", "driver")
 
 
 # --- is it new enough ---------------------------------------------------------------------------------------------
@@ -172,7 +194,7 @@ _BANNER: Final = re.compile(
 _INSUFFICIENT: Final = re.compile(
     r"CUDA driver version is insufficient for CUDA runtime version|cudaErrorInsufficientDriver"
     r"|cudart failed to initialize: 35"
-    r"|nvidia driver is too old|driver is too old"
+    r"|driver is too old|CUDA driver version too old|driver too old"
 )
 _NEWER_CALL: Final = re.compile(
     r"API call is not supported in the installed CUDA driver|cudaErrorCallRequiresNewerDriver"
@@ -266,7 +288,7 @@ def _version_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = _wanted(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    yield setup_step("install", f"upgrade the driver{least}", "cuda-repository", "driver")
+    yield remedies.driver(snapshot, f"upgrade the driver{least}", "cuda-repository")
     yield reboot()
     has = _supported(snapshot)
     up_to = f" for CUDA {_dotted(has)} or older" if has else " for an older CUDA"
@@ -288,8 +310,10 @@ def _wanted(snapshot: Snapshot) -> cuda.CudaRelease | None:
 _STUB_SAID: Final = re.compile(
     r"CUDA driver is a stub library|cudaErrorStubLibrary|CUDA_ERROR_STUB_LIBRARY|CudaAPIError: \[34\]"
     r"|CUDA error: error code 34"
+    r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
     r"|Linked to libnvidia-ml library at wrong path|libnvidia-ml\.so in GDK package is a stub library"
 )
+_EMPTY: Final = re.compile(r"file too short|invalid ELF header")
 _STUB_PATH: Final = re.compile(r"/\S*/stubs/lib(?:cuda|nvidia-ml)\.so\S*|/\S*/lib(?:64)?/stubs\b")
 
 
@@ -304,6 +328,8 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         lines = (*(one.citation for one in stubs), *snapshot.said(_STUB_PATH))
         where = stubs[0].path if stubs else "the CUDA toolkit's stubs folder"
         what = f"programs load the stub of {where}, which is there for linking only, and not the driver's library"
+        if not stubs and snapshot.says(_EMPTY):
+            what = "programs load an empty or broken copy of the driver's library, left where the loader looks first"
         yield "library-path-shadows-libcuda", Proof(what, (*stub_said, *dict.fromkeys(lines)))
         return
     if snapshot.says(_804):
@@ -393,7 +419,7 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     inside = "rm -rf /usr/local/cuda*/compat /etc/ld.so.conf.d/*compat*.conf; ldconfig"
     text = "in an image: build it without cuda-compat, or remove it there and take it out of LD_LIBRARY_PATH"
     yield by_hand("remove", f"{text} (as root in the container: {inside})")
-    yield setup_step("install", "or upgrade the node's driver to the CUDA of the image", "cuda-repository", "driver")
+    yield remedies.driver(snapshot, "or upgrade the node's driver to the CUDA of the image", "cuda-repository")
 
 
 def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
@@ -423,21 +449,22 @@ _NO_KERNEL: Final = re.compile(
     r"|is not compatible with the current PyTorch installation|no longer supported by (?:the current )?PyTorch"
     r"|PyTorch no longer supports this GPU|has no device code compatible with CUDA arch"
     r"|Unsupported gpu architecture '(?:compute|sm)_\d+'|Value 'sm_\d+' is not defined for option 'gpu-name'"
-    r"|invalid value for --gpu-architecture|kernel for this GPU architecture was not (?:built|found)"
+    r"|device kernel image is invalid|CUDA error: invalid device function|minimum required Cuda capability is"
+    r"|is for sm\d+-sm\d+, but was built for|invalid value for --gpu-architecture"
+    r"|kernel for this GPU architecture was not (?:built|found)"
 )
 _CPU_ONLY: Final = re.compile(
     r"[Nn]ot compiled with CUDA enabled|Torch not compiled with CUDA|CUDA-enabled jaxlib is not installed"
-    r"|\btorch(?:==|\s+|-)\d[\w.]*\+cpu\b|\b\d+\.\d+\.\d+\+cpu\b|\bpytorch\s+\S+\s+(?:py[\w.]*_cpu_|cpu_)\S*"
+    r"|\b\d+\.\d+(?:\.\d+)?\+cpu\b|\bpytorch\s+\S+\s+(?:py[\w.]*_cpu_|cpu_)\S*"
     r"|was not compiled with CUDA support|compiled without (?:CUDA|GPU) support"
     r"|XGBoost (?:is |version )?not compiled with"
     r"|CUDA Tree Learner was not enabled in this build|The library is compiled without CUDA support"
     r"|is_built_with_cuda\(\)\D{0,12}False|is_built_with_cuda:? False|not linked with CUDA|without GPU offload support"
     r"|was compiled without GPU support|not built with CUDA|built without CUDA|tensorflow-cpu\b"
+    r"|not compiled with GPU offload support|using CPU version PaddlePaddle|has no attribute 'StandardGpuResources'"
     r"|requires CUDA support but .{0,40}CPU[- ]only|CPU-only (?:build|version) of"
 )
-_TORCH_NONE: Final = re.compile(
-    r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: (?:None|Could not collect)"
-)
+_TORCH_NONE: Final = re.compile(r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: None")
 _PROVIDERS: Final = re.compile(
     r"CUDAExecutionProvider' is not in available provider|Available providers: "
     r"\[?'?(?!.{0,200}CUDAExecution).{0,80}CPUExecutionProvider"
@@ -448,7 +475,7 @@ def _built_without(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether the program has no code for this GPU, or none for any."""
     has_no_driver = any(state in {"missing", "no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi))
     said = snapshot.said(_NO_KERNEL)
-    lacks = _lacks(snapshot)
+    lacks = _lacks(snapshot, frameworks.capabilities(snapshot) if said else frameworks.of_devices(snapshot))
     if said or lacks:
         cap, lines = lacks or ("", ())
         gpu = f"this GPU (sm_{cap})" if cap else "this GPU"
@@ -465,13 +492,18 @@ def _built_without(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "framework-cpu-only", Proof(what, tuple(dict.fromkeys(cpu)), "certain", ruled_out)
 
 
-def _lacks(snapshot: Snapshot) -> tuple[str, tuple[Citation, ...]] | None:
+def _lacks(
+    snapshot: Snapshot, capabilities: tuple[tuple[str, Citation], ...]
+) -> tuple[str, tuple[Citation, ...]] | None:
     """A GPU for which a list of built architectures has nothing, with the lines that tell."""
     for listed, place in snapshot.view(frameworks.built_for):
-        for cap, gpu in snapshot.view(frameworks.capabilities):
+        for cap, gpu in capabilities:
             if len(cap) >= 2 and not frameworks.runs_on(cap, listed):
                 return cap, (place, gpu)
     return None
+
+
+_TORCH: Final = re.compile(r"torch", re.IGNORECASE)
 
 
 def _other_build(snapshot: Snapshot) -> Iterable[Fix]:
@@ -480,16 +512,18 @@ def _other_build(snapshot: Snapshot) -> Iterable[Fix]:
     has = _supported(snapshot)
     up_to = f", for CUDA {_dotted(has)} or older" if has else ""
     yield by_hand("application", f"install a build of the framework that names this GPU's architecture{named}{up_to}")
-    see = 'python3 -c "import torch; print(torch.__version__, torch.cuda.get_arch_list())"'
-    yield run("inspect", "see what the new build was built for", see)
+    if snapshot.says(_TORCH):
+        see = 'python3 -c "import torch; print(torch.__version__, torch.cuda.get_arch_list())"'
+        yield run("inspect", "see what the new build was built for", see)
 
 
 def _cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
     has = _supported(snapshot)
     up_to = f" (the driver supports CUDA {_dotted(has)})" if has else ""
     yield by_hand("application", f"replace the CPU build of the framework with its CUDA build{up_to}")
-    see = 'python3 -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"'
-    yield run("inspect", "see that it has CUDA", see)
+    if snapshot.says(_TORCH):
+        see = 'python3 -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"'
+        yield run("inspect", "see that it has CUDA", see)
 
 
 # --- compute mode -------------------------------------------------------------------------------------------------

@@ -7,15 +7,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import archives, driver, history, packages
+from gpunode.diagnoses.views import archives, driver, history, modules, packages
 from gpunode.diagnoses.views.driver import Seen
 from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
-from gpunode.diagnoses.views.system import package_manager
+from gpunode.diagnoses.views.system import package_manager, running_kernel
+from gpunode.facts.model import Known
 
 UNATTENDED: Final = "driver-library-mismatch-unattended-upgrade"
 PENDING: Final = "driver-library-mismatch-reboot-pending"
@@ -25,12 +27,16 @@ CONTAINER: Final = "container-driver-mismatch"
 
 _MISMATCH: Final = re.compile(
     r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
-    r"|NVML_ERROR_LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch|LIB_RM_VERSION_MISMATCH",
+    r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch",
     re.IGNORECASE,
 )
 # libnvidia-container asks NVML on the node, before there is a container.
 _ASKED_ON_NODE: Final = re.compile(
     r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
+)
+# libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
+_IN_THE_WAY: Final = re.compile(
+    r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
 )
 _IN_IMAGE: Final = re.compile(r"/nvidia[\w-]*\.ko")
 _BRANCH: Final = re.compile(
@@ -91,9 +97,19 @@ def _scene(snapshot: Snapshot) -> _Scene:
     if library is None:
         other = [one for one in user if loaded is None or one.upstream != loaded.version]
         library = Seen(other[0].upstream, other[0].citation) if other else None
-    return _Scene(
-        _said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, history.upgrades(snapshot)
-    )
+    recent = _recent(history.upgrades(snapshot), loaded)
+    return _Scene(_said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, recent)
+
+
+def _recent(upgrades: tuple[Upgrade, ...], loaded: Seen | None) -> tuple[Upgrade, ...]:
+    """The last upgrade of each package, unless its version is loaded, or older: a log goes back for months."""
+    last = {one.name: one for one in upgrades if one.driver} or {one.name: one for one in upgrades}
+    if loaded is None:
+        return tuple(last.values())
+    current = _number(loaded.version)
+    names = {one.name for one in last.values() if not one.driver or _number(one.driver) > current}
+    # The log of unattended-upgrades names the packages, dpkg's the versions: one tells who, the other what.
+    return tuple(one for one in upgrades if one.name in names and (not one.driver or one is last[one.name]))
 
 
 def _said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -120,11 +136,15 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Which of the mismatches it is, by which pair of versions differs and how that came about."""
     scene = snapshot.view(_scene)
     inside = _said_inside(snapshot)
-    if driver.works(snapshot) or (inside and not _fails_on_node(scene)):
+    if brought := snapshot.said(_IN_THE_WAY):
+        what = "the image brings libraries of a driver, and those of the node cannot be put in their place"
+        yield CONTAINER, Proof(what, brought, ruled_out=("the node's driver: its libraries were found",))
+        return
+    if driver.works(snapshot) or (inside and not _fails_on_node(scene) and not _is_behind(scene)):
         if inside:
             yield CONTAINER, _in_container(snapshot, scene, inside)
         return
-    if not scene.says and not (_differs(scene) and not snapshot.view(driver.smi)):
+    if not scene.says and not inside and not (_differs(scene) and not snapshot.view(driver.smi)):
         return
     if _initramfs_brings(snapshot, scene):
         return  # an old copy in the initramfs: the kernel's rules tell that
@@ -135,6 +155,14 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 def _fails_on_node(scene: _Scene) -> bool:
     """Whether the node itself mismatches: it says so, apart from the kernel, which hears of containers' clients too."""
     return any("API mismatch" not in one.line for one in scene.says) or _differs(scene)
+
+
+def _is_behind(scene: _Scene) -> bool:
+    """Whether the node's packages are of another version than the module that is loaded, or were just upgraded."""
+    if scene.loaded is None:
+        return False
+    versions = (*(one.upstream for one in (*scene.bringing, *scene.user)), *(one.driver for one in scene.upgrades))
+    return any(version and not scene.is_loaded(version) for version in versions)
 
 
 def _differs(scene: _Scene) -> bool:
@@ -226,9 +254,17 @@ def _two_installs(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
     found = driver.libraries(snapshot)
     if len(found) > 1 and any(scene.is_loaded(one.version) for one in found):
         yield f"libraries of {' and '.join(sorted(one.version for one in found))}", tuple(o.citation for o in found)
+    built = {row.version: row.citation for row in snapshot.view(modules.dkms) if _is_for_running(snapshot, row)}
+    if len(built) > 1:
+        yield f"DKMS has {' and '.join(sorted(built))} for one kernel", tuple(built.values())
     packagers = {name: one for one in packaged if (name := archives.packager(one))}
     if len(packagers) > 1 and len({one.upstream for one in packaged}) > 1:
         yield f"packages by {' and '.join(sorted(packagers))}", tuple(one.citation for one in packagers.values())
+
+
+def _is_for_running(snapshot: Snapshot, row: modules.DkmsRow) -> bool:
+    kernel = running_kernel(snapshot) or next((one.kernel for one in snapshot.view(modules.dkms) if one.kernel), "")
+    return row.module.startswith("nvidia") and row.state == "installed" and row.kernel == kernel
 
 
 def _of_two_branches(packaged: tuple[Package, ...]) -> Iterator[_Installs]:
@@ -324,6 +360,9 @@ def _by_disk(scene: _Scene) -> tuple[str, Verdict] | None:
 def _by_packages(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
     """What the packages tell where nobody looked at the module on disk."""
     cited = (*scene.cited, *(one.citation for one in (*scene.bringing, *scene.user)))
+    if scene.loaded is None and (apart := _apart(snapshot)):
+        what = f"{apart[0].name} is {apart[0].upstream}, {apart[1].name} is {apart[1].upstream}"
+        return PARTIAL, Proof(what, cited)
     old = [one for one in scene.bringing if scene.is_loaded(one.upstream)]
     new = [one for one in scene.bringing if one not in old]
     if old and scene.wanted is not None and not scene.is_loaded(scene.wanted.version):
@@ -343,6 +382,12 @@ def _by_packages(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | Non
             what = f"{one.name} is {one.upstream}, and no package of the kernel's side is installed in that version"
             return PARTIAL, Proof(what, cited, "likely", _no_reboot(scene))
     return None
+
+
+def _apart(snapshot: Snapshot) -> tuple[Package, Package] | None:
+    """A package of the kernel's side and one of the user's that are of different versions."""
+    pairs = ((one, other) for one in driver.kernel_side(snapshot) for other in driver.user_side(snapshot))
+    return next(((one, other) for one, other in pairs if one.upstream != other.upstream), None)
 
 
 def _newer(scene: _Scene) -> tuple[str, Verdict] | None:
@@ -389,16 +434,20 @@ def _no_reboot(scene: _Scene) -> tuple[str, ...]:
 
 # --- remedies -----------------------------------------------------------------------------------------------------
 
-_UNLOAD: Final = (
-    "sudo systemctl stop nvidia-persistenced",
+_RELOAD: Final = (
     "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia",
-    "sudo modprobe nvidia",
+    "sudo modprobe -a nvidia nvidia_uvm",
 )
+_UNIT: Final = "nvidia-persistenced.service"
+_PERSISTENCED: Final = re.compile(r"persistenced")
 
 
-def _reload(_: Snapshot) -> Iterable[Fix]:
+def _reload(snapshot: Snapshot) -> Iterable[Fix]:
     yield drain()
-    yield run("load", "load the new module without a reboot, if nothing holds the old one", *_UNLOAD)
+    runs = isinstance(snapshot.facts.unit(_UNIT), Known) or snapshot.says(_PERSISTENCED)
+    daemon = (f"sudo systemctl stop {_UNIT}",) if runs else ()
+    text = "load the new module without a reboot, if nothing holds the old one"
+    yield run("load", text, *daemon, *_RELOAD, *(one.replace("stop", "start") for one in daemon))
     yield reboot(when="the old module cannot be unloaded")
 
 
@@ -424,12 +473,14 @@ def _complete(snapshot: Snapshot) -> Iterable[Fix]:
             f"sudo apt-mark unhold {' '.join(holds)}",
         )
     text = "let all of the driver's packages come from one repository"
-    yield setup_step("configure", text, "cuda-repository", "driver-pin")
     if package_manager(snapshot) == "apt":
+        yield setup_step("configure", text, "cuda-repository", "driver-pin")
         yield run(
             "install", "bring every package to the same version", "sudo apt-get update", "sudo apt-get -f install"
         )
-    yield setup_step("install", "install what is missing of that version, its module included", "driver")
+    else:
+        yield run("configure", text, "sudo dnf repolist", "sudo dnf distro-sync '*nvidia*'")
+    yield remedies.driver(snapshot, "install what is missing of that version, its module included")
     yield reboot()
 
 
@@ -445,9 +496,17 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
             "remove", "take the .run installation away with its own uninstaller", "sudo nvidia-uninstall --silent"
         )
     else:
-        yield setup_step("remove", "remove every driver but the one that is wanted; each is named before", "conflicts")
-    yield setup_step("install", "install the one that stays, whole", "driver")
+        yield _remove_the_other(snapshot, packaged)
+    yield remedies.driver(snapshot, "install the one that stays, whole")
     yield reboot()
+
+
+def _remove_the_other(snapshot: Snapshot, packaged: tuple[Package, ...]) -> Fix:
+    if package_manager(snapshot) == "apt" or not packaged:
+        return setup_step("remove", "remove every driver but the one that is wanted; each is named before", "conflicts")
+    fusion = sorted({one.name for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))})
+    names = fusion or sorted({one.name for one in packaged})
+    return uninstall(snapshot, "remove the packages of the driver that is not wanted", *names)
 
 
 def _one_library(snapshot: Snapshot) -> Iterable[Fix]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
-from gpunode.diagnoses.model import Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.pci import regions
 from gpunode.diagnoses.remedies import always, by_hand, restart, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot
@@ -17,13 +17,20 @@ from gpunode.diagnoses.views import boards, driver, faults, kernel, packages, sm
 
 _NO_HANDLE: Final = re.compile(r"Unable to determine the device handle for (?:GPU|gpu)")
 _NOT_STARTED: Final = re.compile(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)")
+# What Windows says of a device whose driver gave up.
+_CODE_43: Final = re.compile(r"\bcode 43\b", re.IGNORECASE)
 _HIDDEN: Final = re.compile(r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b")
 # From 465 on GeForce cards work in guests of any kind.
 _LAST_SHY: Final = 465
 
 
 def _shy(snapshot: Snapshot) -> Iterator[Verdict]:
-    seen = (*snapshot.said(_NO_HANDLE), *(message.citation for message in kernel.said(snapshot, _NOT_STARTED)))
+    stopped = snapshot.said(_CODE_43)
+    seen = (
+        *stopped,
+        *snapshot.said(_NO_HANDLE),
+        *(message.citation for message in kernel.said(snapshot, _NOT_STARTED)),
+    )
     if not seen or not system.is_guest(snapshot) or snapshot.view(faults.incidents) or system.is_wsl(snapshot):
         return
     known = driver.loaded(snapshot) or driver.smi_version(snapshot)
@@ -33,7 +40,7 @@ def _shy(snapshot: Snapshot) -> Iterator[Verdict]:
     hidden = snapshot.said(_HIDDEN, "virtualization", "text", "file")
     if (branch is not None and branch >= _LAST_SHY) or (names and not is_geforce):
         return
-    if branch is not None or hidden:
+    if branch is not None or hidden or stopped:
         told = (known.citation,) if known else ()
         age = f"driver {known.version}" if known else "a driver before 465"
         summary = f"{age} does not start a GeForce in a virtual machine whose hypervisor it sees"
@@ -74,7 +81,7 @@ _UNLICENSED: Final = re.compile(r"License Status\s*:\s*(?:Unlicensed|Expired|Res
 _GRIDD: Final = r"nvidia-gridd(?:\[\d+\])?: "
 _UNCONFIGURED: Final = re.compile(
     _GRIDD + r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
-    r"Valid [^:\n]{0,20}license not found|Client configuration token (?:file )?(?:not found|missing)|"
+    r"Valid [^:\n]{0,20}license not (?:found|acquired)|Client configuration token (?:file )?(?:not found|missing)|"
     r"No (?:valid )?client configuration token)",
     re.IGNORECASE,
 )
@@ -116,7 +123,9 @@ def _licence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
                 else "nobody has asked for one, or it ran out"
             )
             summary, remedy = f"this vGPU has no licence: {why}", tuple(_token(snapshot))
-        yield "vgpu-unlicensed", Proof(summary, (*status, *unconfigured, *absent), remedy=remedy)
+        # Whether a server was asked in vain, only nvidia-gridd's log tells.
+        told: Confidence = "certain" if absent or unconfigured else "likely"
+        yield "vgpu-unlicensed", Proof(summary, (*status, *unconfigured, *absent), told, remedy=remedy)
 
 
 def _guest_driver(_: Snapshot) -> Iterable[Fix]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NOT_INITIALISED
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses import remedies
+from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NOT_INITIALISED, PROGRAM_FAULTS
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
     by_hand,
@@ -17,7 +19,6 @@ from gpunode.diagnoses.remedies import (
     nvidia_report,
     power_cycle,
     reboot,
-    replace,
     reset_gpu,
     run,
     setup_step,
@@ -82,7 +83,17 @@ _UPGRADE: Final = re.compile(
     rf"(?::\w+)?[ (-]+(?:\d+:)?(?P<old>{driver.VERSION})\S*(?:,| ->| =>| to)? +(?:\d+:)?(?P<new>{driver.VERSION})"
 )
 # Releases whose page faults were tracked down to the driver, each with the thread.
-_FAULTY_RELEASES: Final = {"610.57.04": f"{_OPEN}/issues/1370"}
+_FAULTY_RELEASES: Final = {
+    "610.57.04": f"{_OPEN}/issues/1370",
+    "610.43.02": f"{_OPEN}/issues/1134",
+    "595.71.05": f"{_OPEN}/issues/1134",
+}
+# Programs that run code of whoever started them.
+_OWN_CODE: Final = re.compile(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
+# The kernel's complaint about nvidia-drm, of a mapping that reaches over the end of the GPU's memory window.
+_BAD_MAPPING: Final = re.compile(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
+# How many messages after a page fault are still its own doing.
+_SOON: Final = 40
 _SM: Final = re.compile(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
 _TO_ACTION: Final = re.compile(
     r"changed (?:from 0x\d \([^)]*\) )?to 0x(?P<action>\d)(?: \((?P<name>[^)]*)\))?", re.IGNORECASE
@@ -115,14 +126,24 @@ def _halted(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof("The GPU's power management unit halted", places, at=said[0].at)
 
 
+def _timeouts(snapshot: Snapshot) -> Iterator[Verdict]:
+    for incident in faults.of(snapshot, 109):
+        yield faults.proof(incident, severity=_weight(snapshot, incident))
+
+
+def _weight(snapshot: Snapshot, incident: faults.Incident) -> Severity | None:
+    """What a program did to itself is news for a day; after that it is history, and the node is well."""
+    return "info" if faults.is_past(snapshot, incident) else None
+
+
 def _exceptions(snapshot: Snapshot) -> Iterator[Verdict]:
     for incident in faults.of(snapshot, *_GRAPHICS):
         place = _same_place(snapshot, incident.gpu)
         more = (
             f"; every time on {place}, by more than one program, so this part of the GPU may be broken" if place else ""
         )
-        proof = faults.proof(incident)
-        yield Proof(proof.summary + more, proof.citations, proof.confidence, gpu=proof.gpu, at=proof.at)
+        proof = faults.proof(incident, severity=_weight(snapshot, incident))
+        yield replace(proof, summary=proof.summary + more)
 
 
 def _same_place(snapshot: Snapshot, gpu: str) -> str:
@@ -145,7 +166,8 @@ def _page_faults(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             places = tuple(dict.fromkeys((*proof.citations, *citations)))
             yield "xid-31-driver-regression", Proof(proof.summary, places, "likely", gpu=proof.gpu, at=proof.at)
         else:
-            yield "xid-31-mmu-fault", faults.proof(incident)
+            proof = faults.proof(incident, confidence="likely", severity=_weight(snapshot, incident))
+            yield "xid-31-mmu-fault", proof
 
 
 def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tuple[Citation, ...]] | None:
@@ -154,20 +176,38 @@ def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tupl
         if release is not None and release.version in _FAULTY_RELEASES:
             return f"release {release.version} is known for it", (release.citation,)
     if address := _one_address(told):
-        return f"several programs faulted at the same address {address}", tuple(f.citation for f in told[:4])
+        return f"different processes faulted at the same address {address}", tuple(f.citation for f in told[:4])
+    if mapped := kernel.said(snapshot, _BAD_MAPPING):
+        return "it mapped memory outside the GPU's window", tuple(message.citation for message in mapped[:2])
     if upgrade := snapshot.said(_UPGRADE, "package-history", "package-output"):
         return "they came with another release of the driver", upgrade[:3]
+    if _took_the_firmware_along(incident):
+        return "the GPU's own firmware went down with it, which a program cannot bring about", incident.citations
     return None
 
 
 def _one_address(told: list[faults.Fault]) -> str:
-    """The one address at which programs of different names faulted; no two of them share their pointers."""
+    """The one address at which different processes faulted; programs do not share their pointers.
+
+    A program of somebody's own that is run again fails at the same place again, and speaks for nothing.
+    """
     found: dict[str, set[str]] = {}
     for fault in told:
         if fault.xid and (match := _ADDRESS.search(fault.xid.text)):
-            found.setdefault(match["address"].lower(), set()).add(fault.xid.process)
-    shared = (address for address, programs in found.items() if len(programs - {""}) > 1)
+            who = fault.xid.process if _OWN_CODE.match(fault.xid.process) else fault.xid.pid or fault.xid.process
+            found.setdefault(match["address"].lower(), set()).add(who)
+    shared = (address for address, processes in found.items() if len(processes - {""}) > 1)
     return next((address for address in shared if int(address.replace("_", ""), 16) >= _NULL), "")
+
+
+def _took_the_firmware_along(incident: faults.Incident) -> bool:
+    later = (fault for fault in incident.followed if fault.xid and fault.order - incident.root.order < _SOON)
+    return any(fault.code in {62, 119, 120} or _wants_reboot(fault) for fault in later)
+
+
+def _wants_reboot(fault: faults.Fault) -> bool:
+    match = _TO_ACTION.search(fault.xid.text) if fault.xid and fault.code == 154 else None
+    return match is not None and match["action"] == "2"
 
 
 def _recovery(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -317,7 +357,7 @@ def _read_flash(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu(_gpu(snapshot, *_FLASH))
     yield reboot(when="the reset is refused")
     yield run("inspect", "see whether nvidia-smi warns of the InfoROM", "nvidia-smi")
-    yield replace(when="it comes back")
+    yield remedies.replace(when="it comes back")
 
 
 def _initialise(snapshot: Snapshot) -> Iterable[Fix]:
@@ -337,6 +377,7 @@ def _look_before(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _CONSEQUENCES: Final = NO_CLUSTER_GPU | {"nvidia-uvm-wedged"}
+_GPU_DOWN: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 
 FAMILY: Final = Family(
     "xids",
@@ -412,7 +453,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
             check=_told(61),
             remedy=_settle_power,
-            explains=_CONSEQUENCES,
+            explains=_GPU_DOWN,
         ),
         Rule(
             cause="xid-62-pmu-halt",
@@ -429,7 +470,8 @@ FAMILY: Final = Family(
             sources=(f"{_OPEN}/issues/1045", _CATALOG),
             check=_halted,
             remedy=_restart_controller,
-            explains=_CONSEQUENCES | {"gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
+            explains=_GPU_DOWN
+            | {"xid-143-gpu-init-error", "gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
         ),
         Rule(
             cause="xid-109-ctx-switch-timeout",
@@ -444,7 +486,7 @@ FAMILY: Final = Family(
                 "consequence."
             ),
             sources=(f"{_OPEN}/issues/502", f"{_OPEN}/issues/1146"),
-            check=_told(109),
+            check=_timeouts,
             remedy=_free_engine,
             explains=_CONSEQUENCES,
         ),
@@ -500,7 +542,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
             check=_initialisation,
             remedy=_initialise,
-            explains=NOT_INITIALISED,
+            explains=_GPU_DOWN,
         ),
         Rule(
             cause="xid-154-recovery-action",
@@ -517,7 +559,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/leptonai/gpud", _CATALOG),
             check=_last,
             remedy=_look_before,
-            explains=_CONSEQUENCES,
+            explains=_GPU_DOWN,
         ),
     ),
 )

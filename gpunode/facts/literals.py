@@ -77,7 +77,9 @@ def _one(text: str, at: int) -> tuple[str | None, frozenset[str], int]:
     if char == "\\":
         return _escape(text, at)
     if char == "[":
-        return None, frozenset(), _past_class(text, at)
+        end = _past_class(text, at)
+        one = {character.lower() for character in text[at + 1 : end - 1]}
+        return (one.pop() if len(one) == 1 else None), frozenset(), end
     if char == "(":
         return _group(text, at + 1)
     if char in "^$":

@@ -344,7 +344,8 @@ _LOG: Final = re.compile(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
 
 def _by_path(source: str) -> Source | None:
     first = source.split()[0] if source.split() else ""
-    if re.fullmatch(r"(?:\./|/\S+/samples/)[\w./-]*?[\w-]+", first) and "." not in first.rpartition("/")[2]:
+    name = first.rpartition("/")[2]
+    if re.fullmatch(r"(?:\./|/\S+/samples/)[\w./-]+", first) and ("." not in name or name.endswith((".sh", ".py"))):
         return Source("application", words=tuple(source.split()))
     if first.startswith("/") or re.fullmatch(r"~?[\w.-]*/[\w./*-]+|[\w-]+\.(?:log|conf|toml|ya?ml|json)", first):
         return _file(first)

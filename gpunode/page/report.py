@@ -18,7 +18,7 @@ from gpunode.page import topology as wiring
 from gpunode.page.evidence import looked_at, shown
 from gpunode.page.excerpt import BRIEF, FULL, Detail, cut
 from gpunode.page.markup import Markup, document, element, joined, styled
-from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, count
+from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, condition, count
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.stack import Storey
@@ -106,8 +106,8 @@ def _body(examined: Examined, about: About, detail: Detail) -> Markup:
             "main",
             _verdict(examined, faults),
             (_fault(root, examined, number, detail) for number, root in enumerate(faults)),
+            _unknown(diagnosis.unknown, examined, detail),
             _denied(examined),
-            _unknown(diagnosis.unknown),
             _wiring(examined),
             _faults_over_time(examined),
             (_note(note) for note in notes),
@@ -210,13 +210,14 @@ def _fix(fix: Fix) -> Markup:
     commands = "\n".join(fix.commands)
     return element(
         "li",
-        element("p", _prose(fix.text), element("em", f" ({fix.when})") if fix.when else None),
+        element("p", _prose(fix.text), element("em", condition(fix.when)) if fix.when else None),
         element("pre", element("code", commands), class_="commands", tabindex=0) if commands else None,
     )
 
 
 def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Markup:
     """What proves a root, what it is not, and what follows from it; of the first, the head stands above."""
+    level = "h3" if number else "h2"
     consequences = [one for one in examined.diagnosis.findings if one.explained_by == root.cause]
     head = (
         element("p", f"{'likely ' if root.confidence == 'likely' else ''}{_beside(root)}", class_="label"),
@@ -227,11 +228,11 @@ def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Ma
     return element(
         "article",
         head if number else None,
-        _section("What proves it", shown(root.citations, examined.snapshot, detail)) if root.citations else None,
-        _list("What it is not", root.ruled_out),
-        _consequences(consequences, examined, detail),
+        _section(level, "What proves it", shown(root.citations, examined.snapshot, detail)) if root.citations else None,
+        _list(level, "What it is not", root.ruled_out),
+        _consequences(level, consequences, examined, detail),
         _remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
-        _story(root),
+        _story(level, root),
         class_=root.severity if number else "root",
         id=root.cause,
     )
@@ -241,20 +242,20 @@ def _beside(root: Finding) -> str:
     return "another fault, with a cause of its own" if root.severity == "error" else _LABELS[root.severity]
 
 
-def _section(title: str, *parts: Markup | Iterable[Markup] | None) -> Markup:
-    return element("section", element("h3", title), *parts)
+def _section(level: str, title: str, *parts: Markup | Iterable[Markup] | None) -> Markup:
+    return element("section", element(level, title), *parts)
 
 
-def _list(title: str, texts: Sequence[str]) -> Markup | None:
+def _list(level: str, title: str, texts: Sequence[str]) -> Markup | None:
     if not texts:
         return None
-    return _section(title, element("ul", (element("li", _prose(text)) for text in texts)))
+    return _section(level, title, element("ul", (element("li", _prose(text)) for text in texts)))
 
 
-def _consequences(findings: Sequence[Finding], examined: Examined, detail: Detail) -> Markup | None:
+def _consequences(level: str, findings: Sequence[Finding], examined: Examined, detail: Detail) -> Markup | None:
     if not findings:
         return None
-    return _section("What follows from it", (_consequence(one, examined, detail) for one in findings))
+    return _section(level, "What follows from it", (_consequence(one, examined, detail) for one in findings))
 
 
 def _consequence(finding: Finding, examined: Examined, detail: Detail) -> Markup:
@@ -267,11 +268,12 @@ def _consequence(finding: Finding, examined: Examined, detail: Detail) -> Markup
     )
 
 
-def _story(finding: Finding) -> Markup | None:
+def _story(level: str, finding: Finding) -> Markup | None:
     rule = rules().get(finding.cause)
     if rule is None or len(rule.story) < 2:
         return None
     return _section(
+        level,
         "How this comes about",
         (element("p", _prose(" ".join(part.split()))) for part in rule.story.split("\n\n")),
         element("p", "Sources: ", _comma(_address(source) for source in rule.sources), class_="sources")
@@ -299,7 +301,7 @@ def _denied(examined: Examined) -> Markup | None:
     )
 
 
-def _unknown(doubts: Sequence[Doubt]) -> Markup | None:
+def _unknown(doubts: Sequence[Doubt], examined: Examined, detail: Detail) -> Markup | None:
     if not doubts:
         return None
     rows = (
@@ -307,6 +309,10 @@ def _unknown(doubts: Sequence[Doubt]) -> Markup | None:
             "li",
             element("p", _prose(doubt.question)),
             element("p", "look at ", element("code", doubt.look_at, class_="pick")),
+            element("p", "it decides between ", _comma(element("code", cause) for cause in doubt.causes))
+            if len(doubt.causes) > 1
+            else None,
+            shown(doubt.citations, examined.snapshot, detail),
         )
         for doubt in doubts
     )

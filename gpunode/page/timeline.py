@@ -21,6 +21,8 @@ _LANE: Final = 26
 _BADGE: Final = 64
 _TICKS: Final = 5
 _MOST: Final = 400
+# Later than any clock; a log that was made to do harm may have it.
+_NEVER: Final = 2e11
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
 _CLOCKS: Final = (9e8, 1e9)
 _CODES: Final = {"xid": "Xid {}", "sxid": "SXid {}", "aer": "PCIe"}
@@ -60,7 +62,8 @@ def _event(fault: Fault, *, is_first: bool) -> Event:
     role = "first" if is_first else "echo" if fault.is_late else ""
     text = said.text if said else fault.citation.line.strip()
     code = _CODES[fault.source].format(fault.code)
-    return Event(fault.gpu, fault.at, code, text, known.meaning if known else "", role)
+    at = fault.at if fault.at is not None and 0 <= fault.at < _NEVER else None
+    return Event(fault.gpu, at, code, text, known.meaning if known else "", role)
 
 
 @dataclass(slots=True)
@@ -117,9 +120,10 @@ def _lanes(events: Sequence[Event], first: float, last: float) -> list[list[_Bad
     lanes: list[list[_Badge]] = [[]]
     for event in sorted(events, key=lambda event: (event.at or 0.0, event.code)):
         x = round(_x(event.at or 0.0, first, last), 1)
-        same = next((lane[-1] for lane in lanes if lane and lane[-1].events[0].code == event.code), None)
         # What began a failure has a badge of its own.
-        if same is not None and x < same.x + _BADGE and event.role == same.events[0].role:
+        alike = (lane[-1] for lane in lanes if lane and _is_alike(lane[-1].events[0], event))
+        same = next((badge for badge in alike if x < badge.x + _BADGE), None)
+        if same is not None:
             same.events.append(event)
             continue
         lane = next((lane for lane in lanes if not lane or x >= lane[-1].x + _BADGE), None)
@@ -128,6 +132,10 @@ def _lanes(events: Sequence[Event], first: float, last: float) -> list[list[_Bad
             lanes.append(lane)
         lane.append(_Badge(x, [event]))
     return lanes
+
+
+def _is_alike(one: Event, other: Event) -> bool:
+    return (one.code, one.role) == (other.code, other.role)
 
 
 def _badge(badge: _Badge, y: int) -> Markup:

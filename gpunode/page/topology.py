@@ -17,6 +17,9 @@ _ROW: Final = 32
 _BOX: Final = 26
 _MOST_DEVICES: Final = 64
 _MOST_ARCS: Final = 36
+_MOST_LABELS: Final = 4
+_BOW: Final = 70
+_DEEPEST: Final = 8
 _SORTS: Final = {"gpu": "GPU", "nvswitch": "NVSwitch", "nic": "network", "nvme": "NVMe", "bridge": "bridge"}
 
 
@@ -136,7 +139,7 @@ def _one_card(branch: _Branch) -> bool:
 
 
 def _left(row: _Placed) -> int:
-    return 8 + _STEP * row.depth + (14 if row.device or row.above else 0)
+    return 8 + _STEP * min(row.depth, _DEEPEST) + (14 if row.device or row.above else 0)
 
 
 def _stems(rows: Sequence[_Placed]) -> Iterator[Markup]:
@@ -230,15 +233,17 @@ def _nvlink(rows: Sequence[_Placed], topology: Topology) -> Iterator[Markup]:
         middle = (min(ends) + max(ends)) // 2
         yield element("text", label, x=x + 22, y=middle + 4, class_="nvlink-label")
         return
+    room = _WIDTH - 36 - x
     for (one, other), cell in sorted(pairs.items())[:_MOST_ARCS]:
-        bow = 12 + 10 * min(abs(gpus.index(other) - gpus.index(one)), 8)
-        title = element("title", f"GPU {one} and GPU {other}: {cell}")
+        # A cubic's bend lies at three quarters of its handles.
+        apart = gpus.index(other) - gpus.index(one)
+        bow = min(round(room / 0.75 * (0.25 + 0.75 * apart / (len(gpus) - 1))), _BOW * apart)
         y1, y2 = at[one], at[other]
-        yield element(
-            "path", title, d=f"M{x} {y1}C{x + bow} {y1} {x + bow} {y2} {x} {y2}", class_=f"nvlink arc n{_bonded(cell)}"
-        )
-        if len(pairs) <= 6:
-            yield element("text", cell, x=x + bow * 3 // 4 + 4, y=(y1 + y2) // 2 + 4, class_="nvlink-label")
+        title = element("title", f"GPU {one} and GPU {other}: {cell}")
+        way = f"M{x} {y1}C{x + bow} {y1} {x + bow} {y2} {x} {y2}"
+        yield element("path", title, d=way, class_=f"nvlink arc n{_bonded(cell)}")
+        if len(pairs) <= _MOST_LABELS:
+            yield element("text", cell, x=x + bow * 3 // 4 + 6, y=(y1 + y2) // 2 + 4, class_="nvlink-label")
 
 
 def _bonded(cell: str) -> int:
@@ -254,6 +259,8 @@ def legend(topology: Topology) -> str:
         )
     if topology.nvlinks:
         parts.append("A small square is an NVLink; an empty one is inactive.")
+    if len(set(_pairs(topology).values())) > 1:
+        parts.append("A thicker line is more NVLinks between two GPUs.")
     return " ".join(parts)
 
 

@@ -47,3 +47,8 @@ STATES: Final[Mapping[State, tuple[str, str]]] = {
 def count(number: int, noun: str) -> str:
     """``1 line``, ``2 lines``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def condition(when: str) -> str:
+    """When a fix is made, as it stands behind it: ``(if it comes back)``; empty where it always is."""
+    return f" (if {when})" if when else ""

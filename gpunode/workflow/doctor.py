@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
-from gpunode.facts.evidence import Evidence
+from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups
 from gpunode.facts.probes import probes
 from gpunode.host import nvml
@@ -58,9 +59,21 @@ class Examined:
         return "unknown" if self.diagnosis.unknown or not self.works else "healthy"
 
 
+# How commands tell that they may not; lspci leaves out what it may not read, and goes on.
+_DENIED: Final = re.compile(
+    r"permission denied|operation not permitted|insufficient permissions|must be root|access denied", re.IGNORECASE
+)
+
+
+def _is_denied(capture: Capture) -> bool:
+    if capture.outcome == "failed":
+        return _DENIED.search(capture.error) is not None
+    return capture.outcome == "denied" or (capture.source.startswith("lspci") and b"<access denied>" in capture.data)
+
+
 def diagnosed(evidence: Evidence) -> Examined:
     """What is wrong with the node that ``evidence`` shows."""
     seen = snapshot(evidence)
     diagnosis = diagnose(seen, guarded=True)
-    denied = tuple(capture.source for capture in evidence.values() if capture.outcome == "denied")
+    denied = tuple(dict.fromkeys(capture.source for capture in evidence.values() if _is_denied(capture)))
     return Examined(seen, diagnosis, stack(seen, diagnosis), is_shown_to_work(seen), denied)

@@ -31,7 +31,7 @@ with atheris.instrument_imports(include=["gpunode", "json"]):
     from gpunode.diagnoses.traits import TRAITS
     from gpunode.errors import GpunodeError
     from gpunode.facts import bug_report, pasted
-    from gpunode.facts.evidence import Capture
+    from gpunode.facts.evidence import Capture, Outcome
     from gpunode.facts.examination import EXAMINATION, follow_ups
     from gpunode.facts.probes import PROBES
     from gpunode.host import capture, reports
@@ -87,13 +87,16 @@ def text(data: bytes) -> None:
     pasted.from_text(decoded)
 
 
+OUTCOMES: tuple[Outcome, ...] = ("ok", "ok", "ok", "failed", "timeout")
+
+
 def evidence(data: bytes) -> None:
     """Any text may be what any probe said, beside the rest of a real report."""
     chance = random.Random(zlib.crc32(data))
     key, source = chance.choice(SOURCES)
     start = chance.randrange(len(PIECES))
     others = pasted.evidence(PIECES[start : start + 3])
-    outcome = chance.choice(["ok", "ok", "ok", "failed", "timeout"])
+    outcome: Outcome = chance.choice(OUTCOMES)
     _examined({**others, key: Capture(source, outcome, data, error=data[:80].decode("utf-8", "replace"))})
 
 

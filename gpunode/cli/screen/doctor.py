@@ -10,7 +10,7 @@ from gpunode.cli.screen.quoting import shortened, telling
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, prose, span
 from gpunode.cli.screen.words import count, listed
 from gpunode.diagnoses.views import kernel
-from gpunode.page.words import DISRUPTIONS, LAYERS, STATES
+from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, condition
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.model import Citation, Doubt, Finding, Fix, Rule
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 _CITED = 5
 _CONSEQUENCES = 4
 _DENIED = 4
+_RELATED = 8
 # Where no terminal says how wide it is: a pipe takes long lines, though not a log's without end.
 _WIDEST = 400
 _NARROWEST = 40
+_RAGGED = 12
 _LONGEST = 2000
 _STYLES: dict[str, Style] = {
     "broken": "bad",
@@ -69,7 +71,7 @@ def diagnosis_lines(examined: Examined, *, verbose: bool, width: int = 0) -> Ite
         yield from _root(root, below, how)
         yield BLANK
     if diagnosis.unknown:
-        yield from _unknown(diagnosis.unknown)
+        yield from _unknown(diagnosis.unknown, how)
         yield BLANK
     yield from _stack(examined.storeys)
     if examined.denied:
@@ -107,28 +109,30 @@ def _heading(text: str, beside: str = "") -> Line:
     return line("  ", span(text, "bold"), span(f"  {beside}" if beside else "", "dim"), hang=4)
 
 
-def _proof(finding: Finding, how: _How, indent: int = 4) -> Iterator[Line]:
-    """The proving lines, under the sources that they are from."""
-    shown = finding.citations if how.verbose else finding.citations[:_CITED]
-    if not shown:
-        return
-    if indent == 4:
+def _proof(finding: Finding, how: _How) -> Iterator[Line]:
+    if finding.citations:
         yield _heading("proof")
-    words = telling(finding.summary, finding.title)
+    yield from _cited(finding.citations, telling(finding.summary, finding.title), how, indent=4)
+
+
+def _cited(citations: Sequence[Citation], words: frozenset[str], how: _How, *, indent: int) -> Iterator[Line]:
+    """The proving lines, under the sources that they are from."""
+    shown = citations if how.verbose else citations[:_CITED]
     source = ""
-    numbers = max(len(str(citation.number or "")) for citation in shown)
+    numbers = max((len(str(citation.number or "")) for citation in shown), default=0)
     for citation in shown:
         if citation.source != source:
             source = citation.source
             yield line(" " * indent, span(shortened(source, frozenset(), how.room - indent), "dim"), hang=indent + 2)
         number = str(citation.number or "").rjust(numbers)
         yield _quoted(f"{' ' * (indent + 2)}{number}  " if numbers else " " * (indent + 2), citation, words, how)
-    if more := len(finding.citations) - len(shown):
+    if more := len(citations) - len(shown):
         yield line(" " * indent, span(f"and {count(more, 'line')} more (-v)", "dim"), hang=indent)
 
 
 def _quoted(before: str, citation: Citation, words: frozenset[str], how: _How) -> Line:
-    room = _LONGEST if how.verbose else how.room - len(before)
+    # Two rows, less what breaking at a blank costs: a whole sentence says more than its halves.
+    room = _LONGEST if how.verbose else min(2 * (how.room - len(before)) - _RAGGED, _WIDEST)
     said = span(how.said(citation)).text
     return line(span(before, "dim"), shortened(said, words, room), hang=len(before))
 
@@ -148,7 +152,7 @@ def _consequences(findings: Sequence[Finding], how: _How) -> Iterator[Line]:
         yield line("    ", span("! ", "warn"), finding.title, span(f"  {finding.cause}", "dim"), hang=6)
         if how.verbose:
             yield line("      ", *prose(finding.summary), hang=6)
-            yield from _proof(finding, how, indent=6)
+            yield from _cited(finding.citations, telling(finding.summary), how, indent=6)
     if more := len(findings) - len(shown):
         yield line("    ", span(f"and {more} more (-v)", "dim"), hang=4)
 
@@ -156,15 +160,21 @@ def _consequences(findings: Sequence[Finding], how: _How) -> Iterator[Line]:
 def _remedy(fixes: Sequence[Fix], disruption: str) -> Iterator[Line]:
     yield _heading("what to do", disruption)
     for number, fix in enumerate(fixes, 1):
-        when = f" ({fix.when})" if fix.when else ""
-        yield line(f"  {number}. ", *prose(f"{fix.text}{when}"), hang=5)
-        yield from indented([line(span(command, "command"), hang=2) for command in fix.commands], 5)
+        yield line(f"  {number}. ", *prose(f"{fix.text}{condition(fix.when)}"), hang=5)
+        yield from indented([_typed(row) for command in fix.commands for row in command.split("\n")], 5)
 
 
-def _unknown(doubts: Sequence[Doubt]) -> Iterator[Line]:
+def _typed(command: str) -> Line:
+    return Line((span(command, "command"),), solid=True)
+
+
+def _unknown(doubts: Sequence[Doubt], how: _How) -> Iterator[Line]:
     yield line(span("could not be told", "bold"))
     for doubt in doubts:
         yield line("  ", span("? ", "warn"), *prose(doubt.question), hang=4)
+        yield from _cited(doubt.citations, telling(doubt.question), how, indent=4)
+        if how.verbose and len(doubt.causes) > 1:
+            yield line("    ", span("between  ", "dim"), listed(doubt.causes), hang=13)
         yield line("    ", span("look at  ", "dim"), span(doubt.look_at, "command"), hang=13)
 
 
@@ -211,13 +221,14 @@ def _what_next(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
                    f"{'was' if len(root.ruled_out) == 1 else 'were'} ruled out", hang=7)  # fmt: skip
 
 
-def story_lines(rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> Iterator[Line]:
+def story_lines(rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str], *, verbose: bool) -> Iterator[Line]:
     """The whole story of a cause: what happens, what it brings about, what to do, where the facts come from.
 
     Args:
         rule: the cause.
         remedy: what to do on a node of which nothing is known.
         explained_by: the causes of which it may be a consequence.
+        verbose: whether all of them are named.
     """
     yield line(span(rule.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
     yield line(span(f"{LAYERS[rule.layer]}, {rule.severity}", "dim"), hang=2)
@@ -229,7 +240,7 @@ def story_lines(rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) 
     for heading, causes in (("may come from", explained_by), ("brings about", sorted(rule.explains))):
         if causes:
             yield _heading(heading)
-            yield line("    ", listed(causes), hang=4)
+            yield line("    ", listed(causes, 0 if verbose else _RELATED), hang=4)
     if rule.sources:
         yield _heading("sources")
         yield from (line("    ", span(source, "dim"), hang=4) for source in rule.sources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from gpunode.host.process import redact
@@ -37,11 +37,13 @@ class Line:
     Attributes:
         hang: the column at which its continuation begins.
         fold: whether it breaks anywhere, as a diff must, and not at blanks alone.
+        solid: whether it never breaks: a command that is copied must not bring line ends along.
     """
 
     spans: tuple[Span, ...] = ()
     hang: int = 0
     fold: bool = False
+    solid: bool = False
 
     @property
     def text(self) -> str:
@@ -91,7 +93,9 @@ def prose(text: str, style: Style = "") -> tuple[Span, ...]:
 
 def indented(lines: Sequence[Line], by: int) -> tuple[Line, ...]:
     """``lines``, ``by`` columns to the right."""
-    return tuple(Line((Span(" " * by), *one.spans), one.hang + by, one.fold) if one.spans else one for one in lines)
+    return tuple(
+        replace(one, spans=(Span(" " * by), *one.spans), hang=one.hang + by) if one.spans else one for one in lines
+    )
 
 
 def block(text: str, style: Style = "", indent: int = 0) -> tuple[Line, ...]:
@@ -117,6 +121,9 @@ def padded(text: str, width: int) -> str:
 
 def wrap(one: Line, width: int) -> Iterator[Line]:
     """``one`` in as many rows as ``width`` columns ask for; 0 leaves it whole."""
+    if one.solid:
+        yield one
+        return
     marked = [(char, part.style) for part in one.spans for char in part.text]
     hang = min(one.hang, width // 2)
     first = True

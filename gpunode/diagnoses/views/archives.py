@@ -30,7 +30,8 @@ RETIRED_KEY: Final = "F60F4B3D7FA2AF80"
 _RPM_KEYS: Final = ("D42D0685", "CDF6BA43", "1940C73E", "73CD9B30", "3A8B5622")
 _REFUSED: Final = re.compile(
     r"(?:NO_PUBKEY|EXPKEYSIG|REVKEYSIG|BADSIG|KEYEXPIRED|EXPSIG|Missing key|Signing key on|NOKEY, key ID)\s+"
-    r"(?P<key>[0-9A-Fa-f]{8,40})\b"
+    r"(?P<key>[0-9A-Fa-f]{8}(?: ?[0-9A-Fa-f]{8}){0,4})\b"
+    r"|The repository '(?P<unsigned>[^']{8,200})' is (?:not|no longer) signed"
 )
 _RPM_REFUSED: Final = re.compile(
     r"Public key for (?P<package>\S+\.rpm) is not installed"
@@ -72,7 +73,7 @@ def _speaks(item: Item) -> bool:
 def _refused(item: Item) -> Iterator[RefusedKey]:
     for match in (*finds(item, _REFUSED), *finds(item, _RPM_REFUSED)):
         number = item.text.count("\n", 0, match.start())
-        key = (match.groupdict().get("key") or "").upper()
+        key = (match.groupdict().get("key") or "").upper().replace(" ", "")
         near = _near(item.lines, number)
         owner = _by_key(key) or _by_text(near)
         url = next((found[0].rstrip("/.,") for found in _URL.finditer(near)), "")

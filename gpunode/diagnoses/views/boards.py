@@ -19,6 +19,7 @@ Carrier: TypeAlias = Literal["baseboard", "rack", "card", ""]
 _BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _ROW: Final = re.compile(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_BUS})\s")
 _LISTED: Final = re.compile(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
+_BARE: Final = re.compile(rf"^\s*(?P<bus>{_BUS})\s*$")
 _COUNT: Final = re.compile(r"^Attached GPUs\s*:\s*(?P<count>\d+)", re.MULTILINE)
 _DCGM_IDS: Final = re.compile(r"GPU Device IDs Detected\s*\|\s*(?P<ids>[0-9a-f]{4}(?:,\s*[0-9a-f]{4})*)")
 _RACK: Final = re.compile(r"\bG[HB][23]00\b")
@@ -74,7 +75,8 @@ def _inventory(item: Item) -> Inventory | None:
     if not boards:
         return Inventory((), whole, cite(item, _line(item, count.start()))) if count else None
     is_cut = item.source.is_part or bool(item.source.only) or bool({"-i", "--id"} & set(item.source.words))
-    in_order = [board.index for board in boards] == list(range(len(boards)))
+    indices = [board.index for board in boards]
+    in_order = indices == list(range(len(boards))) or set(indices) == {None}
     known = whole if whole is not None else (len(boards) if in_order and not is_cut else None)
     return Inventory(boards, known, boards[0].citation)
 
@@ -84,6 +86,8 @@ def _boards(item: Item) -> Iterator[Board]:
         if match := _ROW.match(line):
             name = re.sub(r"(?<!\s)\s+(?:On|Off|N/A|TCC|WDDM|MCDM)\s*$", "", match["name"].strip())
             yield Board(int(match["index"]), name, pci.address(match["bus"]), cite(item, number))
+        elif match := _BARE.match(line):
+            yield Board(None, "", pci.address(match["bus"]), cite(item, number))
         elif match := _LISTED.match(line):
             yield Board(int(match["index"]), match["name"], "", cite(item, number))
 
@@ -97,7 +101,7 @@ def names(snapshot: Snapshot) -> tuple[str, ...]:
     found = [lookup(one).name for item in snapshot.of("text") for one in _dcgm_ids(item)]
     found += [model.name for gpu in snapshot.view(pci.gpus) if (model := gpu.model) is not None]
     found += [gpu.name for gpu in snapshot.view(pci.gpus) if gpu.model is None]
-    found += [board.name for one in snapshot.view(inventories) for board in one.boards]
+    found += [board.name for one in snapshot.view(inventories) for board in one.boards if board.name]
     for item in snapshot.of("nvidia-smi-nvlink", "nvidia-smi-topo", "application", "container-run", "gpudirect"):
         found += [match["name"] for line in item.lines if (match := _LISTED.match(line))]
     for gpu in snapshot.view(smi_query.gpus):

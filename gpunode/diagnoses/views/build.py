@@ -7,7 +7,7 @@ with also fails on every function. So each log is asked for the causes in the or
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -29,7 +29,7 @@ _HEADERS: Final = re.compile(
     r"|[Cc]ould not find (?:the )?kernel (?:headers|sources?)\b"
     r"|kernel headers (?:for \S+ )?(?:are|is|were|was) not (?:found|installed)"
     r"|/lib/modules/[^\s/]+/(?:build|source)(?:/\S*)?['’]?: No such file or directory"
-    r"|Kernel configuration is invalid"
+    r"|Kernel configuration is invalid|scripts/(?:mod/modpost|basic/fixdep)['’]?: (?:not found|No such file)"
     r"|Unable to locate package (?:linux|proxmox|pve)-headers-"
     r"|Unable to find a match: kernel-(?:devel|headers)"
     r"|Could not resolve Linux kernel version"
@@ -61,12 +61,12 @@ _TOOLCHAIN: Final = re.compile(
     rf"|Unable to find the development tool [`'‘]{_TOOL}"
     r"|cannot execute ['‘`](?:cc1plus|cc1|as|ld)['’]"
     r"|please install (?:libelf-dev|libelf-devel|libssl-dev|openssl-devel)"
-    r"|fatal error: (?:libelf\.h|gelf\.h|openssl/\S+\.h|stdio\.h|stddef\.h): No such file"
+    r"|fatal error: (?:libelf\.h|gelf\.h|openssl/\S+\.h|stdio\.h): No such file"
     r"|C compiler cannot create executables|no acceptable C compiler found",
     re.MULTILINE,
 )
 _TOOLS: Final = (
-    re.compile(r"(cc1plus)|please install (libelf|libssl|openssl)|fatal error: (libelf|gelf|openssl|std)"),
+    re.compile(r"(cc1plus)|please install (libelf|libssl|openssl)|fatal error: (libelf|gelf|openssl|stdio)"),
     re.compile(rf"(?:^|[\s:/'\"‘`])({_TOOL})['’]?(?::| )"),
     re.compile(rf"[`'‘]({_TOOL})['’]"),
 )
@@ -119,14 +119,14 @@ _BUILDERS: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
 # What a log says that is about the building of a kernel module at all.
 _BUILDS: Final = re.compile(
     r"dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
-    r"|Kbuild|-headers-|kernel-devel|kernel source|\bCC \[M\]",
+    r"|Kbuild|-headers-|kernel-devel|kernel source|CC \[M\]",
     re.IGNORECASE,
 )
 _TARGETS: Final = tuple(
     re.compile(before + rf"(?P<kernel>{_KERNEL})")
     for before in (
         r"kernel headers for kernel ",
-        r"DKMS make\.log for \S+ for kernel ",
+        r"make\.log for \S+ for kernel ",
         r"module build on kernel: ",
         r"(?:[Mm]odule build|autoinstall|Building(?: module| initial module)?|development files) for (?:kernel )?",
         r"Missing ",
@@ -173,10 +173,10 @@ def failures(snapshot: Snapshot) -> tuple[Failure, ...]:
     return tuple(found for item in snapshot.items if (found := _failure(item)) is not None)
 
 
-def decisive(snapshot: Snapshot) -> Failure | None:
-    """The failure whose reason comes first; None where no build failed."""
+def decisive(found: Iterable[Failure]) -> Failure | None:
+    """The failure whose reason comes first; None where there is none."""
     ranks = [reason for reason, _ in _ORDER]
-    return min(snapshot.view(failures), key=lambda one: ranks.index(one.reason), default=None)
+    return min(found, key=lambda one: ranks.index(one.reason), default=None)
 
 
 def has_failed(snapshot: Snapshot) -> bool:
@@ -214,9 +214,9 @@ def _is_foreign(item: Item, citation: Citation) -> bool:
 def _is_about(item: Item) -> bool:
     """Whether it tells of a kernel module's build, and not of another vendor's module only."""
     if item.kind == "make-log":
-        header = re.search(r"DKMS make\.log for (\S+)", item.text[:2000])
+        header = re.search(r"^DKMS (?:\([^)]*\) )?make\.log for (\S+)", item.text[:2000], re.MULTILINE)
         return header is None or header[1].startswith("nvidia")
-    return (item.kind in _BUILDERS or _BUILDS.search(item.text) is not None) and _names_driver(item)
+    return (item.kind in _BUILDERS or any(True for _ in lines_with(item, _BUILDS))) and _names_driver(item)
 
 
 def _names_driver(item: Item) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds
-from gpunode.diagnoses.views import containerd, packages
+from gpunode.diagnoses.views import containerd, docker, packages
 from gpunode.facts import cdi
 from gpunode.facts.cdi_places import FOLDERS
 from gpunode.facts.items import Item, tells_absence
@@ -22,10 +22,12 @@ _UNRESOLVED: Final = re.compile(
 _FOLDER: Final = re.compile(r"^(?:/var)?/run/cdi\b|^/etc/cdi\b")
 _SPEC_NAME: Final = re.compile(r"(?P<name>[\w.+-]+\.(?:ya?ml|json))\s*$")
 _HEADING: Final = re.compile(r"^(?P<folder>/\S+):$")
-_VERSION: Final = re.compile(r"cdiVersion\"?:\s*\"?'?(?P<version>\d+\.\d+\.\d+)")
+_VERSION: Final = re.compile(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
 _LIBRARY: Final = re.compile(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
 _FOUND: Final = re.compile(r"Found (?P<count>\d+) CDI devices?")
-_PODMAN: Final = re.compile(r"podman version (?P<a>\d+(?:\.\d+)+)|Podman Engine\s+Version:\s+(?P<b>\d+(?:\.\d+)+)")
+_PODMAN: Final = re.compile(
+    r"podman version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Podman Engine\s+Version:\s+(?P<b>\d{1,6}(?:\.\d{1,6})+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,24 +205,50 @@ def podman_version(snapshot: Snapshot) -> tuple[podman.Version, Citation] | None
             number = item.number_at(match.start(match.lastgroup or 0))
             return tuple(int(part) for part in match[match.lastgroup or 0].split(".")), cite(item, number)
     package = snapshot.view(packages.packages).get("podman")
-    if package is None or not package.is_installed or not (numbers := re.findall(r"\d+", package.upstream)):
+    if package is None or not package.is_installed or not (numbers := re.findall(r"\d{1,6}", package.upstream)):
         return None
     return tuple(int(part) for part in numbers[:3]), package.citation
 
 
 def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     """The folders in which the engine looks, and what says so; None as the latter where these are the usual ones."""
-    for item in snapshot.items:
-        if item.kind == "docker-info" and (dirs := _docker_dirs(item)):
+    for item in snapshot.of("docker-info"):
+        if dirs := _docker_dirs(item):
             return dirs
     if (told := podman_version(snapshot)) is not None:
         files = {item.subject: item.text.encode() for item in snapshot.files("*containers.conf*") if item.text}
         folders = tuple(_at(one) for one in podman.spec_folders(files, told[0]))
         return folders, told[1] if folders != FOLDERS else None
+    for file in snapshot.view(docker.files):
+        if found := tuple(one for one in file.document.get("cdi-spec-dirs") or () if isinstance(one, str)):
+            return tuple(_at(one) for one in found), file.line("cdi-spec-dirs")
     for effective in (containerd.running(snapshot), containerd.of_files(snapshot)):
         if effective is not None and effective.spec_dirs:
             return tuple(_at(one) for one in effective.spec_dirs), effective.place
-    return FOLDERS, None
+    return _named(snapshot) or (FOLDERS, None)
+
+
+_DIRS: Final = re.compile(r"^\s*(?:cdi_spec_dirs|spec-dirs)\s*=\s*\[(?P<dirs>[^\]\n]+)\]", re.MULTILINE)
+
+
+def _named(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation] | None:
+    """The folders that CRI-O's files, or the toolkit's for what it injects itself, name."""
+    for item in snapshot.of("file", "text"):
+        if match := find(item, _DIRS):
+            dirs = re.findall(r"[\"']([^\"']+)[\"']", match["dirs"])
+            return tuple(_at(one) for one in dirs), cite(item, item.text.count("\n", 0, match.start("dirs")) + 1)
+    return None
+
+
+_OPTION: Final = re.compile(r"--cdi-spec-dirs?[= ](?P<folder>/\S+)")
+
+
+def works_with_option(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """The folder that an engine was told on its command line, where the container then started."""
+    for item in snapshot.items:
+        if (match := _OPTION.search(item.written)) and item.outcome == "ok" and not find(item, _UNRESOLVED):
+            return match["folder"], cite(item, 1)
+    return None
 
 
 def _docker_dirs(item: Item) -> tuple[tuple[str, ...], Citation] | None:

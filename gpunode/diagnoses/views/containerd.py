@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find
-from gpunode.diagnoses.views import packages
+from gpunode.diagnoses.views import moments, packages
 from gpunode.errors import Refused
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -71,6 +71,13 @@ class Effective:
     names_handlers: bool = False
     is_running: bool = False
     fault: str = ""
+
+
+def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
+    """What was ``said`` without what a journal has from before the running daemon was started."""
+    unit = snapshot.facts.unit("containerd.service")
+    begun = unit.value.started_at if isinstance(unit, Known) and unit.value.state.active else None
+    return tuple(one for one in said if begun is None or (at := moments.of_line(one.line)) is None or at >= begun)
 
 
 def product(snapshot: Snapshot) -> Product:
@@ -296,9 +303,10 @@ def _handler(path: str) -> str:
     return ""
 
 
+_NUMBER: Final = r"\d{1,6}\.\d{1,6}\.\d{1,6}"
 _VERSIONS: Final = re.compile(
-    r"\bcontainerd(?:\.io)? (?:github\.com/containerd/containerd(?:/v2)? |containerd\.io )?v?(?P<cli>\d+\.\d+\.\d+)"
-    r"|containerd://(?P<node>\d+\.\d+\.\d+)"
+    rf"\bcontainerd(?:\.io)? (?:github\.com/containerd/containerd(?:/v2)? |containerd\.io )?v?(?P<cli>{_NUMBER})"
+    rf"|containerd://(?P<node>{_NUMBER})"
 )
 
 
@@ -309,7 +317,7 @@ def version(snapshot: Snapshot) -> tuple[int, ...]:
             return tuple(int(part) for part in (match["cli"] or match["node"]).split("."))
     for package in packages.matching(snapshot, "containerd", "containerd.io"):
         if package.is_installed:
-            return tuple(int(part) for part in re.findall(r"\d+", package.upstream)[:3])
+            return tuple(int(part) for part in re.findall(r"\d{1,6}", package.upstream)[:3])
     return ()
 
 

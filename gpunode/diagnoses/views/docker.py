@@ -37,8 +37,8 @@ _DESKTOP: Final = re.compile(
 _DESKTOP_HOST: Final = re.compile(r"\"Host\":\s*\"unix://[^\"\n]*/\.docker/desktop/docker\.sock\"")
 _WINDOWS: Final = re.compile(r"microsoft-standard|Kernel Version:\s*\S*microsoft", re.IGNORECASE)
 _ROOTLESS: Final = re.compile(
-    r"^[ \t]*rootless\s*$|name=rootless|^[ \t]*Context:\s*rootless|^rootless\s*\*|dockerd-rootless|rootlesskit"
-    r"|DOCKER_HOST=unix:///run/user/\d+/docker\.sock|\"Host\":\s*\"unix:///run/user/\d+/docker\.sock\"",
+    r"^[ \t]*rootless\s*$|name=rootless|^[ \t]*Context:\s*rootless|^rootless\s*\*|dockerd-rootless\.sh --"
+    r"|rootlesskit --|DOCKER_HOST=unix:///run/user/\d+/docker\.sock|\"Host\":\s*\"unix:///run/user/\d+/docker\.sock\"",
     re.MULTILINE,
 )
 _ROOTLESS_WRITTEN: Final = re.compile(
@@ -60,40 +60,29 @@ _UNKNOWN: Final = re.compile(
 
 def refused(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Docker's word that it knows no way to give a GPU to a container."""
-    return snapshot.said(_REFUSED)
+    return since_start(snapshot, snapshot.said(_REFUSED))
 
 
 def unknown_runtime(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Docker's word that it has no runtime called nvidia."""
-    return snapshot.said(_UNKNOWN)
+    return since_start(snapshot, snapshot.said(_UNKNOWN))
 
 
 _TOLD: Final[tuple[Kind, ...]] = (
-    "docker-info",
-    "docker-version",
-    "container-run",
-    "container-inspect",
-    "text",
-    "environment",
-    "which",
+    *("docker-info", "docker-version", "container-run", "container-inspect", "text", "environment", "application"),
+    *("unit-status", "unit-log", "unit-action"),
 )
-_WHERE: Final[tuple[Kind, ...]] = (
-    *_TOLD,
-    "snap",
-    "unit-status",
-    "unit-show",
-    "unit-log",
-    "unit-action",
-    "listing",
-    "application",
-)
+_SNAP_UNIT: Final = "snap.docker.dockerd.service"
 
 
 def snap(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that the docker that answers is the snap."""
     if snapshot.says(_ENGINE):
         return ()
-    found = [*snapshot.said(_SNAP, *_WHERE), *snapshot.said(_SNAP_ROW, "snap")]
+    found = [*snapshot.said(_SNAP, *_TOLD, "which", "snap"), *snapshot.said(_SNAP_ROW, "snap")]
+    unit = snapshot.facts.unit(_SNAP_UNIT)
+    if isinstance(unit, Known) and unit.value.exists and unit.value.state.active:
+        found.append(Citation(f"systemctl show {_SNAP_UNIT}", "ActiveState=active", None, unit.probe))
     found += [cite(item) for item in snapshot.items if _SNAP_WRITTEN.search(item.written) and item.outcome == "ok"]
     found += [cite(item) for item in snapshot.files("/var/snap/docker/*") if item.outcome == "ok"]
     return tuple(dict.fromkeys(found))
@@ -109,12 +98,12 @@ def desktop(snapshot: Snapshot) -> tuple[Citation, ...]:
         if "inspect" in item.source.words
         for citation in lines_with(item, _DESKTOP_HOST)
     ]
-    return tuple(dict.fromkeys((*snapshot.said(_DESKTOP, *_WHERE), *inspected)))
+    return tuple(dict.fromkeys((*snapshot.said(_DESKTOP, *_TOLD), *inspected)))
 
 
 def rootless(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that the docker that answers runs as a user."""
-    found = [*snapshot.said(_ROOTLESS, *_WHERE)]
+    found = [*snapshot.said(_ROOTLESS, *_TOLD)]
     written = (item for item in snapshot.items if _ROOTLESS_WRITTEN.search(item.written) and item.outcome == "ok")
     return tuple(dict.fromkeys((*found, *(cite(item) for item in written))))
 
@@ -206,10 +195,11 @@ _DEFAULT: Final = re.compile(r"^[ \t]*Default Runtime:\s*(?P<name>\S+)", re.MULT
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The runtimes that the running daemon has."""
+    """The runtimes that the running daemon has, and its default; that is empty where it was not shown."""
 
     names: frozenset[str]
     citation: Citation
+    default: str = ""
 
 
 def registered(snapshot: Snapshot) -> Registered | None:
@@ -219,7 +209,8 @@ def registered(snapshot: Snapshot) -> Registered | None:
             continue
         if match := find(item, _RUNTIMES):
             names = re.split(r"[\s,]+", match["names"].strip())
-            return Registered(frozenset(names), cite(item, _number(item, match)))
+            default = find(item, _DEFAULT)
+            return Registered(frozenset(names), cite(item, _number(item, match)), default["name"] if default else "")
         if match := find(item, _RUNTIMES_JSON):
             names = re.findall(r"\"([\w.-]+)\":\s*\{", match["rest"])
             return Registered(frozenset(names), cite(item, _number(item, match)))
@@ -272,8 +263,18 @@ def started(snapshot: Snapshot) -> Moment | None:
     return next(found, None)
 
 
-_VERSION: Final = re.compile(r"Docker version (?P<a>\d+(?:\.\d+)+)|Server Version:\s*(?P<b>\d+(?:\.\d+)+)")
-_VERSION_ROW: Final = re.compile(r"^[ \t]*Version:\s+(?P<c>\d+(?:\.\d+)+)", re.MULTILINE)
+def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
+    """What was ``said`` without what a journal has from before the running daemon was started."""
+    begun = started(snapshot)
+    if begun is None or not begun.is_fact:
+        return said
+    return tuple(one for one in said if (at := moments.of_line(one.line)) is None or at >= begun.at)
+
+
+_VERSION: Final = re.compile(
+    r"Docker version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Server Version:\s*(?P<b>\d{1,6}(?:\.\d{1,6})+)"
+)
+_VERSION_ROW: Final = re.compile(r"^[ \t]*Version:\s+(?P<c>\d{1,6}(?:\.\d{1,6})+)", re.MULTILINE)
 
 
 def version(snapshot: Snapshot) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ _API: Final = (
         re.IGNORECASE,
     ),
 )
+_MISMATCH: Final = re.compile(r"API mismatch: the ", re.IGNORECASE)
 _LOADING: Final = re.compile(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
 _NVML_LIBRARY: Final = re.compile(rf"NVML library version:\s*(?P<version>{VERSION})")
 _SMI: Final = re.compile(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
@@ -110,8 +111,8 @@ def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
 
 
 def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
-    for message in reversed(snapshot.view(kernel.messages)):
-        for pattern in _API if "API mismatch" in message.text else ():
+    for message in reversed(kernel.said(snapshot, _MISMATCH)):
+        for pattern in _API:
             if match := pattern.search(message.text):
                 return match["client"], match["module"], message.citation
     for pattern in _API:

@@ -26,7 +26,8 @@ _NOTHING: Final = re.compile(
 )
 _NOT_READY: Final = re.compile(
     r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|"
-    r"\b(?:CUDA|cudart|cudaGetDeviceCount|cuInit|cudaSetDevice)\b.{0,80}\b802\b|\berror 802\b",
+    r"\b(?:CUDA|cudart|cudaGetDeviceCount|cuInit|cudaSetDevice)\b.{0,80}\b802\b|\berror 802\b|"
+    r"\[802\] Call to cuInit|configuration error in the Fabric Manager or NVSwitch",
     re.IGNORECASE,
 )
 _UNCORRECTABLE: Final = re.compile(
@@ -34,11 +35,13 @@ _UNCORRECTABLE: Final = re.compile(
 )
 _SWITCH_SEEN: Final = re.compile(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
 _ABOUT: Final = re.compile(r"fabric-?manager", re.IGNORECASE)
+_ABOUT_UNIT: Final = re.compile(r"grep\b.{0,20}\bfabric", re.IGNORECASE)
 _NO_UNIT: Final = re.compile(
     r"Unit nvidia-fabricmanager(?:\.service)? (?:could not be found|not found)|"
     r"nvidia-fabricmanager(?:\.service)?: unrecognized service|"
     r"Unit nvidia-fabricmanager\.service not loaded|nv-fabricmanager: command not found",
 )
+_NOT_FOUND: Final = re.compile(r"^\s*Loaded: not-found\b", re.MULTILINE)
 _MASKED: Final = re.compile(r"nvidia-fabricmanager\.service(?: is masked|[^\n]{0,40}masked)|Loaded: masked")
 _ACTIVE: Final = re.compile(r"^ *Active:\s*(?P<state>active|inactive|failed|activating|deactivating)\b", re.MULTILINE)
 _FAILED: Final = re.compile(
@@ -89,7 +92,7 @@ def switches(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def not_ready(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines in which CUDA says that the system is not ready (802)."""
+    """The lines in which CUDA or NCCL says that the system's fabric is not ready (802 most often)."""
     return snapshot.said(_NOT_READY)
 
 
@@ -97,6 +100,13 @@ def in_progress(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The GPUs whose registration with the fabric has not come to an end."""
     rows = (*smi_query.rows(snapshot, "Fabric", "State"), *smi_query.rows(snapshot, "fabric.state"))
     return tuple(row.citation for _, row in rows if row.value.lower() in {"in progress", "not started"})
+
+
+def refused(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The GPUs that the fabric has answered, and not taken in: their registration is complete and no success."""
+    rows = smi_query.rows(snapshot, "Fabric", "Status")
+    fine = {"success", "n/a", "[n/a]", "not supported", "requested functionality has not been implemented"}
+    return tuple(row.citation for _, row in rows if row.value.lower() not in fine)
 
 
 def completed(snapshot: Snapshot) -> bool:
@@ -147,9 +157,19 @@ def manager(snapshot: Snapshot) -> Manager:
     found = [known for item in snapshot.items if item.where == "host" and (known := _of(item)) is not None]
     for state in ("masked", "failed", "missing", "inactive", "active"):
         cited = tuple(citation for one, citation in found if one == state)
+        # systemctl is-active calls a unit that does not exist inactive too.
+        if state == "inactive" and (absent := snapshot.view(_absent)):
+            return Manager("missing", (*cited, *absent))
         if cited:
             return Manager(state, cited)
     return Manager("missing" if snapshot.view(installed) is False else "", _of_packages(snapshot))
+
+
+def _absent(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What tells that no fabric manager is on this node: a search for its package or its unit that found nothing."""
+    units = (item for item in snapshot.of("listing", "unit-show", "unit-status", "text") if "list-unit" in item.written)
+    unlisted = tuple(cite(item) for item in units if _ABOUT_UNIT.search(item.written) and not item.text.strip())
+    return unlisted or (_of_packages(snapshot) if snapshot.view(installed) is False else ())
 
 
 def _of_packages(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -159,7 +179,7 @@ def _of_packages(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _of(item: Item) -> tuple[UnitState, Citation] | None:
     about = item.subject == UNIT or bool(_ABOUT.search(item.written))
-    if match := _NO_UNIT.search(item.text):
+    if match := _NO_UNIT.search(item.text) or (_NOT_FOUND.search(item.text) if about else None):
         return "missing", _at(item, match)
     if match := _MASKED.search(item.text) if about or "fabricmanager" in item.text else None:
         return "masked", _at(item, match)
@@ -272,6 +292,29 @@ def _of_dcgm(item: Item) -> Iterator[Links]:
             down = tuple(place for place, state in enumerate(states) if state == "D")
             if down:
                 yield Links(None, "", down, states.count("U"), False, cite(item, number))
+
+
+_TOPOLOGY_ROW: Final = re.compile(r"^\s*GPU(?P<index>\d{1,3})\s+(?P<cells>(?:X|NV\d+|SYS|NODE|PHB|PXB|PIX)(?:\s+\S+)*)")
+_JOINED: Final = 3
+
+
+def left_out(snapshot: Snapshot) -> tuple[Links, ...]:
+    """The GPUs without a link in a topology where at least three others are all linked to each other."""
+    return tuple(one for item in snapshot.of("nvidia-smi-topo", "text", "application") for one in _left_out(item))
+
+
+def _left_out(item: Item) -> Iterator[Links]:
+    rows = [(number, match) for number, line in enumerate(item.lines, 1) if (match := _TOPOLOGY_ROW.match(line))]
+    linked = {
+        int(match["index"]): sum(cell.startswith("NV") for cell in match["cells"].split()[: len(rows)])
+        for _, match in rows
+    }
+    joined = [count for count in linked.values() if count]
+    if len(joined) < _JOINED or any(count != len(joined) - 1 for count in joined):
+        return
+    for number, match in rows:
+        if not linked[int(match["index"])]:
+            yield Links(int(match["index"]), "", (), 0, True, cite(item, number))
 
 
 def complaints(snapshot: Snapshot) -> tuple[Citation, ...]:

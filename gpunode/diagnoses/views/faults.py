@@ -24,6 +24,7 @@ Source: TypeAlias = Literal["xid", "sxid", "aer"]
 
 # Faults of one GPU that lie further apart are not of one making.
 _GAP_S: Final = 300.0
+_DAY_S: Final = 86_400.0
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
 _CLOCKS: Final = (9e8, 1e9)
 _UNCORRECTABLE: Final = re.compile(
@@ -121,6 +122,18 @@ class Incident:
         for fault in self.followed:
             first.setdefault(fault.code, fault.citation)
         return tuple(dict.fromkeys(first.values()))
+
+
+def is_past(snapshot: Snapshot, incident: Incident) -> bool:
+    """Whether the log went on for a day or more after the incident, and nothing of its kind was told again."""
+    same = (fault for fault in (incident.root, *incident.followed) if fault.code == incident.root.code)
+    times = [fault.at for fault in same]
+    if None in times:
+        return False
+    last = max(at for at in times if at is not None)
+    clock = _clock_of(last)
+    later = (m.at for m in snapshot.view(kernel.messages) if m.at is not None and _clock_of(m.at) == clock)
+    return max(later, default=last) - last > _DAY_S
 
 
 def label(gpu: str) -> str:
@@ -232,7 +245,11 @@ def _in_time(faults: Iterable[Fault]) -> list[Fault]:
 
 def _clock(fault: Fault) -> int:
     """Which clock the fault's time is of; -1 without one."""
-    return -1 if fault.at is None else sum(fault.at > first for first in _CLOCKS)
+    return -1 if fault.at is None else _clock_of(fault.at)
+
+
+def _clock_of(at: float) -> int:
+    return sum(at > first for first in _CLOCKS)
 
 
 def _episodes(faults: list[Fault]) -> list[list[Fault]]:
@@ -253,11 +270,11 @@ def _apart(before: Fault, after: Fault) -> bool:
 
 
 def _root(episode: list[Fault]) -> Fault:
-    """The first that is no echo; what programs cannot have done comes before what they may have."""
+    """The first that is no echo; where something is there that programs cannot have done, the first that is grave."""
     told = [fault for fault in episode if fault.weight > 1] or [f for f in episode if f.weight] or episode
-    hard = [fault for fault in told if fault.source == "xid" and fault.kind in _NOT_BY_PROGRAMS and fault.weight > 2]
-    if hard and told[0].kind in {"application", "engine", "bus"}:
-        return hard[0]
+    grave = [fault for fault in told if fault.source == "xid" and fault.weight > 2]
+    if any(fault.kind in _NOT_BY_PROGRAMS for fault in grave) and told[0].kind in {"application", "engine", "bus"}:
+        return grave[0]
     plain = [fault for fault in told if fault.kind == "application" and fault.code not in _VAGUE]
     return plain[0] if plain and told[0].code in _VAGUE else told[0]
 

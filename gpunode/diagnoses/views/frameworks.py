@@ -28,7 +28,7 @@ _CAPABILITY: Final = re.compile(
     r"|[Cc]ompute [Cc]apability:?\s+(?:sm_)?|compute_cap\D{1,12}"
     r"|Major/Minor version number:\s*)(?P<cap>\d{1,2}\.?\d)"
 )
-_LISTED: Final = re.compile(r"(?:sm|compute)_(?P<cap>\d{2,3})[af]?\b")
+_LISTED: Final = re.compile(r"\b(?P<cap>(?:sm|compute)_\d{2,3})[af]?\b")
 _SUPPORTS: Final = re.compile(
     r"supports CUDA capabilities (?P<one>(?:(?:sm|compute)_\w+\s*)+)|get_arch_list\(\)\D{0,20}(?P<two>\[[^\]]*\])"
     r"|(?P<three>\[(?:'(?:sm|compute)_\w+'(?:, )?)+\])|arch_list\s*[:=]?\s*(?P<four>(?:(?:sm|compute)_\w+[ ,]*)+)"
@@ -70,15 +70,18 @@ def _long(short: str) -> str:
     return f"{short[:-1]}.{short[-1]}"
 
 
+def of_devices(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
+    """The compute capability of the GPUs on the bus, as digits (``120``)."""
+    found = ((gpu.model, gpu.citation) for gpu in snapshot.view(pci.gpus))
+    return tuple((model.compute_capability.replace(".", ""), place) for model, place in found if model is not None)
+
+
 def capabilities(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
-    """The compute capability of the GPUs, as digits (``120``), by their ids or by what programs say."""
-    return tuple(_capabilities(snapshot))
+    """The compute capability of the GPUs, by their ids, else by what programs say; these may speak of another's too."""
+    return of_devices(snapshot) or tuple(_said(snapshot))
 
 
-def _capabilities(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
-    for gpu in snapshot.view(pci.gpus):
-        if gpu.model is not None and gpu.model.compute_capability:
-            yield gpu.model.compute_capability.replace(".", ""), gpu.citation
+def _said(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     for item in snapshot.items:
         if item.kind not in {"kernel-log", "lspci"} and item.is_seen:
             for match in islice(finds(item, _CAPABILITY), _MOST):
@@ -104,10 +107,20 @@ def _built_for(snapshot: Snapshot) -> Iterator[tuple[frozenset[str], Citation]]:
                 yield caps, cite(item, item.number_at(match.start()))
         for match in islice(finds(item, _GGML), _MOST):
             place = cite(item, item.number_at(match.start()))
-            yield frozenset(str(int(one) // 10) for one in match["list"].split(",") if one), place
+            yield frozenset(f"compute_{int(one) // 10}" for one in match["list"].split(",") if one), place
 
 
 def runs_on(capability: str, listed: frozenset[str]) -> bool:
-    """Whether code for ``listed`` runs on a GPU: of the same major version, for no newer minor one."""
-    major, minor = capability[:-1], capability[-1]
-    return any(one[:-1] == major and one[-1] <= minor for one in listed)
+    """Whether code for ``listed`` runs on a GPU of this compute capability.
+
+    Machine code (``sm_86``) runs within its major version from its minor one on, what the driver translates
+    (``compute_86``) on every newer GPU too.
+    """
+    if not capability:
+        return True
+    return any(_runs_on(int(capability), *one.split("_")) for one in listed)
+
+
+def _runs_on(capability: int, sort: str, number: str) -> bool:
+    is_newer = int(number) <= capability
+    return is_newer and (sort == "compute" or int(number) // 10 == capability // 10)

@@ -27,8 +27,9 @@ _TERM: Final = re.compile(
 )
 _UNATTENDED: Final = re.compile(r"Packages that (?:will be|were) upgraded:\s*(?P<names>\S.*)$")
 _PACMAN: Final = re.compile(r"\[ALPM\] upgraded (?P<name>\S+) \((?P<old>\S+) -> (?P<new>[^)\s]+)\)")
+# «Upgraded» and, in yum's history, «Updated» name what was replaced.
 _RPM_LOG: Final = re.compile(
-    r"(?:SUBDEBUG |\s|^)(?:Upgrade|Upgraded|Updated|Update|Installed|Install)d?:?\s+"
+    r"(?:SUBDEBUG |\s|^)(?:Upgrade:?|Updated:|Update|Install(?:ed)?:?)\s+"
     r"(?:\d+:)?(?P<name>[a-zA-Z][\w.+-]*?)-(?:\d+:)?(?P<new>\d[\w.+~^]*-[\w.+~^]+?)"
     r"(?:\.(?:x86_64|noarch|aarch64|i686))?(?:\s|$)"
 )

@@ -30,7 +30,10 @@ _STAMPS: Final = (
     re.compile(r"^(?:<\d>)?\s*kernel:\s?"),
 )
 _BOOT: Final = re.compile(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
-_NVRM: Final = re.compile(r"^[ \t]*NVRM:\s?")
+_ESCAPED: Final = re.compile(r"\s*#012\s*NVRM:\s*")
+# In older drivers the functions of the driver itself say it without the colon.
+_NVRM: Final = re.compile(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
+_QUOTED: Final = re.compile(r"^(?:>\s?)+")
 # A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
 _FRESH: Final = re.compile(
     r"^(?:Xid|GPU(?:\d|-| at | \d| [0-9a-fA-F]{4}:)|The NVIDIA|This |Try |loading|No |None of|API mismatch|"
@@ -101,7 +104,7 @@ def _lowered(snapshot: Snapshot) -> tuple[str, tuple[int, ...]]:
     return "\n".join(texts), tuple(starts)[:-1]
 
 
-_ELSEWHERE: Final = re.compile(r"NVRM: |\bkernel: |nvidia-nvswitch")
+_ELSEWHERE: Final = re.compile(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
 _LOGS: Final = frozenset(
     {
         *("journal", "unit-log", "text", "application", "modprobe", "installer-log", "listing", "file"),
@@ -124,7 +127,8 @@ def _joined(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
             continue
         text, at = _unstamped(line)
         nvrm = bool(_NVRM.match(text))
-        body = _NVRM.sub("", text) if nvrm else text
+        # rsyslog writes the line feeds within a message as #012.
+        body = _ESCAPED.sub(" ", _NVRM.sub("", text)) if nvrm else text
         if last is not None and _goes_on(last, body, nvrm=nvrm, stamped=at is not None):
             lines = number - (last.citation.number or number) + 1
             last = replace(last, text=f"{last.text} {body.strip()}", lines=lines)
@@ -146,6 +150,7 @@ def _goes_on(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
 
 
 def _unstamped(line: str) -> tuple[str, float | None]:
+    line = _QUOTED.sub("", line)
     for stamp in _STAMPS:
         if match := stamp.match(line):
             rest, at = line[match.end() :], _seconds(match)

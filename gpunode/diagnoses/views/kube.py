@@ -53,7 +53,7 @@ _POD: Final = re.compile(
 )
 _LABEL: Final = re.compile(
     r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]+\.)?(?:nvidia\.com|node\.kubernetes\.io|kubernetes\.io|k8s\.io)/[\w.-]+"
-    r"|[\w-]*accelerator[\w-]*)[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
+    r"|(?:[\w.-]+/)?[\w-]*accelerator[\w-]*)[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
 )
 _EFFECT: Final = r"(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)"
 _TAINT: Final = re.compile(rf"(?<![\w./-])(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?:{_EFFECT}\b(?!\s+op=)")
@@ -474,7 +474,7 @@ def _blocks(piece: _Piece, wanted: Section) -> Iterator[tuple[Mapping[str, str],
         yield fields, start
 
 
-_COLUMN: Final = re.compile(r"(?P<head>\w+):[\w.]*\.(?P<section>capacity|allocatable)\.nvidia")
+_COLUMN: Final = re.compile(r"(?<!\w)(?P<head>\w{1,40}):[\w.]{0,40}\.(?P<section>capacity|allocatable)\.nvidia")
 _PATH: Final = re.compile(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia[\w.\\\"'/]*")
 
 
@@ -532,7 +532,15 @@ def _answer(item: Item) -> Iterator[Node]:
 
 def pods(snapshot: Snapshot) -> tuple[Pod, ...]:
     """The pods, and the templates of pods, that are shown."""
-    return tuple(_pod(piece) for piece in snapshot.view(pieces) if _is_pod(piece))
+    shown = (_pod(piece) for piece in snapshot.view(pieces) if _is_pod(piece))
+    return (*shown, *(pod for item in snapshot.items for pod in _asked_class(item)))
+
+
+def _asked_class(item: Item) -> Iterator[Pod]:
+    """The runtime class of a pod, where it alone was asked for (``-o jsonpath``)."""
+    said = item.text.strip().strip("'\"%")
+    if "spec.runtimeClassName" in item.written and item.source.words and "\n" not in said:
+        yield Pod(item.subject, runtime_class="" if said in _NONE else said, citation=cite(item, 1))
 
 
 def _is_pod(piece: _Piece) -> bool:

@@ -28,7 +28,8 @@ _STATUS: Final = re.compile(
 )
 _CAPABLE: Final = re.compile(r"\bLnkCap:.{0,40}?Speed (?P<speed>[\d.]+)GT/s,\s*Width x(?P<width>\d+)")
 _REGION: Final = re.compile(r"\bRegion (?P<bar>\d): Memory at <(?:unassigned|ignored)>")
-_ACS: Final = re.compile(r"\bACSCtl:\s*(?:\S+ ?=?\s*)?[^\n]*?\bReqRedir\+")
+_REDIRECTS: Final = re.compile(r"\bACSCtl:[^\n]*?\bReqRedir\+")
+_VALIDATES: Final = re.compile(r"\bACSCtl:[^\n]*?\bSrcValid\+")
 _SECONDARY: Final = re.compile(r"\bsecondary=(?P<first>[0-9a-f]{2}), subordinate=(?P<last>[0-9a-f]{2})")
 _UNCORRECTED_STATUS: Final = re.compile(r"\bUESta:[^\n]*?\b(?P<bit>CmpltTO|SDES|DLP|MalfTLP)\+")
 _SYSFS: Final = re.compile(
@@ -267,12 +268,21 @@ def unassigned(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def redirecting(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines of bridges that send requests between peers up to the root, through the IOMMU (ACS)."""
+    return _of_bridges(snapshot, _REDIRECTS)
+
+
+def validating(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines of bridges with access control on, whether or not they redirect what peers ask of each other."""
+    return _of_bridges(snapshot, _VALIDATES)
+
+
+def _of_bridges(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ...]:
     return tuple(
         cite(device.item, number)
         for device in snapshot.view(devices)
         if device.is_bridge
         for number, line in device.lines
-        if _ACS.search(line)
+        if pattern.search(line)
     )
 
 

@@ -247,7 +247,7 @@ def _files_in(item: Item, running: str) -> Iterator[OnDisk]:
 def not_found(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which modprobe, modinfo or mkinitcpio found no module of NVIDIA's for the running kernel."""
     running = snapshot.view(system.running_kernel)
-    said = snapshot.said(_NOT_FOUND)
+    said = (*snapshot.said(_NOT_FOUND), *snapshot.said(_NOT_FOUND, "modinfo"))
     return tuple(line for line in said if _is_of(_NOT_FOUND.search(line.line), running))
 
 

@@ -40,9 +40,27 @@ def told(item: Item, *patterns: re.Pattern[str]) -> Iterator[Moment]:
     """The moments in the group ``date`` of the ``patterns``."""
     for pattern in patterns:
         for match in finds(item, pattern):
-            moment = datetime.fromisoformat(" ".join(match["date"].replace("T", " ").split()))
+            try:
+                moment = datetime.fromisoformat(" ".join(match["date"].replace("T", " ").split()))
+            except ValueError:
+                continue
             number = item.number_at(match.start("date"))
             yield Moment(moment.replace(tzinfo=timezone.utc).timestamp(), cite(item, number))
+
+
+_STAMP: Final = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,](?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)")
+
+
+def of_line(line: str) -> float | None:
+    """When a line of a journal was written, since the epoch; None where it does not begin with a moment and a zone."""
+    if (match := _STAMP.match(line)) is None:
+        return None
+    zone = "+0000" if match["zone"] == "Z" else match["zone"].replace(":", "")
+    try:
+        moment = datetime.strptime(f"{line[:19]}{zone}", "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return moment + float(f"0.{match['fraction'] or 0}")
 
 
 def written(at: float) -> str:

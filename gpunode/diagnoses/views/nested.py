@@ -7,17 +7,29 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import kube
 
 # `minikube start` makes a container of its own kind unless told to use the host itself or a virtual machine.
 _MADE: Final = re.compile(
     r"\bminikube\s+start\b|\bkind\s+create\s+cluster\b|\bk3d\s+cluster\s+create\b|\bkindest/node\b|\bkicbase\b"
     r"|\bnvkind\s+cluster\b|kind\.x-k8s\.io/|providerID:\s*kind://|ghcr\.io/k3d-io|Using (?:the )?docker driver"
-    r"|\bdocker:[\w.-]*dind\b|docker exec (?:-\w+ )*minikube\b|minikube ssh\b",
+    r"|\bdocker:[\w.-]*dind\b|\btcp://(?:docker|dind):237[56]|docker exec (?:-\w+ )*minikube\b|minikube ssh\b",
     re.IGNORECASE,
 )
-_MARKS: Final = ("minikube", "kind-", "kind ", "kindest", "kind.x", "kind:", "k3d", "kicbase", "dind", "docker driver")
+_MARKS: Final = (
+    "minikube",
+    "kind-",
+    "kind ",
+    "kindest",
+    "kind.x",
+    "kind:",
+    "k3d",
+    "kicbase",
+    "dind",
+    "docker driver",
+    "tcp://",
+)
 _NODE_NAME: Final = re.compile(
     r"^(?:desktop-(?:control-plane|worker\d*)|minikube(?:-m\d+)?|kind(?:-[\w-]+)?-(?:worker\d*|control-plane\d*)|k3d-[\w-]+-(?:server|agent)-\d+)$"
 )
@@ -58,6 +70,10 @@ def _signs(snapshot: Snapshot) -> Iterator[Citation]:
                 for number, words in names
                 if len(words) == 2 and _NODE_NAME.match(words[0]) and "Ready" in words[1]
             )
+    for item in snapshot.of("file"):
+        # What a cluster or a pipeline is made from.
+        if item.subject.endswith((".yaml", ".yml")):
+            yield from tuple(lines_with(item, _MADE))[:1]
     for pattern in (_MADE, _IN_TEXT):
         yield from kube.said(snapshot, pattern, *_MARKS)[:3]
     for node in snapshot.view(kube.nodes):

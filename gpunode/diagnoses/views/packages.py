@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 
@@ -71,10 +71,11 @@ class Package:
 
 
 def packages(snapshot: Snapshot) -> Mapping[str, Package]:
-    """The node's packages that are listed, by name; the best-installed architecture of each."""
+    """The node's packages that are listed, by name; of several one that dpkg left unfinished, else an installed one."""
     found: dict[str, Package] = {}
     for package in _every(snapshot):
-        if package.name not in found or package.is_installed or not found[package.name].is_installed:
+        before = found.get(package.name)
+        if before is None or (package.is_half_done, package.is_installed) >= (before.is_half_done, before.is_installed):
             found[package.name] = package
     return found
 
@@ -137,9 +138,32 @@ def _every(snapshot: Snapshot) -> Iterator[Package]:
             letter = "c" if state.config_files_only else "i"
             place = Citation("/var/lib/dpkg/status", line, None, known.probe)
             yield Package(name, state.version, letter, "h" if state.held else "i", place)
+    yield from _begun(snapshot)
     for item in snapshot.of("packages", "package-output", "text"):
         if item.where == "host":
             yield from _rows(item)
+
+
+_STATUS: Final = re.compile(
+    r"^Status: (?P<want>\w)\w* \w+ (?P<state>unpacked|half-configured|half-installed)$", re.MULTILINE
+)
+_LETTERS: Final = {"unpacked": "U", "half-configured": "F", "half-installed": "H"}
+_FIELD: Final = re.compile(r"^(?P<name>Package|Version): (?P<value>\S+)$", re.MULTILINE)
+
+
+def _begun(snapshot: Snapshot) -> Iterator[Package]:
+    """The packages that dpkg's own list has as begun with and not finished."""
+    status = snapshot.file("/var/lib/dpkg/status")
+    if status is None:
+        return
+    for match in finds(status, _STATUS):
+        start = status.text.rfind("\n\n", 0, match.start())
+        end = status.text.find("\n\n", match.end())
+        stanza = status.text[max(start, 0) : end if end > 0 else None]
+        fields = {one["name"]: one["value"] for one in _FIELD.finditer(stanza)}
+        name, version = fields.get("Package", ""), fields.get("Version", "")
+        place = Citation(status.written, f"Package: {name}, {match[0]}", None, status.key)
+        yield Package(name, version, _LETTERS[match["state"]], match["want"], place)
 
 
 _DRIVERS_ROW: Final = re.compile(

@@ -19,6 +19,8 @@ _HEAD: Final = re.compile(
     re.IGNORECASE,
 )
 _ID: Final = re.compile(r"\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
+# A device that pci.ids does not have yet: "NVIDIA Corporation Device 2b85 (rev a1)".
+_UNNAMED: Final = re.compile(r"NVIDIA Corporation Device (?P<device>[0-9a-f]{4})\b", re.IGNORECASE)
 _SWITCH: Final = re.compile(r"NVSwitch", re.IGNORECASE)
 _GPU_CLASS: Final = re.compile(r"VGA|3D|Display", re.IGNORECASE)
 
@@ -145,7 +147,7 @@ def listed(item: Item) -> Iterator[Function]:
 
 def _function(item: Item, head: re.Match[str], number: int, detail: tuple[str, ...], *, shows: bool) -> Function:
     name = head["name"]
-    found = _ID.search(name)
+    found = _ID.search(name) or _UNNAMED.search(name)
     drivers = [line.partition(":")[2].strip() for line in detail if "Kernel driver in use:" in line]
     return Function(
         address(head["address"]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
@@ -116,6 +117,7 @@ def is_yes(value: str) -> bool:
     return value.strip().lower() in {"yes", "true", "1", "active", "enabled"}
 
 
+@lru_cache(maxsize=4096)
 def _plain(name: str) -> str:
     plain = " ".join(name.replace("_", " ").lower().split())
     return _SAME.get(plain, plain)
@@ -141,29 +143,74 @@ def _own_bus(gpu: Gpu) -> str:
 
 
 def _of_listing(item: Item) -> Iterator[Gpu]:
-    """The GPUs of an indented listing: what is indented deeper belongs to what stands above it."""
+    """The GPUs of a listing."""
     bus, first, found = "", 1, list[Row]()
-    above: list[tuple[int, str]] = []
+    sections = _Flat() if _is_flat(item) else _Indented()
     shown = _shown(item)
     for number, line in enumerate(item.lines, 1):
         if match := _GPU.match(line):
             if found:
                 yield Gpu(bus, tuple(found), cite(item, first))
-            bus, first, found, above = pci.address(match["bus"]), number, [], []
+            bus, first, found = pci.address(match["bus"]), number, []
+            sections.restart()
             continue
         if not (text := line.strip()) or text.startswith(("==", "--")):
             continue
-        indent = len(line.expandtabs()) - len(line.expandtabs().lstrip())
-        while above and above[-1][0] >= indent:
-            above.pop()
-        name, colon, value = (part.strip() for part in text.partition(":"))
-        if colon and value:
-            path = (*(name for _, name in above), name)
+        name, _, value = (part.strip() for part in text.partition(":"))
+        path = (*sections.above(line, name, is_heading=not value), name)
+        if value:
             is_placed = not shown or shown.lower() in map(str.lower, path)
             found.append(Row(path if is_placed else (shown, *path), value, cite(item, number)))
-        above.append((indent, name))
     if found:
         yield Gpu(bus, tuple(found), cite(item, first))
+
+
+class _Indented:
+    """The sections of a listing: what is indented deeper belongs to what stands above it."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[int, str]] = []
+
+    def restart(self) -> None:
+        """Begins with another GPU."""
+        self._open = []
+
+    def above(self, line: str, name: str, *, is_heading: bool) -> tuple[str, ...]:
+        """The names above this line, outermost first."""
+        del is_heading  # a value can have rows of its own below it, as a process has
+        whole = line.expandtabs()
+        indent = len(whole) - len(whole.lstrip())
+        while self._open and self._open[-1][0] >= indent:
+            self._open.pop()
+        found = tuple(name for _, name in self._open)
+        self._open.append((indent, name))
+        return found
+
+
+class _Flat:
+    """The sections of a listing that lost its indentation: a heading holds until the next, several in a row nest."""
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+        self._after_heading = False
+
+    def restart(self) -> None:
+        """Begins with another GPU."""
+        self._open, self._after_heading = [], False
+
+    def above(self, line: str, name: str, *, is_heading: bool) -> tuple[str, ...]:
+        """The headings above this line, outermost first."""
+        del line
+        if is_heading:
+            self._open = [*self._open, name] if self._after_heading else [name]
+        self._after_heading = is_heading
+        return tuple(self._open)
+
+
+def _is_flat(item: Item) -> bool:
+    """Whether no line is indented, though some are headings and some are not."""
+    lines = [line for line in item.lines if line.strip() and not line.startswith("==")]
+    return len(lines) > 1 and not any(line[0].isspace() for line in lines)
 
 
 def _shown(item: Item) -> str:

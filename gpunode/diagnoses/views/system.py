@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
@@ -29,9 +30,44 @@ def distro(snapshot: Snapshot) -> Distro | None:
     if isinstance(snapshot.facts.distro, Known):
         return snapshot.facts.distro.value
     for item in (*snapshot.files("*/os-release"), *snapshot.files("/etc/*-release")):
-        if "ID=" in item.text:
+        # Half a file may name nothing.
+        with suppress(ValueError):
             return os_release.distro(item.text)
+    return _by_name(snapshot)
+
+
+# /etc/redhat-release, /etc/issue, lsb_release -a, hostnamectl.
+_NAMED: Final = re.compile(
+    r"\b(?P<name>Ubuntu|Debian GNU/Linux|Rocky Linux|Red Hat Enterprise Linux|AlmaLinux|CentOS(?: Stream| Linux)?"
+    r"|Fedora(?: Linux)?|Amazon Linux|SUSE Linux Enterprise Server|openSUSE Leap|Oracle Linux Server)"
+    r"(?: release)? (?P<version>\d+(?:\.\d+)?)"
+)
+_IDS: Final = {
+    "Ubuntu": "ubuntu",
+    "Debian GNU/Linux": "debian",
+    "Rocky Linux": "rocky",
+    "Red Hat Enterprise Linux": "rhel",
+    "AlmaLinux": "almalinux",
+    "Fedora": "fedora",
+    "Fedora Linux": "fedora",
+    "Amazon Linux": "amzn",
+    "SUSE Linux Enterprise Server": "sles",
+    "openSUSE Leap": "opensuse-leap",
+    "Oracle Linux Server": "ol",
+}
+
+
+def _by_name(snapshot: Snapshot) -> Distro | None:
+    said = (
+        item for item in snapshot.items if item.where == "host" and (item.kind == "text" or "/etc/" in item.subject)
+    )
+    for item in said:
+        if len(item.text) < _SHORT and (match := _NAMED.search(item.text)):
+            return Distro(_IDS.get(match["name"], "centos"), match["version"], "", match[0])
     return None
+
+
+_SHORT: Final = 4000
 
 
 def package_manager(snapshot: Snapshot) -> PackageManager:

@@ -60,8 +60,8 @@ class Setting:
 
 
 _GONE: Final = re.compile(
-    r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit)(?:-hook|\.cdi|\.legacy)?"
-    r"[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)",
+    r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
+    r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)",
 )
 
 
@@ -153,7 +153,7 @@ def _versions(snapshot: Snapshot) -> Iterator[Version]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+    return tuple(int(part) for part in re.findall(r"\d{1,6}", text)[:3])
 
 
 _CONFIGS: Final = "*nvidia-container-runtime/config.toml"

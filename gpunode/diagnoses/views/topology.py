@@ -33,6 +33,12 @@ _DESCRIBED: Final = re.compile(r"(?<=\.[0-7]) {2}")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _CELL: Final = re.compile(r"^(?:X|SYS|NODE|PHB|PXB|PIX|PSB|SOC|NV\d+)$")
 _NAMED: Final = re.compile(r"^(?:GPU\d+|NIC\d+|mlx\w+|\w*_\d+)$")
+# |   0  Tesla V100-SXM2-32GB           On  | 00000000:1A:00.0 Off |
+_ROW: Final = re.compile(
+    r"^\|\s{1,4}(?P<index>\d{1,3})\s{1,3}(?P<name>\S[^|\n]{0,38}?)\s{2,}(?:On|Off|N/A|TCC|WDDM|MCDM)\s*\|"
+    r"\s*(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s",
+    re.MULTILINE,
+)
 _LEGEND: Final = re.compile(r"^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
 _OF_GPU: Final = re.compile(r"^[ \t]*GPU (?P<index>\d{1,3}):")
 _NVLINK: Final = re.compile(r"^[ \t]*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|[\d.]+ GB/s)", re.IGNORECASE)
@@ -111,13 +117,25 @@ class Topology:
 def topology(snapshot: Snapshot) -> Topology:
     """The node's wiring."""
     matrix, nics = _matrix(snapshot)
-    indexes = _indexes(snapshot)
+    answered = _answered(snapshot)
     parents = _parents(snapshot)
     sysfs = _sysfs(snapshot)
     seen = _with_links(snapshot)
+    indexes = {address: index for address, (index, _) in answered.items()}
     devices = (_device(function, indexes, parents, sysfs) for function in seen.values())
-    wanted = tuple(device for device in devices if device is not None and device.sort != "bridge")
+    listed = [device for device in devices if device is not None and device.sort != "bridge"]
+    unlisted = [
+        Device(address, "gpu", _called(name), index, _numa(address, "", sysfs), _link(address, "", sysfs))
+        for address, (index, name) in answered.items()
+        if address not in seen
+    ]
+    wanted = tuple(sorted((*listed, *unlisted), key=lambda device: device.address))
     return Topology(_counted(wanted, matrix), matrix, nics, _nvlinks(snapshot))
+
+
+def _called(name: str) -> str:
+    """A GPU's name as the driver tells it, which cuts long ones."""
+    return name.removeprefix("NVIDIA ").rstrip(".")
 
 
 def _with_links(snapshot: Snapshot) -> Mapping[str, pci.Function]:
@@ -241,12 +259,17 @@ def _way(address: str, parents: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(reversed(way))
 
 
-def _indexes(snapshot: Snapshot) -> Mapping[str, int]:
-    """The GPUs' numbers, as NVML told them."""
+def _answered(snapshot: Snapshot) -> Mapping[str, tuple[int, str]]:
+    """The GPUs that answered, by NVML or in nvidia-smi's table: number and name of each, by address."""
     for item in snapshot.of("nvml"):
         answer = nvml.parse(item.text.encode()) if item.outcome == "ok" else None
         if isinstance(answer, Inventory):
-            return {gpu.pci.lower(): gpu.index for gpu in answer.gpus if isinstance(gpu.pci, str)}
+            told = [(gpu.pci, gpu.index, gpu.name) for gpu in answer.gpus if isinstance(gpu.pci, str)]
+            return {at.lower(): (index, name if isinstance(name, str) else "") for at, index, name in told}
+    for item in snapshot.of("nvidia-smi", "text"):
+        rows = {pci.address(row["bus"]): (int(row["index"]), row["name"].strip()) for row in _ROW.finditer(item.text)}
+        if rows:
+            return rows
     return {}
 
 

@@ -125,3 +125,28 @@ def test_nothing_looked_up_can_reach_into_the_table() -> None:
     assert tables.find("gpus.csv", "1b80,NVIDIA GeForce GTX 1080") is None
     assert tables.find("gpus.csv", "\n1b80") is None
     assert tables.find("gpus.csv", "") is None
+
+
+@pytest.mark.parametrize("name", ["GeForce GT 1030", "NVIDIA GeForce GT 1030", "geforce gt 1030"])
+def test_a_gpu_by_its_name(name: str) -> None:
+    found = gpus.by_name(name)
+    assert found is not None
+    assert (found.architecture, found.last_branch) == ("Pascal", 580)
+    assert gpus.by_name(f"{name} of another maker") is None
+
+
+@pytest.mark.parametrize(
+    ("chip", "last", "needs_open"),
+    [
+        ("GP104", 580, False),
+        ("GK210GL", 470, False),
+        ("GF119", 390, False),
+        ("TU102", None, False),
+        ("GB202", None, True),
+    ],
+)
+def test_a_gpu_by_its_chip(chip: str, last: int | None, needs_open: bool) -> None:
+    found = gpus.by_chip(chip, "some card")
+    assert found is not None
+    assert (found.name, found.last_branch, found.needs_open_modules) == ("some card", last, needs_open)
+    assert gpus.by_chip("Navi 31", "some card") is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.cli.screen.text import Line, Span, cells, clean, in_ascii, line, prose, span, wrap
+from gpunode.cli.screen.text import Line, Span, cells, clean, in_ascii, indented, line, prose, span, wrap
 
 anything = st.text(st.characters(codec=None), max_size=60)
 lines = st.builds(
@@ -78,3 +78,9 @@ def test_ascii_is_ascii(text: str) -> None:
 
 def test_own_signs_have_plain_ones() -> None:
     assert in_ascii("✓ ● ○ ! ✗ – · 8 × A → B …") == "+ * o ! x - | 8 x A -> B ..."
+
+
+def test_a_command_that_is_copied_is_not_broken() -> None:
+    long = Line((span("sudo " + "x" * 100, "command"),), solid=True)
+    assert list(wrap(long, 40)) == [long]
+    assert next(wrap(indented([long], 3)[0], 40)).text.startswith("   sudo")

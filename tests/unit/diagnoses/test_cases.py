@@ -1,7 +1,7 @@
 """The same causes in other words and with other tools, their look-alikes, and healthy nodes.
 
 ``cases/FAMILY.json`` lists what was seen and the one cause that must be found; an empty one means that none may be: the
-node is healthy, or what would decide was not looked at.
+node is healthy, or what would decide was not looked at. What is only worth knowing counts where it is asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from gpunode.facts import pasted
 CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
 REPORTS = Path(__file__).parents[2] / "scenarios" / "doctor"
 # Those whose reports are also read with one piece taken away.
-CHECKED = {"packages", "versions", "userspace", "mig"}
+CHECKED = {
+    *("packages", "versions", "userspace", "mig"),
+    *("nvlink", "pci", "power", "virtual", "gpudirect"),
+}
 ROWS = [(path.stem, number, row) for path in CASES for number, row in enumerate(json.loads(path.read_text()))]
 OWN = {rule.cause for family in families() if family.id in CHECKED for rule in family.rules}
 
@@ -33,7 +36,7 @@ def diagnosis(evidence: list[dict[str, str]]) -> Diagnosis:
 @pytest.mark.parametrize(("family", "number", "row"), ROWS, ids=[f"{name}-{number}" for name, number, _ in ROWS])
 def test_the_cause_is_found_and_no_other(family: str, number: int, row: dict[str, Any]) -> None:
     found = diagnosis(row["evidence"])
-    roots = [finding.cause for finding in found.roots if finding.severity != "info"]
+    roots = [finding.cause for finding in found.roots if finding.severity != "info" or finding.cause == row["cause"]]
     assert roots == ([row["cause"]] if row["cause"] else []), found.unknown
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpunode.diagnoses import diagnose
+from gpunode.diagnoses import diagnose, families
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
@@ -142,10 +144,12 @@ def test_page_faults_of_one_program_are_its_own() -> None:
     line = (
         "NVRM: Xid (PCI:0000:08:00): 31, pid={}, name={}, Ch 1. MMU Fault: ENGINE CE0 faulted @ 0x{}. Fault is of type"
     )
-    same = "\n".join(line.format(pid, "train", "7f2a_10000000") for pid in (11, 12, 13))
+    same = "\n".join(line.format(pid, "python3", "7f2a_10000000") for pid in (11, 12, 13))
     assert roots(("dmesg", same)) == ["xid-31-mmu-fault"]
     null = line.format(11, "a", "0_00000000") + "\n" + line.format(12, "b", "0_00000000")
     assert roots(("dmesg", null)) == ["xid-31-mmu-fault"]
+    again = line.format(11, "chrome", "0_0abe0000") + "\n" + line.format(12, "chrome", "0_0abe0000")
+    assert roots(("dmesg", again)) == ["xid-31-driver-regression"]
     shared = line.format(11, "a", "0_0abe0000") + "\n" + line.format(12, "b", "0_0abe0000")
     assert roots(("dmesg", shared)) == ["xid-31-driver-regression"]
 
@@ -158,6 +162,14 @@ def test_exceptions_of_several_programs_at_one_place_speak_against_the_gpu() -> 
     assert "GPC 3, TPC 2, SM 1" in first.summary
     first = seen(("dmesg", line.format(1, "a") + "\n" + line.format(1, "a"))).findings[0]
     assert "may be broken" not in first.summary
+
+
+def test_what_a_program_did_to_itself_last_week_is_history() -> None:
+    fault = "[ 100.0] NVRM: Xid (PCI:0000:08:00): 13, pid=1, name=a, Graphics SM Warp Exception on (GPC 3, TPC 2, SM 1)"
+    assert seen(("dmesg", fault + "\n[ 200.0] usb 1-2: new device")).findings[0].severity == "warning"
+    assert seen(("dmesg", fault + "\n[ 700000.0] usb 1-2: new device")).is_healthy
+    lost = fault.replace("13, pid=1, name=a, Graphics", "79, GPU has fallen off the bus.")
+    assert not seen(("dmesg", lost + "\n[ 700000.0] usb 1-2: new device")).is_healthy
 
 
 def test_a_fault_of_the_gpu_explains_what_its_programs_and_pods_show() -> None:
@@ -175,3 +187,54 @@ def test_a_fault_of_the_gpu_explains_what_its_programs_and_pods_show() -> None:
     )
     assert [f.cause for f in found.roots] == ["gpu-fallen-off-bus"]
     assert found.unknown == ()
+
+
+WORDS = (
+    *(
+        "NVRM: ",
+        "Xid (PCI:",
+        "0000:61:00",
+        "): ",
+        "79",
+        "48",
+        "154",
+        ", pid=",
+        "'<unknown>'",
+        ", name=",
+        "Row Remapper: ",
+    ),
+    *(
+        "Pending : Yes",
+        "    Remapped Rows",
+        "GPU 00000000:07:00.0",
+        "²",
+        "\x00",
+        "\n",
+        "\n",
+        " : ",
+        "<gpu id=",
+        "</gpu>",
+        ",",
+    ),
+    *("gpu_bus_id, remapped_rows.pending", "RmInitAdapter failed! (0x62:", "[  5.0] ", "caused by previous Xid 999"),
+    *(
+        "NVreg_EnableGpuFirmware=0",
+        "/lib/firmware/nvidia",
+        "Retired Pages",
+        "99999999999999999999",
+        "Double Bit ECC : ",
+    ),
+)
+
+
+@given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=8)), max_size=60).map("".join))
+def test_no_evidence_is_too_odd(text: str) -> None:
+    rows = [
+        {"source": source, "text": text} for source in ("dmesg", "nvidia-smi -q", "nvidia-smi --query-gpu=a,b", "x")
+    ]
+    node = snapshot(pasted.from_json(json.dumps(rows), "a report"))
+    for family in families():
+        if family.id in {"lost", "memory", "gsp", "xids"}:
+            for rule in family.rules:
+                list(rule.check(node))
+                list(rule.remedy(node))

@@ -149,3 +149,36 @@ def test_a_node_that_is_the_host_or_was_given_the_gpus_is_not(sign: str) -> None
 
 def test_a_nested_node_that_works_is_no_finding() -> None:
     assert not found(("shell", "minikube start --driver=docker"), node(1, 1, 0)).findings
+
+
+# Clusters in which all is as it should be.
+
+MIG = 'status:\n  capacity:\n    nvidia.com/mig-1g.5gb: "7"\n  allocatable:\n    nvidia.com/mig-1g.5gb: "7"'
+OFFERS = "Capacity:\n  cpu: 8\n  nvidia.com/gpu: 4\nAllocatable:\n  cpu: 8\n  nvidia.com/gpu: 4"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (("kubectl describe node", f"{LABELS}\n{TAINT}\n{OFFERS}\nAllocated resources:\n  nvidia.com/gpu  1  1"),),
+        (("kubectl get nodes", "NAME STATUS ROLES AGE\nkind-control-plane Ready control-plane 2d"),),
+        (
+            ("kubectl get pods", "train-0   0/1   Completed   0   1d\ntrain-1   1/1   Running   0   1d"),
+            ("journalctl -u kubelet", "systemd[1]: Stopped kubelet.service.\nsystemd[1]: Started kubelet.service."),
+        ),
+        (
+            ("cat deploy.yaml", "kind: Deployment\nspec:\n  replicas: 3\n  template:\n    spec:\n      containers: []"),
+            ("kubectl describe node", "Capacity:\n nvidia.com/gpu: 1\nAllocatable:\n nvidia.com/gpu: 1"),
+        ),
+        (
+            ("kubectl describe node", "Labels: nvidia.com/gpu.deploy.driver=pre-installed\n" + OFFERS),
+            ("dpkg -l | grep nvidia-driver", "ii  nvidia-driver-570  570.124.06-0ubuntu1  amd64  driver"),
+            ("nvidia-smi", "| NVIDIA-SMI 570.124.06   Driver Version: 570.124.06   CUDA Version: 12.8 |"),
+        ),
+        (
+            ("kubectl get node -o yaml", MIG),
+        ),
+    ],
+)  # fmt: skip
+def test_a_cluster_in_order_has_no_finding(pieces: tuple[tuple[str, str], ...]) -> None:
+    assert not found(*pieces).findings

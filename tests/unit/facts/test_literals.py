@@ -23,6 +23,7 @@ from gpunode.facts.literals import may_match, needed
         (r"ab+cdef", {"cdef"}),
         (r"x{0,3}word", {"word"}),
         (r"[^abc]]word", {"]word"}),
+        (r"[Ss]ecure [Bb]oot[.]", {"secure boot."}),
         (r"(?<!no )error here(?! now)", {"error here"}),
         (r"a.b", set()),
         (r"\d+|word", set()),

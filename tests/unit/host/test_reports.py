@@ -47,6 +47,16 @@ def test_what_was_pasted_as_a_list_and_as_a_terminal_is_the_same(tmp_path: Path)
     assert list(listed) == list(typed)
 
 
+def test_a_list_may_stand_in_an_object_with_more_about_the_report(tmp_path: Path) -> None:
+    whole = json.dumps({"source": "https://example.org/thread", "evidence": ROWS})
+    assert texts(read(write(tmp_path / "x.json", whole))) == texts(read(write(tmp_path / "y.json", json.dumps(ROWS))))
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', '{"evidence": 1}', "{ nouveau 1", '{"evidence": ' + "[" * 100_000])
+def test_an_object_of_another_kind_is_text(text: str, tmp_path: Path) -> None:
+    assert text[:80] in next(iter(texts(read(write(tmp_path / "x", text))).values()))
+
+
 def test_a_bug_report_is_read_as_the_script_writes_it_in_a_member_for_each_section(tmp_path: Path) -> None:
     members = b"".join(gzip.compress(f"{section}\n".encode()) for section in BUG_REPORT)
     packed = read(write(tmp_path / "nvidia-bug-report.log.gz", members))

@@ -151,16 +151,16 @@ def examined() -> Examined:
         citations=(
             *seen.said(re.compile(r"9d:00\): 79")),
             *seen.said(re.compile(r"9d:00\): 154")),
-            *seen.said(re.compile(r"^0000:9d:00\.0"), "lspci"),
+            *seen.said(re.compile(r"0000:9d:00\.0 3D"), "lspci"),
         ),
         ruled_out=(
             "an error of the program: it would end with Xid 13 or 43 and leave the GPU on the bus",
             "a lost riser: its neighbour on the same switch answers (`nvidia-smi topo -m`)",
         ),
         remedy=(
-            Fix("drain", "move the work away from this node first", ("kubectl drain gpu-17 --ignore-daemonsets",)),
+            Fix("drain", "move the work away from this node first", ("kubectl drain gpu-17",)),
             Fix("reboot", "power the node off and on", ("sudo systemctl poweroff",)),
-            Fix("hardware", "look at cable, seat and cooling of the board", when="if it comes back"),
+            Fix("hardware", "look at cable, seat and cooling of the board", when="it comes back"),
         ),
         disruption="power-cycle",
         sources=("https://docs.nvidia.com/deploy/xid-errors/",),
@@ -191,12 +191,17 @@ def examined() -> Examined:
         summary="the link of 0000:61:00.0 has 8 of 16 lanes",
         citations=seen.said(re.compile(r"Width x8 "), "lspci"),
         ruled_out=("an idle link: it lowers its speed, never its width",),
-        remedy=(Fix("hardware", "reseat the board", when="at the next maintenance"),),
+        remedy=(Fix("hardware", "reseat the board", when="it stays so after a cold start"),),
         disruption="power-cycle",
         sources=(),
         gpus=("0000:61:00.0",),
     )
-    doubt = Doubt("whether the NVLink that is down on GPU 2 was ever up", "nvidia-smi nvlink -e")
+    doubt = Doubt(
+        "whether the NVLink that is down on GPU 2 was ever up",
+        "nvidia-smi nvlink -e",
+        seen.said(re.compile(r"<inactive>")),
+        ("sample-link", "sample-board"),
+    )
     return Examined(
         seen, Diagnosis((lost, narrow, stopped), (doubt,)), _storeys(), False, ("dmesg", "/etc/nvidia/gridd.conf")
     )

@@ -115,3 +115,22 @@ def test_more_devices_than_a_drawing_holds_are_left_out() -> None:
     drawn = drawing(of(("lspci -nn", many)))
     assert drawn is not None
     assert drawn.count("<rect") <= 64
+
+
+def test_the_table_of_nvidia_smi_tells_numbers_and_gpus_that_nobody_listed() -> None:
+    table = """\
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 550.90.07              Driver Version: 550.90.07      CUDA Version: 12.4     |
+|=========================================+========================+======================|
+|   0  NVIDIA GeForce RTX 4090        Off |   00000000:04:00.0 Off |                  Off |
+| 30%   34C    P8             22W /  450W |      12MiB /  24564MiB |      0%      Default |
+|   1  NVIDIA GeForce RTX 4090        Off |   00000001:41:00.0 Off |                  Off |
++-----------------------------------------------------------------------------------------+
+"""
+    first = LIST.splitlines()[0]
+    seen = of(("lspci -nn", first), ("nvidia-smi", table))
+    assert [(gpu.address, gpu.index, gpu.name) for gpu in seen.gpus] == [
+        ("0000:03:00.0", None, "GeForce RTX 4090"),
+        ("0000:04:00.0", 0, "GeForce RTX 4090"),
+        ("0001:41:00.0", 1, "GeForce RTX 4090"),
+    ]

@@ -32,6 +32,8 @@ def messages(text: str, source: str = "dmesg") -> tuple[kernel.Message, ...]:
         "2025-06-02T12:32:53,230422+00:00 ",
         "Mon 2025-06-02 12:32:53 UTC host kernel: ",
         "2025-06-02 12:32:53 host kernel: ",
+        "> ",
+        "> [  123.456789] ",
         "kernel: ",
         "<4>kernel: ",
         "4,1412,5140900,-;",
@@ -65,3 +67,9 @@ def test_a_sentence_that_nvrm_wraps_is_one_message_in_a_journal_too() -> None:
     first, second = messages(text, "journalctl -k")
     assert first.text.endswith("installed in this system has fallen off the bus and is not responding to commands.")
     assert second.text.startswith("The NVIDIA probe routine")
+
+
+def test_what_old_drivers_said_without_a_colon_is_theirs_too() -> None:
+    (message,) = messages("[    3.59] NVRM kgspInitRm_IMPL: missing NVDEC0 engine, cannot initialize GSP-RM", "syslog")
+    assert message.nvrm
+    assert message.text.startswith("kgspInitRm_IMPL: missing")

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpunode.cli import doctor_page
+from gpunode.cli.answered import Answered
+from gpunode.cli.commands import How
+from gpunode.cli.doctor import doctor
+from gpunode.errors import UsageError
+
+PASTE = """\
+$ lsmod
+Module                  Size  Used by
+nouveau              2400256  4
+$ lspci -nnk -d 10de:
+01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GP104 [GeForce GTX 1080] [10de:1b80] (rev a1)
+\tKernel driver in use: nouveau
+$ cat /etc/docker/daemon.json
+{"http-proxy": "http://bob:hunter2@proxy:3128"}
+"""
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> str:
+    file = tmp_path / "paste.txt"
+    file.write_text(PASTE)
+    return str(file)
+
+
+def run(report: str, page: Path | str, how: How | None = None) -> int:
+    with pytest.raises(Answered) as answered:
+        doctor((report,), how or How(), html=str(page))
+    return answered.value.exit_code
+
+
+def test_the_page_is_written_and_the_exit_code_stays(
+    report: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert run(report, page) == 8
+    text = page.read_text()
+    assert "nouveau-bound" in text
+    assert "report paste.txt" in text
+    assert "hunter2" not in text
+    assert str(page) in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_what_stood_there_is_overwritten_and_keeps_its_rights(report: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("an older page")
+    page.chmod(0o600)
+    run(report, page)
+    assert "an older page" not in page.read_text()
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_new_page_has_the_rights_that_the_umask_gives(report: str, tmp_path: Path, mask: int, mode: int) -> None:
+    page = tmp_path / "page.html"
+    before = os.umask(mask)
+    try:
+        run(report, page)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(page.stat().st_mode) == mode
+
+
+def test_a_dash_is_standard_output_and_nothing_else_stands_there(
+    report: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(report, "-") == 8
+    out = capsys.readouterr().out
+    assert out.startswith("<!DOCTYPE html>")
+    assert out.endswith("</html>\n")
+
+
+def test_two_answers_on_standard_output_are_refused(report: str) -> None:
+    with pytest.raises(UsageError, match="both write to standard output"):
+        doctor((report,), How(json=True), html="-")
+
+
+def test_a_place_where_no_page_can_be_is_named_before_anything_is_looked_at(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere" / "page.html"):
+        with pytest.raises(UsageError, match="the page cannot be written"):
+            doctor_page.check(str(place), How())
+
+
+def test_a_cause_has_no_page() -> None:
+    with pytest.raises(UsageError, match="--html is a page about a node"):
+        doctor(("nouveau-bound",), How(), html="page.html")

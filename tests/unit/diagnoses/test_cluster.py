@@ -1,0 +1,42 @@
+"""Commands for a cluster find what they act on by what it is, and are whole for a shell."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from gpunode.diagnoses import cluster
+from gpunode.diagnoses.model import Fix
+
+FIXES = (
+    cluster.restart_plugin(),
+    cluster.restart_failed_pods("delete them"),
+    cluster.plugin_logs("read them"),
+    cluster.set_runtime_class("ask for it"),
+    cluster.set_driver_root("name it", "/opt/nvidia"),
+)
+
+
+def test_a_node_without_a_name_is_the_one_that_the_command_runs_on() -> None:
+    assert cluster.node_word("gpu-1") == "gpu-1"
+    assert "hostname" in cluster.node_word("")
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+@pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.text)
+def test_a_shell_takes_every_command(fix: Fix) -> None:
+    for command in fix.commands:
+        if shell := shutil.which("bash"):
+            subprocess.run([shell, "-n", "-c", command], check=True)
+
+
+def test_the_verbs_of_daemon_sets_stand_where_kubectl_wants_them() -> None:
+    (restart,) = cluster.restart_plugin().commands
+    assert 'rollout restart daemonset "$name"; done' in restart
+    (root,) = cluster.set_driver_root("", "/opt/nvidia").commands
+    assert 'set env daemonset "$name" NVIDIA_DRIVER_ROOT=/opt/nvidia; done' in root
+    make, patch = cluster.set_runtime_class("").commands
+    assert make.endswith("kubectl apply -f -")
+    assert 'patch daemonset "$name" -p ' in patch

@@ -1,0 +1,477 @@
+"""Drivers, kernels and modules: other wordings of each cause, its look-alikes, and what is no fault."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+WORKS = "| NVIDIA-SMI 550.90.07    Driver Version: 550.90.07    CUDA Version: 12.4     |"
+REJECTED = ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service")
+
+
+def seen(*pieces: tuple[str, str]) -> Diagnosis:
+    rows = [{"source": source, "text": text} for source, text in pieces]
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+def roots(*pieces: tuple[str, str]) -> list[str]:
+    return [finding.cause for finding in seen(*pieces).roots]
+
+
+def certain(*pieces: tuple[str, str]) -> list[str]:
+    return [finding.cause for finding in seen(*pieces).roots if finding.confidence == "certain"]
+
+
+BUILDS = {
+    "pve headers": (
+        (
+            "apt install nvidia-kernel-dkms",
+            (
+                "Module build for kernel 6.8.12-4-pve was skipped since the\n"
+                "kernel headers for this kernel do not seem to be installed."
+            ),
+        ),
+        "kernel-headers-missing",
+    ),
+    "build folder absent": (
+        (
+            "ls /lib/modules/5.15.0-91-generic/build",
+            "ls: cannot access '/lib/modules/5.15.0-91-generic/build': No such file or directory",
+        ),
+        "kernel-headers-missing",
+    ),
+    "akmods": (
+        (
+            "akmods --force",
+            (
+                "Could not find files needed to compile modules for 6.9.7-200.fc40.x86_64\n"
+                "Are the development files for kernel 6.9.7-200.fc40.x86_64 or the appropriate "
+                "kernel-devel package installed?"
+            ),
+        ),
+        "kernel-headers-missing",
+    ),
+    "no archive has the headers": (
+        ("apt-get install linux-headers-$(uname -r)", "E: Unable to locate package linux-headers-5.4.0-1029-gcp"),
+        "kernel-headers-missing",
+    ),
+    "GPL-only": (
+        ("make.log", "FATAL: modpost: GPL-incompatible module nvidia.ko uses GPL-only symbol 'rcu_read_unlock_strict'"),
+        "dkms-build-kernel-api",
+    ),
+    "stdarg.h is gone": (
+        (
+            "make.log",
+            (
+                "/var/lib/dkms/nvidia/390.144/build/common/inc/nv-linux.h:17:10: fatal error: stdarg.h: "
+                "No such file or directory"
+            ),
+        ),
+        "dkms-build-kernel-api",
+    ),
+    "not for this kernel": (
+        (
+            "dkms install nvidia/535.54.03",
+            (
+                "Error! The /var/lib/dkms/nvidia/535.54.03/6.12.1/x86_64/dkms.conf for module "
+                "nvidia includes a BUILD_EXCLUSIVE directive which does not match this kernel/arch/config."
+            ),
+        ),
+        "dkms-build-kernel-api",
+    ),
+    "undefined symbol": (
+        ("make.log", 'ERROR: modpost: "pfn_valid" [/var/lib/dkms/nvidia/550.54.14/build/nvidia.ko] undefined!'),
+        "dkms-build-kernel-api",
+    ),
+    "clang kernel": (
+        (
+            "make.log",
+            (
+                "DKMS (dkms-3.2.1) make.log for nvidia/560.35.03 for kernel 6.12.1-2-cachyos (x86_64)\n"
+                "gcc: error: unrecognized command-line option ‘-mretpoline-external-thunk’; did you mean x?"
+            ),
+        ),
+        "dkms-build-compiler-mismatch",
+    ),
+    "versioned compiler absent": (
+        (
+            "make.log",
+            "DKMS make.log for nvidia-550.54.14 for kernel 6.5.0-26-generic (x86_64)\n/bin/sh: 1: gcc-12: not found",
+        ),
+        "dkms-build-toolchain-missing",
+    ),
+    "make absent": (
+        (
+            "/var/log/nvidia-installer.log",
+            (
+                "ERROR: Unable to find the development tool `make` in your path; please make sure "
+                "that you have the package 'make' installed."
+            ),
+        ),
+        "dkms-build-toolchain-missing",
+    ),
+    "g++'s backend absent": (
+        ("make.log", "gcc: fatal error: cannot execute ‘cc1plus’: execvp: No such file or directory"),
+        "dkms-build-toolchain-missing",
+    ),
+    "libelf": (
+        (
+            "make.log",
+            (
+                'Makefile:1074: *** "Cannot generate ORC metadata for CONFIG_UNWINDER_ORC=y, please install '
+                'libelf-dev, libelf-devel or elfutils-libelf-devel".  Stop.'
+            ),
+        ),
+        "dkms-build-toolchain-missing",
+    ),
+    "added twice": (
+        (
+            "dkms add nvidia/460.32.03",
+            (
+                "Error! DKMS tree already contains: nvidia-460.32.03\n"
+                "You cannot add the same module/version combo more than once."
+            ),
+        ),
+        "dkms-tree-corrupt",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_why_a_build_failed(name: str) -> None:
+    piece, cause = BUILDS[name]
+    beside = (
+        ("dkms status", "nvidia/535.129.03: added"),
+        ("uname -r", "5.15.0-91-generic"),
+    )
+    assert roots(piece, *(beside if "folder" in name else ())) == [cause]
+
+
+def test_a_failed_build_without_its_log_is_a_question() -> None:
+    found = seen(
+        (
+            "apt-get install nvidia-driver-510",
+            (
+                "Error! Bad return status for module build on kernel: 6.0.10 (x86_64)\n"
+                "Consult /var/lib/dkms/nvidia/510.85.02/build/make.log for more information."
+            ),
+        )
+    )
+    assert not found.roots
+    assert any("make.log" in doubt.look_at and "510.85.02" in doubt.look_at for doubt in found.unknown)
+
+
+def test_an_installer_that_lists_what_may_be_wrong_proves_none_of_it() -> None:
+    said = (
+        "ERROR: Unable to load the kernel module 'nvidia.ko'.  This happens most frequently when this kernel module "
+        "was built against the wrong or improperly configured kernel sources, with a version of gcc that differs from "
+        "the one used to build the target kernel, or if another driver, such as nouveau, is present"
+    )
+    assert not seen(("nvidia-installer.log", said)).roots
+
+
+def test_another_vendors_damaged_tree_is_no_fault_of_the_driver() -> None:
+    table = (
+        "Error! Could not locate dkms.conf file.\n"
+        "File: /var/lib/dkms/system76/1.0.18~1743109511~24.04~8b1da53/source/dkms.conf does not exist.\n"
+        "nvidia/570.172.08, 6.12.10-76061203-generic, x86_64: installed\n"
+        "nvidia/570.172.08, 6.16.3-76061603-generic, x86_64: installed"
+    )
+    assert not seen(("sudo dkms status", table)).roots
+
+
+def test_a_log_of_another_day_is_no_fault_while_the_driver_works() -> None:
+    log = (
+        "make.log",
+        "DKMS make.log for nvidia-550.90.07 for kernel 6.8.0-45-generic (x86_64)\n/bin/sh: 1: cc: not found",
+    )
+    assert not seen(log, ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
+
+
+def test_a_build_for_the_next_kernel_is_a_warning_while_the_driver_works() -> None:
+    log = (
+        "make.log",
+        "DKMS make.log for nvidia-550.90.07 for kernel 6.11.0-9-generic (x86_64)\n/bin/sh: 1: cc: not found",
+    )
+    found = seen(log, ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
+    assert [(finding.cause, finding.severity) for finding in found] == [("dkms-build-toolchain-missing", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("piece", "cause"),
+    [
+        (("modinfo nvidia | grep signer", "signer:         DKMS module signing key"), "secure-boot-key-not-enrolled"),
+        (("modinfo -F signer nvidia", ""), "secure-boot-module-unsigned"),
+        (("dmesg", "[    9.1] Loading of unsigned module is rejected"), "secure-boot-module-unsigned"),
+        (("dmesg", "[    9.1] Loading of module with unavailable key is rejected"), "secure-boot-key-not-enrolled"),
+        (("dkms status", "nvidia/550.90.07, 6.8.0-45-generic, x86_64: installed"), "secure-boot-key-not-enrolled"),
+        (
+            ("mokutil --test-key /var/lib/dkms/mok.pub", "/var/lib/dkms/mok.pub is not enrolled"),
+            "secure-boot-key-not-enrolled",
+        ),
+    ],
+)
+def test_a_rejected_module_has_no_signature_or_one_by_an_unknown_key(piece: tuple[str, str], cause: str) -> None:
+    assert roots(REJECTED, piece) == [cause]
+
+
+def test_a_rejected_module_alone_is_a_question() -> None:
+    found = seen(REJECTED, ("mokutil --sb-state", "SecureBoot enabled"))
+    assert not found.roots
+    assert any("modinfo" in doubt.look_at for doubt in found.unknown)
+
+
+def test_a_lockdown_without_anything_that_signs_points_to_a_missing_signature() -> None:
+    found = seen(
+        ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Operation not permitted"),
+        ("dmesg", "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7"),
+    )
+    assert [(one.cause, one.confidence) for one in found.roots] == [("secure-boot-module-unsigned", "likely")]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [("modprobe r8126", "modprobe: ERROR: could not insert 'r8126': Key was rejected by service")],
+        [
+            ("modprobe vboxdrv", "modprobe: ERROR: could not insert 'vboxdrv': Key was rejected by service"),
+            ("dmesg", "Loading of module with unavailable key is rejected"),
+        ],
+        [
+            ("dmesg", "nvidia: module verification failed: signature and/or required key missing - tainting kernel"),
+            ("mokutil --sb-state", "SecureBoot disabled"),
+        ],
+        [("mokutil --sb-state", "SecureBoot enabled"), ("nvidia-smi", WORKS)],
+    ],
+)
+def test_other_modules_and_accepted_ones_are_no_fault(pieces: list[tuple[str, str]]) -> None:
+    assert not [cause for cause in roots(*pieces) if cause.startswith("secure-boot")]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [("lsmod | grep nouveau", "nouveau              2306048  4"), ("nvidia-smi", FAILED)],
+        [
+            (
+                "lshw -C display",
+                "  *-display\n       product: TU104 [GeForce RTX 2080]\n       configuration: driver=nouveau",
+            )
+        ],
+        [
+            ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': No such device"),
+            ("lsmod | grep nouveau", "nouveau              2306048  4"),
+            (
+                "lspci | grep -i nvidia",
+                "01:00.0 VGA compatible controller: NVIDIA Corporation GP104 [GeForce GTX 1080]",
+            ),
+        ],
+        [("inxi -G", "Graphics: Device-1: NVIDIA GM204 [GeForce GTX 970] driver: nouveau v: kernel")],
+    ],
+)
+def test_nouveau_is_seen_without_lspci(pieces: list[tuple[str, str]]) -> None:
+    assert roots(*pieces) == ["nouveau-bound"]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [("nvidia-smi", WORKS), ("lsmod | grep nouveau", "nouveau              2306048  0")],
+        [
+            (
+                "lspci -k",
+                (
+                    "01:00.0 VGA compatible controller: NVIDIA Corporation GP104 [GeForce GTX 1080]\n"
+                    "\tKernel driver in use: nvidia\n\tKernel modules: nouveau, nvidia_drm, nvidia"
+                ),
+            ),
+            ("lsmod | grep nouveau", "nouveau              2306048  0"),
+        ],
+        [("cat /etc/modprobe.d/blacklist-nouveau.conf", "blacklist nouveau\noptions nouveau modeset=0")],
+    ],
+)
+def test_nouveau_that_has_no_gpu_is_no_fault(pieces: list[tuple[str, str]]) -> None:
+    assert not [cause for cause in roots(*pieces) if "nouveau" in cause]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "cause"),
+    [
+        (
+            [("python", "RuntimeError: Found no NVIDIA driver on your system."), ("lsmod | grep nvidia", "")],
+            "driver-module-not-loaded",
+        ),
+        (
+            [("nerdctl run --gpus all", "nvml error: driver not loaded"), ("lsmod | grep -i nvidia", "")],
+            "driver-module-not-loaded",
+        ),
+        ([("dmesg", "nvidia: disagrees about version of symbol module_layout")], "module-built-for-other-kernel"),
+        (
+            [
+                ("dkms status", "nvidia, 470.57.02, 5.4.0-80-generic, x86_64: installed"),
+                ("uname -r", "5.4.0-81-generic"),
+            ],
+            "module-built-for-other-kernel",
+        ),
+        (
+            [
+                (
+                    "modprobe nvidia",
+                    "modprobe: FATAL: Module nvidia not found in directory /lib/modules/6.8.0-45-generic",
+                ),
+                ("find /lib/modules -name 'nvidia.ko*'", "/lib/modules/6.8.0-45-generic/updates/dkms/nvidia.ko.zst"),
+            ],
+            "depmod-index-missing",
+        ),
+        (
+            [
+                (
+                    "modinfo nvidia",
+                    (
+                        "filename:       /lib/modules/5.4.0-150-generic/kernel/drivers/video/nvidia.ko\n"
+                        "version:        460.91.03"
+                    ),
+                ),
+                ("uname -r", "5.4.0-150-generic"),
+                ("dkms status", "nvidia/470.182.03, 5.4.0-150-generic, x86_64: installed"),
+            ],
+            "duplicate-module-files",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_module(pieces: list[tuple[str, str]], cause: str) -> None:
+    assert roots(*pieces) == [cause]
+
+
+def test_why_nothing_is_loaded_is_a_question_where_only_nvidia_smi_speaks() -> None:
+    found = seen(("nvidia-smi", FAILED))
+    assert not found.roots
+    assert any("dkms status" in doubt.look_at for doubt in found.unknown)
+
+
+def test_a_module_for_an_older_kernel_beside_the_right_one_is_no_fault() -> None:
+    table = (
+        "nvidia/550.90.07, 6.8.0-44-generic, x86_64: installed\nnvidia/550.90.07, 6.8.0-45-generic, x86_64: installed"
+    )
+    assert not seen(("dkms status", table), ("uname -r", "6.8.0-45-generic"), ("nvidia-smi", WORKS)).roots
+
+
+def test_the_same_module_twice_in_one_version_is_no_fault() -> None:
+    listing = (
+        "/lib/modules/5.4.0-150-generic/kernel/drivers/video/nvidia.ko\n"
+        "/lib/modules/5.4.0-150-generic/updates/dkms/nvidia.ko"
+    )
+    assert not seen(("find /lib/modules -name nvidia.ko", listing), ("uname -r", "5.4.0-150-generic")).roots
+
+
+@pytest.mark.parametrize(
+    ("pieces", "cause"),
+    [
+        (
+            [
+                (
+                    "docker run --gpus all",
+                    ("nvidia-container-cli: mount error: stat failed: /dev/nvidia-uvm: no such file or directory"),
+                )
+            ],
+            "nvidia-uvm-not-loaded",
+        ),
+        (
+            [
+                ("python", "CUDA error: unknown error"),
+                (
+                    "lsmod",
+                    (
+                        "Module                  Size  Used by\n"
+                        "nvidia_drm             73728  0\nnvidia              40816640  1 nvidia_drm"
+                    ),
+                ),
+            ],
+            "nvidia-uvm-not-loaded",
+        ),
+        (
+            [("ollama serve", "CUDA error 999: unknown error"), ("lsmod | grep nvidia_uvm", "nvidia_uvm  4710400  0")],
+            "nvidia-uvm-wedged",
+        ),
+        (
+            [
+                ("nvidia-smi", "Failed to initialize NVML: Insufficient Permissions"),
+                ("cat /proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileGID: 44\nDeviceFileMode: 432"),
+            ],
+            "device-node-permissions",
+        ),
+        (
+            [
+                ("cat /etc/modprobe.d/nvidia.conf", "options nvidia NVreg_DeviceFileMode=660"),
+                ("nvidia-smi -L", "Failed"),
+            ],
+            "device-node-permissions",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_device_files(pieces: list[tuple[str, str]], cause: str) -> None:
+    assert roots(*pieces) == [cause]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [("lsmod | grep nvidia", "nvidia_drm  73728  0\nnvidia  40816640  1 nvidia_drm"), ("nvidia-smi", WORKS)],
+        [("cat /etc/modprobe.d/nvidia.conf", "options nvidia NVreg_DeviceFileMode=0660 NVreg_DeviceFileGID=44")],
+        [("cat /proc/driver/nvidia/params", "DeviceFileMode: 438")],
+        [("ls -l /dev/nvidia0", "crw-rw---- 1 root video 195, 0 Jun 25 11:05 /dev/nvidia0"), ("nvidia-smi", WORKS)],
+    ],
+)
+def test_device_files_as_they_may_be_are_no_fault(pieces: list[tuple[str, str]]) -> None:
+    assert not seen(*pieces).roots
+
+
+def test_802_on_a_board_with_switches_is_not_a_matter_of_the_kernel() -> None:
+    said = ("python", "CUDA error 802: system not yet initialized")
+    assert "cuda-init-802-kaslr-or-hmm" not in roots(
+        said, ("nvidia-smi -L", "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)")
+    )
+    assert roots(said, ("nvidia-smi -L", "GPU 0: NVIDIA L40S (UUID: GPU-0)")) == ["cuda-init-802-kaslr-or-hmm"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "module", "cause"),
+    [
+        ("10de:1b80", "version: 595.58.03\nlicense: NVIDIA", "gpu-legacy-unsupported-by-branch"),
+        ("10de:1b80", "version: 580.95.05\nlicense: Dual MIT/GPL", "open-module-on-pre-turing"),
+        ("10de:2b85", "version: 550.144.03\nlicense: Dual MIT/GPL", "gpu-too-new-for-driver"),
+        ("10de:2b85", "version: 580.95.05\nlicense: NVIDIA", "proprietary-module-on-blackwell"),
+        ("10de:2342", "version: 570.133.20\nlicense: NVIDIA", "proprietary-module-on-blackwell"),
+        ("10de:1b80", "version: 580.95.05\nlicense: NVIDIA", ""),
+        ("10de:2684", "version: 580.95.05\nlicense: NVIDIA", ""),
+        ("10de:2b85", "version: 580.95.05\nlicense: Dual MIT/GPL", ""),
+        ("10de:1eb8", "version: 595.58.03\nlicense: Dual MIT/GPL", ""),
+    ],
+)
+def test_driver_and_gpu_are_judged_before_the_kernel_says_so(gpu: str, module: str, cause: str) -> None:
+    bus = f"01:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [{gpu}] (rev a1)"
+    found = seen(("lspci -nn", bus), ("modinfo nvidia", module)).roots
+    assert [finding.cause for finding in found] == ([cause] if cause else [])
+    assert all(finding.confidence == "likely" for finding in found)
+
+
+def test_a_gpu_that_works_contradicts_the_catalog() -> None:
+    bus = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [10de:2b85] (rev a1)"
+    assert not seen(("lspci -nn", bus), ("modinfo nvidia", "version: 550.90.07"), ("nvidia-smi", WORKS)).roots
+
+
+def test_an_installer_that_finds_no_gpu_of_its_own_is_understood_by_the_bus() -> None:
+    said = "WARNING: You do not appear to have an NVIDIA GPU supported by the 410.48 NVIDIA Linux graphics driver"
+    log = ("/var/log/nvidia-installer.log", said)
+    assert not certain(log)
+    newer = "65:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:20b5] (rev a1)"
+    assert roots(log, ("lspci -nn", newer)) == ["gpu-too-new-for-driver"]
+    older = "65:00.0 3D controller [0302]: NVIDIA Corporation GF100GL [Tesla C2050] [10de:06d1] (rev a3)"
+    assert roots(log, ("lspci -nn", older)) == ["gpu-legacy-unsupported-by-branch"]

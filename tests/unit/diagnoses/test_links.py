@@ -1,0 +1,119 @@
+"""What NVLink, the bus, power, guests and GPUDirect leave open, and what they tell apart by one word."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+
+def seen(*pieces: tuple[str, str]) -> Diagnosis:
+    rows = [{"source": source, "text": text} for source, text in pieces]
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+NOT_READY = "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
+SWITCH = ("lspci", "05:00.0 Bridge: NVIDIA Corporation GH100 [H100 NVSwitch] (rev a1)")
+NOT_STARTED = "[   12.1] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x22:0x56:884)"
+REFUSED = """GPU 00000000:1B:00.0
+    Product Name                          : NVIDIA H100 80GB HBM3
+    Fabric
+        State                             : Completed
+        Status                            : Insufficient Resources
+"""
+ALL_DOWN = "\n".join(
+    f"GPU {gpu}: Tesla V100 (UUID: GPU-{gpu})\n\t Link 0: <inactive>\n\t Link 1: <inactive>" for gpu in range(2)
+)
+
+
+@pytest.mark.parametrize(
+    ("piece", "causes"),
+    [
+        (
+            ("python", NOT_READY),
+            {"fabric-manager-not-installed", "fabric-manager-version-mismatch", "cuda-init-802-kaslr-or-hmm"},
+        ),
+        (
+            ("dmesg", NOT_STARTED),
+            {"bar-above-4g-disabled", "gpu-stuck-d3cold", "proprietary-module-on-blackwell"},
+        ),
+        (("nvidia-smi -q", REFUSED), {"fabric-manager-not-running", "nvswitch-sxid", "nvlink-link-inactive"}),
+        (("nvidia-smi nvlink -s", ALL_DOWN), {"nvlink-all-links-inactive-gpu", "fabric-manager-not-running"}),
+    ],
+)
+def test_one_message_of_several_causes_leaves_them_all_open(piece: tuple[str, str], causes: set[str]) -> None:
+    found = seen(piece)
+    assert not found.findings
+    assert [doubt for doubt in found.unknown if causes <= set(doubt.causes) and doubt.look_at]
+
+
+@pytest.mark.parametrize(
+    ("more", "cause"),
+    [
+        (
+            (SWITCH, ("rpm -qa | grep -i fabric", "")),
+            "fabric-manager-not-installed",
+        ),
+        (
+            (SWITCH, ("systemctl status nvidia-fabricmanager", "     Active: failed (Result: exit-code)")),
+            "fabric-manager-not-running",
+        ),
+        (
+            (("rpm -qa", "nvidia-fabric-manager-550.54.15-1.x86_64"), ("cat /sys/module/nvidia/version", "550.90.07")),
+            "fabric-manager-version-mismatch",
+        ),
+    ],
+)
+def test_what_else_is_known_tells_which_kind_of_802_it_is(more: tuple[tuple[str, str], ...], cause: str) -> None:
+    assert [finding.cause for finding in seen(("python", NOT_READY), *more).roots] == [cause]
+
+
+def test_peermem_is_refused_for_a_missing_symbol_or_for_one_of_another_build() -> None:
+    refused = "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument"
+    symbol = "[  9.1] nvidia_peermem: Unknown symbol ib_register_peer_memory_client"
+    differs = "[  9.0] nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client\n"
+    missing = seen(("modprobe nvidia-peermem", refused), ("dmesg", f"{symbol} (err 0)")).roots
+    other = seen(("modprobe nvidia-peermem", refused), ("dmesg", f"{differs}{symbol} (err -22)")).roots
+    bare = seen(("modprobe nvidia-peermem", refused)).roots
+    assert [finding.cause for finding in (*missing, *other, *bare)] == ["peermem-load-failed"] * 3
+    assert "has no ib_register_peer_memory_client" in missing[0].summary
+    assert "versions of ib_register_peer_memory_client differ" in other[0].summary
+    assert bare[0].confidence == "likely"
+
+
+def test_what_the_kernel_says_of_regions_is_only_certain_on_a_machine_known_to_be_no_guest() -> None:
+    invalid = "[   28.1] NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\nNVRM: BAR1 is 0M @ 0x0"
+    (unknown,) = seen(("dmesg", invalid)).roots
+    (host,) = seen(("dmesg", invalid), ("systemd-detect-virt", "none")).roots
+    (guest,) = seen(("dmesg", invalid), ("systemd-detect-virt", "kvm")).roots
+    assert (unknown.cause, unknown.confidence) == ("bar-above-4g-disabled", "likely")
+    assert (host.cause, host.confidence) == ("bar-above-4g-disabled", "certain")
+    assert guest.cause == "vm-passthrough-mmio-config"
+
+
+def test_half_the_lanes_are_worth_a_warning_only_beside_gpus_that_have_all() -> None:
+    narrow, full = "GPU 00000000:{}:00.0\n    Product Name : NVIDIA GeForce RTX 3090\n    GPU Link Info\n", "Link Width"
+    row = "        {}\n            Max                       : 16x\n            Current                   : {}x\n"
+    alone = seen(("nvidia-smi -q", narrow.format("01") + row.format(full, 8))).roots
+    beside = seen(
+        (
+            "nvidia-smi -q",
+            "".join(narrow.format(bus) + row.format(full, width) for bus, width in (("01", 8), ("41", 16))),
+        )
+    ).roots
+    assert [(finding.cause, finding.severity) for finding in alone] == [("pcie-link-degraded", "info")]
+    assert [(finding.cause, finding.severity) for finding in beside] == [("pcie-link-degraded", "warning")]
+
+
+def test_a_lowered_power_limit_is_a_fault_only_where_it_holds_the_gpu_back() -> None:
+    limit = "    GPU Power Readings\n        Current Power Limit : 300.00 W\n        Default Power Limit : 450.00 W\n"
+    capped = "    Clocks Event Reasons\n        SW Power Cap : Active\n"
+    (lowered,) = seen(("nvidia-smi -q", f"GPU 00000000:01:00.0\n{limit}")).roots
+    (holding,) = seen(("nvidia-smi -q", f"GPU 00000000:01:00.0\n{capped}{limit}")).roots
+    assert (lowered.cause, lowered.severity) == ("power-limit-set-low", "info")
+    assert (holding.cause, holding.severity) == ("power-limit-set-low", "warning")

@@ -1,0 +1,151 @@
+"""Packages, their history and their archives, in the forms of apt, dpkg, dnf, zypper and pacman."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.views import archives, frameworks, history, loader, packages
+from gpunode.facts import pasted
+from gpunode.facts.evidence import Capture
+
+UNATTENDED = """Start-Date: 2024-06-12  06:33:01
+Commandline: /usr/bin/unattended-upgrade
+Upgrade: libc6:amd64 (1, 2), nvidia-utils-535:amd64 (535.171.04-0ubuntu1, 535.183.01-0ubuntu1)
+"""
+BY_HAND = """Commandline: apt install nvidia-driver-550
+Requested-By: bob (1000)
+Install: nvidia-driver-550:amd64 (550.90.07-0ubuntu1), libxnvctrl0:amd64 (1, automatic)
+"""
+DNF = """Command Line   : /usr/bin/dnf-automatic --timer
+    Upgrade  nvidia-driver-3:550.90.07-1.el9.x86_64 @cuda
+"""
+
+
+def seen(*pieces: tuple[str, str]) -> Snapshot:
+    rows = [{"source": source, "text": text} for source, text in pieces]
+    return snapshot(pasted.from_json(json.dumps(rows), "a report"))
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "name", "version"),
+    [
+        ("dpkg -l", "ii  nvidia-dkms-550:amd64  550.90.07-0ubuntu1  amd64  x", "nvidia-dkms-550", "550.90.07"),
+        ("apt list --installed", "nvidia-dkms-550/now 550.90.07-1 amd64 [installed]", "nvidia-dkms-550", "550.90.07"),
+        ("rpm -qa", "nvidia-driver-cuda-550.54.15-1.el9.x86_64", "nvidia-driver-cuda", "550.54.15"),
+        ("dnf list --installed", "nvidia-driver.x86_64  3:550.54.15-1.el9  @cuda", "nvidia-driver", "550.54.15"),
+        ("pacman -Q", "nvidia-utils 555.58.02-1", "nvidia-utils", "555.58.02"),
+        ("dpkg-query -W", "nvidia-utils-550\t550.90.07-0ubuntu1", "nvidia-utils-550", "550.90.07"),
+    ],
+)  # fmt: skip
+def test_every_list_of_packages_is_read(source: str, line: str, name: str, version: str) -> None:
+    found = seen((source, line)).view(packages.packages)
+    assert found[name].upstream == version
+    assert found[name].is_installed
+
+
+def test_what_a_container_lists_is_not_the_nodes() -> None:
+    inside = seen(("docker exec app dpkg -l", "ii  nvidia-utils-535  535.104.05-0ubuntu1  amd64  x"))
+    assert not inside.view(packages.packages)
+    assert [one.name for one in packages.in_containers(inside)] == ["nvidia-utils-535"]
+
+
+def test_dpkgs_own_list_tells_what_is_unfinished() -> None:
+    text = "Package: bash\nStatus: install ok installed\nVersion: 5\n\n"
+    text += "Package: nvidia-dkms-550\nStatus: install ok half-configured\nVersion: 550.90.07-0ubuntu1\n"
+    found = snapshot({"dpkg-status": Capture("/var/lib/dpkg/status", "ok", text.encode())}).view(packages.packages)
+    assert found["nvidia-dkms-550"].is_half_done
+    assert "bash" not in found or not found["bash"].is_half_done
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "name", "driver", "automatic"),
+    [
+        ("/var/log/apt/history.log", UNATTENDED,
+         "nvidia-utils-535", "535.183.01", True),
+        ("/var/log/apt/history.log", BY_HAND,
+         "nvidia-driver-550", "550.90.07", False),
+        ("/var/log/dpkg.log", "2024-06-12 06:33:01 upgrade libnvidia-compute-535:amd64 535.171.04-1 535.183.01-1",
+         "libnvidia-compute-535", "535.183.01", False),
+        ("/var/log/apt/term.log", "Unpacking nvidia-dkms-550 (550.107.02-0ubuntu1) over (550.90.07-0ubuntu1) ...",
+         "nvidia-dkms-550", "550.107.02", False),
+        ("dnf history info 4", DNF,
+         "nvidia-driver", "550.90.07", True),
+        ("/var/log/yum.log", "Dec 21 04:40:12 Updated: 1:nvidia-kmod-387.26-2.el7.x86_64",
+         "nvidia-kmod", "387.26", False),
+        ("/var/log/pacman.log", "[2024-06-12T10:00:00+0000] [ALPM] upgraded nvidia-utils (555.58-1 -> 555.58.02-1)",
+         "nvidia-utils", "555.58.02", False),
+        ("/var/log/zypp/history", "2024-06-12 10:00:00|install|nvidia-compute-G06|550.90.07-1|x86_64||repo|abc|",
+         "nvidia-compute-G06", "550.90.07", False),
+    ],
+)  # fmt: skip
+def test_every_log_of_packages_is_read(source: str, text: str, name: str, driver: str, automatic: bool) -> None:
+    found = {one.name: one for one in history.upgrades(seen((source, text)))}
+    assert found[name].driver == driver
+    assert found[name].is_automatic is automatic
+
+
+@pytest.mark.parametrize(
+    ("version", "packager"),
+    [
+        ("535.171.04-0ubuntu0.22.04.1", "Ubuntu"),
+        ("535.161.08-0ubuntu1", "NVIDIA"),
+        ("410.73-0ubuntu0~gpu18.04.1", "a PPA"),
+        ("510.54-1pop0~1645719405~21.10~10b5fec", "System76"),
+        ("525.147.05-4~deb12u1", "Debian"),
+        ("550.54.14-1.el9_3.elrepo", "ELRepo"),
+        ("525.85.12-1", ""),
+    ],
+)
+def test_a_revision_tells_who_packaged_it(version: str, packager: str) -> None:
+    assert archives.packager_of(version) == packager
+
+
+def test_two_entries_of_one_archive_with_different_keys_conflict() -> None:
+    url = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
+    grepped = f"/etc/apt/sources.list.d/new.list:deb [signed-by=/usr/share/keyrings/k.gpg] {url} /\n"
+    (found,) = archives.conflicts(
+        seen(("grep -r nvidia /etc/apt", grepped + f"/etc/apt/sources.list.d/old.list:deb {url} /"))
+    )
+    assert [entry.source.file for entry in found] == [
+        "/etc/apt/sources.list.d/new.list",
+        "/etc/apt/sources.list.d/old.list",
+    ]
+    assert not archives.conflicts(seen(("grep -r nvidia /etc/apt", grepped * 2)))
+
+
+@pytest.mark.parametrize(
+    ("path", "sort"),
+    [
+        ("/usr/lib/x86_64-linux-gnu/libcuda.so.1", "driver"),
+        ("/usr/lib64/libnvidia-ml.so.1", "driver"),
+        ("/usr/local/cuda-12.4/compat/libcuda.so.1", "compat"),
+        ("/usr/local/cuda/lib64/stubs/libcuda.so", "stub"),
+        ("/opt/conda/lib/libcuda.so.1", "other"),
+    ],
+)
+def test_where_a_library_stands_tells_what_it_is(path: str, sort: str) -> None:
+    assert loader.sort_of(path) == sort
+
+
+def test_of_the_loaders_cache_the_first_entry_counts() -> None:
+    cache = "\tlibcuda.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libcuda.so.1\n"
+    cache += "\tlibcuda.so.1 (libc6,x86-64) => /usr/local/cuda/compat/libcuda.so.1\n"
+    (found,) = seen(("ldconfig -p", cache)).view(loader.loaded)
+    assert found.sort == "driver"
+
+
+@pytest.mark.parametrize(
+    ("capability", "listed", "runs"),
+    [
+        ("86", {"sm_80"}, True),
+        ("80", {"sm_86"}, False),
+        ("120", {"sm_80", "sm_90"}, False),
+        ("120", {"sm_80", "compute_90"}, True),
+        ("61", {"compute_75"}, False),
+    ],
+)
+def test_on_which_gpus_code_runs(capability: str, listed: set[str], runs: bool) -> None:
+    assert frameworks.runs_on(capability, frozenset(listed)) is runs

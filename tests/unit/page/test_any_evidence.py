@@ -1,0 +1,51 @@
+"""Whatever stands in evidence, and wherever it was cut, a page is made and is whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.page.report import page
+from tests.unit.page import nodes
+from tests.unit.page.test_page import ABOUT, Seen
+
+SOURCES = ("lspci -nnDvvv", "lspci -tv", "nvidia-smi topo -m", "nvidia-smi nvlink -s", "nvidia-smi", "dmesg", "a text")
+PIECES = {capture.source: capture.text for capture in nodes.large().values()}
+WORDS = (
+    *("GPU0", "GPU1", "NV18", " X ", "NIC0", "-[0000:00]-+-00.0", "[01]", "NUMA node: 99999", "Link 1: <inactive>"),
+    "GPU 0: x",
+    *("01:00.0 3D controller [0302]: NVIDIA [10de:2330]", "\tBus: primary=00, secondary=00, subordinate=00"),
+    *("LnkSta: Speed 9GT/s, Width x99", "NVRM: Xid (PCI:0000:01:00): 79, x", "[ 9999999999999.9] "),
+    *("\x1b[4m", "\x00", "\u202e", "\t", "\n", " ", "|"),
+)
+words = st.sampled_from(WORDS)
+
+
+def drawn(*pieces: tuple[str, str]) -> str:
+    """The page of that evidence; what no rule found is not asked here, so that the page alone is tried."""
+    return page(
+        replace(nodes.healthy(), snapshot=snapshot(nodes.evidence(*pieces)), diagnosis=Diagnosis((), ())), ABOUT
+    )
+
+
+@given(st.lists(st.tuples(st.sampled_from(SOURCES), st.lists(words | st.text(max_size=20), max_size=30)), max_size=4))
+def test_a_page_is_made_of_anything(pieces: list[tuple[str, list[str]]]) -> None:
+    Seen(drawn(*((source, "".join(parts)) for source, parts in pieces)))
+
+
+@pytest.mark.parametrize("source", [source for source in PIECES if source in SOURCES])
+@given(st.data())
+def test_a_page_is_made_of_evidence_that_was_cut_anywhere(source: str, data: st.DataObject) -> None:
+    text = PIECES[source]
+    first, last = sorted((data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(text)))))
+    Seen(drawn((source, text[first:last])))
+
+
+def test_bridges_in_a_circle_are_no_way_without_end() -> None:
+    circle = "00:01.0 PCI bridge [0604]: X [8086:1]\n\tBus: primary=00, secondary=00, subordinate=00\n"
+    Seen(drawn(("lspci -nnvv", f"{circle}00:02.0 3D controller [0302]: NVIDIA [10de:2330]\n")))
