@@ -78,13 +78,18 @@ class Snapshot:
 
     def _searched(self, kinds: tuple[Kind, ...]) -> Iterator[Item]:
         for item in self.items:
-            if (item.kind in kinds if kinds else item.kind not in _SILENT) and item.is_seen:
+            if (item.kind in kinds if kinds else _speaks(item)) and item.is_seen:
                 yield item
 
 
 def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     """The node that ``evidence`` shows."""
     return Snapshot(items(evidence), derive(evidence, image=image))
+
+
+def _speaks(item: Item) -> bool:
+    """Whether messages stand there; dpkg's own log, the longest of all, has nothing but states and versions."""
+    return item.kind not in _SILENT and not item.subject.endswith("/dpkg.log")
 
 
 def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
