@@ -10,6 +10,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
+from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups
 from gpunode.facts.probes import probes
@@ -33,6 +34,13 @@ def examine(host: HostView) -> Evidence:
     if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
         del evidence["dmesg"]
     return evidence
+
+
+def cause_of_xid(code: int) -> str:
+    """The cause that a kernel log with this Xid and nothing else shows; empty where more is needed to tell."""
+    log = pasted.evidence([("dmesg", f"NVRM: Xid (PCI:0000:01:00): {code}, pid=1, name=program")])
+    roots = diagnose(snapshot(log)).roots
+    return roots[0].cause if roots else ""
 
 
 @dataclass(frozen=True, slots=True)
