@@ -52,7 +52,8 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             ruled_out = ("no driver at all: the module is there", "a container without the driver: the node lacks them")
             yield "driver-userspace-incomplete", Proof(what, (*missing, *kernel), ruled_out=ruled_out)
         return
-    if _has_libraries(snapshot) or driver.packaged(snapshot) or snapshot.of("installer-log"):
+    installed = any(item.outcome == "ok" for item in snapshot.of("installer-log"))
+    if _has_libraries(snapshot) or driver.packaged(snapshot) or installed:
         return
     absent = _absent(snapshot)
     kinds = len(absent) + len({citation.source for citation in missing})
@@ -83,7 +84,7 @@ def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 def _is_elsewhere(snapshot: Snapshot) -> bool:
     """Whether the engine runs in a machine or a confinement of its own, which sees another system than the node's."""
     kinds = ("docker-info", "docker-version", "container-run", "which", "snap", "listing")
-    asked = [item for item in snapshot.items if item.kind in kinds]
+    asked = [item for item in snapshot.items if item.kind in kinds and item.outcome == "ok" and item.text.strip()]
     return any(_OTHER_HOUSE.search(item.text) or _OTHER_HOUSE.search(item.written) for item in asked)
 
 

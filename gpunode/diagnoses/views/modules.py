@@ -148,8 +148,15 @@ def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
                 return (cite(item, number),)
     driver = snapshot.facts.loaded_driver
     if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
-        return (Citation("/proc/driver/nvidia/version", driver.value.version, 1, driver.probe),)
+        return (told_version(snapshot),)
     return tuple(Citation(item.written, f"({name} is not among them)", None, item.key) for item in tables)
+
+
+def told_version(snapshot: Snapshot) -> Citation:
+    """The line in which the loaded driver tells its version, which it does."""
+    # By its key, which made it a fact: a capture may have been written by anybody, and name any source.
+    item = next(item for item in snapshot.items if item.key == snapshot.facts.loaded_driver.probe)
+    return cite(item, next((number for number, line in enumerate(item.lines, 1) if "NVRM version" in line), 1))
 
 
 def dkms(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
