@@ -193,8 +193,8 @@ def _model(snapshot: Snapshot) -> GpuModel | None:
 def _ignored(snapshot: Snapshot) -> Iterator[Verdict]:
     """The GSP is to be off and cannot be, because the modules are the open ones, by their word or the GPU's need."""
     asked = tuple(_asked_off(snapshot))
-    if not asked:
-        return
+    if not asked or snapshot.says(_GFW):
+        return  # where the GPU's own firmware does not start, neither kind of module helps
     opened = _open_modules(snapshot)
     running = next(iter(snapshot.said(_IN_USE, "nvidia-smi-q", "nvidia-smi", "text")), None)
     model = _model(snapshot)

@@ -566,7 +566,7 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("modprobe", "insmod", "rmmod"), _subject("modprobe")),
     "depmod": _always("depmod"),
     "dkms": _dkms,
-    **dict.fromkeys(("lsinitramfs", "lsinitrd", "unmkinitramfs"), _subject("initramfs")),
+    **dict.fromkeys(("lsinitramfs", "lsinitrd", "unmkinitramfs", "lsinitcpio"), _subject("initramfs")),
     "uname": _always("uname"),
     "mokutil": _always("mokutil"),
     **dict.fromkeys(_PACKAGERS, _packager),
