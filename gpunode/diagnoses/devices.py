@@ -339,7 +339,9 @@ def _hmm(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     done = tuple(_anywhere(snapshot, _WORKED_AROUND))
     if done and (cured := snapshot.said(_CURED)):
-        summary = "cuInit fails until heterogeneous memory management of nvidia_uvm, or the kernel's address layout, is off"
+        summary = (
+            "cuInit fails until heterogeneous memory management of nvidia_uvm, or the kernel's address layout, is off"
+        )
         yield Proof(summary, (*said, *done, *cured), "likely")
         return
     if done:

@@ -90,7 +90,11 @@ def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 def _never_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The pods that the driver manager evicts and that are still terminating, while its own pod waits for that."""
-    evicted = {match["pod"].split("/")[-1] for c in kube.said(snapshot, _EVICTING, "evict") if (match := _EVICTING.search(c.line))}
+    evicted = {
+        match["pod"].split("/")[-1]
+        for c in kube.said(snapshot, _EVICTING, "evict")
+        if (match := _EVICTING.search(c.line))
+    }
     rows = snapshot.view(kube.rows)
     waiting = any(_is_driver(row) and not _RUNS.search(row.status) for row in rows)
     left = tuple(row.citation for row in rows if row.name in evicted and "Terminating" in row.status)

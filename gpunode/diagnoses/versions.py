@@ -184,7 +184,9 @@ def _two_programs(snapshot: Snapshot, scene: _Scene) -> Verdict | None:
     failing = [item for item in tried if _MISMATCH.search(item.text)]
     ways = {item.source.words[0] for item in failing if item.source.words}
     working = [
-        item for item in tried if item not in failing and driver.answers(item) and item.source.words[:1] != ("nvidia-smi",)
+        item
+        for item in tried
+        if item not in failing and driver.answers(item) and item.source.words[:1] != ("nvidia-smi",)
     ]
     other = next((item for item in working if item.source.words and item.source.words[0] not in ways), None)
     if not failing or other is None:
