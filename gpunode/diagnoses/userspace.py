@@ -299,7 +299,7 @@ def _version_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = _wanted(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    yield remedies.driver(snapshot, f"upgrade the driver{least}", "cuda-repository")
+    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True)
     yield reboot()
     has = _supported(snapshot)
     up_to = f" for CUDA {_dotted(has)} or older" if has else " for an older CUDA"
@@ -430,7 +430,7 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     inside = "rm -rf /usr/local/cuda*/compat /etc/ld.so.conf.d/*compat*.conf; ldconfig"
     text = "in an image: build it without cuda-compat, or remove it there and take it out of LD_LIBRARY_PATH"
     yield by_hand("remove", f"{text} (as root in the container: {inside})")
-    yield remedies.driver(snapshot, "or upgrade the node's driver to the CUDA of the image", "cuda-repository")
+    yield remedies.driver(snapshot, "or upgrade the node's driver to the CUDA of the image", upgrade=True)
 
 
 def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
