@@ -40,7 +40,7 @@ _CANNOT_DRAIN: Final = re.compile(
     re.IGNORECASE,
 )
 # The driver manager evicts the pods with a GPU, and goes on when they are gone.
-_EVICTING: Final = re.compile(r"^\s*evicting pod (?P<pod>[\w./-]+)", re.IGNORECASE)
+_EVICTING: Final = re.compile(r"^\s*evicting pod (?P<pod>[\w./-]+)", re.IGNORECASE | re.MULTILINE)
 _DRIVER_POD: Final = re.compile(r"nvidia-(?:gpu-)?driver-(?:daemonset|ctr|[a-z0-9.-]+-)|gpu-driver|driver-daemonset")
 _HOST_SAYS: Final = re.compile(
     r"driver (?:is )?(?:already |pre-?)installed (?:on|in) (?:the )?(?:host|node)|pre-?installed (?:host )?driver"
@@ -90,7 +90,11 @@ def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 def _never_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The pods that the driver manager evicts and that are still terminating, while its own pod waits for that."""
-    evicted = {match["pod"].split("/")[-1] for c in kube.said(snapshot, _EVICTING, "evict") if (match := _EVICTING.search(c.line))}
+    evicted = {
+        match["pod"].split("/")[-1]
+        for c in kube.said(snapshot, _EVICTING, "evict")
+        if (match := _EVICTING.search(c.line))
+    }
     rows = snapshot.view(kube.rows)
     waiting = any(_is_driver(row) and not _RUNS.search(row.status) for row in rows)
     left = tuple(row.citation for row in rows if row.name in evicted and "Terminating" in row.status)
