@@ -25,6 +25,8 @@ from gpunode.__main__ import main
 sys.exit(main())
 """
 FLEETS = (10, 100, 1000)
+# As many captures differ; a larger fleet has each of them several times.
+DISTINCT = 40
 
 
 def diagnosing(times: int = 5) -> None:
@@ -58,11 +60,11 @@ def _live(folder: Path) -> None:
 
 
 def _captures(folder: Path, capture: Path, times: int) -> None:
-    """One by one and by the thousand; of a fleet each capture is another one, as on disk."""
+    """One by one and by the thousand."""
     fleet = folder / "fleet"
     fleet.mkdir()
     reports = sorted(REPORTS.rglob("*.json"))
-    for number in range(max(FLEETS)):
+    for number in range(DISTINCT):
         made = fleet / f"{number:04}"
         made.mkdir()
         _mixed(capture, reports[number % len(reports)], made / "node.tar.gz")
@@ -73,7 +75,7 @@ def _captures(folder: Path, capture: Path, times: int) -> None:
         part = folder / f"part{size}"
         part.mkdir()
         for number in range(size):
-            os.link(fleet / f"{number:04}/node.tar.gz", part / f"{number:04}.tar.gz")
+            os.link(fleet / f"{number % DISTINCT:04}/node.tar.gz", part / f"{number:04}.tar.gz")
         run = _doctor(part)
         former, each = each, run.cpu_s / size
         grown = f"{each / former:.2f}× the former" if former else ""

@@ -83,8 +83,10 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     for incident in faults.of(snapshot, 119):
         yield "gsp-rpc-timeout", faults.proof(incident)
+    # Of a log with its beginning cut off, a halt of the PMU may have come before.
+    cut = all(item.source.is_part for item in snapshot.of("kernel-log", "journal"))
     for incident in faults.of(snapshot, 120):
-        yield "gsp-task-exception", faults.proof(incident)
+        yield "gsp-task-exception", faults.proof(incident, confidence="likely" if cut else "certain")
     if any(one.root.weight > 2 for one in snapshot.view(faults.incidents)):
         return
     if crashed := kernel.said(snapshot, _TASK):

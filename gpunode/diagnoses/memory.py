@@ -36,7 +36,8 @@ _DCGM_RETIREMENT: Final = re.compile(
     r"A pending retired page has been detected|Pending page retirements together with a DBE", re.IGNORECASE
 )
 _DCGM_LIMIT: Final = re.compile(
-    r"\d+ or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU", re.IGNORECASE
+    r"(?<!\d)\d{1,6} or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU",
+    re.IGNORECASE,
 )
 _DCGM_DBE: Final = re.compile(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", re.IGNORECASE)
 # What CUDA, and the frameworks on it, say when their memory is hit (cudaErrorECCUncorrectable, 214).

@@ -96,6 +96,10 @@ class Source:
 
 _PROMPT: Final = re.compile(r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?)?\s{0,4}[$#>%❯]\s+")
 _REMARK: Final = re.compile(r"\(([^()]*)\)\s*$")
+_PART: Final = re.compile(
+    r"\b(?:further down|excerpt|extract|snippet|shortened|abridged|truncated|snipped|partial|(?:last|first) lines)\b",
+    re.IGNORECASE,
+)
 _INSIDE: Final = re.compile(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
 _BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"})
 # Commands that print nothing of their own; words of the shell's grammar.
@@ -194,7 +198,7 @@ def recognise(source: str, text: str = "") -> Source:
 def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
     source = source[:_LONGEST].strip()
-    written, where = _without_remarks(_PROMPT.sub("", source))
+    written, where, is_part = _without_remarks(_PROMPT.sub("", source))
     if (label := _LABEL.match(written)) and _by_commands(written[label.end() :]):
         where = "container" if _INSIDE.search(label[0]) else where
         written = written[label.end() :]
@@ -202,6 +206,7 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     if not found or found[0].kind == "text":
         found = _only(_by_text(text)) or found or (Source("text"),)
     inside = where == "container"
+    found = tuple(replace(one, is_part=True) for one in found) if is_part else found
     return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
 
 
@@ -241,15 +246,17 @@ def _only(found: Source | None) -> tuple[Source, ...]:
     return (found,) if found else ()
 
 
-def _without_remarks(source: str) -> tuple[str, Where]:
-    """The source without what stands in brackets behind it, and whether that or its words say ``container``."""
+def _without_remarks(source: str) -> tuple[str, Where, bool]:
+    """The source without what stands in brackets behind it; whether that says ``container``, or that it is a part."""
     where: Where = "host"
+    is_part = False
     while match := _REMARK.search(source):
         if source[: match.start()].strip() == "":
             break
         where = "container" if _INSIDE.search(match[1]) else where
+        is_part = is_part or bool(_PART.search(match[1]))
         source = source[: match.start()]
-    return source.strip(), where
+    return source.strip(), where, is_part
 
 
 def _by_commands(source: str) -> tuple[Source, ...]:

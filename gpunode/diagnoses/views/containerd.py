@@ -99,9 +99,10 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
         return None if kind == "kubelet" else (kind, Citation("the kubelet", f"of {kind}", None, kubelet.probe))
     for name, pattern in _PRODUCTS:
         for item in snapshot.items:
-            if item.kind in {"packages", "kernel-log", "nvml"} or item.outcome == "absent":
+            # systemd is asked for units of every product; what it said of them is among the facts.
+            if item.kind in {"packages", "kernel-log", "nvml", "unit-show"} or item.outcome == "absent":
                 continue
-            if pattern.search(item.written):
+            if item.text.strip() and pattern.search(item.written):
                 return name, cite(item)
             if match := find(item, pattern):
                 return name, cite(item, item.number_at(match.start()))

@@ -77,7 +77,7 @@ def loaded(snapshot: Snapshot) -> Seen | None:
 def _loaded(snapshot: Snapshot) -> Seen | None:
     fact = snapshot.facts.loaded_driver
     if isinstance(fact, Known) and fact.value is not None:
-        place = Citation("/proc/driver/nvidia/version", fact.value.version, 1, fact.probe)
+        place = modules.told_version(snapshot)
         return Seen(fact.value.version, place, fact.value.open_module)
     for item in snapshot.items:
         if "NVRM version:" in item.text:

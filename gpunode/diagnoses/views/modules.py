@@ -34,6 +34,7 @@ _NOT_FOUND: Final = re.compile(
     r"[Mm]odule '?nvidia'?: No such file or directory|Failed to find module 'nvidia(?:[-_]\w+)?'|"
     r"module not found: '?nvidia\b"
 )
+_MAIN_NOT_FOUND: Final = re.compile(rf"[Mm]odule '?{_MAIN}'? not found")
 _PREBUILT: Final = re.compile(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d+)(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
@@ -148,8 +149,15 @@ def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
                 return (cite(item, number),)
     driver = snapshot.facts.loaded_driver
     if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
-        return (Citation("/proc/driver/nvidia/version", driver.value.version, 1, driver.probe),)
+        return (told_version(snapshot),)
     return tuple(Citation(item.written, f"({name} is not among them)", None, item.key) for item in tables)
+
+
+def told_version(snapshot: Snapshot) -> Citation:
+    """The line in which the loaded driver tells its version, which it does."""
+    # By its key, which made it a fact: a capture may have been written by anybody, and name any source.
+    item = next(item for item in snapshot.items if item.key == snapshot.facts.loaded_driver.probe)
+    return cite(item, next((number for number, line in enumerate(item.lines, 1) if "NVRM version" in line), 1))
 
 
 def dkms(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
@@ -263,7 +271,8 @@ def _files_in(item: Item, running: str) -> Iterator[OnDisk]:
 def not_found(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which modprobe, modinfo or mkinitcpio found no module of NVIDIA's for the running kernel."""
     running = snapshot.view(system.running_kernel)
-    said = (*snapshot.said(_NOT_FOUND), *snapshot.said(_NOT_FOUND, "modinfo"))
+    # A node is asked for every module of the driver; that some are not there is no fault while the first one is.
+    said = (*snapshot.said(_NOT_FOUND), *snapshot.said(_MAIN_NOT_FOUND, "modinfo"))
     return tuple(line for line in said if _is_of(_NOT_FOUND.search(line.line), running))
 
 

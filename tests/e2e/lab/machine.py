@@ -92,7 +92,10 @@ class Machine(Node):
         (root / "etc/systemd/system/lab-coldplug.service").write_text(unit)
         wanted = root / "etc/systemd/system/sysinit.target.wants"
         wanted.mkdir(exist_ok=True)
-        (wanted / "lab-coldplug.service").symlink_to("../lab-coldplug.service")
+        link = wanted / "lab-coldplug.service"
+        # A base that was made of a machine has it already.
+        link.unlink(missing_ok=True)
+        link.symlink_to("../lab-coldplug.service")
         power = ("sh", "-c", _POWER, "sh", os.fspath(self.hardware.folder), *self._nspawn())
         self._power = self.spawn(self.sandbox.argv(*power), self.sandbox.scratch / "console")
         self.wait_running()
