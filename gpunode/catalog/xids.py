@@ -51,6 +51,32 @@ class Xid:
     follow_up: str
     source: str
 
+    @property
+    def advice(self) -> str:
+        """What NVIDIA's catalog says to do, in words; empty where it says nothing, or to ignore it."""
+        steps = (word for word in (self.action, self.follow_up) if word and word != "ignore")
+        return ", then ".join(dict.fromkeys(_IN_WORDS.get(word, word.replace("-", " ")) for word in steps))
+
+
+_IN_WORDS: Final = {
+    "restart-app": "start the program again",
+    "restart-vm": "restart the virtual machine",
+    "restart-bm": "power the node off and on",
+    "reset-gpu": "reset the GPU",
+    "update-swfw": "update driver and firmware",
+    "check-app": "look at the program",
+    "check-mechanicals": "check cables and seat",
+    "contact-support": "contact support if it comes back",
+    "investigate-sw": "look for a fault in driver or program",
+    "investigate-sw-user": "look for a fault in driver or program",
+    "investigate-link-si": "check the link's connectors and signal",
+    "workflow-xid-31": "look whether other programs fault too",
+    "workflow-xid-45": "follow the Xid before it",
+    "workflow-xid-48": "look at the remapped rows, then reset",
+    "workflow-nvlink-err": "check the link and its peer",
+    "workflow-nvlink5-err": "decode unit and status, check the link and its peer",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:

@@ -206,7 +206,8 @@ def doctor(
     named: Annotated[
         list[str],
         typer.Argument(
-            metavar="[CAUSE | REPORT ...]", help="a cause to explain, or reports to diagnose: files, or folders of them"
+            metavar="[CAUSE | REPORT ...]",
+            help="a cause or an Xid (xid-79) to explain, or reports: files, folders",
         ),
     ] = [],  # noqa: B006
     html: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from gpunode.diagnoses import rules
 from gpunode.errors import ProblemFound, Undetermined, UsageError
 
 if TYPE_CHECKING:
+    from gpunode.catalog.xids import Xid
     from gpunode.diagnoses.model import Citation, Doubt, Finding
     from gpunode.workflow.doctor import Examined
 
@@ -25,10 +27,10 @@ def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = 
 
     if prometheus:
         _check_textfile(prometheus, named)
-    if len(named) == 1 and named[0] in rules():
+    if len(named) == 1 and (named[0] in rules() or _xid(named[0])):
         if html:
             raise UsageError("--html is a page about a node, not about a cause", hint="gpunode doctor --html FILE")
-        _tell(named[0], how)
+        _tell(named[0], how, _xid(named[0]))
         return
     if len(named) > 1 or (named and is_fleet(named[0])):
         if html:
@@ -147,17 +149,34 @@ def _unknown_name(name: str) -> UsageError:
     )
 
 
-def _tell(cause: str, how: How) -> None:
-    """The whole story of one cause; its remedy as it is where nothing is known of the node."""
+def _xid(name: str) -> Xid | None:
+    """The Xid of that number (``xid-79``), where ``name`` is neither a cause nor a report."""
+    from gpunode.catalog import xids
+
+    number = re.fullmatch(r"xid[-_ ]?(\d{1,4})", name, re.IGNORECASE)
+    return xids.lookup(int(number[1])) if number and name not in rules() and not _is_there(name) else None
+
+
+def _tell(cause: str, how: How, xid: Xid | None = None) -> None:
+    """The whole story of one cause, or of that as which an Xid is known, with the remedy for any node."""
     from gpunode.diagnoses.snapshot import snapshot
 
+    if xid is not None:
+        from gpunode.workflow.doctor import cause_of_xid
+
+        cause = cause_of_xid(xid.code)
+        how.screen().xid(xid, cause)
+        if not cause:
+            how.answer(Envelope("doctor", result={"xid": xid}))
+            return
     rule = rules()[cause]
     remedy = tuple(rule.remedy(snapshot({})))
     above = sorted(other.cause for other in rules().values() if cause in other.explains)
     how.screen().story(rule, remedy, above)
     told = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")
     row = {name: getattr(rule, name) for name in told}
-    how.answer(Envelope("doctor", result={"cause": {**row, "explained_by": above, "remedy": remedy}}))
+    result = {"cause": {**row, "explained_by": above, "remedy": remedy}, **({"xid": xid} if xid else {})}
+    how.answer(Envelope("doctor", result=result))
 
 
 def _envelope(examined: Examined, page: str) -> Envelope:

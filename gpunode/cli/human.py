@@ -35,6 +35,7 @@ from gpunode.workflow.events import (
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
+    from gpunode.catalog.xids import Xid
     from gpunode.diagnoses.comparison import Comparison
     from gpunode.diagnoses.model import Diagnosis, Fix, Rule
     from gpunode.facts.model import Facts
@@ -220,6 +221,12 @@ class Screen:
         from gpunode.cli.screen.fleet import fleet_lines
 
         self._put(*fleet_lines(rows, tallies))
+
+    def xid(self, xid: Xid, cause: str) -> None:
+        """What an Xid is by its number, and as which cause it is known."""
+        from gpunode.cli.screen.doctor import xid_lines
+
+        self._put(*xid_lines(xid, cause))
 
     def story(self, rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> None:
         """The whole story of a cause."""

@@ -237,8 +237,8 @@ def _unresolved(snapshot: Snapshot, asked: tuple[Asked, ...]) -> tuple[str, Verd
         return "cdi-spec-missing", Doubt(
             question, "nvidia-smi -L; nvidia-ctk cdi generate >/dev/null", cited, ("driver-module-not-loaded",)
         )
-    if not first.kind.startswith("nvidia.com/"):
-        return None
+    if not first.kind.endswith("nvidia.com/gpu"):
+        return None  # the operator's driver and network devices have makers of their own
     specs = [spec for spec in snapshot.view(cdi.specifications) if not spec.is_management]
     offered = snapshot.view(cdi.offered)
     if verdict := _elsewhere(snapshot, first, cited, specs):

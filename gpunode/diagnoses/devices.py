@@ -48,6 +48,15 @@ def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item)
 
 
+_LISTED: Final = re.compile(r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$", re.MULTILINE)
+
+
+def _present_nodes(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Where it is seen that the node has /dev/nvidia0 or /dev/nvidiactl."""
+    items = (item for item in snapshot.of("listing", "text") if item.where == "host")
+    return tuple(citation for item in items for citation in lines_with(item, _LISTED))
+
+
 def _no_nodes(snapshot: Snapshot) -> Iterator[Verdict]:
     if system.is_wsl(snapshot) or pci.has_gpu(snapshot) is False or driver.works(snapshot):
         return
@@ -75,14 +84,15 @@ def _raced(snapshot: Snapshot) -> Iterator[Verdict]:
     failed = [*snapshot.said(_DAEMON_FAILED)]
     if isinstance(unit, Known) and unit.value.failed:
         failed.append(Citation(_PERSISTENCED, "failed", None, unit.probe))
-    if not failed or not driver.is_loaded(snapshot) or tuple(_missing_nodes(snapshot)):
+    there = _present_nodes(snapshot)
+    if not failed or not (driver.is_loaded(snapshot) or there) or tuple(_missing_nodes(snapshot)):
         return
     for item in snapshot.of("unit-log", "unit-status", "journal"):
         about = (line for line in item.lines if "persistenced" in line or "persistenced" in item.written)
         if any(_DAEMON_ELSE.search(line) for line in about):
             return
     works = tuple(where for state, where in driver.smi(snapshot) if state == "works")
-    now = modules.lsmod_line(snapshot, "nvidia") or works
+    now = modules.lsmod_line(snapshot, "nvidia") or works or there
     summary = "nvidia-persistenced started before the module had made its device files; they are there now"
     yield Proof(summary, (*failed, *now), "certain" if snapshot.says(_UNMET) else "likely")
 
@@ -305,6 +315,13 @@ _NOT_READY: Final = re.compile(
     r"|cuda(?:GetDeviceCount|Get\w+)[^\n]{0,60}(?:initialization error|returned 3\b)"
 )
 _WORKED_AROUND: Final = re.compile(r"uvm_disable_hmm=(?:1|Y)\b|\bnokaslr\b")
+# What a person, or a program that found no GPU before, says when one is there now.
+_CURED: Final = re.compile(
+    r"(?:->|=>|now|then|after(?:wards| (?:that|this|reboot)))[^\n]{0,80}(?:works|sees the|finds the|True\b|library=cuda)"
+    r"|(?:works|fixed|solved|True\b)[^\n]{0,40}(?:with|after|by) [^\n]{0,60}(?:uvm_disable_hmm|nokaslr)"
+    r"|(?:uvm_disable_hmm=1|nokaslr)[^\n]{0,60}(?:works|fixe[sd]|solve[sd]|helps|helped|True\b)",
+    re.IGNORECASE,
+)
 _CONFIDENTIAL: Final = re.compile(
     r"conf-compute|Confidential Comput|CC status: ON|cc_mode=on|SEV-SNP|TDX guest", re.IGNORECASE
 )
@@ -321,6 +338,12 @@ def _hmm(snapshot: Snapshot) -> Iterator[Verdict]:
     if tuple(_anywhere(snapshot, _CONFIDENTIAL)) or not (driver.works(snapshot) or modules.loaded(snapshot, "nvidia")):
         return
     done = tuple(_anywhere(snapshot, _WORKED_AROUND))
+    if done and (cured := snapshot.said(_CURED)):
+        summary = (
+            "cuInit fails until heterogeneous memory management of nvidia_uvm, or the kernel's address layout, is off"
+        )
+        yield Proof(summary, (*said, *done, *cured), "likely")
+        return
     if done:
         question = "Why does cuInit fail although HMM is off or the kernel's addresses are not randomised?"
         yield Doubt(question, "sudo dmesg | grep -iE 'nvrm|uvm'; sudo strace -f -e openat nvidia-smi", (*said, *done))

@@ -211,7 +211,8 @@ _LAST_BLIND_NCCL: Final = (2, 22)
 
 def _rdma(snapshot: Snapshot) -> Iterator[Verdict]:
     off = snapshot.said(_RDMA_OFF)
-    if not off or snapshot.says(_RDMA_ON):
+    # A channel goes over RDMA at the end whose node has it: the other end is told by what it says itself.
+    if not off or (snapshot.says(_RDMA_ON) and not _lacks_peer(snapshot)):
         return
     loaded = modules.loaded(snapshot, "nvidia_peermem") or modules.loaded(snapshot, "nv_peer_mem")
     lines = modules.lsmod_line(snapshot, "nvidia_peermem") if loaded is not None else ()
@@ -232,6 +233,16 @@ def _rdma(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     summary = "nvidia_peermem is loaded, and not registered with the RDMA stack that the network card uses"
     yield Proof(summary, (*off, *lines), "likely")
+
+
+_PEERS: Final = re.compile(r"/sys/kernel/mm/memory_peers")
+
+
+def _lacks_peer(snapshot: Snapshot) -> bool:
+    """Whether it was seen that no peer of the GPU's is registered with the RDMA stack, or its module is not loaded."""
+    if modules.loaded(snapshot, "nvidia_peermem") is False and modules.loaded(snapshot, "nv_peer_mem") is not True:
+        return True
+    return any(item.outcome == "absent" and _PEERS.search(item.subject) for item in snapshot.of("listing", "file"))
 
 
 def _load_peermem(_: Snapshot) -> Iterable[Fix]:

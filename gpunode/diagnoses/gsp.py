@@ -83,8 +83,10 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     for incident in faults.of(snapshot, 119):
         yield "gsp-rpc-timeout", faults.proof(incident)
+    # Of a log with its beginning cut off, a halt of the PMU may have come before.
+    cut = all(item.source.is_part for item in snapshot.of("kernel-log", "journal"))
     for incident in faults.of(snapshot, 120):
-        yield "gsp-task-exception", faults.proof(incident)
+        yield "gsp-task-exception", faults.proof(incident, confidence="likely" if cut else "certain")
     if any(one.root.weight > 2 for one in snapshot.view(faults.incidents)):
         return
     if crashed := kernel.said(snapshot, _TASK):
@@ -191,8 +193,8 @@ def _model(snapshot: Snapshot) -> GpuModel | None:
 def _ignored(snapshot: Snapshot) -> Iterator[Verdict]:
     """The GSP is to be off and cannot be, because the modules are the open ones, by their word or the GPU's need."""
     asked = tuple(_asked_off(snapshot))
-    if not asked:
-        return
+    if not asked or snapshot.says(_GFW):
+        return  # where the GPU's own firmware does not start, neither kind of module helps
     opened = _open_modules(snapshot)
     running = next(iter(snapshot.said(_IN_USE, "nvidia-smi-q", "nvidia-smi", "text")), None)
     model = _model(snapshot)

@@ -212,6 +212,8 @@ def _pages_pending(snapshot: Snapshot, memory: _Memory) -> Proof | None:
     if not rows and (not told or memory.denies("Retired Pages", "Pending Page Blacklist")):
         return None
     held = snapshot.said(_HELD)
+    if not held and memory.of(48):
+        return None  # the error itself is what happened; that its page waits for the next reset follows
     holders = ", and what holds the GPU keeps that from happening" if held else ""
     return _proof(
         memory, f"pages are marked to be retired, which happens when the GPU is let go{holders}", *rows, *held

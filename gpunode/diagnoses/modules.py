@@ -227,7 +227,7 @@ def _index(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("load", "load the module", "sudo modprobe nvidia")
 
 
-_API: Final = re.compile(r"API mismatch|Driver/library version mismatch")
+_API: Final = re.compile(r"API mismatch|Driver/library version mismatch|nvidia-modeset: Version mismatch")
 
 
 def _duplicates(snapshot: Snapshot) -> Iterator[Verdict]:

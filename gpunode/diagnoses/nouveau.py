@@ -52,8 +52,14 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     ruled_out = ("an initramfs that holds it: it does not",) if blacklisted and looked else ()
     summary = "nouveau owns the GPU, so NVIDIA's module is never given it"
-    # With nouveau in the initramfs it hangs on a blacklist that nobody has looked for.
-    yield "nouveau-bound", Proof(summary, (*proofs, *image), "likely" if image else "certain", ruled_out)
+    # Where nobody has looked for a blacklist, nouveau may have come from the initramfs in spite of it.
+    is_sure = not image and (looked or _looked_for_blacklist(snapshot))
+    yield "nouveau-bound", Proof(summary, (*proofs, *image), "certain" if is_sure else "likely", ruled_out)
+
+
+def _looked_for_blacklist(snapshot: Snapshot) -> bool:
+    """Whether the settings of modprobe were read or listed."""
+    return any("modprobe.d" in item.written or "modprobe.d" in item.subject for item in snapshot.items if item.is_seen)
 
 
 def _in_use(snapshot: Snapshot) -> Iterator[Citation]:

@@ -27,7 +27,8 @@ _UNLOADING: Final = re.compile(
 _MANAGER: Final = re.compile(
     r"k8s-driver-manager|nvidia driver module is already loaded with refcount|Shutting down all GPU clients"
     r"|Auto[- ]?drain of the node|Failed to uninstall nvidia driver components|Starting driver uninstallation"
-    r"|Waiting for the (?:operator-validator|container-toolkit|device-plugin|dcgm) to shutdown"
+    r"|Waiting for the (?:operator-validator|container-toolkit|device-plugin|dcgm(?:-exporter)?|gpu-feature-discovery"
+    r"|mig-manager|sandbox-validator) to shutdown|Auto eviction of GPU pods on node|evicting pod \S"
     r"|Draining node|failed to drain|error when evicting|cannot delete Pods (?:with local storage|not managed|declare)"
     r"|GPU pods? (?:still )?(?:running|found)|unable to (?:drain|evict)|gpu-driver-upgrade-state",
     re.IGNORECASE,
@@ -38,6 +39,8 @@ _CANNOT_DRAIN: Final = re.compile(
     r"|failed to drain|unable to drain|upgrade-failed|timed out waiting for .{0,60}(?:drain|evict|terminat)",
     re.IGNORECASE,
 )
+# The driver manager evicts the pods with a GPU, and goes on when they are gone.
+_EVICTING: Final = re.compile(r"^\s*evicting pod (?P<pod>[\w./-]+)", re.IGNORECASE)
 _DRIVER_POD: Final = re.compile(r"nvidia-(?:gpu-)?driver-(?:daemonset|ctr|[a-z0-9.-]+-)|gpu-driver|driver-daemonset")
 _HOST_SAYS: Final = re.compile(
     r"driver (?:is )?(?:already |pre-?)installed (?:on|in) (?:the )?(?:host|node)|pre-?installed (?:host )?driver"
@@ -66,6 +69,7 @@ def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "gpu-operator-vs-host-driver", Proof(summary, tuple(dict.fromkeys(cited)), certain, ruled_out)
         return
     cannot = kube.said(snapshot, _CANNOT_DRAIN, *_MANAGER_MARKS) if (managed or failing or stuck) else ()
+    cannot = (*cannot, *_never_gone(snapshot))
     clients = tuple(_clients(snapshot))
     if not stuck and not (managed and cannot):
         return
@@ -84,6 +88,26 @@ def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     yield "gpu-operator-vs-host-driver", Doubt(question, look_at, stuck, causes)
 
 
+def _never_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The pods that the driver manager evicts and that are still terminating, while its own pod waits for that."""
+    evicted = {
+        match["pod"].split("/")[-1]
+        for c in kube.said(snapshot, _EVICTING, "evict")
+        if (match := _EVICTING.search(c.line))
+    }
+    rows = snapshot.view(kube.rows)
+    waiting = any(_is_driver(row) and not _RUNS.search(row.status) for row in rows)
+    left = tuple(row.citation for row in rows if row.name in evicted and "Terminating" in row.status)
+    return left if waiting else ()
+
+
+_RUNS: Final = re.compile(r"Running|Completed")
+
+
+def _is_driver(row: kube.Row) -> bool:
+    return "driver-daemonset" in row.name or bool(re.match(r"nvidia-(?:gpu-)?driver-", row.name))
+
+
 def _is_of_pod(snapshot: Snapshot, place: Citation) -> bool:
     """Whether the line stands in what a driver pod said, not in that of an installer on the host."""
     if "Could not unload NVIDIA driver kernel modules" in place.line:
@@ -97,8 +121,7 @@ def _is_of_pod(snapshot: Snapshot, place: Citation) -> bool:
 
 
 def _is_failing_driver(row: kube.Row) -> bool:
-    is_driver = "driver-daemonset" in row.name or re.match(r"nvidia-(?:gpu-)?driver-", row.name)
-    return bool(is_driver) and bool(re.search(r"CrashLoop|Error", row.status))
+    return _is_driver(row) and bool(re.search(r"CrashLoop|Error", row.status))
 
 
 def _host_driver(snapshot: Snapshot) -> Iterator[Citation]:

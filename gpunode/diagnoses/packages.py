@@ -504,6 +504,8 @@ def _leftover(snapshot: Snapshot) -> Iterator[Verdict]:
     beside = (*(one.citation for one in packaged[:3]), *snapshot.said(_PURGE, "text", "package-output"))
     if not (trace and (unowned or beside)) and not (unowned and packaged):
         return
+    if not packaged and _mismatched(snapshot):
+        return  # no packaged driver is shadowed: two that were installed by hand are
     what = "NVIDIA's .run installer left a driver here"
     what += f" beside the packages of {packaged[0].upstream}" if packaged else " whose libraries belong to no package"
     yield Proof(what, (*trace, *unowned, *beside), "certain" if packaged and trace else "likely")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Final
 
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import smi_query
@@ -58,7 +58,9 @@ def _slowed(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if brake and brake_line is not None:
             summary = f"the power brake of {which} is on: the machine, not the GPU, holds the clocks down"
             out = ("heat: no thermal slowdown is active",) if hard is False and soft is False else ()
-            yield "power-brake-slowdown", Proof(summary, (brake_line,), ruled_out=out, gpu=gpu.bus)
+            # A board whose power cable is missing brakes, too; the driver says that in the kernel's log.
+            sure: Confidence = "certain" if snapshot.of("kernel-log", "journal") else "likely"
+            yield "power-brake-slowdown", Proof(summary, (brake_line,), sure, out, gpu.bus)
         if (hard or soft) and (line := hard_line if hard else soft_line) is not None:
             grade = "at its slowdown temperature" if hard else "at the temperature that it may run at"
             out = ("the power brake: it is not active",) if brake is False else ()

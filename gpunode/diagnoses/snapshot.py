@@ -44,12 +44,19 @@ class Snapshot:
 
     def of(self, *kinds: Kind) -> tuple[Item, ...]:
         """The items of these kinds that say something, in the order of the evidence."""
-        return tuple(item for item in self.items if item.kind in kinds and item.is_seen)
+        return self._kept(kinds, lambda: (item for item in self.items if item.kind in kinds and item.is_seen))
 
     def files(self, pattern: str) -> tuple[Item, ...]:
         """The files whose path matches ``pattern``, read or known to be absent; ``*`` matches slashes too."""
         found = (item for item in self.items if item.kind != "listing" and not item.source.words)
-        return tuple(item for item in found if fnmatchcase(item.subject, pattern) and item.is_seen)
+        matching = (item for item in found if fnmatchcase(item.subject, pattern) and item.is_seen)
+        return self._kept(pattern, lambda: matching)
+
+    def _kept(self, asked: object, find: Callable[[], Iterator[Item]]) -> tuple[Item, ...]:
+        """What ``find`` found when this was asked first."""
+        if asked not in self._views:
+            self._views[asked] = tuple(find())
+        return cast("tuple[Item, ...]", self._views[asked])
 
     def file(self, path: str) -> Item | None:
         """The file at ``path``; None where nobody looked. Its ``outcome`` is ``absent`` where it is not there."""
@@ -61,25 +68,27 @@ class Snapshot:
         A pattern never matches over a line's end; a message that was wrapped when it was pasted is found all the same,
         and of the kernel log, whole messages are searched. At most a dozen lines of each item are returned.
         """
-        return tuple(citation for item in self._searched(kinds) for citation in lines_with(item, pattern))
+        return tuple(citation for item in self._searched(kinds, pattern) for citation in lines_with(item, pattern))
 
     def says(self, pattern: re.Pattern[str], *kinds: Kind) -> bool:
         """Whether ``pattern`` occurs; see ``said``."""
-        return any(True for item in self._searched(kinds) for _ in lines_with(item, pattern))
+        return any(True for item in self._searched(kinds, pattern) for _ in lines_with(item, pattern))
 
     def match(self, pattern: re.Pattern[str], *kinds: Kind) -> re.Match[str] | None:
         """The first match of ``pattern``; see ``said``."""
-        for item in self._searched(kinds):
-            if _may_match(item, pattern):
+        for item in self._searched(kinds, pattern):
+            if may_match(pattern, item.view(_folded)):
                 match = pattern.search(item.text) or pattern.search(item.view(_wrapped))
                 if match is not None:
                     return match
         return None
 
-    def _searched(self, kinds: tuple[Kind, ...]) -> Iterator[Item]:
-        for item in self.items:
-            if (item.kind in kinds if kinds else _speaks(item)) and item.is_seen:
-                yield item
+    def _searched(self, kinds: tuple[Kind, ...], pattern: re.Pattern[str]) -> tuple[Item, ...]:
+        """The items in which ``pattern`` is worth a search."""
+        if kinds:
+            return self.of(*kinds)
+        # Most patterns have a word that is nowhere in the whole node.
+        return self.view(_speaking) if may_match(pattern, self.view(_all_said)) else ()
 
 
 def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
@@ -87,14 +96,19 @@ def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     return Snapshot(items(evidence), derive(evidence, image=image))
 
 
-def _speaks(item: Item) -> bool:
-    """Whether messages stand there; dpkg's own log, the longest of all, has nothing but states and versions."""
-    return item.kind not in _SILENT and not item.subject.endswith("/dpkg.log")
+def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Where messages stand; dpkg's own log, the longest of all, has nothing but states and versions."""
+    found = (item for item in snapshot.items if item.kind not in _SILENT and item.is_seen)
+    return tuple(item for item in found if not item.subject.endswith("/dpkg.log"))
+
+
+def _all_said(snapshot: Snapshot) -> str:
+    return "\n".join(item.view(_folded) for item in snapshot.view(_speaking))
 
 
 def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    if not _may_match(item, pattern):
+    if not may_match(pattern, item.view(_folded)):
         return
     numbers: list[int] = []
     for match in pattern.finditer(item.text):
@@ -123,9 +137,9 @@ def line_at(item: Item, offset: int) -> int:
     return item.number_at(offset)
 
 
-def _may_match(item: Item, pattern: re.Pattern[str]) -> bool:
-    """Whether a search is worth its time; of a short piece, where words may be wrapped, it always is."""
-    return len(item.lines) <= _WRAPPED_LINES or may_match(pattern, item.lowered)
+def _folded(item: Item) -> str:
+    """All that a pattern may be found in, in lower case."""
+    return f"{item.lowered}\n{item.view(_wrapped).lower()}"
 
 
 def _wrapped(item: Item) -> str:

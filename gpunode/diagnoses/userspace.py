@@ -32,6 +32,7 @@ _OTHER_HOUSE: Final = re.compile(
     r"docker[- ]desktop|linuxkit|/snap/(?:bin/)?docker|minikube|/run/nvidia/driver|kind-control-plane|desktop-linux",
     re.IGNORECASE,
 )
+_SMI_ALONE: Final = re.compile(r"NVIDIA-SMI couldn't find libnvidia-ml", re.IGNORECASE)
 _LIBRARIES: Final = re.compile(r"lib(?:nvidia-ml|cuda)\.so")
 
 
@@ -57,7 +58,8 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     absent = _absent(snapshot)
     kinds = len(absent) + len({citation.source for citation in missing})
-    if kinds >= 2:
+    # nvidia-smi that complains is installed: of a driver that is not there at all it would not be either.
+    if kinds >= 2 and (absent or not snapshot.says(_SMI_ALONE)):
         what = "no NVIDIA driver is installed on this node: neither its module nor its libraries are there"
         yield "driver-not-installed", Proof(what, (*missing, *absent), "certain" if absent else "likely")
     else:
@@ -236,13 +238,21 @@ def _insufficient(snapshot: Snapshot, has: cuda.Version | None, said: tuple[Cita
         one = too_new[0]
         what = f"the program was built with CUDA {_dotted(one.cuda)}, the node's driver supports {_dotted(has or ())}"
         yield Proof(what, (*said, one.citation, *_version_lines(snapshot)))
-    elif has is not None and not needs and (driver.works(snapshot) or snapshot.says(_NEWER_CALL)):
+    elif has is not None and not needs and _sees_driver(snapshot, said):
         what = f"the program was built with a newer CUDA than {_dotted(has)}, which the node's driver supports"
         yield Proof(what, (*said, *_version_lines(snapshot)), "likely")
     elif not _missing(snapshot) and not any(state != "works" for state, _ in snapshot.view(driver.smi)):
         question = "is the driver older than the program's CUDA needs, or did the program not get the driver at all?"
         look = "nvidia-smi (its CUDA Version) on the node and in the container, and the image's CUDA version"
         yield Doubt(question, look, said, ("driver-not-installed", "nvidia-runtime-not-registered"))
+
+
+def _sees_driver(snapshot: Snapshot, said: tuple[Citation, ...]) -> bool:
+    """Whether the program has a driver before it: on the node one that works; in a pod it may have got none."""
+    if snapshot.says(_NEWER_CALL):
+        return True
+    pods = {item.key for item in snapshot.items if item.kind in {"kubernetes-log", "kubernetes-pod"}}
+    return driver.works(snapshot) and not all(citation.key in pods for citation in said)
 
 
 def _supported(snapshot: Snapshot) -> cuda.Version | None:

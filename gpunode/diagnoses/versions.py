@@ -140,6 +140,9 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         what = "the image brings libraries of a driver, and those of the node cannot be put in their place"
         yield CONTAINER, Proof(what, brought, ruled_out=("the node's driver: its libraries were found",))
         return
+    if twice := _two_programs(snapshot, scene):
+        yield MIXED, twice
+        return
     if driver.works(snapshot) or (inside and not _fails_on_node(scene) and not _is_behind(scene)):
         if inside:
             yield CONTAINER, _in_container(snapshot, scene, inside)
@@ -173,6 +176,24 @@ def _differs(scene: _Scene) -> bool:
 def _initramfs_brings(snapshot: Snapshot, scene: _Scene) -> bool:
     holds_it = any(_IN_IMAGE.search(item.text) for item in snapshot.of("initramfs"))
     return holds_it and (scene.disk is None or _differs(scene))
+
+
+def _two_programs(snapshot: Snapshot, scene: _Scene) -> Verdict | None:
+    """Two nvidia-smi on the node, of which one fits the module and the one that is found first does not."""
+    tried = [item for item in snapshot.of("nvidia-smi", "nvidia-smi-q") if item.where == "host"]
+    failing = [item for item in tried if _MISMATCH.search(item.text)]
+    ways = {item.source.words[0] for item in failing if item.source.words}
+    working = [
+        item
+        for item in tried
+        if item not in failing and driver.answers(item) and item.source.words[:1] != ("nvidia-smi",)
+    ]
+    other = next((item for item in working if item.source.words and item.source.words[0] not in ways), None)
+    if not failing or other is None:
+        return None
+    what = f"two drivers are installed side by side: {other.source.words[0]} fits the module, the other does not"
+    stores = tuple(citation for _, cited in _of_two_stores(snapshot) for citation in cited)
+    return Proof(what, tuple(dict.fromkeys((*scene.says, cite(other, 1), *stores))))
 
 
 # --- inside a container only --------------------------------------------------------------------------------------
@@ -251,6 +272,8 @@ def _two_installs(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
     if package_manager(snapshot) == "dnf":
         yield from _of_two_repositories(packaged)
     yield from _run_beside_packages(snapshot, scene, packaged)
+    yield from _run_beside_modules(snapshot, scene)
+    yield from _of_two_stores(snapshot)
     found = driver.libraries(snapshot)
     if len(found) > 1 and any(scene.is_loaded(one.version) for one in found):
         yield f"libraries of {' and '.join(sorted(one.version for one in found))}", tuple(o.citation for o in found)
@@ -296,6 +319,32 @@ def _run_beside_packages(snapshot: Snapshot, scene: _Scene, packaged: tuple[Pack
         yield f"{version[0]} by NVIDIA's .run installer, {packaged[0].upstream} by packages", both
     elif all(_number(one.upstream) < _number(scene.loaded.version) for one in packaged) and not scene.upgrades:
         yield f"{scene.loaded.version} is loaded, and the packages are all older ({packaged[0].upstream})", both
+
+
+def _run_beside_modules(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
+    """The libraries are of NVIDIA's .run installer, which brings its own module, and the module on disk is another."""
+    if scene.disk is None or scene.wanted is None or _same(scene.disk.version, scene.wanted.version):
+        return
+    for item in snapshot.of("installer-log", "listing", "text", "package-history"):
+        for match in _RUN_SAYS.finditer(item.text):
+            version = match["version"] or match["log"]
+            if _same(version, scene.wanted.version):
+                place = cite(item, item.number_at(match.start()))
+                yield f"libraries of {version} by NVIDIA's .run installer, modules of {scene.disk.version}", (place,)
+                return
+
+
+_STORE: Final = re.compile(rf"/nix/store/\w+-nvidia-x11-(?P<version>{driver.VERSION})-")
+
+
+def _of_two_stores(snapshot: Snapshot) -> Iterator[_Installs]:
+    """Nix keeps each driver in a folder of its own; a profile may lead to another than the system's."""
+    found: dict[str, Citation] = {}
+    for item in snapshot.items:
+        for match in _STORE.finditer(item.text):
+            found.setdefault(match["version"], cite(item, item.number_at(match.start())))
+    if len(found) > 1:
+        yield f"{' and '.join(sorted(found))} in Nix's store are both in use", tuple(found.values())
 
 
 def _named(found: tuple[Package, ...], *names: str) -> list[Package]:

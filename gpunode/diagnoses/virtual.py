@@ -78,7 +78,8 @@ def _larger_window(_: Snapshot) -> Iterable[Fix]:
 # ---- vGPU
 
 _UNLICENSED: Final = re.compile(r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)", re.IGNORECASE)
-_GRIDD: Final = r"nvidia-gridd(?:\[\d+\])?: "
+# The journal's head, that of its own log ("…2025:<1>:"), or a container's without any.
+_GRIDD: Final = r"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*"
 _UNCONFIGURED: Final = re.compile(
     _GRIDD + r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
     r"Valid [^:\n]{0,20}license not (?:found|acquired)|Client configuration token (?:file )?(?:not found|missing)|"
@@ -91,7 +92,7 @@ _SERVER: Final = re.compile(
     r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)",
     re.IGNORECASE,
 )
-_ACQUIRED: Final = re.compile(r"nvidia-gridd(?:\[\d+\])?: License (?:acquired|renewed) successfully", re.IGNORECASE)
+_ACQUIRED: Final = re.compile(_GRIDD + r"License (?:acquired|renewed) successfully", re.IGNORECASE)
 _NO_GRIDD: Final = re.compile(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )

@@ -264,29 +264,12 @@ def _without_cause(snapshot: Snapshot) -> Iterator[Verdict]:
             continue
         entry = xids.lookup(code)
         meaning = entry.meaning if entry else "a code that neither NVIDIA's catalog nor the driver's headers have"
-        advice = _advice(entry.action, entry.follow_up) if entry else ""
+        advice = f"; NVIDIA's catalog says: {entry.advice}" if entry and entry.advice else ""
         question = (
             f"{faults.label(incident.gpu)} reported Xid {code}, {meaning}; what brought it about is not told{advice}"
         )
         look_at = "sudo dmesg --ctime | grep -iE 'xid|nvrm'; nvidia-smi -q"
         yield Doubt(question, look_at, incident.citations, _NEAREST.get(entry.kind, ()) if entry else ())
-
-
-def _advice(action: str, follow_up: str) -> str:
-    said = [_IN_WORDS.get(word, word.replace("-", " ")) for word in (action, follow_up) if word and word != "ignore"]
-    return f"; NVIDIA's catalog says: {', then '.join(dict.fromkeys(said))}" if said else ""
-
-
-_IN_WORDS: Final = {
-    "restart-app": "start the program again",
-    "reset-gpu": "reset the GPU",
-    "check-app": "look at the program",
-    "contact-support": "contact support if it comes back",
-    "investigate-sw": "look for a fault in driver or program",
-    "workflow-xid-45": "follow the Xid before it",
-    "investigate-link-si": "check the link's connectors and signal",
-    "restart-vm": "restart the virtual machine",
-}
 
 
 def _last(snapshot: Snapshot) -> Iterator[Verdict]:

@@ -107,18 +107,46 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
     said = _said(capture)
     sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
     for source in sources:
-        own = _own(source, said)
+        own = _own(source, said, sources)
         outcome = _outcome(capture, own)
+        if source.is_mixed and outcome == "absent" and not tells_absence(own):
+            outcome = "ok"  # another of the commands said that
         yield Item(key, capture.source, source, own, outcome, capture.error, capture.exit_status)
 
 
-def _own(source: Source, text: str) -> str:
-    """What of the text of several commands is certainly this one's: a JSON file ends where its object does."""
-    if source.is_mixed and source.kind == "file" and source.subject.endswith(".json"):
+def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
+    """What of the text of several commands may be this one's.
+
+    A JSON file ends where its object does. A complaint is of the program that it names: for the others its line is
+    empty, and a shell's word that there is no such program is all that this one said.
+    """
+    if not source.is_mixed:
+        return text
+    if source.kind == "file" and source.subject.endswith(".json"):
         start = text.find("{")
         with suppress(ValueError, RecursionError):
             return text[start : json.JSONDecoder().raw_decode(text, start)[1]] if start >= 0 else text
-    return text
+    own = program_of(source)
+    others = {program_of(one) for one in sources} - {own, ""}
+    lines = text.split("\n")
+    complaints = [(line, match["name"]) for line in lines if (match := _COMPLAINT.match(line.strip()))]
+    lacks = next((line for line, name in complaints if name == own and "not found" in line), None)
+    if own and lacks is not None:
+        return lacks
+    theirs = {line for line, name in complaints if name in others}
+    return "\n".join("" if line in theirs else line for line in lines) if theirs else text
+
+
+# bash: nvidia-container-cli: command not found; ls: cannot access '/dev/nvidia*': No such file or directory
+_COMPLAINT: Final = re.compile(
+    r"^(?:-?(?:bash|sh|zsh|ash|fish)(?:: line \d+)?: )?(?P<name>[\w.+-]{2,40}): (?=\S)(?:\d+: )?"
+    r"(?=.{0,200}(?:not found|[Nn]o such file|cannot access|could not|no process found))"
+)
+
+
+def program_of(source: Source) -> str:
+    """The name of the program whose output it is; empty where it is no command's."""
+    return source.words[0].rsplit("/", 1)[-1] if source.words else ""
 
 
 def _said(capture: Capture) -> str:

@@ -14,9 +14,11 @@ from gpunode.facts.probes import PROBES
 from gpunode.facts.sources import recognise
 
 _SHAPE: Final = 'a report is a JSON list of {"source": "the command or path", "text": "what it said"}'
-# A prompt, and a command behind it: "$ lsmod", "# dmesg", "user@host:~$ nvidia-smi", "[root@gpu1 ~]# lspci", "❯ uname".
+# A prompt, and a command behind it: "$ lsmod", "# dmesg", "user@host:~$ nvidia-smi", "[root@gpu1 ~]# lspci",
+# "host:~ # dmesg", "gpu1 ~ # lsmod", "❯ uname".
 _PROMPT: Final = re.compile(
-    r"^(?:\([\w.-]{1,30}\)\s*)?(?:\[[^\]\n]{1,80}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?)?"
+    r"^(?:\([\w.-]{1,30}\)\s*)?(?:\[[^\]\n]{1,80}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?"
+    r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)?"
     r"[$#❯%]\s+(?P<command>\S[^\n]*)$"
 )
 _HEADING: Final = re.compile(r"^(?:#{1,6}\s+|\*\*|==+\s*)?`?(?P<source>[^`*=\n]{2,120}?)`?(?:\*\*|\s*==+)?:\s*$")
@@ -53,9 +55,18 @@ def _row(row: object, number: int, place: str) -> Iterator[str]:
         yield value
 
 
-def from_text(text: str, name: str = "pasted text") -> Evidence:
-    """The evidence of plain text: split at shell prompts and headings; without any, one piece called ``name``."""
-    return evidence(_split(text, name))
+def from_text(text: str, name: str = "") -> Evidence:
+    """The evidence of plain text: split at shell prompts and headings; without any, one piece.
+
+    Args:
+        text: what was pasted.
+        name: of the file that it stood in: that of a log says what it is (``kern.log``), any other says nothing.
+    """
+    is_log = recognise(name).kind not in {"file", "text", "application"}
+    return evidence(_split(text, name if is_log else _UNNAMED))
+
+
+_UNNAMED: Final = "pasted text"
 
 
 def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:

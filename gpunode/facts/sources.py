@@ -96,6 +96,10 @@ class Source:
 
 _PROMPT: Final = re.compile(r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?)?\s{0,4}[$#>%❯]\s+")
 _REMARK: Final = re.compile(r"\(([^()]*)\)\s*$")
+_PART: Final = re.compile(
+    r"\b(?:further down|excerpt|extract|snippet|shortened|abridged|truncated|snipped|partial|(?:last|first) lines)\b",
+    re.IGNORECASE,
+)
 _INSIDE: Final = re.compile(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
 _BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"})
 # Commands that print nothing of their own; words of the shell's grammar.
@@ -194,11 +198,12 @@ def recognise(source: str, text: str = "") -> Source:
 def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
     source = source[:_LONGEST].strip()
-    written, where = _without_remarks(_PROMPT.sub("", source))
+    written, where, is_part = _without_remarks(_PROMPT.sub("", source))
     found = _by_commands(written) or _only(_by_path(written)) or _only(_by_words(source))
     if not found or found[0].kind == "text":
         found = _only(_by_text(text)) or found or (Source("text"),)
     inside = where == "container"
+    found = tuple(replace(one, is_part=True) for one in found) if is_part else found
     return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
 
 
@@ -206,15 +211,17 @@ def _only(found: Source | None) -> tuple[Source, ...]:
     return (found,) if found else ()
 
 
-def _without_remarks(source: str) -> tuple[str, Where]:
-    """The source without what stands in brackets behind it, and whether that or its words say ``container``."""
+def _without_remarks(source: str) -> tuple[str, Where, bool]:
+    """The source without what stands in brackets behind it; whether that says ``container``, or that it is a part."""
     where: Where = "host"
+    is_part = False
     while match := _REMARK.search(source):
         if source[: match.start()].strip() == "":
             break
         where = "container" if _INSIDE.search(match[1]) else where
+        is_part = is_part or bool(_PART.search(match[1]))
         source = source[: match.start()]
-    return source.strip(), where
+    return source.strip(), where, is_part
 
 
 def _by_commands(source: str) -> tuple[Source, ...]:
@@ -316,8 +323,14 @@ def _of(words: tuple[str, ...]) -> Source | None:
     if program in {"grep", "egrep", "zgrep", "rg"}:
         return _grep(words)
     reader = _PROGRAMS.get(program)
+    if reader is None and _OWN_PROGRAM.fullmatch(words[0]):
+        return Source("application", words=words)
     found = reader(words) if reader else None
     return found if found is None or found.words else replace(found, words=words)
+
+
+# A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
+_OWN_PROGRAM: Final = re.compile(r"(?:\./|/\S+/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
 
 
 def _grep(words: tuple[str, ...]) -> Source | None:
@@ -344,9 +357,6 @@ _LOG: Final = re.compile(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
 
 def _by_path(source: str) -> Source | None:
     first = source.split()[0] if source.split() else ""
-    name = first.rpartition("/")[2]
-    if re.fullmatch(r"(?:\./|/\S+/samples/)[\w./-]+", first) and ("." not in name or name.endswith((".sh", ".py"))):
-        return Source("application", words=tuple(source.split()))
     if first.startswith("/") or re.fullmatch(r"~?[\w.-]*/[\w./*-]+|[\w-]+\.(?:log|conf|toml|ya?ml|json)", first):
         return _file(first)
     return None
@@ -559,7 +569,7 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("modprobe", "insmod", "rmmod"), _subject("modprobe")),
     "depmod": _always("depmod"),
     "dkms": _dkms,
-    **dict.fromkeys(("lsinitramfs", "lsinitrd", "unmkinitramfs"), _subject("initramfs")),
+    **dict.fromkeys(("lsinitramfs", "lsinitrd", "unmkinitramfs", "lsinitcpio"), _subject("initramfs")),
     "uname": _always("uname"),
     "mokutil": _always("mokutil"),
     **dict.fromkeys(_PACKAGERS, _packager),

@@ -76,7 +76,9 @@ class LocalHost:
     def look(self, probe: Probe, /) -> Capture:
         """What ``probe`` returns; a command that exits with anything but 0 has failed, and keeps what it printed."""
         if probe.argv:
-            done = self.runner.run(probe.argv, timeout_s=probe.timeout_s, limit_bytes=probe.limit_bytes)
+            done = self.runner.run(
+                probe.argv, timeout_s=probe.timeout_s, limit_bytes=probe.limit_bytes, only_reads=True
+            )
             return _captured(probe, done)
         if probe.glob:
             return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)

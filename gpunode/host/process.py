@@ -32,6 +32,8 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 _TERM_PATIENCE_S = 5.0
 _KILL_PATIENCE_S = 5.0
+# One that only reads has nothing to put in order before its end, and nobody waits for what it leaves.
+_READER_PATIENCE_S = 0.5
 # How long the pipes of a finished command are still read: a daemon that it started may hold them for ever.
 _LINGER_S = 1.0
 # Its reader may end before the writer does; only then is the rest thrown away.
@@ -164,6 +166,7 @@ class Runner:
         on_line: OnLine | None = None,
         status: OnLine | None = None,
         outlives: bool = False,
+        only_reads: bool = False,
     ) -> Finished:
         """The command has ended, by itself or, past ``timeout_s``, with its whole process group.
 
@@ -180,6 +183,7 @@ class Runner:
             status: is called with each line that comes through the status pipe.
             outlives: should gpunode be killed, it goes on to its end undisturbed; any other one dies of its next
                 line, as nobody reads it.
+            only_reads: past its time it is given half a second to end by itself, and not five.
         """
         started = time.monotonic()
         with signals_held(), _Descriptors(stdin, with_status=status is not None, relayed=outlives) as fd:
@@ -193,7 +197,7 @@ class Runner:
                 code, said = child.exit_status, child.why.encode("utf-8", "replace")
             else:
                 streams = [out, err] if status is None else [out, err, _Stream(fd.status, 0, status)]
-                with _Pump(child, streams) as pump:
+                with _Pump(child, streams, hurried=only_reads) as pump:
                     timed_out = not pump.run(started + timeout_s)
                     code = 124 if timed_out else pump.exit_status()
                 said = bytes(err.kept)
@@ -353,8 +357,9 @@ class _Stream:
 class _Pump:
     """Reads the streams of a running command until it has ended, and ends it when its time is up."""
 
-    def __init__(self, process: Any, streams: Sequence[_Stream]) -> None:
+    def __init__(self, process: Any, streams: Sequence[_Stream], *, hurried: bool = False) -> None:
         self._process = process
+        self._patience_s = (_READER_PATIENCE_S,) * 2 if hurried else (_TERM_PATIENCE_S, _KILL_PATIENCE_S)
         self._exited_at: float | None = None
         self._selector = selectors.DefaultSelector()
         for stream in streams:
@@ -391,11 +396,12 @@ class _Pump:
 
     def _end_group(self) -> None:
         """Nothing of the process group runs on: asked to stop first, then killed."""
+        to_end, to_die = self._patience_s
         self._signal_group(signal.SIGTERM)
-        self._until(time.monotonic() + _TERM_PATIENCE_S, _TERM_PATIENCE_S)
+        self._until(time.monotonic() + to_end, to_end)
         self._signal_group(signal.SIGKILL)
         # A process in uninterruptible sleep, as a stuck driver call makes it, outlives even that and is left behind.
-        if self._until(time.monotonic() + _KILL_PATIENCE_S, _LINGER_S):
+        if self._until(time.monotonic() + to_die, _LINGER_S):
             self._process.wait()
 
     def _signal_group(self, number: signal.Signals) -> None:

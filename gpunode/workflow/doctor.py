@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.model import Diagnosis, Doubt
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
+from gpunode.diagnoses.views import pci
+from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups
 from gpunode.facts.probes import probes
@@ -33,6 +35,13 @@ def examine(host: HostView) -> Evidence:
     if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
         del evidence["dmesg"]
     return evidence
+
+
+def cause_of_xid(code: int) -> str:
+    """The cause that a kernel log with this Xid and nothing else shows; empty where more is needed to tell."""
+    log = pasted.evidence([("dmesg", f"NVRM: Xid (PCI:0000:01:00): {code}, pid=1, name=program")])
+    roots = diagnose(snapshot(log)).roots
+    return roots[0].cause if roots else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +80,20 @@ def _is_denied(capture: Capture) -> bool:
     return capture.outcome == "denied" or (capture.source.startswith("lspci") and b"<access denied>" in capture.data)
 
 
+def _too_little(seen: Snapshot) -> Doubt:
+    """What to look at where no fault shows and nothing shows that the driver works."""
+    if pci.is_listed(seen) and not seen.view(pci.gpus):
+        look_at = "lspci -nn -d 10de: and what the machine, or its hypervisor, should have"
+        return Doubt("is a GPU to be in this machine? its PCI bus shows none of NVIDIA's", look_at)
+    return Doubt("does the driver work? nothing that was seen tells", "nvidia-smi; sudo dmesg | grep -i nvrm | tail")
+
+
 def diagnosed(evidence: Evidence) -> Examined:
     """What is wrong with the node that ``evidence`` shows."""
     seen = snapshot(evidence)
+    works = is_shown_to_work(seen)
     diagnosis = diagnose(seen, guarded=True)
+    if not (diagnosis.findings or diagnosis.unknown or works):
+        diagnosis = replace(diagnosis, unknown=(_too_little(seen),))
     denied = tuple(dict.fromkeys(capture.source for capture in evidence.values() if _is_denied(capture)))
-    return Examined(seen, diagnosis, stack(seen, diagnosis), is_shown_to_work(seen), denied)
+    return Examined(seen, diagnosis, stack(seen, diagnosis), works, denied)

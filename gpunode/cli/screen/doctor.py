@@ -13,6 +13,7 @@ from gpunode.diagnoses.views import kernel
 from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, condition
 
 if TYPE_CHECKING:
+    from gpunode.catalog.xids import Xid
     from gpunode.diagnoses.model import Citation, Doubt, Finding, Fix, Rule
     from gpunode.diagnoses.snapshot import Snapshot
     from gpunode.diagnoses.stack import Storey
@@ -219,6 +220,13 @@ def _what_next(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
     if root.ruled_out and not verbose:
         yield line("why:   ", span("-v", "command"), f" tells how {count(len(root.ruled_out), 'other cause')} "
                    f"{'was' if len(root.ruled_out) == 1 else 'were'} ruled out", hang=7)  # fmt: skip
+
+
+def xid_lines(xid: Xid, cause: str) -> Iterator[Line]:
+    """What an Xid means, what NVIDIA's catalog says to do, and whether it is a cause by itself."""
+    yield line(span(f"Xid {xid.code}", "bold"), f"  {xid.meaning}", hang=2)
+    yield line(span(f"NVIDIA's catalog says: {xid.advice or 'nothing is to be done'}", "dim"), hang=2)
+    yield BLANK if cause else line("no cause by itself: what the log says around it decides", hang=2)
 
 
 def story_lines(rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str], *, verbose: bool) -> Iterator[Line]:

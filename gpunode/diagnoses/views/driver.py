@@ -269,6 +269,12 @@ def _state(item: Item) -> tuple[SmiState, Citation] | None:
     return None
 
 
+def answers(item: Item) -> bool:
+    """Whether the item is an answer of nvidia-smi's that shows GPUs or a version."""
+    found = _state(item)
+    return found is not None and found[0] == "works"
+
+
 def smi_version(snapshot: Snapshot) -> Seen | None:
     """The driver's version in nvidia-smi's table or query."""
     return _first(snapshot, _SMI)

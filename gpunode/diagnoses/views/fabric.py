@@ -259,7 +259,10 @@ class Links:
 def nvlinks(snapshot: Snapshot) -> tuple[Links, ...]:
     """The links of each GPU, as ``nvidia-smi nvlink`` and ``dcgmi nvlink`` show them."""
     found = snapshot.of("nvidia-smi-nvlink", "nvidia-smi", "text", "application", "nvidia-smi-q")
-    return tuple(one for item in found for one in (*_of_smi(item), *_of_dcgm(item)))
+    seen = tuple(one for item in found for one in (*_of_smi(item), *_of_dcgm(item)))
+    whole = {one.index for one in seen if one.up or one.name}
+    # A monitor lists those that are down alone.
+    return tuple(one for one in seen if one.up or one.name or not (whole and one.index is None))
 
 
 def _of_smi(item: Item) -> Iterator[Links]:

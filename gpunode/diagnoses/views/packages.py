@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cache
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
@@ -101,8 +102,13 @@ _HELD: Final = re.compile(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]
 
 def matching(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
     """The listed packages whose name matches one of the shell ``patterns``."""
-    found = snapshot.view(packages).values()
-    return tuple(one for one in found if any(fnmatchcase(one.name, pattern) for pattern in patterns))
+    wanted = _any_of(patterns)
+    return tuple(one for name, one in snapshot.view(packages).items() if wanted.match(name))
+
+
+@cache
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)))
 
 
 def installed(snapshot: Snapshot, name: str) -> bool | None:

@@ -195,6 +195,7 @@ class PrivateRunner(Runner):
         on_line: OnLine | None = None,
         status: OnLine | None = None,
         outlives: bool = False,
+        only_reads: bool = False,
     ) -> Finished:
         self.commands.append(tuple(argv))
         private = {**env, "APT_CONFIG": str(self.world / "apt.conf"), "DPKG_ADMINDIR": str(self.world / "var/lib/dpkg")}
@@ -207,6 +208,7 @@ class PrivateRunner(Runner):
             on_line=on_line,
             status=status,
             outlives=outlives,
+            only_reads=only_reads,
         )
 
 

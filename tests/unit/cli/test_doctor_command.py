@@ -116,3 +116,24 @@ def test_metrics_that_nobody_would_read_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         doctor(named, How(), prometheus=str(tmp_path / file))
+
+
+def test_an_xid_by_its_number_is_told_with_the_cause_as_which_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked("xid-79") == 0
+    found = answer(capsys)["result"]
+    assert (found["xid"]["code"], found["cause"]["cause"]) == (79, "gpu-fallen-off-bus")
+
+
+def test_an_xid_that_decides_nothing_by_itself_is_told_with_what_its_catalog_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert asked("Xid 32", json_=False) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Xid 32" in told
+    assert "start the program again" in told
+    assert "no cause by itself" in told
+
+
+def test_an_xid_that_nobody_knows_is_no_cause() -> None:
+    with pytest.raises(UsageError, match="xid-999"):
+        doctor(["xid-999"], How(json=True))

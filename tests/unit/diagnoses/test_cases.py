@@ -12,20 +12,13 @@ from typing import Any
 
 import pytest
 
-from gpunode.diagnoses import diagnose, families
+from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
-REPORTS = Path(__file__).parents[2] / "scenarios" / "doctor"
-# Those whose reports are also read with one piece taken away.
-CHECKED = {
-    *("packages", "versions", "userspace", "mig"),
-    *("nvlink", "pci", "power", "virtual", "gpudirect"),
-}
 ROWS = [(path.stem, number, row) for path in CASES for number, row in enumerate(json.loads(path.read_text()))]
-OWN = {rule.cause for family in families() if family.id in CHECKED for rule in family.rules}
 
 
 def diagnosis(evidence: list[dict[str, str]]) -> Diagnosis:
@@ -38,21 +31,3 @@ def test_the_cause_is_found_and_no_other(family: str, number: int, row: dict[str
     found = diagnosis(row["evidence"])
     roots = [finding.cause for finding in found.roots if finding.severity != "info" or finding.cause == row["cause"]]
     assert roots == ([row["cause"]] if row["cause"] else []), found.unknown
-
-
-def shortened() -> list[Any]:
-    for_each = []
-    for path in sorted(REPORTS.rglob("*.json")):
-        report = json.loads(path.read_text())
-        pieces = report["evidence"]
-        if report["cause"] in OWN and len(pieces) > 1:
-            for left in range(len(pieces)):
-                rest = pieces[:left] + pieces[left + 1 :]
-                for_each.append(pytest.param(report["cause"], rest, id=f"{path.stem}-{left}"))
-    return for_each
-
-
-@pytest.mark.parametrize(("cause", "evidence"), shortened())
-def test_without_one_piece_nothing_wrong_is_certain(cause: str, evidence: list[dict[str, str]]) -> None:
-    certain = [finding.cause for finding in diagnosis(evidence).roots if finding.confidence == "certain"]
-    assert set(certain) <= {cause}

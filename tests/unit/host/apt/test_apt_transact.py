@@ -39,6 +39,7 @@ class Scripted(Runner):
         on_line: OnLine | None = None,
         status: OnLine | None = None,
         outlives: bool = False,
+        only_reads: bool = False,
     ) -> Finished:
         self.commands.append(tuple(argv))
         verb = self._verb(argv)

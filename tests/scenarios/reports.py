@@ -1,0 +1,60 @@
+"""The reports of this folder, and what doctor says of evidence that is written like theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+FOLDER = Path(__file__).parent / "doctor"
+
+Piece = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One report.
+
+    Attributes:
+        name: its path in the folder, without the ending.
+        remedy: the kind of the first thing to do.
+    """
+
+    name: str
+    cause: str
+    remedy: str
+    evidence: tuple[Piece, ...]
+
+
+@cache
+def reports() -> tuple[Report, ...]:
+    """Every report, by name."""
+    return tuple(_read(path) for path in sorted(FOLDER.rglob("*.json")))
+
+
+def _read(path: Path) -> Report:
+    row = json.loads(path.read_text())
+    name = str(path.relative_to(FOLDER).with_suffix(""))
+    return Report(name, row["cause"], row["remedy"], tuple(row["evidence"]))
+
+
+def diagnosis(evidence: Iterable[Piece]) -> Diagnosis:
+    """What doctor says of these pieces."""
+    return diagnose(snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in evidence))))
+
+
+def faults(found: Diagnosis) -> tuple[str, ...]:
+    """The causes that nothing explains, without what is no fault."""
+    return tuple(finding.cause for finding in found.roots if finding.severity != "info")
+
+
+def roots(evidence: Iterable[Piece]) -> tuple[str, ...]:
+    """The causes in these pieces that nothing explains, without what is no fault."""
+    return faults(diagnosis(evidence))
