@@ -127,9 +127,16 @@ def _without_source(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             continue
         target = links.get(f"{entry}/source", "").rstrip("/")
         if target not in sources:
-            summary = f"{entry} is of a driver whose source is gone, so DKMS stops at it"
+            what = "lost the link to its source" if _source_of(entry) in sources else "is of a driver without source"
+            summary = f"{entry} {what}, so DKMS stops at it"
             place = Citation(f"{entry}/source", f"{entry}/source -> {target or 'nothing'}", None)
             yield "dkms-tree-corrupt", Proof(summary, (place,), "likely")
+
+
+def _source_of(entry: str) -> str:
+    """Where the source of an entry of DKMS's tree lies."""
+    module, version = entry.split("/")[-2:]
+    return f"/usr/src/{module}-{version}"
 
 
 _ENTRY: Final = re.compile(r"/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*")
@@ -361,7 +368,12 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
     found = _leftover(snapshot)
     if found:
         place = f"/var/lib/dkms/{found[0]}/{found[1]}"
-        yield run("remove", f"remove what is left of {found[0]} {found[1]} from DKMS's tree", f"sudo rm -rf {place}")
+        text = f"remove what is left of {found[0]} {found[1]} from DKMS's tree"
+        if _source_of(place) in _listed(snapshot, "/usr/src/*"):
+            again = f"sudo dkms add -m {found[0]} -v {found[1]}"
+            yield run("remove", f"{text}, and register its source anew", f"sudo rm -rf {place}", again)
+        else:
+            yield run("remove", text, f"sudo rm -rf {place}")
     else:
         text = "remove the entries of DKMS's tree whose source is gone"
         command = 'for d in /var/lib/dkms/*/*/; do [ -e "$d/source/dkms.conf" ] || sudo rm -rf "$d"; done'
