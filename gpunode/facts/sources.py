@@ -516,6 +516,8 @@ def _kubectl(words: tuple[str, ...]) -> Source | None:
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
         found = _of(tuple(inner))
         return replace(found, where="container") if found else Source("application", words=words, where="container")
+    if what.startswith("/api/"):
+        return Source("kubernetes-node" if "/nodes/" in what else "kubernetes-pod", words=words)
     kind = what.split("/")[0].lower()
     if kind in {"node", "nodes", "no"}:
         return Source("kubernetes-node", words=words)
