@@ -423,7 +423,8 @@ def _between_packagers(snapshot: Snapshot) -> tuple[Citation, ...]:
     if not version or unpacked is None or not is_drivers(owner) or not is_drivers(unpacked["name"]):
         return ()
     both = {archives.packager_of(version), archives.packager_of(unpacked["version"])} - {""}
-    listed = {archives.packager(one) for one in driver.packaged(snapshot) if one.is_installed} - {""}
+    installed = (one for one in snapshot.view(packages.packages).values() if one.is_installed)
+    listed = {archives.packager(one) for one in installed if is_drivers(one.name)}
     if not both <= listed:
         return ()  # one package that is new, not two sets that are there
     is_one = _upstream(version) == _upstream(unpacked["version"].replace("%3a", ":"))

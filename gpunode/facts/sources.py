@@ -217,8 +217,11 @@ _LABEL: Final = re.compile(
     re.IGNORECASE,
 )
 # What shows the state in which the node is, not what happened.
-_STATE: Final[frozenset[Kind]] = frozenset(
+STATE: Final[frozenset[Kind]] = frozenset(
     {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
+)
+STILL_FAILS: Final = re.compile(
+    r"failed|No devices|cannot access|couldn.t|not found|Unable|\bERR!|[Uu]nknown [Ee]rror|inactive|mismatch"
 )
 _REFUSED: Final = re.compile(
     r"^(?:modprobe|insmod): |could not insert|^Job for |^Failed to (?:start|restart|load)", re.MULTILINE
@@ -227,15 +230,16 @@ _REFUSED: Final = re.compile(
 
 def _as_found(found: tuple[Source, ...], text: str) -> tuple[Source, ...]:
     """Without what shows the node as it was once a command before it had loaded a module or started a unit."""
-    if len(found) < 2 or _REFUSED.search(text):
+    if len(found) < 2 or _REFUSED.search(text) or STILL_FAILS.search(text):
         return found
-    changes = [index for index, one in enumerate(found) if _changes(one)]
+    changes = [index for index, one in enumerate(found) if changes_state(one)]
     if not changes:
         return found
-    return tuple(one for index, one in enumerate(found) if index <= changes[0] or one.kind not in _STATE)
+    return tuple(one for index, one in enumerate(found) if index <= changes[0] or one.kind not in STATE)
 
 
-def _changes(source: Source) -> bool:
+def changes_state(source: Source) -> bool:
+    """Whether the command loads a module or starts a unit: what is seen after it, it may have made so."""
     if source.kind == "modprobe":
         words = source.words
         return _program(words) in {"modprobe", "insmod"} and not {"-r", "--remove", "-n", "-D", "-c"} & set(words)
