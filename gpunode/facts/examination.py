@@ -97,6 +97,7 @@ _LISTED: Final = {
     "driver-containers": "/run/nvidia/*",
     "device-plugin-sockets": "/var/lib/kubelet/device-plugins/*",
     "kubelet-pods": "/var/lib/kubelet/pods/*",
+    "ldconfigs": "/sbin/ldconfig*",
     "wsl-libraries": "/usr/lib/wsl/lib/*",
     "iommu": "/sys/class/iommu/*",
 }
