@@ -434,23 +434,27 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
-    conf = [one for one in snapshot.view(loader.folders) if one.citation.source.startswith("/etc/ld.so.conf.d/")]
+    wrong = [one for one in snapshot.view(loader.folders) if one.where == "host" and _is_wrong(snapshot, one)]
+    conf = [one for one in wrong if one.citation.source.startswith("/etc/ld.so.conf")]
     if conf:
-        files = " ".join(dict.fromkeys(one.citation.source for one in conf))
-        yield run("configure", "take the folder out of the loader's path", f"sudo rm {files}", "sudo ldconfig")
-    paths = sorted(
-        {
-            one.path
-            for one in snapshot.view(loader.folders)
-            if one.citation.source not in {c.citation.source for c in conf}
-        }
-    )
+        # The folder's line alone: the file may name others, and of the system's own files none may go.
+        edits = (rf"sudo sed -i.bak '\#^[[:space:]]*{one.path}/*[[:space:]]*$#d' {one.citation.source}" for one in conf)
+        yield run("configure", "take the folder out of the loader's path", *dict.fromkeys(edits), "sudo ldconfig")
+    paths = sorted({one.path for one in wrong if one not in conf})
+    if conf and not paths:
+        return
     named = f" ({', '.join(paths)})" if paths else ""
     yield by_hand(
         "configure", f"take the folder out of LD_LIBRARY_PATH{named}, where it is set: a profile, a unit, an image"
     )
     find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc"
     yield run("inspect", "see where it is set", find)
+
+
+def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
+    """Whether the loader finds there what hides the driver's library."""
+    hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded) if one.sort != "driver"}
+    return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 
 # --- what a program was built for ---------------------------------------------------------------------------------
