@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NO_DRIVER
+from gpunode.diagnoses.commands import command, is_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -112,7 +113,7 @@ def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("configure", "find what reserves the GPU's id for vfio-pci, and take the id out there", words)
         yield rebuild_initramfs(snapshot, when="the reservation stood in /etc/modprobe.d")
     if bound:
-        unset = tuple(f"sudo driverctl unset-override {gpu.address}" for gpu in bound)
+        unset = (command("sudo", "driverctl", "unset-override", gpu.address) for gpu in bound if is_gpu(gpu.address))
         yield run("configure", "take an override of driverctl back", *unset, when="driverctl set it")
     yield reboot()
 
