@@ -129,9 +129,16 @@ def _without_source(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             continue
         target = links.get(f"{entry}/source", "").rstrip("/")
         if target not in sources:
-            summary = f"{entry} is of a driver whose source is gone, so DKMS stops at it"
+            what = "lost the link to its source" if _source_of(entry) in sources else "is of a driver without source"
+            summary = f"{entry} {what}, so DKMS stops at it"
             place = Citation(f"{entry}/source", f"{entry}/source -> {target or 'nothing'}", None)
             yield "dkms-tree-corrupt", Proof(summary, (place,), "likely")
+
+
+def _source_of(entry: str) -> str:
+    """Where the source of an entry of DKMS's tree lies."""
+    module, version = entry.split("/")[-2:]
+    return f"/usr/src/{module}-{version}"
 
 
 _ENTRY: Final = re.compile(r"/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*")
@@ -370,8 +377,13 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
         place = f"/var/lib/dkms/{found[0]}/{found[1]}"
         # Other modules' links and saved originals stand beside it, and what DKMS named may have been repaired since.
         sound = command("sudo", "test", "-e", f"{place}/source/dkms.conf")
+        take_away = f"{sound} || {command('sudo', 'rm', '-r', place)}"
         text = f"remove what is left of {found[0]} {found[1]} from DKMS's tree, if its source is not there"
-        yield run("remove", text, f"{sound} || {command('sudo', 'rm', '-r', place)}")
+        if _source_of(place) in _listed(snapshot, "/usr/src/*"):
+            again = command("sudo", "dkms", "add", "-m", found[0], "-v", found[1])
+            yield run("remove", f"{text}, and register its source anew", take_away, again)
+        else:
+            yield run("remove", text, take_away)
     else:
         text = "remove the one version from DKMS's tree whose link to its source leads nowhere, by its whole name"
         yield run("remove", text, "find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l")

@@ -94,14 +94,22 @@ def setup_step(kind: FixKind, text: str, *steps: str, runtime: str = "", when: s
     return Fix(kind, text, (f"sudo gpunode setup{which}{only}",), when)
 
 
-def driver(snapshot: Snapshot, text: str, *steps: str, kind: FixKind = "install", when: str = "") -> Fix:
-    """Installs the driver whole: by gpunode with ``steps`` before it where it can, else by the node's own packages."""
+def driver(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Fix:
+    """Installs the driver whole: by gpunode where it can, else by the node's own packages.
+
+    Not by the step ``driver`` alone: without its repository, headers and loading a driver is not whole.
+
+    Args:
+        snapshot: of the node.
+        text: what it does.
+        upgrade: whether a driver that is there is to become a newer one; else a fitting one stays.
+    """
     manager = snapshot.view(package_manager)
     if manager == "apt":
-        return setup_step(kind, text, *steps, "driver", when=when)
+        return Fix("install", text, ("sudo gpunode setup --upgrade" if upgrade else "sudo gpunode setup",))
     models = [gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model is not None]
     is_open = all(model.takes_open_modules for model in models)
-    return Fix(kind, text, (_driver_of(snapshot, manager, is_open=is_open),), when)
+    return Fix("install", text, (_driver_of(snapshot, manager, is_open=is_open),))
 
 
 def _driver_of(snapshot: Snapshot, manager: PackageManager, *, is_open: bool) -> str:

@@ -17,7 +17,7 @@ from gpunode.diagnoses import chains
 from gpunode.diagnoses.commands import Shell, command, is_name, is_path, is_release
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import install, by_hand, reboot, run
+from gpunode.diagnoses.remedies import by_hand, install, reboot, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, kernel, modules, packages, system
 from gpunode.facts.items import Item

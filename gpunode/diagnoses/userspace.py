@@ -300,7 +300,7 @@ def _version_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = _wanted(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    yield remedies.driver(snapshot, f"upgrade the driver{least}", "cuda-repository")
+    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True)
     yield reboot()
     has = _supported(snapshot)
     up_to = f" for CUDA {_dotted(has)} or older" if has else " for an older CUDA"
@@ -431,13 +431,15 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("remove", text, *(_commented_out(named) or _COMPAT_COMMENTED_OUT), "sudo ldconfig")
     text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
     yield by_hand("remove", text)
-    yield remedies.driver(snapshot, "or upgrade the node's driver to the CUDA of the image", "cuda-repository")
+    yield remedies.driver(snapshot, "or upgrade the node's driver to the CUDA of the image", upgrade=True)
 
 
 # The line alone: other folders stand in the same file, and it may be a package's.
 _COMPAT_COMMENTED_OUT: Final = (
-    "grep -rlsE --include='*.conf' '^[[:space:]]*/[^#]*/compat/*[[:space:]]*$' /etc/ld.so.conf.d | "
-    "xargs -r -d '\\n' sudo sed -i.bak -E 's,^[[:space:]]*/[^#]*/compat/*[[:space:]]*$,#&,'",
+    (
+        "grep -rlsE --include='*.conf' '^[[:space:]]*/[^#]*/compat/*[[:space:]]*$' /etc/ld.so.conf.d | "
+        "xargs -r -d '\\n' sudo sed -i.bak -E 's,^[[:space:]]*/[^#]*/compat/*[[:space:]]*$,#&,'"
+    ),
 )
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9/._+-]+")
 
