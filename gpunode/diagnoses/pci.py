@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NO_DRIVER
+from gpunode.diagnoses.chains import NO_DRIVER, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import command, edited, is_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
@@ -669,7 +669,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
             check=_iommu,
             remedy=_pass_through,
-            explains=_APPLICATION_XIDS | NO_CLUSTER_GPU | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
+            explains=_APPLICATION_XIDS | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
         ),
         Rule(
             cause="acs-blocks-p2p",
@@ -757,7 +757,7 @@ FAMILY: Final = Family(
             ),
             check=_missing,
             remedy=always(*_SEARCH),
-            explains=NO_CLUSTER_GPU,
+            explains=UNHEALTHY_IN_CLUSTER,
         ),
     ),
 )
