@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU, PROGRAM_FAULTS
+from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -212,8 +212,8 @@ def _pages_pending(snapshot: Snapshot, memory: _Memory) -> Proof | None:
     if not rows and (not told or memory.denies("Retired Pages", "Pending Page Blacklist")):
         return None
     held = snapshot.said(_HELD)
-    if not held and memory.of(48):
-        return None  # the error itself is what happened; that its page waits for the next reset follows
+    if not held and memory.of(48) and snapshot.says(_CUDA):
+        return None  # the error that stopped a program is what happened; that its page waits for a reset follows
     holders = ", and what holds the GPU keeps that from happening" if held else ""
     return _proof(
         memory, f"pages are marked to be retired, which happens when the GPU is let go{holders}", *rows, *held
@@ -222,7 +222,8 @@ def _pages_pending(snapshot: Snapshot, memory: _Memory) -> Proof | None:
 
 def _remap_pending(_: Snapshot, memory: _Memory) -> Proof | None:
     rows = (*memory.says("Remapped Rows", "Pending"), *memory.says("Channel Repair Pending"))
-    told = (*memory.of(63, 156, 160), *(fault for fault in memory.of(64) if _is_pending(fault)))
+    marked = tuple(fault for fault in memory.of(63, 156, 160) if not _is_of_pages(fault))
+    told = (*marked, *(fault for fault in memory.of(64) if _is_pending(fault)))
     if not rows and (not told or memory.denies("Remapped Rows", "Pending") or memory.of(95, 140)):
         return None
     return _proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)
@@ -397,7 +398,9 @@ def _write_anew(snapshot: Snapshot) -> Iterable[Fix]:
     yield replace("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays")
 
 
-_CONSEQUENCES: Final = NO_CLUSTER_GPU | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
+_CONSEQUENCES: Final = (
+    UNHEALTHY_IN_CLUSTER | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
+)
 
 FAMILY: Final = Family(
     "memory",
@@ -506,7 +509,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG,),
             check=only("xid-92-high-sbe-rate", _decide),
             remedy=_watch,
-            explains=NO_CLUSTER_GPU,
+            explains=UNHEALTHY_IN_CLUSTER,
         ),
         Rule(
             cause="xid-94-contained-ecc",
@@ -574,7 +577,7 @@ FAMILY: Final = Family(
             ),
             check=_inforom,
             remedy=_write_anew,
-            explains=NO_CLUSTER_GPU,
+            explains=UNHEALTHY_IN_CLUSTER,
         ),
     ),
 )

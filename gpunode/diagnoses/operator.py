@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.cluster import node_word
+from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -40,7 +41,7 @@ _CANNOT_DRAIN: Final = re.compile(
     re.IGNORECASE,
 )
 # The driver manager evicts the pods with a GPU, and goes on when they are gone.
-_EVICTING: Final = re.compile(r"^\s*evicting pod (?P<pod>[\w./-]+)", re.IGNORECASE)
+_EVICTING: Final = re.compile(r"^\s*evicting pod (?P<pod>[\w./-]+)", re.IGNORECASE | re.MULTILINE)
 _DRIVER_POD: Final = re.compile(r"nvidia-(?:gpu-)?driver-(?:daemonset|ctr|[a-z0-9.-]+-)|gpu-driver|driver-daemonset")
 _HOST_SAYS: Final = re.compile(
     r"driver (?:is )?(?:already |pre-?)installed (?:on|in) (?:the )?(?:host|node)|pre-?installed (?:host )?driver"
@@ -90,7 +91,11 @@ def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 def _never_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The pods that the driver manager evicts and that are still terminating, while its own pod waits for that."""
-    evicted = {match["pod"].split("/")[-1] for c in kube.said(snapshot, _EVICTING, "evict") if (match := _EVICTING.search(c.line))}
+    evicted = {
+        match["pod"].split("/")[-1]
+        for c in kube.said(snapshot, _EVICTING, "evict")
+        if (match := _EVICTING.search(c.line))
+    }
     rows = snapshot.view(kube.rows)
     waiting = any(_is_driver(row) and not _RUNS.search(row.status) for row in rows)
     left = tuple(row.citation for row in rows if row.name in evicted and "Terminating" in row.status)
@@ -288,13 +293,13 @@ def _free(snapshot: Snapshot) -> Iterable[Fix]:
     yield Fix(
         "drain",
         "move the pods that use a GPU off the node; programs outside of pods have to be stopped, too",
-        (f"kubectl drain {node} --ignore-daemonsets --delete-emptydir-data",),
+        (command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data"),),
     )
     restart = (
         "kubectl get pods -A -o wide --no-headers | awk '/nvidia-(gpu-)?driver-/ {print $1, $2}' | "
         'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
     )
-    yield run("restart", "start the driver pod again", restart, f"kubectl uncordon {node}")
+    yield run("restart", "start the driver pod again", restart, command("kubectl", "uncordon", node))
 
 
 def _other_image(_: Snapshot) -> Iterable[Fix]:

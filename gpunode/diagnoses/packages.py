@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
+from gpunode.diagnoses.commands import command, is_name, is_path
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
@@ -51,7 +52,7 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
         if match := next(refused, None):
             package = "cuda-keyring_1.1-1_all.deb"
             url = f"https://developer.download.nvidia.com/compute/cuda/repos/{match['dir']}/{match['arch']}/{package}"
-            fetch, put = f"curl -fsSL -o /tmp/{package} {url}", f"sudo dpkg -i /tmp/{package}"
+            fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
             yield run("install", "install NVIDIA's package with the current key", fetch, put, "sudo apt-get update")
         yield setup_step("configure", "or let gpunode set the repository up, its key checked", "cuda-repository")
         return
@@ -147,16 +148,20 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
     owner = archives.owner_of(url)
     surplus = _surplus(snapshot)
     if owner == "other" and not surplus:
-        host = url.split("/")[2] if url.count("/") > 2 else "Signed-By"
-        yield run("inspect", "see what names it", f"grep -rF {host} /etc/apt/sources.list /etc/apt/sources.list.d")
+        host = url.split("/")[2] if url.count("/") > 2 and is_name(url.split("/")[2]) else "Signed-By"
+        find = command("grep", "-rF", "--", host, "/etc/apt/sources.list", "/etc/apt/sources.list.d")
+        yield run("inspect", "see what names it", find)
         yield by_hand("remove", "remove all entries for it but one")
     elif surplus:
-        yield run("remove", "remove the entry that is too many", f"sudo rm {' '.join(surplus)}")
+        moves = (command("sudo", "mv", file, f"{file}.disabled") for file in surplus if is_path(file))
+        yield run("remove", "take the entry that is too many away; apt passes over files of that name", *moves)
     else:
-        host = url.split("/")[2] if url.count("/") > 2 else "nvidia"
+        host = url.split("/")[2] if url.count("/") > 2 and is_name(url.split("/")[2]) else "nvidia"
         keep = {"toolkit": "/nvidia-container-toolkit\\.list$", "cuda": "/cuda-[a-z]+[0-9]+-[a-z0-9_]+\\.list$"}
-        others = f"grep -rlF {host} /etc/apt/sources.list.d | grep -vE '{keep.get(owner, '^$')}'"
-        yield run("remove", "remove the list files that name it too", f"{others} | xargs -r sudo rm")
+        find = command("grep", "-rlF", "--include=*.list", "--include=*.sources", "--", host, "/etc/apt/sources.list.d")
+        others = f"{find} | {command('grep', '-vE', keep.get(owner, '^$'))}"
+        aside = 'while read -r file; do sudo mv "$file" "$file.disabled"; done'
+        yield run("remove", "take the list files that name it too away", f"{others} | {aside}")
     step = {"toolkit": "toolkit-repository", "cuda": "cuda-repository"}.get(owner)
     if step:
         yield setup_step("configure", "write the one entry that is needed", step)
@@ -207,6 +212,8 @@ _HOLDER: Final = re.compile(
 
 def _lock(snapshot: Snapshot) -> Iterator[Verdict]:
     said = snapshot.said(_LOCKED)
+    if not said:
+        yield from _held_now(snapshot)
     if not said or all(_DENIED.search(_text_of(snapshot, one)) for one in said):
         return
     holder = snapshot.match(_HOLDER)
@@ -216,6 +223,22 @@ def _lock(snapshot: Snapshot) -> Iterator[Verdict]:
         pid = holder["pid"] or holder["other"]
         who = f": {name} (process {pid})" if name else f": process {pid}"
     yield Proof(f"another program is at work on the package database{who}; its lock passes when it has finished", said)
+
+
+_LISTED_LOCK: Final = re.compile(r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d+)\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*")
+
+
+def _held_now(snapshot: Snapshot) -> Iterator[Verdict]:
+    """A program holds the lock right now: nobody was refused yet, and it passes, so that is no fault of the node."""
+    for item in snapshot.items:
+        if item.source.words[:1] != ("lslocks",) or item.outcome != "ok":
+            continue
+        for number, line in enumerate(item.lines, 1):
+            if match := _LISTED_LOCK.match(line):
+                who = f"{match['name']} (process {match['pid']})"
+                summary = f"{who} is at work on the package database; what needs the lock has to wait for it"
+                yield Proof(summary, (cite(item, number),), severity="info")
+                return
 
 
 def _text_of(snapshot: Snapshot, citation: Citation) -> str:
@@ -243,7 +266,7 @@ _LEFT: Final = re.compile(
 )
 _OVERWRITE: Final = re.compile(
     r"trying to overwrite (?:shared )?['‘\"“](?P<file>[^'’\"”]+)['’\"”], "
-    r"which is (?:also in package (?P<owner>\S+)|different)"
+    r"which is (?:also in package (?P<owner>\S+)(?: (?P<theirs>\d\S*))?|different)"
     r"|file (?P<rpm>/\S+) (?:from install of (?P<new>\S+) )?conflicts (?:with file from package (?P<old>\S+)|between)"
     r"|dpkg-divert: (?:error: )?[`'‘\"].{5,200}clashes with"
     r"|\(--unpack\): .{0,60}?['‘«„\"](?P<unpacked>/(?:usr|lib|etc|opt)/[^'’»“\"]+)['’»“\"]"
@@ -335,10 +358,16 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     holds = {name: place for name, place in packages.holds(snapshot).items() if is_drivers(name)}
     mixed = _mixed(snapshot)
     if not said or not concerned:
+        if between := _between_packagers(snapshot):
+            yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), between)
+            return
         if mixed and not _mismatched(snapshot):
             # It works as long as nothing is upgraded.
             severity: Severity = "warning" if driver.works(snapshot) else "error"
             yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), mixed, severity=severity)
+        return
+    if between := _between_packagers(snapshot):
+        yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), (*between, *said))
         return
     if snapshot.says(_OVERWRITE) or any(one.is_half_done for one in snapshot.view(packages.packages).values()):
         return  # apt complains of what dpkg left behind
@@ -406,6 +435,25 @@ def _mixed(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(one.citation for one in found) if len(packagers) > 1 and of_one_branch else ()
 
 
+_UNPACKED: Final = re.compile(r"[/ ](?P<name>[a-z][\w.+-]*)_(?P<version>[\w.+~%:-]+)_(?:amd64|arm64|all)\.deb")
+
+
+def _between_packagers(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines of dpkg's in which two packagers' packages of one version have a file in common."""
+    match = snapshot.match(_OVERWRITE)
+    owner, version = (match["owner"] or "", match["theirs"] or "") if match else ("", "")
+    unpacked = snapshot.match(_UNPACKED)
+    if not version or unpacked is None or not is_drivers(owner) or not is_drivers(unpacked["name"]):
+        return ()
+    both = {archives.packager_of(version), archives.packager_of(unpacked["version"])} - {""}
+    installed = (one for one in snapshot.view(packages.packages).values() if one.is_installed)
+    listed = {archives.packager(one) for one in installed if is_drivers(one.name)}
+    if not both <= listed:
+        return ()  # one package that is new, not two sets that are there
+    is_one = _upstream(version) == _upstream(unpacked["version"].replace("%3a", ":"))
+    return (*snapshot.said(_UNPACKED), *snapshot.said(_OVERWRITE)) if len(both) == 2 and is_one else ()
+
+
 def _mixed_summary(snapshot: Snapshot) -> str:
     installed = [one.version for one in driver.packaged(snapshot)]
     named = [version for item in snapshot.of("package-output", "text") for version in _VERSIONS.findall(item.text)]
@@ -428,8 +476,9 @@ def _other_branch(snapshot: Snapshot) -> tuple[packages.Package, ...]:
 def _release(snapshot: Snapshot) -> Iterable[Fix]:
     holds = sorted(name for name in packages.holds(snapshot) if is_drivers(name))
     if holds:
-        unhold = "sudo apt-mark unhold" if snapshot.view(package_manager) == "apt" else "sudo dnf versionlock delete"
-        yield run("configure", "release the hold, if it may be changed", f"{unhold} {' '.join(holds)}")
+        yield remedies.unhold(snapshot, "release the hold, if it may be changed", *holds)
+        if snapshot.view(package_manager) == "apt":
+            yield run("install", "bring what depends on each other to one version", "sudo apt-get -f install")
     elif old := _other_branch(snapshot):
         yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))
     elif snapshot.view(package_manager) == "apt":
@@ -678,7 +727,7 @@ FAMILY: Final = Family(
             ),
             check=only("mixed-repo-packages", _dependencies),
             remedy=_one_origin,
-            explains=_MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages"},
+            explains=_MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
         ),
         Rule(
             cause="package-file-conflict",

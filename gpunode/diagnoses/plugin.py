@@ -15,6 +15,7 @@ from gpunode.diagnoses.cluster import (
     set_driver_root,
     set_runtime_class,
 )
+from gpunode.diagnoses.commands import command, is_unit
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -172,14 +173,19 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     asking = _in_plugin(snapshot, _ASKS_FOR_RUNTIME)
     said = tuple(dict.fromkeys((*lacking, *asking)))
     is_elsewhere = _no_driver(snapshot) or snapshot.view(nested.is_nested) or _reads_another_file(snapshot)
-    if is_elsewhere or _offers_gpus(snapshot):
+    if is_elsewhere:
         return
+    if _offers_gpus(snapshot):
+        said = ()
     runtime = snapshot.view(_runtime)
     asked = _asked(snapshot)
     is_plain = bool(runtime.default) and not runtime.default.startswith("nvidia")
     if not said:
         bare = _bare_pods(snapshot)
-        if bare and is_plain and runtime.has_nvidia and not any(pod.runtime_class for pod in asked):
+        has_class = runtime.has_nvidia is None and any(
+            name.startswith("nvidia") for name in kube.runtime_classes(snapshot)
+        )
+        if bare and is_plain and (runtime.has_nvidia or has_class) and not any(pod.runtime_class for pod in asked):
             proof = _not_asked(bare, runtime, asked, is_plain=True, who="a pod with a GPU")
             yield "nvidia-runtime-not-default-no-runtimeclass", proof
         return
@@ -226,12 +232,15 @@ _BARE: Final = re.compile(
 )
 
 
+_IN_POD: Final = re.compile(r"\bkubectl\b|\bpods?\b|\boc (?:exec|rsh)\b")
+
+
 def _bare_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What a pod with a GPU complains of where nothing of the driver was mounted into it."""
     return tuple(
         citation
         for item in snapshot.items
-        if item.kind.startswith("kubernetes") or (item.where == "container" and "kubectl" in item.written)
+        if item.kind.startswith("kubernetes") or (item.where == "container" and _IN_POD.search(item.written))
         for citation in lines_with(item, _BARE)
     )
 
@@ -708,7 +717,8 @@ def _kubelet_unit(snapshot: Snapshot) -> str:
     """The unit that runs the kubelet: where the node was not looked at, the product's usual one."""
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.unit:
-        return kubelet.value.unit.removesuffix(".service")
+        unit = kubelet.value.unit.removesuffix(".service")
+        return unit if is_unit(unit) else "kubelet"
     return _UNITS.get(snapshot.view(containerd.product), "kubelet")
 
 
@@ -719,7 +729,13 @@ def _forget(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "remove",
         "move the kubelet's record away while it is stopped; it makes a new one of the pods that run",
-        f"sudo systemctl stop {unit} && sudo mv {_CHECKPOINT} {_CHECKPOINT}.bak && sudo systemctl start {unit}",
+        " && ".join(
+            (
+                command("sudo", "systemctl", "stop", unit),
+                command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak"),
+                command("sudo", "systemctl", "start", unit),
+            )
+        ),
         when="the devices are still held after the restart, and no pod with a GPU runs on the node",
     )
 

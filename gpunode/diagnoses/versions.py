@@ -9,10 +9,11 @@ from typing import Final, TypeAlias
 
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
+from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import archives, driver, history, modules, packages
+from gpunode.diagnoses.views import archives, driver, history, initramfs, modules, packages
 from gpunode.diagnoses.views.driver import Seen
 from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
@@ -38,7 +39,6 @@ _ASKED_ON_NODE: Final = re.compile(
 _IN_THE_WAY: Final = re.compile(
     r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
 )
-_IN_IMAGE: Final = re.compile(r"/nvidia[\w-]*\.ko")
 _BRANCH: Final = re.compile(
     r"^(?:nvidia-(?:driver|dkms|utils|headless|kernel-source|compute-utils|open)"
     r"|libnvidia-compute|linux-modules-nvidia)"
@@ -143,6 +143,8 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if twice := _two_programs(snapshot, scene):
         yield MIXED, twice
         return
+    if not inside and scene.says and driver.works(snapshot) and _shipped(snapshot, scene):
+        inside = scene.says  # nobody wrote that this was said in the container whose packages are shown
     if driver.works(snapshot) or (inside and not _fails_on_node(scene) and not _is_behind(scene)):
         if inside:
             yield CONTAINER, _in_container(snapshot, scene, inside)
@@ -174,8 +176,7 @@ def _differs(scene: _Scene) -> bool:
 
 
 def _initramfs_brings(snapshot: Snapshot, scene: _Scene) -> bool:
-    holds_it = any(_IN_IMAGE.search(item.text) for item in snapshot.of("initramfs"))
-    return holds_it and (scene.disk is None or _differs(scene))
+    return bool(initramfs.holds(snapshot)) and (scene.disk is None or _differs(scene))
 
 
 def _two_programs(snapshot: Snapshot, scene: _Scene) -> Verdict | None:
@@ -184,7 +185,9 @@ def _two_programs(snapshot: Snapshot, scene: _Scene) -> Verdict | None:
     failing = [item for item in tried if _MISMATCH.search(item.text)]
     ways = {item.source.words[0] for item in failing if item.source.words}
     working = [
-        item for item in tried if item not in failing and driver.answers(item) and item.source.words[:1] != ("nvidia-smi",)
+        item
+        for item in tried
+        if item not in failing and driver.answers(item) and item.source.words[:1] != ("nvidia-smi",)
     ]
     other = next((item for item in working if item.source.words and item.source.words[0] not in ways), None)
     if not failing or other is None:
@@ -234,12 +237,18 @@ def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
 _SHIPPED: Final = re.compile(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
 
 
+# Ubuntu's until 2018.
+_NAMED_BY_BRANCH: Final = re.compile(r"nvidia-\d{3}")
+
+
 def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
     """The driver's files and packages that the image or container has, where they are not of the node's version."""
     node = scene.loaded.version if scene.loaded else ""
     named = driver.smi_version(snapshot)
     node = named.version if named else node
-    found = [one for one in packages.in_containers(snapshot) if history.is_drivers(one.name) and one.upstream != node]
+    inside = packages.in_containers(snapshot)
+    theirs = (one for one in inside if history.is_drivers(one.name) or _NAMED_BY_BRANCH.fullmatch(one.name))
+    found = [one for one in theirs if one.upstream != node]
     files = tuple(
         cite(item, item.number_at(match.start()))
         for item in snapshot.items
@@ -492,9 +501,10 @@ _PERSISTENCED: Final = re.compile(r"persistenced")
 def _reload(snapshot: Snapshot) -> Iterable[Fix]:
     yield drain()
     runs = isinstance(snapshot.facts.unit(_UNIT), Known) or snapshot.says(_PERSISTENCED)
-    daemon = (f"sudo systemctl stop {_UNIT}",) if runs else ()
+    stop = (command("sudo", "systemctl", "stop", _UNIT),) if runs else ()
+    start = (command("sudo", "systemctl", "start", _UNIT),) if runs else ()
     text = "load the new module without a reboot, if nothing holds the old one"
-    yield run("load", text, *daemon, *_RELOAD, *(one.replace("stop", "start") for one in daemon))
+    yield run("load", text, *stop, *_RELOAD, *start)
     yield reboot(when="the old module cannot be unloaded")
 
 
@@ -513,12 +523,8 @@ def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _complete(snapshot: Snapshot) -> Iterable[Fix]:
     holds = sorted(name for name in packages.holds(snapshot) if history.is_drivers(name))
-    if holds and package_manager(snapshot) == "apt":
-        yield run(
-            "configure",
-            "release the hold on the packages that stayed behind",
-            f"sudo apt-mark unhold {' '.join(holds)}",
-        )
+    if holds:
+        yield remedies.unhold(snapshot, "release the hold on the packages that stayed behind", *holds)
     text = "let all of the driver's packages come from one repository"
     if package_manager(snapshot) == "apt":
         yield setup_step("configure", text, "cuda-repository", "driver-pin")

@@ -211,7 +211,7 @@ def _windows(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if (
         not blocked
         and not system.is_wsl(snapshot)
-        and not any(_ABOUT_WSL.search(item.written) for item in snapshot.items)
+        and not any(_ABOUT_WSL.search(item.written) and item.outcome == "ok" and item.text for item in snapshot.items)
     ):
         return
     rows = (*smi_query.rows(snapshot, "Driver Model", "Current"), *smi_query.rows(snapshot, "driver_model.current"))

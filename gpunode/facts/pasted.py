@@ -11,12 +11,14 @@ from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.items import tells_absence
 from gpunode.facts.probes import PROBES
-from gpunode.facts.sources import recognise
+from gpunode.facts.sources import STATE, STILL_FAILS, changes_state, recognise
 
 _SHAPE: Final = 'a report is a JSON list of {"source": "the command or path", "text": "what it said"}'
-# A prompt, and a command behind it: "$ lsmod", "# dmesg", "user@host:~$ nvidia-smi", "[root@gpu1 ~]# lspci", "❯ uname".
+# A prompt, and a command behind it: "$ lsmod", "# dmesg", "user@host:~$ nvidia-smi", "[root@gpu1 ~]# lspci",
+# "host:~ # dmesg", "gpu1 ~ # lsmod", "❯ uname".
 _PROMPT: Final = re.compile(
-    r"^(?:\([\w.-]{1,30}\)\s*)?(?:\[[^\]\n]{1,80}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?)?"
+    r"^(?:\([\w.-]{1,30}\)\s*)?(?:\[[^\]\n]{1,80}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?"
+    r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)?"
     r"[$#❯%]\s+(?P<command>\S[^\n]*)$"
 )
 _HEADING: Final = re.compile(r"^(?:#{1,6}\s+|\*\*|==+\s*)?`?(?P<source>[^`*=\n]{2,120}?)`?(?:\*\*|\s*==+)?:\s*$")
@@ -53,15 +55,24 @@ def _row(row: object, number: int, place: str) -> Iterator[str]:
         yield value
 
 
-def from_text(text: str, name: str = "pasted text") -> Evidence:
-    """The evidence of plain text: split at shell prompts and headings; without any, one piece called ``name``."""
-    return evidence(_split(text, name))
+def from_text(text: str, name: str = "") -> Evidence:
+    """The evidence of plain text: split at shell prompts and headings; without any, one piece.
+
+    Args:
+        text: what was pasted.
+        name: of the file that it stood in: that of a log says what it is (``kern.log``), any other says nothing.
+    """
+    is_log = recognise(name).kind not in {"file", "text", "application"}
+    return evidence(_split(text, name if is_log else _UNNAMED))
+
+
+_UNNAMED: Final = "pasted text"
 
 
 def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
     """The pieces, each under the key of the probe that would have seen it, else under its source."""
     found: dict[str, Capture] = {}
-    for source, text in pieces:
+    for source, text in (part for piece in pieces for part in _transcript(*piece)):
         key = _key(source, text)
         unique, number = key, 1
         while unique in found:
@@ -69,6 +80,40 @@ def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
             unique = f"{key}#{number}"
         found[unique] = _capture(source, text)
     return found
+
+
+# "$ lsmod", "user@host:~$ lsmod": a dollar sign begins no line of a program's own.
+_TYPED: Final = re.compile(
+    r"^(?:\([\w.-]{1,30}\)\s*)?(?:[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?)?\$ (?P<command>\S[^\n]*)$",
+    re.MULTILINE,
+)
+
+
+def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
+    """The piece, split where a further command was typed in it; what was typed in a container stays of it."""
+    typed = [
+        match for match in _TYPED.finditer(text) if recognise(match["command"]).kind not in {"text", "application"}
+    ]
+    if not typed:
+        yield source, text
+        return
+    inside = " (in the container)" if recognise(source).where == "container" else ""
+    if text[: typed[0].start()].strip() or len(text) > _TRANSCRIPT:
+        yield source, text[: typed[0].start()].rstrip("\n") if len(text) <= _TRANSCRIPT else text
+    if len(text) > _TRANSCRIPT:
+        return
+    is_mended = False
+    for match, after in zip(typed, (*typed[1:], None), strict=True):
+        said = text[match.end() : after.start() if after is not None else len(text)].strip("\n")
+        kind = recognise(match["command"])
+        if is_mended and kind.kind in STATE and not STILL_FAILS.search(said):
+            continue  # so it is after the repair
+        is_mended = is_mended or (changes_state(kind) and not said.strip())
+        yield f"{match['command']}{inside}", said
+
+
+# Nobody types so much between two commands that a longer text would be one.
+_TRANSCRIPT: Final = 100_000
 
 
 def _capture(source: str, text: str) -> Capture:

@@ -199,12 +199,51 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
     source = source[:_LONGEST].strip()
     written, where, is_part = _without_remarks(_PROMPT.sub("", source))
-    found = _by_commands(written) or _only(_by_path(written)) or _only(_by_words(source))
+    if (label := _LABEL.match(written)) and _by_commands(written[label.end() :]):
+        where = "container" if _INSIDE.search(label[0]) else where
+        written = written[label.end() :]
+    found = _as_found(_by_commands(written), text) or _only(_by_path(written)) or _only(_by_words(source))
     if not found or found[0].kind == "text":
         found = _only(_by_text(text)) or found or (Source("text"),)
     inside = where == "container"
     found = tuple(replace(one, is_part=True) for one in found) if is_part else found
     return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
+
+
+# "host: nvidia-smi", "in the container: ls /dev", "node gpu-3: lsmod".
+_LABEL: Final = re.compile(
+    r"(?:(?:on|in|inside) )?(?:the )?(?:host|node|hypervisor|guest|vm|container|pod|worker|server)"
+    r"(?: [\w.-]{1,40})?:\s+",
+    re.IGNORECASE,
+)
+# What shows the state in which the node is, not what happened.
+STATE: Final[frozenset[Kind]] = frozenset(
+    {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
+)
+STILL_FAILS: Final = re.compile(
+    r"failed|No devices|cannot access|couldn.t|not found|Unable|\bERR!|[Uu]nknown [Ee]rror|inactive|mismatch"
+)
+_REFUSED: Final = re.compile(
+    r"^(?:modprobe|insmod): |could not insert|^Job for |^Failed to (?:start|restart|load)", re.MULTILINE
+)
+
+
+def _as_found(found: tuple[Source, ...], text: str) -> tuple[Source, ...]:
+    """Without what shows the node as it was once a command before it had loaded a module or started a unit."""
+    if len(found) < 2 or _REFUSED.search(text) or STILL_FAILS.search(text):
+        return found
+    changes = [index for index, one in enumerate(found) if changes_state(one)]
+    if not changes:
+        return found
+    return tuple(one for index, one in enumerate(found) if index <= changes[0] or one.kind not in STATE)
+
+
+def changes_state(source: Source) -> bool:
+    """Whether the command loads a module or starts a unit: what is seen after it, it may have made so."""
+    if source.kind == "modprobe":
+        words = source.words
+        return _program(words) in {"modprobe", "insmod"} and not {"-r", "--remove", "-n", "-D", "-c"} & set(words)
+    return source.kind == "unit-action" and bool({"start", "restart"} & set(source.words[1:3]))
 
 
 def _only(found: Source | None) -> tuple[Source, ...]:
@@ -323,8 +362,14 @@ def _of(words: tuple[str, ...]) -> Source | None:
     if program in {"grep", "egrep", "zgrep", "rg"}:
         return _grep(words)
     reader = _PROGRAMS.get(program)
+    if reader is None and _OWN_PROGRAM.fullmatch(words[0]):
+        return Source("application", words=words)
     found = reader(words) if reader else None
     return found if found is None or found.words else replace(found, words=words)
+
+
+# A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
+_OWN_PROGRAM: Final = re.compile(r"(?:\./|/\S+/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
 
 
 def _grep(words: tuple[str, ...]) -> Source | None:
@@ -351,9 +396,6 @@ _LOG: Final = re.compile(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
 
 def _by_path(source: str) -> Source | None:
     first = source.split()[0] if source.split() else ""
-    name = first.rpartition("/")[2]
-    if re.fullmatch(r"(?:\./|/\S+/samples/)[\w./-]+", first) and ("." not in name or name.endswith((".sh", ".py"))):
-        return Source("application", words=tuple(source.split()))
     if first.startswith("/") or re.fullmatch(r"~?[\w.-]*/[\w./*-]+|[\w-]+\.(?:log|conf|toml|ya?ml|json)", first):
         return _file(first)
     return None
@@ -478,6 +520,8 @@ def _kubectl(words: tuple[str, ...]) -> Source | None:
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
         found = _of(tuple(inner))
         return replace(found, where="container") if found else Source("application", words=words, where="container")
+    if what.startswith("/api/"):
+        return Source("kubernetes-node" if "/nodes/" in what else "kubernetes-pod", words=words)
     kind = what.split("/")[0].lower()
     if kind in {"node", "nodes", "no"}:
         return Source("kubernetes-node", words=words)

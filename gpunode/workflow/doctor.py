@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.model import Diagnosis, Doubt
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
+from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence
-from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups
+from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups, may_ask_driver
 from gpunode.facts.probes import probes
 from gpunode.host import nvml
 from gpunode.host.port import HostView
@@ -27,9 +28,10 @@ _NVML_S = 10.0
 
 def examine(host: HostView) -> Evidence:
     """What there is to see of ``host``: first all that is quick, then what that gives reason to look at."""
-    first = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION, nvml.probe(_NVML_S))}
+    first = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION)}
     evidence = dict(look_around(host, tuple(first.values())))
-    evidence.update(look(host, follow_ups(evidence)))
+    driver = (nvml.probe(_NVML_S),) if may_ask_driver(evidence) else ()
+    evidence.update(look(host, (*follow_ups(evidence), *driver)))
     # The journal has what the kernel's own buffer has lost; told twice, one error would count as two.
     if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
         del evidence["dmesg"]
@@ -79,9 +81,20 @@ def _is_denied(capture: Capture) -> bool:
     return capture.outcome == "denied" or (capture.source.startswith("lspci") and b"<access denied>" in capture.data)
 
 
+def _too_little(seen: Snapshot) -> Doubt:
+    """What to look at where no fault shows and nothing shows that the driver works."""
+    if pci.is_listed(seen) and not seen.view(pci.gpus):
+        look_at = "lspci -nn -d 10de: and what the machine, or its hypervisor, should have"
+        return Doubt("is a GPU to be in this machine? its PCI bus shows none of NVIDIA's", look_at)
+    return Doubt("does the driver work? nothing that was seen tells", "nvidia-smi; sudo dmesg | grep -i nvrm | tail")
+
+
 def diagnosed(evidence: Evidence) -> Examined:
     """What is wrong with the node that ``evidence`` shows."""
     seen = snapshot(evidence)
+    works = is_shown_to_work(seen)
     diagnosis = diagnose(seen, guarded=True)
+    if not (diagnosis.findings or diagnosis.unknown or works):
+        diagnosis = replace(diagnosis, unknown=(_too_little(seen),))
     denied = tuple(dict.fromkeys(capture.source for capture in evidence.values() if _is_denied(capture)))
-    return Examined(seen, diagnosis, stack(seen, diagnosis), is_shown_to_work(seen), denied)
+    return Examined(seen, diagnosis, stack(seen, diagnosis), works, denied)

@@ -102,9 +102,9 @@ def test_masking_twice_is_masking_once(evidence: Evidence) -> None:
 
 @given(WORDS, st.sampled_from(["sudo ", "$ ", "# ", "root@gpu1:~# ", "[root@gpu1 ~]# ", "$ sudo ", "  "]))
 def test_what_stands_before_a_command_does_not_change_what_it_is(words: str, before: str) -> None:
-    recognise(words, "")
-    if recognise(words).words:
-        assert recognise(before + words.strip()).kind == recognise(words.strip()).kind
+    command = words.strip().lstrip("$# ")  # some stand behind a prompt already, and nobody types sudo before one
+    if recognise(command).words:
+        assert recognise(before + command).kind == recognise(command).kind
 
 
 @given(st.text(max_size=200), st.text(max_size=200))

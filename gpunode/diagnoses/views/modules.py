@@ -25,7 +25,7 @@ _MAIN: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv
 _KO: Final = re.compile(
     rf"/lib/modules/(?P<kernel>\d[^/\s'\"]*)/(?P<place>[^\s'\":]{{0,120}}?){_MAIN}\.ko(?:\.(?:xz|gz|zst))?(?![\w.-])"
 )
-_BARE_KO: Final = re.compile(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)\s*$")
+_BARE_KO: Final = re.compile(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
 _DRIVER: Final = re.compile(_MAIN)
 _FOLDER: Final = re.compile(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
 _NOT_FOUND: Final = re.compile(
@@ -34,6 +34,7 @@ _NOT_FOUND: Final = re.compile(
     r"[Mm]odule '?nvidia'?: No such file or directory|Failed to find module 'nvidia(?:[-_]\w+)?'|"
     r"module not found: '?nvidia\b"
 )
+_MAIN_NOT_FOUND: Final = re.compile(rf"[Mm]odule '?{_MAIN}'? not found")
 _PREBUILT: Final = re.compile(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d+)(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
@@ -188,7 +189,7 @@ def _modinfo(item: Item) -> Modinfo:
     asked = words[words.index("-F") + 1] if "-F" in words[:-1] else ""
     fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
     if asked and asked not in fields:
-        fields[asked] = item.text.strip().splitlines()[0]
+        fields[asked] = _shaped(item, asked)
     name = item.subject if item.subject != asked else words[-1]
     return Modinfo(
         name.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_"),
@@ -200,6 +201,22 @@ def _modinfo(item: Item) -> Modinfo:
         cite(item, 1),
         not asked and not item.source.only and not item.source.is_part,
     )
+
+
+# How the value of a field looks, where other commands' answers stand beside it.
+_SHAPES: Final = {
+    "vermagic": re.compile(r"^\d\S+ .*\bmod_unload\b|^\d\S+ SMP\b"),
+    "version": re.compile(r"^\d{2,3}\.\d{1,3}(?:\.\d{1,3})?$"),
+    "filename": re.compile(r"^/\S+\.ko(?:\.\w+)?$"),
+    "license": re.compile(r"^(?:NVIDIA|Dual MIT/GPL|GPL.*)$"),
+}
+
+
+def _shaped(item: Item, asked: str) -> str:
+    lines = [line.strip() for line in item.lines if line.strip()]
+    if not item.source.is_mixed:
+        return lines[0]
+    return next((line for line in lines if asked in _SHAPES and _SHAPES[asked].match(line)), "")
 
 
 def driver_info(snapshot: Snapshot) -> tuple[Modinfo, ...]:
@@ -254,7 +271,8 @@ def _files_in(item: Item, running: str) -> Iterator[OnDisk]:
 def not_found(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which modprobe, modinfo or mkinitcpio found no module of NVIDIA's for the running kernel."""
     running = snapshot.view(system.running_kernel)
-    said = (*snapshot.said(_NOT_FOUND), *snapshot.said(_NOT_FOUND, "modinfo"))
+    # A node is asked for every module of the driver; that some are not there is no fault while the first one is.
+    said = (*snapshot.said(_NOT_FOUND), *snapshot.said(_MAIN_NOT_FOUND, "modinfo"))
     return tuple(line for line in said if _is_of(_NOT_FOUND.search(line.line), running))
 
 

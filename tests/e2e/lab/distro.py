@@ -139,7 +139,7 @@ def _old_module(name: str, module: str, version: str, *depends: str) -> Package:
     conf += f'DEST_MODULE_NAME[0]="{module}"\n'
     sources = {
         "dkms.conf": conf,
-        "Makefile": MAKEFILE.replace("@VERSION@", OLD).replace("@LICENSE@", "GPL"),
+        "Makefile": MAKEFILE.replace("@VERSION@", OLD).replace("@LICENSE@", "NVIDIA"),
         "nvidia.c": (NATIVE / "nvidia.c").read_text(),
     }
     scripts = {"postinst": DKMS_POSTINST, "prerm": DKMS_PRERM}

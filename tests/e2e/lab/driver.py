@@ -57,6 +57,12 @@ if ! gpus=$(cat /run/lab-gpus 2>/dev/null); then
   echo "Make sure that the latest NVIDIA driver is installed and running."
   exit 9
 fi
+loaded=$(cat /sys/module/nvidia/version 2>/dev/null)
+if [ "${loaded:-@VERSION@}" != @VERSION@ ]; then
+  echo "Failed to initialize NVML: Driver/library version mismatch"
+  echo "NVML library version: $(echo @VERSION@ | cut -d. -f1,2)"
+  exit 18
+fi
 case "$*" in
 -L)
   for gpu in $(seq "$gpus"); do
@@ -178,7 +184,7 @@ def _debian(driver: Driver) -> Iterator[Package]:
     branch, package = driver.branch, driver.package
     yield _module(driver, "nvidia-kernel-open-dkms", "nvidia-kernel-dkms", licence="Dual MIT/GPL")
     if branch < 615:
-        yield _module(driver, "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", licence="GPL")
+        yield _module(driver, "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", licence="NVIDIA")
     yield _support(driver, "nvidia-kernel-support")
     yield package("firmware-nvidia-gsp")
     yield _nvml(driver, "libnvidia-ml1")
@@ -217,7 +223,7 @@ def _ubuntu_suffixed(driver: Driver) -> Iterator[Package]:
     common, firmware = f"nvidia-kernel-common{suffix}", f"nvidia-firmware{suffix}-{driver.version}"
     yield driver.package(firmware)
     yield _replacing(_support(driver, common, firmware), "nvidia-kernel-common")
-    for flavour, licence in (("", "GPL"), ("-open", "Dual MIT/GPL")):
+    for flavour, licence in (("", "NVIDIA"), ("-open", "Dual MIT/GPL")):
         dkms = f"nvidia-dkms{suffix}{flavour}"
         yield (
             named(f"nvidia-kernel-source{flavour}")
@@ -245,7 +251,7 @@ def _ubuntu_plain(driver: Driver) -> Iterator[Package]:
     package = driver.package
     yield package("nvidia-firmware")
     yield _against(_support(driver, "nvidia-kernel-common", "nvidia-firmware"), "nvidia-kernel-common")
-    flavours = (("-open", "Dual MIT/GPL"),) if driver.branch >= 615 else (("", "GPL"), ("-open", "Dual MIT/GPL"))
+    flavours = (("-open", "Dual MIT/GPL"),) if driver.branch >= 615 else (("", "NVIDIA"), ("-open", "Dual MIT/GPL"))
     for flavour, licence in flavours:
         dkms = _module(driver, f"nvidia-dkms{flavour}", licence=licence, needs=("nvidia-kernel-common",))
         yield _replacing(dkms, "nvidia-dkms-kernel")
