@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 _GENERATIONS: Final = {3: "8GT/s", 4: "16GT/s", 5: "32GT/s"}
@@ -280,127 +280,138 @@ Attached GPUs                                          : {len(boards)}
     return head + "\n".join(_queried(index, board, driver) for index, board in enumerate(boards)) + "\n"
 
 
+_Row: TypeAlias = "tuple[int, str, str]"
+
+
 def _queried(index: int, board: Board, driver: str) -> str:
-    lines: list[str] = [f"GPU {board.upper}"]
+    first, second = _identity(index, board, driver), (*_link(board), *_reasons(board), *_memory(board), *_rest(board))
+    return (
+        "\n".join([f"GPU {board.upper}", *map(_shown, first), *board.extra.splitlines(), *map(_shown, second)]) + "\n"
+    )
 
-    def say(depth: int, name: str, value: str = "") -> None:
-        indent = "    " * depth
-        lines.append(f"{indent}{name:<{55 - len(indent)}}: {value}" if value else f"{indent}{name}")
 
-    ecc = "Enabled" if board.has_ecc else "N/A"
-    count = "0" if board.has_ecc else "N/A"
-    say(1, "Product Name", board.name)
-    say(1, "Product Brand", board.brand)
-    say(1, "Product Architecture", board.architecture)
-    say(1, "Display Mode", "Disabled")
-    say(1, "Display Active", "Disabled")
-    say(1, "Persistence Mode", board.persistence)
-    say(1, "Addressing Mode", "ATS" if board.device == "2342" else "HMM")
-    say(1, "MIG Mode")
-    say(2, "Current", board.mig)
-    say(2, "Pending", board.mig)
-    lines += board.extra.splitlines()
-    say(1, "Accounting Mode", "Disabled")
-    say(1, "Serial Number", f"13248220{index:05}")
-    say(1, "GPU UUID", board.uuid)
-    say(1, "Minor Number", str(index))
-    say(1, "VBIOS Version", "95.02.66.00.02")
-    say(1, "MultiGPU Board", "No")
-    say(1, "Inforom Version")
-    say(2, "Image Version", "G133.0242.00.03")
-    say(2, "ECC Object", "6.16" if board.has_ecc else "N/A")
-    say(1, "GPU Operation Mode")
-    say(2, "Current", "N/A")
-    say(2, "Pending", "N/A")
-    say(1, "GSP Firmware Version", driver if board.architecture != "Pascal" else "N/A")
-    say(1, "GPU Virtualization Mode")
-    say(2, "Virtualization Mode", board.virtualization)
-    say(2, "Host VGPU Mode", "N/A")
+def _shown(row: _Row) -> str:
+    depth, name, value = row
+    indent = "    " * depth
+    return f"{indent}{name:<{55 - len(indent)}}: {value}" if value else f"{indent}{name}"
+
+
+def _identity(index: int, board: Board, driver: str) -> Iterator[_Row]:
+    yield 1, "Product Name", board.name
+    yield 1, "Product Brand", board.brand
+    yield 1, "Product Architecture", board.architecture
+    yield 1, "Display Mode", "Disabled"
+    yield 1, "Display Active", "Disabled"
+    yield 1, "Persistence Mode", board.persistence
+    yield 1, "Addressing Mode", "ATS" if board.device == "2342" else "HMM"
+    yield 1, "Accounting Mode", "Disabled"
+    yield 1, "Serial Number", f"13248220{index:05}"
+    yield 1, "GPU UUID", board.uuid
+    yield 1, "Minor Number", str(index)
+    yield 1, "VBIOS Version", "95.02.66.00.02"
+    yield 1, "MultiGPU Board", "No"
+    yield 1, "Inforom Version", ""
+    yield 2, "Image Version", "G133.0242.00.03"
+    yield 2, "ECC Object", "6.16" if board.has_ecc else "N/A"
+    yield 1, "GSP Firmware Version", driver if board.architecture != "Pascal" else "N/A"
+    yield 1, "GPU Virtualization Mode", ""
+    yield 2, "Virtualization Mode", board.virtualization
+    yield 2, "Host VGPU Mode", "N/A"
     if board.licence:
-        say(1, "vGPU Software Licensed Product")
-        say(2, "Product Name", "NVIDIA RTX Virtual Workstation")
-        say(2, "License Status", board.licence)
-    say(1, "GPU Reset Status")
-    say(2, "Reset Required", "Requested functionality has been deprecated")
-    say(2, "Drain and Reset Recommended", "Requested functionality has been deprecated")
-    say(1, "GPU Recovery Action", "None")
-    say(1, "PCI")
-    say(2, "Bus Id", board.upper)
-    say(2, "GPU Link Info")
-    say(3, "PCIe Generation")
-    say(4, "Max", str(board.link))
-    say(4, "Current", str(board.link_now))
-    say(4, "Device Current", str(board.link_now))
-    say(4, "Device Max", str(board.link))
-    say(4, "Host Max", str(board.link))
-    say(3, "Link Width")
-    say(4, "Max", f"{board.width}x")
-    say(4, "Current", f"{board.width}x")
-    say(2, "Replays Since Reset", "0")
-    say(2, "Replay Number Rollovers", "0")
-    say(1, "Fan Speed", "N/A")
-    say(1, "Performance State", board.state)
-    say(1, "Clocks Event Reasons")
+        yield 1, "vGPU Software Licensed Product", ""
+        yield 2, "Product Name", "NVIDIA RTX Virtual Workstation"
+        yield 2, "License Status", board.licence
+    yield 1, "GPU Reset Status", ""
+    yield 2, "Reset Required", "Requested functionality has been deprecated"
+    yield 2, "Drain and Reset Recommended", "Requested functionality has been deprecated"
+    yield 1, "GPU Recovery Action", "None"
+    yield 1, "MIG Mode", ""
+    yield 2, "Current", board.mig
+    yield 2, "Pending", board.mig
+
+
+def _link(board: Board) -> Iterator[_Row]:
+    yield 1, "PCI", ""
+    yield 2, "Bus Id", board.upper
+    yield 2, "GPU Link Info", ""
+    yield 3, "PCIe Generation", ""
+    yield 4, "Max", str(board.link)
+    yield 4, "Current", str(board.link_now)
+    yield 4, "Device Current", str(board.link_now)
+    yield 4, "Device Max", str(board.link)
+    yield 4, "Host Max", str(board.link)
+    yield 3, "Link Width", ""
+    yield 4, "Max", f"{board.width}x"
+    yield 4, "Current", f"{board.width}x"
+    yield 2, "Replays Since Reset", "0"
+    yield 2, "Replay Number Rollovers", "0"
+
+
+def _reasons(board: Board) -> Iterator[_Row]:
+    yield 1, "Performance State", board.state
+    yield 1, "Clocks Event Reasons", ""
     for reason in ("Idle", "Applications Clocks Setting", "SW Power Cap"):
-        say(2, reason, "Active" if reason in board.throttle else "Not Active")
-    say(2, "HW Slowdown", "Not Active")
-    say(3, "HW Thermal Slowdown", "Not Active")
-    say(3, "HW Power Brake Slowdown", "Not Active")
+        yield 2, reason, "Active" if reason in board.throttle else "Not Active"
+    yield 2, "HW Slowdown", "Not Active"
+    yield 3, "HW Thermal Slowdown", "Not Active"
+    yield 3, "HW Power Brake Slowdown", "Not Active"
     for reason in ("Sync Boost", "SW Thermal Slowdown", "Display Clock Setting"):
-        say(2, reason, "Not Active")
-    say(1, "FB Memory Usage")
-    say(2, "Total", f"{board.memory_mib} MiB")
-    say(2, "Used", "1 MiB")
-    say(2, "Free", f"{board.memory_mib - 600} MiB")
-    say(1, "BAR1 Memory Usage")
-    say(2, "Total", "65536 MiB")
-    say(1, "Compute Mode", "Default")
-    say(1, "ECC Mode")
-    say(2, "Current", ecc)
-    say(2, "Pending", ecc)
-    say(1, "ECC Errors")
+        yield 2, reason, "Not Active"
+
+
+def _memory(board: Board) -> Iterator[_Row]:
+    mode, count = ("Enabled", "0") if board.has_ecc else ("N/A", "N/A")
+    yield 1, "FB Memory Usage", ""
+    yield 2, "Total", f"{board.memory_mib} MiB"
+    yield 2, "Used", "1 MiB"
+    yield 1, "BAR1 Memory Usage", ""
+    yield 2, "Total", "65536 MiB"
+    yield 1, "Compute Mode", "Default"
+    yield 1, "ECC Mode", ""
+    yield 2, "Current", mode
+    yield 2, "Pending", mode
+    yield 1, "ECC Errors", ""
     for era in ("Volatile", "Aggregate"):
-        say(2, era)
-        for name in ("SRAM Correctable", "SRAM Uncorrectable Parity", "SRAM Uncorrectable SEC-DED"):
-            say(3, name, count)
-        for name in ("DRAM Correctable", "DRAM Uncorrectable"):
-            say(3, name, count)
-    say(3, "SRAM Threshold Exceeded", "No" if board.has_ecc else "N/A")
-    say(1, "Retired Pages")
+        yield 2, era, ""
+        for name in ("SRAM Correctable", "SRAM Uncorrectable Parity", "SRAM Uncorrectable SEC-DED", "DRAM Correctable",
+                     "DRAM Uncorrectable"):  # fmt: skip
+            yield 3, name, count
+    yield 3, "SRAM Threshold Exceeded", "No" if board.has_ecc else "N/A"
+    yield 1, "Retired Pages", ""
     for name in ("Single Bit ECC", "Double Bit ECC", "Pending Page Blacklist"):
-        say(2, name, "N/A")
+        yield 2, name, "N/A"
+    yield 1, "Remapped Rows", "" if board.has_ecc else "N/A"
     if board.has_ecc:
-        say(1, "Remapped Rows")
-        say(2, "Correctable Error", "0")
-        say(2, "Uncorrectable Error", "0")
-        say(2, "Pending", "No")
-        say(2, "Remapping Failure Occurred", "No")
-        say(2, "Bank Remap Availability Histogram")
-        say(3, "Max", "640 bank(s)")
+        yield 2, "Correctable Error", "0"
+        yield 2, "Uncorrectable Error", "0"
+        yield 2, "Pending", "No"
+        yield 2, "Remapping Failure Occurred", "No"
+        yield 2, "Bank Remap Availability Histogram", ""
+        yield 3, "Max", "640 bank(s)"
         for grade in ("High", "Partial", "Low", "None"):
-            say(3, grade, "0 bank(s)")
-    else:
-        say(1, "Remapped Rows", "N/A")
-    say(1, "Temperature")
-    say(2, "GPU Current Temp", "31 C")
-    say(2, "GPU Shutdown Temp", "95 C")
-    say(2, "GPU Slowdown Temp", "92 C")
-    say(2, "GPU Max Operating Temp", "88 C")
-    say(1, "GPU Power Readings")
+            yield 3, grade, "0 bank(s)"
+
+
+def _rest(board: Board) -> Iterator[_Row]:
+    yield 1, "Temperature", ""
+    yield 2, "GPU Current Temp", "31 C"
+    yield 2, "GPU Shutdown Temp", "95 C"
+    yield 2, "GPU Slowdown Temp", "92 C"
+    yield 2, "GPU Max Operating Temp", "88 C"
+    yield 1, "GPU Power Readings", ""
     for name, part in (("Average Power Draw", 10), ("Current Power Limit", 1), ("Requested Power Limit", 1),
                        ("Default Power Limit", 1), ("Min Power Limit", 3), ("Max Power Limit", 1)):  # fmt: skip
-        say(2, name, f"{board.watts / part:.2f} W" if board.watts else "N/A")
-    say(1, "Clocks")
-    say(2, "Graphics", "210 MHz" if board.state == "P8" else "345 MHz")
-    say(2, "SM", "210 MHz")
-    say(2, "Memory", "405 MHz")
-    say(1, "Max Clocks")
-    say(2, "Graphics", "2520 MHz")
-    say(1, "Fabric")
-    say(2, "State", board.fabric)
-    say(2, "Status", "Success" if board.fabric == "Completed" else "N/A")
-    say(1, "Processes", "None")
-    return "\n".join(lines) + "\n"
+        yield 2, name, f"{board.watts / part:.2f} W" if board.watts else "N/A"
+    yield 1, "Clocks", ""
+    yield 2, "Graphics", "210 MHz" if board.state == "P8" else "345 MHz"
+    yield 2, "SM", "210 MHz"
+    yield 2, "Memory", "405 MHz"
+    yield 1, "Max Clocks", ""
+    yield 2, "Graphics", "2520 MHz"
+    yield 1, "Fabric", ""
+    yield 2, "State", board.fabric
+    yield 2, "Status", "Success" if board.fabric == "Completed" else "N/A"
+    yield 1, "Processes", "None"
 
 
 def information(board: Board, minor: int, driver: str) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from gpunode.change import PackageChange
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, encode_found
-from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups
+from gpunode.facts.examination import EXAMINATION, UNITS
 from gpunode.facts.probes import probes
-from gpunode.host import nvml
+from gpunode.host.port import Simulation
+from gpunode.workflow.doctor import examine
 
 # By probe key: what was said, the files that a glob found, or the whole capture where a command failed.
 Said: TypeAlias = "str | tuple[Found, ...] | Capture"
 Node: TypeAlias = "Mapping[str, Said]"
 
-PROBES: Final[Mapping[str, Probe]] = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION, nvml.probe())}
+PROBES: Final[Mapping[str, Probe]] = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION)}
 _ROOTS: Final = Ownership(0o644, 0, 0)
 
 
@@ -34,23 +37,29 @@ def failed(said: str, status: int = 1, error: str = "") -> Capture:
     return Capture("", "failed", said.encode(), error, status)
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A node that answers what it is asked."""
+
+    node: Node
+    asked: set[str] = field(default_factory=set)
+
+    def look(self, probe: Probe, /) -> Capture:
+        """What the node says to ``probe``."""
+        self.asked.add(probe.key)
+        return _capture(probe, self.node.get(probe.key))
+
+    def simulate(self, _: Sequence[PackageChange], /) -> Simulation | None:
+        """None: nobody installs anything here."""
+        return None
+
+
 def evidence(node: Node) -> Evidence:
     """What ``gpunode capture`` takes of ``node``."""
-    first = {key: _capture(probe, node.get(key)) for key, probe in PROBES.items()}
-    later = {probe.key: _capture(probe, node.get(probe.key)) for probe in follow_ups(first)}
-    more = {key: Probe(key, path=key.removeprefix("file:")) for key in node if key.startswith("file:/")}
-    read = {key: _capture(probe, node[key]) for key, probe in more.items()}
-    found = {**first, **later, **read}
-    unknown = {key for key in node if key not in found and key not in _UNASKED}
-    assert not unknown, unknown
-    # As the examination does it: told twice, one error would count as two.
-    if found["kernel-journal"].outcome == "ok":
-        del found["dmesg"]
+    host = Standing(node)
+    found = examine(host)
+    assert set(node) <= host.asked, f"nobody asks for {set(node) - host.asked}"
     return found
-
-
-# What a node would say if it were asked, which it only is where something has failed.
-_UNASKED: Final = frozenset({"initramfs", "make-logs", "make-logs-kept", "kubernetes-node", "kubernetes-pods"})
 
 
 def _capture(probe: Probe, said: Said | None) -> Capture:

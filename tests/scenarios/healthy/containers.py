@@ -315,10 +315,6 @@ def plugin_files(gpus: int) -> dict[str, Said]:
 def kubeadm(gpus: int, *, free: int | None = None, resource: str = "nvidia.com/gpu") -> dict[str, Said]:
     """A node of a kubeadm cluster on containerd, with the device plugin; ``free`` GPUs are not given to pods."""
     taken = 0 if free is None else gpus - free
-    pods = "".join(
-        f"  training     job-{number}-x7z2k                       1/1     Running   0               2d\n"
-        for number in range(taken)
-    )
     return {
         **containerd(default="nvidia"),
         "units": units("nvidia-persistenced.service", "containerd.service", "kubelet.service"),
@@ -341,39 +337,49 @@ def kubeadm(gpus: int, *, free: int | None = None, resource: str = "nvidia.com/g
             f'kubelet[920]: I1116 06:13:01.204233     920 handler.go:94] "Registered client" name="{resource}"',
             'kubelet[920]: I1116 07:13:01.204233     920 scope.go:117] "RemoveContainer" containerID="0f3a"',
         )),
-        "kubernetes-node": f"""apiVersion: v1
-kind: Node
-metadata:
-  labels:
-    kubernetes.io/arch: amd64
-    kubernetes.io/hostname: gpu-node-17
-    nvidia.com/gpu.present: "true"
-  name: gpu-node-17
-spec: {{}}
-status:
-  allocatable:
-    cpu: "64"
-    memory: 527986180Ki
-    {resource}: "{gpus}"
-    pods: "110"
-  capacity:
-    cpu: "64"
-    memory: 528088580Ki
-    {resource}: "{gpus}"
-    pods: "110"
-  conditions:
-  - message: kubelet is posting ready status
-    reason: KubeletReady
-    status: "True"
-    type: Ready
-  nodeInfo:
-    containerRuntimeVersion: containerd://1.7.28
-    kubeletVersion: v1.34.2
-""",
-        "kubernetes-pods": "NAMESPACE     NAME                                   READY   STATUS    RESTARTS        AGE\n"
-        "kube-system   kube-proxy-9x2lm                       1/1     Running   3 (4d ago)      40d\n"
-        "kube-system   nvidia-device-plugin-daemonset-7kq2x   1/1     Running   5 (4d ago)      40d\n" + pods.replace("  training", "training"),
+        "kubernetes-node": json.dumps(_node(gpus, resource)),
+        "kubernetes-pods": json.dumps({"kind": "PodList", "apiVersion": "v1", "items": [*_PODS, *(_job(at, resource) for at in range(taken))]}),
     }  # fmt: skip
+
+
+def _node(gpus: int, resource: str) -> dict[str, object]:
+    room = {"cpu": "64", "memory": "528088580Ki", resource: str(gpus), "pods": "110"}
+    return {
+        "kind": "Node",
+        "apiVersion": "v1",
+        "metadata": {
+            "name": "gpu-node-17",
+            "labels": {"kubernetes.io/arch": "amd64", "kubernetes.io/hostname": "gpu-node-17", "nvidia.com/gpu.present": "true"},
+        },
+        "spec": {},
+        "status": {
+            "allocatable": room,
+            "capacity": room,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}],
+            "nodeInfo": {"containerRuntimeVersion": "containerd://1.7.28", "kubeletVersion": "v1.34.2"},
+        },
+    }  # fmt: skip
+
+
+def _pod(namespace: str, name: str, limits: Mapping[str, str], restarts: int = 0) -> dict[str, object]:
+    return {
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": {"nodeName": "gpu-node-17", "containers": [{"name": "main", "resources": {"limits": dict(limits)}}]},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [{"name": "main", "ready": True, "restartCount": restarts, "state": {"running": {"startedAt": "2026-11-16T06:13:01Z"}}}],
+        },
+    }  # fmt: skip
+
+
+def _job(number: int, resource: str) -> dict[str, object]:
+    return _pod("training", f"job-{number}-x7z2k", {resource: "1"})
+
+
+_PODS: Final = (
+    _pod("kube-system", "kube-proxy-9x2lm", {}, 3),
+    _pod("kube-system", "nvidia-device-plugin-daemonset-7kq2x", {}, 5),
+)
 
 
 def mig_instances() -> Said:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-
 from tests.scenarios.healthy import boards
 from tests.scenarios.healthy.boards import Board
 from tests.scenarios.healthy.captures import PROBES, Node, Said, failed, held, journal, listed
@@ -178,9 +177,9 @@ def rocky_9() -> System:
         _release("rocky", "9.6 (Blue Onyx)", "9.6", "Rocky Linux 9.6 (Blue Onyx)", "rhel centos fedora"),
         kernel, "580.95.05", "13.0", True,
         rpms=(
-            *(f"{name}-3:{version}" for name in names),
+            *(f"{name}-{version}" for name in names),
             *(f"{name}-5.14.0-570.58.1.el9_6.x86_64" for name in kernels),
-            "container-selinux-4:2.235.0-2.el9_6.noarch",
+            "container-selinux-2.235.0-2.el9_6.noarch",
         ),
         module=("extra", "nvidia.ko.xz"), libraries="/usr/lib64",
     )  # fmt: skip
@@ -192,8 +191,8 @@ def rhel_9() -> System:
     return System(
         _release("rhel", "9.6 (Plow)", "9.6", "Red Hat Enterprise Linux 9.6 (Plow)", "fedora"),
         base.kernel, base.driver, base.cuda, True,
-        rpms=tuple(row for row in base.rpms if "dkms" not in row)
-        + ("kmod-nvidia-open-580.95.05-5.14.0-570.58.1-3:580.95.05-3.el9_6.x86_64",),
+        rpms=(*(row for row in base.rpms if "dkms" not in row),
+              "kmod-nvidia-open-580.95.05-5.14.0-570.58.1-580.95.05-3.el9_6.x86_64"),
         module=("extra/drivers/video/nvidia", "nvidia.ko"), dkms="", libraries="/usr/lib64",
     )  # fmt: skip
 
@@ -301,7 +300,7 @@ def dpkg_status(packages: Mapping[str, str], arch: str = "amd64") -> str:
 
 def _packages(system: System) -> Node:
     if system.rpms:
-        return {"rpms": "".join(f"{row.replace('-3:', '-').replace('-4:', '-')}\n" for row in system.rpms)}
+        return {"rpm-database": listed("/var/lib/rpm/rpmdb.sqlite"), "rpms": "".join(f"{row}\n" for row in system.rpms)}
     own = system.os_release.partition("\nID=")[2].partition("\n")[0]
     mirror = {"debian": "http://deb.debian.org/debian", "ubuntu": "http://archive.ubuntu.com/ubuntu"}[own]
     suite = system.os_release.rpartition("CODENAME=")[2].strip()
@@ -314,7 +313,6 @@ def _packages(system: System) -> Node:
         "apt-check": "Reading package lists...\nBuilding dependency tree...\nReading state information...\n",
         "file:/var/log/apt/history.log": HISTORY.replace("VERSION", system.packages.get("libcuda1", system.driver)),
         "file:/var/log/dpkg.log": "2026-10-19 08:01:11 startup packages configure\n",
-        "rpms": failed("", 1, ""),
     }
 
 

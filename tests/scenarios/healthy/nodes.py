@@ -58,7 +58,10 @@ def ubuntu_22_docker_prebuilt_modules() -> Node:
 
 
 def ubuntu_22_secure_boot_by_canonical() -> Node:
-    lockdown = "secureboot: Secure boot enabled", "Kernel is locked down from EFI Secure Boot mode; see man kernel_lockdown.7"
+    lockdown = (
+        "secureboot: Secure boot enabled",
+        "Kernel is locked down from EFI Secure Boot mode; see man kernel_lockdown.7",
+    )
     return {
         **_with_docker(machines.ubuntu_22(), _l40s(), *lockdown),
         "secure-boot": "SecureBoot enabled\n",
@@ -121,7 +124,16 @@ def kubeadm_fully_allocated() -> Node:
 
 
 def kubeadm_with_mig() -> Node:
-    return {**mig_in_use(), **containers.kubeadm(2, free=1, resource="nvidia.com/mig-3g.40gb")}
+    with_docker = {
+        "docker-info",
+        "docker-version",
+        "docker-unit",
+        "docker-binaries",
+        "log:docker",
+        "file:/etc/docker/daemon.json",
+    }
+    kept = {key: said for key, said in mig_in_use().items() if key not in with_docker}
+    return {**kept, **containers.kubeadm(2, free=1, resource="nvidia.com/mig-3g.40gb")}
 
 
 def mig_in_use() -> Node:
@@ -233,9 +245,23 @@ def gh200() -> Node:
 def wsl2() -> Node:
     system = machines.ubuntu_24()
     own = {name: version for name, version in system.packages.items() if "nvidia" not in name and "linux" not in name}
-    gpus = [replace(Board("0000:01:00.0", "2684", "NVIDIA GeForce RTX 4090", brand="GeForce", memory_mib=24564), has_ecc=False)]
+    gpus = [
+        replace(
+            Board("0000:01:00.0", "2684", "NVIDIA GeForce RTX 4090", brand="GeForce", memory_mib=24564), has_ecc=False
+        )
+    ]
     base = {**machine(system, gpus)}
-    kept = ("os-release", "os-release-vendor", "boot-id", "nvml", "smi", "smi-query", "apt-sources", "cgroup-version", "apt-check")
+    kept = (
+        "os-release",
+        "os-release-vendor",
+        "boot-id",
+        "nvml",
+        "smi",
+        "smi-query",
+        "apt-sources",
+        "cgroup-version",
+        "apt-check",
+    )
     return {
         **{key: base[key] for key in kept},
         "kernel-release": "6.6.87.2-microsoft-standard-WSL2\n",
@@ -260,7 +286,7 @@ def wsl2() -> Node:
             "kernel: misc dxg: dxgk: dxgkio_query_adapter_info: Ioctl failed: -2",
         )),
         "units": units("docker.service", "containerd.service"),
-        **{key: said for key, said in containers.docker().items() if key not in {"units"}},
+        **{key: said for key, said in containers.docker().items() if key != "units"},
         "toolkit-version": "cli-version: 1.18.0\nlib-version: 1.18.0\n",
         "toolkit-list": "/dev/dxg\n/usr/lib/wsl/lib/libnvidia-ml.so.1\n/usr/lib/wsl/lib/libcuda.so.1\n/usr/lib/wsl/lib/libdxcore.so\n",
     }  # fmt: skip
@@ -269,7 +295,9 @@ def wsl2() -> Node:
 def laptop_that_lets_its_gpu_sleep() -> Node:
     system = machines.ubuntu_24()
     gpus = [boards.laptop("0000:01:00.0")]
-    base = machine(system, gpus, ("ACPI: \\_SB_.PCI0.PEG0.PEGP: D3cold supported", "nvidia 0000:01:00.0: Enabling HDA controller"))
+    base = machine(
+        system, gpus, ("ACPI: \\_SB_.PCI0.PEG0.PEGP: D3cold supported", "nvidia 0000:01:00.0: Enabling HDA controller")
+    )
     modprobe = {"/etc/modprobe.d/nvidia-power.conf": 'options nvidia NVreg_DynamicPowerManagement=0x02\n',
                 "/etc/modprobe.d/nvidia-graphics-drivers-kms.conf": "options nvidia_drm modeset=1\n",
                 "/etc/modprobe.d/blacklist-nouveau.conf": "blacklist nouveau\n"}  # fmt: skip
@@ -316,7 +344,10 @@ def driver_held_and_pinned() -> Node:
     packages = {name: f"{version} hold ok installed" if "nvidia" in name or "libcuda" in name else version
                 for name, version in system.packages.items()}  # fmt: skip
     pin = "Package: *nvidia* libcuda1\nPin: version 580.95.05-1\nPin-Priority: 1001\n"
-    return {**machine(replace(system, packages=packages), _l40s()), "apt-preferences-d": held({"/etc/apt/preferences.d/nvidia": pin})}
+    return {
+        **machine(replace(system, packages=packages), _l40s()),
+        "apt-preferences-d": held({"/etc/apt/preferences.d/nvidia": pin}),
+    }
 
 
 def docker_with_nvidia_as_default() -> Node:
@@ -373,13 +404,17 @@ def older_kernel_without_a_module() -> Node:
 
 
 def turing_on_open_modules() -> Node:
-    t4 = Board(_ONE, "1eb8", "Tesla T4", "TU104GL [Tesla T4]", "Turing", memory_mib=15360, watts=70, link=3, capability="7.5")
+    t4 = Board(
+        _ONE, "1eb8", "Tesla T4", "TU104GL [Tesla T4]", "Turing", memory_mib=15360, watts=70, link=3, capability="7.5"
+    )
     return _with_docker(machines.ubuntu_24(), [t4])
 
 
 def pascal_on_proprietary_modules() -> Node:
     system = machines.debian_12()
-    packages = {name.replace("-open", ""): version for name, version in system.packages.items() if name != "nvidia-open"}
+    packages = {
+        name.replace("-open", ""): version for name, version in system.packages.items() if name != "nvidia-open"
+    }
     return _with_docker(replace(system, is_open=False, packages=packages), [boards.gtx_1080(_ONE)])
 
 
@@ -388,7 +423,12 @@ def desktop_with_programs_on_its_gpu() -> Node:
     table = base["smi"]
     assert isinstance(table, str)
     row = "|    0   N/A  N/A            1604      G   /usr/lib/xorg/Xorg                       92MiB |"
-    return {**base, "smi": table.replace("|  No running processes found                                                             |", row)}
+    return {
+        **base,
+        "smi": table.replace(
+            "|  No running processes found                                                             |", row
+        ),
+    }
 
 
 def rdma_with_peermem() -> Node:
