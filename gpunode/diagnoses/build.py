@@ -377,13 +377,13 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
         place = f"/var/lib/dkms/{found[0]}/{found[1]}"
         # Other modules' links and saved originals stand beside it, and what DKMS named may have been repaired since.
         sound = command("sudo", "test", "-e", f"{place}/source/dkms.conf")
-        take_away = f"{sound} || {command('sudo', 'rm', '-r', place)}"
+        gone = f"{sound} || {command('sudo', 'rm', '-r', place)}"
         text = f"remove what is left of {found[0]} {found[1]} from DKMS's tree, if its source is not there"
         if _source_of(place) in _listed(snapshot, "/usr/src/*"):
             again = command("sudo", "dkms", "add", "-m", found[0], "-v", found[1])
-            yield run("remove", f"{text}, and register its source anew", take_away, again)
+            yield run("remove", f"{text}, and register the source that is there anew", gone, again)
         else:
-            yield run("remove", text, take_away)
+            yield run("remove", text, gone)
     else:
         text = "remove the one version from DKMS's tree whose link to its source leads nowhere, by its whole name"
         yield run("remove", text, "find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l")

@@ -212,6 +212,8 @@ _HOLDER: Final = re.compile(
 
 def _lock(snapshot: Snapshot) -> Iterator[Verdict]:
     said = snapshot.said(_LOCKED)
+    if not said:
+        yield from _held_now(snapshot)
     if not said or all(_DENIED.search(_text_of(snapshot, one)) for one in said):
         return
     holder = snapshot.match(_HOLDER)
@@ -221,6 +223,22 @@ def _lock(snapshot: Snapshot) -> Iterator[Verdict]:
         pid = holder["pid"] or holder["other"]
         who = f": {name} (process {pid})" if name else f": process {pid}"
     yield Proof(f"another program is at work on the package database{who}; its lock passes when it has finished", said)
+
+
+_LISTED_LOCK: Final = re.compile(r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d+)\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*")
+
+
+def _held_now(snapshot: Snapshot) -> Iterator[Verdict]:
+    """A program holds the lock right now: nobody was refused yet, and it passes, so that is no fault of the node."""
+    for item in snapshot.items:
+        if item.source.words[:1] != ("lslocks",) or item.outcome != "ok":
+            continue
+        for number, line in enumerate(item.lines, 1):
+            if match := _LISTED_LOCK.match(line):
+                who = f"{match['name']} (process {match['pid']})"
+                summary = f"{who} is at work on the package database; what needs the lock has to wait for it"
+                yield Proof(summary, (cite(item, number),), severity="info")
+                return
 
 
 def _text_of(snapshot: Snapshot, citation: Citation) -> str:
@@ -459,6 +477,8 @@ def _release(snapshot: Snapshot) -> Iterable[Fix]:
     holds = sorted(name for name in packages.holds(snapshot) if is_drivers(name))
     if holds:
         yield remedies.unhold(snapshot, "release the hold, if it may be changed", *holds)
+        if snapshot.view(package_manager) == "apt":
+            yield run("install", "bring what depends on each other to one version", "sudo apt-get -f install")
     elif old := _other_branch(snapshot):
         yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))
     elif snapshot.view(package_manager) == "apt":

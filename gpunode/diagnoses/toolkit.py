@@ -147,6 +147,9 @@ def _wrong_root(snapshot: Snapshot) -> Iterator[Verdict]:
         where = place or "a folder of its own"
         summary = f"the toolkit is told that the driver lies below {where}, which is not there"
         yield Proof(summary, cited, "certain" if place else "likely", _host_driver(snapshot))
+    elif place and root is not None and driver.works(snapshot) and (empty := _not_there(snapshot, place)):
+        summary = f"the toolkit is told that the driver lies below {place}, where nothing is: it is the host's own"
+        yield Proof(summary, (root.citation, empty), ruled_out=_host_driver(snapshot))
     elif place and root is not None and driver.works(snapshot) and (complaint := _complaint(snapshot)):
         summary = f"the toolkit is told that the driver lies below {place}, and the driver is the host's own"
         yield Proof(summary, (*cited, *complaint), "likely", _host_driver(snapshot))
@@ -157,6 +160,15 @@ _COMPLAINTS: Final = re.compile(
     r"|load library failed: libnvidia-ml"
     r"|/run/nvidia/driver/\S*: no such file"
 )
+
+
+def _not_there(snapshot: Snapshot, place: str) -> Citation | None:
+    """What shows that ``place`` does not exist: a listing of the folder that would hold it."""
+    folder = place.rstrip("/").rpartition("/")[0]
+    for item in snapshot.of("listing"):
+        if item.written == f"{folder}/*" and place.rstrip("/") not in item.lines:
+            return Citation(item.written, f"(no {place})", None, item.key)
+    return None
 
 
 def _complaint(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -224,8 +236,13 @@ _REAL_LISTED: Final = re.compile(r"/sbin/ldconfig\.real\b")
 
 def _lacks_real(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that there is no ldconfig.real."""
+    found = (item for item in snapshot.of("listing") if item.written == _LDCONFIGS and item.text.strip())
+    listed = tuple(Citation(item.written, f"(no {_REAL})", None, item.key) for item in found if _REAL not in item.text)
     looked = (item for item in snapshot.items if item.outcome == "absent" and item.where == "host")
-    return tuple(cite(item) for item in looked if item.subject == _REAL or item.written.endswith(_REAL))
+    return (*listed, *(cite(item) for item in looked if item.subject == _REAL or item.written.endswith(_REAL)))
+
+
+_LDCONFIGS: Final = "/sbin/ldconfig*"
 
 
 def _command(path: str) -> str:

@@ -456,19 +456,28 @@ def _commented_out(folders: Iterable[loader.Folder]) -> tuple[str, ...]:
 
 
 def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
-    conf = [one for one in snapshot.view(loader.folders) if one.file]
+    wrong = [one for one in snapshot.view(loader.folders) if one.where == "host" and _is_wrong(snapshot, one)]
+    conf = [one for one in wrong if one.file]
     if commands := _commented_out(conf):
         yield run("configure", "take the folder out of the loader's path", *commands, "sudo ldconfig")
     elif conf:
         places = ", ".join(sorted({one.path for one in conf}))
         yield by_hand("configure", f"take {places} out of the files in /etc/ld.so.conf.d, then run ldconfig")
-    paths = sorted({one.path for one in snapshot.view(loader.folders) if not one.file})
+    paths = sorted({one.path for one in wrong if not one.file})
+    if conf and not paths:
+        return
     named = f" ({', '.join(paths)})" if paths else ""
     yield by_hand(
         "configure", f"take the folder out of LD_LIBRARY_PATH{named}, where it is set: a profile, a unit, an image"
     )
     find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc"
     yield run("inspect", "see where it is set", find)
+
+
+def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
+    """Whether the loader finds there what hides the driver's library."""
+    hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded) if one.sort != "driver"}
+    return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 
 # --- what a program was built for ---------------------------------------------------------------------------------

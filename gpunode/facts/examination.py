@@ -109,6 +109,7 @@ _LISTED: Final = {
     "apt-keyrings": "/usr/share/keyrings/*",
     "apt-trusted": "/etc/apt/trusted.gpg*",
     "apt-trusted-d": "/etc/apt/trusted.gpg.d/*",
+    "ldconfigs": "/sbin/ldconfig*",
     "wsl-libraries": "/usr/lib/wsl/lib/*",
     "iommu": "/sys/class/iommu/*",
 }

@@ -111,7 +111,7 @@ def _folders(item: Item) -> Iterator[Folder]:
             paths = [path for match in _VARIABLE.finditer(line) for path in match["value"].split(":")]
         elif echoes:
             paths = line.strip().split(":")
-        elif item.subject.startswith("/etc/ld.so.conf") and (match := _CONF.match(line)):
+        elif item.kind == "file" and item.subject.startswith("/etc/ld.so.conf") and (match := _CONF.match(line)):
             paths, file = [match["folder"]], item.subject
         for path in paths:
             if path.startswith("/") and (sort := sort_of(path)) != "driver":
