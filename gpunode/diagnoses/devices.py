@@ -135,6 +135,12 @@ _NO_DEVICE: Final = re.compile(
 )
 _SUSPENDED: Final = re.compile(
     r"PM: suspend (?:entry|exit)|suspend exit|Waking up from system sleep|systemd-suspend|PM: resume"
+    r"|Entering sleep state|System returned from sleep"
+    r"|(?:after|since|from) (?:a |the )?(?:suspend|resum|sleep|hibernat)"
+)
+# A person's word that loading it anew helps.
+_RELOADED: Final = re.compile(
+    r"(?:reload(?:ing|ed)?|rmmod|modprobe -r|remov(?:e|ing) and (?:load|insert)ing) (?:the )?nvidia[-_]uvm"
 )
 _UVM_NODE: Final = re.compile(r"/dev/nvidia-uvm")
 
@@ -148,11 +154,12 @@ def _on_host(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ..
 def _decide_uvm(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether CUDA fails for want of nvidia_uvm, or though it is loaded."""
     state, wanted = driver.is_loaded(snapshot), snapshot.said(_UVM_WANTED)
-    if state is False or system.is_wsl(snapshot) or not (state or wanted):
-        return
     unknown = _on_host(snapshot, _UNKNOWN_ERROR)
+    lost = (*snapshot.said(_SUSPENDED), *snapshot.said(_RELOADED)) if unknown else ()
+    if state is False or system.is_wsl(snapshot) or not (state or wanted or lost):
+        return
     absent = tuple(_uvm_absence(snapshot))
-    if modules.loaded(snapshot, "nvidia_uvm"):
+    if modules.loaded(snapshot, "nvidia_uvm") or (lost and modules.loaded(snapshot, "nvidia_uvm") is None):
         if unknown and not absent:
             yield "nvidia-uvm-wedged", _wedged(snapshot, unknown)
         return
@@ -180,11 +187,13 @@ def _table_without_uvm(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _wedged(snapshot: Snapshot, unknown: tuple[Citation, ...]) -> Proof:
-    suspended = snapshot.said(_SUSPENDED)
+    suspended, is_loaded = snapshot.said(_SUSPENDED), modules.loaded(snapshot, "nvidia_uvm")
     after = " since the machine was suspended" if suspended else ""
     summary = f"CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state{after}"
-    cited = (*unknown, *modules.lsmod_line(snapshot, "nvidia_uvm"), *suspended[:2])
-    return Proof(summary, cited, "certain" if suspended else "likely", ("nvidia_uvm is not loaded: it is",))
+    lines = modules.lsmod_line(snapshot, "nvidia_uvm") if is_loaded else snapshot.said(_RELOADED)
+    ruled_out = ("nvidia_uvm is not loaded: it is",) if is_loaded else ()
+    cited = (*unknown, *lines, *suspended[:2])
+    return Proof(summary, cited, "certain" if suspended and is_loaded else "likely", ruled_out)
 
 
 def _load_uvm(_: Snapshot) -> Iterable[Fix]:
