@@ -79,7 +79,7 @@ FAULTS: Final = (
           f"{_UNBUILT}; dpkg --purge --force-depends gcc gcc-12; ! dkms install {_DKMS}",
           "dkms-build-toolchain-missing"),
     Fault("dkms-tree", "DKMS's tree lost the link to the source",
-          f"{_UNBUILT}; rm /var/lib/dkms/nvidia/580.178.04/source; ! dkms autoinstall", "dkms-tree-corrupt"),
+          f"{_UNBUILT}; rm /var/lib/dkms/nvidia/580.178.04/source; dkms autoinstall", "dkms-tree-corrupt"),
     Fault("index-empty", "the kernel's module index is empty",
           f"modprobe -r nvidia; cd {_KERNEL}; for name in modules.dep modules.dep.bin modules.alias modules.alias.bin; "
           "do : > $name; done", "depmod-index-missing"),
@@ -89,7 +89,7 @@ FAULTS: Final = (
     Fault("module-twice", "a copy of an older module stands where depmod prefers it",
           f"modprobe -r nvidia; mkdir -p {_KERNEL}/kernel/drivers/video; "
           f"cp /root/faults/nvidia-570.86.15.ko {_KERNEL}/kernel/drivers/video/nvidia.ko; "
-          "echo 'search built-in updates' > /etc/depmod.d/site.conf; depmod; modprobe nvidia",
+          "mkdir -p /etc/depmod.d; echo 'search built-in updates' > /etc/depmod.d/site.conf; depmod; modprobe nvidia",
           "duplicate-module-files"),
     Fault("other-kernel", "a new kernel was booted, for which the module was not built",
           'mkdir -p /lib/modules/6.1.0-99-amd64 && touch /boot/vmlinuz-6.1.0-99-amd64; '
@@ -113,8 +113,8 @@ FAULTS: Final = (
     Fault("open-on-pascal", "the disk of a node with a newer GPU, with the open module",
           "lab-boot", "open-module-on-pre-turing", node="turing"),
     Fault("old-driver-new-gpu", "the distribution's old driver, on a GPU that it does not know",
-          "lab-nonfree; apt-get -y install nvidia-driver; lab-boot", "gpu-too-new-for-driver", node="fresh",
-          gpus=("H100",)),
+          'lab-nonfree; apt-get -y install nvidia-driver "linux-headers-$(uname -r)"; lab-boot',
+          "gpu-too-new-for-driver", node="fresh", gpus=("H100",)),
     Fault("closed-on-blackwell", "the proprietary module on a GPU that takes the open one only",
           "lab-boot", "proprietary-module-on-blackwell", gpus=("B200",)),
     Fault("upgraded-not-rebooted", "the driver was upgraded under the loaded module",
@@ -127,7 +127,7 @@ FAULTS: Final = (
           "dpkg --purge --force-depends nvidia-container-toolkit nvidia-container-toolkit-base "
           "libnvidia-container-tools libnvidia-container1", "toolkit-not-installed"),
     Fault("half-configured", "dpkg was stopped between unpacking and configuring the driver",
-          "apt-get download nvidia-driver-cuda; dpkg --unpack ./nvidia-driver-cuda_*.deb; rm ./nvidia-driver-cuda_*.deb",
+          "cd /root; apt-get download nvidia-driver-cuda; dpkg --unpack nvidia-driver-cuda_*.deb; rm *.deb",
           "dpkg-unconfigured-packages", core=True),
     Fault("held", "a library is held at another version than the rest of the driver",
           "dpkg -i --force-depends --force-downgrade /root/faults/libcuda1_*.deb; apt-mark hold libcuda1",
@@ -148,7 +148,6 @@ FAULTS: Final = (
     Fault("device-modes", "the device files' mode was written as a decimal number",
           "echo 'options nvidia NVreg_DeviceFileMode=666' > /etc/modprobe.d/site.conf; chmod 1232 /dev/nvidia0 "
           "/dev/nvidiactl", "device-node-permissions"),
-    Fault("no-device-nodes", "the device files are gone", "rm /dev/nvidia*", "no-device-nodes-driver-not-initialised"),
     Fault("daemon-json", "docker's file ends with a comma",
           "mkdir -p /etc/docker; echo '{\"live-restore\": true,}' > /etc/docker/daemon.json", "daemon-json-invalid",
           mended="hand", hand="echo '{\"live-restore\": true}' > /etc/docker/daemon.json", core=True),

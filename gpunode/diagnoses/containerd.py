@@ -10,7 +10,7 @@ from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import containerd, driver, packages, toolkit
+from gpunode.diagnoses.views import cdi, containerd, driver, packages, toolkit
 from gpunode.diagnoses.views.containerd import Effective, Value
 from gpunode.facts.model import CgroupDriver, Known
 from gpunode.runtimes.containerd_files import CONFIG
@@ -183,7 +183,8 @@ def _has_kubelet(snapshot: Snapshot) -> bool:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         return kubelet.value.kind == "kubelet" and "containerd" in kubelet.value.socket
-    return bool(snapshot.of("kubernetes-node", "kubernetes-pod", "kubernetes", "kubernetes-log"))
+    seen = snapshot.of("kubernetes-node", "kubernetes-pod", "kubernetes", "kubernetes-log")
+    return any(item.outcome == "ok" and item.text.strip() for item in seen)
 
 
 def _switch_on(_: Snapshot) -> Iterable[Fix]:
@@ -234,12 +235,29 @@ def _missing(snapshot: Snapshot) -> tuple[str, Verdict] | None:
 def _unasked(snapshot: Snapshot, effective: Effective | None) -> tuple[str, Verdict] | None:
     """The runtime is missing where a device plugin found no GPU: nothing could have given it one."""
     said = snapshot.said(_NO_LIBRARY, "kubernetes-log", "text", "application")
-    if not said or effective is None or not effective.names_handlers or driver.fails(snapshot):
+    if effective is None or not effective.names_handlers or driver.fails(snapshot):
         return None
-    if not effective.handlers or any(name.startswith("nvidia") for name in effective.handlers):
+    if any(name.startswith("nvidia") for name in effective.handlers):
+        return None
+    if not said:
+        return _unserved(snapshot, effective)
+    if not effective.handlers:
         return None
     summary = "the device plugin finds no NVIDIA library, and containerd describes no runtime that would bring it"
     return "containerd-nvidia-runtime-missing", Proof(summary, (*said, effective.place), "likely")
+
+
+def _unserved(snapshot: Snapshot, effective: Effective) -> tuple[str, Verdict] | None:
+    """A live kubelet with this containerd, a driver that works and the toolkit, and no way by which a pod has a GPU."""
+    kubelet, there = snapshot.facts.kubelet, toolkit.presence(snapshot)
+    is_known = isinstance(kubelet, Known) and kubelet.value is not None and _has_kubelet(snapshot)
+    if not is_known or not driver.works(snapshot) or there is None or snapshot.view(cdi.specifications):
+        return None
+    summary = (
+        "a kubelet uses this containerd, which describes no runtime called nvidia, and there is no CDI specification: "
+        "no pod can be given a GPU"
+    )
+    return "containerd-nvidia-runtime-missing", Proof(summary, (effective.place, there.citation), "likely")
 
 
 def _has_it(said: tuple[Citation, ...], running: Effective) -> tuple[str, Verdict]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import chains
+from gpunode.diagnoses.commands import Shell, command, edited, is_name
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import drain, reboot, restart, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -296,10 +297,9 @@ def _is_wrong(mode: int) -> bool:
 
 def _set_mode(snapshot: Snapshot) -> Iterator[Fix]:
     set_in = (item.subject for item in snapshot.files("*modprobe.d/*") if "NVreg_DeviceFileMode" in item.text)
-    files = dict.fromkeys(set_in)
-    places = " ".join(files) or "$(grep -rl NVreg_DeviceFileMode /etc/modprobe.d /lib/modprobe.d)"
     text = "write the mode in octal, with a leading zero: 0666 is what the driver does by itself"
-    yield run("configure", text, f"sudo sed -i -E 's/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/' {places}")
+    corrected = edited("s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/", *set_in)
+    yield run("configure", text, *(corrected or ("grep -r NVreg_DeviceFileMode /etc/modprobe.d /lib/modprobe.d",)))
     yield run("configure", "correct the files that are there now", "sudo chmod 0666 /dev/nvidia[0-9]* /dev/nvidiactl")
     yield reboot(when="the module's options are to be read again")
 
@@ -309,7 +309,8 @@ def _open_up(snapshot: Snapshot, closed: tuple[Citation, ...]) -> Iterator[Fix]:
     group = match["group"] if match else "video"
     if group not in {"root", "wheel"}:
         text = f"add the user that runs the program to the group {group}; a new login takes it up"
-        yield run("configure", text, f'sudo usermod -aG {group} "${{SUDO_USER:-$USER}}"')
+        user = Shell('"${SUDO_USER:-$USER}"')
+        yield run("configure", text, *((command("sudo", "usermod", "-aG", group, user),) if is_name(group) else ()))
     else:
         yield from _set_mode(snapshot)
 

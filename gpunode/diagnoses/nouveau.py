@@ -44,7 +44,7 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if not proofs:
         return
     blacklisted, image = tuple(_blacklisted(snapshot)), tuple(_in_image(snapshot))
-    looked = bool(snapshot.of("initramfs"))
+    looked = any(item.outcome == "ok" for item in snapshot.of("initramfs"))
     if blacklisted and (image or not looked):
         confidence: Confidence = "certain" if image else "likely"
         summary = "nouveau is blacklisted and still loaded: the initramfs brings it before the blacklist counts"

@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.catalog import xids
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
+from gpunode.diagnoses.commands import command, is_release
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -113,7 +114,7 @@ _LOADED: Final = "$(cat /sys/module/nvidia/version)"
 
 def _install_commands(snapshot: Snapshot, version: str) -> tuple[str, ...]:
     """From branch 580 on the package is called without its branch."""
-    if not version:
+    if not is_release(version) or not version.split(".")[0].isdigit():
         if system.package_manager(snapshot) == "apt":
             name = "nvidia-fabricmanager"
             words = f'sudo apt-get install "{name}-${{v%%.*}}=$v*" || sudo apt-get install "{name}=$v*"'
@@ -125,8 +126,8 @@ def _install_commands(snapshot: Snapshot, version: str) -> tuple[str, ...]:
     is_new = int(branch) >= _NEW_NAME
     name = "nvidia-fabricmanager" if is_new else f"nvidia-fabricmanager-{branch}"
     if system.package_manager(snapshot) == "apt":
-        return (f"sudo apt-get install --allow-downgrades '{name}={version}*'",)
-    return (f"sudo dnf install nvidia-{'fabricmanager' if is_new else 'fabric-manager'}-{version}",)
+        return (command("sudo", "apt-get", "install", "--allow-downgrades", f"{name}={version}*"),)
+    return (command("sudo", "dnf", "install", f"nvidia-{'fabricmanager' if is_new else 'fabric-manager'}-{version}"),)
 
 
 def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
+from gpunode.diagnoses.commands import command, is_name, is_path
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
@@ -51,7 +52,7 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
         if match := next(refused, None):
             package = "cuda-keyring_1.1-1_all.deb"
             url = f"https://developer.download.nvidia.com/compute/cuda/repos/{match['dir']}/{match['arch']}/{package}"
-            fetch, put = f"curl -fsSL -o /tmp/{package} {url}", f"sudo dpkg -i /tmp/{package}"
+            fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
             yield run("install", "install NVIDIA's package with the current key", fetch, put, "sudo apt-get update")
         yield setup_step("configure", "or let gpunode set the repository up, its key checked", "cuda-repository")
         return
@@ -147,16 +148,20 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
     owner = archives.owner_of(url)
     surplus = _surplus(snapshot)
     if owner == "other" and not surplus:
-        host = url.split("/")[2] if url.count("/") > 2 else "Signed-By"
-        yield run("inspect", "see what names it", f"grep -rF {host} /etc/apt/sources.list /etc/apt/sources.list.d")
+        host = url.split("/")[2] if url.count("/") > 2 and is_name(url.split("/")[2]) else "Signed-By"
+        find = command("grep", "-rF", "--", host, "/etc/apt/sources.list", "/etc/apt/sources.list.d")
+        yield run("inspect", "see what names it", find)
         yield by_hand("remove", "remove all entries for it but one")
     elif surplus:
-        yield run("remove", "remove the entry that is too many", f"sudo rm {' '.join(surplus)}")
+        moves = (command("sudo", "mv", file, f"{file}.disabled") for file in surplus if is_path(file))
+        yield run("remove", "take the entry that is too many away; apt passes over files of that name", *moves)
     else:
-        host = url.split("/")[2] if url.count("/") > 2 else "nvidia"
+        host = url.split("/")[2] if url.count("/") > 2 and is_name(url.split("/")[2]) else "nvidia"
         keep = {"toolkit": "/nvidia-container-toolkit\\.list$", "cuda": "/cuda-[a-z]+[0-9]+-[a-z0-9_]+\\.list$"}
-        others = f"grep -rlF {host} /etc/apt/sources.list.d | grep -vE '{keep.get(owner, '^$')}'"
-        yield run("remove", "remove the list files that name it too", f"{others} | xargs -r sudo rm")
+        find = command("grep", "-rlF", "--include=*.list", "--include=*.sources", "--", host, "/etc/apt/sources.list.d")
+        others = f"{find} | {command('grep', '-vE', keep.get(owner, '^$'))}"
+        aside = 'while read -r file; do sudo mv "$file" "$file.disabled"; done'
+        yield run("remove", "take the list files that name it too away", f"{others} | {aside}")
     step = {"toolkit": "toolkit-repository", "cuda": "cuda-repository"}.get(owner)
     if step:
         yield setup_step("configure", "write the one entry that is needed", step)
@@ -207,6 +212,8 @@ _HOLDER: Final = re.compile(
 
 def _lock(snapshot: Snapshot) -> Iterator[Verdict]:
     said = snapshot.said(_LOCKED)
+    if not said:
+        yield from _held_now(snapshot)
     if not said or all(_DENIED.search(_text_of(snapshot, one)) for one in said):
         return
     holder = snapshot.match(_HOLDER)
@@ -216,6 +223,22 @@ def _lock(snapshot: Snapshot) -> Iterator[Verdict]:
         pid = holder["pid"] or holder["other"]
         who = f": {name} (process {pid})" if name else f": process {pid}"
     yield Proof(f"another program is at work on the package database{who}; its lock passes when it has finished", said)
+
+
+_LISTED_LOCK: Final = re.compile(r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d+)\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*")
+
+
+def _held_now(snapshot: Snapshot) -> Iterator[Verdict]:
+    """A program holds the lock right now: nobody was refused yet, and it passes, so that is no fault of the node."""
+    for item in snapshot.items:
+        if item.source.words[:1] != ("lslocks",) or item.outcome != "ok":
+            continue
+        for number, line in enumerate(item.lines, 1):
+            if match := _LISTED_LOCK.match(line):
+                who = f"{match['name']} (process {match['pid']})"
+                summary = f"{who} is at work on the package database; what needs the lock has to wait for it"
+                yield Proof(summary, (cite(item, number),), severity="info")
+                return
 
 
 def _text_of(snapshot: Snapshot, citation: Citation) -> str:
@@ -453,8 +476,9 @@ def _other_branch(snapshot: Snapshot) -> tuple[packages.Package, ...]:
 def _release(snapshot: Snapshot) -> Iterable[Fix]:
     holds = sorted(name for name in packages.holds(snapshot) if is_drivers(name))
     if holds:
-        unhold = "sudo apt-mark unhold" if snapshot.view(package_manager) == "apt" else "sudo dnf versionlock delete"
-        yield run("configure", "release the hold, if it may be changed", f"{unhold} {' '.join(holds)}")
+        yield remedies.unhold(snapshot, "release the hold, if it may be changed", *holds)
+        if snapshot.view(package_manager) == "apt":
+            yield run("install", "bring what depends on each other to one version", "sudo apt-get -f install")
     elif old := _other_branch(snapshot):
         yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))
     elif snapshot.view(package_manager) == "apt":

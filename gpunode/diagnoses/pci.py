@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NO_DRIVER
+from gpunode.diagnoses.commands import command, is_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -113,11 +114,19 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
 
 def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
     bound = tuple(gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in _PASSERS)
-    words = r"sudo grep -rnE 'vfio-pci|pci-stub' /etc/modprobe.d /etc/default/grub /etc/kernel/cmdline /proc/cmdline"
-    yield run("configure", "find what reserves the GPU's id for vfio-pci, and take the id out there", words)
-    yield rebuild_initramfs(snapshot, when="the reservation stood in /etc/modprobe.d")
+    files = tuple(item.subject for item in snapshot.files("*modprobe.d/*") if _RESERVED.search(item.text))
+    if files:
+        text = "take NVIDIA's ids out of what is reserved for vfio-pci"
+        edits = (f"sudo sed -i.bak -E '/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{{4}},?//g' {file}" for file in files)
+        yield run("configure", text, *edits)
+        yield rebuild_initramfs(snapshot)
+    else:
+        places = "/etc/modprobe.d /etc/default/grub /etc/kernel/cmdline /proc/cmdline"
+        words = f"sudo grep -rnE 'vfio-pci|pci-stub' {places}"
+        yield run("configure", "find what reserves the GPU's id for vfio-pci, and take the id out there", words)
+        yield rebuild_initramfs(snapshot, when="the reservation stood in /etc/modprobe.d")
     if bound:
-        unset = tuple(f"sudo driverctl unset-override {gpu.address}" for gpu in bound)
+        unset = (command("sudo", "driverctl", "unset-override", gpu.address) for gpu in bound if is_gpu(gpu.address))
         yield run("configure", "take an override of driverctl back", *unset, when="driverctl set it")
     yield reboot()
 

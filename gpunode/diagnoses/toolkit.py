@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
+from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -146,6 +147,9 @@ def _wrong_root(snapshot: Snapshot) -> Iterator[Verdict]:
         where = place or "a folder of its own"
         summary = f"the toolkit is told that the driver lies below {where}, which is not there"
         yield Proof(summary, cited, "certain" if place else "likely", _host_driver(snapshot))
+    elif place and root is not None and driver.works(snapshot) and (empty := _not_there(snapshot, place)):
+        summary = f"the toolkit is told that the driver lies below {place}, where nothing is: it is the host's own"
+        yield Proof(summary, (root.citation, empty), ruled_out=_host_driver(snapshot))
     elif place and root is not None and driver.works(snapshot) and (complaint := _complaint(snapshot)):
         summary = f"the toolkit is told that the driver lies below {place}, and the driver is the host's own"
         yield Proof(summary, (*cited, *complaint), "likely", _host_driver(snapshot))
@@ -156,6 +160,15 @@ _COMPLAINTS: Final = re.compile(
     r"|load library failed: libnvidia-ml"
     r"|/run/nvidia/driver/\S*: no such file"
 )
+
+
+def _not_there(snapshot: Snapshot, place: str) -> Citation | None:
+    """What shows that ``place`` does not exist: a listing of the folder that would hold it."""
+    folder = place.rstrip("/").rpartition("/")[0]
+    for item in snapshot.of("listing"):
+        if item.written == f"{folder}/*" and place.rstrip("/") not in item.lines:
+            return Citation(item.written, f"(no {place})", None, item.key)
+    return None
 
 
 def _complaint(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -173,7 +186,7 @@ def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
         "configure",
         "let the toolkit take the driver of the host",
         "sudo gpunode ctk config --in-place --set nvidia-container-cli.root=/",
-        f"sudo gpunode ctk config --in-place --set nvidia-container-cli.ldconfig=@{ldconfig}",
+        _command(ldconfig),
     )
     yield run(
         "inspect",
@@ -223,8 +236,17 @@ _REAL_LISTED: Final = re.compile(r"/sbin/ldconfig\.real\b")
 
 def _lacks_real(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that there is no ldconfig.real."""
+    found = (item for item in snapshot.of("listing") if item.written == _LDCONFIGS and item.text.strip())
+    listed = tuple(Citation(item.written, f"(no {_REAL})", None, item.key) for item in found if _REAL not in item.text)
     looked = (item for item in snapshot.items if item.outcome == "absent" and item.where == "host")
-    return tuple(cite(item) for item in looked if item.subject == _REAL or item.written.endswith(_REAL))
+    return (*listed, *(cite(item) for item in looked if item.subject == _REAL or item.written.endswith(_REAL)))
+
+
+_LDCONFIGS: Final = "/sbin/ldconfig*"
+
+
+def _command(path: str) -> str:
+    return command("sudo", "gpunode", "ctk", "config", "--in-place", "--set", f"nvidia-container-cli.ldconfig=@{path}")
 
 
 def _set_ldconfig(path: str) -> tuple[Fix, ...]:
@@ -232,7 +254,7 @@ def _set_ldconfig(path: str) -> tuple[Fix, ...]:
         run(
             "configure",
             f"let the toolkit run {path} of the host",
-            f"sudo gpunode ctk config --in-place --set nvidia-container-cli.ldconfig=@{path}",
+            *((_command(path),) if is_path(path) else ()),
         ),
     )
 

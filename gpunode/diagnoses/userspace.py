@@ -9,6 +9,7 @@ from typing import Final
 from gpunode.catalog import cuda
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
+from gpunode.diagnoses.commands import at, command, edited, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -425,32 +426,56 @@ def _compat_not_here(snapshot: Snapshot) -> Proof:
 def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     on_node = any(one.where == "host" and one.sort == "compat" for one in snapshot.view(loader.loaded))
     if on_node:
-        find = "grep -rlsF /compat /etc/ld.so.conf.d | xargs -r sudo rm"
-        yield run("remove", "take the compatibility folder out of the loader's path", find, "sudo ldconfig")
-    inside = "rm -rf /usr/local/cuda*/compat /etc/ld.so.conf.d/*compat*.conf; ldconfig"
-    text = "in an image: build it without cuda-compat, or remove it there and take it out of LD_LIBRARY_PATH"
-    yield by_hand("remove", f"{text} (as root in the container: {inside})")
+        named = [one for one in snapshot.view(loader.folders) if one.file and one.sort == "compat"]
+        text = "take the compatibility folder out of the loader's path"
+        yield run("remove", text, *(_commented_out(named) or _COMPAT_COMMENTED_OUT), "sudo ldconfig")
+    text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
+    yield by_hand("remove", text)
     yield remedies.driver(snapshot, "or upgrade the node's driver to the CUDA of the image", upgrade=True)
 
 
+# The line alone: other folders stand in the same file, and it may be a package's.
+_COMPAT_COMMENTED_OUT: Final = (
+    "grep -rlsE --include='*.conf' '^[[:space:]]*/[^#]*/compat/*[[:space:]]*$' /etc/ld.so.conf.d | "
+    "xargs -r -d '\\n' sudo sed -i.bak -E 's,^[[:space:]]*/[^#]*/compat/*[[:space:]]*$,#&,'",
+)
+_PLAIN: Final = re.compile(r"/[A-Za-z0-9/._+-]+")
+
+
+def _commented_out(folders: Iterable[loader.Folder]) -> tuple[str, ...]:
+    """The commands that comment out the lines of these folders; none where a file or a folder is not named plainly."""
+    found: list[str] = []
+    for one in folders:
+        if not _PLAIN.fullmatch(one.path) or not is_path(one.file):
+            return ()
+        plain = one.path.rstrip("/").replace(".", r"\.").replace("+", r"\+")
+        found.extend(edited(f"s,^[[:space:]]*{plain}/*[[:space:]]*$,#&,", one.file))
+    return tuple(dict.fromkeys(found))
+
+
 def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
-    conf = [one for one in snapshot.view(loader.folders) if one.citation.source.startswith("/etc/ld.so.conf.d/")]
-    if conf:
-        files = " ".join(dict.fromkeys(one.citation.source for one in conf))
-        yield run("configure", "take the folder out of the loader's path", f"sudo rm {files}", "sudo ldconfig")
-    paths = sorted(
-        {
-            one.path
-            for one in snapshot.view(loader.folders)
-            if one.citation.source not in {c.citation.source for c in conf}
-        }
-    )
+    wrong = [one for one in snapshot.view(loader.folders) if one.where == "host" and _is_wrong(snapshot, one)]
+    conf = [one for one in wrong if one.file]
+    if commands := _commented_out(conf):
+        yield run("configure", "take the folder out of the loader's path", *commands, "sudo ldconfig")
+    elif conf:
+        places = ", ".join(sorted({one.path for one in conf}))
+        yield by_hand("configure", f"take {places} out of the files in /etc/ld.so.conf.d, then run ldconfig")
+    paths = sorted({one.path for one in wrong if not one.file})
+    if conf and not paths:
+        return
     named = f" ({', '.join(paths)})" if paths else ""
     yield by_hand(
         "configure", f"take the folder out of LD_LIBRARY_PATH{named}, where it is set: a profile, a unit, an image"
     )
     find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc"
     yield run("inspect", "see where it is set", find)
+
+
+def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
+    """Whether the loader finds there what hides the driver's library."""
+    hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded) if one.sort != "driver"}
+    return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 
 # --- what a program was built for ---------------------------------------------------------------------------------
@@ -589,7 +614,7 @@ def _compute_mode(snapshot: Snapshot) -> Iterator[Verdict]:
 
 def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
     wheres = dict.fromkeys(where for where, _, _ in snapshot.view(_exclusive))
-    commands = tuple(f"sudo nvidia-smi{f' -i {where}' if where else ''} -c DEFAULT" for where in wheres)
+    commands = tuple(command("sudo", "nvidia-smi", *at(where), "-c", "DEFAULT") for where in wheres)
     yield run("configure", "let several processes use the GPU", *commands)
     yield by_hand("application", "or stop the other process, or share the GPU through MPS", "the mode is meant")
 

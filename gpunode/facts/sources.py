@@ -362,8 +362,14 @@ def _of(words: tuple[str, ...]) -> Source | None:
     if program in {"grep", "egrep", "zgrep", "rg"}:
         return _grep(words)
     reader = _PROGRAMS.get(program)
+    if reader is None and _OWN_PROGRAM.fullmatch(words[0]):
+        return Source("application", words=words)
     found = reader(words) if reader else None
     return found if found is None or found.words else replace(found, words=words)
+
+
+# A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
+_OWN_PROGRAM: Final = re.compile(r"(?:\./|/\S+/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
 
 
 def _grep(words: tuple[str, ...]) -> Source | None:
@@ -390,9 +396,6 @@ _LOG: Final = re.compile(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
 
 def _by_path(source: str) -> Source | None:
     first = source.split()[0] if source.split() else ""
-    name = first.rpartition("/")[2]
-    if re.fullmatch(r"(?:\./|/\S+/samples/)[\w./-]+", first) and ("." not in name or name.endswith((".sh", ".py"))):
-        return Source("application", words=tuple(source.split()))
     if first.startswith("/") or re.fullmatch(r"~?[\w.-]*/[\w./*-]+|[\w-]+\.(?:log|conf|toml|ya?ml|json)", first):
         return _file(first)
     return None
@@ -517,6 +520,8 @@ def _kubectl(words: tuple[str, ...]) -> Source | None:
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
         found = _of(tuple(inner))
         return replace(found, where="container") if found else Source("application", words=words, where="container")
+    if what.startswith("/api/"):
+        return Source("kubernetes-node" if "/nodes/" in what else "kubernetes-pod", words=words)
     kind = what.split("/")[0].lower()
     if kind in {"node", "nodes", "no"}:
         return Source("kubernetes-node", words=words)

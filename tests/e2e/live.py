@@ -52,7 +52,7 @@ release=$(uname -r)
 image=/run/lab-initramfs
 rm -rf $image
 [ ! -e /boot/initrd.img-$release ] || unmkinitramfs /boot/initrd.img-$release $image
-if grep -rqs '^options vfio-pci ids=10de' /etc/modprobe.d; then
+if grep -qs '^options vfio-pci ids=10de' /etc/modprobe.d/*.conf; then
   bind vfio-pci
 elif find $image -name 'nouveau.ko*' | grep -q . && ! grep -rqs '^blacklist nouveau' $image; then
   bind nouveau
@@ -60,7 +60,7 @@ elif [ -e /lib/modules/$release/kernel/drivers/gpu/drm/nouveau/nouveau.ko ] && [
   bind nouveau
 fi
 rm -rf $image
-grep -rqs '^blacklist nvidia$' /etc/modprobe.d || modprobe nvidia || :
+grep -qs '^blacklist nvidia$' /etc/modprobe.d/*.conf || modprobe nvidia || :
 """.replace('[ -z "$(modprobe_of nouveau)" ]', "! grep -rqs '^blacklist nouveau' /etc/modprobe.d /lib/modprobe.d")
 _QUESTION: Final = "y\n" * 20
 Reboot = Callable[[], None]
@@ -100,8 +100,8 @@ class Carried:
     def add(self, command: str, done: Result) -> None:
         """``command`` has run."""
         self.lines.append(f"$ {command}\n{(done.stdout + done.stderr)[-1500:]}[{done.returncode}]")
-        # 10: gpunode asks for the reboot that the remedy's next step makes.
-        if done.returncode and not ("gpunode setup" in command and done.returncode == 10):
+        # 7: gpunode has done its step, and says that more is to be done; 10: a reboot, which a later step makes.
+        if done.returncode and not ("gpunode setup" in command and done.returncode in {7, 10}):
             self.failed.append(command)
 
     def __str__(self) -> str:
@@ -112,8 +112,10 @@ def dress(node: Node, recipes: Callable[[str], str]) -> None:
     """gpunode and sudo are on the node's PATH, the node counts as bare metal, and recipes name the lab's archives."""
     for path, text in _STAND_INS.items():
         node.write(path, text, 0o755)
-    for runtime in ("bare-metal", "containerd", "docker", "k8s-containerd"):
-        node.write(f"/root/{runtime}.toml", f'schema = 1\nextends = "{runtime}"\n{recipes("debian12")}')
+    for name in ("bare-metal", "containerd", "docker", "k8s-containerd"):
+        recipe = f'schema = 1\nextends = "{name}"\n{recipes("debian12")}'
+        node.write(f"/root/{name}.toml", recipe)
+        node.write(f"/root/{name}-580.toml", f'{recipe}[driver]\nversion = "580"\n')
 
 
 def preserved(node: Node, folder: Path) -> Base:
@@ -217,15 +219,24 @@ sleep 0.5
 """
 
 
-def furnish(node: Node, stranger: bytes) -> None:
-    """The tools with which the faults are made are on the node, which is dressed."""
+def furnish(node: Node, stranger: bytes, *, stocked: bool) -> None:
+    """The tools with which the faults are made are on the node, which is dressed.
+
+    Args:
+        node: without a driver, or set up.
+        stranger: a keyring of somebody who signs nothing.
+        stocked: whether it is set up, and gets what is put in the place of a driver's parts.
+    """
     for name, text in {"lab-boot": f"#!/bin/sh\n{_BOOT}", "lab-nonfree": _NONFREE, "lab-hold-lock": _HOLD_LOCK}.items():
         node.write(f"/usr/local/sbin/{name}", text, 0o755)
-    node.path("/root/faults").mkdir(exist_ok=True)
+    node.path("/root/faults").mkdir()
     node.path("/root/faults/stranger.gpg").write_bytes(stranger)
+    if stocked:
+        node.run("sh", "-c", _STOCK)
+        build_all([Package("libcuda1", "580.65.06-1")], node.path("/root/faults"))
+    node.run("apt-get", "update")
 
 
-def stock(node: Node) -> None:
-    """What the faults put in the place of a driver's parts is on the node, which has a driver."""
-    node.run("sh", "-c", _STOCK)
-    build_all([Package("libcuda1", "580.65.06-1")], node.path("/root/faults"))
+def make(node: Node, fault: Fault) -> None:
+    """The fault is there."""
+    node.run("sh", "-e", "-c", fault.shell, env=NONINTERACTIVE)

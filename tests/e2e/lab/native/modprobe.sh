@@ -32,6 +32,27 @@ if ! version=$(modinfo -k "$release" -F version nvidia 2>/dev/null); then
 	echo "modprobe: FATAL: Module nvidia not found in directory /lib/modules/$release" >&2
 	exit 1
 fi
+licence=$(modinfo -k "$release" -F license nvidia)
+refuses() { # the driver does not take this GPU, and says so as the kernel's log has it: address
+	id=$(($(cat "$1/device")))
+	branch=${version%%.*}
+	case $licence in *MIT*) open=yes ;; *) open= ;; esac
+	# Before Turing, from Hopper on, from Blackwell on.
+	if [ $id -lt $((0x1e00)) ] && [ "$branch" -ge 590 ]; then
+		why="is supported through the NVIDIA 580.xx Legacy drivers."
+	elif [ $id -lt $((0x1e00)) ] && [ $open ]; then
+		why="is not supported by open nvidia.ko because it does not include the required GPU System Processor (GSP)."
+	elif [ $id -ge $((0x2300)) ] && [ "$branch" -lt 525 ]; then
+		why="is not supported by the NVIDIA $version driver release."
+	elif [ $id -ge $((0x2900)) ] && [ -z "$open" ]; then
+		why="requires use of the NVIDIA open kernel modules."
+	else
+		return 1
+	fi
+	at="[    9.8] NVRM:"
+	printf '%s The NVIDIA GPU %s (PCI ID: 10de:%04x)\n%s installed in this system %s\n' \
+		"$at" "${1##*/}" $id "$at" "$why" >>/run/lab-dmesg
+}
 gpus=0
 mkdir -p /sys/bus/pci/drivers/nvidia
 for device in /sys/bus/pci/devices/*; do
@@ -40,6 +61,7 @@ for device in /sys/bus/pci/devices/*; do
 	*) continue ;;
 	esac
 	[ -e "$device/driver" ] && continue
+	refuses "$device" && continue
 	ln -s ../../drivers/nvidia "$device/driver"
 	ln -s "../../devices/${device##*/}" "/sys/bus/pci/drivers/nvidia/${device##*/}"
 	mknod -m 666 /dev/nvidia$gpus c 195 $gpus
@@ -54,7 +76,7 @@ mkdir -p /sys/module/nvidia/holders /proc/driver/nvidia
 echo "$version" > /sys/module/nvidia/version
 echo 0 > /sys/module/nvidia/refcnt
 echo live > /sys/module/nvidia/initstate
-case $(modinfo -k "$release" -F license nvidia) in
+case $licence in
 *MIT*) kind="Open Kernel Module for x86_64  $version  Release Build  (dvs-builder@lab)" ;;
 *) kind="x86_64 Kernel Module  $version" ;;
 esac

@@ -1,0 +1,84 @@
+"""Every fault of the table, made for real: doctor names its cause, its remedy is carried out as printed, all is well.
+
+Nodes start from the disks of a few that were set up once, as after a boot: what one fault breaks, no other sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+
+import pytest
+
+from tests.e2e import live
+from tests.e2e.chroot.scenario import COMMENTED, CONFIG, Lab
+from tests.e2e.lab import pci
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.chroot import Chroot
+from tests.e2e.lab.commands import run
+from tests.e2e.lab.tree import Base
+from tests.faults import FAULTS, Fault, Start
+
+pytestmark = pytest.mark.e2e
+
+Enter = Callable[..., AbstractContextManager[Chroot]]
+_RECIPES: dict[Start, tuple[str, str]] = {
+    "containerd": ("containerd", "GTX_1080"),
+    "kubernetes": ("k8s-containerd", "GTX_1080"),
+    "turing": ("containerd-580", "T4"),
+}
+
+
+@pytest.fixture(scope="module")
+def enter(bases: dict[str, Bases], chroots: Lab) -> Iterator[Enter]:
+    """Enters a node that has booted from the disk of one of the starting nodes."""
+    keyring = chroots.folder / "stranger.gpg"
+    chroots.repositories.keys.stranger.write_keyring(keyring)
+    stranger = keyring.read_bytes()
+
+    @cache
+    def disk(start: Start) -> Base:
+        recipe, card = _RECIPES.get(start, ("", "GTX_1080"))
+        base = bases["bookworm"].runtime if recipe else bases["bookworm"].plain
+        with chroots.node(base, [getattr(pci, card)]) as node:
+            live.dress(node, chroots.repositories.recipe)
+            if recipe:
+                node.write(CONFIG, COMMENTED)
+                done = node.finish("gpunode", "setup", f"/root/{recipe}.toml", "--yes")
+                assert done.returncode == 0, done
+            live.furnish(node, stranger, stocked=bool(recipe))
+            return live.preserved(node, chroots.folder / f"disk-{start}")
+
+    @contextmanager
+    def node(start: Start, gpus: tuple[str, ...] = ("GTX_1080",), kernel: str = "") -> Iterator[Chroot]:
+        with chroots.node(disk(start), [getattr(pci, name) for name in gpus], kernel) as made:
+            live.boot(made)
+            yield made
+
+    yield node
+    run(["rm", "-rf", *(str(path) for path in chroots.folder.glob("disk-*"))])
+
+
+@pytest.mark.parametrize("start", ["containerd", pytest.param("kubernetes", marks=pytest.mark.long)])
+def test_a_node_that_is_set_up_has_no_fault(enter: Enter, start: Start) -> None:
+    with enter(start) as node:
+        found = live.diagnose(node)
+        assert (found.exit_code, found.envelope["findings"], found.envelope["unknown"]) == (0, [], []), str(found)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(one, id=one.id, marks=() if one.core else pytest.mark.long) for one in FAULTS if not one.booted],
+)
+def test_a_fault_is_diagnosed_and_mended(enter: Enter, fault: Fault) -> None:
+    with enter(fault.node, fault.gpus, fault.kernel) as node:
+        live.make(node, fault)
+        found = live.diagnose(node)
+        assert found.causes == [fault.cause], str(found)
+        if fault.mended == "no":
+            return
+        carried = live.carry_out(node, fault, found.remedy, lambda: live.boot(node))
+        after = live.diagnose(node)
+        assert carried.failed == [], live.said(carried, found)
+        assert (after.exit_code, after.envelope["findings"]) == (0, []), live.said(carried, found, after)
