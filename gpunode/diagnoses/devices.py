@@ -49,7 +49,7 @@ def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item)
 
 
-_LISTED: Final = re.compile(r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$", re.MULTILINE)
+_LISTED: Final = re.compile(r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$|^/dev/nvidia(?:ctl|0)(?:\s|$)", re.MULTILINE)
 
 
 def _present_nodes(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -254,8 +254,21 @@ def _nodes(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """The device files that ``ls -l`` lists, each with its mode in letters."""
     for item in snapshot.of("listing", "text"):
         for number, line in enumerate(item.lines, 1):
-            if item.where == "host" and (match := _NODE.match(line.strip())):
+            if item.where != "host":
+                continue
+            if match := _NODE.match(line.strip()):
                 yield match["mode"], cite(item, number)
+            elif match := _STAT.match(line.strip()):
+                yield _letters(match["mode"]), cite(item, number)
+
+
+# stat -c '%a %U:%G %n', in whatever order of user and group.
+_STAT: Final = re.compile(r"^(?P<mode>[0-7]{3,4})\s(?:.*\s)?/dev/nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)$")
+
+
+def _letters(mode: str) -> str:
+    digits = (int(digit) for digit in mode[-3:])
+    return "".join(letter if digit & bit else "-" for digit in digits for letter, bit in (("r", 4), ("w", 2), ("x", 1)))
 
 
 def _is_odd(mode: str) -> bool:

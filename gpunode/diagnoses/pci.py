@@ -28,7 +28,7 @@ _NO_GPU_SAID: Final = re.compile(
 
 
 def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
-    if system.is_wsl(snapshot) or snapshot.view(pci.gpus) or snapshot.view(links.nvidia):
+    if system.is_wsl(snapshot) or pci.has_gpu(snapshot) or snapshot.view(links.nvidia):
         return
     if kernel.said(snapshot, _GPU_SPOKEN_OF):
         return

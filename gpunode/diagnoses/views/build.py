@@ -27,7 +27,7 @@ _HEADERS: Final = re.compile(
     r"|Unable to find the kernel source tree for the"
     r"|Unable to determine the (?:location of the )?kernel (?:source|header)"
     r"|kernel (?:source|header) (?:path|file|tree) '[^'\n]*' (?:is invalid|does not exist)"
-    r"|[Cc]ould not find (?:the )?kernel (?:headers|sources?)\b"
+    r"|(?:[Cc]ould not|[Uu]nable to) find (?:the )?kernel (?:headers|sources?)\b|Kernel sources not found"
     r"|kernel headers (?:for \S+ )?(?:are|is|were|was) not (?:found|installed)"
     r"|/lib/modules/[^\s/]+/(?:build|source)(?:/\S*)?['’]?: No such file or directory"
     r"|Kernel configuration is invalid|scripts/(?:mod/modpost|basic/fixdep)['’]?: (?:not found|No such file)"
@@ -120,7 +120,7 @@ _BUILDERS: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
 # What a log says that is about the building of a kernel module at all.
 _BUILDS: Final = re.compile(
     r"dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
-    r"|Kbuild|compile modules for|-headers-|kernel-devel|kernel source|CC \[M\]",
+    r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]",
     re.IGNORECASE,
 )
 _TARGETS: Final = tuple(
