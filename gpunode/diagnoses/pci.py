@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NO_DRIVER
-from gpunode.diagnoses.commands import command, is_gpu
+from gpunode.diagnoses.chains import NO_DRIVER, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses.commands import command, edited, is_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -117,8 +117,7 @@ def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
     files = tuple(item.subject for item in snapshot.files("*modprobe.d/*") if _RESERVED.search(item.text))
     if files:
         text = "take NVIDIA's ids out of what is reserved for vfio-pci"
-        edits = (f"sudo sed -i.bak -E '/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{{4}},?//g' {file}" for file in files)
-        yield run("configure", text, *edits)
+        yield run("configure", text, *edited("/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g", *files))
         yield rebuild_initramfs(snapshot)
     else:
         places = "/etc/modprobe.d /etc/default/grub /etc/kernel/cmdline /proc/cmdline"
@@ -683,7 +682,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
             check=_iommu,
             remedy=_pass_through,
-            explains=_APPLICATION_XIDS | NO_CLUSTER_GPU | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
+            explains=_APPLICATION_XIDS | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
         ),
         Rule(
             cause="acs-blocks-p2p",
@@ -771,7 +770,7 @@ FAMILY: Final = Family(
             ),
             check=_missing,
             remedy=always(*_SEARCH),
-            explains=NO_CLUSTER_GPU,
+            explains=UNHEALTHY_IN_CLUSTER,
         ),
     ),
 )

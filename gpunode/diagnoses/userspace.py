@@ -455,8 +455,10 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
 
 # The line alone: other folders stand in the same file, and it may be a package's.
 _COMPAT_COMMENTED_OUT: Final = (
-    "grep -rlsE --include='*.conf' '^[[:space:]]*/[^#]*/compat/*[[:space:]]*$' /etc/ld.so.conf.d | "
-    "xargs -r -d '\\n' sudo sed -i.bak -E 's,^[[:space:]]*/[^#]*/compat/*[[:space:]]*$,#&,'",
+    (
+        "grep -rlsE --include='*.conf' '^[[:space:]]*/[^#]*/compat/*[[:space:]]*$' /etc/ld.so.conf.d | "
+        "xargs -r -d '\\n' sudo sed -i.bak -E 's,^[[:space:]]*/[^#]*/compat/*[[:space:]]*$,#&,'"
+    ),
 )
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9/._+-]+")
 
