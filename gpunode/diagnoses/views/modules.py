@@ -257,6 +257,11 @@ def _on_disk(snapshot: Snapshot) -> Iterator[OnDisk]:
     for row in snapshot.view(driver_builds):
         if row.state == "installed" and row.kernel:
             yield OnDisk(row.kernel, "", row.version, row.citation)
+    yield from _packaged(snapshot, running)
+
+
+def _packaged(snapshot: Snapshot, running: str) -> Iterator[OnDisk]:
+    """The kernels that an installed package names, whose module it brings."""
     for package in packages.matching(snapshot, "kmod-nvidia-*"):
         if package.is_installed and (match := _PRECOMPILED.match(f"{package.name}-{package.version}")):
             kernel = match["fusion"] or match["kernel"]
