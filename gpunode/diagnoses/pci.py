@@ -28,7 +28,7 @@ _NO_GPU_SAID: Final = re.compile(
 
 
 def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
-    if system.is_wsl(snapshot) or snapshot.view(pci.gpus) or snapshot.view(links.nvidia):
+    if system.is_wsl(snapshot) or pci.has_gpu(snapshot) or snapshot.view(links.nvidia):
         return
     if kernel.said(snapshot, _GPU_SPOKEN_OF):
         return
@@ -72,12 +72,25 @@ _RESERVED: Final = re.compile(
 )
 
 
+# Where sysfs or driverctl tells the owner; of other devices somebody who looks for a GPU does not ask.
+_LINKED: Final = re.compile(
+    r"/sys/bus/pci/devices/[0-9a-f:.]+/driver -> \S*/(?:vfio-pci|pci-stub)\b"
+    r"|^\S*/bus/pci/drivers/(?:vfio-pci|pci-stub)$"
+    r"|^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d vfio-pci(?: \(NVIDIA|$)",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
 def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
     bound = tuple(gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in _PASSERS)
     said = tuple(
         message.citation
         for message in kernel.said(snapshot, _BOUND_ELSEWHERE)
         if (match := _BOUND_ELSEWHERE.search(message.text)) and match["driver"].rstrip(".") in _PASSERS
+    )
+    said = (
+        *said,
+        *(citation for item in snapshot.of("listing", "text", "which") for citation in lines_with(item, _LINKED)),
     )
     if not bound and not said:
         return
