@@ -51,16 +51,11 @@ _DKMS: Final = '-m nvidia -v 580.178.04 -k "$(uname -r)"'
 _KERNEL: Final = '"/lib/modules/$(uname -r)"'
 _UNBUILT: Final = f"modprobe -r nvidia; dkms unbuild {_DKMS}"
 _NOUVEAU: Final = f"{_KERNEL}/kernel/drivers/gpu/drm/nouveau"
-_KUBELET: Final = (
-    "mkdir -p /var/lib/kubelet /etc/kubernetes && printf 'apiVersion: kubelet.config.k8s.io/v1beta1\\n"
-    "kind: KubeletConfiguration\\ncgroupDriver: {}\\n"
-    "containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\\n' > /var/lib/kubelet/config.yaml && "
-    "printf '[Service]\\nExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml\\n"
-    "[Install]\\nWantedBy=multi-user.target\\n' > /lib/systemd/system/kubelet.service && "
-    "mkdir -p /etc/systemd/system/multi-user.target.wants && "
-    "ln -s /lib/systemd/system/kubelet.service /etc/systemd/system/multi-user.target.wants/kubelet.service"
+_SECURE_BOOT: Final = (
+    'printf \'#!/bin/sh\\n[ "$1" = --sb-state ] && echo "SecureBoot enabled"\\n[ "$1" = --list-enrolled ] && '
+    'echo "Subject: CN=Debian Secure Boot CA"\\n\' > /usr/local/bin/mokutil; chmod +x /usr/local/bin/mokutil; '
+    "touch /lab-secure-boot"
 )
-
 FAULTS: Final = (
     Fault("no-driver", "a fresh node: no driver was ever installed", ":", "driver-not-installed",
           node="fresh", core=True),
@@ -87,9 +82,10 @@ FAULTS: Final = (
           f"modprobe -r nvidia; cd {_KERNEL}; mv updates /root/updates; depmod; mv /root/updates updates",
           "depmod-index-missing"),
     Fault("module-twice", "a copy of an older module stands where depmod prefers it",
-          f"modprobe -r nvidia; mkdir -p {_KERNEL}/kernel/drivers/video; "
-          f"cp /root/faults/nvidia-570.86.15.ko {_KERNEL}/kernel/drivers/video/nvidia.ko; "
-          "mkdir -p /etc/depmod.d; echo 'search built-in updates' > /etc/depmod.d/site.conf; depmod; modprobe nvidia",
+          f"modprobe -r nvidia; mkdir -p {_KERNEL}/extra; "
+          f"cp /root/faults/nvidia-570.86.15.ko {_KERNEL}/extra/nvidia.ko; "
+          "mkdir -p /etc/depmod.d; echo 'search extra updates built-in' > /etc/depmod.d/site.conf; depmod; "
+          "modprobe nvidia",
           "duplicate-module-files"),
     Fault("other-kernel", "a new kernel was booted, for which the module was not built",
           'mkdir -p /lib/modules/6.1.0-99-amd64 && touch /boot/vmlinuz-6.1.0-99-amd64; '
@@ -156,8 +152,6 @@ FAULTS: Final = (
           core=True),
     Fault("handler-gone", "containerd lost NVIDIA's runtime under a kubelet", f"printf 'version = 2\\n' > {_CONFIG}",
           "containerd-nvidia-runtime-missing", node="kubernetes"),
-    Fault("handler-gone-alone", "containerd lost NVIDIA's runtime, and there is no kubelet",
-          f"printf 'version = 2\\n' > {_CONFIG}", "containerd-nvidia-runtime-missing"),
     Fault("cgroup-driver", "kubelet and containerd use different cgroup drivers",
           f"sed -i 's/SystemdCgroup = true/SystemdCgroup = false/' {_CONFIG}", "cgroup-driver-mismatch",
           node="kubernetes"),
@@ -177,10 +171,11 @@ FAULTS: Final = (
           "mkdir -p /usr/local/cuda-12.4/lib64/stubs; cp /root/faults/libcuda.so.1 /usr/local/cuda-12.4/lib64/stubs; "
           "echo /usr/local/cuda-12.4/lib64/stubs > /etc/ld.so.conf.d/000-cuda.conf; ldconfig",
           "library-path-shadows-libcuda"),
-    Fault("secure-boot", "Secure Boot is on and the module is not signed",
-          "modprobe -r nvidia; printf '#!/bin/sh\\n[ \"$1\" = --sb-state ] && echo \"SecureBoot enabled\"\\n' > "
-          "/usr/local/bin/mokutil; chmod +x /usr/local/bin/mokutil; touch /lab-secure-boot; modprobe nvidia",
-          "secure-boot-module-unsigned", mended="no"),
+    Fault("secure-boot-key", "Secure Boot is on, and the machine's firmware does not know the key of DKMS",
+          f"modprobe -r nvidia; {_SECURE_BOOT}; ! modprobe nvidia", "secure-boot-key-not-enrolled", mended="no"),
+    Fault("secure-boot-unsigned", "Secure Boot is on and the module is not signed",
+          f"modprobe -r nvidia; strip --strip-debug {_KERNEL}/updates/dkms/nvidia.ko; depmod; {_SECURE_BOOT}; "
+          "! modprobe nvidia", "secure-boot-module-unsigned", mended="no"),
     Fault("xid-79", "the GPU has fallen off the bus (kernel log)",
           "echo '[ 7012.331904] NVRM: Xid (PCI:0000:01:00): 79, pid=2211, name=python3, GPU has fallen off the bus.' > "
           "/run/lab-dmesg", "gpu-fallen-off-bus", mended="no"),

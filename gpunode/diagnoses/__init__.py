@@ -103,7 +103,7 @@ def _distinct(values: Iterable[object]) -> tuple:  # type: ignore[type-arg]
 
 def ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Roots first, the most certain and deepest of them at the top, then what they explain."""
-    present = {finding.cause for finding in findings}
+    present = {finding.cause: finding for finding in findings}
     explained = {finding.cause: _root_of(finding.cause, present) for finding in findings}
     placed = (replace(finding, explained_by=explained[finding.cause]) for finding in findings)
     return tuple(sorted(placed, key=_rank))
@@ -119,17 +119,24 @@ def _rank(finding: Finding) -> tuple[object, ...]:
     )
 
 
-def _root_of(cause: str, present: set[str]) -> str:
+def _root_of(cause: str, present: Mapping[str, Finding]) -> str:
     """The root among ``present`` that explains ``cause``; empty where it is one itself."""
     way, at = {cause}, cause
-    while above := _explainers(at, present - way):
+    while above := [other for other in _explainers(present[at], present) if other not in way]:
         at = above[0]
         way.add(at)
     return "" if at == cause else at
 
 
-def _explainers(cause: str, present: set[str]) -> list[str]:
-    return sorted(other for other in present if cause in rules()[other].explains)
+def _explainers(finding: Finding, present: Mapping[str, Finding]) -> list[str]:
+    found = (other for other in present.values() if finding.cause in rules()[other.cause].explains)
+    return sorted(other.cause for other in found if _may_concern(other, finding))
+
+
+def _may_concern(root: Finding, consequence: Finding) -> bool:
+    """Whether a fault of some GPUs can show in others: over NVLink it does, else each has its own slot and memory."""
+    apart = root.gpus and consequence.gpus and not set(root.gpus) & set(consequence.gpus)
+    return not apart or consequence.layer == "nvlink"
 
 
 def _open(doubts: list[tuple[str, Doubt]], findings: tuple[Finding, ...]) -> Iterator[Doubt]:

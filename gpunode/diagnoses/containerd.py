@@ -16,7 +16,10 @@ from gpunode.facts.model import CgroupDriver, Known
 from gpunode.runtimes.containerd_files import CONFIG
 from gpunode.runtimes.crio import DEAD_FOLDER
 
-_NO_RUNTIME: Final = re.compile(r"no runtime for [\\\"']*(?P<name>nvidia[\w.-]*)[\\\"']* is configured")
+_NO_RUNTIME: Final = re.compile(
+    r"no runtime for [\\\"']*(?P<name>nvidia[\w.-]*)[\\\"']* is configured"
+    r"|RuntimeHandler [\\\"']*nvidia[\w.-]*[\\\"']* not supported"
+)
 _NO_HANDLER: Final = re.compile(r"failed to find runtime handler [\\\"']*(?P<name>nvidia[\w.-]*)")
 _NO_DEFAULT: Final = re.compile(
     r"no corresponding runtime configured in `?containerd\.runtimes`? for `?containerd`? "

@@ -317,7 +317,8 @@ _NOT_READY: Final = re.compile(
 _WORKED_AROUND: Final = re.compile(r"uvm_disable_hmm=(?:1|Y)\b|\bnokaslr\b")
 # What a person, or a program that found no GPU before, says when one is there now.
 _CURED: Final = re.compile(
-    r"(?:->|=>|now|then|after(?:wards| (?:that|this|reboot)))[^\n]{0,80}(?:works|sees the|finds the|True\b|library=cuda)"
+    r"(?:->|=>|now|then|after(?:wards| (?:that|this|reboot)))[^\n]{0,80}"
+    r"(?:works|sees the|finds the|True\b|library=cuda)"
     r"|(?:works|fixed|solved|True\b)[^\n]{0,40}(?:with|after|by) [^\n]{0,60}(?:uvm_disable_hmm|nokaslr)"
     r"|(?:uvm_disable_hmm=1|nokaslr)[^\n]{0,60}(?:works|fixe[sd]|solve[sd]|helps|helped|True\b)",
     re.IGNORECASE,

@@ -212,8 +212,8 @@ def _pages_pending(snapshot: Snapshot, memory: _Memory) -> Proof | None:
     if not rows and (not told or memory.denies("Retired Pages", "Pending Page Blacklist")):
         return None
     held = snapshot.said(_HELD)
-    if not held and memory.of(48):
-        return None  # the error itself is what happened; that its page waits for the next reset follows
+    if not held and memory.of(48) and snapshot.says(_CUDA):
+        return None  # the error that stopped a program is what happened; that its page waits for a reset follows
     holders = ", and what holds the GPU keeps that from happening" if held else ""
     return _proof(
         memory, f"pages are marked to be retired, which happens when the GPU is let go{holders}", *rows, *held
@@ -222,7 +222,8 @@ def _pages_pending(snapshot: Snapshot, memory: _Memory) -> Proof | None:
 
 def _remap_pending(_: Snapshot, memory: _Memory) -> Proof | None:
     rows = (*memory.says("Remapped Rows", "Pending"), *memory.says("Channel Repair Pending"))
-    told = (*memory.of(63, 156, 160), *(fault for fault in memory.of(64) if _is_pending(fault)))
+    marked = tuple(fault for fault in memory.of(63, 156, 160) if not _is_of_pages(fault))
+    told = (*marked, *(fault for fault in memory.of(64) if _is_pending(fault)))
     if not rows and (not told or memory.denies("Remapped Rows", "Pending") or memory.of(95, 140)):
         return None
     return _proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)

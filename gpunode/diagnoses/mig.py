@@ -31,7 +31,8 @@ _PLUGIN_FINDS_NONE: Final = re.compile(
 )
 _INSTANCE: Final = re.compile(
     # Among the profiles, which are offers, a row counts what is free of how many.
-    r"^\|\s+\d+\s+MIG \d+g\.\d+gb(?![^\n]{0,40}\d/\d)|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+|UUID: MIG-|/MIG-GPU-"
+    r"^\|\s+\d+\s+MIG \d+g\.\d+gb(?![^\n]{0,40}\d/\d)|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+"
+    r"|UUID: MIG-|/MIG-GPU-"
     r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
     re.MULTILINE,
 )

@@ -10,7 +10,7 @@ from gpunode.diagnoses import build, chains
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, reboot, rebuild_initramfs, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, kernel, modules, packages, pci, system
+from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
 from gpunode.facts.model import Known
 
 _SAYS_NOT_LOADED: Final = re.compile(
@@ -121,6 +121,11 @@ def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(f"the NVIDIA module on disk was built{pair}", said)
         return
     others = tuple(one for one in snapshot.view(modules.on_disk) if one.kernel != running)
+    if elsewhere := _built_elsewhere(snapshot, running):
+        built = ", ".join(sorted({info.kernel for info in elsewhere}))
+        cited = (*modules.not_found(snapshot), *(info.citation for info in elsewhere))
+        yield Proof(f"the NVIDIA module was built for {built}, and not for the running kernel {running}", cited)
+        return
     if running and others and modules.built_for(snapshot, running) is False:
         names = ", ".join(sorted({one.kernel for one in others}))
         absent = modules.not_found(snapshot)
@@ -129,6 +134,14 @@ def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
         is_sure = bool(absent) or isinstance(snapshot.facts.module_files, Known)
         summary = f"the NVIDIA module was built for {names}, and not for the running kernel {running}"
         yield Proof(summary, cited, "certain" if is_sure else "likely")
+
+
+def _built_elsewhere(snapshot: Snapshot, running: str) -> tuple[modules.Modinfo, ...]:
+    """The modules that were looked at, where each was built for another kernel than the running one."""
+    infos = tuple(info for info in snapshot.view(modules.driver_info) if info.kernel)
+    if not running or any(info.kernel == running for info in infos):
+        return ()
+    return infos if modules.not_found(snapshot) or not modules.built_for(snapshot, running) else ()
 
 
 def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
@@ -189,6 +202,8 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
     )
     absent = modules.not_found(snapshot)
     files = tuple(one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
+    # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
+    files = tuple(one for one in files if _RENAMED.search(one.citation.line) is None)
     gone = _lacks_index(snapshot, running) if files else ()
     if said or empty or gone:
         summary = f"the module indexes of {running or 'this kernel'} are missing or empty, so modprobe finds nothing"
@@ -199,6 +214,7 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, cited, ruled_out=("the module was not built: it was",))
 
 
+_RENAMED: Final = re.compile(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
 _UBUNTUS: Final = re.compile(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
 
 
@@ -287,12 +303,9 @@ def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-_IN_IMAGE: Final = re.compile(r"/nvidia(?:-current\S*)?\.ko(?:\.\w+)?\b")
-
-
 def _stale_initramfs(snapshot: Snapshot) -> Iterator[Verdict]:
     """The kernel loaded another version than the one on disk, and the initramfs holds a module of its own."""
-    image = tuple(c for item in snapshot.of("initramfs") for c in lines_with(item, _IN_IMAGE))
+    image = initramfs.holds(snapshot)
     here, there = driver.loaded(snapshot), driver.on_disk(snapshot) or driver.library(snapshot)
     if image and here and there and here.version != there.version:
         summary = (

@@ -40,7 +40,7 @@ _CANNOT_DRAIN: Final = re.compile(
     re.IGNORECASE,
 )
 # The driver manager evicts the pods with a GPU, and goes on when they are gone.
-_EVICTING: Final = re.compile(r"^\s*evicting pod (?P<pod>[\w./-]+)", re.IGNORECASE)
+_EVICTING: Final = re.compile(r"^\s*evicting pod (?P<pod>[\w./-]+)", re.IGNORECASE | re.MULTILINE)
 _DRIVER_POD: Final = re.compile(r"nvidia-(?:gpu-)?driver-(?:daemonset|ctr|[a-z0-9.-]+-)|gpu-driver|driver-daemonset")
 _HOST_SAYS: Final = re.compile(
     r"driver (?:is )?(?:already |pre-?)installed (?:on|in) (?:the )?(?:host|node)|pre-?installed (?:host )?driver"

@@ -261,7 +261,7 @@ _LEFT: Final = re.compile(
 )
 _OVERWRITE: Final = re.compile(
     r"trying to overwrite (?:shared )?['‘\"“](?P<file>[^'’\"”]+)['’\"”], "
-    r"which is (?:also in package (?P<owner>\S+)|different)"
+    r"which is (?:also in package (?P<owner>\S+)(?: (?P<theirs>\d\S*))?|different)"
     r"|file (?P<rpm>/\S+) (?:from install of (?P<new>\S+) )?conflicts (?:with file from package (?P<old>\S+)|between)"
     r"|dpkg-divert: (?:error: )?[`'‘\"].{5,200}clashes with"
     r"|\(--unpack\): .{0,60}?['‘«„\"](?P<unpacked>/(?:usr|lib|etc|opt)/[^'’»“\"]+)['’»“\"]"
@@ -353,10 +353,16 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     holds = {name: place for name, place in packages.holds(snapshot).items() if is_drivers(name)}
     mixed = _mixed(snapshot)
     if not said or not concerned:
+        if between := _between_packagers(snapshot):
+            yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), between)
+            return
         if mixed and not _mismatched(snapshot):
             # It works as long as nothing is upgraded.
             severity: Severity = "warning" if driver.works(snapshot) else "error"
             yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), mixed, severity=severity)
+        return
+    if between := _between_packagers(snapshot):
+        yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), (*between, *said))
         return
     if snapshot.says(_OVERWRITE) or any(one.is_half_done for one in snapshot.view(packages.packages).values()):
         return  # apt complains of what dpkg left behind
@@ -422,6 +428,24 @@ def _mixed(snapshot: Snapshot) -> tuple[Citation, ...]:
     versions = {(one.upstream.split(".")[0], one.upstream) for one in found}
     of_one_branch = len({branch for branch, _ in versions}) < len(versions)
     return tuple(one.citation for one in found) if len(packagers) > 1 and of_one_branch else ()
+
+
+_UNPACKED: Final = re.compile(r"[/ ](?P<name>[a-z][\w.+-]*)_(?P<version>[\w.+~%:-]+)_(?:amd64|arm64|all)\.deb")
+
+
+def _between_packagers(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines of dpkg's in which two packagers' packages of one version have a file in common."""
+    match = snapshot.match(_OVERWRITE)
+    owner, version = (match["owner"] or "", match["theirs"] or "") if match else ("", "")
+    unpacked = snapshot.match(_UNPACKED)
+    if not version or unpacked is None or not is_drivers(owner) or not is_drivers(unpacked["name"]):
+        return ()
+    both = {archives.packager_of(version), archives.packager_of(unpacked["version"])} - {""}
+    listed = {archives.packager(one) for one in driver.packaged(snapshot) if one.is_installed} - {""}
+    if not both <= listed:
+        return ()  # one package that is new, not two sets that are there
+    is_one = _upstream(version) == _upstream(unpacked["version"].replace("%3a", ":"))
+    return (*snapshot.said(_UNPACKED), *snapshot.said(_OVERWRITE)) if len(both) == 2 and is_one else ()
 
 
 def _mixed_summary(snapshot: Snapshot) -> str:
@@ -699,7 +723,7 @@ FAMILY: Final = Family(
             ),
             check=only("mixed-repo-packages", _dependencies),
             remedy=_one_origin,
-            explains=_MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages"},
+            explains=_MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
         ),
         Rule(
             cause="package-file-conflict",
@@ -733,7 +757,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/SyneRBI/SIRF-SuperBuild/issues/273", _DRIVER_GUIDE),
             check=_leftover,
             remedy=_take_run_away,
-            explains=_MISMATCHES | {"duplicate-module-files"},
+            explains=_MISMATCHES | NO_DRIVER | {"duplicate-module-files"},
         ),
     ),
 )

@@ -172,14 +172,19 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     asking = _in_plugin(snapshot, _ASKS_FOR_RUNTIME)
     said = tuple(dict.fromkeys((*lacking, *asking)))
     is_elsewhere = _no_driver(snapshot) or snapshot.view(nested.is_nested) or _reads_another_file(snapshot)
-    if is_elsewhere or _offers_gpus(snapshot):
+    if is_elsewhere:
         return
+    if _offers_gpus(snapshot):
+        said = ()
     runtime = snapshot.view(_runtime)
     asked = _asked(snapshot)
     is_plain = bool(runtime.default) and not runtime.default.startswith("nvidia")
     if not said:
         bare = _bare_pods(snapshot)
-        if bare and is_plain and runtime.has_nvidia and not any(pod.runtime_class for pod in asked):
+        has_class = runtime.has_nvidia is None and any(
+            name.startswith("nvidia") for name in kube.runtime_classes(snapshot)
+        )
+        if bare and is_plain and (runtime.has_nvidia or has_class) and not any(pod.runtime_class for pod in asked):
             proof = _not_asked(bare, runtime, asked, is_plain=True, who="a pod with a GPU")
             yield "nvidia-runtime-not-default-no-runtimeclass", proof
         return
@@ -226,12 +231,15 @@ _BARE: Final = re.compile(
 )
 
 
+_IN_POD: Final = re.compile(r"\bkubectl\b|\bpods?\b|\boc (?:exec|rsh)\b")
+
+
 def _bare_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What a pod with a GPU complains of where nothing of the driver was mounted into it."""
     return tuple(
         citation
         for item in snapshot.items
-        if item.kind.startswith("kubernetes") or (item.where == "container" and "kubectl" in item.written)
+        if item.kind.startswith("kubernetes") or (item.where == "container" and _IN_POD.search(item.written))
         for citation in lines_with(item, _BARE)
     )
 

@@ -12,7 +12,7 @@ from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import archives, driver, history, modules, packages
+from gpunode.diagnoses.views import archives, driver, history, initramfs, modules, packages
 from gpunode.diagnoses.views.driver import Seen
 from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
@@ -38,7 +38,6 @@ _ASKED_ON_NODE: Final = re.compile(
 _IN_THE_WAY: Final = re.compile(
     r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
 )
-_IN_IMAGE: Final = re.compile(r"/nvidia[\w-]*\.ko")
 _BRANCH: Final = re.compile(
     r"^(?:nvidia-(?:driver|dkms|utils|headless|kernel-source|compute-utils|open)"
     r"|libnvidia-compute|linux-modules-nvidia)"
@@ -143,6 +142,8 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if twice := _two_programs(snapshot, scene):
         yield MIXED, twice
         return
+    if not inside and scene.says and driver.works(snapshot) and _shipped(snapshot, scene):
+        inside = scene.says  # nobody wrote that this was said in the container whose packages are shown
     if driver.works(snapshot) or (inside and not _fails_on_node(scene) and not _is_behind(scene)):
         if inside:
             yield CONTAINER, _in_container(snapshot, scene, inside)
@@ -174,8 +175,7 @@ def _differs(scene: _Scene) -> bool:
 
 
 def _initramfs_brings(snapshot: Snapshot, scene: _Scene) -> bool:
-    holds_it = any(_IN_IMAGE.search(item.text) for item in snapshot.of("initramfs"))
-    return holds_it and (scene.disk is None or _differs(scene))
+    return bool(initramfs.holds(snapshot)) and (scene.disk is None or _differs(scene))
 
 
 def _two_programs(snapshot: Snapshot, scene: _Scene) -> Verdict | None:
@@ -236,12 +236,18 @@ def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
 _SHIPPED: Final = re.compile(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
 
 
+# Ubuntu's until 2018.
+_NAMED_BY_BRANCH: Final = re.compile(r"nvidia-\d{3}")
+
+
 def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
     """The driver's files and packages that the image or container has, where they are not of the node's version."""
     node = scene.loaded.version if scene.loaded else ""
     named = driver.smi_version(snapshot)
     node = named.version if named else node
-    found = [one for one in packages.in_containers(snapshot) if history.is_drivers(one.name) and one.upstream != node]
+    inside = packages.in_containers(snapshot)
+    theirs = (one for one in inside if history.is_drivers(one.name) or _NAMED_BY_BRANCH.fullmatch(one.name))
+    found = [one for one in theirs if one.upstream != node]
     files = tuple(
         cite(item, item.number_at(match.start()))
         for item in snapshot.items

@@ -37,6 +37,9 @@ UNITS: Final = (
 )
 _JOURNAL: Final = ("journalctl", "-b", "-q", "--no-pager", "-o", "short-iso-precise")
 _FILES: Final = (
+    "/etc/apt/apt.conf.d/20auto-upgrades",
+    "/etc/apt/apt.conf.d/50unattended-upgrades",
+    "/etc/cufile.json",
     "/etc/default/grub",
     "/etc/dkms/framework.conf",
     "/etc/environment",
@@ -75,6 +78,9 @@ _READ: Final = {
     "containers-conf": "/etc/containers/containers.conf",
     "containers-conf-d": "/etc/containers/containers.conf.d/*.conf",
     "nvidia-parameters": "/sys/module/nvidia*/parameters/*",
+    "aer-counters": "/sys/bus/pci/devices/*/aer_dev_*",
+    "power-states": "/sys/bus/pci/devices/*/power_state",
+    "driver-overrides": "/sys/bus/pci/devices/*/driver_override",
     "numa-nodes": "/sys/bus/pci/devices/*/numa_node",
     "link-speeds": "/sys/bus/pci/devices/*/current_link_speed",
     "link-widths": "/sys/bus/pci/devices/*/current_link_width",
@@ -98,6 +104,9 @@ _LISTED: Final = {
     "device-plugin-sockets": "/var/lib/kubelet/device-plugins/*",
     "kubelet-pods": "/var/lib/kubelet/pods/*",
     "ldconfigs": "/sbin/ldconfig*",
+    "apt-keyrings": "/usr/share/keyrings/*",
+    "apt-trusted": "/etc/apt/trusted.gpg*",
+    "apt-trusted-d": "/etc/apt/trusted.gpg.d/*",
     "wsl-libraries": "/usr/lib/wsl/lib/*",
     "iommu": "/sys/class/iommu/*",
 }

@@ -72,7 +72,7 @@ _UNNAMED: Final = "pasted text"
 def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
     """The pieces, each under the key of the probe that would have seen it, else under its source."""
     found: dict[str, Capture] = {}
-    for source, text in pieces:
+    for source, text in (part for piece in pieces for part in _transcript(*piece)):
         key = _key(source, text)
         unique, number = key, 1
         while unique in found:
@@ -80,6 +80,35 @@ def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
             unique = f"{key}#{number}"
         found[unique] = _capture(source, text)
     return found
+
+
+# "$ lsmod", "user@host:~$ lsmod": a dollar sign begins no line of a program's own.
+_TYPED: Final = re.compile(
+    r"^(?:\([\w.-]{1,30}\)\s*)?(?:[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?)?\$ (?P<command>\S[^\n]*)$",
+    re.MULTILINE,
+)
+
+
+def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
+    """The piece, split where a further command was typed in it; what was typed in a container stays of it."""
+    typed = [
+        match for match in _TYPED.finditer(text) if recognise(match["command"]).kind not in {"text", "application"}
+    ]
+    if not typed:
+        yield source, text
+        return
+    inside = " (in the container)" if recognise(source).where == "container" else ""
+    if text[: typed[0].start()].strip() or len(text) > _TRANSCRIPT:
+        yield source, text[: typed[0].start()].rstrip("\n") if len(text) <= _TRANSCRIPT else text
+    if len(text) > _TRANSCRIPT:
+        return
+    for match, after in zip(typed, (*typed[1:], None), strict=True):
+        end = after.start() if after is not None else len(text)
+        yield f"{match['command']}{inside}", text[match.end() : end].strip("\n")
+
+
+# Nobody types so much between two commands that a longer text would be one.
+_TRANSCRIPT: Final = 100_000
 
 
 def _capture(source: str, text: str) -> Capture:

@@ -199,12 +199,47 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
     source = source[:_LONGEST].strip()
     written, where, is_part = _without_remarks(_PROMPT.sub("", source))
-    found = _by_commands(written) or _only(_by_path(written)) or _only(_by_words(source))
+    if (label := _LABEL.match(written)) and _by_commands(written[label.end() :]):
+        where = "container" if _INSIDE.search(label[0]) else where
+        written = written[label.end() :]
+    found = _as_found(_by_commands(written), text) or _only(_by_path(written)) or _only(_by_words(source))
     if not found or found[0].kind == "text":
         found = _only(_by_text(text)) or found or (Source("text"),)
     inside = where == "container"
     found = tuple(replace(one, is_part=True) for one in found) if is_part else found
     return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
+
+
+# "host: nvidia-smi", "in the container: ls /dev", "node gpu-3: lsmod".
+_LABEL: Final = re.compile(
+    r"(?:(?:on|in|inside) )?(?:the )?(?:host|node|hypervisor|guest|vm|container|pod|worker|server)"
+    r"(?: [\w.-]{1,40})?:\s+",
+    re.IGNORECASE,
+)
+# What shows the state in which the node is, not what happened.
+_STATE: Final[frozenset[Kind]] = frozenset(
+    {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
+)
+_REFUSED: Final = re.compile(
+    r"^(?:modprobe|insmod): |could not insert|^Job for |^Failed to (?:start|restart|load)", re.MULTILINE
+)
+
+
+def _as_found(found: tuple[Source, ...], text: str) -> tuple[Source, ...]:
+    """Without what shows the node as it was once a command before it had loaded a module or started a unit."""
+    if len(found) < 2 or _REFUSED.search(text):
+        return found
+    changes = [index for index, one in enumerate(found) if _changes(one)]
+    if not changes:
+        return found
+    return tuple(one for index, one in enumerate(found) if index <= changes[0] or one.kind not in _STATE)
+
+
+def _changes(source: Source) -> bool:
+    if source.kind == "modprobe":
+        words = source.words
+        return _program(words) in {"modprobe", "insmod"} and not {"-r", "--remove", "-n", "-D", "-c"} & set(words)
+    return source.kind == "unit-action" and bool({"start", "restart"} & set(source.words[1:3]))
 
 
 def _only(found: Source | None) -> tuple[Source, ...]:

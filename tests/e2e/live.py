@@ -203,6 +203,21 @@ cp /root/faults/nvidia-{_OTHER}.ko /root/faults/other.ko
 echo 'int cuInit(unsigned flags) {{ return 34; }}' | gcc -shared -fPIC -Wl,-soname,libcuda.so.1 -x c - -o \
 /root/faults/libcuda.so.1
 """
+# A kubelet as kubeadm leaves one, but for its program.
+_KUBELET: Final = {
+    "/var/lib/kubelet/config.yaml": """\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cgroupDriver: systemd
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+""",
+    "/lib/systemd/system/kubelet.service": """\
+[Service]
+ExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml
+[Install]
+WantedBy=multi-user.target
+""",
+}
 _NONFREE: Final = f"""\
 #!/bin/sh
 echo "deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/debian-nonfree/ /" > /etc/apt/sources.list.d/nonfree.list
@@ -235,6 +250,15 @@ def furnish(node: Node, stranger: bytes, *, stocked: bool) -> None:
         node.run("sh", "-c", _STOCK)
         build_all([Package("libcuda1", "580.65.06-1")], node.path("/root/faults"))
     node.run("apt-get", "update")
+
+
+def add_kubelet(node: Node) -> None:
+    """A kubelet is installed and enabled, with systemd's cgroup driver and containerd."""
+    for path, text in _KUBELET.items():
+        node.write(path, text)
+    wants = node.path("/etc/systemd/system/multi-user.target.wants")
+    wants.mkdir(parents=True, exist_ok=True)
+    (wants / "kubelet.service").symlink_to("/lib/systemd/system/kubelet.service")
 
 
 def make(node: Node, fault: Fault) -> None:

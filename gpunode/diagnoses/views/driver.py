@@ -159,7 +159,10 @@ def library(snapshot: Snapshot) -> Seen | None:
     for item in snapshot.items:
         asks = item.where == "host" and item.kind in {"nvidia-smi", "nvidia-smi-q", "text"}
         if asks and (match := _NVML_LIBRARY.search(item.text)):
-            return Seen(match["version"], cite(item, item.number_at(match.start())))
+            said = api_mismatch(snapshot)
+            # NVML leaves the last part away; the kernel heard the whole.
+            whole = said[0] if said and said[0].startswith(f"{match['version']}.") else match["version"]
+            return Seen(whole, cite(item, item.number_at(match.start())))
     if pair := api_mismatch(snapshot):
         return Seen(pair[0], pair[2])
     found = snapshot.view(libraries)

@@ -537,10 +537,17 @@ def pods(snapshot: Snapshot) -> tuple[Pod, ...]:
 
 
 def _asked_class(item: Item) -> Iterator[Pod]:
-    """The runtime class of a pod, where it alone was asked for (``-o jsonpath``)."""
-    said = item.text.strip().strip("'\"%")
-    if "spec.runtimeClassName" in item.written and item.source.words and "\n" not in said:
-        yield Pod(item.subject, runtime_class="" if said in _NONE else said, citation=cite(item, 1))
+    """The runtime class of a pod, where it was asked for alone or before other fields (``-o jsonpath``)."""
+    said = item.text.strip("\n").strip("'\"%")
+    if not _CLASS_FIRST.search(item.written) or not item.source.words or "\n" in said:
+        return
+    first = re.split(r"[ \t|,]", said, maxsplit=1)[0].strip("'\"%")
+    if first in _NONE or not first or _NAME_OF_CLASS.fullmatch(first):
+        yield Pod(item.subject, runtime_class="" if first in _NONE else first, citation=cite(item, 1))
+
+
+_CLASS_FIRST: Final = re.compile(r"^[^{]*\{[^{}]*spec\.runtimeClassName\}?")
+_NAME_OF_CLASS: Final = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
 def _is_pod(piece: _Piece) -> bool:

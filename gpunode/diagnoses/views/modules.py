@@ -189,7 +189,7 @@ def _modinfo(item: Item) -> Modinfo:
     asked = words[words.index("-F") + 1] if "-F" in words[:-1] else ""
     fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
     if asked and asked not in fields:
-        fields[asked] = item.text.strip().splitlines()[0]
+        fields[asked] = _shaped(item, asked)
     name = item.subject if item.subject != asked else words[-1]
     return Modinfo(
         name.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_"),
@@ -201,6 +201,22 @@ def _modinfo(item: Item) -> Modinfo:
         cite(item, 1),
         not asked and not item.source.only and not item.source.is_part,
     )
+
+
+# How the value of a field looks, where other commands' answers stand beside it.
+_SHAPES: Final = {
+    "vermagic": re.compile(r"^\d\S+ .*\bmod_unload\b|^\d\S+ SMP\b"),
+    "version": re.compile(r"^\d{2,3}\.\d{1,3}(?:\.\d{1,3})?$"),
+    "filename": re.compile(r"^/\S+\.ko(?:\.\w+)?$"),
+    "license": re.compile(r"^(?:NVIDIA|Dual MIT/GPL|GPL.*)$"),
+}
+
+
+def _shaped(item: Item, asked: str) -> str:
+    lines = [line.strip() for line in item.lines if line.strip()]
+    if not item.source.is_mixed:
+        return lines[0]
+    return next((line for line in lines if asked in _SHAPES and _SHAPES[asked].match(line)), "")
 
 
 def driver_info(snapshot: Snapshot) -> tuple[Modinfo, ...]:

@@ -26,7 +26,8 @@ _PROGRAMS: Final = (
     "nvidia-container-cli",
 )
 _ANSWERS: Final = re.compile(
-    r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:|nvidia-container-cli(?:\.real)?: (?!command not found|not found|No such)"
+    r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:"
+    r"|nvidia-container-cli(?:\.real)?: (?!command not found|not found|No such)"
     r"|initializing library context \(version=",
     re.MULTILINE,
 )

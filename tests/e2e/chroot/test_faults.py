@@ -47,6 +47,8 @@ def enter(bases: dict[str, Bases], chroots: Lab) -> Iterator[Enter]:
                 node.write(CONFIG, COMMENTED)
                 done = node.finish("gpunode", "setup", f"/root/{recipe}.toml", "--yes")
                 assert done.returncode == 0, done
+            if start == "kubernetes":
+                live.add_kubelet(node)
             live.furnish(node, stranger, stocked=bool(recipe))
             return live.preserved(node, chroots.folder / f"disk-{start}")
 

@@ -1,0 +1,51 @@
+"""The initramfs: whether NVIDIA's module is in it, by a listing, a count, or what it is told to hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.facts.items import Item
+
+# In an image paths have no leading slash; one that has is of the node.
+_FILE: Final = re.compile(r"(?<![\w/])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b")
+# lsinitcpio -a names the modules alone.
+_NAMED: Final = re.compile(r"^[ \t]+(?:\S+ (?:\[explicit\])?[ \t]*)*?nvidia(?: \[explicit\])?(?=\s|$)")
+_COUNT: Final = re.compile(r"^\s*(?P<count>\d{1,4})\s*$", re.MULTILINE)
+_MKINITCPIO: Final = re.compile(r"^\s*MODULES=[(\"][^)\"\n]*\bnvidia\b", re.MULTILINE)
+
+
+def holds(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines that show that the initramfs has NVIDIA's main module in it."""
+    return snapshot.view(_holds)
+
+
+def _holds(snapshot: Snapshot) -> tuple[Citation, ...]:
+    return tuple(citation for item in snapshot.of("initramfs") for citation in _in_image(item))
+
+
+def _in_image(item: Item) -> Iterator[Citation]:
+    if "-c" in _grep_options(item.written) and (match := _COUNT.search(item.text)):
+        if int(match["count"]):
+            yield cite(item, item.number_at(match.start("count")))
+        return
+    files = tuple(lines_with(item, _FILE))
+    yield from files
+    if not files and "lsinitcpio" in item.written:
+        yield from lines_with(item, _NAMED)
+
+
+def _grep_options(written: str) -> tuple[str, ...]:
+    """The options of the greps behind the command that lists the image, up to the next command."""
+    piped = written.split(";")[0]
+    found = re.findall(r"grep((?:\s+-\w+)+)", piped)
+    return tuple("-c" for options in found if "c" in options)
+
+
+def told_to(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines of mkinitcpio's configuration that put NVIDIA's module into every image."""
+    items = (item for item in snapshot.items if "mkinitcpio.conf" in f"{item.subject} {item.written}" and item.is_seen)
+    return tuple(citation for item in items for citation in lines_with(item, _MKINITCPIO))
