@@ -51,6 +51,11 @@ _DKMS: Final = '-m nvidia -v 580.178.04 -k "$(uname -r)"'
 _KERNEL: Final = '"/lib/modules/$(uname -r)"'
 _UNBUILT: Final = f"modprobe -r nvidia; dkms unbuild {_DKMS}"
 _NOUVEAU: Final = f"{_KERNEL}/kernel/drivers/gpu/drm/nouveau"
+_SET_DOCKER: Final = (
+    'set_docker() { python3 -c \'import json, sys; path = "/etc/docker/daemon.json"; '
+    'whole = json.load(open(path)); name, _, value = sys.argv[1].partition("="); whole[name] = [value]; '
+    'json.dump(whole, open(path, "w"))\' "$1"; }; set_docker '
+)
 _SECURE_BOOT: Final = (
     'printf \'#!/bin/sh\\n[ "$1" = --sb-state ] && echo "SecureBoot enabled"\\n[ "$1" = --list-enrolled ] && '
     'echo "Subject: CN=Debian Secure Boot CA"\\n\' > /usr/local/bin/mokutil; chmod +x /usr/local/bin/mokutil; '
@@ -183,4 +188,27 @@ FAULTS: Final = (
           "printf '%s\\n' '[  931.114001] NVRM: Xid (PCI:0000:01:00): 119, pid=1844, name=nvidia-smi, Timeout after 6s "
           "of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20800a4c 0x4).' > "
           "/run/lab-dmesg", "gsp-rpc-timeout", mended="no"),
+    Fault("docker-file-invalid", "docker does not start: its file ends with a comma",
+          "echo '{\"live-restore\": true,}' > /etc/docker/daemon.json; ! systemctl restart docker",
+          "daemon-json-invalid", node="docker", mended="hand",
+          hand="echo '{\"live-restore\": true}' > /etc/docker/daemon.json", booted=True),
+    Fault("docker-directives", "docker does not start: hosts stand in its file and on its command line",
+          f"{_SET_DOCKER}hosts=unix:///var/run/docker.sock; ! systemctl restart docker", "docker-directive-conflict",
+          node="docker", booted=True),
+    Fault("docker-not-restarted", "docker was started before its file had NVIDIA's runtime",
+          "cd /etc/docker; mv daemon.json aside; systemctl restart docker; sleep 1; cat aside > daemon.json; rm aside",
+          "docker-not-restarted", node="docker", booted=True),
+    Fault("docker-default", "docker's default runtime is nvidia, and its file describes none",
+          "echo '{\"default-runtime\": \"nvidia\"}' > /etc/docker/daemon.json; ! systemctl restart docker",
+          "nvidia-runtime-not-registered", node="docker", booted=True),
+    Fault("persistenced", "nvidia-persistenced was started before the driver was loaded, and stayed down",
+          "systemctl stop nvidia-persistenced; modprobe -r nvidia; systemctl start nvidia-persistenced || :; sleep 2; "
+          "systemctl stop nvidia-persistenced; systemctl start nvidia-persistenced || :; modprobe nvidia",
+          "persistenced-start-race", booted=True),
+    Fault("upgraded-live", "the driver was upgraded under the loaded module, on a machine that can reboot",
+          "sed -i s/580.178.04/580.65.06/ /proc/driver/nvidia/version /sys/module/nvidia/version",
+          "driver-library-mismatch-reboot-pending", node="docker", booted=True, core=True),
+    Fault("unloaded-live", "the kernel module is unloaded under the container daemons",
+          "systemctl stop nvidia-persistenced; modprobe -r nvidia", "driver-module-not-loaded", node="docker",
+          booted=True),
 )  # fmt: skip
