@@ -30,8 +30,11 @@ def booted(bases: dict[str, Bases], machines: Machines) -> Iterator[Boot]:
     def disk(start: Start) -> Base:
         with machines.make(bases["bookworm"].runtime) as node:
             live.dress(node, machines.repositories.recipe)
-            done = node.finish("gpunode", "setup", f"/root/{start}.toml", "--yes")
+            recipe = "k8s-containerd" if start == "kubernetes" else start
+            done = node.finish("gpunode", "setup", f"/root/{recipe}.toml", "--yes")
             assert done.returncode == 0, done
+            if start == "kubernetes":
+                live.add_kubelet(node)
             return live.preserved(node, machines.folder / f"booted-{start}")
 
     @contextmanager
@@ -45,7 +48,7 @@ def booted(bases: dict[str, Bases], machines: Machines) -> Iterator[Boot]:
     run(["rm", "-rf", *(str(path) for path in machines.folder.glob("booted-*"))])
 
 
-@pytest.mark.parametrize("start", ["docker", pytest.param("containerd", marks=pytest.mark.long)])
+@pytest.mark.parametrize("start", ["docker", "kubernetes", pytest.param("containerd", marks=pytest.mark.long)])
 def test_a_machine_that_is_set_up_has_no_fault(booted: Boot, start: Start) -> None:
     with booted(start) as node:
         found = live.diagnose(node)
