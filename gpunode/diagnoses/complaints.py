@@ -18,7 +18,7 @@ _RUN: Final[frozenset[Kind]] = frozenset(
     }
 )
 _FAILS: Final = re.compile(
-    r"\b(?:error|failed|failure|fatal|cannot|could(?: not|n't)|unable to|exception|unknown error|not found|refused)\b",
+    r"(?:error|exception)\b|\b(?:failed|failure|fatal|cannot|could(?: not|n't)|unable to|not found|refused)\b",
     re.IGNORECASE,
 )
 _OF_GPUS: Final = re.compile(r"nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver", re.IGNORECASE)

@@ -179,11 +179,22 @@ def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tupl
         return f"different processes faulted at the same address {address}", tuple(f.citation for f in told[:4])
     if mapped := kernel.said(snapshot, _BAD_MAPPING):
         return "it mapped memory outside the GPU's window", tuple(message.citation for message in mapped[:2])
-    if upgrade := snapshot.said(_UPGRADE, "package-history", "package-output"):
+    # A node's whole history has upgrades, and any program may fault at any time: one program alone proves nothing.
+    processes = {fault.xid.process or fault.xid.pid for fault in told if fault.xid} - {""}
+    upgrade = snapshot.said(_UPGRADE, "package-history", "package-output")
+    if upgrade and (len(processes) > 1 or _is_excerpt(snapshot)):
         return "they came with another release of the driver", upgrade[:3]
     if _took_the_firmware_along(incident):
         return "the GPU's own firmware went down with it, which a program cannot bring about", incident.citations
     return None
+
+
+def _is_excerpt(snapshot: Snapshot) -> bool:
+    """Whether somebody chose the lines of the history, for what they say of these faults."""
+    return all(len(item.lines) <= _EXCERPT for item in snapshot.of("package-history"))
+
+
+_EXCERPT: Final = 12
 
 
 def _one_address(told: list[faults.Fault]) -> str:
