@@ -114,7 +114,9 @@ _LOADED: Final = "$(cat /sys/module/nvidia/version)"
 
 
 def _install_commands(snapshot: Snapshot, version: str) -> tuple[str, ...]:
-    """From branch 580 on the package is called without its branch."""
+    """From branch 580 on the package is called without its branch; pacman has none."""
+    if system.package_manager(snapshot) == "pacman":
+        return ()
     if not is_release(version) or not version.split(".")[0].isdigit():
         if system.package_manager(snapshot) == "apt":
             name = "nvidia-fabricmanager"
