@@ -306,10 +306,8 @@ def _debug_memory(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", "try another release of the driver", "it began with an update of the driver")
 
 
-def _change_release(_: Snapshot) -> Iterable[Fix]:
-    yield setup_step(
-        "install", "go to another release of the driver: name it in a recipe, and let gpunode bring it", "driver"
-    )
+def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
+    yield remedies.driver(snapshot, "go to another release of the driver", upgrade=True)
     yield reboot("reboot, so that it is the one that is loaded")
     yield nvidia_report("that release faults too")
 
@@ -321,23 +319,25 @@ def _free_engine(snapshot: Snapshot) -> Iterable[Fix]:
     yield nvidia_report()
 
 
-def _settle_power(_: Snapshot) -> Iterable[Fix]:
+def _keep_state(snapshot: Snapshot) -> Fix:
+    text = "keep the driver's state between programs, so that the GPU sleeps less"
+    daemon = ("sudo systemctl enable --now nvidia-persistenced",)
+    return setup_step(snapshot, "configure", text, "persistence", instead=daemon)
+
+
+def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver")
-    yield setup_step(
-        "configure", "keep the driver's state between programs, so that the GPU sleeps less", "persistence"
-    )
+    yield _keep_state(snapshot)
     highest = "$(nvidia-smi --query-gpu=clocks.max.graphics --format=csv,noheader,nounits | head -n 1)"
-    command = f"sudo nvidia-smi --lock-gpu-clocks=1000,{highest}"
-    yield run("configure", "keep the GPU from its lowest clocks", command, when="it comes back")
+    lock = f"sudo nvidia-smi --lock-gpu-clocks=1000,{highest}"
+    yield run("configure", "keep the GPU from its lowest clocks", lock, when="it comes back")
     yield reboot("reboot, to bring the GPU back", "it hangs")
 
 
 def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu(_gpu(snapshot, 62, 61))
     yield reboot(when="the reset is refused or hangs")
-    yield setup_step(
-        "configure", "keep the driver's state between programs, so that the GPU sleeps less", "persistence"
-    )
+    yield _keep_state(snapshot)
     yield by_hand(
         "firmware",
         "switch PCI Express power saving (ASPM) off: pcie_aspm=off among the kernel's arguments",
