@@ -277,23 +277,25 @@ def _is_odd(mode: str) -> bool:
 
 
 def _wrong_options(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.items:
-        if "DeviceFileMode" not in item.text:
-            continue
-        for number, line in enumerate(item.lines, 1):
-            shown, option = _FILE_MODE.match(line), _OPTION.search(line)
-            if (shown and _is_wrong(int(shown["mode"]))) or (option and _is_wrong(_base_0(option["mode"]))):
-                yield cite(item, number)
+    return (citation for mode, citation in _modes(snapshot) if _is_wrong(mode))
 
 
 def _closing_options(snapshot: Snapshot) -> Iterator[Citation]:
     """Where the driver is told to keep its files from all but their owner and group."""
+    return (citation for mode, citation in _modes(snapshot) if not _is_wrong(mode) and mode & 0o006 != 0o006)
+
+
+def _modes(snapshot: Snapshot) -> Iterator[tuple[int, Citation]]:
+    """Each mode that the driver is told to give its files, or shows that it gives them."""
     for item in snapshot.items:
-        for number, line in enumerate(item.lines, 1) if "DeviceFileMode" in item.text else ():
-            shown, option = _FILE_MODE.match(line), _OPTION.search(line)
-            mode = int(shown["mode"]) if shown else _base_0(option["mode"]) if option else 0o666
-            if not _is_wrong(mode) and mode & 0o006 != 0o006:
-                yield cite(item, number)
+        # The files that open parts of a GPU (MIG, the fabric) have modes of their own, and may be read-only.
+        if "DeviceFileMode" not in item.text or "DeviceFileMinor:" in item.text:
+            continue
+        for number, line in enumerate(item.lines, 1):
+            if shown := _FILE_MODE.match(line):
+                yield int(shown["mode"]), cite(item, number)
+            elif option := _OPTION.search(line):
+                yield _base_0(option["mode"]), cite(item, number)
 
 
 def _base_0(text: str) -> int:

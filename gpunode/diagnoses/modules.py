@@ -204,6 +204,8 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
     )
     absent = modules.not_found(snapshot)
     files = tuple(one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
+    # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
+    files = tuple(one for one in files if _RENAMED.search(one.citation.line) is None)
     gone = _lacks_index(snapshot, running) if files else ()
     if said or empty or gone:
         summary = f"the module indexes of {running or 'this kernel'} are missing or empty, so modprobe finds nothing"
@@ -214,6 +216,7 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, cited, ruled_out=("the module was not built: it was",))
 
 
+_RENAMED: Final = re.compile(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
 _UBUNTUS: Final = re.compile(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
 
 

@@ -32,6 +32,7 @@ def _refused(snapshot: Snapshot, owner: Owner) -> tuple[RefusedKey, ...]:
 
 def _cuda_key(snapshot: Snapshot) -> Iterator[Verdict]:
     if not (refused := _refused(snapshot, "cuda")):
+        yield from _predicted(snapshot, "cuda")
         return
     key = next((one.key for one in refused if one.key), "")
     named = f" ({key})" if key else ""
@@ -45,7 +46,20 @@ def _cuda_key(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Proof(what, tuple(one.citation for one in refused), ruled_out=(other,))
 
 
+def _predicted(snapshot: Snapshot, owner: Owner) -> Iterator[Verdict]:
+    """The next update is going to refuse the repository: nothing fails yet that is installed."""
+    whose = "NVIDIA's CUDA repository" if owner == "cuda" else "the container toolkit's repository"
+    for one in snapshot.view(archives.unkeyed):
+        if one.owner == owner:
+            severity: Severity = "warning" if driver.works(snapshot) else "error"
+            yield Proof(f"apt cannot check {whose}: {one.why}", (one.entry.citation,), severity=severity)
+            return
+
+
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(archives.unkeyed) and not _refused(snapshot, "cuda"):
+        yield setup_step("configure", "set the repository up anew, its key checked", "cuda-repository")
+        return
     if snapshot.view(package_manager) == "apt":
         yield from _drop_retired_key(snapshot)
         refused = (match for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url)))
@@ -83,6 +97,8 @@ def _toolkit_key(snapshot: Snapshot) -> Iterator[Verdict]:
         )
         other = "the CUDA repository: its keys are A4B469963BF863CC and newer ones"
         yield Proof(what, tuple(one.citation for one in refused), ruled_out=(other,))
+    else:
+        yield from _predicted(snapshot, "toolkit")
 
 
 _KEYRING: Final = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
@@ -231,7 +247,7 @@ _LISTED_LOCK: Final = re.compile(r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d+)\s+/var/li
 def _held_now(snapshot: Snapshot) -> Iterator[Verdict]:
     """A program holds the lock right now: nobody was refused yet, and it passes, so that is no fault of the node."""
     for item in snapshot.items:
-        if item.source.words[:1] != ("lslocks",) or item.outcome != "ok":
+        if not item.written.startswith("lslocks ") or item.outcome != "ok":
             continue
         for number, line in enumerate(item.lines, 1):
             if match := _LISTED_LOCK.match(line):
@@ -761,7 +777,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/SyneRBI/SIRF-SuperBuild/issues/273", _DRIVER_GUIDE),
             check=_leftover,
             remedy=_take_run_away,
-            explains=_MISMATCHES | {"duplicate-module-files"},
+            explains=_MISMATCHES | NO_DRIVER | {"duplicate-module-files"},
         ),
     ),
 )

@@ -497,7 +497,8 @@ _SIZES: Final = frozenset({1, 2, 4, 8, 10, 16})
 
 
 def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
-    listed = {gpu.address: gpu for gpu in snapshot.view(pci.gpus)}
+    # Whom nouveau or vfio-pci owns, nvidia-smi cannot show; that is another cause, or nobody's fault.
+    listed = {gpu.address: gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in {None, "nvidia"}}
     whole = [one for one in snapshot.view(boards.inventories) if one.count is not None]
     if not whole:
         return
@@ -505,12 +506,11 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
     absent = _absent(listed, shown) if pci.is_listed(snapshot) else ()
     # What the kernel says of the absent one is a better answer, and another rule's.
     if absent and not kernel.said(snapshot, _TROUBLE_OF_ONE):
-        unbound = [listed[address] for address in absent if address in listed]
-        if any(gpu.driver not in {None, "nvidia"} for gpu in unbound):
-            return
-        names = ", ".join(absent) or "one"
+        named = [listed[address] for address in absent if address in listed]
+        names = ", ".join(gpu.address for gpu in named) or "one"
         summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
-        yield Proof(summary, (*(gpu.citation for gpu in unbound), shown.citation), gpu=absent[0])
+        lines = (*(gpu.citation for gpu in named or listed.values()), shown.citation)
+        yield Proof(summary, lines, gpu=named[0].address if named else "")
         return
     is_odd = not listed and shown.count not in _SIZES and "baseboard" in snapshot.view(boards.carriers)
     if is_odd and not kernel.said(snapshot, _TROUBLE_OF_ONE):
@@ -521,12 +521,13 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 def _absent(listed: dict[str, pci.Function], shown: boards.Inventory) -> tuple[str, ...]:
+    """The GPUs on the bus that are not shown; one empty name where nothing tells which it is."""
     buses = {board.bus for board in shown.boards if board.bus}
     if len(listed) <= (shown.count or 0):
         return ()
     if buses and len(buses) == shown.count and buses <= set(listed):
         return tuple(sorted(set(listed) - buses))
-    return tuple(sorted(listed))[: len(listed) - (shown.count or 0)] if not buses else ()
+    return () if buses else ("",)
 
 
 _SEARCH: Final = (
