@@ -389,12 +389,20 @@ _DOCKERS_DRIVER: Final = (
 )
 
 
-def _same_driver(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "configure",
-        "put the runtime under the kubelet's cgroup driver; gpunode takes runc's options over",
-        "sudo gpunode setup --only runtime-config --runtime containerd",
-    )
+def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    kubelet = _kubelets(snapshot)
+    if kubelet is not None and kubelet[0] == "cgroupfs":
+        yield by_hand(
+            "configure",
+            f"say cgroupDriver: systemd in the kubelet's configuration, or SystemdCgroup = false in {CONFIG}: "
+            "the same in both, and systemd where the system runs on it",
+        )
+    else:
+        yield run(
+            "configure",
+            "put the runtimes under the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file",
+            "sudo gpunode setup k8s-containerd --only runtime-config",
+        )
     yield run("restart", "restart containerd, then the kubelet", "sudo systemctl restart containerd kubelet")
 
 
