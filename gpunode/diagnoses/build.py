@@ -8,6 +8,8 @@ from typing import Final
 
 from gpunode import distros
 from gpunode.diagnoses import chains
+from gpunode.diagnoses.commands import Shell, command, is_package, is_release
+from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import install, reboot, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -96,7 +98,7 @@ _SUMMARIES: Final[dict[build.Reason, str]] = {
 
 
 def _unsaid(failure: Failure) -> Iterator[tuple[str, Verdict]]:
-    release = failure.release or "*"
+    release = failure.release if is_release(failure.release) else "*"
     log = f"/var/lib/dkms/nvidia*/{release}/build/make.log"
     question = f"Why could the module not be built{' for ' + failure.kernel if failure.kernel else ''}?"
     yield (
@@ -193,26 +195,26 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
     """The packages that bring the headers of ``kernel``; the shell finds its name where it is not known."""
     manager = snapshot.view(system.package_manager)
     if manager == "apt":
-        name = kernel or "$(uname -r)"
-        family = distros.DEBIAN if name.endswith("-pve") else distros.UBUNTU
-        return (family.headers(name),)
+        family = distros.DEBIAN if kernel.endswith("-pve") else distros.UBUNTU
+        return (family.headers(kernel) if is_release(kernel) else of_kernel("", "linux-headers-"),)
     if manager == "dnf":
-        name = kernel or "$(uname -r)"
-        stem = "kernel-uek-devel" if "uek" in name else "kernel-64k-devel" if "64k" in name else "kernel-devel"
-        return (f"{stem}-{name.replace('+64k', '')}",)
+        stem = "kernel-uek-devel" if "uek" in kernel else "kernel-64k-devel" if "64k" in kernel else "kernel-devel"
+        return (of_kernel(kernel.replace("+64k", ""), f"{stem}-"),)
     if manager == "zypper":
-        return (f"kernel-{kernel.rpartition('-')[2] or 'default'}-devel",)
+        flavour = kernel.rpartition("-")[2] if is_release(kernel) else ""
+        return (f"kernel-{flavour or 'default'}-devel",)
     flavour = next((word for word in ("lts", "zen", "hardened", "rt") if f"-{word}" in kernel), "")
     return (f"linux-{flavour}-headers" if flavour else "linux-headers",)
 
 
-def build_again(snapshot: Snapshot, kernel: str, prefix: str = "") -> Fix:
+def build_again(snapshot: Snapshot, kernel: str, prefix: tuple[str, ...] = ()) -> Fix:
     """Has the module built for ``kernel`` by what builds it here, and loaded where that kernel runs."""
-    name = kernel or "$(uname -r)"
+    name = of_kernel(kernel)
     akmods = bool(packages.matching(snapshot, "akmod-nvidia*")) or any("akmod" in item.text for item in snapshot.items)
-    command = f"sudo akmods --force --kernels {name}" if akmods else f"sudo {prefix}dkms autoinstall -k {name}"
+    by_akmods, by_dkms = ("akmods", "--force", "--kernels", name), (*prefix, "dkms", "autoinstall", "-k", name)
+    build_it = command("sudo", *(by_akmods if akmods else by_dkms))
     runs = not kernel or kernel == (snapshot.view(system.running_kernel) or kernel)
-    return run("rebuild", f"build the module for {kernel or 'the running kernel'}", command, *_load(runs=runs))
+    return run("rebuild", f"build the module for {kernel or 'the running kernel'}", build_it, *_load(runs=runs))
 
 
 def _load(*, runs: bool) -> tuple[str, ...]:
@@ -282,17 +284,22 @@ def _package(match: re.Match[str]) -> str:
     return "clang" if match["name"] == "clang" else f"gcc-{match['major']}"
 
 
+_LLVM: Final = ("env", "LLVM=1")
+_KERNELS_GCC: Final = Shell("gcc-$(sed -n 's/.*gcc[^0-9]*\\([0-9]*\\)[. ].*/\\1/p' /proc/version)")
+
+
 def _get_compiler(snapshot: Snapshot) -> Iterable[Fix]:
     wanted, kernel = compiler_wanted(snapshot), _kernel(snapshot)
     if snapshot.view(system.package_manager) == "apt":
-        name = wanted or "gcc-$(sed -n 's/.*gcc[^0-9]*\\([0-9]*\\)[. ].*/\\1/p' /proc/version)"
+        name = wanted if is_package(wanted) else _KERNELS_GCC
         yield install(snapshot, "install the compiler that the kernel was built with", name)
-        prefix = "env LLVM=1 " if wanted == "clang" else f"env CC=/usr/bin/{name} IGNORE_CC_MISMATCH=1 "
-        yield build_again(snapshot, kernel, prefix)
+        chosen = f"CC=/usr/bin/{name}"
+        with_it = Shell(chosen) if isinstance(name, Shell) else chosen
+        yield build_again(snapshot, kernel, _LLVM if wanted == "clang" else ("env", with_it, "IGNORE_CC_MISMATCH=1"))
     else:
         text = "install the compiler that the kernel was built with, or a kernel that today's compiler built"
         yield install(snapshot, text, *(("clang", "llvm", "lld") if wanted == "clang" else ("gcc",)))
-        yield build_again(snapshot, kernel, "env LLVM=1 " if wanted == "clang" else "")
+        yield build_again(snapshot, kernel, _LLVM if wanted == "clang" else ())
 
 
 # What brings each program, by package manager: apt, dnf, zypper, pacman.
@@ -366,19 +373,24 @@ _LEFTOVER: Final = re.compile(
 
 def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
     found = _leftover(snapshot)
-    if found:
+    if found and _TREES_MODULE.fullmatch(found[0]) and is_release(found[1]):
         place = f"/var/lib/dkms/{found[0]}/{found[1]}"
-        text = f"remove what is left of {found[0]} {found[1]} from DKMS's tree"
+        # Other modules' links and saved originals stand beside it, and what DKMS named may have been repaired since.
+        sound = command("sudo", "test", "-e", f"{place}/source/dkms.conf")
+        gone = f"{sound} || {command('sudo', 'rm', '-r', place)}"
+        text = f"remove what is left of {found[0]} {found[1]} from DKMS's tree, if its source is not there"
         if _source_of(place) in _listed(snapshot, "/usr/src/*"):
-            again = f"sudo dkms add -m {found[0]} -v {found[1]}"
-            yield run("remove", f"{text}, and register its source anew", f"sudo rm -rf {place}", again)
+            again = command("sudo", "dkms", "add", "-m", found[0], "-v", found[1])
+            yield run("remove", f"{text}, and register the source that is there anew", gone, again)
         else:
-            yield run("remove", text, f"sudo rm -rf {place}")
+            yield run("remove", text, gone)
     else:
-        text = "remove the entries of DKMS's tree whose source is gone"
-        command = 'for d in /var/lib/dkms/*/*/; do [ -e "$d/source/dkms.conf" ] || sudo rm -rf "$d"; done'
-        yield run("remove", text, command)
+        text = "remove the one version from DKMS's tree whose link to its source leads nowhere, by its whole name"
+        yield run("remove", text, "find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l")
     yield build_again(snapshot, snapshot.view(system.running_kernel))
+
+
+_TREES_MODULE: Final = re.compile(r"nvidia(?:-[a-z0-9]+)*")
 
 
 def _leftover(snapshot: Snapshot) -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -138,11 +139,10 @@ _NEWER_DOCKER: Final = (
 
 def _switch(snapshot: Snapshot) -> Iterable[Fix]:
     if docker.rootless(snapshot):
-        own = '--config="$HOME/.config/docker/daemon.json"'
         yield run(
             "configure",
             "switch CDI on for that user's docker",
-            f"gpunode ctk runtime configure --runtime=docker {own} --cdi.enabled",
+            'gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json" --cdi.enabled',
         )
         yield run("restart", "restart that user's docker", "systemctl --user restart docker")
         return
@@ -296,10 +296,16 @@ _IN_THE_HOME: Final = (
 )
 
 
+def _written_to(folder: str) -> tuple[str, ...]:
+    if not is_path(folder):
+        return ()
+    write = command("sudo", "nvidia-ctk", "cdi", "generate", f"--output={folder}/nvidia.yaml")
+    return command("sudo", "mkdir", "-p", folder), write
+
+
 def _where_it_looks(folder: str) -> tuple[Fix, ...]:
     return (
-        run("configure", f"write the specification to {folder}, where this engine looks", f"sudo mkdir -p {folder}",
-            f"sudo nvidia-ctk cdi generate --output={folder}/nvidia.yaml"),
+        run("configure", f"write the specification to {folder}, where this engine looks", *_written_to(folder)),
         run("configure", "or name both folders to podman", "sudo mkdir -p /etc/containers/containers.conf.d",
             "printf '[engine]\\ncdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"]\\n'"
             " | sudo tee /etc/containers/containers.conf.d/50-cdi.conf", when="podman is 5.5 or later"),

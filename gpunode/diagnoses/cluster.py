@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from gpunode.diagnoses.commands import Shell, command, is_name, is_path
 from gpunode.diagnoses.model import Fix, FixKind
-from gpunode.diagnoses.remedies import run
+from gpunode.diagnoses.remedies import by_hand, run
 
 
 def node_word(name: str) -> str:
     """The node in a command: by its name, else what the node calls itself, which is how kubelets register."""
-    return name or '"$(hostname | tr A-Z a-z)"'
+    return name if is_name(name) else _THIS_NODE
+
+
+_THIS_NODE: Final = Shell('"$(hostname | tr A-Z a-z)"')
 
 
 def restart_plugin(text: str = "restart the device plugin", when: str = "") -> Fix:
@@ -44,7 +50,9 @@ def set_runtime_class(text: str) -> Fix:
 
 def set_driver_root(text: str, root: str) -> Fix:
     """Tells every device plugin in which root the driver stands."""
-    return run("configure", text, _each_daemon_set("device-plugin", f"set env NVIDIA_DRIVER_ROOT={root}"))
+    if not is_path(root):
+        return by_hand("configure", text)
+    return run("configure", text, _each_daemon_set("device-plugin", f"set env {command(f'NVIDIA_DRIVER_ROOT={root}')}"))
 
 
 def _each_daemon_set(word: str, verb: str) -> str:

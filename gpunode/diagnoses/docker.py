@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, restart, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -88,17 +89,18 @@ def _reason(citation: Citation) -> str:
 
 
 def _correct(path: str, fault: str) -> tuple[Fix, ...]:
-    aside = f"sudo mv {path} {path}.broken"
+    aside = (command("sudo", "mv", path, f"{path}.broken"),) if is_path(path) else ()
+    check = (command("sudo", "dockerd", "--validate", "--config-file", path),) if is_path(path) else ()
     return (
         by_hand("configure", f"correct {path}: {fault}; JSON has one object, plain quotes, no comments, no last comma"),
         run(
             "configure",
             "or have it made anew, and bring your own settings back into it",
-            aside,
+            *aside,
             "sudo gpunode ctk runtime configure --runtime=docker",
             when="you cannot find the fault; a data-root or mirror in it would be missed",
         ),
-        run("inspect", "let dockerd check it (docker 23 and later)", f"sudo dockerd --validate --config-file {path}"),
+        run("inspect", "let dockerd check it (docker 23 and later)", *check),
         run("restart", "start docker again", "sudo systemctl reset-failed docker", "sudo systemctl restart docker"),
     )
 

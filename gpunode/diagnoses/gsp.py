@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from shlex import quote
 from typing import Final
 
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses.chains import GPU_LOST
+from gpunode.diagnoses.commands import edited
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
     by_hand,
@@ -333,11 +333,12 @@ def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
 def _option_taken_out(snapshot: Snapshot) -> Iterator[str]:
     """The commands that take the option out of every place that has it, and leave what else stands on its line."""
     files = (item for item in snapshot.files("/*modprobe.d/*") if _SWITCHED_OFF.search(item.text))
-    paths = tuple(dict.fromkeys(quote(item.subject) for item in files))
+    corrected = edited("s/ *NVreg_EnableGpuFirmware=0//", *(item.subject for item in files))
     on_command_line = any(_SWITCHED_OFF.search(item.text) for item in snapshot.files("/proc/cmdline"))
-    if paths or not on_command_line:
-        everywhere = "$(grep -ls NVreg_EnableGpuFirmware /etc/modprobe.d/*.conf)"
-        yield f"sudo sed -i 's/ *NVreg_EnableGpuFirmware=0//' {' '.join(paths) or everywhere}"
+    if corrected:
+        yield from corrected
+    elif not on_command_line:
+        yield "grep -rs NVreg_EnableGpuFirmware /etc/modprobe.d /lib/modprobe.d /etc/default/grub"
     if on_command_line and snapshot.view(package_manager) == "dnf":
         yield "sudo grubby --update-kernel=ALL --remove-args=nvidia.NVreg_EnableGpuFirmware=0"
     elif on_command_line:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
+from gpunode.diagnoses.commands import at, command, is_gpu
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -134,9 +135,9 @@ def _reset(snapshot: Snapshot) -> Iterable[Fix]:
     yield drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display")
     units = ("nvidia-persistenced.service", "nvidia-dcgm.service")
     running = [unit for unit in units if isinstance(snapshot.facts.unit(unit), Known)]
-    stop = (f"sudo systemctl stop {' '.join(running)}",) if running else ()
-    buses = dict.fromkeys(mode.bus for mode in snapshot.view(_modes) if mode.waits and mode.bus)
-    resets = tuple(f"sudo nvidia-smi --gpu-reset -i {bus}" for bus in buses) or ("sudo nvidia-smi --gpu-reset",)
+    stop = (command("sudo", "systemctl", "stop", *running),) if running else ()
+    buses = dict.fromkeys(mode.bus for mode in snapshot.view(_modes) if mode.waits and is_gpu(mode.bus)) or ("",)
+    resets = (command("sudo", "nvidia-smi", "--gpu-reset", *at(bus)) for bus in buses)
     yield run("reset", "reset the GPU; the mode takes effect with it", *stop, *resets)
     yield reboot(when="the GPU cannot be reset, as in a virtual machine")
 
@@ -187,14 +188,13 @@ _NO_DEVICE: Final = re.compile(
 
 
 def _create(snapshot: Snapshot) -> Iterable[Fix]:
-    at = next((mode.bus for mode in snapshot.view(_modes) if mode.current and mode.bus), "")
-    one = f" -i {at}" if at else ""
-    yield run("configure", "see which profiles the GPU offers", f"sudo nvidia-smi mig{one} -lgip")
-    largest = f"sudo nvidia-smi mig{one} -cgi 0 -C"
+    one = at(next((mode.bus for mode in snapshot.view(_modes) if mode.current and mode.bus), ""))
+    offers = command("sudo", "nvidia-smi", "mig", *one, "-lgip")
+    yield run("configure", "see which profiles the GPU offers", offers)
+    largest = command("sudo", "nvidia-smi", "mig", *one, "-cgi", "0", "-C")
     yield run("configure", "create instances; profile 0 is the whole GPU as one", largest)
-    yield run(
-        "configure", "or switch MIG off again", f"sudo nvidia-smi{one} -mig 0", when="the GPU is not to be shared"
-    )
+    off = command("sudo", "nvidia-smi", *one, "-mig", "0")
+    yield run("configure", "or switch MIG off again", off, when="the GPU is not to be shared")
 
 
 # --- permissions --------------------------------------------------------------------------------------------------
@@ -235,9 +235,10 @@ def _has_instances(snapshot: Snapshot) -> bool:
 
 def _permit(snapshot: Snapshot) -> Iterable[Fix]:
     modes = snapshot.view(_modes)
-    at = next((f" -i {mode.bus}" for mode in modes if mode.bus and not mode.current), "")
+    one = at(next((mode.bus for mode in modes if mode.bus and not mode.current), ""))
     if modes and not any(mode.current for mode in modes):
-        yield run("configure", "switch MIG on, where it is wanted", f"sudo nvidia-smi{at} -mig 1")
+        on = command("sudo", "nvidia-smi", *one, "-mig", "1")
+        yield run("configure", "switch MIG on, where it is wanted", on)
         return
     in_container = any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items)
     if in_container:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import build, chains
+from gpunode.diagnoses.commands import command, edited
+from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, reboot, rebuild_initramfs, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -80,8 +82,8 @@ def _allow(snapshot: Snapshot) -> Iterator[Fix]:
     files = [item.subject for item in snapshot.files("*modprobe.d/*") if _BLACKLISTED.search(item.text)]
     if files:
         entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
-        edits = (f"sudo sed -i.bak -E '/{entry}/d' {file}" for file in dict.fromkeys(files))
-        yield run("configure", "take the entries that keep nvidia away out of modprobe's configuration", *edits)
+        text = "take the entries that keep nvidia away out of modprobe's configuration"
+        yield run("configure", text, *edited(f"/{entry}/d", *files))
     else:
         text = "take out what keeps nvidia away, of modprobe's configuration or of the kernel's command line"
         yield run("configure", text, "grep -rnE '^(blacklist|install|alias) +nvidia' /etc/modprobe.d /lib/modprobe.d")
@@ -150,7 +152,7 @@ def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
         yield reboot("reboot into the kernel that is installed: the running one was replaced, its modules are gone")
     elif prebuilt := packages.matching(snapshot, "linux-modules-nvidia-*"):
         stem = re.sub(r"-\d+\.\d+\.\d+-\d+-\w.*$", "", prebuilt[0].name)
-        yield install(snapshot, f"install the prebuilt modules for {running}", f"{stem}-{running or '$(uname -r)'}")
+        yield install(snapshot, f"install the prebuilt modules for {running}", of_kernel(running, f"{stem}-"))
         yield run("load", "load the module", "sudo modprobe nvidia")
     elif snapshot.view(modules.driver_builds) or packages.matching(snapshot, "*dkms*", "akmod-nvidia*"):
         if not build.headers_present(snapshot, running):
@@ -230,16 +232,15 @@ def _index(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.said(_INCOMPLETE) or any(_EMPTY.match(line) for item in snapshot.of("listing") for line in item.lines):
         text = f"install the whole modules folder of {running or 'the running kernel'} again"
         manager = snapshot.view(system.package_manager)
-        name = running or "$(uname -r)"
-        brings = "linux-modules" if _UBUNTUS.search(name) else "linux-image"
-        commands = {
-            "apt": f"sudo apt-get install --reinstall {brings}-{name}",
-            "dnf": f"sudo dnf reinstall kernel-core-{name} kernel-modules-{name}",
-            "zypper": "sudo zypper install --force kernel-default",
-            "pacman": "sudo pacman -S linux",
+        brings = "linux-modules-" if _UBUNTUS.search(running) else "linux-image-"
+        words: dict[system.PackageManager, tuple[str, ...]] = {
+            "apt": ("apt-get", "install", "--reinstall", of_kernel(running, brings)),
+            "dnf": ("dnf", "reinstall", of_kernel(running, "kernel-core-"), of_kernel(running, "kernel-modules-")),
+            "zypper": ("zypper", "install", "--force", "kernel-default"),
+            "pacman": ("pacman", "-S", "linux"),
         }
-        yield run("install", text, commands[manager])
-    yield run("rebuild", "write the indexes anew", f"sudo depmod -a {running}".rstrip())
+        yield run("install", text, command("sudo", *words[manager]))
+    yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", of_kernel(running)))
     yield run("load", "load the module", "sudo modprobe nvidia")
 
 
@@ -288,17 +289,24 @@ def _disagreement(snapshot: Snapshot, copies: tuple[modules.OnDisk, ...]) -> Ite
             yield row.citation
 
 
+# Where NVIDIA's installer puts its modules when it is not told another place; packages and DKMS have their own.
+_INSTALLERS: Final = "kernel/drivers/video"
+_PARTS: Final = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm", "nvidia-peermem")
+
+
 def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
-    running = modules.kernel_of_search(snapshot) or "$(uname -r)"
-    copies = [one for one in snapshot.view(modules.on_disk) if one.kernel == running and one.place]
-    stale = [one for one in copies if "dkms" not in one.place and "weak-updates" not in one.place]
-    places = [one.place for one in stale] or ["kernel/drivers/video"]
-    owner = "dpkg -S" if snapshot.view(system.package_manager) == "apt" else "rpm -qf"
-    text = "remove the copies that no package owns; where one does, its name is printed, and it is to be removed"
-    each = f'{owner} "$f" || sudo rm -v "$f"'
-    sweeps = (f"for f in /lib/modules/{running}/{place}/nvidia*.ko*; do {each}; done" for place in places)
-    yield run("remove", text, *sweeps)
-    yield run("rebuild", "write the indexes anew", f"sudo depmod -a {running}")
+    release = of_kernel(modules.kernel_of_search(snapshot))
+    is_apt = snapshot.view(system.package_manager) == "apt"
+    text = "remove the files that NVIDIA's installer left, which no package owns and DKMS does not replace"
+    files = (of_kernel(release, "/lib/modules/", f"/{_INSTALLERS}/{name}.ko") for name in _PARTS)
+    # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names.
+    owner = 'dpkg -S "*$f"' if is_apt else 'rpm -qf "$f"'
+    each = f'[ ! -e "$f" ] || {owner} || sudo rm -v "$f"'
+    yield run("remove", text, f"for f in {command(*files)}; do {each}; done")
+    text = "see which package owns each copy that is left; the package whose driver is not wanted is to be removed"
+    find = command("find", of_kernel(release, "/lib/modules/"), "-name", "nvidia*.ko*", "-exec")
+    yield run("inspect", text, f"{find} {'dpkg -S' if is_apt else 'rpm -qf'} {{}} +")
+    yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", release))
     yield rebuild_initramfs(snapshot)
     yield reboot()
 

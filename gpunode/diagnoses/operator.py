@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.cluster import node_word
+from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -292,13 +293,13 @@ def _free(snapshot: Snapshot) -> Iterable[Fix]:
     yield Fix(
         "drain",
         "move the pods that use a GPU off the node; programs outside of pods have to be stopped, too",
-        (f"kubectl drain {node} --ignore-daemonsets --delete-emptydir-data",),
+        (command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data"),),
     )
     restart = (
         "kubectl get pods -A -o wide --no-headers | awk '/nvidia-(gpu-)?driver-/ {print $1, $2}' | "
         'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
     )
-    yield run("restart", "start the driver pod again", restart, f"kubectl uncordon {node}")
+    yield run("restart", "start the driver pod again", restart, command("kubectl", "uncordon", node))
 
 
 def _other_image(_: Snapshot) -> Iterable[Fix]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
+from gpunode.diagnoses.commands import command, is_name, is_path
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
@@ -65,7 +66,7 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
         if match := next(refused, None):
             package = "cuda-keyring_1.1-1_all.deb"
             url = f"https://developer.download.nvidia.com/compute/cuda/repos/{match['dir']}/{match['arch']}/{package}"
-            fetch, put = f"curl -fsSL -o /tmp/{package} {url}", f"sudo dpkg -i /tmp/{package}"
+            fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
             yield run("install", "install NVIDIA's package with the current key", fetch, put, "sudo apt-get update")
         yield setup_step("configure", "or let gpunode set the repository up, its key checked", "cuda-repository")
         return
@@ -163,16 +164,20 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
     owner = archives.owner_of(url)
     surplus = _surplus(snapshot)
     if owner == "other" and not surplus:
-        host = url.split("/")[2] if url.count("/") > 2 else "Signed-By"
-        yield run("inspect", "see what names it", f"grep -rF {host} /etc/apt/sources.list /etc/apt/sources.list.d")
+        host = url.split("/")[2] if url.count("/") > 2 and is_name(url.split("/")[2]) else "Signed-By"
+        find = command("grep", "-rF", "--", host, "/etc/apt/sources.list", "/etc/apt/sources.list.d")
+        yield run("inspect", "see what names it", find)
         yield by_hand("remove", "remove all entries for it but one")
     elif surplus:
-        yield run("remove", "remove the entry that is too many", f"sudo rm {' '.join(surplus)}")
+        moves = (command("sudo", "mv", file, f"{file}.disabled") for file in surplus if is_path(file))
+        yield run("remove", "take the entry that is too many away; apt passes over files of that name", *moves)
     else:
-        host = url.split("/")[2] if url.count("/") > 2 else "nvidia"
+        host = url.split("/")[2] if url.count("/") > 2 and is_name(url.split("/")[2]) else "nvidia"
         keep = {"toolkit": "/nvidia-container-toolkit\\.list$", "cuda": "/cuda-[a-z]+[0-9]+-[a-z0-9_]+\\.list$"}
-        others = f"grep -rlF {host} /etc/apt/sources.list.d | grep -vE '{keep.get(owner, '^$')}'"
-        yield run("remove", "remove the list files that name it too", f"{others} | xargs -r sudo rm")
+        find = command("grep", "-rlF", "--include=*.list", "--include=*.sources", "--", host, "/etc/apt/sources.list.d")
+        others = f"{find} | {command('grep', '-vE', keep.get(owner, '^$'))}"
+        aside = 'while read -r file; do sudo mv "$file" "$file.disabled"; done'
+        yield run("remove", "take the list files that name it too away", f"{others} | {aside}")
     step = {"toolkit": "toolkit-repository", "cuda": "cuda-repository"}.get(owner)
     if step:
         yield setup_step("configure", "write the one entry that is needed", step)
@@ -457,7 +462,8 @@ def _between_packagers(snapshot: Snapshot) -> tuple[Citation, ...]:
     if not version or unpacked is None or not is_drivers(owner) or not is_drivers(unpacked["name"]):
         return ()
     both = {archives.packager_of(version), archives.packager_of(unpacked["version"])} - {""}
-    listed = {archives.packager(one) for one in driver.packaged(snapshot) if one.is_installed} - {""}
+    installed = (one for one in snapshot.view(packages.packages).values() if one.is_installed)
+    listed = {archives.packager(one) for one in installed if is_drivers(one.name)}
     if not both <= listed:
         return ()  # one package that is new, not two sets that are there
     is_one = _upstream(version) == _upstream(unpacked["version"].replace("%3a", ":"))
@@ -486,10 +492,8 @@ def _other_branch(snapshot: Snapshot) -> tuple[packages.Package, ...]:
 def _release(snapshot: Snapshot) -> Iterable[Fix]:
     holds = sorted(name for name in packages.holds(snapshot) if is_drivers(name))
     if holds:
-        is_apt = snapshot.view(package_manager) == "apt"
-        unhold = "sudo apt-mark unhold" if is_apt else "sudo dnf versionlock delete"
-        yield run("configure", "release the hold, if it may be changed", f"{unhold} {' '.join(holds)}")
-        if is_apt:
+        yield remedies.unhold(snapshot, "release the hold, if it may be changed", *holds)
+        if snapshot.view(package_manager) == "apt":
             yield run("install", "bring what depends on each other to one version", "sudo apt-get -f install")
     elif old := _other_branch(snapshot):
         yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))

@@ -15,6 +15,7 @@ from gpunode.diagnoses.cluster import (
     set_driver_root,
     set_runtime_class,
 )
+from gpunode.diagnoses.commands import command, is_unit
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -716,7 +717,8 @@ def _kubelet_unit(snapshot: Snapshot) -> str:
     """The unit that runs the kubelet: where the node was not looked at, the product's usual one."""
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.unit:
-        return kubelet.value.unit.removesuffix(".service")
+        unit = kubelet.value.unit.removesuffix(".service")
+        return unit if is_unit(unit) else "kubelet"
     return _UNITS.get(snapshot.view(containerd.product), "kubelet")
 
 
@@ -727,7 +729,13 @@ def _forget(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "remove",
         "move the kubelet's record away while it is stopped; it makes a new one of the pods that run",
-        f"sudo systemctl stop {unit} && sudo mv {_CHECKPOINT} {_CHECKPOINT}.bak && sudo systemctl start {unit}",
+        " && ".join(
+            (
+                command("sudo", "systemctl", "stop", unit),
+                command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak"),
+                command("sudo", "systemctl", "start", unit),
+            )
+        ),
         when="the devices are still held after the restart, and no pod with a GPU runs on the node",
     )
 

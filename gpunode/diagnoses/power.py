@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Final
 
+from gpunode.diagnoses.commands import at, command
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -172,11 +173,11 @@ def _watts(row: smi_query.Row) -> float | None:
 
 
 def _raise(gpu: smi_query.Gpu, most: float, *, out_of_band: bool) -> Iterator[Fix]:
-    which = f" -i {gpu.bus}" if gpu.bus else ""
     if out_of_band:
         yield by_hand("configure", "raise the limit where it is set: the power policy of the BMC, or its power budget")
     else:
-        yield run("configure", "set the default limit again", f"sudo nvidia-smi{which} -pl {most:.0f}")
+        limit = command("sudo", "nvidia-smi", *at(gpu.bus), "-pl", f"{most:.0f}")
+        yield run("configure", "set the default limit again", limit)
     find = "sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"
     yield run("inspect", "find what sets it at boot", find)
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from gpunode.diagnoses.commands import command, is_gpu, is_package, is_unit
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import packages, pci
 from gpunode.diagnoses.views.system import PackageManager, distro, package_manager
 
-_INSTALL: Final[dict[PackageManager, str]] = {
-    "apt": "sudo apt-get install {}",
-    "dnf": "sudo dnf install {}",
-    "zypper": "sudo zypper install {}",
-    "pacman": "sudo pacman -S {}",
+_INSTALL: Final[dict[PackageManager, tuple[str, ...]]] = {
+    "apt": ("sudo", "apt-get", "install"),
+    "dnf": ("sudo", "dnf", "install"),
+    "zypper": ("sudo", "zypper", "install"),
+    "pacman": ("sudo", "pacman", "-S"),
 }
-_REMOVE: Final[dict[PackageManager, str]] = {
-    "apt": "sudo apt-get purge {}",
-    "dnf": "sudo dnf remove {}",
-    "zypper": "sudo zypper remove {}",
-    "pacman": "sudo pacman -Rns {}",
+_REMOVE: Final[dict[PackageManager, tuple[str, ...]]] = {
+    "apt": ("sudo", "apt-get", "purge"),
+    "dnf": ("sudo", "dnf", "remove"),
+    "zypper": ("sudo", "zypper", "remove"),
+    "pacman": ("sudo", "pacman", "-Rns"),
 }
 _INITRAMFS: Final[dict[PackageManager, str]] = {
     "apt": "sudo update-initramfs -u -k all",
@@ -47,12 +48,35 @@ def by_hand(kind: FixKind, text: str, when: str = "") -> Fix:
 
 def install(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     """Installs packages; ``names`` are those of this distribution."""
-    return Fix("install", text, (_INSTALL[snapshot.view(package_manager)].format(" ".join(names)),), when)
+    return _of_packages("install", text, _INSTALL[snapshot.view(package_manager)], names, when)
 
 
 def uninstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     """Removes packages, each named whole: a pattern takes along what nobody meant."""
-    return Fix("remove", text, (_REMOVE[snapshot.view(package_manager)].format(" ".join(names)),), when)
+    return _of_packages("remove", text, _REMOVE[snapshot.view(package_manager)], names, when)
+
+
+def _of_packages(kind: FixKind, text: str, program: tuple[str, ...], names: tuple[str, ...], when: str) -> Fix:
+    """A command about packages; where one has no name that a package can have, the words alone."""
+    named = tuple(dict.fromkeys(names))
+    is_sound = bool(named) and all(map(is_package, named))
+    return Fix(kind, text, (command(*program, *named),) if is_sound else (), when)
+
+
+_UNHOLD: Final[dict[PackageManager, tuple[str, ...]]] = {
+    "apt": ("sudo", "apt-mark", "unhold"),
+    "dnf": ("sudo", "dnf", "versionlock", "delete"),
+    "zypper": ("sudo", "zypper", "removelock"),
+    "pacman": (),
+}
+
+
+def unhold(snapshot: Snapshot, text: str, *names: str) -> Fix:
+    """Lets packages be upgraded again; pacman holds by a line of its own configuration."""
+    program = _UNHOLD[snapshot.view(package_manager)]
+    if not program:
+        return by_hand("configure", f"{text}: take them out of IgnorePkg in /etc/pacman.conf")
+    return _of_packages("configure", text, program, names, "")
 
 
 def setup_step(kind: FixKind, text: str, *steps: str, runtime: str = "", when: str = "") -> Fix:
@@ -109,7 +133,8 @@ def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of 
 
 def restart(unit: str, text: str = "", when: str = "") -> Fix:
     """Restarts a unit."""
-    return Fix("restart", text or f"restart {unit.removesuffix('.service')}", (f"sudo systemctl restart {unit}",), when)
+    commands = (command("sudo", "systemctl", "restart", unit),) if is_unit(unit) else ()
+    return Fix("restart", text or f"restart {unit.removesuffix('.service')}", commands, when)
 
 
 def reboot(text: str = "reboot the node", when: str = "") -> Fix:
@@ -124,8 +149,10 @@ def drain(text: str = "move the work away from this node first") -> Fix:
 
 def reset_gpu(gpu: str = "", text: str = "reset the GPU, once nothing uses it", when: str = "") -> Fix:
     """Resets the GPU at a PCI address; without one all that can be."""
-    only = f" --id={gpu}" if gpu else ""
-    return Fix("reset", text, (f"sudo nvidia-smi --gpu-reset{only}",), when)
+    if gpu and not is_gpu(gpu):
+        return Fix("reset", text, (), when)
+    only = (f"--id={gpu}",) if gpu else ()
+    return Fix("reset", text, (command("sudo", "nvidia-smi", "--gpu-reset", *only),), when)
 
 
 def power_cycle(text: str = "power the node off, wait a minute, and on again: a reboot leaves the GPU as it is") -> Fix:

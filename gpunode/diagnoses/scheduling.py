@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
+from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -256,8 +257,8 @@ def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
     names = [node.name for node in snapshot.view(kube.nodes) if node.name]
-    command = f"kubectl describe node {node_word(names[0] if names else '')}"
-    yield Fix("application", "end a pod that holds a GPU, or wait for it: this command shows who does", (command,))
+    show = command("kubectl", "describe", "node", node_word(names[0] if names else ""))
+    yield Fix("application", "end a pod that holds a GPU, or wait for it: this command shows who does", (show,))
     yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes, where this happens often")
 
 

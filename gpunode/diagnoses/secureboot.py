@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses import chains
+from gpunode.diagnoses.commands import Shell, command, is_name, is_path, is_release
+from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, reboot, run
+from gpunode.diagnoses.remedies import by_hand, install, reboot, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, kernel, modules, packages, system
 from gpunode.facts.items import Item
@@ -182,7 +184,9 @@ def _certificate(snapshot: Snapshot) -> str:
     """The certificate of the key that modules are signed with here."""
     for item in snapshot.items:
         if item.kind not in _TABLES and (match := _CERTIFICATE.search(item.text) or _CERTIFICATE.search(item.written)):
-            return match["path"] or match["set"]
+            found = match["path"] or match["set"]
+            if is_path(found):
+                return found
     if packages.matching(snapshot, "akmod-nvidia*"):
         return "/etc/pki/akmods/certs/public_key.der"
     return _UBUNTUS if _is_ubuntu(snapshot) else "/var/lib/dkms/mok.pub"
@@ -201,7 +205,7 @@ def _is_ubuntu(snapshot: Snapshot) -> bool:
 def _enrol(snapshot: Snapshot) -> Iterable[Fix]:
     if not snapshot.says(_PENDING):
         text = "ask for the key to be enrolled; mokutil has you choose a password for the next boot"
-        yield run("configure", text, f"sudo mokutil --import {_certificate(snapshot)}")
+        yield run("configure", text, command("sudo", "mokutil", "--import", _certificate(snapshot)))
     text = "reboot with the console in view: choose Enroll MOK in the blue screen and type that password"
     yield reboot(text)
     yield from _instead(snapshot)
@@ -213,8 +217,7 @@ def _instead(snapshot: Snapshot) -> Iterator[Fix]:
         release = next((info.version for info in snapshot.view(modules.driver_info) if info.version), "")
         branch = release.partition(".")[0] or "580"
         flavour = snapshot.view(system.running_kernel).rpartition("-")[2] or "generic"
-        command = f"sudo apt-get install linux-modules-nvidia-{branch}-{flavour}"
-        yield run("install", text, command, when="nobody can reach the console")
+        yield install(snapshot, text, f"linux-modules-nvidia-{branch}-{flavour}", when="nobody can reach the console")
     yield by_hand("firmware", "switch Secure Boot off in the firmware", "your rules allow a node without it")
 
 
@@ -232,23 +235,23 @@ def _sign(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _builds(snapshot: Snapshot) -> Iterator[str]:
     infos = [info for info in snapshot.view(modules.driver_info) if "/dkms/" in info.filename and info.version]
-    name = snapshot.view(system.running_kernel) or next((info.kernel for info in infos), "") or "$(uname -r)"
-    rows = [row for row in snapshot.view(modules.driver_builds) if row.kernel in {"", name}]
-    if infos and not rows:
-        # Debian's DKMS module has the name of its file, nvidia-current.
-        module = infos[0].filename.rpartition("/")[2].partition(".ko")[0]
-        yield f"sudo dkms build --force {module}/{infos[0].version} -k {name}"
-        yield f"sudo dkms install --force {module}/{infos[0].version} -k {name}"
-    elif rows:
-        yield f"sudo dkms build --force {rows[0].module}/{rows[0].version} -k {name}"
-        yield f"sudo dkms install --force {rows[0].module}/{rows[0].version} -k {name}"
-    elif packages.matching(snapshot, "akmod-nvidia*"):
-        yield f"sudo akmods --force --rebuild --kernels {name}"
-    else:
-        # "nvidia/580.95.05, 6.1.0-40-amd64, x86_64: installed", or with a comma before the version.
-        tree = "$(dkms status | sed -n 's/^\\(nvidia[a-z-]*\\)[\\/,] *\\([^,:]*\\).*/\\1\\/\\2/p' | head -1)"
-        yield f'sudo dkms build --force "{tree}" -k {name}'
-        yield f'sudo dkms install --force "{tree}" -k {name}'
+    kernel = snapshot.view(system.running_kernel) or next((info.kernel for info in infos), "")
+    rows = [row for row in snapshot.view(modules.driver_builds) if row.kernel in {"", kernel}]
+    # Debian's DKMS module has the name of its file, nvidia-current.
+    built = [(info.filename.rpartition("/")[2].partition(".ko")[0], info.version) for info in infos]
+    named = [(row.module, row.version) for row in rows] or built
+    tree = next((f"{module}/{version}" for module, version in named if is_name(module) and is_release(version)), "")
+    if not tree and packages.matching(snapshot, "akmod-nvidia*"):
+        yield command("sudo", "akmods", "--force", "--rebuild", "--kernels", of_kernel(kernel))
+        return
+    for verb in ("build", "install"):
+        yield command("sudo", "dkms", verb, "--force", tree or _FIRST_TREE, "-k", of_kernel(kernel))
+
+
+# "nvidia/580.95.05, 6.1.0-40-amd64, x86_64: installed", or with a comma before the version.
+_FIRST_TREE: Final = Shell(
+    "\"$(dkms status | sed -n 's/^\\(nvidia[a-z-]*\\)[\\/,] *\\([^,:]*\\).*/\\1\\/\\2/p' | head -1)\""
+)
 
 
 _KERNEL: Final = "https://www.kernel.org/doc/html/latest/admin-guide/module-signing.html"

@@ -16,8 +16,9 @@ from gpunode.catalog import branches
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses import chains
+from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, install, reboot, run
+from gpunode.diagnoses.remedies import by_hand, install, reboot, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, driver, kernel, modules, packages, system
 from gpunode.diagnoses.views.cards import Card
@@ -244,7 +245,7 @@ def _from_repository(snapshot: Snapshot, cause: str, choice: Choice | None, last
         return run("install", f"install {what}", *_by_dnf(snapshot, kind, branch))
     if manager == "zypper":
         name = "nvidia-open" if kind == "open" else "cuda-drivers"
-        return run("install", f"install {what}", f"sudo zypper install {name}")
+        return install(snapshot, f"install {what}", name)
     name = "nvidia-open-dkms" if kind == "open" else "nvidia-580xx-dkms"
     return install(snapshot, f"install {what}", name)
 
@@ -260,7 +261,7 @@ def _by_dnf(snapshot: Snapshot, kind: str, branch: int | None) -> tuple[str, ...
     if packages.matching(snapshot, "akmod-nvidia*"):
         value = "kernel-open" if kind == "open" else "kernel"
         return (
-            f"sudo sed -i -E 's/kernel(-open)?$/{value}/' /etc/nvidia/kernel.conf",
+            command("sudo", "sed", "-i.bak", "-E", f"s/kernel(-open)?$/{value}/", "/etc/nvidia/kernel.conf"),
             "sudo akmods --force --rebuild",
         )
     known = system.distro(snapshot)
@@ -270,8 +271,8 @@ def _by_dnf(snapshot: Snapshot, kind: str, branch: int | None) -> tuple[str, ...
             if branch
             else ("open-dkms" if kind == "open" else "latest-dkms")
         )
-        return (f"sudo dnf -y module switch-to nvidia-driver:{stream} --allowerasing",)
-    return (f"sudo dnf install --allowerasing {'nvidia-open' if kind == 'open' else 'cuda-drivers'}",)
+        return (command("sudo", "dnf", "module", "switch-to", f"nvidia-driver:{stream}", "--allowerasing"),)
+    return (command("sudo", "dnf", "install", "--allowerasing", "nvidia-open" if kind == "open" else "cuda-drivers"),)
 
 
 def _of_distribution(snapshot: Snapshot, last: int) -> Fix:
@@ -289,21 +290,20 @@ def _of_distribution(snapshot: Snapshot, last: int) -> Fix:
     return install(snapshot, text, f"nvidia-driver-{last}")
 
 
-_INSTALLED: Final = (
-    "$(dpkg-query -W -f '${Package} ' 'nvidia-driver*' 'nvidia-dkms*' 'nvidia-kernel-*' 'nvidia-headless*' "
-    "'linux-modules-nvidia-*' 2>/dev/null)"
-)
+_LISTS: Final[dict[system.PackageManager, str]] = {
+    "apt": "dpkg -l 'nvidia-driver*' 'nvidia-dkms*' 'nvidia-kernel-*' 'nvidia-headless*' 'linux-modules-nvidia-*'",
+    "dnf": "rpm -qa 'nvidia-driver*' '*kmod-nvidia*' 'dkms-nvidia*' 'nvidia-open*' 'xorg-x11-drv-nvidia*'",
+    "zypper": "rpm -qa 'nvidia-driver*' 'nvidia-open*' 'nvidia-*-kmp-*' 'nvidia-*G0[4-9]*'",
+    "pacman": "pacman -Qs '^nvidia'",
+}
 
 
 def _remove(snapshot: Snapshot, why: str) -> Fix:
-    """Takes the packages of the driver away, by their names where those are known."""
-    names = [one.name for one in (*driver.kernel_side(snapshot), *driver.whole(snapshot))]
-    manager = snapshot.view(system.package_manager)
-    if manager == "apt":
-        return run("remove", why, f"sudo apt-get purge {' '.join(dict.fromkeys(names)) or _INSTALLED}")
-    commands = {"dnf": "sudo dnf remove {}", "zypper": "sudo zypper remove {}", "pacman": "sudo pacman -Rns {}"}
-    found = " ".join(dict.fromkeys(names)) or "$(rpm -qa --qf '%{NAME} ' '*nvidia*')"
-    return run("remove", why, commands[manager].format(found))
+    """Takes the packages of the driver away, by their names; where those are not known, they are to be looked up."""
+    if names := [one.name for one in (*driver.kernel_side(snapshot), *driver.whole(snapshot))]:
+        return uninstall(snapshot, why, *names)
+    text = f"{why}, each by its name, which this lists; leave the container toolkit and its libraries in place"
+    return run("remove", text, _LISTS[snapshot.view(system.package_manager)])
 
 
 def _go_back(snapshot: Snapshot) -> Iterable[Fix]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
+from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -185,7 +186,7 @@ def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
         "configure",
         "let the toolkit take the driver of the host",
         "sudo gpunode ctk config --in-place --set nvidia-container-cli.root=/",
-        f"sudo gpunode ctk config --in-place --set nvidia-container-cli.ldconfig=@{ldconfig}",
+        _command(ldconfig),
     )
     yield run(
         "inspect",
@@ -244,12 +245,16 @@ def _lacks_real(snapshot: Snapshot) -> tuple[Citation, ...]:
 _LDCONFIGS: Final = "/sbin/ldconfig*"
 
 
+def _command(path: str) -> str:
+    return command("sudo", "gpunode", "ctk", "config", "--in-place", "--set", f"nvidia-container-cli.ldconfig=@{path}")
+
+
 def _set_ldconfig(path: str) -> tuple[Fix, ...]:
     return (
         run(
             "configure",
             f"let the toolkit run {path} of the host",
-            f"sudo gpunode ctk config --in-place --set nvidia-container-cli.ldconfig=@{path}",
+            *((_command(path),) if is_path(path) else ()),
         ),
     )
 

@@ -9,6 +9,7 @@ from typing import Final
 from gpunode.catalog import cuda
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
+from gpunode.diagnoses.commands import at, command, edited, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -350,11 +351,30 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     yield from _other_copy(snapshot, places)
 
 
+_LIBCUDA: Final = re.compile(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
+
+
+_DRIVEN: Final = re.compile(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
+
+
+def _listed_compat(snapshot: Snapshot) -> Iterator[Citation]:
+    """Where a command that looks into a folder of compatibility libraries shows libcuda of another driver."""
+    node = driver.loaded(snapshot)
+    for item in snapshot.items:
+        if "/compat" not in item.written:
+            continue
+        told = _DRIVEN.search(item.text)
+        if version := node.version if node else told["version"] if told else "":
+            for match in _LIBCUDA.finditer(item.text):
+                if match["version"] != version:
+                    yield cite(item, item.number_at(match.start()))
+
+
 def _other_copy(
     snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
 ) -> Iterator[tuple[str, Verdict]]:
     said = snapshot.said(_803)
-    compat = [one.citation for one in places if one.sort == "compat"]
+    compat = [one.citation for one in places if one.sort == "compat"] or [*_listed_compat(snapshot)]
     other = [one for one in places if one.sort == "other" and isinstance(one, loader.Library)]
     front = [one for one in places if isinstance(one, loader.Folder)]
     cured = _cured_by_unsetting(snapshot)
@@ -425,22 +445,44 @@ def _compat_not_here(snapshot: Snapshot) -> Proof:
 def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     on_node = any(one.where == "host" and one.sort == "compat" for one in snapshot.view(loader.loaded))
     if on_node:
-        find = "grep -rlsF /compat /etc/ld.so.conf.d | xargs -r sudo rm"
-        yield run("remove", "take the compatibility folder out of the loader's path", find, "sudo ldconfig")
-    inside = "rm -rf /usr/local/cuda*/compat /etc/ld.so.conf.d/*compat*.conf; ldconfig"
-    text = "in an image: build it without cuda-compat, or remove it there and take it out of LD_LIBRARY_PATH"
-    yield by_hand("remove", f"{text} (as root in the container: {inside})")
+        named = [one for one in snapshot.view(loader.folders) if one.file and one.sort == "compat"]
+        text = "take the compatibility folder out of the loader's path"
+        yield run("remove", text, *(_commented_out(named) or _COMPAT_COMMENTED_OUT), "sudo ldconfig")
+    text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
+    yield by_hand("remove", text)
     yield remedies.driver(snapshot, "or upgrade the node's driver to the CUDA of the image", upgrade=True)
+
+
+# The line alone: other folders stand in the same file, and it may be a package's.
+_COMPAT_COMMENTED_OUT: Final = (
+    (
+        "grep -rlsE --include='*.conf' '^[[:space:]]*/[^#]*/compat/*[[:space:]]*$' /etc/ld.so.conf.d | "
+        "xargs -r -d '\\n' sudo sed -i.bak -E 's,^[[:space:]]*/[^#]*/compat/*[[:space:]]*$,#&,'"
+    ),
+)
+_PLAIN: Final = re.compile(r"/[A-Za-z0-9/._+-]+")
+
+
+def _commented_out(folders: Iterable[loader.Folder]) -> tuple[str, ...]:
+    """The commands that comment out the lines of these folders; none where a file or a folder is not named plainly."""
+    found: list[str] = []
+    for one in folders:
+        if not _PLAIN.fullmatch(one.path) or not is_path(one.file):
+            return ()
+        plain = one.path.rstrip("/").replace(".", r"\.").replace("+", r"\+")
+        found.extend(edited(f"s,^[[:space:]]*{plain}/*[[:space:]]*$,#&,", one.file))
+    return tuple(dict.fromkeys(found))
 
 
 def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     wrong = [one for one in snapshot.view(loader.folders) if one.where == "host" and _is_wrong(snapshot, one)]
-    conf = [one for one in wrong if one.citation.source.startswith("/etc/ld.so.conf")]
-    if conf:
-        # The folder's line alone: the file may name others, and of the system's own files none may go.
-        edits = (rf"sudo sed -i.bak '\#^[[:space:]]*{one.path}/*[[:space:]]*$#d' {one.citation.source}" for one in conf)
-        yield run("configure", "take the folder out of the loader's path", *dict.fromkeys(edits), "sudo ldconfig")
-    paths = sorted({one.path for one in wrong if one not in conf})
+    conf = [one for one in wrong if one.file]
+    if commands := _commented_out(conf):
+        yield run("configure", "take the folder out of the loader's path", *commands, "sudo ldconfig")
+    elif conf:
+        places = ", ".join(sorted({one.path for one in conf}))
+        yield by_hand("configure", f"take {places} out of the files in /etc/ld.so.conf.d, then run ldconfig")
+    paths = sorted({one.path for one in wrong if not one.file})
     if conf and not paths:
         return
     named = f" ({', '.join(paths)})" if paths else ""
@@ -593,7 +635,7 @@ def _compute_mode(snapshot: Snapshot) -> Iterator[Verdict]:
 
 def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
     wheres = dict.fromkeys(where for where, _, _ in snapshot.view(_exclusive))
-    commands = tuple(f"sudo nvidia-smi{f' -i {where}' if where else ''} -c DEFAULT" for where in wheres)
+    commands = tuple(command("sudo", "nvidia-smi", *at(where), "-c", "DEFAULT") for where in wheres)
     yield run("configure", "let several processes use the GPU", *commands)
     yield by_hand("application", "or stop the other process, or share the GPU through MPS", "the mode is meant")
 

@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
+from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -500,9 +501,10 @@ _PERSISTENCED: Final = re.compile(r"persistenced")
 def _reload(snapshot: Snapshot) -> Iterable[Fix]:
     yield drain()
     runs = isinstance(snapshot.facts.unit(_UNIT), Known) or snapshot.says(_PERSISTENCED)
-    daemon = (f"sudo systemctl stop {_UNIT}",) if runs else ()
+    stop = (command("sudo", "systemctl", "stop", _UNIT),) if runs else ()
+    start = (command("sudo", "systemctl", "start", _UNIT),) if runs else ()
     text = "load the new module without a reboot, if nothing holds the old one"
-    yield run("load", text, *daemon, *_RELOAD, *(one.replace("stop", "start") for one in daemon))
+    yield run("load", text, *stop, *_RELOAD, *start)
     yield reboot(when="the old module cannot be unloaded")
 
 
@@ -521,12 +523,8 @@ def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _complete(snapshot: Snapshot) -> Iterable[Fix]:
     holds = sorted(name for name in packages.holds(snapshot) if history.is_drivers(name))
-    if holds and package_manager(snapshot) == "apt":
-        yield run(
-            "configure",
-            "release the hold on the packages that stayed behind",
-            f"sudo apt-mark unhold {' '.join(holds)}",
-        )
+    if holds:
+        yield remedies.unhold(snapshot, "release the hold on the packages that stayed behind", *holds)
     text = "let all of the driver's packages come from one repository"
     if package_manager(snapshot) == "apt":
         yield setup_step("configure", text, "cuda-repository", "driver-pin")

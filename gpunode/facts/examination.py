@@ -100,13 +100,16 @@ _LISTED: Final = {
     "snap-docker": "/snap/bin/docker",
     "docker-binaries": "/usr/*bin/dockerd",
     "toolkit-binaries": "/usr/*bin/nvidia-c*",
+    "docker-socket": "/run/docker.sock",
+    "smi-binary": "/usr/bin/nvidia-smi",
+    "rpm-database": "/var/lib/rpm/*",
     "driver-containers": "/run/nvidia/*",
     "device-plugin-sockets": "/var/lib/kubelet/device-plugins/*",
     "kubelet-pods": "/var/lib/kubelet/pods/*",
-    "ldconfigs": "/sbin/ldconfig*",
     "apt-keyrings": "/usr/share/keyrings/*",
     "apt-trusted": "/etc/apt/trusted.gpg*",
     "apt-trusted-d": "/etc/apt/trusted.gpg.d/*",
+    "ldconfigs": "/sbin/ldconfig*",
     "wsl-libraries": "/usr/lib/wsl/lib/*",
     "iommu": "/sys/class/iommu/*",
 }
@@ -143,7 +146,6 @@ def _system() -> Iterator[Probe]:
     yield _command("device-capabilities", "ls", "-l", "/dev/nvidia-caps")
     yield _command("character-devices", "ls", "-l", "/dev/char")
     yield _command("cgroup-version", "stat", "-fc", "%T", "/sys/fs/cgroup")
-    yield _command("rpms", "rpm", "-qa", "*nvidia*", "cuda*", "kernel*", "*container*")
     yield Probe("file:/var/log/apt/history.log", path="/var/log/apt/history.log", limit_bytes=4 * _MIB)
     yield Probe("file:/var/log/dpkg.log", path="/var/log/dpkg.log", limit_bytes=8 * _MIB)
     # Without its caches apt reads all lists and writes nothing; without locks it waits for nobody.
@@ -158,22 +160,32 @@ def _system() -> Iterator[Probe]:
 def _driver() -> Iterator[Probe]:
     for name in ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvidia_fs"):
         yield _command(f"modinfo:{name}", "modinfo", name)
+
+
+def _of_loaded_driver() -> Iterator[Probe]:
     yield _command("smi", "nvidia-smi", timeout_s=_SMI_S)
     yield _command("smi-query", "nvidia-smi", "-q", timeout_s=_SMI_S)
     yield _command("smi-nvlink", "nvidia-smi", "nvlink", "-s", timeout_s=_SMI_S)
     yield _command("smi-topology", "nvidia-smi", "topo", "-m", timeout_s=_SMI_S)
     yield _command("smi-mig", "nvidia-smi", "mig", "-lgi", timeout_s=_SMI_S)
+    yield _command("toolkit-list", "nvidia-container-cli", "list")
+
+
+def _of_running_docker() -> Iterator[Probe]:
+    yield _command("docker-info", "docker", "info")
+    yield _command("docker-version", "docker", "version")
+    yield _command("docker-containers", "docker", "ps", "-a", "--format", "{{.Image}} {{.Status}}")
 
 
 def _containers() -> Iterator[Probe]:
-    yield _command("docker-info", "docker", "info")
-    yield _command("docker-version", "docker", "version")
+    yield _command("docker-client", "docker", "--version")
+    yield _command("docker-contexts", "docker", "context", "ls")
     yield _command("docker-unit", "systemctl", "cat", "docker")
     yield _command("containerd-dump", "containerd", "config", "dump")
     yield _command("toolkit-version", "nvidia-container-cli", "-V")
-    yield _command("toolkit-list", "nvidia-container-cli", "list")
     yield _command("cdi-list", "nvidia-ctk", "cdi", "list")
-    yield _command("podman-version", "podman", "version")
+    yield _command("podman-version", "podman", "--version")
+    yield _command("cri-info", "crictl", "info")
     yield Probe("kubelet-conf", glob="/etc/kubernetes/kubelet.conf", contents=False)
     yield Probe("node-name", path="/proc/sys/kernel/hostname")
 
@@ -182,11 +194,36 @@ EXAMINATION: Final = tuple(_every())
 
 
 def follow_ups(evidence: Evidence) -> tuple[Probe, ...]:
-    """The slow looks, each where what was seen first gives a reason for it."""
+    """The looks that are slow, or would change some nodes: each where what was seen first allows and asks for it."""
     return tuple(_follow_ups(evidence))
 
 
+def may_ask_driver(evidence: Evidence) -> bool:
+    """Whether NVML can be asked without changing the node.
+
+    Where the module is not loaded or its device files are missing, NVML, and so nvidia-smi, starts nvidia-modprobe,
+    which is setuid root, loads the module and makes the files (NVIDIA's driver README, "nvidia-modprobe").
+    """
+    return "/dev/nvidiactl" in _text(evidence.get("dev-nvidia")) or "/dev/dxg" in _text(evidence.get("dev-dxg"))
+
+
+def _docker_runs(evidence: Evidence) -> bool:
+    """Whether dockerd is there to answer: a client that asks the socket of a stopped one has systemd start it."""
+    units = evidence.get("units")
+    if units is not None and units.outcome == "ok" and units.data.strip():
+        blocks = units.text.split("\n\n")
+        return any("Id=docker.service" in block and "ActiveState=active" in block for block in blocks)
+    return bool(_text(evidence.get("docker-socket")))
+
+
 def _follow_ups(evidence: Evidence) -> Iterator[Probe]:
+    if may_ask_driver(evidence):
+        yield from _of_loaded_driver()
+    if _docker_runs(evidence):
+        yield from _of_running_docker()
+    # rpm makes its database where there is none.
+    if _text(evidence.get("rpm-database")):
+        yield _command("rpms", "rpm", "-qa", "*nvidia*", "cuda*", "kernel*", "*container*")
     kernel = _text(evidence.get("kernel-release")).strip()
     if kernel and _driver_is_off(evidence):
         yield _command("initramfs", "lsinitramfs", f"/boot/initrd.img-{kernel}", timeout_s=20.0)
@@ -196,10 +233,11 @@ def _follow_ups(evidence: Evidence) -> Iterator[Probe]:
     # The kubelet may read its own node and the pods on it; under which name it knows the node stands in its key.
     node = _node_name(evidence)
     if node:
-        kubectl = ("kubectl", "--kubeconfig", "/etc/kubernetes/kubelet.conf", "--request-timeout", "5s")
-        yield _command("kubernetes-node", *kubectl, "get", "node", node, "-o", "yaml", timeout_s=8.0)
-        on_node = f"spec.nodeName={node}"
-        yield _command("kubernetes-pods", *kubectl, "get", "pods", "-A", "--field-selector", on_node, timeout_s=8.0)
+        # Asked for raw objects, kubectl does not write what the server can do into its cache first.
+        get = ("kubectl", "--kubeconfig", "/etc/kubernetes/kubelet.conf", "--request-timeout", "5s", "get", "--raw")
+        yield _command("kubernetes-node", *get, f"/api/v1/nodes/{node}", timeout_s=8.0)
+        pods = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"
+        yield _command("kubernetes-pods", *get, pods, timeout_s=8.0, limit_bytes=16 * _MIB)
 
 
 def _node_name(evidence: Evidence) -> str:

@@ -126,6 +126,8 @@ def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
         start = text.find("{")
         with suppress(ValueError, RecursionError):
             return text[start : json.JSONDecoder().raw_decode(text, start)[1]] if start >= 0 else text
+    if (line := _line_of(source, text, sources)) is not None:
+        return line
     own = program_of(source)
     others = {program_of(one) for one in sources} - {own, ""}
     lines = text.split("\n")
@@ -135,6 +137,26 @@ def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
         return lacks
     theirs = {line for line, name in complaints if name in others}
     return "\n".join("" if line in theirs else line for line in lines) if theirs else text
+
+
+def _line_of(source: Source, text: str, sources: tuple[Source, ...]) -> str | None:
+    """The line of its own, where every command gives one: they stand in the order of the commands."""
+    lines = text.strip("\n").split("\n")
+    if len(lines) != len(sources) or not all(map(_gives_one_line, sources)):
+        return None
+    at = sources.index(source)
+    return "\n" * at + lines[at]
+
+
+def _gives_one_line(source: Source) -> bool:
+    words = source.words
+    if source.kind == "file":
+        return source.subject.startswith(("/sys/", "/proc/sys/"))
+    if source.kind == "modinfo":
+        return "-F" in words
+    if source.kind == "unit-status":
+        return any(word.startswith("is-") for word in words)
+    return source.kind == "uname" or words[:2] == ("mokutil", "--sb-state")
 
 
 # bash: nvidia-container-cli: command not found; ls: cannot access '/dev/nvidia*': No such file or directory

@@ -11,7 +11,7 @@ from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.items import tells_absence
 from gpunode.facts.probes import PROBES
-from gpunode.facts.sources import recognise
+from gpunode.facts.sources import STATE, STILL_FAILS, changes_state, recognise
 
 _SHAPE: Final = 'a report is a JSON list of {"source": "the command or path", "text": "what it said"}'
 # A prompt, and a command behind it: "$ lsmod", "# dmesg", "user@host:~$ nvidia-smi", "[root@gpu1 ~]# lspci",
@@ -102,9 +102,14 @@ def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
         yield source, text[: typed[0].start()].rstrip("\n") if len(text) <= _TRANSCRIPT else text
     if len(text) > _TRANSCRIPT:
         return
+    is_mended = False
     for match, after in zip(typed, (*typed[1:], None), strict=True):
-        end = after.start() if after is not None else len(text)
-        yield f"{match['command']}{inside}", text[match.end() : end].strip("\n")
+        said = text[match.end() : after.start() if after is not None else len(text)].strip("\n")
+        kind = recognise(match["command"])
+        if is_mended and kind.kind in STATE and not STILL_FAILS.search(said):
+            continue  # so it is after the repair
+        is_mended = is_mended or (changes_state(kind) and not said.strip())
+        yield f"{match['command']}{inside}", said
 
 
 # Nobody types so much between two commands that a longer text would be one.

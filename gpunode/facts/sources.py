@@ -217,8 +217,11 @@ _LABEL: Final = re.compile(
     re.IGNORECASE,
 )
 # What shows the state in which the node is, not what happened.
-_STATE: Final[frozenset[Kind]] = frozenset(
+STATE: Final[frozenset[Kind]] = frozenset(
     {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
+)
+STILL_FAILS: Final = re.compile(
+    r"failed|No devices|cannot access|couldn.t|not found|Unable|\bERR!|[Uu]nknown [Ee]rror|inactive|mismatch"
 )
 _REFUSED: Final = re.compile(
     r"^(?:modprobe|insmod): |could not insert|^Job for |^Failed to (?:start|restart|load)", re.MULTILINE
@@ -227,15 +230,16 @@ _REFUSED: Final = re.compile(
 
 def _as_found(found: tuple[Source, ...], text: str) -> tuple[Source, ...]:
     """Without what shows the node as it was once a command before it had loaded a module or started a unit."""
-    if len(found) < 2 or _REFUSED.search(text):
+    if len(found) < 2 or _REFUSED.search(text) or STILL_FAILS.search(text):
         return found
-    changes = [index for index, one in enumerate(found) if _changes(one)]
+    changes = [index for index, one in enumerate(found) if changes_state(one)]
     if not changes:
         return found
-    return tuple(one for index, one in enumerate(found) if index <= changes[0] or one.kind not in _STATE)
+    return tuple(one for index, one in enumerate(found) if index <= changes[0] or one.kind not in STATE)
 
 
-def _changes(source: Source) -> bool:
+def changes_state(source: Source) -> bool:
+    """Whether the command loads a module or starts a unit: what is seen after it, it may have made so."""
     if source.kind == "modprobe":
         words = source.words
         return _program(words) in {"modprobe", "insmod"} and not {"-r", "--remove", "-n", "-D", "-c"} & set(words)
@@ -261,8 +265,21 @@ def _without_remarks(source: str) -> tuple[str, Where, bool]:
 
 def _by_commands(source: str) -> tuple[Source, ...]:
     """What each command of a line shows; they share one text where they are several."""
-    found = tuple(one for pipeline in _pipelines(source) if (one := _by_pipeline(pipeline)))
+    single = (part for pipeline in _pipelines(source) for part in _one_by_one(pipeline))
+    found = tuple(one for pipeline in single if (one := _by_pipeline(pipeline)))
     return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
+
+
+def _one_by_one(pipeline: list[list[str]]) -> list[list[list[str]]]:
+    """The pipeline, or one for each file where several of sysfs are read at once: each is one line."""
+    words = list(_plain(pipeline[0])) if len(pipeline) == 1 else []
+    paths = [word for word in words[1:] if word.startswith("/sys/")]
+    if _program(words) != "cat" or len(paths) < _SEVERAL or any("*" in path for path in paths):
+        return [pipeline]
+    return [[["cat", path]] for path in paths]
+
+
+_SEVERAL: Final = 2
 
 
 def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
@@ -516,6 +533,8 @@ def _kubectl(words: tuple[str, ...]) -> Source | None:
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
         found = _of(tuple(inner))
         return replace(found, where="container") if found else Source("application", words=words, where="container")
+    if what.startswith("/api/"):
+        return Source("kubernetes-node" if "/nodes/" in what else "kubernetes-pod", words=words)
     kind = what.split("/")[0].lower()
     if kind in {"node", "nodes", "no"}:
         return Source("kubernetes-node", words=words)

@@ -13,7 +13,7 @@ from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence
-from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups
+from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups, may_ask_driver
 from gpunode.facts.probes import probes
 from gpunode.host import nvml
 from gpunode.host.port import HostView
@@ -28,9 +28,10 @@ _NVML_S = 10.0
 
 def examine(host: HostView) -> Evidence:
     """What there is to see of ``host``: first all that is quick, then what that gives reason to look at."""
-    first = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION, nvml.probe(_NVML_S))}
+    first = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION)}
     evidence = dict(look_around(host, tuple(first.values())))
-    evidence.update(look(host, follow_ups(evidence)))
+    driver = (nvml.probe(_NVML_S),) if may_ask_driver(evidence) else ()
+    evidence.update(look(host, (*follow_ups(evidence), *driver)))
     # The journal has what the kernel's own buffer has lost; told twice, one error would count as two.
     if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
         del evidence["dmesg"]

@@ -19,7 +19,7 @@ _DEVICE: Final = re.compile(r"(?<![\w./])(?P<kind>(?:[\w-]+\.)*nvidia\.com/[\w-]
 _UNRESOLVED: Final = re.compile(
     r"unresolvable CDI devices?|(?:could not|cannot) resolve (?:the following )?CDI devices?", re.IGNORECASE
 )
-_FOLDER: Final = re.compile(r"^(?:/var)?/run/cdi\b|^/etc/cdi\b")
+_FOLDER: Final = re.compile(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
 _SPEC_NAME: Final = re.compile(r"(?P<name>[\w.+-]+\.(?:ya?ml|json))\s*$")
 _HEADING: Final = re.compile(r"^(?P<folder>/\S+):$")
 _VERSION: Final = re.compile(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")

@@ -51,12 +51,17 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that the loader searches before its own."""
+    """A folder that the loader searches before its own.
+
+    Attributes:
+        file: of the loader's configuration that names it; empty where a variable does.
+    """
 
     path: str
     sort: Sort
     where: Where
     citation: Citation
+    file: str = ""
 
 
 def sort_of(path: str) -> Sort:
@@ -101,12 +106,13 @@ def _folders(item: Item) -> Iterator[Folder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
     for number, line in enumerate(item.lines, 1):
         paths: list[str] = []
+        file = ""
         if "LD_" in line:
             paths = [path for match in _VARIABLE.finditer(line) for path in match["value"].split(":")]
         elif echoes:
             paths = line.strip().split(":")
         elif item.kind == "file" and item.subject.startswith("/etc/ld.so.conf") and (match := _CONF.match(line)):
-            paths = [match["folder"]]
+            paths, file = [match["folder"]], item.subject
         for path in paths:
             if path.startswith("/") and (sort := sort_of(path)) != "driver":
-                yield Folder(path, sort, item.where, cite(item, number))
+                yield Folder(path, sort, item.where, cite(item, number), file)

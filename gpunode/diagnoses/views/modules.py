@@ -25,7 +25,7 @@ _MAIN: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv
 _KO: Final = re.compile(
     rf"/lib/modules/(?P<kernel>\d[^/\s'\"]*)/(?P<place>[^\s'\":]{{0,120}}?){_MAIN}\.ko(?:\.(?:xz|gz|zst))?(?![\w.-])"
 )
-_BARE_KO: Final = re.compile(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)\s*$")
+_BARE_KO: Final = re.compile(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
 _DRIVER: Final = re.compile(_MAIN)
 _FOLDER: Final = re.compile(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
 _NOT_FOUND: Final = re.compile(
@@ -38,6 +38,13 @@ _MAIN_NOT_FOUND: Final = re.compile(rf"[Mm]odule '?{_MAIN}'? not found")
 _PREBUILT: Final = re.compile(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d+)(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
+)
+
+
+# NVIDIA's for RHEL and those of akmods name the kernel in the package's name or version.
+_PRECOMPILED: Final = re.compile(
+    r"kmod-nvidia(?:-open)?-(?P<branch>\d{3}\.\d+(?:\.\d+)?)-(?P<kernel>\d+\.\d+\.\d+-\d[\d.]*\d(?:\.el\w+)?)"
+    r"|kmod-nvidia-(?P<fusion>\d+\.\d+\.\d+-[\w.]+?\.(?:x86_64|aarch64))-\d{3}\."
 )
 
 
@@ -250,6 +257,17 @@ def _on_disk(snapshot: Snapshot) -> Iterator[OnDisk]:
     for row in snapshot.view(driver_builds):
         if row.state == "installed" and row.kernel:
             yield OnDisk(row.kernel, "", row.version, row.citation)
+    yield from _packaged(snapshot, running)
+
+
+def _packaged(snapshot: Snapshot, running: str) -> Iterator[OnDisk]:
+    """The kernels that an installed package names, whose module it brings."""
+    for package in packages.matching(snapshot, "kmod-nvidia-*"):
+        if package.is_installed and (match := _PRECOMPILED.match(f"{package.name}-{package.version}")):
+            kernel = match["fusion"] or match["kernel"]
+            if running.startswith(f"{kernel}."):
+                kernel = running  # the package leaves the release and the architecture away
+            yield OnDisk(kernel, "", match["branch"] or "", package.citation)
     for package in packages.matching(snapshot, "linux-modules-nvidia-*", "kmod-nvidia-*"):
         if package.is_installed and (match := _PREBUILT.fullmatch(package.name)):
             yield OnDisk(match["deb"] or match["rpm"], "", match["branch"] or package.upstream, package.citation)

@@ -94,8 +94,10 @@ def running_kernel(snapshot: Snapshot) -> str:
     if isinstance(kernels, Known) and kernels.value.running:
         return kernels.value.running
     for item in snapshot.of("uname"):
-        if item.where == "host" and (match := _UNAME.search(item.text)):
-            return match[1] or match[2]
+        found = [match[1] or match[2] for match in _UNAME.finditer(item.text)] if item.where == "host" else []
+        if found:
+            # A driver's version beside it has no dash.
+            return next((one for one in found if "-" in one), found[0]) if item.source.is_mixed else found[0]
     return ""
 
 

@@ -7,7 +7,7 @@ import pytest
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import examination
-from gpunode.facts.evidence import Capture, Evidence, Probe
+from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
 from gpunode.facts.examination import EXAMINATION, follow_ups
 from gpunode.facts.probes import PROBES
 from gpunode.host.local import LocalHost
@@ -23,14 +23,44 @@ def test_every_probe_has_its_own_name_and_a_limit_of_its_own() -> None:
     assert all(bool(probe.argv) + bool(probe.path) + bool(probe.glob) == 1 for probe in EXAMINATION)
 
 
+def listing(path: str) -> Capture:
+    return Capture(path, "ok", encode_found(iter([Found(path)])))
+
+
+# A node on which every later look has its reason.
+EVERYTHING = {
+    "kernel-release": Capture("uname -r", "ok", b"6.1.0-18-amd64\n"),
+    "dev-nvidia": listing("/dev/nvidiactl"),
+    "docker-socket": listing("/run/docker.sock"),
+    "rpm-database": listing("/var/lib/rpm/rpmdb.sqlite"),
+    "kubelet-conf": listing("/etc/kubernetes/kubelet.conf"),
+    "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu1\n"),
+}
+
+
+def test_what_would_load_the_driver_start_docker_or_make_a_database_is_not_asked() -> None:
+    asked = {
+        probe.argv[0] for probe in (*EXAMINATION, *follow_ups({})) if probe.argv and probe.argv[1:2] != ("--version",)
+    }
+    assert not asked & {"nvidia-smi", "rpm", "kubectl"}
+    assert not [probe for probe in EXAMINATION if probe.argv[:2] in {("docker", "info"), ("docker", "version")}]
+    stopped = Capture(
+        "systemctl show", "ok", b"Id=docker.service\nActiveState=inactive\n\nId=x.service\nActiveState=active\n"
+    )
+    later = follow_ups({**EVERYTHING, "units": stopped})
+    assert "docker-info" not in {probe.key for probe in later}
+    assert "docker-info" in {probe.key for probe in follow_ups(EVERYTHING)}
+
+
 def test_no_command_writes() -> None:
     """What each may be, word by word: a new one is added here after somebody has thought about it."""
     allowed = {
         *("apt-get", "ausearch", "containerd", "dkms", "dmesg", "docker", "ibstat", "journalctl", "ldconfig", "ls"),
         *("lslocks", "lspci", "modinfo", "mokutil", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "ofed_info"),
-        *("podman", "rpm", "stat", "systemctl", "uname", "systemd-detect-virt"),
+        *("podman", "rpm", "stat", "systemctl", "uname", "systemd-detect-virt", "crictl", "kubectl", "lsinitramfs"),
     }
-    assert {probe.argv[0] for probe in (*EXAMINATION, *PROBES) if probe.argv} - allowed == set()
+    later = follow_ups(EVERYTHING)
+    assert {probe.argv[0] for probe in (*EXAMINATION, *PROBES, *later) if probe.argv} - allowed == set()
     (apt,) = [probe.argv for probe in EXAMINATION if probe.argv[:1] == ("apt-get",)]
     assert apt[-1] == "check"
     assert "Debug::NoLocking=1" in apt
@@ -39,9 +69,14 @@ def test_no_command_writes() -> None:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every limit is a small part of what it is; nothing is asked but what the tests put there."""
-    few = {"smi", "smi-query", "modules", "dmesg", "kernel-journal", "node-name", "kubelet-conf"}
-    quick = tuple(replace(probe, timeout_s=0.3) for probe in EXAMINATION if probe.key in few)
-    monkeypatch.setattr(doctor, "EXAMINATION", quick)
+
+    def few(probes: tuple[Probe, ...]) -> tuple[Probe, ...]:
+        wanted = {"smi", "smi-query", "dmesg", "kernel-journal"}
+        return tuple(replace(probe, timeout_s=0.3) for probe in probes if probe.key in wanted)
+
+    monkeypatch.setattr(doctor, "EXAMINATION", few(EXAMINATION))
+    monkeypatch.setattr(doctor, "follow_ups", lambda _: few(follow_ups(EVERYTHING)))
+    monkeypatch.setattr(doctor, "may_ask_driver", lambda _: True)
     monkeypatch.setattr(doctor, "probes", lambda _: ())
     monkeypatch.setattr(doctor, "_NVML_S", 0.3)
 
@@ -92,6 +127,6 @@ def test_the_slow_looks_are_for_a_driver_that_is_off() -> None:
 def test_the_cluster_is_asked_about_this_node_alone_and_only_where_a_kubelet_has_its_key() -> None:
     asked = follow_ups(seen(node_name="GPU1\n", kubelet_conf='{"path": "/etc/kubernetes/kubelet.conf"}\n'))
     words = {probe.key: probe.argv for probe in asked}
-    assert "gpu1" in words["kubernetes-node"]
-    assert "spec.nodeName=gpu1" in words["kubernetes-pods"]
+    assert words["kubernetes-node"][-1] == "/api/v1/nodes/gpu1"
+    assert words["kubernetes-pods"][-1].endswith("=spec.nodeName%3Dgpu1")
     assert examination.follow_ups(seen(node_name="gpu1\n")) == ()

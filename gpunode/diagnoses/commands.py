@@ -1,0 +1,93 @@
+"""Commands made of words: which words of the evidence may stand in one, and how the shell is to read them.
+
+What was pasted may have been written by anybody, and the commands of a remedy are run as root. So a command is put
+together of words, each quoted, and a word of the evidence is taken only where it has the form of what it is said to be.
+"""
+
+from __future__ import annotations
+
+import re
+from shlex import quote
+from typing import Final
+
+_PACKAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,127}")
+_UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_@-]{0,127}")
+_RELEASE: Final = re.compile(r"\d[A-Za-z0-9.+~_-]{0,127}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_GPU: Final = re.compile(
+    r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|\d{1,3}|(?:GPU|MIG)-[0-9A-Fa-f-]{36}"
+)
+_MOST: Final = 255
+
+
+class Shell(str):
+    """Words that the shell is to work out, as they are written in this program; never of the evidence."""
+
+    __slots__ = ()
+
+
+RUNNING_KERNEL: Final = Shell("$(uname -r)")
+
+
+def command(*words: str) -> str:
+    """The command of these words; each but those of ``Shell`` is one word to the shell, whatever is in it."""
+    return " ".join(word if isinstance(word, Shell) else quote(word) for word in words)
+
+
+def is_package(name: str) -> bool:
+    """Whether this is the name of a package."""
+    return isinstance(name, Shell) or _PACKAGE.fullmatch(name) is not None
+
+
+def is_unit(name: str) -> bool:
+    """Whether this is the name of a unit, with its ending or without."""
+    return _UNIT.fullmatch(name) is not None
+
+
+def is_release(name: str) -> bool:
+    """Whether this is a version, or a kernel's release (``6.8.0-51-generic``)."""
+    return _RELEASE.fullmatch(name) is not None
+
+
+def is_name(name: str) -> bool:
+    """Whether this is the name of a node, a group, a module."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_gpu(name: str) -> bool:
+    """Whether nvidia-smi takes this for a GPU: an address on the bus, an index, a UUID."""
+    return _GPU.fullmatch(name) is not None
+
+
+def is_path(path: str) -> bool:
+    """Whether this is the whole path of one thing: no pattern, no way back up, nothing that no terminal shows."""
+    return (
+        path.startswith("/")
+        and len(path) <= _MOST
+        and path.isprintable()
+        and not any(letter in path for letter in "*?[]{}")
+        and not {".", ".."}.intersection(path.split("/"))
+    )
+
+
+def at(gpu: str, option: str = "-i") -> tuple[str, ...]:
+    """The words that have nvidia-smi speak of that GPU alone; none where it is not known."""
+    return (option, gpu) if is_gpu(gpu) else ()
+
+
+def edited(expression: str, *paths: str) -> tuple[str, ...]:
+    """The command by which sed edits these files and keeps what they were; none where no path is sound.
+
+    Args:
+        expression: of sed, extended.
+        paths: of the files; those that are no whole path of one file are left out.
+    """
+    sound = tuple(path for path in dict.fromkeys(paths) if is_path(path))
+    return (command("sudo", "sed", "-i.bak", "-E", expression, *sound),) if sound else ()
+
+
+def kernel(release: str, before: str = "", after: str = "") -> str:
+    """A word with a kernel's release in it; where that is not known, the shell puts the running one there."""
+    if is_release(release):
+        return f"{before}{release}{after}"
+    return Shell(f"{before}{RUNNING_KERNEL}{after}")
