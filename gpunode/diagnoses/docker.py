@@ -13,7 +13,7 @@ from gpunode.diagnoses.remedies import by_hand, install, restart, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cdi, docker, driver, moments, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
-from gpunode.diagnoses.views.system import package_manager
+from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.model import DOCKER_CONFIG
 
@@ -183,10 +183,18 @@ def _to_the_engine(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _engine(snapshot: Snapshot, when: str = "") -> Fix:
-    name = "docker.io" if snapshot.view(package_manager) == "apt" else "docker-ce"
-    return install(
-        snapshot, "install Docker Engine from the distribution's or docker's own repository", name, when=when
-    )
+    known, manager = distro(snapshot), snapshot.view(package_manager)
+    if manager == "dnf" and known is not None and known.id not in {"fedora", "amzn"}:
+        text = "install Docker Engine from docker's own repository: the distribution has none"
+        commands = (
+            "sudo dnf config-manager --add-repo https://download.docker.com/linux/rhel/docker-ce.repo",
+            "sudo dnf install docker-ce docker-ce-cli containerd.io",
+            "sudo systemctl enable --now docker",
+        )
+        return run("install", text, *commands, when=when)
+    fedora = "moby-engine" if known is None or known.id == "fedora" else "docker"
+    name = {"apt": "docker.io", "dnf": fedora}.get(manager, "docker")
+    return install(snapshot, "install Docker Engine from the distribution's own repository", name, when=when)
 
 
 def _replace_the_snap(snapshot: Snapshot) -> Iterable[Fix]:

@@ -8,9 +8,9 @@ from typing import Final
 
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, run, setup_step
+from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, run, setup_step, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import driver, kernel, modules, pci, system
+from gpunode.diagnoses.views import driver, kernel, modules, pci
 from gpunode.facts.items import Item
 
 _OPEN_DRIVERS: Final = ("nouveau", "nova_core", "nova_drm", "nova")
@@ -108,8 +108,8 @@ _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
 
 def _take_away(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(system.package_manager) == "apt":
-        yield setup_step("configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
+    if takes_gpunode(snapshot):
+        yield setup_step(snapshot, "configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
     else:
         names = ("nouveau", "nova_core", "nova_drm") if _has_nova(snapshot) else ("nouveau",)
         lines = r"\n".join([*(f"blacklist {name}" for name in names), "options nouveau modeset=0"])

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 
-def _release(id: str, version: str, like: str = "") -> tuple[tuple[str, str], ...]:
-    return (("/etc/os-release", f'ID={id}\nVERSION_ID="{version}"\nID_LIKE="{like}"\nPRETTY_NAME="{id} {version}"\n'),)
+def _release(name: str, version: str, like: str = "") -> tuple[tuple[str, str], ...]:
+    return (
+        ("/etc/os-release", f'ID={name}\nVERSION_ID="{version}"\nID_LIKE="{like}"\nPRETTY_NAME="{name} {version}"\n'),
+    )
 
 
 SYSTEMS: Final = {
     "": (),
     "ubuntu": _release("ubuntu", "24.04", "debian"),
     "debian": _release("debian", "12"),
+    "bullseye": _release("debian", "11"),
     "rocky": _release("rocky", "9.4", "rhel centos fedora"),
     "fedora": _release("fedora", "41"),
     "amzn": _release("amzn", "2023", "fedora"),
