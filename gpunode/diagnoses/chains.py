@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from typing import Final
 
-NO_CLUSTER_GPU: Final = frozenset(
+UNHEALTHY_IN_CLUSTER: Final = frozenset({"device-plugin-marked-unhealthy", "gpu-labels-without-capacity"})
+"""What Kubernetes shows of a GPU that fails while NVML goes on: the device plugin runs, and takes that GPU away."""
+
+NO_CLUSTER_GPU: Final = UNHEALTHY_IN_CLUSTER | frozenset(
     {
         "device-plugin-library-not-found",
-        "device-plugin-marked-unhealthy",
         "device-plugin-not-ready-after-reboot",
-        "gpu-labels-without-capacity",
         "kubelet-restart-admission-bug",
         "kubelet-stale-device-allocation",
         "nvidia-runtime-not-default-no-runtimeclass",
     }
 )
-"""What Kubernetes shows where the device plugin cannot see a GPU, or no longer."""
+"""What Kubernetes shows where the device plugin cannot see any GPU, or no longer: NVML does not start for it."""
 
 NO_CDI: Final = frozenset({"cdi-spec-missing", "cdi-management-spec-missing", "cdi-spec-stale"})
 """What follows where a CDI specification could not be made: nvidia-ctk asks NVML for what belongs into it."""

@@ -49,7 +49,7 @@ def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item)
 
 
-_LISTED: Final = re.compile(r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$", re.MULTILINE)
+_LISTED: Final = re.compile(r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$|^/dev/nvidia(?:ctl|0)(?:\s|$)", re.MULTILINE)
 
 
 def _present_nodes(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -136,6 +136,12 @@ _NO_DEVICE: Final = re.compile(
 )
 _SUSPENDED: Final = re.compile(
     r"PM: suspend (?:entry|exit)|suspend exit|Waking up from system sleep|systemd-suspend|PM: resume"
+    r"|Entering sleep state|System returned from sleep"
+    r"|(?:after|since|from) (?:a |the )?(?:suspend|resum|sleep|hibernat)"
+)
+# A person's word that loading it anew helps.
+_RELOADED: Final = re.compile(
+    r"(?:reload(?:ing|ed)?|rmmod|modprobe -r|remov(?:e|ing) and (?:load|insert)ing) (?:the )?nvidia[-_]uvm"
 )
 _UVM_NODE: Final = re.compile(r"/dev/nvidia-uvm")
 
@@ -149,11 +155,12 @@ def _on_host(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ..
 def _decide_uvm(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether CUDA fails for want of nvidia_uvm, or though it is loaded."""
     state, wanted = driver.is_loaded(snapshot), snapshot.said(_UVM_WANTED)
-    if state is False or system.is_wsl(snapshot) or not (state or wanted):
-        return
     unknown = _on_host(snapshot, _UNKNOWN_ERROR)
+    lost = (*snapshot.said(_SUSPENDED), *snapshot.said(_RELOADED)) if unknown else ()
+    if state is False or system.is_wsl(snapshot) or not (state or wanted or lost):
+        return
     absent = tuple(_uvm_absence(snapshot))
-    if modules.loaded(snapshot, "nvidia_uvm"):
+    if modules.loaded(snapshot, "nvidia_uvm") or (lost and modules.loaded(snapshot, "nvidia_uvm") is None):
         if unknown and not absent:
             yield "nvidia-uvm-wedged", _wedged(snapshot, unknown)
         return
@@ -181,11 +188,13 @@ def _table_without_uvm(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _wedged(snapshot: Snapshot, unknown: tuple[Citation, ...]) -> Proof:
-    suspended = snapshot.said(_SUSPENDED)
+    suspended, is_loaded = snapshot.said(_SUSPENDED), modules.loaded(snapshot, "nvidia_uvm")
     after = " since the machine was suspended" if suspended else ""
     summary = f"CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state{after}"
-    cited = (*unknown, *modules.lsmod_line(snapshot, "nvidia_uvm"), *suspended[:2])
-    return Proof(summary, cited, "certain" if suspended else "likely", ("nvidia_uvm is not loaded: it is",))
+    lines = modules.lsmod_line(snapshot, "nvidia_uvm") if is_loaded else snapshot.said(_RELOADED)
+    ruled_out = ("nvidia_uvm is not loaded: it is",) if is_loaded else ()
+    cited = (*unknown, *lines, *suspended[:2])
+    return Proof(summary, cited, "certain" if suspended and is_loaded else "likely", ruled_out)
 
 
 def _load_uvm(_: Snapshot) -> Iterable[Fix]:
@@ -245,8 +254,21 @@ def _nodes(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """The device files that ``ls -l`` lists, each with its mode in letters."""
     for item in snapshot.of("listing", "text"):
         for number, line in enumerate(item.lines, 1):
-            if item.where == "host" and (match := _NODE.match(line.strip())):
+            if item.where != "host":
+                continue
+            if match := _NODE.match(line.strip()):
                 yield match["mode"], cite(item, number)
+            elif match := _STAT.match(line.strip()):
+                yield _letters(match["mode"]), cite(item, number)
+
+
+# stat -c '%a %U:%G %n', in whatever order of user and group.
+_STAT: Final = re.compile(r"^(?P<mode>[0-7]{3,4})\s(?:.*\s)?/dev/nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)$")
+
+
+def _letters(mode: str) -> str:
+    digits = (int(digit) for digit in mode[-3:])
+    return "".join(letter if digit & bit else "-" for digit in digits for letter, bit in (("r", 4), ("w", 2), ("x", 1)))
 
 
 def _is_odd(mode: str) -> bool:
@@ -255,23 +277,25 @@ def _is_odd(mode: str) -> bool:
 
 
 def _wrong_options(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.items:
-        if "DeviceFileMode" not in item.text:
-            continue
-        for number, line in enumerate(item.lines, 1):
-            shown, option = _FILE_MODE.match(line), _OPTION.search(line)
-            if (shown and _is_wrong(int(shown["mode"]))) or (option and _is_wrong(_base_0(option["mode"]))):
-                yield cite(item, number)
+    return (citation for mode, citation in _modes(snapshot) if _is_wrong(mode))
 
 
 def _closing_options(snapshot: Snapshot) -> Iterator[Citation]:
     """Where the driver is told to keep its files from all but their owner and group."""
+    return (citation for mode, citation in _modes(snapshot) if not _is_wrong(mode) and mode & 0o006 != 0o006)
+
+
+def _modes(snapshot: Snapshot) -> Iterator[tuple[int, Citation]]:
+    """Each mode that the driver is told to give its files, or shows that it gives them."""
     for item in snapshot.items:
-        for number, line in enumerate(item.lines, 1) if "DeviceFileMode" in item.text else ():
-            shown, option = _FILE_MODE.match(line), _OPTION.search(line)
-            mode = int(shown["mode"]) if shown else _base_0(option["mode"]) if option else 0o666
-            if not _is_wrong(mode) and mode & 0o006 != 0o006:
-                yield cite(item, number)
+        # The files that open parts of a GPU (MIG, the fabric) have modes of their own, and may be read-only.
+        if "DeviceFileMode" not in item.text or "DeviceFileMinor:" in item.text:
+            continue
+        for number, line in enumerate(item.lines, 1):
+            if shown := _FILE_MODE.match(line):
+                yield int(shown["mode"]), cite(item, number)
+            elif option := _OPTION.search(line):
+                yield _base_0(option["mode"]), cite(item, number)
 
 
 def _base_0(text: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU, PROGRAM_FAULTS
+from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -398,7 +398,9 @@ def _write_anew(snapshot: Snapshot) -> Iterable[Fix]:
     yield replace("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays")
 
 
-_CONSEQUENCES: Final = NO_CLUSTER_GPU | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
+_CONSEQUENCES: Final = (
+    UNHEALTHY_IN_CLUSTER | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
+)
 
 FAMILY: Final = Family(
     "memory",
@@ -507,7 +509,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG,),
             check=only("xid-92-high-sbe-rate", _decide),
             remedy=_watch,
-            explains=NO_CLUSTER_GPU,
+            explains=UNHEALTHY_IN_CLUSTER,
         ),
         Rule(
             cause="xid-94-contained-ecc",
@@ -575,7 +577,7 @@ FAMILY: Final = Family(
             ),
             check=_inforom,
             remedy=_write_anew,
-            explains=NO_CLUSTER_GPU,
+            explains=UNHEALTHY_IN_CLUSTER,
         ),
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog import xids
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU
+from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import command, is_release
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
@@ -338,7 +338,7 @@ def _tell_monitor(_: Snapshot) -> Iterable[Fix]:
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
 _CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
-_WITHOUT_FABRIC: Final = NO_CLUSTER_GPU | {
+_WITHOUT_FABRIC: Final = UNHEALTHY_IN_CLUSTER | {
     *("nvlink-all-links-inactive-gpu", "nvlink-link-inactive", "cuda-init-802-kaslr-or-hmm"),
     "nvlink-not-present-false-positive",
 }
@@ -450,7 +450,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
             check=_linked_fault,
             remedy=_reset_fabric,
-            explains=_LINKS | NO_CLUSTER_GPU | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
+            explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
         ),
         Rule(
             cause="xid-145-149-nvlink5-fault",
@@ -467,7 +467,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1355"),
             check=_fifth,
             remedy=_reset_fabric,
-            explains=_LINKS | NO_CLUSTER_GPU | {"xid-154-recovery-action"},
+            explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
         ),
         Rule(
             cause="nvlink-all-links-inactive-gpu",

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NO_DRIVER
-from gpunode.diagnoses.commands import command, is_gpu
+from gpunode.diagnoses.chains import NO_DRIVER, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses.commands import command, edited, is_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -28,7 +28,7 @@ _NO_GPU_SAID: Final = re.compile(
 
 
 def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
-    if system.is_wsl(snapshot) or snapshot.view(pci.gpus) or snapshot.view(links.nvidia):
+    if system.is_wsl(snapshot) or pci.has_gpu(snapshot) or snapshot.view(links.nvidia):
         return
     if kernel.said(snapshot, _GPU_SPOKEN_OF):
         return
@@ -72,12 +72,25 @@ _RESERVED: Final = re.compile(
 )
 
 
+# Where sysfs or driverctl tells the owner; of other devices somebody who looks for a GPU does not ask.
+_LINKED: Final = re.compile(
+    r"/sys/bus/pci/devices/[0-9a-f:.]+/driver -> \S*/(?:vfio-pci|pci-stub)\b"
+    r"|^\S*/bus/pci/drivers/(?:vfio-pci|pci-stub)$"
+    r"|^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d vfio-pci(?: \(NVIDIA|$)",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
 def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
     bound = tuple(gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in _PASSERS)
     said = tuple(
         message.citation
         for message in kernel.said(snapshot, _BOUND_ELSEWHERE)
         if (match := _BOUND_ELSEWHERE.search(message.text)) and match["driver"].rstrip(".") in _PASSERS
+    )
+    said = (
+        *said,
+        *(citation for item in snapshot.of("listing", "text", "which") for citation in lines_with(item, _LINKED)),
     )
     if not bound and not said:
         return
@@ -104,8 +117,7 @@ def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
     files = tuple(item.subject for item in snapshot.files("*modprobe.d/*") if _RESERVED.search(item.text))
     if files:
         text = "take NVIDIA's ids out of what is reserved for vfio-pci"
-        edits = (f"sudo sed -i.bak -E '/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{{4}},?//g' {file}" for file in files)
-        yield run("configure", text, *edits)
+        yield run("configure", text, *edited("/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g", *files))
         yield rebuild_initramfs(snapshot)
     else:
         places = "/etc/modprobe.d /etc/default/grub /etc/kernel/cmdline /proc/cmdline"
@@ -485,7 +497,8 @@ _SIZES: Final = frozenset({1, 2, 4, 8, 10, 16})
 
 
 def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
-    listed = {gpu.address: gpu for gpu in snapshot.view(pci.gpus)}
+    # Whom nouveau or vfio-pci owns, nvidia-smi cannot show; that is another cause, or nobody's fault.
+    listed = {gpu.address: gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in {None, "nvidia"}}
     whole = [one for one in snapshot.view(boards.inventories) if one.count is not None]
     if not whole:
         return
@@ -493,12 +506,11 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
     absent = _absent(listed, shown) if pci.is_listed(snapshot) else ()
     # What the kernel says of the absent one is a better answer, and another rule's.
     if absent and not kernel.said(snapshot, _TROUBLE_OF_ONE):
-        unbound = [listed[address] for address in absent if address in listed]
-        if any(gpu.driver not in {None, "nvidia"} for gpu in unbound):
-            return
-        names = ", ".join(absent) or "one"
+        named = [listed[address] for address in absent if address in listed]
+        names = ", ".join(gpu.address for gpu in named) or "one"
         summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
-        yield Proof(summary, (*(gpu.citation for gpu in unbound), shown.citation), gpu=absent[0])
+        lines = (*(gpu.citation for gpu in named or listed.values()), shown.citation)
+        yield Proof(summary, lines, gpu=named[0].address if named else "")
         return
     is_odd = not listed and shown.count not in _SIZES and "baseboard" in snapshot.view(boards.carriers)
     if is_odd and not kernel.said(snapshot, _TROUBLE_OF_ONE):
@@ -509,12 +521,13 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 def _absent(listed: dict[str, pci.Function], shown: boards.Inventory) -> tuple[str, ...]:
+    """The GPUs on the bus that are not shown; one empty name where nothing tells which it is."""
     buses = {board.bus for board in shown.boards if board.bus}
     if len(listed) <= (shown.count or 0):
         return ()
     if buses and len(buses) == shown.count and buses <= set(listed):
         return tuple(sorted(set(listed) - buses))
-    return tuple(sorted(listed))[: len(listed) - (shown.count or 0)] if not buses else ()
+    return () if buses else ("",)
 
 
 _SEARCH: Final = (
@@ -670,7 +683,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
             check=_iommu,
             remedy=_pass_through,
-            explains=_APPLICATION_XIDS | NO_CLUSTER_GPU | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
+            explains=_APPLICATION_XIDS | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
         ),
         Rule(
             cause="acs-blocks-p2p",
@@ -758,7 +771,7 @@ FAMILY: Final = Family(
             ),
             check=_missing,
             remedy=always(*_SEARCH),
-            explains=NO_CLUSTER_GPU,
+            explains=UNHEALTHY_IN_CLUSTER,
         ),
     ),
 )

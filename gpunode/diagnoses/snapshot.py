@@ -184,7 +184,8 @@ _PREFIX: Final = re.compile(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
 def cite(item: Item, number: int | None = None) -> Citation:
     """The line of that number, counted from 1; without one, that the thing is not there or says nothing."""
-    if number is not None and 0 < number <= len(item.lines):
+    if number is not None and 0 < number <= len(item.lines) and item.lines[number - 1].strip():
         return Citation(item.written, item.lines[number - 1], number, item.key)
-    first = item.text.strip().splitlines()[:1]
-    return Citation(item.written, first[0] if first else "(nothing)", 1 if first else None, item.key)
+    first = next((number for number, line in enumerate(item.lines, 1) if line.strip()), None)
+    line = item.lines[first - 1].strip() if first else "(nothing)"
+    return Citation(item.written, line, first, item.key)

@@ -118,7 +118,7 @@ def _fabric(snapshot: Snapshot) -> tuple[State, str]:
     switches = snapshot.view(pci.switches)
     if switches:
         return "seen", f"{len(switches)} NVSwitch{'es' if len(switches) > 1 else ''}"
-    if any(item.outcome == "ok" for item in snapshot.of("nvidia-smi-nvlink")):
+    if any(item.outcome == "ok" and item.text.strip() for item in snapshot.of("nvidia-smi-nvlink")):
         return "seen", "links listed"
     return ("absent", "no NVSwitch") if pci.is_listed(snapshot) else ("unseen", "")
 
@@ -137,7 +137,8 @@ def _toolkit(snapshot: Snapshot) -> tuple[State, str]:
             return "seen", f"toolkit {package.version}"
         if packages.installed(snapshot, name) is False:
             return "absent", "no toolkit"
-    return ("seen", "") if snapshot.of("nvidia-container-cli", "nvidia-ctk") else ("unseen", "")
+    asked = snapshot.of("nvidia-container-cli", "nvidia-ctk")
+    return ("seen", "") if any(item.outcome == "ok" for item in asked) else ("unseen", "")
 
 
 def _runtime(snapshot: Snapshot) -> tuple[State, str]:

@@ -292,7 +292,7 @@ def _of_distribution(snapshot: Snapshot, last: int) -> Fix:
 
 _LISTS: Final[dict[system.PackageManager, str]] = {
     "apt": "dpkg -l 'nvidia-driver*' 'nvidia-dkms*' 'nvidia-kernel-*' 'nvidia-headless*' 'linux-modules-nvidia-*'",
-    "dnf": "rpm -qa 'nvidia-driver*' 'kmod-nvidia*' 'akmod-nvidia*' 'dkms-nvidia*' 'nvidia-open*' 'xorg-x11-drv-nvidia*'",
+    "dnf": "rpm -qa 'nvidia-driver*' '*kmod-nvidia*' 'dkms-nvidia*' 'nvidia-open*' 'xorg-x11-drv-nvidia*'",
     "zypper": "rpm -qa 'nvidia-driver*' 'nvidia-open*' 'nvidia-*-kmp-*' 'nvidia-*G0[4-9]*'",
     "pacman": "pacman -Qs '^nvidia'",
 }

@@ -351,11 +351,30 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     yield from _other_copy(snapshot, places)
 
 
+_LIBCUDA: Final = re.compile(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
+
+
+_DRIVEN: Final = re.compile(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
+
+
+def _listed_compat(snapshot: Snapshot) -> Iterator[Citation]:
+    """Where a command that looks into a folder of compatibility libraries shows libcuda of another driver."""
+    node = driver.loaded(snapshot)
+    for item in snapshot.items:
+        if "/compat" not in item.written:
+            continue
+        told = _DRIVEN.search(item.text)
+        if version := node.version if node else told["version"] if told else "":
+            for match in _LIBCUDA.finditer(item.text):
+                if match["version"] != version:
+                    yield cite(item, item.number_at(match.start()))
+
+
 def _other_copy(
     snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
 ) -> Iterator[tuple[str, Verdict]]:
     said = snapshot.said(_803)
-    compat = [one.citation for one in places if one.sort == "compat"]
+    compat = [one.citation for one in places if one.sort == "compat"] or [*_listed_compat(snapshot)]
     other = [one for one in places if one.sort == "other" and isinstance(one, loader.Library)]
     front = [one for one in places if isinstance(one, loader.Folder)]
     cured = _cured_by_unsetting(snapshot)
@@ -436,8 +455,10 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
 
 # The line alone: other folders stand in the same file, and it may be a package's.
 _COMPAT_COMMENTED_OUT: Final = (
-    "grep -rlsE --include='*.conf' '^[[:space:]]*/[^#]*/compat/*[[:space:]]*$' /etc/ld.so.conf.d | "
-    "xargs -r -d '\\n' sudo sed -i.bak -E 's,^[[:space:]]*/[^#]*/compat/*[[:space:]]*$,#&,'",
+    (
+        "grep -rlsE --include='*.conf' '^[[:space:]]*/[^#]*/compat/*[[:space:]]*$' /etc/ld.so.conf.d | "
+        "xargs -r -d '\\n' sudo sed -i.bak -E 's,^[[:space:]]*/[^#]*/compat/*[[:space:]]*$,#&,'"
+    ),
 )
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9/._+-]+")
 

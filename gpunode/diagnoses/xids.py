@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
 from gpunode.diagnoses import remedies
-from gpunode.diagnoses.chains import NO_CLUSTER_GPU, NOT_INITIALISED, PROGRAM_FAULTS
+from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
@@ -359,7 +359,7 @@ def _look_before(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot(when="it asks for a reboot of the node, or the reset is refused")
 
 
-_CONSEQUENCES: Final = NO_CLUSTER_GPU | {"nvidia-uvm-wedged"}
+_CONSEQUENCES: Final = UNHEALTHY_IN_CLUSTER | {"nvidia-uvm-wedged"}
 _GPU_DOWN: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 
 FAMILY: Final = Family(
@@ -491,7 +491,7 @@ FAMILY: Final = Family(
                 run("inspect", "see the state of the links", "nvidia-smi c2c -s"),
                 nvidia_report("it happens often, or a link is down"),
             ),
-            explains=NO_CLUSTER_GPU,
+            explains=UNHEALTHY_IN_CLUSTER,
         ),
         Rule(
             cause="xid-122-spi-rpc",
@@ -508,7 +508,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
             check=_told(*_FLASH),
             remedy=_read_flash,
-            explains=NO_CLUSTER_GPU | {"inforom-corrupted"},
+            explains=UNHEALTHY_IN_CLUSTER | {"inforom-corrupted"},
         ),
         Rule(
             cause="xid-143-gpu-init-error",

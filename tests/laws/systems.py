@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 
-def _release(id: str, version: str, like: str = "") -> tuple[tuple[str, str], ...]:
-    return (("/etc/os-release", f'ID={id}\nVERSION_ID="{version}"\nID_LIKE="{like}"\nPRETTY_NAME="{id} {version}"\n'),)
+def _release(name: str, version: str, like: str = "") -> tuple[tuple[str, str], ...]:
+    return (
+        ("/etc/os-release", f'ID={name}\nVERSION_ID="{version}"\nID_LIKE="{like}"\nPRETTY_NAME="{name} {version}"\n'),
+    )
 
 
 SYSTEMS: Final = {

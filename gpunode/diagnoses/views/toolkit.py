@@ -119,6 +119,10 @@ _POLICY: Final = re.compile(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*(?P<versi
 _INSTALLED: Final = (
     re.compile(rf"^{moments.DATE} status installed nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
     re.compile(rf"^{moments.DATE} install nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
+    # dnf's log; pacman's and zypper's.
+    re.compile(rf"^{moments.DATE}\S* (?:\w+ )?Installed: nvidia-container-toolkit-\d", re.MULTILINE),
+    re.compile(rf"^\[{moments.DATE}\S*\] \[ALPM\] installed nvidia-container-toolkit\b", re.MULTILINE),
+    re.compile(rf"^{moments.DATE}\|install\|nvidia-container-toolkit\|", re.MULTILINE),
 )
 _APT: Final = re.compile(
     rf"^Start-Date: {moments.DATE}\n(?:[^\n]+\n){{0,4}}?Install:[^\n]*\bnvidia-container-toolkit:", re.MULTILINE

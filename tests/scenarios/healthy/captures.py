@@ -1,0 +1,84 @@
+"""Whole captures: every probe that `gpunode capture` asks, with what it returns where a thing is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from gpunode.change import PackageChange
+from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, encode_found
+from gpunode.facts.examination import EXAMINATION, UNITS
+from gpunode.facts.probes import probes
+from gpunode.host.port import Simulation
+from gpunode.workflow.doctor import examine
+
+# By probe key: what was said, the files that a glob found, or the whole capture where a command failed.
+Said: TypeAlias = "str | tuple[Found, ...] | Capture"
+Node: TypeAlias = "Mapping[str, Said]"
+
+PROBES: Final[Mapping[str, Probe]] = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION)}
+_ROOTS: Final = Ownership(0o644, 0, 0)
+
+
+def listed(*paths: str) -> tuple[Found, ...]:
+    """What a glob without contents found; ``path -> target`` is a link."""
+    parted = (path.partition(" -> ") for path in paths)
+    return tuple(Found(path, target or None) for path, _, target in parted)
+
+
+def held(files: Mapping[str, str]) -> tuple[Found, ...]:
+    """What a glob with contents found."""
+    return tuple(Found(path, data=text.encode(), ownership=_ROOTS) for path, text in files.items())
+
+
+def failed(said: str, status: int = 1, error: str = "") -> Capture:
+    """What a command said that did not end with 0; its source is filled in by its key."""
+    return Capture("", "failed", said.encode(), error, status)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A node that answers what it is asked."""
+
+    node: Node
+    asked: set[str] = field(default_factory=set)
+
+    def look(self, probe: Probe, /) -> Capture:
+        """What the node says to ``probe``."""
+        self.asked.add(probe.key)
+        return _capture(probe, self.node.get(probe.key))
+
+    def simulate(self, _: Sequence[PackageChange], /) -> Simulation | None:
+        """None: nobody installs anything here."""
+        return None
+
+
+def evidence(node: Node) -> Evidence:
+    """What ``gpunode capture`` takes of ``node``."""
+    host = Standing(node)
+    found = examine(host)
+    assert set(node) <= host.asked, f"nobody asks for {set(node) - host.asked}"
+    return found
+
+
+def _capture(probe: Probe, said: Said | None) -> Capture:
+    if isinstance(said, Capture):
+        return Capture(probe.source, said.outcome, said.data, said.error, said.exit_status, said.ownership)
+    if probe.glob:
+        return Capture(probe.source, "ok", encode_found(iter(said if isinstance(said, tuple) else ())))
+    assert not isinstance(said, tuple), probe.key
+    if said is None:
+        why = "No such file or directory" if probe.path else f"{probe.argv[0]}: command not found"
+        return Capture(probe.source, "absent", error=why)
+    if probe.path:
+        return Capture(probe.source, "ok", said.encode(), ownership=_ROOTS)
+    return Capture(probe.source, "ok", said.encode(), exit_status=0)
+
+
+def journal(lines: Iterable[str], start: str = "2026-11-16T06:12", host: str = "gpu-node-17") -> str:
+    """Lines of the journal as ``-o short-iso-precise`` has them, a moment apart."""
+    rows = enumerate(lines)
+    return "".join(
+        f"{start}:{at // 20 % 60:02}.{at % 20 * 50:03}{at % 997:03}+0000 {host} {line}\n" for at, line in rows
+    )

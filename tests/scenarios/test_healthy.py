@@ -1,0 +1,60 @@
+"""Healthy nodes, whole as a capture takes them: nothing is wrong, the driver works, and nothing is left open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts.evidence import Evidence
+from gpunode.host.anonymize import anonymized
+from gpunode.host.capture import load, save
+from gpunode.workflow.doctor import Examined, diagnosed
+from tests.scenarios.healthy.captures import evidence
+from tests.scenarios.healthy.nodes import HEALTHY, without_a_gpu
+
+# What is worth a word and no fault: somebody has given that GPU away on purpose.
+WORTH_A_WORD = {"one-gpu-lent-to-a-guest": ["vfio-bound"]}
+# The probes that decide most: each is left away on some of the nodes.
+_DECIDING = ("nvml", "dpkg-status", "kernel-journal", "units", "lspci-verbose", "modules", "smi", "smi-query")
+
+
+def told(examined: Examined) -> object:
+    found = [(one.cause, one.severity, one.summary) for one in examined.diagnosis.findings]
+    return examined.verdict, examined.works, found, examined.diagnosis.unknown, examined.denied
+
+
+@pytest.fixture(params=HEALTHY)
+def node(request: pytest.FixtureRequest) -> tuple[str, Evidence]:
+    name: str = request.param
+    return name, evidence(HEALTHY[name]())
+
+
+def test_nothing_is_found_live_in_its_capture_or_masked(node: tuple[str, Evidence], tmp_path: Path) -> None:
+    name, seen = node
+    live = diagnosed(seen)
+    assert [one.cause for one in live.diagnosis.findings] == WORTH_A_WORD.get(name, []), live.diagnosis.findings
+    assert {one.severity for one in live.diagnosis.findings} <= {"info"}
+    assert (live.verdict, live.works, live.diagnosis.unknown, live.denied) == ("healthy", True, (), ())
+    assert not [storey for storey in live.storeys if storey.state in {"broken", "warned", "affected"}]
+    save(seen, tmp_path / "capture.tar.gz")
+    assert told(diagnosed(load(tmp_path / "capture.tar.gz"))) == told(live)
+    assert told(diagnosed(anonymized(seen))) == told(live)
+
+
+@pytest.mark.parametrize(("name", "left"), [(name, _DECIDING[at % len(_DECIDING)]) for at, name in enumerate(HEALTHY)])
+def test_nothing_wrong_is_found_where_one_probe_had_no_answer(name: str, left: str) -> None:
+    """A tool that is not there, or a file that could not be read, is no fault of the node's."""
+    seen = evidence(HEALTHY[name]())
+    diagnosis = diagnose(snapshot({key: capture for key, capture in seen.items() if key != left}))
+    assert [one.cause for one in diagnosis.findings] == WORTH_A_WORD.get(name, []), diagnosis.findings
+
+
+def test_a_machine_without_a_gpu_has_no_fault_and_is_asked_whether_it_is_to_have_one() -> None:
+    examined = diagnosed(evidence(without_a_gpu()))
+    assert examined.diagnosis.findings == ()
+    assert ["GPU to be in this machine" in doubt.question for doubt in examined.diagnosis.unknown] == [True]
+    assert (examined.verdict, examined.works) == ("unknown", False)
+    assert next(storey.seen for storey in examined.storeys if storey.id == "pci") == "no GPU of NVIDIA's"
