@@ -58,7 +58,7 @@ def _predicted(snapshot: Snapshot, owner: Owner) -> Iterator[Verdict]:
 
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(archives.unkeyed) and not _refused(snapshot, "cuda"):
-        yield setup_step("configure", "set the repository up anew, its key checked", "cuda-repository")
+        yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "cuda-repository")
         return
     if snapshot.view(package_manager) == "apt":
         yield from _drop_retired_key(snapshot)
