@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import chains
+from gpunode.diagnoses import chains, remedies
 from gpunode.diagnoses.commands import Shell, command, edited, is_name
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import drain, reboot, restart, run, setup_step, uninstall
+from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import boards, driver, modules, packages, pci, system
 from gpunode.facts.model import Known
@@ -49,7 +49,7 @@ def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item)
 
 
-_LISTED: Final = re.compile(r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$", re.MULTILINE)
+_LISTED: Final = re.compile(r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$|^/dev/nvidia(?:ctl|0)(?:\s|$)", re.MULTILINE)
 
 
 def _present_nodes(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -85,6 +85,8 @@ def _raced(snapshot: Snapshot) -> Iterator[Verdict]:
     failed = [*snapshot.said(_DAEMON_FAILED)]
     if isinstance(unit, Known) and unit.value.failed:
         failed.append(Citation(_PERSISTENCED, "failed", None, unit.probe))
+    if isinstance(unit, Known) and unit.value.state.active:
+        return  # its log tells of an earlier start
     there = _present_nodes(snapshot)
     if not failed or not (driver.is_loaded(snapshot) or there) or tuple(_missing_nodes(snapshot)):
         return
@@ -136,6 +138,12 @@ _NO_DEVICE: Final = re.compile(
 )
 _SUSPENDED: Final = re.compile(
     r"PM: suspend (?:entry|exit)|suspend exit|Waking up from system sleep|systemd-suspend|PM: resume"
+    r"|Entering sleep state|System returned from sleep"
+    r"|(?:after|since|from) (?:a |the )?(?:suspend|resum|sleep|hibernat)"
+)
+# A person's word that loading it anew helps.
+_RELOADED: Final = re.compile(
+    r"(?:reload(?:ing|ed)?|rmmod|modprobe -r|remov(?:e|ing) and (?:load|insert)ing) (?:the )?nvidia[-_]uvm"
 )
 _UVM_NODE: Final = re.compile(r"/dev/nvidia-uvm")
 
@@ -149,11 +157,12 @@ def _on_host(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ..
 def _decide_uvm(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether CUDA fails for want of nvidia_uvm, or though it is loaded."""
     state, wanted = driver.is_loaded(snapshot), snapshot.said(_UVM_WANTED)
-    if state is False or system.is_wsl(snapshot) or not (state or wanted):
-        return
     unknown = _on_host(snapshot, _UNKNOWN_ERROR)
+    lost = (*snapshot.said(_SUSPENDED), *snapshot.said(_RELOADED)) if unknown else ()
+    if state is False or system.is_wsl(snapshot) or not (state or wanted or lost):
+        return
     absent = tuple(_uvm_absence(snapshot))
-    if modules.loaded(snapshot, "nvidia_uvm"):
+    if modules.loaded(snapshot, "nvidia_uvm") or (lost and modules.loaded(snapshot, "nvidia_uvm") is None):
         if unknown and not absent:
             yield "nvidia-uvm-wedged", _wedged(snapshot, unknown)
         return
@@ -181,11 +190,13 @@ def _table_without_uvm(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _wedged(snapshot: Snapshot, unknown: tuple[Citation, ...]) -> Proof:
-    suspended = snapshot.said(_SUSPENDED)
+    suspended, is_loaded = snapshot.said(_SUSPENDED), modules.loaded(snapshot, "nvidia_uvm")
     after = " since the machine was suspended" if suspended else ""
     summary = f"CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state{after}"
-    cited = (*unknown, *modules.lsmod_line(snapshot, "nvidia_uvm"), *suspended[:2])
-    return Proof(summary, cited, "certain" if suspended else "likely", ("nvidia_uvm is not loaded: it is",))
+    lines = modules.lsmod_line(snapshot, "nvidia_uvm") if is_loaded else snapshot.said(_RELOADED)
+    ruled_out = ("nvidia_uvm is not loaded: it is",) if is_loaded else ()
+    cited = (*unknown, *lines, *suspended[:2])
+    return Proof(summary, cited, "certain" if suspended and is_loaded else "likely", ruled_out)
 
 
 def _load_uvm(_: Snapshot) -> Iterable[Fix]:
@@ -245,8 +256,21 @@ def _nodes(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """The device files that ``ls -l`` lists, each with its mode in letters."""
     for item in snapshot.of("listing", "text"):
         for number, line in enumerate(item.lines, 1):
-            if item.where == "host" and (match := _NODE.match(line.strip())):
+            if item.where != "host":
+                continue
+            if match := _NODE.match(line.strip()):
                 yield match["mode"], cite(item, number)
+            elif match := _STAT.match(line.strip()):
+                yield _letters(match["mode"]), cite(item, number)
+
+
+# stat -c '%a %U:%G %n', in whatever order of user and group.
+_STAT: Final = re.compile(r"^(?P<mode>[0-7]{3,4})\s(?:.*\s)?/dev/nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)$")
+
+
+def _letters(mode: str) -> str:
+    digits = (int(digit) for digit in mode[-3:])
+    return "".join(letter if digit & bit else "-" for digit in digits for letter, bit in (("r", 4), ("w", 2), ("x", 1)))
 
 
 def _is_odd(mode: str) -> bool:
@@ -374,7 +398,7 @@ def _is_plain(snapshot: Snapshot) -> bool:
     return snapshot.view(boards.carriers) == {"card"}
 
 
-def _disable_hmm(_: Snapshot) -> Iterable[Fix]:
+def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "switch heterogeneous memory management of nvidia_uvm off",
@@ -383,7 +407,9 @@ def _disable_hmm(_: Snapshot) -> Iterable[Fix]:
     text = "load nvidia_uvm anew; stop the programs that use a GPU first"
     yield run("load", text, "sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm")
     yield run("configure", "or start the kernel with nokaslr", when="managed memory of CUDA needs HMM")
-    yield setup_step("install", "take a newer release of the driver, which knows this kernel's layout", "driver")
+    yield remedies.driver(
+        snapshot, "take a newer release of the driver, which knows this kernel's layout", upgrade=True
+    )
 
 
 _README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/"

@@ -124,7 +124,7 @@ _WITH_VALUE: Final = frozenset(
 _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"make\.log$|/akmods/.*\.log$|\.failed\.log$", "make-log"),
     (r"nvidia-installer\.log$|cuda-installer\.log$|(?:^|/)(?:NVIDIA-Linux|cuda_)[\w.-]+\.run$", "installer-log"),
-    (r"/var/log/(?:kern|dmesg)[\w.-]*$|kern\.log$|dmesg(?:\.\w+)?$", "kernel-log"),
+    (r"/var/log/(?:kern|dmesg)[\w.-]*$|kern\.log$|dmesg(?:\.\w+)?$|/pstore/\S*dmesg-", "kernel-log"),
     (r"/var/log/(?:syslog|messages)[\w.-]*$|syslog$", "journal"),
     (
         r"apt/history\.log|dpkg\.log|apt/term\.log|dnf\.(?:rpm\.)?log|yum\.log|pacman\.log|zypp/history|unattended-upgrades",
@@ -265,8 +265,21 @@ def _without_remarks(source: str) -> tuple[str, Where, bool]:
 
 def _by_commands(source: str) -> tuple[Source, ...]:
     """What each command of a line shows; they share one text where they are several."""
-    found = tuple(one for pipeline in _pipelines(source) if (one := _by_pipeline(pipeline)))
+    single = (part for pipeline in _pipelines(source) for part in _one_by_one(pipeline))
+    found = tuple(one for pipeline in single if (one := _by_pipeline(pipeline)))
     return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
+
+
+def _one_by_one(pipeline: list[list[str]]) -> list[list[list[str]]]:
+    """The pipeline, or one for each file where several of sysfs are read at once: each is one line."""
+    words = list(_plain(pipeline[0])) if len(pipeline) == 1 else []
+    paths = [word for word in words[1:] if word.startswith("/sys/")]
+    if _program(words) != "cat" or len(paths) < _SEVERAL or any("*" in path for path in paths):
+        return [pipeline]
+    return [[["cat", path]] for path in paths]
+
+
+_SEVERAL: Final = 2
 
 
 def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:

@@ -22,11 +22,12 @@ _HEADERS: Final = re.compile(
     r"kernel headers for kernel \S+ cannot be found"
     r"|Missing \S+ kernel headers"
     r"|(?:[Mm]odule build for|autoinstall for) (?:the currently running kernel|kernel \S+) was skipped since"
-    r"|development files for kernel \S+ or the appropriate"
+    r"|development files for kernel \S+ or (?:the appropriate|source tree installed)"
+    r"|Could not find files needed to compile modules for"
     r"|Unable to find the kernel source tree for the"
     r"|Unable to determine the (?:location of the )?kernel (?:source|header)"
     r"|kernel (?:source|header) (?:path|file|tree) '[^'\n]*' (?:is invalid|does not exist)"
-    r"|[Cc]ould not find (?:the )?kernel (?:headers|sources?)\b"
+    r"|(?:[Cc]ould not|[Uu]nable to) find (?:the )?kernel (?:headers|sources?)\b|Kernel sources not found"
     r"|kernel headers (?:for \S+ )?(?:are|is|were|was) not (?:found|installed)"
     r"|/lib/modules/[^\s/]+/(?:build|source)(?:/\S*)?['’]?: No such file or directory"
     r"|Kernel configuration is invalid|scripts/(?:mod/modpost|basic/fixdep)['’]?: (?:not found|No such file)"
@@ -119,7 +120,7 @@ _BUILDERS: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
 # What a log says that is about the building of a kernel module at all.
 _BUILDS: Final = re.compile(
     r"dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
-    r"|Kbuild|-headers-|kernel-devel|kernel source|CC \[M\]",
+    r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]",
     re.IGNORECASE,
 )
 _TARGETS: Final = tuple(

@@ -269,7 +269,16 @@ def _state(item: Item) -> tuple[SmiState, Citation] | None:
             return state, cite(item, item.number_at(match.start()))
     if item.outcome == "absent" and item.source.words[:1] == ("nvidia-smi",):
         return "missing", cite(item)
+    asked = any(word.startswith("--query-") for word in item.source.words)
+    if asked and item.outcome == "ok" and (match := _ROW.search(item.text)):
+        return "works", cite(item, item.number_at(match.start()))
     return None
+
+
+# A row of a query: whatever was asked, a number, a name or a switch stands in it.
+_ROW: Final = re.compile(
+    r"^(?:\d[^\n]{0,200}|[^\n]{0,120}\b(?:NVIDIA|Tesla|GeForce|Enabled|Disabled|Default)\b[^\n]*)$", re.MULTILINE
+)
 
 
 def answers(item: Item) -> bool:
@@ -280,7 +289,18 @@ def answers(item: Item) -> bool:
 
 def smi_version(snapshot: Snapshot) -> Seen | None:
     """The driver's version in nvidia-smi's table or query."""
-    return _first(snapshot, _SMI)
+    return _first(snapshot, _SMI) or _queried(snapshot)
+
+
+_CELL: Final = re.compile(rf"(?:^|,)\s*(?P<version>{VERSION})\s*(?:,|$)", re.MULTILINE)
+
+
+def _queried(snapshot: Snapshot) -> Seen | None:
+    for item in snapshot.of("nvidia-smi"):
+        asked = "driver_version" in item.written and item.where == "host"
+        if asked and (match := _CELL.search(item.text)):
+            return Seen(match["version"], cite(item, item.number_at(match.start("version"))))
+    return None
 
 
 def cuda_version(snapshot: Snapshot) -> Seen | None:

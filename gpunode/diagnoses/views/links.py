@@ -196,7 +196,7 @@ def _of_sysfs(snapshot: Snapshot) -> Iterator[Link]:
                 places[address] = cite(item, item.number_at(match.start()))
         if (path := _SYSFS_PATH.search(item.subject)) and item.lines and path["what"] != "aer_dev_correctable":
             address = pci.address(path["address"])
-            found.setdefault(address, {})[path["what"]] = item.lines[0].split()[0] if item.lines[0].split() else ""
+            found.setdefault(address, {})[path["what"]] = next(iter(item.text.split()), "")
             places.setdefault(address, cite(item, 1))
     for address, values in found.items():
         if slot(address) in snapshot.view(nvidia) and address.endswith(".0") and address in places:

@@ -41,6 +41,13 @@ _PREBUILT: Final = re.compile(
 )
 
 
+# NVIDIA's for RHEL and those of akmods name the kernel in the package's name or version.
+_PRECOMPILED: Final = re.compile(
+    r"kmod-nvidia(?:-open)?-(?P<branch>\d{3}\.\d+(?:\.\d+)?)-(?P<kernel>\d+\.\d+\.\d+-\d[\d.]*\d(?:\.el\w+)?)"
+    r"|kmod-nvidia-(?P<fusion>\d+\.\d+\.\d+-[\w.]+?\.(?:x86_64|aarch64))-\d{3}\."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class DkmsRow:
     """A line of ``dkms status``.
@@ -250,6 +257,17 @@ def _on_disk(snapshot: Snapshot) -> Iterator[OnDisk]:
     for row in snapshot.view(driver_builds):
         if row.state == "installed" and row.kernel:
             yield OnDisk(row.kernel, "", row.version, row.citation)
+    yield from _packaged(snapshot, running)
+
+
+def _packaged(snapshot: Snapshot, running: str) -> Iterator[OnDisk]:
+    """The kernels that an installed package names, whose module it brings."""
+    for package in packages.matching(snapshot, "kmod-nvidia-*"):
+        if package.is_installed and (match := _PRECOMPILED.match(f"{package.name}-{package.version}")):
+            kernel = match["fusion"] or match["kernel"]
+            if running.startswith(f"{kernel}."):
+                kernel = running  # the package leaves the release and the architecture away
+            yield OnDisk(kernel, "", match["branch"] or "", package.citation)
     for package in packages.matching(snapshot, "linux-modules-nvidia-*", "kmod-nvidia-*"):
         if package.is_installed and (match := _PREBUILT.fullmatch(package.name)):
             yield OnDisk(match["deb"] or match["rpm"], "", match["branch"] or package.upstream, package.citation)

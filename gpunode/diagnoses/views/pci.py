@@ -78,9 +78,16 @@ def gpus(snapshot: Snapshot) -> tuple[Function, ...]:
 
 def has_gpu(snapshot: Snapshot) -> bool | None:
     """Whether a GPU is on the bus; None where nobody listed it."""
-    if snapshot.view(gpus):
+    if snapshot.view(gpus) or snapshot.says(_TOLD):
         return True
     return False if is_listed(snapshot) else None
+
+
+# Other programs that list hardware: inxi, lshw, hwinfo.
+_TOLD: Final = re.compile(
+    r"Device-\d+: NVIDIA |^[ \t]*vendor: NVIDIA Corporation|Vendor: pci 0x10de|^[ \t]*Graphics: .*\bNVIDIA\b",
+    re.MULTILINE,
+)
 
 
 def switches(snapshot: Snapshot) -> tuple[Function, ...]:

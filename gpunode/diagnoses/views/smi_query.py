@@ -130,7 +130,7 @@ def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
 
 def _of(item: Item) -> Iterator[Gpu]:
     if item.kind == "nvidia-smi-q" or (item.kind in {"text", "nvidia-smi", "file"} and _SECTIONS.search(item.text)):
-        read = _of_xml if "<gpu " in item.text or "<nvidia_smi_log>" in item.text else _of_listing
+        read = _of_xml if "<gpu " in item.text or item.text.lstrip().startswith("<") else _of_listing
         found = (gpu for gpu in read(item) if any(_plain(row.path[-1]) not in _HEAD for row in gpu.rows))
         yield from (replace(gpu, bus=gpu.bus or _own_bus(gpu)) for gpu in found)
     elif item.kind == "nvidia-smi" or (item.kind == "text" and "gpu" in item.text[:200]):

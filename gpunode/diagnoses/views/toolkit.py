@@ -90,10 +90,10 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
         for match in finds(item, _POLICY):
             number = item.number_at(match.start("version"))
             yield Presence(match["version"][0] != "(", cite(item, number))
-    if (moment := installed_at(snapshot)) is not None:
-        yield Presence(True, moment.citation)
     if (denial := _not_listed(snapshot)) is not None:
         yield Presence(False, denial)
+    elif (moment := installed_at(snapshot)) is not None:  # what was installed once may be gone again
+        yield Presence(True, moment.citation)
 
 
 def _not_listed(snapshot: Snapshot) -> Citation | None:
@@ -119,6 +119,10 @@ _POLICY: Final = re.compile(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*(?P<versi
 _INSTALLED: Final = (
     re.compile(rf"^{moments.DATE} status installed nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
     re.compile(rf"^{moments.DATE} install nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
+    # dnf's log; pacman's and zypper's.
+    re.compile(rf"^{moments.DATE}\S* (?:\w+ )?Installed: nvidia-container-toolkit-\d", re.MULTILINE),
+    re.compile(rf"^\[{moments.DATE}\S*\] \[ALPM\] installed nvidia-container-toolkit\b", re.MULTILINE),
+    re.compile(rf"^{moments.DATE}\|install\|nvidia-container-toolkit\|", re.MULTILINE),
 )
 _APT: Final = re.compile(
     rf"^Start-Date: {moments.DATE}\n(?:[^\n]+\n){{0,4}}?Install:[^\n]*\bnvidia-container-toolkit:", re.MULTILINE
