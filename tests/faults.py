@@ -51,16 +51,16 @@ _DKMS: Final = '-m nvidia -v 580.178.04 -k "$(uname -r)"'
 _KERNEL: Final = '"/lib/modules/$(uname -r)"'
 _UNBUILT: Final = f"modprobe -r nvidia; dkms unbuild {_DKMS}"
 _NOUVEAU: Final = f"{_KERNEL}/kernel/drivers/gpu/drm/nouveau"
-_KUBELET: Final = (
-    "mkdir -p /var/lib/kubelet /etc/kubernetes && printf 'apiVersion: kubelet.config.k8s.io/v1beta1\\n"
-    "kind: KubeletConfiguration\\ncgroupDriver: {}\\n"
-    "containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\\n' > /var/lib/kubelet/config.yaml && "
-    "printf '[Service]\\nExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml\\n"
-    "[Install]\\nWantedBy=multi-user.target\\n' > /lib/systemd/system/kubelet.service && "
-    "mkdir -p /etc/systemd/system/multi-user.target.wants && "
-    "ln -s /lib/systemd/system/kubelet.service /etc/systemd/system/multi-user.target.wants/kubelet.service"
+_SET_DOCKER: Final = (
+    'set_docker() { python3 -c \'import json, sys; path = "/etc/docker/daemon.json"; '
+    'whole = json.load(open(path)); name, _, value = sys.argv[1].partition("="); whole[name] = [value]; '
+    'json.dump(whole, open(path, "w"))\' "$1"; }; set_docker '
 )
-
+_SECURE_BOOT: Final = (
+    'printf \'#!/bin/sh\\n[ "$1" = --sb-state ] && echo "SecureBoot enabled"\\n[ "$1" = --list-enrolled ] && '
+    'echo "Subject: CN=Debian Secure Boot CA"\\n\' > /usr/local/bin/mokutil; chmod +x /usr/local/bin/mokutil; '
+    "touch /lab-secure-boot"
+)
 FAULTS: Final = (
     Fault("no-driver", "a fresh node: no driver was ever installed", ":", "driver-not-installed",
           node="fresh", core=True),
@@ -87,9 +87,10 @@ FAULTS: Final = (
           f"modprobe -r nvidia; cd {_KERNEL}; mv updates /root/updates; depmod; mv /root/updates updates",
           "depmod-index-missing"),
     Fault("module-twice", "a copy of an older module stands where depmod prefers it",
-          f"modprobe -r nvidia; mkdir -p {_KERNEL}/kernel/drivers/video; "
-          f"cp /root/faults/nvidia-570.86.15.ko {_KERNEL}/kernel/drivers/video/nvidia.ko; "
-          "mkdir -p /etc/depmod.d; echo 'search built-in updates' > /etc/depmod.d/site.conf; depmod; modprobe nvidia",
+          f"modprobe -r nvidia; mkdir -p {_KERNEL}/extra; "
+          f"cp /root/faults/nvidia-570.86.15.ko {_KERNEL}/extra/nvidia.ko; "
+          "mkdir -p /etc/depmod.d; echo 'search extra updates built-in' > /etc/depmod.d/site.conf; depmod; "
+          "modprobe nvidia",
           "duplicate-module-files"),
     Fault("other-kernel", "a new kernel was booted, for which the module was not built",
           'mkdir -p /lib/modules/6.1.0-99-amd64 && touch /boot/vmlinuz-6.1.0-99-amd64; '
@@ -152,15 +153,14 @@ FAULTS: Final = (
           "mkdir -p /etc/docker; echo '{\"live-restore\": true,}' > /etc/docker/daemon.json", "daemon-json-invalid",
           mended="hand", hand="echo '{\"live-restore\": true}' > /etc/docker/daemon.json", core=True),
     Fault("cri-disabled", "containerd's CRI plugin is switched off under a kubelet",
-          f"sed -i '1a disabled_plugins = [\"cri\"]' {_CONFIG}", "containerd-cri-disabled", node="kubernetes",
-          core=True),
-    Fault("handler-gone", "containerd lost NVIDIA's runtime under a kubelet", f"printf 'version = 2\\n' > {_CONFIG}",
-          "containerd-nvidia-runtime-missing", node="kubernetes"),
-    Fault("handler-gone-alone", "containerd lost NVIDIA's runtime, and there is no kubelet",
-          f"printf 'version = 2\\n' > {_CONFIG}", "containerd-nvidia-runtime-missing"),
+          f"sed -i '1a disabled_plugins = [\"io.containerd.grpc.v1.cri\"]' {_CONFIG}; systemctl restart containerd",
+          "containerd-cri-disabled", node="kubernetes", booted=True, core=True),
+    Fault("handler-gone", "containerd lost NVIDIA's runtime under a kubelet",
+          f"printf 'version = 2\\n' > {_CONFIG}; systemctl restart containerd",
+          "containerd-nvidia-runtime-missing", node="kubernetes", booted=True),
     Fault("cgroup-driver", "kubelet and containerd use different cgroup drivers",
-          f"sed -i 's/SystemdCgroup = true/SystemdCgroup = false/' {_CONFIG}", "cgroup-driver-mismatch",
-          node="kubernetes"),
+          f"sed -i 's/SystemdCgroup = true/SystemdCgroup = false/' {_CONFIG}; systemctl restart containerd",
+          "cgroup-driver-mismatch", node="kubernetes", booted=True),
     Fault("cdi-stale", "the CDI specification is of an older driver",
           "mkdir -p /etc/cdi; nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml; "
           "sed -i s/580.178.04/570.86.15/ /etc/cdi/nvidia.yaml", "cdi-spec-stale"),
@@ -177,10 +177,11 @@ FAULTS: Final = (
           "mkdir -p /usr/local/cuda-12.4/lib64/stubs; cp /root/faults/libcuda.so.1 /usr/local/cuda-12.4/lib64/stubs; "
           "echo /usr/local/cuda-12.4/lib64/stubs > /etc/ld.so.conf.d/000-cuda.conf; ldconfig",
           "library-path-shadows-libcuda"),
-    Fault("secure-boot", "Secure Boot is on and the module is not signed",
-          "modprobe -r nvidia; printf '#!/bin/sh\\n[ \"$1\" = --sb-state ] && echo \"SecureBoot enabled\"\\n' > "
-          "/usr/local/bin/mokutil; chmod +x /usr/local/bin/mokutil; touch /lab-secure-boot; modprobe nvidia",
-          "secure-boot-module-unsigned", mended="no"),
+    Fault("secure-boot-key", "Secure Boot is on, and the machine's firmware does not know the key of DKMS",
+          f"modprobe -r nvidia; {_SECURE_BOOT}; ! modprobe nvidia", "secure-boot-key-not-enrolled", mended="no"),
+    Fault("secure-boot-unsigned", "Secure Boot is on and the module is not signed",
+          f"modprobe -r nvidia; strip --strip-debug {_KERNEL}/updates/dkms/nvidia.ko; depmod; {_SECURE_BOOT}; "
+          "! modprobe nvidia", "secure-boot-module-unsigned", mended="no"),
     Fault("xid-79", "the GPU has fallen off the bus (kernel log)",
           "echo '[ 7012.331904] NVRM: Xid (PCI:0000:01:00): 79, pid=2211, name=python3, GPU has fallen off the bus.' > "
           "/run/lab-dmesg", "gpu-fallen-off-bus", mended="no"),
@@ -188,4 +189,28 @@ FAULTS: Final = (
           "printf '%s\\n' '[  931.114001] NVRM: Xid (PCI:0000:01:00): 119, pid=1844, name=nvidia-smi, Timeout after 6s "
           "of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20800a4c 0x4).' > "
           "/run/lab-dmesg", "gsp-rpc-timeout", mended="no"),
+    Fault("docker-file-invalid", "docker does not start: its file ends with a comma",
+          "echo '{\"live-restore\": true,}' > /etc/docker/daemon.json; ! systemctl restart docker",
+          "daemon-json-invalid", node="docker", mended="hand",
+          hand="echo '{\"live-restore\": true}' > /etc/docker/daemon.json", booted=True),
+    Fault("docker-directives", "docker does not start: hosts stand in its file and on its command line",
+          f"{_SET_DOCKER}hosts=unix:///var/run/docker.sock; ! systemctl restart docker", "docker-directive-conflict",
+          node="docker", booted=True),
+    Fault("docker-not-restarted", "docker was started before its file had NVIDIA's runtime",
+          "cd /etc/docker; mv daemon.json aside; systemctl restart docker; sleep 1; cat aside > daemon.json; rm aside",
+          "docker-not-restarted", node="docker", booted=True),
+    Fault("docker-default", "docker's default runtime is nvidia, and its file describes none",
+          "echo '{\"default-runtime\": \"nvidia\"}' > /etc/docker/daemon.json; ! systemctl restart docker",
+          "nvidia-runtime-not-registered", node="docker", booted=True),
+    Fault("persistenced", "nvidia-persistenced was started before the driver was loaded, and stayed down",
+          "systemctl stop nvidia-persistenced; modprobe -r nvidia; systemctl start nvidia-persistenced || :; sleep 2; "
+          "systemctl stop nvidia-persistenced; systemctl start nvidia-persistenced || :; modprobe nvidia",
+          "persistenced-start-race", booted=True),
+    Fault("upgraded-live", "the driver was upgraded under the loaded module, and a program uses that",
+          "sed -i s/580.178.04/580.65.06/ /proc/driver/nvidia/version /sys/module/nvidia/version; touch /run/lab-busy",
+          "driver-library-mismatch-reboot-pending", node="docker", when=("the old module cannot be unloaded",),
+          booted=True, core=True),
+    Fault("unloaded-live", "the kernel module is unloaded under the container daemons",
+          "systemctl stop nvidia-persistenced; modprobe -r nvidia", "driver-module-not-loaded", node="docker",
+          booted=True),
 )  # fmt: skip

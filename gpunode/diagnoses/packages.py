@@ -10,12 +10,12 @@ from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, is_name, is_path
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, uninstall
+from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import archives, driver, packages
 from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
 from gpunode.diagnoses.views.history import is_drivers
-from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.diagnoses.views.system import PackageManager, distro, package_manager
 from gpunode.facts.model import Known
 
 # --- keys ---------------------------------------------------------------------------------------------------------
@@ -32,6 +32,7 @@ def _refused(snapshot: Snapshot, owner: Owner) -> tuple[RefusedKey, ...]:
 
 def _cuda_key(snapshot: Snapshot) -> Iterator[Verdict]:
     if not (refused := _refused(snapshot, "cuda")):
+        yield from _predicted(snapshot, "cuda")
         return
     key = next((one.key for one in refused if one.key), "")
     named = f" ({key})" if key else ""
@@ -45,7 +46,20 @@ def _cuda_key(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Proof(what, tuple(one.citation for one in refused), ruled_out=(other,))
 
 
+def _predicted(snapshot: Snapshot, owner: Owner) -> Iterator[Verdict]:
+    """The next update is going to refuse the repository: nothing fails yet that is installed."""
+    whose = "NVIDIA's CUDA repository" if owner == "cuda" else "the container toolkit's repository"
+    for one in snapshot.view(archives.unkeyed):
+        if one.owner == owner:
+            severity: Severity = "warning" if driver.works(snapshot) else "error"
+            yield Proof(f"apt cannot check {whose}: {one.why}", (one.entry.citation,), severity=severity)
+            return
+
+
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(archives.unkeyed) and not _refused(snapshot, "cuda"):
+        yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "cuda-repository")
+        return
     if snapshot.view(package_manager) == "apt":
         yield from _drop_retired_key(snapshot)
         refused = (match for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url)))
@@ -54,7 +68,9 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
             url = f"https://developer.download.nvidia.com/compute/cuda/repos/{match['dir']}/{match['arch']}/{package}"
             fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
             yield run("install", "install NVIDIA's package with the current key", fetch, put, "sudo apt-get update")
-        yield setup_step("configure", "or let gpunode set the repository up, its key checked", "cuda-repository")
+        if takes_gpunode(snapshot):
+            text = "or let gpunode set the repository up, its key checked"
+            yield setup_step(snapshot, "configure", text, "cuda-repository")
         return
     keys = "rpm -qa gpg-pubkey --qf '%{NAME}-%{VERSION}-%{RELEASE} %{SUMMARY}\\n' | awk '/cudatools/ {print $1}'"
     yield run("remove", "remove the old key of cudatools", f"{keys} | xargs -r sudo rpm -e")
@@ -83,28 +99,29 @@ def _toolkit_key(snapshot: Snapshot) -> Iterator[Verdict]:
         )
         other = "the CUDA repository: its keys are A4B469963BF863CC and newer ones"
         yield Proof(what, tuple(one.citation for one in refused), ruled_out=(other,))
+    else:
+        yield from _predicted(snapshot, "toolkit")
 
 
-_KEYRING: Final = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
-_TOOLKIT_LIST: Final = "/etc/apt/sources.list.d/nvidia-container-toolkit.list"
 _TOOLKIT_URL: Final = "https://nvidia.github.io/libnvidia-container"
 
 
 def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(package_manager) != "apt":
         repository = f"{_TOOLKIT_URL}/stable/rpm/nvidia-container-toolkit.repo"
-        fetch = f"curl -fsSL {repository} | sudo tee /etc/yum.repos.d/nvidia-container-toolkit.repo >/dev/null"
-        yield run(
-            "configure", "fetch the repository's description again; it names the key", fetch, "sudo dnf makecache"
-        )
+        is_zypper = snapshot.view(package_manager) == "zypper"
+        place = f"/etc/{'zypp' if is_zypper else 'yum'}/repos.d/nvidia-container-toolkit.repo".replace("yum/", "yum.")
+        fetch = f"{command('curl', '-fsSL', repository)} | {command('sudo', 'tee', place)} >/dev/null"
+        again = "sudo zypper --gpg-auto-import-keys refresh" if is_zypper else "sudo dnf makecache"
+        yield run("configure", "fetch the repository's description again; it names the key", fetch, again)
         return
-    yield setup_step("configure", "set the repository up anew, its key checked", "toolkit-repository")
-    key = f"curl -fsSL {_TOOLKIT_URL}/gpgkey | sudo gpg --dearmor --yes -o {_KEYRING}"
-    entry = (
-        f"curl -fsSL {_TOOLKIT_URL}/stable/deb/nvidia-container-toolkit.list | "
-        f"sed 's#deb https://#deb [signed-by={_KEYRING}] https://#' | sudo tee {_TOOLKIT_LIST} >/dev/null"
-    )
-    yield run("configure", "or by hand: the key, then the entry that names it", key, entry, "sudo apt-get update")
+    by_person = remedies.TOOLKIT_ARCHIVE
+    if takes_gpunode(snapshot):
+        text = "set the repository up anew, its key checked"
+        yield setup_step(snapshot, "configure", text, "toolkit-repository")
+        yield run("configure", "or by hand: the key, then the entry that names it", *by_person)
+    else:
+        yield run("configure", "fetch the key, then write the entry that names it", *by_person)
 
 
 # --- one archive, two keys ----------------------------------------------------------------------------------------
@@ -163,8 +180,8 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
         aside = 'while read -r file; do sudo mv "$file" "$file.disabled"; done'
         yield run("remove", "take the list files that name it too away", f"{others} | {aside}")
     step = {"toolkit": "toolkit-repository", "cuda": "cuda-repository"}.get(owner)
-    if step:
-        yield setup_step("configure", "write the one entry that is needed", step)
+    if step and takes_gpunode(snapshot):
+        yield setup_step(snapshot, "configure", "write the one entry that is needed", step)
     else:
         yield run("inspect", "see that apt reads its lists again", "sudo apt-get update")
 
@@ -231,7 +248,7 @@ _LISTED_LOCK: Final = re.compile(r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d+)\s+/var/li
 def _held_now(snapshot: Snapshot) -> Iterator[Verdict]:
     """A program holds the lock right now: nobody was refused yet, and it passes, so that is no fault of the node."""
     for item in snapshot.items:
-        if item.source.words[:1] != ("lslocks",) or item.outcome != "ok":
+        if not item.written.startswith("lslocks ") or item.outcome != "ok":
             continue
         for number, line in enumerate(item.lines, 1):
             if match := _LISTED_LOCK.match(line):
@@ -483,20 +500,30 @@ def _release(snapshot: Snapshot) -> Iterable[Fix]:
         yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))
     elif snapshot.view(package_manager) == "apt":
         text = "remove the packages of other branches; gpunode names each before it does"
-        yield setup_step("remove", text, "conflicts")
+        yield setup_step(snapshot, "remove", text, "conflicts", instead=("sudo apt-get -f install",))
     else:
         text = "let the package manager replace what is installed; it names each package before it does"
-        yield run("remove", text, "sudo dnf distro-sync --allowerasing '*nvidia*'")
+        yield remedies.one_version(snapshot, "remove", text)
     yield remedies.driver(snapshot, "then install the branch that is wanted")
+
+
+_ORIGINS: Final[dict[PackageManager, tuple[str, ...]]] = {
+    "apt": ("apt-cache policy",),
+    "dnf": ("sudo dnf repolist", "sudo dnf list --installed '*nvidia*'"),
+    "zypper": ("zypper repos --priority", "zypper search --installed-only --details nvidia"),
+    "pacman": ("pacman -Qs nvidia",),
+}
 
 
 def _one_origin(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(package_manager) == "apt":
         text = "keep to one repository: gpunode pins the driver's packages to it"
-        yield setup_step("configure", text, "cuda-repository", "driver-pin")
+        yield setup_step(
+            snapshot, "configure", text, "cuda-repository", "driver-pin", instead=("apt-cache policy nvidia-driver",)
+        )
     else:
         text = "keep to one repository: exclude the driver's packages from all but the one that is wanted"
-        yield run("configure", text, "sudo dnf repolist", "sudo dnf list --installed '*nvidia*'")
+        yield run("configure", text, *_ORIGINS[snapshot.view(package_manager)])
     yield remedies.driver(snapshot, "bring every package of the driver to its version")
 
 
@@ -761,7 +788,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/SyneRBI/SIRF-SuperBuild/issues/273", _DRIVER_GUIDE),
             check=_leftover,
             remedy=_take_run_away,
-            explains=_MISMATCHES | {"duplicate-module-files"},
+            explains=_MISMATCHES | NO_DRIVER | {"duplicate-module-files"},
         ),
     ),
 )

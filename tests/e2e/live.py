@@ -130,9 +130,19 @@ def boot(node: Node) -> None:
     node.run("sh", "-c", _BOOT)
 
 
-def diagnose(node: Node) -> Diagnosed:
-    """What ``gpunode doctor --json`` says of the node on it."""
-    done = node.finish("gpunode", "doctor", "--json", timeout=120)
+def diagnose(node: Node, *, user: bool = False, path: str = "") -> Diagnosed:
+    """What ``gpunode doctor --json`` says of the node on it.
+
+    Args:
+        node: that is asked.
+        user: whether an ordinary user asks.
+        path: the PATH, if not the usual one.
+    """
+    as_user = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups") if user else ()
+    # Not through env, which would look for the program on the new PATH.
+    start = f"PATH={path}; export PATH; exec /usr/bin/python3 /usr/local/bin/gpunode doctor --json"
+    asked = ("sh", "-c", start) if path else ("gpunode", "doctor", "--json")
+    done = node.finish(*as_user, *asked, timeout=120)
     assert done.stdout.count("\n") == 1, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     envelope = json.loads(done.stdout)
     assert envelope["exit_code"] == done.returncode
@@ -143,12 +153,17 @@ def diagnose(node: Node) -> Diagnosed:
 def carry_out(node: Node, fault: Fault, remedy: list[Mapping[str, Any]], reboot: Reboot) -> Carried:
     """The steps of ``remedy`` in their order: commands as printed, steps of a person's hand as the fault's data has it.
 
-    A step that holds under a condition only is done where the fault says that the condition holds.
+    A step that holds under a condition only is done where the fault says that the condition holds, and what begins
+    with "or" is done where what stands before it failed.
     """
     carried = Carried()
     for step in remedy:
         if step["when"] and step["when"] not in fault.when:
             continue
+        if step["text"].startswith("or ") and not carried.failed:
+            continue
+        if step["when"]:
+            carried.failed.clear()  # that is what the condition says
         if not step["commands"] and fault.hand:
             carried.add(f"# {step['text']}", node.finish("sh", "-c", fault.hand))
         for command in step["commands"]:
@@ -171,6 +186,8 @@ def typed(command: str) -> str:
     words = shlex.split(command)
     at = words.index("setup")
     runtime = "bare-metal"
+    if words[at + 1 :] and not words[at + 1].startswith("-"):
+        runtime = words.pop(at + 1)
     if "--runtime" in words:
         option = words.index("--runtime")
         runtime = words[option + 1]
@@ -203,6 +220,22 @@ cp /root/faults/nvidia-{_OTHER}.ko /root/faults/other.ko
 echo 'int cuInit(unsigned flags) {{ return 34; }}' | gcc -shared -fPIC -Wl,-soname,libcuda.so.1 -x c - -o \
 /root/faults/libcuda.so.1
 """
+# A kubelet as kubeadm leaves one; its program only stays.
+_KUBELET: Final = {
+    "/var/lib/kubelet/config.yaml": """\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cgroupDriver: systemd
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+""",
+    "/lib/systemd/system/kubelet.service": """\
+[Service]
+ExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml
+[Install]
+WantedBy=multi-user.target
+""",
+    "/usr/bin/kubelet": "#!/bin/sh\nwhile :; do sleep 1000; done\n",
+}
 _NONFREE: Final = f"""\
 #!/bin/sh
 echo "deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/debian-nonfree/ /" > /etc/apt/sources.list.d/nonfree.list
@@ -235,6 +268,13 @@ def furnish(node: Node, stranger: bytes, *, stocked: bool) -> None:
         node.run("sh", "-c", _STOCK)
         build_all([Package("libcuda1", "580.65.06-1")], node.path("/root/faults"))
     node.run("apt-get", "update")
+
+
+def add_kubelet(node: Node) -> None:
+    """A kubelet is installed and enabled, with systemd's cgroup driver and containerd."""
+    for path, text in _KUBELET.items():
+        node.write(path, text, 0o755 if path.startswith("/usr/bin") else 0o644)
+    node.run("systemctl", "enable", "--now", "kubelet.service")
 
 
 def make(node: Node, fault: Fault) -> None:

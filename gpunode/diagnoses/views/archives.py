@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.catalog import tables
+from gpunode.catalog.openpgp import fingerprints
+from gpunode.catalog.repositories import CUDA_BASE, TOOLKIT, TOOLKIT_BASE
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views.packages import Package
@@ -21,6 +23,7 @@ _URL: Final = re.compile(r"https?://[^\s'\"]+")
 _HOSTS: Final[tuple[tuple[Owner, re.Pattern[str]], ...]] = (
     ("cuda", re.compile(r"developer\.download\.nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)")),
     ("toolkit", re.compile(r"nvidia\.github\.io/(?:libnvidia-container|nvidia-docker|nvidia-container-runtime)")),
+    ("cuda", re.compile(r"/compute/cuda/repos/")),  # a mirror keeps the path
     ("cuda", re.compile(r"\bcuda-(?:rhel|fedora|sles|opensuse|amzn)[\w.-]*|['\"]cuda[\w.-]*['\"]")),
     ("toolkit", re.compile(r"\blibnvidia-container\b|\bnvidia-(?:docker|container-toolkit|container-runtime)\b")),
 )
@@ -164,6 +167,53 @@ def conflicts(snapshot: Snapshot) -> tuple[tuple[Listed, ...], ...]:
         if one.source.enabled:
             archives.setdefault((one.source.uri.rstrip("/"), one.source.suite), []).append(one)
     return tuple(tuple(same) for same in archives.values() if len({one.source.signed_by for one in same}) > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Unkeyed:
+    """An entry of NVIDIA's whose signature the next update cannot check.
+
+    Attributes:
+        why: what the keyring lacks.
+    """
+
+    entry: Listed
+    owner: Owner
+    why: str
+
+
+def unkeyed(snapshot: Snapshot) -> tuple[Unkeyed, ...]:
+    """The enabled entries whose keyring is not there or holds another key than the one that signs the repository."""
+    return tuple(_unkeyed(snapshot))
+
+
+def _unkeyed(snapshot: Snapshot) -> Iterator[Unkeyed]:
+    for entry in snapshot.view(sources) if isinstance(snapshot.facts.sources, Known) else ():
+        one, owner = entry.source, owner_of(entry.source.uri)
+        if owner == "other" or not one.enabled or one.trusted == "yes" or not one.signed_by.startswith("/"):
+            continue
+        keyring = snapshot.facts.file(one.signed_by)
+        if not isinstance(keyring, Known):
+            continue
+        if keyring.value is None:
+            yield Unkeyed(entry, owner, f"{one.signed_by} is not there")
+        elif (wanted := _signer(one.uri)) and wanted not in _held(keyring.value.content):
+            yield Unkeyed(entry, owner, f"{one.signed_by} does not hold the key {wanted[-16:]}")
+
+
+def _signer(uri: str) -> str:
+    """The fingerprint of the key that signs one of NVIDIA's own repositories; empty for a mirror, which may differ."""
+    if uri.startswith(f"{TOOLKIT_BASE}/"):
+        return TOOLKIT.fingerprint
+    rows = tables.rows("cuda_repositories.csv") if uri.startswith(f"{CUDA_BASE}/") else ()
+    return next((row["fingerprint"] for row in rows if f"/{row['dir']}/{row['arch']}" in uri), "")
+
+
+def _held(keyring: bytes) -> tuple[str, ...]:
+    try:
+        return fingerprints(keyring)
+    except ValueError:
+        return ()
 
 
 Packager: TypeAlias = Literal[

@@ -90,10 +90,10 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
         for match in finds(item, _POLICY):
             number = item.number_at(match.start("version"))
             yield Presence(match["version"][0] != "(", cite(item, number))
-    if (moment := installed_at(snapshot)) is not None:
-        yield Presence(True, moment.citation)
     if (denial := _not_listed(snapshot)) is not None:
         yield Presence(False, denial)
+    elif (moment := installed_at(snapshot)) is not None:  # what was installed once may be gone again
+        yield Presence(True, moment.citation)
 
 
 def _not_listed(snapshot: Snapshot) -> Citation | None:

@@ -23,6 +23,7 @@ drop() { # the module's traces
 }
 if [ -n "$remove" ]; then
 	[ -e "/sys/module/$module" ] || { echo "modprobe: FATAL: Module $module is not currently loaded." >&2; exit 1; }
+	[ ! -e /run/lab-busy ] || { echo "modprobe: FATAL: Module $module is in use." >&2; exit 1; }
 	drop $module
 	exit 0
 fi
@@ -30,6 +31,14 @@ fi
 [ -e /sys/module/nvidia ] && exit 0
 if ! version=$(modinfo -k "$release" -F version nvidia 2>/dev/null); then
 	echo "modprobe: FATAL: Module nvidia not found in directory /lib/modules/$release" >&2
+	exit 1
+fi
+if [ -e /lab-secure-boot ]; then
+	case $(modinfo -k "$release" -F signer nvidia) in
+	'') echo "[    9.7] Loading of unsigned module is rejected" >>/run/lab-dmesg ;;
+	*) echo "[    9.7] Loading of module with unavailable key is rejected" >>/run/lab-dmesg ;;
+	esac
+	echo "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service" >&2
 	exit 1
 fi
 licence=$(modinfo -k "$release" -F license nvidia)
