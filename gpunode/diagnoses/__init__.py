@@ -21,7 +21,7 @@ from gpunode.diagnoses.model import (
     Verdict,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver
+from gpunode.diagnoses.views import alive, driver
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -56,6 +56,7 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
         snapshot: the node.
         guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
     """
+    snapshot = alive.without_what_is_over(snapshot)
     findings, doubts = _judged(snapshot, guarded=guarded)
     before = snapshot.with_history
     if before is None or driver.works(snapshot) or any(_is_settled(finding) for finding in findings):
