@@ -390,11 +390,21 @@ _DOCKERS_DRIVER: Final = (
 
 
 def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "put the runtime under the kubelet's cgroup driver; gpunode takes runc's options over"
-    if takes_gpunode(snapshot):
-        yield run("configure", text, "sudo gpunode setup --runtime containerd --only runtime-config")
+    kubelet = _kubelets(snapshot)
+    if kubelet is not None and kubelet[0] == "cgroupfs":
+        yield by_hand(
+            "configure",
+            f"say cgroupDriver: systemd in the kubelet's configuration, or SystemdCgroup = false in {CONFIG}: "
+            "the same in both, and systemd where the system runs on it",
+        )
+    elif takes_gpunode(snapshot):
+        yield run(
+            "configure",
+            "put the runtimes under the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file",
+            "sudo gpunode setup k8s-containerd --only runtime-config",
+        )
     else:
-        say = "say SystemdCgroup = true in the options of runc and of nvidia in /etc/containerd/config.toml"
+        say = f"say SystemdCgroup = true in the options of runc and of nvidia in {CONFIG}"
         yield by_hand("configure", f"{say}, and cgroupDriver: systemd in /var/lib/kubelet/config.yaml")
     yield run("restart", "restart containerd, then the kubelet", "sudo systemctl restart containerd kubelet")
 

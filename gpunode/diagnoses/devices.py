@@ -85,6 +85,8 @@ def _raced(snapshot: Snapshot) -> Iterator[Verdict]:
     failed = [*snapshot.said(_DAEMON_FAILED)]
     if isinstance(unit, Known) and unit.value.failed:
         failed.append(Citation(_PERSISTENCED, "failed", None, unit.probe))
+    if isinstance(unit, Known) and unit.value.state.active:
+        return  # its log tells of an earlier start
     there = _present_nodes(snapshot)
     if not failed or not (driver.is_loaded(snapshot) or there) or tuple(_missing_nodes(snapshot)):
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cdi, docker, driver, moments, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.facts.model import Known
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.model import DOCKER_CONFIG
 
@@ -118,13 +120,23 @@ def _conflict(snapshot: Snapshot) -> Verdict | None:
     return None
 
 
-def _drop_the_flag(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "configure",
-        "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json: one of the two places",
-        "systemctl cat docker.service",
-        "sudo systemctl edit docker.service",
-    )
+def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
+    if (command := _without_hosts(snapshot)) is not None:
+        folder = "/etc/systemd/system/docker.service.d"
+        lines = " ".join(shlex.quote(line) for line in ("[Service]", "ExecStart=", f"ExecStart={command}"))
+        yield run(
+            "configure",
+            "start dockerd without the hosts on its command line: those of daemon.json count then",
+            f"sudo install -d {folder}",
+            rf"printf '%s\n' {lines} | sudo tee {folder}/10-hosts-in-the-file.conf",
+        )
+    else:
+        yield run(
+            "configure",
+            "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json: one of the two",
+            "systemctl cat docker.service",
+            "sudo systemctl edit docker.service",
+        )
     yield run(
         "restart",
         "start docker again",
@@ -132,6 +144,24 @@ def _drop_the_flag(_: Snapshot) -> Iterable[Fix]:
         "sudo systemctl reset-failed docker",
         "sudo systemctl restart docker",
     )
+
+
+def _without_hosts(snapshot: Snapshot) -> str | None:
+    """The unit's command without the flags for hosts, where these are all that stands in both places."""
+    started = docker.started_with(snapshot)
+    both = (
+        {name for file in snapshot.view(docker.files) for name in (conflicts(started[0], tuple(file.document)))}
+        if (started)
+        else set()
+    )
+    if started is None or {name.split(" ")[0] for name in both} != {"hosts"}:
+        return None
+    line = started[1].line.strip()
+    command = _HOST_FLAG.sub("", line.removeprefix("ExecStart="))
+    return command if line.startswith("ExecStart=") and command.startswith("/") else None
+
+
+_HOST_FLAG: Final = re.compile(r"\s(?:-H|--host)[= ]\s*\S+")
 
 
 # Another docker than the one that was set up.
@@ -327,7 +357,14 @@ def _not_registered(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] 
     return "nvidia-runtime-not-registered", Proof(summary, cited, "certain" if certain else "likely")
 
 
-def _register(_: Snapshot) -> Iterable[Fix]:
+def _register(snapshot: Snapshot) -> Iterable[Fix]:
+    unit = snapshot.facts.unit(docker.UNIT)
+    if isinstance(unit, Known) and unit.value.exists and not unit.value.state.active:
+        yield run("configure", "register NVIDIA's runtime", _CONFIGURE.removesuffix(" --restart"))
+        yield run(
+            "restart", "start docker again", "sudo systemctl reset-failed docker", "sudo systemctl restart docker"
+        )
+        return
     yield run("configure", "register NVIDIA's runtime, and have docker read that", _CONFIGURE)
     yield restart("docker.service", when="it was not restarted by that")
 

@@ -204,6 +204,8 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
         for number, line in enumerate(item.lines, 1)
         if _EMPTY.match(line)
     )
+    lists = snapshot.of("listing", "file")
+    empty += tuple(cite(item) for item in lists if item.outcome == "absent" and "/modules.dep" in item.written)
     absent = modules.not_found(snapshot)
     files = tuple(one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
     # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.

@@ -44,6 +44,8 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if driver.works(snapshot):
         yield from _without_libcuda(snapshot)
         return
+    if _is_lent(snapshot):
+        return
     missing = _missing(snapshot)
     if not missing or (pci.is_listed(snapshot) and not snapshot.view(pci.gpus)):
         return
@@ -67,6 +69,12 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         question = "is a driver installed on the node, and only its libraries or its module missing?"
         look = "nvidia-smi and lsmod on the node itself, and dpkg -l '*nvidia*' or rpm -qa '*nvidia*'"
         yield "driver-not-installed", Doubt(question, look, missing, ("driver-userspace-incomplete",))
+
+
+def _is_lent(snapshot: Snapshot) -> bool:
+    """Whether every GPU is kept for virtual machines: a host that only lends its GPUs has no driver for them."""
+    owners = [(gpu.driver or "").replace("_", "-") for gpu in snapshot.view(pci.gpus)]
+    return bool(owners) and all(owner in {"vfio-pci", "pci-stub", "pciback", "xen-pciback"} for owner in owners)
 
 
 _NO_LIBCUDA: Final = re.compile(r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found")

@@ -162,6 +162,8 @@ def carry_out(node: Node, fault: Fault, remedy: list[Mapping[str, Any]], reboot:
             continue
         if step["text"].startswith("or ") and not carried.failed:
             continue
+        if step["when"]:
+            carried.failed.clear()  # that is what the condition says
         if not step["commands"] and fault.hand:
             carried.add(f"# {step['text']}", node.finish("sh", "-c", fault.hand))
         for command in step["commands"]:
@@ -184,6 +186,8 @@ def typed(command: str) -> str:
     words = shlex.split(command)
     at = words.index("setup")
     runtime = "bare-metal"
+    if words[at + 1 :] and not words[at + 1].startswith("-"):
+        runtime = words.pop(at + 1)
     if "--runtime" in words:
         option = words.index("--runtime")
         runtime = words[option + 1]

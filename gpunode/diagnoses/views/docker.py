@@ -104,8 +104,8 @@ def desktop(snapshot: Snapshot) -> tuple[Citation, ...]:
 def rootless(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that the docker that answers runs as a user."""
     found = [*snapshot.said(_ROOTLESS, *_TOLD)]
-    written = (item for item in snapshot.items if _ROOTLESS_WRITTEN.search(item.written) and item.outcome == "ok")
-    return tuple(dict.fromkeys((*found, *(cite(item) for item in written))))
+    shown = (item for item in snapshot.items if item.outcome == "ok" and item.text.strip())
+    return tuple(dict.fromkeys((*found, *(cite(item) for item in shown if _ROOTLESS_WRITTEN.search(item.written)))))
 
 
 _NOWHERE: Final = Citation("", "")

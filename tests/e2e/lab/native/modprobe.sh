@@ -23,6 +23,7 @@ drop() { # the module's traces
 }
 if [ -n "$remove" ]; then
 	[ -e "/sys/module/$module" ] || { echo "modprobe: FATAL: Module $module is not currently loaded." >&2; exit 1; }
+	[ ! -e /run/lab-busy ] || { echo "modprobe: FATAL: Module $module is in use." >&2; exit 1; }
 	drop $module
 	exit 0
 fi
