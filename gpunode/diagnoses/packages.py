@@ -10,7 +10,15 @@ from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, is_name, is_path
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, uninstall
+from gpunode.diagnoses.remedies import (
+    by_hand,
+    reboot,
+    rebuild_initramfs,
+    run,
+    setup_step,
+    toolkit_step,
+    uninstall,
+)
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import archives, driver, packages
 from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
@@ -114,7 +122,7 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
             "configure", "fetch the repository's description again; it names the key", fetch, "sudo dnf makecache"
         )
         return
-    yield setup_step("configure", "set the repository up anew, its key checked", "toolkit-repository")
+    yield toolkit_step(snapshot, "configure", "set the repository up anew, its key checked", "toolkit-repository")
     key = f"curl -fsSL {_TOOLKIT_URL}/gpgkey | sudo gpg --dearmor --yes -o {_KEYRING}"
     entry = (
         f"curl -fsSL {_TOOLKIT_URL}/stable/deb/nvidia-container-toolkit.list | "
@@ -180,7 +188,7 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("remove", "take the list files that name it too away", f"{others} | {aside}")
     step = {"toolkit": "toolkit-repository", "cuda": "cuda-repository"}.get(owner)
     if step:
-        yield setup_step("configure", "write the one entry that is needed", step)
+        yield toolkit_step(snapshot, "configure", "write the one entry that is needed", step)
     else:
         yield run("inspect", "see that apt reads its lists again", "sudo apt-get update")
 

@@ -686,7 +686,12 @@ def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_runtime).has_nvidia:
         yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
     else:
-        yield setup_step("configure", "register NVIDIA's runtime with the container runtime", "runtime-config")
+        yield setup_step(
+            "configure",
+            "register NVIDIA's runtime with the container runtime",
+            "runtime-config",
+            runtime="containerd",
+        )
         yield set_runtime_class("let the device plugin ask for it")
     yield by_hand("configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime")
 

@@ -94,6 +94,26 @@ def setup_step(kind: FixKind, text: str, *steps: str, runtime: str = "", when: s
     return Fix(kind, text, (f"sudo gpunode setup{which}{only}",), when)
 
 
+def toolkit_step(snapshot: Snapshot, kind: FixKind, text: str, *steps: str) -> Fix:
+    """As `setup_step`, for steps of the container toolkit, which do nothing without a runtime: with the node's own."""
+    return setup_step(kind, text, *steps, runtime=_runtime(snapshot))
+
+
+def _runtime(snapshot: Snapshot) -> str:
+    """The container runtime that is told to use NVIDIA's, else one that is there; docker where nothing tells."""
+    files = {"docker": "/etc/docker/daemon.json", "containerd": "/etc/containerd/config.toml"}
+    for name, path in files.items():
+        if (file := snapshot.file(path)) is not None and file.outcome == "ok" and "nvidia" in file.text:
+            return name
+    there = snapshot.view(packages.packages)
+    names = {"docker": ("docker.io", "docker-ce"), "crio": ("cri-o",), "containerd": ("containerd", "containerd.io")}
+    names["podman"] = ("podman",)
+    for name, brought in names.items():
+        if any(one in there and there[one].is_installed for one in brought):
+            return name
+    return "docker"
+
+
 def driver(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Fix:
     """Installs the driver whole: by gpunode where it can, else by the node's own packages.
 

@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
-from gpunode.diagnoses.remedies import install, restart, run, setup_step
+from gpunode.diagnoses.remedies import install, restart, run, toolkit_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import containerd, docker, driver, system, toolkit
 
@@ -77,7 +77,7 @@ def _install(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _packages(snapshot: Snapshot, kind: FixKind, text: str) -> Iterable[Fix]:
     if snapshot.view(system.package_manager) == "apt":
-        yield setup_step(kind, text, "toolkit-repository", "toolkit")
+        yield toolkit_step(snapshot, kind, text, "toolkit-repository", "toolkit")
     elif snapshot.view(system.package_manager) == "pacman":
         yield install(snapshot, text, "nvidia-container-toolkit")
     else:
