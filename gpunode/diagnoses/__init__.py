@@ -171,7 +171,9 @@ def _explainers(finding: Finding, present: Mapping[str, Finding]) -> list[str]:
 
 
 def _may_concern(root: Finding, consequence: Finding) -> bool:
-    """Whether a fault of some GPUs can show in others: over NVLink it does, else each has its own slot and memory."""
+    """Whether one can be the other's reason: what is no fault is nobody's, and one GPU's is another's over NVLink."""
+    if root.severity == "info" and consequence.severity != "info":
+        return False
     apart = root.gpus and consequence.gpus and not set(root.gpus) & set(consequence.gpus)
     return not apart or consequence.layer == "nvlink"
 
