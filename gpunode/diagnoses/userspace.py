@@ -13,7 +13,7 @@ from gpunode.diagnoses.commands import at, command, edited, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, frameworks, kernel, loader, modules, packages, pci, smi_query
+from gpunode.diagnoses.views import driver, frameworks, inside, kernel, loader, modules, packages, pci, smi_query
 from gpunode.diagnoses.views.system import is_wsl, package_manager
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -48,6 +48,9 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     missing = _missing(snapshot)
     if not missing or (pci.is_listed(snapshot) and not snapshot.view(pci.gpus)):
+        return
+    if (bare := inside.without_gpu(snapshot, *missing)) is not None:
+        yield "driver-userspace-incomplete", bare
         return
     kernel = _kernel_side(snapshot)
     if kernel:
