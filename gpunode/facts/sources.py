@@ -137,6 +137,8 @@ _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"^/var/log/(?:pods|containers)/", "kubernetes-log"),
     (r"audit\.log$", "audit"),
     (r"cufile\.log$", "gpudirect"),
+    # NCCL_DEBUG_FILE has a process's number where other logs have an ending.
+    (r"nccl[\w.-]*debug[^/]*$|debug[\w.-]*nccl[^/]*$|nccl[^/]*\.\d+$", "application"),
     (r"nvidia-container-(?:toolkit|runtime)\.log$", "nvidia-container-cli"),
     # Whatever other program wrote a log: what it says is a message, not a setting.
     (r"\.(?:log|out|err)(?:\.\d+)?$", "application"),
