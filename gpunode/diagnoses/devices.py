@@ -323,10 +323,14 @@ def _set_mode(snapshot: Snapshot) -> Iterator[Fix]:
     yield reboot(when="the module's options are to be read again")
 
 
+# Groups that give a user GPUs and nothing else; docker, disk and the like would give the machine.
+_OF_GPUS: Final = frozenset({"video", "render", "nvidia", "gpu", "cuda", "nvidia-persistenced", "vglusers"})
+
+
 def _open_up(snapshot: Snapshot, closed: tuple[Citation, ...]) -> Iterator[Fix]:
     match = _NODE.match(closed[0].line.strip())
     group = match["group"] if match else "video"
-    if group not in {"root", "wheel"}:
+    if group in _OF_GPUS:
         text = f"add the user that runs the program to the group {group}; a new login takes it up"
         user = Shell('"${SUDO_USER:-$USER}"')
         yield run("configure", text, *((command("sudo", "usermod", "-aG", group, user),) if is_name(group) else ()))

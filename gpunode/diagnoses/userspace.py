@@ -311,8 +311,7 @@ def _version_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = _wanted(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    branch = int(release.driver.partition(".")[0]) if release else 0
-    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True, least=branch)
+    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True, least=_least(release))
     yield reboot()
     has = _supported(snapshot)
     up_to = f" for CUDA {_dotted(has)} or older" if has else " for an older CUDA"
@@ -320,6 +319,11 @@ def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _NUMBER: Final = re.compile(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
+
+
+def _least(release: cuda.CudaRelease | None) -> int:
+    """The branch of the first driver that supports all of that CUDA; 0 where none is asked for."""
+    return int(release.driver.partition(".")[0]) if release else 0
 
 
 def _wanted(snapshot: Snapshot) -> cuda.CudaRelease | None:
@@ -462,7 +466,8 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("remove", text, *(_commented_out(named) or _COMPAT_COMMENTED_OUT), "sudo ldconfig")
     text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
     yield by_hand("remove", text)
-    yield remedies.driver(snapshot, "or upgrade the node's driver to the CUDA of the image", upgrade=True)
+    text = "or upgrade the node's driver to the CUDA of the image"
+    yield remedies.driver(snapshot, text, upgrade=True, least=_least(_wanted(snapshot)))
 
 
 # The line alone: other folders stand in the same file, and it may be a package's.
