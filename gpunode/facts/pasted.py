@@ -173,6 +173,9 @@ def _next(line: str) -> str:
         # A comment of a configuration file looks like root's prompt: only what is a command, or a known one, counts.
         command = match["command"]
         is_root = line.lstrip().startswith("#")
+        seen = recognise(line)
+        if seen.kind == "file" and seen.subject != recognise(command).subject:
+            return line.strip()  # only the prompt says in which folder the file is
         return command if not is_root or recognise(command).kind not in {"text", "application"} else ""
     if (match := _HEADING.match(line)) and len(match["source"].split()) <= 12:
         seen = recognise(match["source"])
