@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -120,10 +119,14 @@ def _conflict(snapshot: Snapshot) -> Verdict | None:
     return None
 
 
+_DOCKERD: Final = re.compile(r"/usr/(?:local/)?s?bin/dockerd(?: [A-Za-z0-9_./:=,@-]+)*")
+
+
 def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
-    if (command := _without_hosts(snapshot)) is not None:
+    # What is written here is started as root: dockerd itself, with plain options.
+    if (start := _without_hosts(snapshot)) is not None and _DOCKERD.fullmatch(start):
         folder = "/etc/systemd/system/docker.service.d"
-        lines = " ".join(shlex.quote(line) for line in ("[Service]", "ExecStart=", f"ExecStart={command}"))
+        lines = command("[Service]", "ExecStart=", f"ExecStart={start}")
         yield run(
             "configure",
             "start dockerd without the hosts on its command line: those of daemon.json count then",
