@@ -229,7 +229,9 @@ def doctor(
 @app.command()
 def compare(
     good: Annotated[str, typer.Argument(metavar="GOOD", help="a report of a node that works; - is standard input")],
-    bad: Annotated[str, typer.Argument(metavar="BAD", help="one of a node that does not (default: this machine)")] = "",
+    bad: Annotated[
+        str | None, typer.Argument(metavar="BAD", help="one of a node that does not (default: this machine)")
+    ] = None,
     json: JsonOption = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="also differences that explain little")] = False,
 ) -> None:

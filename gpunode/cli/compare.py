@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     from gpunode.facts.evidence import Evidence
 
 
-def compare(good: str, bad: str, how: How) -> None:
+def compare(good: str, bad: str | None, how: How) -> None:
     """Ranks the differences of two reports, or of one and this machine."""
     from gpunode.diagnoses import comparison, diagnose
     from gpunode.diagnoses.snapshot import snapshot
 
+    if "" in (good, bad):
+        raise UsageError(
+            "the name of a report is empty", why="a variable of the shell that is not set gives such a word",
+            hint="gpunode compare GOOD compares this machine",
+        )  # fmt: skip
     if good == bad == "-":
         raise UsageError("only one of the two comes from standard input", hint="name a file for the other")
     # What was captured lost its secrets; what was not would differ by them.
@@ -35,7 +40,7 @@ def compare(good: str, bad: str, how: How) -> None:
     )
 
 
-def _evidence(name: str) -> Evidence:
+def _evidence(name: str | None) -> Evidence:
     from gpunode.host.local import LocalHost
     from gpunode.host.redact import redact
     from gpunode.host.reports import is_fleet, read

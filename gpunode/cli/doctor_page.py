@@ -30,10 +30,20 @@ def check(file: str, how: How) -> None:
         if how.json:
             raise UsageError("--json and --html - both write to standard output", hint="name a file for the page")
         return
-    place = Path(file).absolute()
-    if place.is_dir() or not place.parent.is_dir():
-        why = f"{file} is a folder" if place.is_dir() else f"there is no folder {place.parent}"
+    why = _why_not(file)
+    if why:
         raise UsageError(f"the page cannot be written to {file}", why=why, hint="name a file in a folder that is there")
+
+
+def _why_not(file: str) -> str:
+    """Why no page can stand at ``file``; empty where one can."""
+    try:
+        place = Path(file).absolute()
+        if place.is_dir():
+            return f"{file} is a folder"
+        return "" if place.parent.is_dir() else f"there is no folder {place.parent}"
+    except OSError as error:  # a folder on the way may not be entered, or the working folder is gone
+        return error.strerror or str(error)
 
 
 def write(file: str, examined: Examined, report: str) -> None:

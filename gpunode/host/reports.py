@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import stat
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -39,9 +40,9 @@ def read(name: str) -> Evidence:
     if name == "-":
         return _of_bytes(sys.stdin.buffer.read(MAX_TEXT + 1), "standard input")
     path = Path(name)
-    if path.is_dir():
-        return load(path)
     try:
+        if path.is_dir():
+            return load(path)
         if not path.is_file():
             raise UsageError(f"{name} is no report", why="it is neither a file nor a folder", hint=_HINT)
         with path.open("rb") as file:
@@ -78,11 +79,30 @@ def fleet(names: Sequence[str]) -> tuple[Found, ...]:
     """
     found: dict[str, Found] = {}
     for name in names:
-        for one in _in_folder(Path(name)) if is_fleet(name) else (Found(name, name),):
-            found.setdefault(str(Path(one.path).absolute()), one)
+        for one in _named(name):
+            found.setdefault(_place(one), one)
     if not found:
         raise UsageError(f"{', '.join(names)}: there is no report in it", hint=_HINT)
     return tuple(found.values())
+
+
+def _named(name: str) -> Iterator[Found]:
+    try:
+        is_folder = is_fleet(name)
+    except UsageError as error:
+        yield Found(name, name, error.why)
+        return
+    if is_folder:
+        yield from _in_folder(Path(name))
+    else:
+        yield Found(name, name)
+
+
+def _place(one: Found) -> str:
+    try:
+        return str(Path(one.path).absolute())
+    except OSError:  # the working folder is gone
+        return one.path
 
 
 def _in_folder(top: Path) -> Iterator[Found]:
@@ -134,10 +154,32 @@ def _looks_like_one(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def is_there(name: str) -> bool:
+    """Whether something stands at ``name``; ``-``, standard input, always does.
+
+    Raises:
+        UsageError: that cannot be told, since a folder on the way may not be entered.
+    """
+    return name == "-" or _mode(name) is not None
+
+
 def is_fleet(name: str) -> bool:
-    """Whether ``name`` is a folder of reports and not itself one."""
-    path = Path(name)
-    return name != "-" and path.is_dir() and not (path / INDEX).exists()
+    """Whether ``name`` is a folder of reports and not itself one.
+
+    Raises:
+        UsageError: that cannot be told, since the folder, or one on the way, may not be entered.
+    """
+    mode = None if name == "-" else _mode(name)
+    return mode is not None and stat.S_ISDIR(mode) and _mode(str(Path(name, INDEX))) is None
+
+
+def _mode(name: str) -> int | None:
+    try:
+        return Path(name).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=_HINT) from error
 
 
 def _unpacked_head(path: Path) -> bytes:

@@ -92,3 +92,18 @@ def test_a_place_where_no_page_can_be_is_named_before_anything_is_looked_at(tmp_
 def test_a_cause_has_no_page() -> None:
     with pytest.raises(UsageError, match="--html is a page about a node"):
         doctor(("nouveau-bound",), How(), html="page.html")
+
+
+def test_a_place_that_may_not_be_looked_at_is_told(report: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written") as caught:
+        doctor((report,), How(), html=str(tmp_path / ("x" * 300) / "page.html"))
+    assert caught.value.why == "File name too long"
+
+
+def test_a_working_folder_that_is_gone_is_told(report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UsageError, match="cannot be written") as caught:
+        doctor((report,), How(), html="page.html")
+    assert caught.value.why == "No such file or directory"
