@@ -111,42 +111,61 @@ def _in_folder(top: Path) -> Iterator[Found]:
     folders = [(top, 0)]
     while folders:
         folder, depth = folders.pop()
-        entries = _entries(folder, top)
+        try:
+            entries = _entries(folder)
+        except OSError as error:
+            yield _unlisted(folder, top, error)
+            continue
         if (left := left - len(entries)) < 0:
             raise Refused(
                 f"{top} is not read", why=f"more than {_ENTRIES} files are in it", hint="name a folder below it"
             )
         deeper = []
         for entry in entries:
-            name = str(Path(entry.path).relative_to(top))
-            if entry.is_symlink():
-                yield Found(name, entry.path, "it is a link, and a folder's links are not followed: name it by itself")
-            elif entry.is_dir() and not Path(entry.path, INDEX).exists():
+            if entry.is_dir(follow_symlinks=False) and not _is_capture(entry.path):
                 deeper.append((Path(entry.path), depth + 1))
-            elif entry.is_dir() or _looks_like_one(entry):
-                yield Found(name, entry.path)
+            elif (problem := _problem(entry)) or _looks_like_one(entry):
+                yield Found(str(Path(entry.path).relative_to(top)), entry.path, problem)
         if depth < _DEPTH:
             folders += reversed(deeper)
         else:
             yield from (Found(str(one.relative_to(top)), str(one), "too many folders deep") for one, _ in deeper)
 
 
-def _entries(folder: Path, top: Path) -> list[os.DirEntry[str]]:
+def _unlisted(folder: Path, top: Path, error: OSError) -> Found:
+    why = error.strerror or str(error)
+    if folder == top:
+        raise UsageError(f"{top} cannot be read", why=why, hint=_HINT) from error
+    return Found(str(folder.relative_to(top)), str(folder), f"it cannot be listed: {why}")
+
+
+def _is_capture(folder: str) -> bool:
     try:
-        with os.scandir(folder) as entries:
-            seen = [entry for entry, _ in zip(entries, range(_ENTRIES + 1), strict=False)]
-    except OSError as error:
-        if folder == top:
-            raise UsageError(f"{top} cannot be read", why=error.strerror or str(error), hint=_HINT) from error
-        return []
+        return Path(folder, INDEX).exists()
+    except OSError:  # it may not be entered: reading it tells why
+        return True
+
+
+def _problem(entry: os.DirEntry[str]) -> str:
+    """Why ``entry`` is not read, whatever it holds."""
+    if entry.is_symlink():
+        return "it is a link, and a folder's links are not followed: name it by itself"
+    if not (entry.is_file() or entry.is_dir()) and entry.name.endswith(_SUFFIXES):
+        return "it is neither a file nor a folder"
+    return ""
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        seen = [entry for entry, _ in zip(entries, range(_ENTRIES + 1), strict=False)]
     return sorted((entry for entry in seen if not entry.name.startswith(".")), key=lambda entry: entry.name)
 
 
 def _looks_like_one(entry: os.DirEntry[str]) -> bool:
+    if entry.is_dir() or entry.name.endswith(_SUFFIXES):
+        return True
     if not entry.is_file():
         return False
-    if entry.name.endswith(_SUFFIXES):
-        return True
     try:
         with Path(entry.path).open("rb") as file:
             return file.read(2) == _GZIP

@@ -141,6 +141,43 @@ def test_links_in_a_folder_are_told_and_not_followed(folder: Path) -> None:
     assert "not followed" in problems["around"]
 
 
+def test_a_pipe_that_is_named_like_a_report_is_told(folder: Path) -> None:
+    os.mkfifo(folder / "live.log")
+    os.mkfifo(folder / "socket")
+    assert [one.name for one in fleet([str(folder)]) if one.problem] == ["live.log"]
+
+
+def test_a_folder_in_it_that_cannot_be_listed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = folder / "row1"
+    scandir = os.scandir
+
+    def refusing(path: Path) -> object:
+        if path == closed:
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    (told,) = [one for one in fleet([str(folder)]) if one.problem]
+    assert (told.name, told.problem) == ("row1", "it cannot be listed: Permission denied")
+    monkeypatch.setattr(os, "scandir", lambda _: refusing(closed))
+    with pytest.raises(UsageError, match="cannot be read"):
+        fleet([str(folder)])
+
+
+def test_a_folder_in_it_that_may_not_be_entered_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exists = Path.exists
+
+    def refusing(path: Path) -> bool:
+        if path.parent == folder / "row1":
+            raise PermissionError(13, "Permission denied")
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refusing)
+    (told,) = [one for one in fleet([str(folder)]) if one.name == "row1"]
+    with pytest.raises((UsageError, Refused)):
+        read(told.path)
+
+
 def test_a_link_that_was_named_is_followed(folder: Path) -> None:
     (folder / "link.json").symlink_to(folder / "n3.json")
     (one,) = fleet([str(folder / "link.json")])
