@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-import click
 import pytest
 import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.core import TyperGroup
 
 from gpunode.catalog import branches
 from gpunode.cli.app import app
@@ -238,10 +238,10 @@ def own_commands() -> tuple[str, ...]:
 @pytest.mark.parametrize("words", own_commands())
 def test_gpunodes_own_commands_are_ones(words: str) -> None:
     args = shlex.split(words)
-    at: click.Command = typer.main.get_command(app)
+    at = typer.main.get_command(app)
     context = at.make_context("gpunode", args)
-    while isinstance(at, click.Group):
-        name, found, rest = at.resolve_command(context, [*context._protected_args, *context.args])
+    while isinstance(at, TyperGroup) and (left := [*context._protected_args, *context.args]):
+        name, found, rest = at.resolve_command(context, left)
         assert found is not None
         at, context = found, found.make_context(name, rest, parent=context)
     if at.name == "setup":
