@@ -36,7 +36,8 @@ def compare(good: str, bad: str | None, how: How) -> None:
             status="different" if found.matters else "ok",
             exit_code=ChangesPending.exit_code if found.matters else 0,
             result={"differences": found.differences, "unseen": found.unseen, "causes": causes},
-        )
+        ),
+        changed_nothing=True,
     )
 
 

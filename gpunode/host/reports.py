@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
 import os
+import re
 import stat
 import sys
 import zlib
@@ -214,7 +216,7 @@ def _of_bytes(data: bytes, place: str) -> Evidence:
         data = _unpacked(data, place)
     if len(data) > MAX_TEXT:
         raise Refused(f"{place} is not read", why=f"it is larger than {MAX_TEXT >> 20} MiB", hint=_HINT)
-    text = data.decode("utf-8", "replace")
+    text = _decoded(data)
     if not text.strip():
         raise UsageError(f"{place} is empty", hint=_HINT)
     if bug_report.is_bug_report(text):
@@ -224,25 +226,40 @@ def _of_bytes(data: bytes, place: str) -> Evidence:
     return pasted.from_text(text, place)
 
 
+# The longer mark first: that of UTF-32 begins like that of UTF-16.
+_BOMS: Final = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def _decoded(data: bytes) -> str:
+    """The text, in the encoding that its mark tells; PowerShell and Notepad write such marks."""
+    encoding = next((encoding for mark, encoding in _BOMS if data.startswith(mark)), "utf-8")
+    return data.decode(encoding, "replace")
+
+
 def _is_list(text: str) -> bool:
     """Whether it means to be a JSON list; terminal text may begin with a bracket too (``[root@host ~]# …``)."""
     start = text.lstrip()
-    if start.startswith("{"):
-        return _holds_list(start)
-    if not start.startswith("["):
+    if not start.startswith(("{", "[", '"', "null")):
         return False
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return start[1:].lstrip()[:1] in {"{", "]"}
-    return True
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if start.startswith("{"):
+            return bool(_DAMAGED_OBJECT.search(start))
+        # A number of so many digits, or so deep a nesting, that nobody reads it: JSON all the same.
+        return not isinstance(error, json.JSONDecodeError) or bool(_DAMAGED_LIST.match(start))
+    return isinstance(found.get("evidence"), list) if isinstance(found, dict) else True
 
 
-def _holds_list(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text).get("evidence"), list)
-    except (ValueError, RecursionError):
-        return False
+# Two brackets begin a table of TOML.
+_DAMAGED_LIST: Final = re.compile(r'\[\s*(?:[{\]"]|\[\s*\[)')
+_DAMAGED_OBJECT: Final = re.compile(r'"evidence"\s*:\s*\[')
 
 
 def _unpacked(data: bytes, place: str) -> bytes:
