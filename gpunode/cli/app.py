@@ -204,12 +204,12 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
 @app.command()
 def doctor(
     named: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="[CAUSE | REPORT ...]",
             help="a cause or an Xid (xid-79) to explain, or reports: files, folders",
         ),
-    ] = [],  # noqa: B006
+    ] = None,
     html: Annotated[
         str, typer.Option("--html", metavar="FILE", help="also as one page to send around; - is standard output")
     ] = "",
@@ -223,7 +223,7 @@ def doctor(
     from gpunode.cli import doctor as cli
     from gpunode.cli.commands import How
 
-    cli.doctor(tuple(named), How(json=json, verbose=verbose), html=html, prometheus=prometheus)
+    cli.doctor(tuple(named or ()), How(json=json, verbose=verbose), html=html, prometheus=prometheus)
 
 
 @app.command()
