@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation, Doubt
 from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import pci
 from gpunode.facts.sources import Kind
 
 # What somebody ran because it does not work. Logs of services are full of errors that have nothing to do with GPUs.
@@ -17,6 +18,7 @@ _RUN: Final[frozenset[Kind]] = frozenset(
         *("modprobe", "dkms-output", "make-log", "package-output", "installer-log", "text"),
     }
 )
+_TOOLS: Final[frozenset[Kind]] = frozenset({"nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "nvidia-smi-mig"})
 _FAILS: Final = re.compile(
     r"(?:error|exception)\b|\b(?:failed|failure|fatal|cannot|could(?: not|n't)|unable to|not found|refused)\b",
     re.IGNORECASE,
@@ -36,7 +38,11 @@ def unexplained(snapshot: Snapshot) -> Doubt | None:
 
 
 def _lines(snapshot: Snapshot) -> Iterator[Citation]:
+    # Where no GPU is, nobody misses NVIDIA's tools.
+    may_lack = snapshot.view(pci.has_gpu) is False
     for item in snapshot.of(*_RUN):
+        if may_lack and item.outcome == "absent" and item.kind in _TOOLS:
+            continue
         for number, line in enumerate(item.lines, 1):
             if _FAILS.search(line) and (_OF_GPUS.search(line) or _OF_GPUS.search(item.written)):
                 yield cite(item, number)
