@@ -138,10 +138,9 @@ FAULTS: Final = (
           "/etc/apt/sources.list.d/copied.list", "apt-signed-by-conflict", core=True),
     Fault("toolkit-key", "the toolkit's keyring is gone", "rm /usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
           "apt-toolkit-key-missing"),
-    Fault("cuda-key", "the CUDA repository's keyring holds another key",
-          "cp /root/faults/stranger.gpg /usr/share/keyrings/cuda-archive-keyring.gpg", "apt-nvidia-key-rotated"),
-    Fault("dpkg-lock", "another program holds dpkg's lock", "lab-hold-lock", "dpkg-lock-held", mended="hand",
-          hand="kill $(cat /run/lab-holder)"),
+    Fault("cuda-key", "the CUDA repository's keyring is gone", "rm /usr/share/keyrings/cuda-archive-keyring.gpg",
+          "apt-nvidia-key-rotated"),
+    Fault("dpkg-lock", "another program holds dpkg's lock", "lab-hold-lock", "dpkg-lock-held"),
     Fault("run-leftover", "NVIDIA's .run installer wrote its driver over the packages",
           "modprobe -r nvidia; rm /lib/modules/$(uname -r)/updates/dkms/nvidia.ko*; depmod; "
           "printf '#!/bin/sh\\nrm -f /usr/bin/nvidia-uninstall\\n' > /usr/bin/nvidia-uninstall; "

@@ -18,10 +18,7 @@ def compare(good: str, bad: str | None, how: How) -> None:
     from gpunode.diagnoses.snapshot import snapshot
 
     if "" in (good, bad):
-        raise UsageError(
-            "the name of a report is empty", why="a variable of the shell that is not set gives such a word",
-            hint="gpunode compare GOOD compares this machine",
-        )  # fmt: skip
+        raise UsageError("an empty name names no report", hint="gpunode compare GOOD [BAD]")
     if good == bad == "-":
         raise UsageError("only one of the two comes from standard input", hint="name a file for the other")
     # What was captured lost its secrets; what was not would differ by them.

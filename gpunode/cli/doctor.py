@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = "") -> None:
     """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
     from gpunode.cli import doctor_page
-    from gpunode.host.reports import is_fleet, is_there
+    from gpunode.host.reports import is_fleet
 
     if "" in named:
-        raise UsageError(
-            "the name of a report is empty", why="a variable of the shell that is not set gives such a word",
-            hint="gpunode doctor, without any word behind it, examines this machine",
-        )  # fmt: skip
+        raise UsageError("an empty name names no report", hint="without any, gpunode doctor examines this machine")
     if prometheus:
         _check_textfile(prometheus, named)
     if len(named) == 1 and (named[0] in rules() or _xid(named[0])):
@@ -42,7 +39,7 @@ def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = 
             raise UsageError("--html is a page about one node", hint="gpunode doctor --html FILE REPORT")
         _fleet(named, how)
         return
-    if named and not is_there(named[0]):
+    if named and not _is_there(named[0]):
         raise _unknown_name(named[0])
     if html:
         doctor_page.check(html, how)
@@ -103,10 +100,10 @@ def _write_textfile(file: str, examined: Examined, seconds: float) -> None:
 
 def _fleet(named: Sequence[str], how: How) -> None:
     """Many reports: a row for each as soon as it is known, then what they have in common."""
-    from gpunode.host.reports import fleet, is_there
+    from gpunode.host.reports import fleet
     from gpunode.workflow.fleet import rows, tallies, worst
 
-    if alone := [name for name in named if name == "-" or (name in rules() and not is_there(name))]:
+    if alone := [name for name in named if name == "-" or (name in rules() and not _is_there(name))]:
         raise UsageError(
             f"{alone[0]} stands alone", why="a cause, and a report on standard input, are asked for one at a time",
             hint=f"gpunode doctor {alone[0]}",
@@ -139,6 +136,13 @@ _KINDS: Mapping[str, type[ProblemFound | Undetermined] | None] = {
 }
 
 
+def _is_there(name: str) -> bool:
+    try:
+        return name == "-" or Path(name).exists()
+    except OSError:
+        return True  # perhaps: reading it tells what is in the way
+
+
 def _unknown_name(name: str) -> UsageError:
     from difflib import get_close_matches
 
@@ -154,10 +158,9 @@ def _unknown_name(name: str) -> UsageError:
 def _xid(name: str) -> Xid | None:
     """The Xid of that number (``xid-79``), where ``name`` is neither a cause nor a report."""
     from gpunode.catalog import xids
-    from gpunode.host.reports import is_there
 
     number = re.fullmatch(r"xid[-_ ]?(\d{1,4})", name, re.IGNORECASE)
-    return xids.lookup(int(number[1])) if number and name not in rules() and not is_there(name) else None
+    return xids.lookup(int(number[1])) if number and name not in rules() and not _is_there(name) else None
 
 
 def _tell(cause: str, how: How, xid: Xid | None = None) -> None:

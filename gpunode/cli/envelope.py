@@ -84,7 +84,7 @@ def plain(value: object) -> Any:
 
 
 def _sound(text: str) -> str:
-    """``text`` without halves of a pair, such as names that are not UTF-8 have: strict readers refuse those."""
+    """``text`` as strict readers take it: the name of a file may hold half of a character."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 

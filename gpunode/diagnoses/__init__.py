@@ -14,6 +14,7 @@ from gpunode.diagnoses.model import (
     Doubt,
     Family,
     Finding,
+    Fix,
     Layer,
     Proof,
     Rule,
@@ -21,7 +22,7 @@ from gpunode.diagnoses.model import (
     Verdict,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver
+from gpunode.diagnoses.views import alive, driver
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -56,6 +57,7 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
         snapshot: the node.
         guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
     """
+    snapshot = alive.without_what_is_over(snapshot)
     findings, doubts = _judged(snapshot, guarded=guarded)
     before = snapshot.with_history
     if before is None or driver.works(snapshot) or any(_is_settled(finding) for finding in findings):
@@ -88,7 +90,8 @@ def _judged(snapshot: Snapshot, *, guarded: bool) -> tuple[tuple[Finding, ...], 
                 found.setdefault(cause, []).append(verdict)
             else:
                 doubts.append((cause, verdict))
-    return tuple(_finding(rules()[cause], proofs, snapshot) for cause, proofs in found.items()), doubts
+    made = (_finding(rules()[cause], proofs, snapshot, guarded=guarded) for cause, proofs in found.items())
+    return tuple(made), doubts
 
 
 def _is_settled(finding: Finding) -> bool:
@@ -113,7 +116,24 @@ def _guarded(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:
         return (Doubt(question, "gpunode capture FILE"),)
 
 
-def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot) -> Finding:
+def _remedy(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[Fix, ...]:
+    """What the rule has to be done; what it found stands, though it could not say what to do."""
+    try:
+        return tuple(rule.remedy(snapshot))
+    except Exception as error:
+        if not guarded:
+            raise
+        said = f"{type(error).__name__}: {error}"[:200]
+        return (
+            Fix(
+                "inspect",
+                f"read what is done about it; by a bug in gpunode it could not be fitted ({said})",
+                (f"gpunode doctor {rule.cause}",),
+            ),
+        )
+
+
+def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bool) -> Finding:
     """One finding of all that a rule said: several GPUs with one fault are one finding."""
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
     return Finding(
@@ -125,7 +145,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot) -> Finding:
         summary=first.summary,
         citations=_distinct(citation for proof in proofs for citation in proof.citations),
         ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
-        remedy=first.remedy or tuple(rule.remedy(snapshot)),
+        remedy=first.remedy or _remedy(rule, snapshot, guarded=guarded),
         disruption=max((p.disruption or rule.disruption for p in proofs), key=DISRUPTIONS.index),
         sources=rule.sources,
         gpus=_distinct(proof.gpu for proof in proofs if proof.gpu),
@@ -170,7 +190,9 @@ def _explainers(finding: Finding, present: Mapping[str, Finding]) -> list[str]:
 
 
 def _may_concern(root: Finding, consequence: Finding) -> bool:
-    """Whether a fault of some GPUs can show in others: over NVLink it does, else each has its own slot and memory."""
+    """Whether one can be the other's reason: what is no fault is nobody's, and one GPU's is another's over NVLink."""
+    if root.severity == "info" and consequence.severity != "info":
+        return False
     apart = root.gpus and consequence.gpus and not set(root.gpus) & set(consequence.gpus)
     return not apart or consequence.layer == "nvlink"
 

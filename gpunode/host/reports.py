@@ -42,9 +42,9 @@ def read(name: str) -> Evidence:
     if name == "-":
         return _of_bytes(sys.stdin.buffer.read(MAX_TEXT + 1), "standard input")
     path = Path(name)
+    if is_folder(path):
+        return load(path)
     try:
-        if path.is_dir():
-            return load(path)
         if not path.is_file():
             raise UsageError(f"{name} is no report", why="it is neither a file nor a folder", hint=_HINT)
         with path.open("rb") as file:
@@ -81,30 +81,11 @@ def fleet(names: Sequence[str]) -> tuple[Found, ...]:
     """
     found: dict[str, Found] = {}
     for name in names:
-        for one in _named(name):
-            found.setdefault(_place(one), one)
+        for one in _in_folder(Path(name)) if is_fleet(name) else (Found(name, name),):
+            found.setdefault(str(Path(one.path).absolute()), one)
     if not found:
         raise UsageError(f"{', '.join(names)}: there is no report in it", hint=_HINT)
     return tuple(found.values())
-
-
-def _named(name: str) -> Iterator[Found]:
-    try:
-        is_folder = is_fleet(name)
-    except UsageError as error:
-        yield Found(name, name, error.why)
-        return
-    if is_folder:
-        yield from _in_folder(Path(name))
-    else:
-        yield Found(name, name)
-
-
-def _place(one: Found) -> str:
-    try:
-        return str(Path(one.path).absolute())
-    except OSError:  # the working folder is gone
-        return one.path
 
 
 def _in_folder(top: Path) -> Iterator[Found]:
@@ -116,45 +97,36 @@ def _in_folder(top: Path) -> Iterator[Found]:
         try:
             entries = _entries(folder)
         except OSError as error:
-            yield _unlisted(folder, top, error)
+            why = error.strerror or str(error)
+            if folder == top:
+                raise UsageError(f"{top} cannot be read", why=why, hint=_HINT) from error
+            yield Found(str(folder.relative_to(top)), str(folder), f"it cannot be read: {why}")
             continue
         if (left := left - len(entries)) < 0:
             raise Refused(
                 f"{top} is not read", why=f"more than {_ENTRIES} files are in it", hint="name a folder below it"
             )
-        deeper = []
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and not _is_capture(entry.path):
-                deeper.append((Path(entry.path), depth + 1))
-            elif (problem := _problem(entry)) or _looks_like_one(entry):
-                yield Found(str(Path(entry.path).relative_to(top)), entry.path, problem)
+        inner = [Path(entry.path) for entry in entries if _is_inner(entry)]
+        deeper = [(one, depth + 1) for one in inner]
+        yield from (found for entry in entries if not _is_inner(entry) and (found := _in_entry(entry, top)))
         if depth < _DEPTH:
             folders += reversed(deeper)
         else:
             yield from (Found(str(one.relative_to(top)), str(one), "too many folders deep") for one, _ in deeper)
 
 
-def _unlisted(folder: Path, top: Path, error: OSError) -> Found:
-    why = error.strerror or str(error)
-    if folder == top:
-        raise UsageError(f"{top} cannot be read", why=why, hint=_HINT) from error
-    return Found(str(folder.relative_to(top)), str(folder), f"it cannot be listed: {why}")
+def _is_inner(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) and not _is_capture(Path(entry.path))
 
 
-def _is_capture(folder: str) -> bool:
-    try:
-        return Path(folder, INDEX).exists()
-    except OSError:  # it may not be entered: reading it tells why
-        return True
-
-
-def _problem(entry: os.DirEntry[str]) -> str:
-    """Why ``entry`` is not read, whatever it holds."""
+def _in_entry(entry: os.DirEntry[str], top: Path) -> Found | None:
+    name = str(Path(entry.path).relative_to(top))
     if entry.is_symlink():
-        return "it is a link, and a folder's links are not followed: name it by itself"
-    if not (entry.is_file() or entry.is_dir()) and entry.name.endswith(_SUFFIXES):
-        return "it is neither a file nor a folder"
-    return ""
+        return Found(name, entry.path, "it is a link, and a folder's links are not followed: name it by itself")
+    if entry.is_dir() or _looks_like_one(entry):
+        return Found(name, entry.path)
+    is_pipe = not entry.is_file() and entry.name.endswith(_SUFFIXES)
+    return Found(name, entry.path, "it is neither a file nor a folder") if is_pipe else None
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -164,10 +136,10 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _looks_like_one(entry: os.DirEntry[str]) -> bool:
-    if entry.is_dir() or entry.name.endswith(_SUFFIXES):
-        return True
     if not entry.is_file():
         return False
+    if entry.name.endswith(_SUFFIXES):
+        return True
     try:
         with Path(entry.path).open("rb") as file:
             return file.read(2) == _GZIP
@@ -175,32 +147,25 @@ def _looks_like_one(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def is_there(name: str) -> bool:
-    """Whether something stands at ``name``; ``-``, standard input, always does.
-
-    Raises:
-        UsageError: that cannot be told, since a folder on the way may not be entered.
-    """
-    return name == "-" or _mode(name) is not None
-
-
 def is_fleet(name: str) -> bool:
-    """Whether ``name`` is a folder of reports and not itself one.
-
-    Raises:
-        UsageError: that cannot be told, since the folder, or one on the way, may not be entered.
-    """
-    mode = None if name == "-" else _mode(name)
-    return mode is not None and stat.S_ISDIR(mode) and _mode(str(Path(name, INDEX))) is None
+    """Whether ``name`` is a folder of reports and not itself one."""
+    return name != "-" and is_folder(Path(name)) and not _is_capture(Path(name))
 
 
-def _mode(name: str) -> int | None:
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder, as far as we may see: one in a folder that is closed to us is none."""
     try:
-        return Path(name).stat().st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    except OSError as error:
-        raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=_HINT) from error
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_capture(folder: Path) -> bool:
+    try:
+        (folder / INDEX).lstat()
+    except OSError:
+        return False
+    return True
 
 
 def _unpacked_head(path: Path) -> bytes:
@@ -216,7 +181,7 @@ def _of_bytes(data: bytes, place: str) -> Evidence:
         data = _unpacked(data, place)
     if len(data) > MAX_TEXT:
         raise Refused(f"{place} is not read", why=f"it is larger than {MAX_TEXT >> 20} MiB", hint=_HINT)
-    text = _decoded(data)
+    text = _text(data)
     if not text.strip():
         raise UsageError(f"{place} is empty", hint=_HINT)
     if bug_report.is_bug_report(text):
@@ -226,20 +191,10 @@ def _of_bytes(data: bytes, place: str) -> Evidence:
     return pasted.from_text(text, place)
 
 
-# The longer mark first: that of UTF-32 begins like that of UTF-16.
-_BOMS: Final = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-
-
-def _decoded(data: bytes) -> str:
-    """The text, in the encoding that its mark tells; PowerShell and Notepad write such marks."""
-    encoding = next((encoding for mark, encoding in _BOMS if data.startswith(mark)), "utf-8")
-    return data.decode(encoding, "replace")
+def _text(data: bytes) -> str:
+    """``data`` as text; editors and shells of Windows put a mark before it, or write UTF-16."""
+    marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if marked else "utf-8-sig", "replace")
 
 
 def _is_list(text: str) -> bool:

@@ -246,8 +246,7 @@ _HOLD_LOCK: Final = """\
 python3 -c 'import fcntl, time
 lock = open("/var/lib/dpkg/lock-frontend", "w")
 fcntl.lockf(lock, fcntl.LOCK_EX)
-time.sleep(600)' >/dev/null 2>&1 </dev/null &
-echo $! > /run/lab-holder
+time.sleep(20)' >/dev/null 2>&1 </dev/null &
 sleep 0.5
 """
 

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 import typer.main
@@ -18,7 +19,7 @@ from gpunode.catalog import branches
 from gpunode.cli.app import app
 from gpunode.cli.compose import Wanted
 from gpunode.diagnoses import commands, diagnose, rules
-from gpunode.diagnoses.model import Diagnosis, Fix
+from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis, Disruption, Fix
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
 from gpunode.runtimes import RUNTIMES
@@ -238,12 +239,13 @@ def own_commands() -> tuple[str, ...]:
 @pytest.mark.parametrize("words", own_commands())
 def test_gpunodes_own_commands_are_ones(words: str) -> None:
     args = shlex.split(words)
-    at = typer.main.get_command(app)
+    at: Any = typer.main.get_command(app)
     context = at.make_context("gpunode", args)
     while isinstance(at, TyperGroup) and (left := [*context._protected_args, *context.args]):
         name, found, rest = at.resolve_command(context, left)
         assert found is not None
         at, context = found, found.make_context(name, rest, parent=context)
+    assert at.name in {"setup", "configure", "config"}
     if at.name == "setup":
         given = context.params
         assert set(given["only"]) <= {step.id for step in STEPS}
@@ -283,6 +285,7 @@ OF = {
 # Causes of one package manager's own, which are found nowhere else.
 BOUND = {
     "dpkg-unconfigured-packages": {"apt"},
+    "apt-signed-by-conflict": {"apt"},
     "apt-nvidia-key-rotated": {"apt", "dnf", "zypper"},
     "apt-toolkit-key-missing": {"apt", "dnf", "zypper"},
 }
@@ -314,3 +317,24 @@ def test_work_is_moved_away_before_the_gpu_goes() -> None:
             if "drain" in kinds:
                 first = [kinds.index(kind) for kind in ("reset", "reboot") if kind in kinds]
                 assert not first or kinds.index("drain") < min(first), cause
+
+
+# What a command disturbs at the least.
+DISTURBS: tuple[tuple[re.Pattern[str], Disruption], ...] = (
+    (re.compile(r"systemctl reboot"), "reboot"),
+    (re.compile(r"--gpu-reset"), "reset-gpu"),
+    (re.compile(r"sudo systemctl (?:restart|stop|try-restart)|snap remove|--restart\b"), "restart-service"),
+    (re.compile(r"modprobe -r|rmmod|kubectl (?:drain|.* delete)|minikube delete"), "restart-container"),
+)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_disruption_told_is_no_less_than_the_commands(system: str) -> None:
+    node = snapshot(pasted.evidence(SYSTEMS[system]))
+    wrong = []
+    for cause, rule in rules().items():
+        always = [command for fix in rule.remedy(node) if not fix.when for command in fix.commands]
+        least = [DISRUPTIONS.index(need) for one in always for pattern, need in DISTURBS if pattern.search(one)]
+        if least and DISRUPTIONS.index(rule.disruption) < max(least):
+            wrong.append((cause, rule.disruption, DISRUPTIONS[max(least)]))
+    assert wrong == []

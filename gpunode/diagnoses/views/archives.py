@@ -197,7 +197,7 @@ def _unkeyed(snapshot: Snapshot) -> Iterator[Unkeyed]:
             continue
         if keyring.value is None:
             yield Unkeyed(entry, owner, f"{one.signed_by} is not there")
-        elif (wanted := _signer(one.uri)) and wanted not in _held(keyring.value.content):
+        elif (wanted := _signer(one.uri)) and (held := _held(keyring.value.content)) and wanted not in held:
             yield Unkeyed(entry, owner, f"{one.signed_by} does not hold the key {wanted[-16:]}")
 
 
@@ -210,6 +210,7 @@ def _signer(uri: str) -> str:
 
 
 def _held(keyring: bytes) -> tuple[str, ...]:
+    """The fingerprints of the keys in a keyring; none where it is of a form that is not read here."""
     try:
         return fingerprints(keyring)
     except ValueError:

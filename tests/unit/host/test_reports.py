@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,7 +75,7 @@ def test_a_text_that_begins_with_a_bracket_is_no_list(start: str, tmp_path: Path
     assert read(write(tmp_path / "x", start))
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 def test_a_mark_at_the_beginning_tells_the_encoding(encoding: str, tmp_path: Path) -> None:
     mark = "\ufeff" if encoding[-3:] in {"-le", "-be"} else ""
     for text in (json.dumps(ROWS), TERMINAL):
@@ -172,24 +174,10 @@ def test_a_folder_in_it_that_cannot_be_listed_is_told(folder: Path, monkeypatch:
 
     monkeypatch.setattr(os, "scandir", refusing)
     (told,) = [one for one in fleet([str(folder)]) if one.problem]
-    assert (told.name, told.problem) == ("row1", "it cannot be listed: Permission denied")
+    assert (told.name, told.problem) == ("row1", "it cannot be read: Permission denied")
     monkeypatch.setattr(os, "scandir", lambda _: refusing(closed))
     with pytest.raises(UsageError, match="cannot be read"):
         fleet([str(folder)])
-
-
-def test_a_folder_in_it_that_may_not_be_entered_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exists = Path.exists
-
-    def refusing(path: Path) -> bool:
-        if path.parent == folder / "row1":
-            raise PermissionError(13, "Permission denied")
-        return exists(path)
-
-    monkeypatch.setattr(Path, "exists", refusing)
-    (told,) = [one for one in fleet([str(folder)]) if one.name == "row1"]
-    with pytest.raises((UsageError, Refused)):
-        read(told.path)
 
 
 def test_a_link_that_was_named_is_followed(folder: Path) -> None:
@@ -215,3 +203,44 @@ def test_a_folder_without_reports_and_one_with_too_many_files_say_so(
         write(tmp_path / f"{number}.txt", "x")
     with pytest.raises(Refused, match="is not read"):
         fleet([str(tmp_path)])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_list_that_was_saved_on_windows_is_read(encoding: str, tmp_path: Path) -> None:
+    plain = read(write(tmp_path / "x.json", json.dumps(ROWS)))
+    assert texts(read(write(tmp_path / "y.json", json.dumps(ROWS).encode(encoding)))) == texts(plain)
+
+
+def closed(of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``of`` is as closed to root, too, as it is to others."""
+    for name in ("stat", "lstat", "open", "scandir"):
+        real = getattr(os, name)
+
+        def refuse(path: object, *rest: Any, real: Any = real, **more: Any) -> Any:
+            if isinstance(path, str | Path) and ((Path(path) == of and real is os_scandir) or of in Path(path).parents):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, *rest, **more)
+
+        monkeypatch.setattr(os, name, refuse)
+
+
+os_scandir = os.scandir
+
+
+def test_a_folder_that_is_closed_costs_itself_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("open", "shut"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "x.json", json.dumps(ROWS))
+    os.mkfifo(tmp_path / "pipe.json")
+    closed(tmp_path / "shut", monkeypatch)
+    found = {one.name: one.problem for one in fleet([str(tmp_path)])}
+    assert found == {
+        "open/x.json": "",
+        "pipe.json": "it is neither a file nor a folder",
+        "shut": "it cannot be read: Permission denied",
+    }
+    assert not is_fleet(str(tmp_path / "shut" / "x.json"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        read(str(tmp_path / "shut" / "x.json"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        fleet([str(tmp_path / "shut")])
