@@ -21,6 +21,7 @@ from gpunode.diagnoses.model import (
     Verdict,
 )
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import driver
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -55,6 +56,30 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
         snapshot: the node.
         guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
     """
+    findings, doubts = _judged(snapshot, guarded=guarded)
+    before = snapshot.with_history
+    if before is None or driver.works(snapshot) or any(_is_settled(finding) for finding in findings):
+        found = ranked(findings)
+        return Diagnosis(found, tuple(_open(doubts, found)))
+    earlier, doubts = _judged(before, guarded=guarded)
+    found = ranked((*findings, *_told_by_history(findings, earlier, snapshot)))
+    return Diagnosis(found, tuple(_open(doubts, found)))
+
+
+def _told_by_history(
+    findings: tuple[Finding, ...], earlier: tuple[Finding, ...], snapshot: Snapshot
+) -> tuple[Finding, ...]:
+    """What earlier boots show besides; where something is wrong now, only what explains it."""
+    known = {finding.cause for finding in findings}
+    told = tuple(_as_history(finding, snapshot) for finding in earlier if finding.cause not in known)
+    if not any(finding.severity == "error" for finding in findings):
+        return told
+    roots = {finding.explained_by for finding in ranked((*findings, *told)) if finding.cause in known}
+    return tuple(finding for finding in told if finding.cause in roots)
+
+
+def _judged(snapshot: Snapshot, *, guarded: bool) -> tuple[tuple[Finding, ...], list[tuple[str, Doubt]]]:
+    """What the rules say, in their order."""
     found: dict[str, list[Proof]] = {}
     doubts: list[tuple[str, Doubt]] = []
     for cause, rule in rules().items():
@@ -63,8 +88,19 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
                 found.setdefault(cause, []).append(verdict)
             else:
                 doubts.append((cause, verdict))
-    findings = ranked(tuple(_finding(rules()[cause], proofs, snapshot) for cause, proofs in found.items()))
-    return Diagnosis(findings, tuple(_open(doubts, findings)))
+    return tuple(_finding(rules()[cause], proofs, snapshot) for cause, proofs in found.items()), doubts
+
+
+def _is_settled(finding: Finding) -> bool:
+    """Whether what is wrong now is known without a look at earlier boots."""
+    return finding.severity == "error" and finding.confidence == "certain"
+
+
+def _as_history(finding: Finding, snapshot: Snapshot) -> Finding:
+    """What an earlier boot showed: it may be over, so it is never certain."""
+    is_told = any(snapshot.is_of_earlier_boot(citation) for citation in finding.citations if citation.number)
+    summary = f"In an earlier boot: {finding.summary}" if is_told else finding.summary
+    return replace(finding, confidence="likely", summary=summary)
 
 
 def _guarded(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:

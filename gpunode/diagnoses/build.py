@@ -11,7 +11,8 @@ from gpunode.diagnoses import chains
 from gpunode.diagnoses.commands import Shell, command, is_package, is_release
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import install, reboot, run
+from gpunode.diagnoses.remedies import driver as driver_fix
+from gpunode.diagnoses.remedies import install, reboot, run, setup_step, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import build, driver, modules, packages, pci, system
 from gpunode.diagnoses.views.build import Failure
@@ -233,9 +234,9 @@ def _get_headers(snapshot: Snapshot) -> Iterable[Fix]:
         snapshot, f"install the headers of {kernel or 'the running kernel'}", *headers_packages(snapshot, kernel)
     )
     yield build_again(snapshot, kernel)
-    if snapshot.view(system.package_manager) == "apt":
+    if takes_gpunode(snapshot):
         text = "have the headers of later kernels installed with them: gpunode finds the right meta package"
-        yield run("install", text, "sudo gpunode setup --only headers")
+        yield setup_step(snapshot, "install", text, "headers")
     if meta := _upgrade_kernel(snapshot):
         yield meta
 
@@ -346,16 +347,10 @@ def _get_tools(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _get_driver(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = _kernel(snapshot) or "this kernel"
-    commands: dict[PackageManager, str] = {
-        "apt": "sudo gpunode setup --upgrade",
-        "dnf": "sudo dnf upgrade --refresh '*nvidia*'",
-        "zypper": "sudo zypper update '*nvidia*'",
-        "pacman": "sudo pacman -Syu",
-    }
     last = min((m.last_branch for gpu in snapshot.view(pci.gpus) if (m := gpu.model) and m.last_branch), default=None)
     limit = f"; {last} is the last branch that drives this GPU" if last else ""
     text = f"install a release of the driver that supports {kernel}{limit}"
-    yield run("install", text, commands[snapshot.view(system.package_manager)])
+    yield driver_fix(snapshot, text, upgrade=True)
     others = sorted({one.kernel for one in snapshot.view(modules.on_disk)} - {kernel})
     which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
     yield reboot(f"{which}, until there is one", when="no such release is there")

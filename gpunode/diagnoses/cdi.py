@@ -8,9 +8,9 @@ from typing import Final
 
 from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import run
+from gpunode.diagnoses.remedies import run, upgrade
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cdi, docker, driver, toolkit
+from gpunode.diagnoses.views import cdi, docker, driver, packages, toolkit
 from gpunode.diagnoses.views.cdi import Asked, Specification
 from gpunode.facts.cdi_places import FOLDERS
 from gpunode.runtimes import podman
@@ -122,19 +122,17 @@ def _of_docker(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     if version and version < _HAS_CDI:
         shown = ".".join(map(str, version))
         summary = f"docker {shown} has CDI as an experiment at most; docker 25 is the first with it"
-        return "docker-cdi-feature-disabled", Proof(summary, cited, remedy=_NEWER_DOCKER)
+        return "docker-cdi-feature-disabled", Proof(summary, cited, remedy=(_newer_docker(snapshot),))
     summary = "docker was asked for a CDI device, and its CDI support is not switched on (features.cdi)"
     return "docker-cdi-feature-disabled", Proof(summary, cited, remedy=tuple(_switch(snapshot)))
 
 
-_NEWER_DOCKER: Final = (
-    run(
-        "install",
-        "bring docker to 25 or later",
-        "docker version",
-        "sudo apt-get install --only-upgrade docker-ce docker-ce-cli",
-    ),
-)
+def _newer_docker(snapshot: Snapshot) -> Fix:
+    held = (name for name in _DOCKERS if packages.installed(snapshot, name))
+    return upgrade(snapshot, "bring docker to 25 or later", *(tuple(held) or ("docker-ce", "docker-ce-cli")))
+
+
+_DOCKERS: Final = ("docker-ce", "docker-ce-cli", "docker.io", "moby-engine", "docker")
 
 
 def _switch(snapshot: Snapshot) -> Iterable[Fix]:
@@ -167,7 +165,9 @@ def _unreadable(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     if version is not None and version[0] < podman.LEAST and (asked := (*snapshot.said(_NO_CDI), *unresolved)):
         shown = ".".join(map(str, version[0]))
         summary = f"podman {shown} does not know CDI as it is written today; 4.1 is the first that does"
-        return "cdi-spec-version-unsupported", Proof(summary, (*asked, version[1]), remedy=_NEWER_PODMAN)
+        return "cdi-spec-version-unsupported", Proof(
+            summary, (*asked, version[1]), remedy=(upgrade(snapshot, "bring podman to 4.1 or later", "podman"),)
+        )
     if not unresolved:
         return None
     if version is None:
@@ -205,11 +205,6 @@ def _docker_is_older(snapshot: Snapshot) -> tuple[str, Verdict] | None:
             )
             return "cdi-spec-version-unsupported", Proof(summary, (unresolved[0].citation, spec.citation), "likely")
     return None
-
-
-_NEWER_PODMAN: Final = (
-    run("install", "bring podman to 4.1 or later", "podman --version", "sudo apt-get install --only-upgrade podman"),
-)
 
 
 def _older_specification(_: Snapshot) -> Iterable[Fix]:

@@ -18,12 +18,12 @@ _THIS_NODE: Final = Shell('"$(hostname | tr A-Z a-z)"')
 
 
 def restart_plugin(text: str = "restart the device plugin", when: str = "") -> Fix:
-    """Restarts every daemon set that is a device plugin, wherever it lives."""
-    return run("restart", text, _each_daemon_set("device-plugin", "rollout restart"), when=when)
+    """Restarts every daemon set that is a device plugin of NVIDIA's, wherever it lives."""
+    return run("restart", text, _each_daemon_set("nvidia.*device-plugin", "rollout restart"), when=when)
 
 
 def restart_failed_pods(text: str, reason: str = "UnexpectedAdmissionError") -> Fix:
-    """Deletes the pods that the kubelet refused: their controllers make new ones."""
+    """Deletes the pods that the kubelet refused, and that never run again: those with a controller are made anew."""
     failed = "kubectl get pods -A --field-selector status.phase=Failed --no-headers"
     delete = 'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
     return run("restart", text, f"{failed} | awk '/{reason}/ {{print $1, $2}}' | {delete}")
@@ -32,27 +32,29 @@ def restart_failed_pods(text: str, reason: str = "UnexpectedAdmissionError") -> 
 def plugin_logs(text: str, kind: FixKind = "inspect") -> Fix:
     """Shows what the device plugins say."""
     command = (
-        "kubectl get pods -A --no-headers | awk '/device-plugin/ {print $1, $2}' | "
+        "kubectl get pods -A --no-headers | awk '$2 ~ /nvidia.*device-plugin/ {print $1, $2}' | "
         'while read -r space name; do kubectl -n "$space" logs "$name" --all-containers --tail=50; done'
     )
     return run(kind, text, command)
 
 
 def set_runtime_class(text: str) -> Fix:
-    """Makes the runtime class, and every device plugin ask for it."""
+    """Makes the runtime class, and NVIDIA's device plugins ask for it."""
     make = (
         "printf 'apiVersion: node.k8s.io/v1\\nkind: RuntimeClass\\nmetadata:\\n  name: nvidia\\nhandler: nvidia\\n' | "
         "kubectl apply -f -"
     )
     patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
-    return run("configure", text, make, _each_daemon_set("device-plugin", f"patch -p '{patch}'"))
+    return run("configure", text, make, _each_daemon_set("nvidia.*device-plugin", f"patch -p '{patch}'"))
 
 
 def set_driver_root(text: str, root: str) -> Fix:
-    """Tells every device plugin in which root the driver stands."""
+    """Tells NVIDIA's device plugins in which root the driver stands."""
     if not is_path(root):
         return by_hand("configure", text)
-    return run("configure", text, _each_daemon_set("device-plugin", f"set env {command(f'NVIDIA_DRIVER_ROOT={root}')}"))
+    return run(
+        "configure", text, _each_daemon_set("nvidia.*device-plugin", f"set env {command(f'NVIDIA_DRIVER_ROOT={root}')}")
+    )
 
 
 def _each_daemon_set(word: str, verb: str) -> str:
@@ -60,6 +62,6 @@ def _each_daemon_set(word: str, verb: str) -> str:
     is_long = first in {"rollout", "set"}
     action = f'{first} {second} daemonset "$name" {rest}' if is_long else f'{first} daemonset "$name" {second} {rest}'
     return (
-        f"kubectl get daemonsets -A --no-headers | awk '/{word}/ {{print $1, $2}}' | "
+        f"kubectl get daemonsets -A --no-headers | awk '$2 ~ /{word}/ {{print $1, $2}}' | "
         f'while read -r space name; do kubectl -n "$space" {action.rstrip()}; done'
     )

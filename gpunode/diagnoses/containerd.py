@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, restart, run
+from gpunode.diagnoses.remedies import by_hand, restart, run, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import cdi, containerd, driver, packages, toolkit
 from gpunode.diagnoses.views.containerd import Effective, Value
@@ -397,12 +397,15 @@ def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
             f"say cgroupDriver: systemd in the kubelet's configuration, or SystemdCgroup = false in {CONFIG}: "
             "the same in both, and systemd where the system runs on it",
         )
-    else:
+    elif takes_gpunode(snapshot):
         yield run(
             "configure",
             "put the runtimes under the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file",
             "sudo gpunode setup k8s-containerd --only runtime-config",
         )
+    else:
+        say = f"say SystemdCgroup = true in the options of runc and of nvidia in {CONFIG}"
+        yield by_hand("configure", f"{say}, and cgroupDriver: systemd in /var/lib/kubelet/config.yaml")
     yield run("restart", "restart containerd, then the kubelet", "sudo systemctl restart containerd kubelet")
 
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import chains
+from gpunode.diagnoses import chains, remedies
 from gpunode.diagnoses.commands import Shell, command, edited, is_name
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import drain, reboot, restart, run, setup_step, uninstall
+from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import boards, driver, modules, packages, pci, system
 from gpunode.facts.model import Known
@@ -398,7 +398,7 @@ def _is_plain(snapshot: Snapshot) -> bool:
     return snapshot.view(boards.carriers) == {"card"}
 
 
-def _disable_hmm(_: Snapshot) -> Iterable[Fix]:
+def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "switch heterogeneous memory management of nvidia_uvm off",
@@ -407,7 +407,9 @@ def _disable_hmm(_: Snapshot) -> Iterable[Fix]:
     text = "load nvidia_uvm anew; stop the programs that use a GPU first"
     yield run("load", text, "sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm")
     yield run("configure", "or start the kernel with nokaslr", when="managed memory of CUDA needs HMM")
-    yield setup_step("install", "take a newer release of the driver, which knows this kernel's layout", "driver")
+    yield remedies.driver(
+        snapshot, "take a newer release of the driver, which knows this kernel's layout", upgrade=True
+    )
 
 
 _README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +13,7 @@ from gpunode.diagnoses.remedies import by_hand, install, restart, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cdi, docker, driver, moments, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
-from gpunode.diagnoses.views.system import package_manager
+from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.model import Known
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.model import DOCKER_CONFIG
@@ -121,14 +120,15 @@ def _conflict(snapshot: Snapshot) -> Verdict | None:
 
 
 def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
-    if (command := _without_hosts(snapshot)) is not None:
-        folder = "/etc/systemd/system/docker.service.d"
-        lines = " ".join(shlex.quote(line) for line in ("[Service]", "ExecStart=", f"ExecStart={command}"))
+    if _is_about_hosts(snapshot):
+        # The unit's own line, read where the command runs: of a report it might be anything.
+        place = f"{_DROP_INS}/10-hosts-in-the-file.conf"
         yield run(
             "configure",
             "start dockerd without the hosts on its command line: those of daemon.json count then",
-            f"sudo install -d {folder}",
-            rf"printf '%s\n' {lines} | sudo tee {folder}/10-hosts-in-the-file.conf",
+            f"sudo install -d {_DROP_INS}",
+            r"systemctl cat docker.service | sed -nE 's/[ ](-H|--host)[= ][^ ]+//g; /^ExecStart=./p' | tail -n 1"
+            rf" | sed '1i [Service]\nExecStart=' | sudo tee {place}",
         )
     else:
         yield run(
@@ -146,22 +146,16 @@ def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-def _without_hosts(snapshot: Snapshot) -> str | None:
-    """The unit's command without the flags for hosts, where these are all that stands in both places."""
+def _is_about_hosts(snapshot: Snapshot) -> bool:
+    """Whether the hosts, and nothing else, stand on the unit's command line and in the file."""
     started = docker.started_with(snapshot)
-    both = (
-        {name for file in snapshot.view(docker.files) for name in (conflicts(started[0], tuple(file.document)))}
-        if (started)
-        else set()
-    )
-    if started is None or {name.split(" ")[0] for name in both} != {"hosts"}:
-        return None
-    line = started[1].line.strip()
-    command = _HOST_FLAG.sub("", line.removeprefix("ExecStart="))
-    return command if line.startswith("ExecStart=") and command.startswith("/") else None
+    if started is None:
+        return False
+    files = snapshot.view(docker.files)
+    return {name for file in files for name in conflicts(started[0], tuple(file.document))} == {"hosts (--host)"}
 
 
-_HOST_FLAG: Final = re.compile(r"\s(?:-H|--host)[= ]\s*\S+")
+_DROP_INS: Final = "/etc/systemd/system/docker.service.d"
 
 
 # Another docker than the one that was set up.
@@ -213,10 +207,18 @@ def _to_the_engine(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _engine(snapshot: Snapshot, when: str = "") -> Fix:
-    name = "docker.io" if snapshot.view(package_manager) == "apt" else "docker-ce"
-    return install(
-        snapshot, "install Docker Engine from the distribution's or docker's own repository", name, when=when
-    )
+    known, manager = distro(snapshot), snapshot.view(package_manager)
+    if manager == "dnf" and known is not None and known.id not in {"fedora", "amzn"}:
+        text = "install Docker Engine from docker's own repository: the distribution has none"
+        commands = (
+            "sudo dnf config-manager --add-repo https://download.docker.com/linux/rhel/docker-ce.repo",
+            "sudo dnf install docker-ce docker-ce-cli containerd.io",
+            "sudo systemctl enable --now docker",
+        )
+        return run("install", text, *commands, when=when)
+    fedora = "moby-engine" if known is None or known.id == "fedora" else "docker"
+    name = {"apt": "docker.io", "dnf": fedora}.get(manager, "docker")
+    return install(snapshot, "install Docker Engine from the distribution's own repository", name, when=when)
 
 
 def _replace_the_snap(snapshot: Snapshot) -> Iterable[Fix]:

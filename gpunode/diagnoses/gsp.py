@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog.gpus import GpuModel
+from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import GPU_LOST
 from gpunode.diagnoses.commands import edited
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -20,7 +21,8 @@ from gpunode.diagnoses.remedies import (
     replace,
     reset_gpu,
     run,
-    setup_step,
+    takes_gpunode,
+    without_kernel_argument,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, faults, kernel, modules, packages, pci
@@ -295,7 +297,7 @@ def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
     if manager == "apt" and branch and known is not None and "ubuntu" in {known.id, *known.like}:
         return install(snapshot, text, f"nvidia-firmware-{branch}-{version}")
     if manager == "apt":
-        return setup_step("install", text + ", with the driver that it belongs to", "driver")
+        return remedies.driver(snapshot, text + ", with the driver that it belongs to")
     if manager == "dnf":
         return install(snapshot, text, "nvidia-kmod-common")
     return install(snapshot, text, "nvidia-utils" if manager == "pacman" else "kernel-firmware-nvidia-gspx-G06")
@@ -324,8 +326,9 @@ def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
     )
     yield run("configure", text, *_option_taken_out(snapshot))
     if not must:
-        other = "go over to the proprietary modules, which heed the option: ask for them in a recipe"
-        yield Fix("install", other, ("sudo gpunode setup --only driver",), "the GSP is to stay off")
+        other = "go over to the proprietary modules, which heed the option"
+        recipe = ': a recipe of gpunode asks for them by flavour = "proprietary" below [driver]'
+        yield by_hand("install", other + (recipe if takes_gpunode(snapshot) else ""), "the GSP is to stay off")
     yield rebuild_initramfs(snapshot)
     yield reboot()
 
@@ -339,11 +342,8 @@ def _option_taken_out(snapshot: Snapshot) -> Iterator[str]:
         yield from corrected
     elif not on_command_line:
         yield "grep -rs NVreg_EnableGpuFirmware /etc/modprobe.d /lib/modprobe.d /etc/default/grub"
-    if on_command_line and snapshot.view(package_manager) == "dnf":
-        yield "sudo grubby --update-kernel=ALL --remove-args=nvidia.NVreg_EnableGpuFirmware=0"
-    elif on_command_line:
-        yield "sudo sed -i 's/ *nvidia.NVreg_EnableGpuFirmware=0//' /etc/default/grub"
-        yield "sudo update-grub || sudo grub-mkconfig -o /boot/grub/grub.cfg"
+    if on_command_line:
+        yield from without_kernel_argument(snapshot, "nvidia.NVreg_EnableGpuFirmware=0")
 
 
 _UNUSABLE: Final = GPU_LOST | {

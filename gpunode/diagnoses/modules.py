@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import build, chains
+from gpunode.diagnoses import build, chains, remedies
 from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
-from gpunode.diagnoses.remedies import install, reboot, rebuild_initramfs, run, setup_step
+from gpunode.diagnoses.remedies import install, reboot, rebuild_initramfs, run, setup_step, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
 from gpunode.facts.model import Known
@@ -91,10 +91,12 @@ def _allow(snapshot: Snapshot) -> Iterator[Fix]:
     yield rebuild_initramfs(snapshot)
 
 
-def _load(_: Snapshot) -> Iterable[Fix]:
+def _load(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("load", "load the module; what it says when it fails is the cause", "sudo modprobe nvidia")
     yield run("inspect", "read what the kernel said of it", "sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
-    yield setup_step("load", "have gpunode find what is missing and load it", "module-build", "module-load")
+    if takes_gpunode(snapshot):
+        text = "have gpunode find what is missing and load it"
+        yield setup_step(snapshot, "load", text, "module-build", "module-load")
 
 
 # A module that stands on disk, and not as the running kernel needs it.
@@ -161,7 +163,7 @@ def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
         yield build.build_again(snapshot, running)
     else:
         text = "install the driver as a package, which is built anew for every kernel, in place of what is there"
-        yield run("install", text, "sudo gpunode setup")
+        yield remedies.driver(snapshot, text)
         yield run("rebuild", "or run NVIDIA's installer again, with --dkms", when="the driver is to stay a .run one")
 
 
@@ -202,6 +204,8 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
         for number, line in enumerate(item.lines, 1)
         if _EMPTY.match(line)
     )
+    lists = snapshot.of("listing", "file")
+    empty += tuple(cite(item) for item in lists if item.outcome == "absent" and "/modules.dep" in item.written)
     absent = modules.not_found(snapshot)
     files = tuple(one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
     # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.catalog import branches
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, run, setup_step
+from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import driver, kernel, modules, pci, system
+from gpunode.diagnoses.views import driver, kernel, modules, pci
 from gpunode.facts.items import Item
 
 _OPEN_DRIVERS: Final = ("nouveau", "nova_core", "nova_drm", "nova")
@@ -43,6 +44,13 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     proofs = tuple(dict.fromkeys(_in_use(snapshot)))
     if not proofs:
         return
+    if _is_all_there_is(snapshot):
+        summary = "nouveau drives a GPU that no driver of NVIDIA's that is still maintained drives: it is all there is"
+        left = by_hand(
+            "wait", "leave nouveau where it is: without it the machine has no picture, and no driver instead"
+        )
+        yield "nouveau-bound", Proof(summary, proofs, remedy=(left,), disruption="none", severity="info")
+        return
     blacklisted, image = tuple(_blacklisted(snapshot)), tuple(_in_image(snapshot))
     looked = any(item.outcome == "ok" for item in snapshot.of("initramfs"))
     if blacklisted and (image or not looked):
@@ -55,6 +63,13 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     # Where nobody has looked for a blacklist, nouveau may have come from the initramfs in spite of it.
     is_sure = not image and (looked or _looked_for_blacklist(snapshot))
     yield "nouveau-bound", Proof(summary, (*proofs, *image), "certain" if is_sure else "likely", ruled_out)
+
+
+def _is_all_there_is(snapshot: Snapshot) -> bool:
+    """Whether every GPU is too old for each branch that NVIDIA maintains."""
+    models = [gpu.model for gpu in snapshot.view(pci.gpus)]
+    lasts = [branches.find(model.last_branch) if model and model.last_branch else None for model in models]
+    return bool(models) and all(last is not None and not last.active for last in lasts)
 
 
 def _looked_for_blacklist(snapshot: Snapshot) -> bool:
@@ -108,8 +123,8 @@ _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
 
 def _take_away(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(system.package_manager) == "apt":
-        yield setup_step("configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
+    if takes_gpunode(snapshot):
+        yield setup_step(snapshot, "configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
     else:
         names = ("nouveau", "nova_core", "nova_drm") if _has_nova(snapshot) else ("nouveau",)
         lines = r"\n".join([*(f"blacklist {name}" for name in names), "options nouveau modeset=0"])

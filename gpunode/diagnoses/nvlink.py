@@ -10,7 +10,7 @@ from gpunode.catalog import xids
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import command, is_release
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
+from gpunode.diagnoses.remedies import by_hand, drain, install, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, system
 from gpunode.facts import xid
@@ -109,25 +109,32 @@ def _install_manager(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _NEW_NAME: Final = 580
+_MANAGERS: Final = ("nvidia-fabric-manager", "nvidia-fabricmanager")
 _LOADED: Final = "$(cat /sys/module/nvidia/version)"
 
 
 def _install_commands(snapshot: Snapshot, version: str) -> tuple[str, ...]:
-    """From branch 580 on the package is called without its branch."""
+    """From branch 580 on the package is called without its branch; pacman has none."""
+    if system.package_manager(snapshot) == "pacman":
+        return ()
     if not is_release(version) or not version.split(".")[0].isdigit():
         if system.package_manager(snapshot) == "apt":
             name = "nvidia-fabricmanager"
             words = f'sudo apt-get install "{name}-${{v%%.*}}=$v*" || sudo apt-get install "{name}=$v*"'
             return (f"v={_LOADED}; {words}",)
-        return (
-            f'v={_LOADED}; sudo dnf install "nvidia-fabric-manager-$v" || sudo dnf install "nvidia-fabricmanager-$v"',
-        )
+        is_zypper = system.package_manager(snapshot) == "zypper"
+        program, at_version = ("zypper", "=$v") if is_zypper else ("dnf", "-$v")
+        one, other = (f'sudo {program} install "{name}{at_version}"' for name in _MANAGERS)
+        return (f"v={_LOADED}; {one} || {other}",)
     branch = version.split(".")[0]
     is_new = int(branch) >= _NEW_NAME
     name = "nvidia-fabricmanager" if is_new else f"nvidia-fabricmanager-{branch}"
     if system.package_manager(snapshot) == "apt":
         return (command("sudo", "apt-get", "install", "--allow-downgrades", f"{name}={version}*"),)
-    return (command("sudo", "dnf", "install", f"nvidia-{'fabricmanager' if is_new else 'fabric-manager'}-{version}"),)
+    stem = "nvidia-fabricmanager" if is_new else "nvidia-fabric-manager"
+    if system.package_manager(snapshot) == "zypper":
+        return (command("sudo", "zypper", "install", f"{stem}={version}"),)
+    return (command("sudo", "dnf", "install", f"{stem}-{version}"),)
 
 
 def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
@@ -160,7 +167,7 @@ def _nvlink5_commands(snapshot: Snapshot) -> tuple[str, ...]:
     keep = r"printf 'mlx5_ib\nib_umad\n' | sudo tee /etc/modules-load.d/nvlink5.conf"
     if system.package_manager(snapshot) == "apt":
         return ("sudo apt-get install nvlsm infiniband-diags", load, keep)
-    return ("sudo dnf install nvlsm infiniband-diags", load, keep)
+    return (*install(snapshot, "", "nvlsm", "infiniband-diags").commands, load, keep)
 
 
 def _stop_manager(_: Snapshot) -> Iterable[Fix]:

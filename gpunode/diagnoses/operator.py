@@ -8,9 +8,10 @@ from typing import Final
 
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.cluster import node_word
-from gpunode.diagnoses.commands import command
+from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.remedies import driver as driver_fix
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, kube, modules
 
@@ -289,26 +290,26 @@ def _keep_host(_: Snapshot) -> Iterable[Fix]:
 
 def _free(snapshot: Snapshot) -> Iterable[Fix]:
     names = [node.name for node in snapshot.view(kube.nodes) if node.name]
-    node = node_word(names[0] if names else "")
+    # Of several nodes nobody says which one it is; then it is the one on which this is typed.
+    node = node_word(names[0] if len(names) == 1 else "")
     yield Fix(
         "drain",
-        "move the pods that use a GPU off the node; programs outside of pods have to be stopped, too",
+        "move the pods off the node, which loses what they keep in an emptyDir; programs outside of pods that use a "
+        "GPU have to be stopped, too",
         (command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data"),),
     )
+    of_node = Shell(f"spec.nodeName={node}") if isinstance(node, Shell) else f"spec.nodeName={node}"
     restart = (
-        "kubectl get pods -A -o wide --no-headers | awk '/nvidia-(gpu-)?driver-/ {print $1, $2}' | "
+        command("kubectl", "get", "pods", "-A", "--field-selector", of_node, "--no-headers")
+        + " | awk '$2 ~ /^nvidia-(gpu-)?driver-/ {print $1, $2}' | "
         'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
     )
     yield run("restart", "start the driver pod again", restart, command("kubectl", "uncordon", node))
 
 
-def _other_image(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "configure",
-        "install the driver on the host, and tell the operator not to",
-        "sudo gpunode setup",
-        _upgrade("--set driver.enabled=false"),
-    )
+def _other_image(snapshot: Snapshot) -> Iterable[Fix]:
+    text = "install the driver on the host, and tell the operator not to"
+    yield run("configure", text, *driver_fix(snapshot, text).commands, _upgrade("--set driver.enabled=false"))
     yield by_hand("configure", "or name a driver version for which an image of this system exists (driver.version)")
 
 

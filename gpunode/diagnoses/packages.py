@@ -10,20 +10,12 @@ from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, is_name, is_path
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import (
-    by_hand,
-    reboot,
-    rebuild_initramfs,
-    run,
-    setup_step,
-    toolkit_step,
-    uninstall,
-)
+from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import archives, driver, packages
 from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
 from gpunode.diagnoses.views.history import is_drivers
-from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.diagnoses.views.system import PackageManager, distro, package_manager
 from gpunode.facts.model import Known
 
 # --- keys ---------------------------------------------------------------------------------------------------------
@@ -66,7 +58,7 @@ def _predicted(snapshot: Snapshot, owner: Owner) -> Iterator[Verdict]:
 
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(archives.unkeyed) and not _refused(snapshot, "cuda"):
-        yield setup_step("configure", "set the repository up anew, its key checked", "cuda-repository")
+        yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "cuda-repository")
         return
     if snapshot.view(package_manager) == "apt":
         yield from _drop_retired_key(snapshot)
@@ -76,7 +68,9 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
             url = f"https://developer.download.nvidia.com/compute/cuda/repos/{match['dir']}/{match['arch']}/{package}"
             fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
             yield run("install", "install NVIDIA's package with the current key", fetch, put, "sudo apt-get update")
-        yield setup_step("configure", "or let gpunode set the repository up, its key checked", "cuda-repository")
+        if takes_gpunode(snapshot):
+            text = "or let gpunode set the repository up, its key checked"
+            yield setup_step(snapshot, "configure", text, "cuda-repository")
         return
     keys = "rpm -qa gpg-pubkey --qf '%{NAME}-%{VERSION}-%{RELEASE} %{SUMMARY}\\n' | awk '/cudatools/ {print $1}'"
     yield run("remove", "remove the old key of cudatools", f"{keys} | xargs -r sudo rpm -e")
@@ -109,26 +103,25 @@ def _toolkit_key(snapshot: Snapshot) -> Iterator[Verdict]:
         yield from _predicted(snapshot, "toolkit")
 
 
-_KEYRING: Final = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
-_TOOLKIT_LIST: Final = "/etc/apt/sources.list.d/nvidia-container-toolkit.list"
 _TOOLKIT_URL: Final = "https://nvidia.github.io/libnvidia-container"
 
 
 def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(package_manager) != "apt":
         repository = f"{_TOOLKIT_URL}/stable/rpm/nvidia-container-toolkit.repo"
-        fetch = f"curl -fsSL {repository} | sudo tee /etc/yum.repos.d/nvidia-container-toolkit.repo >/dev/null"
-        yield run(
-            "configure", "fetch the repository's description again; it names the key", fetch, "sudo dnf makecache"
-        )
+        is_zypper = snapshot.view(package_manager) == "zypper"
+        place = f"/etc/{'zypp' if is_zypper else 'yum'}/repos.d/nvidia-container-toolkit.repo".replace("yum/", "yum.")
+        fetch = f"{command('curl', '-fsSL', repository)} | {command('sudo', 'tee', place)} >/dev/null"
+        again = "sudo zypper --gpg-auto-import-keys refresh" if is_zypper else "sudo dnf makecache"
+        yield run("configure", "fetch the repository's description again; it names the key", fetch, again)
         return
-    yield toolkit_step(snapshot, "configure", "set the repository up anew, its key checked", "toolkit-repository")
-    key = f"curl -fsSL {_TOOLKIT_URL}/gpgkey | sudo gpg --dearmor --yes -o {_KEYRING}"
-    entry = (
-        f"curl -fsSL {_TOOLKIT_URL}/stable/deb/nvidia-container-toolkit.list | "
-        f"sed 's#deb https://#deb [signed-by={_KEYRING}] https://#' | sudo tee {_TOOLKIT_LIST} >/dev/null"
-    )
-    yield run("configure", "or by hand: the key, then the entry that names it", key, entry, "sudo apt-get update")
+    by_person = remedies.TOOLKIT_ARCHIVE
+    if takes_gpunode(snapshot):
+        text = "set the repository up anew, its key checked"
+        yield setup_step(snapshot, "configure", text, "toolkit-repository")
+        yield run("configure", "or by hand: the key, then the entry that names it", *by_person)
+    else:
+        yield run("configure", "fetch the key, then write the entry that names it", *by_person)
 
 
 # --- one archive, two keys ----------------------------------------------------------------------------------------
@@ -187,8 +180,8 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
         aside = 'while read -r file; do sudo mv "$file" "$file.disabled"; done'
         yield run("remove", "take the list files that name it too away", f"{others} | {aside}")
     step = {"toolkit": "toolkit-repository", "cuda": "cuda-repository"}.get(owner)
-    if step:
-        yield toolkit_step(snapshot, "configure", "write the one entry that is needed", step)
+    if step and takes_gpunode(snapshot):
+        yield setup_step(snapshot, "configure", "write the one entry that is needed", step)
     else:
         yield run("inspect", "see that apt reads its lists again", "sudo apt-get update")
 
@@ -507,20 +500,30 @@ def _release(snapshot: Snapshot) -> Iterable[Fix]:
         yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))
     elif snapshot.view(package_manager) == "apt":
         text = "remove the packages of other branches; gpunode names each before it does"
-        yield setup_step("remove", text, "conflicts")
+        yield setup_step(snapshot, "remove", text, "conflicts", instead=("sudo apt-get -f install",))
     else:
         text = "let the package manager replace what is installed; it names each package before it does"
-        yield run("remove", text, "sudo dnf distro-sync --allowerasing '*nvidia*'")
+        yield remedies.one_version(snapshot, "remove", text)
     yield remedies.driver(snapshot, "then install the branch that is wanted")
+
+
+_ORIGINS: Final[dict[PackageManager, tuple[str, ...]]] = {
+    "apt": ("apt-cache policy",),
+    "dnf": ("sudo dnf repolist", "sudo dnf list --installed '*nvidia*'"),
+    "zypper": ("zypper repos --priority", "zypper search --installed-only --details nvidia"),
+    "pacman": ("pacman -Qs nvidia",),
+}
 
 
 def _one_origin(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(package_manager) == "apt":
         text = "keep to one repository: gpunode pins the driver's packages to it"
-        yield setup_step("configure", text, "cuda-repository", "driver-pin")
+        yield setup_step(
+            snapshot, "configure", text, "cuda-repository", "driver-pin", instead=("apt-cache policy nvidia-driver",)
+        )
     else:
         text = "keep to one repository: exclude the driver's packages from all but the one that is wanted"
-        yield run("configure", text, "sudo dnf repolist", "sudo dnf list --installed '*nvidia*'")
+        yield run("configure", text, *_ORIGINS[snapshot.view(package_manager)])
     yield remedies.driver(snapshot, "bring every package of the driver to its version")
 
 

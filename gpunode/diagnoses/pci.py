@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.chains import NO_DRIVER, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import command, edited, is_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, rebuild_initramfs, run
+from gpunode.diagnoses.remedies import (
+    always,
+    by_hand,
+    drain,
+    power_cycle,
+    reboot,
+    rebuild_initramfs,
+    run,
+    with_kernel_argument,
+)
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import boards, driver, faults, kernel, links, pci, system
 
@@ -266,16 +275,7 @@ def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _kernel_argument(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fix]:
-    """How a kernel argument is added where grub boots the node, in a file of its own that can be taken away again."""
-    commands: tuple[str, ...] = (f"sudo grubby --update-kernel=ALL --args={argument}",)
-    if system.package_manager(snapshot) != "dnf":
-        place = f"/etc/default/grub.d/{argument.replace('=', '-').replace('.', '-')}.cfg"
-        line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {argument}"'
-        commands = (
-            f"sudo mkdir -p /etc/default/grub.d && echo '{line}' | sudo tee {place}",
-            "sudo update-grub || sudo grub-mkconfig -o /boot/grub/grub.cfg",
-        )
-    yield run("configure", f"boot with {argument}: {why}", *commands)
+    yield run("configure", f"boot with {argument}: {why}", *with_kernel_argument(snapshot, argument))
     yield reboot()
 
 
@@ -477,15 +477,13 @@ def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
 _ANY_XID: Final = re.compile(r"\bXid \(")
 
 _RESEAT: Final = (
-    drain(),
-    by_hand("hardware", "power off, seat the GPU again, change riser or cable, and try another slot"),
+    by_hand(
+        "hardware",
+        "move the work away, power the node off, then seat the GPU again, change riser or cable, and try another slot",
+    ),
     by_hand("firmware", "limit the slot to a lower PCIe generation in BIOS", "it comes back in another slot too"),
     run("inspect", "look at the link under load", "sudo lspci -vvv -d 10de: | grep -E 'LnkCap:|LnkSta:|CESta:|UESta:'"),
 )
-
-
-def _seat_again(*, first: int = 1) -> Callable[[Snapshot], Iterable[Fix]]:
-    return always(_RESEAT[first], *(fix for fix in _RESEAT if fix is not _RESEAT[first]))
 
 
 # ---- how many there are
@@ -539,7 +537,7 @@ _SEARCH: Final = (
         "sudo dmesg | grep -E 'NVRM|AER|pcieport' | tail -n 100",
     ),
     drain(),
-    reboot("power-cycle the node: a GPU that did not come up often does after the power was away"),
+    power_cycle("power the node off, wait a minute, and on again: a GPU that did not come up often does then"),
     by_hand("hardware", "seat the GPU again, and have it replaced where it stays away"),
 )
 
@@ -613,7 +611,7 @@ FAMILY: Final = Family(
             ),
             check=_stuck,
             remedy=always(
-                reboot("power the machine off and on again (a warm reboot often does not reset the slot)"),
+                power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
                 run(
                     "configure",
                     "keep GPUs from sleeping: no runtime power management for them",
@@ -715,7 +713,7 @@ FAMILY: Final = Family(
             ),
             sources=(_AER_GUIDE, f"{_OPEN}/issues/1229"),
             check=_uncorrected,
-            remedy=_seat_again(),
+            remedy=always(*_RESEAT),
             explains=_APPLICATION_XIDS | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
         ),
         Rule(
@@ -732,7 +730,7 @@ FAMILY: Final = Family(
             ),
             sources=(_AER_GUIDE, "https://github.com/pop-os/pop/issues/3363"),
             check=_storm,
-            remedy=_seat_again(),
+            remedy=always(*_RESEAT),
             explains=frozenset({"pcie-link-degraded"}),
         ),
         Rule(
@@ -751,7 +749,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/NVSentinel/issues/890",
             ),
             check=_degraded,
-            remedy=_seat_again(),
+            remedy=always(*_RESEAT),
         ),
         Rule(
             cause="gpu-missing-from-inventory",

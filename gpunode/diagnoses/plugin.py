@@ -17,9 +17,10 @@ from gpunode.diagnoses.cluster import (
 )
 from gpunode.diagnoses.commands import command, is_unit
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, restart, run, setup_step
+from gpunode.diagnoses.remedies import by_hand, restart, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import containerd, driver, kube, modules, nested
+from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.runtimes.containerd_files import CONFIG
@@ -686,12 +687,10 @@ def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_runtime).has_nvidia:
         yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
     else:
-        yield setup_step(
-            "configure",
-            "register NVIDIA's runtime with the container runtime",
-            "runtime-config",
-            runtime="containerd",
+        register = command(
+            "sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={engine(snapshot)}", "--restart"
         )
+        yield run("configure", "register NVIDIA's runtime with the container runtime", register)
         yield set_runtime_class("let the device plugin ask for it")
     yield by_hand("configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime")
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from gpunode.diagnoses.commands import command, is_gpu, is_package, is_unit
+from gpunode import distros
+from gpunode.catalog import branches
+from gpunode.catalog.driver import Choice, choose
+from gpunode.diagnoses.commands import command, edited, is_gpu, is_package, is_unit
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import driver as installed
 from gpunode.diagnoses.views import packages, pci
+from gpunode.diagnoses.views.engine import engine
 from gpunode.diagnoses.views.system import PackageManager, distro, package_manager
+from gpunode.recipe import Driver
 
 _INSTALL: Final[dict[PackageManager, tuple[str, ...]]] = {
     "apt": ("sudo", "apt-get", "install"),
@@ -63,6 +69,63 @@ def _of_packages(kind: FixKind, text: str, program: tuple[str, ...], names: tupl
     return Fix(kind, text, (command(*program, *named),) if is_sound else (), when)
 
 
+_UPGRADE: Final[dict[PackageManager, tuple[str, ...]]] = {
+    "apt": ("sudo", "apt-get", "install", "--only-upgrade"),
+    "dnf": ("sudo", "dnf", "upgrade"),
+    "zypper": ("sudo", "zypper", "update"),
+    "pacman": ("sudo", "pacman", "-Syu"),
+}
+
+
+def upgrade(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
+    """Brings installed packages to the newest version of the node's repositories."""
+    return _of_packages("install", text, _UPGRADE[snapshot.view(package_manager)], names, when)
+
+
+_ONE_ORIGIN: Final[dict[PackageManager, tuple[str, ...]]] = {
+    "apt": ("sudo apt-get update", "sudo apt-get -f install"),
+    "dnf": ("sudo dnf repolist", "sudo dnf distro-sync '*nvidia*'"),
+    "zypper": ("sudo zypper repos --priority", "sudo zypper dist-upgrade --dry-run"),
+    "pacman": ("sudo pacman -Syu",),
+}
+
+
+def one_version(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") -> Fix:
+    """Brings packages that stayed behind to the version of the others."""
+    return Fix(kind, text, _ONE_ORIGIN[snapshot.view(package_manager)], when)
+
+
+_LINUX: Final = "/^GRUB_CMDLINE_LINUX(_DEFAULT)?=/"
+_GRUB: Final[dict[PackageManager, str]] = {
+    "apt": "sudo update-grub",
+    "dnf": "sudo grub2-mkconfig -o /boot/grub2/grub.cfg",
+    "zypper": "sudo grub2-mkconfig -o /boot/grub2/grub.cfg",
+    "pacman": "sudo grub-mkconfig -o /boot/grub/grub.cfg",
+}
+
+
+def with_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:
+    """The commands that have the kernel started with ``argument`` where grub boots the node."""
+    manager = snapshot.view(package_manager)
+    if manager == "dnf":
+        return (command("sudo", "grubby", "--update-kernel=ALL", f"--args={argument}"),)
+    if manager == "apt":
+        # A file of its own, which can be taken away again; the others' grub reads none.
+        place = f"/etc/default/grub.d/{argument.replace('=', '-').replace('.', '-')}.cfg"
+        line = command("echo", f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {argument}"')
+        return "sudo mkdir -p /etc/default/grub.d", f"{line} | {command('sudo', 'tee', place)}", _GRUB[manager]
+    return *edited(f'/^GRUB_CMDLINE_LINUX_DEFAULT=/s/"$/ {argument}"/', "/etc/default/grub"), _GRUB[manager]
+
+
+def without_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:
+    """The commands that take ``argument`` off the kernel's command line where grub boots the node."""
+    manager = snapshot.view(package_manager)
+    if manager == "dnf":
+        return (command("sudo", "grubby", "--update-kernel=ALL", f"--remove-args={argument}"),)
+    plain = argument.replace(".", r"\.")
+    return *edited(f"{_LINUX}s/ *{plain}//", "/etc/default/grub"), _GRUB[manager]
+
+
 _UNHOLD: Final[dict[PackageManager, tuple[str, ...]]] = {
     "apt": ("sudo", "apt-mark", "unhold"),
     "dnf": ("sudo", "dnf", "versionlock", "delete"),
@@ -79,42 +142,48 @@ def unhold(snapshot: Snapshot, text: str, *names: str) -> Fix:
     return _of_packages("configure", text, program, names, "")
 
 
-def setup_step(kind: FixKind, text: str, *steps: str, runtime: str = "", when: str = "") -> Fix:
+def takes_gpunode(snapshot: Snapshot) -> bool:
+    """Whether gpunode sets up nodes of this release; one that nobody has named counts where it has apt."""
+    known = distro(snapshot)
+    if known is None:
+        return snapshot.view(package_manager) == "apt"
+    found = distros.family(known)
+    return found is not None and found.supported(known)
+
+
+# Without a runtime named, setup takes none of these.
+_OF_RUNTIMES: Final = frozenset({"toolkit-repository", "toolkit", "runtime-install", "runtime-config", "cdi"})
+
+
+def setup_step(
+    snapshot: Snapshot,
+    kind: FixKind,
+    text: str,
+    *steps: str,
+    upgrade: bool = False,
+    instead: tuple[str, ...] = (),
+    when: str = "",
+) -> Fix:
     """What gpunode does itself; ``steps`` are ids of its steps, none means all.
 
     Args:
+        snapshot: of the node.
         kind: of fix.
         text: what it does.
         steps: those alone.
-        runtime: which the steps of the runtime are about; without it, setup configures none.
+        upgrade: whether what is there is to become newer; else it stays.
+        instead: what does it where gpunode does not set up nodes; without any, a person does by the text.
         when: the condition under which it is done.
     """
-    which = f" --runtime {runtime}" if runtime else ""
-    only = "".join(f" --only {step}" for step in steps)
-    return Fix(kind, text, (f"sudo gpunode setup{which}{only}",), when)
+    if not takes_gpunode(snapshot):
+        return Fix(kind, text, instead, when)
+    words = ["--runtime", snapshot.view(engine)] if _OF_RUNTIMES.intersection(steps) else []
+    words += ["--upgrade"] if upgrade else []
+    words += [word for step in steps for word in ("--only", step)]
+    return Fix(kind, text, (command("sudo", "gpunode", "setup", *words),), when)
 
 
-def toolkit_step(snapshot: Snapshot, kind: FixKind, text: str, *steps: str) -> Fix:
-    """As `setup_step`, for steps of the container toolkit, which do nothing without a runtime: with the node's own."""
-    return setup_step(kind, text, *steps, runtime=_runtime(snapshot))
-
-
-def _runtime(snapshot: Snapshot) -> str:
-    """The container runtime that is told to use NVIDIA's, else one that is there; docker where nothing tells."""
-    files = {"docker": "/etc/docker/daemon.json", "containerd": "/etc/containerd/config.toml"}
-    for name, path in files.items():
-        if (file := snapshot.file(path)) is not None and file.outcome == "ok" and "nvidia" in file.text:
-            return name
-    there = snapshot.view(packages.packages)
-    names = {"docker": ("docker.io", "docker-ce"), "crio": ("cri-o",), "containerd": ("containerd", "containerd.io")}
-    names["podman"] = ("podman",)
-    for name, brought in names.items():
-        if any(one in there and there[one].is_installed for one in brought):
-            return name
-    return "docker"
-
-
-def driver(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Fix:
+def driver(snapshot: Snapshot, text: str, *, upgrade: bool = False, least: int = 0, when: str = "") -> Fix:
     """Installs the driver whole: by gpunode where it can, else by the node's own packages.
 
     Not by the step ``driver`` alone: without its repository, headers and loading a driver is not whole.
@@ -123,27 +192,78 @@ def driver(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Fix:
         snapshot: of the node.
         text: what it does.
         upgrade: whether a driver that is there is to become a newer one; else a fitting one stays.
+        least: the oldest branch that will do.
+        when: the condition under which it is done.
     """
-    manager = snapshot.view(package_manager)
-    if manager == "apt":
-        return Fix("install", text, ("sudo gpunode setup --upgrade" if upgrade else "sudo gpunode setup",))
+    if takes_gpunode(snapshot):
+        wanted = _wanted(snapshot, least) if upgrade or least else ()
+        if wanted is None:
+            return by_hand("install", f"{text}; no maintained branch does that for the GPUs of this node", when)
+        return Fix("install", text, (command("sudo", "gpunode", "setup", *wanted),), when)
     models = [gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model is not None]
     is_open = all(model.takes_open_modules for model in models)
-    return Fix("install", text, (_driver_of(snapshot, manager, is_open=is_open),))
+    if snapshot.view(package_manager) == "pacman" and not is_open:
+        return by_hand("install", f"{text}: nvidia-580xx-dkms is in the AUR", when)
+    names = _driver_of(snapshot, snapshot.view(package_manager), is_open=is_open)
+    return Fix("install", text, (command("sudo", *names),), when)
 
 
-def _driver_of(snapshot: Snapshot, manager: PackageManager, *, is_open: bool) -> str:
-    if manager == "pacman":
-        return f"sudo pacman -S {'nvidia-open' if is_open else 'nvidia'} nvidia-utils"
-    if manager == "zypper":
-        return f"sudo zypper install {'nvidia-open' if is_open else 'cuda-drivers'}"
-    if any(name.startswith("akmod-nvidia") for name in snapshot.view(packages.packages)):
-        return "sudo dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda"
+def _wanted(snapshot: Snapshot, least: int) -> tuple[str, ...] | None:
+    """The words by which gpunode brings a newer driver; None where no branch that drives these GPUs is newer.
+
+    An upgrade stays within an installed branch that is maintained, so another one is asked for by its number.
+    """
+    here = snapshot.view(installed.loaded) or snapshot.view(installed.on_disk) or snapshot.view(installed.library)
+    version = here.version if here else ""
+    branch = branches.find(int(version.partition(".")[0])) if version[:1].isdigit() else None
+    if branch is None and not least:
+        return ("--upgrade",)
+    if branch is not None and branch.number >= least:
+        stays = branch.active and version != branch.newest_seen
+        return ("--upgrade",) if stays or not branch.active else _branch_from(snapshot, branch.number + 1)
+    return _branch_from(snapshot, least)
+
+
+def _branch_from(snapshot: Snapshot, least: int) -> tuple[str, ...] | None:
+    models = tuple(gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model is not None)
+    newer = [one for one in branches.known() if one.active and one.number >= least]
+    # One that is maintained for years before one that ends with the next.
+    for one in sorted(newer, key=lambda row: (row.kind == "new-feature", row.number)):
+        if not models or isinstance(choose(models, Driver(version=str(one.number))), Choice):
+            return ("--driver", str(one.number))
+    return None
+
+
+def _driver_of(snapshot: Snapshot, manager: PackageManager, *, is_open: bool) -> tuple[str, ...]:
+    whole = "nvidia-open" if is_open else "cuda-drivers"
     known = distro(snapshot)
+    if manager == "apt":
+        is_debian = known is None or known.id == "debian"
+        return ("apt-get", "install", "nvidia-driver") if is_debian else ("ubuntu-drivers", "install")
+    if manager == "pacman":
+        return "pacman", "-S", "nvidia-open", "nvidia-utils"
+    if manager == "zypper":
+        return "zypper", "install", whole
+    if any(name.startswith("akmod-nvidia") for name in snapshot.view(packages.packages)):
+        return "dnf", "install", "akmod-nvidia", "xorg-x11-drv-nvidia-cuda"
     # NVIDIA's repositories for RHEL 8 and 9 have the driver in module streams, the others do not.
     if known is not None and known.id not in {"fedora", "amzn"} and known.version_id[:1] in {"8", "9"}:
-        return f"sudo dnf module install nvidia-driver:{'open-dkms' if is_open else 'latest-dkms'}"
-    return f"sudo dnf install {'nvidia-open' if is_open else 'cuda-drivers'}"
+        return "dnf", "module", "install", f"nvidia-driver:{'open-dkms' if is_open else 'latest-dkms'}"
+    return "dnf", "install", whole
+
+
+_KEYRING: Final = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
+_TOOLKIT_URL: Final = "https://nvidia.github.io/libnvidia-container"
+TOOLKIT_ARCHIVE: Final = (
+    f"curl -fsSL {_TOOLKIT_URL}/gpgkey | sudo gpg --dearmor --yes -o {_KEYRING}",
+    (
+        f"curl -fsSL {_TOOLKIT_URL}/stable/deb/nvidia-container-toolkit.list | "
+        f"sed 's#deb https://#deb [signed-by={_KEYRING}] https://#' | "
+        "sudo tee /etc/apt/sources.list.d/nvidia-container-toolkit.list >/dev/null"
+    ),
+    "sudo apt-get update",
+)
+"""How a person has apt trust and read the toolkit's archive."""
 
 
 def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of every kernel", when: str = "") -> Fix:
@@ -167,7 +287,7 @@ def drain(text: str = "move the work away from this node first") -> Fix:
     return Fix("drain", text)
 
 
-def reset_gpu(gpu: str = "", text: str = "reset the GPU, once nothing uses it", when: str = "") -> Fix:
+def reset_gpu(gpu: str = "", text: str = "move the work away from the GPU, then reset it", when: str = "") -> Fix:
     """Resets the GPU at a PCI address; without one all that can be."""
     if gpu and not is_gpu(gpu):
         return Fix("reset", text, (), when)

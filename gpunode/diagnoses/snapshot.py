@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
+from gpunode.facts import boots
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
@@ -30,10 +31,16 @@ _CITED: Final = 12
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is known of a node."""
+    """What is known of a node.
+
+    Attributes:
+        items: without what logs say of boots before the running one.
+        whole: with it; the same items where no log has any.
+    """
 
     items: tuple[Item, ...]
     facts: Facts
+    whole: tuple[Item, ...] = ()
     _views: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def view(self, read: Callable[[Snapshot], T]) -> T:
@@ -41,6 +48,18 @@ class Snapshot:
         if read not in self._views:
             self._views[read] = read(self)
         return cast(T, self._views[read])
+
+    @property
+    def with_history(self) -> Snapshot | None:
+        """The node as it is and as it was in the boots before; None where no log tells of them."""
+        same = len(self.items) == len(self.whole) and all(a is b for a, b in zip(self.items, self.whole, strict=True))
+        return None if same or not self.whole else Snapshot(self.whole, self.facts, self.whole)
+
+    def is_of_earlier_boot(self, citation: Citation) -> bool:
+        """Whether the line is one of a boot before the running one."""
+        present = (item for item in self.items if (item.key, item.written) == (citation.key, citation.source))
+        at = (citation.number or 0) - 1
+        return not any(at < len(item.lines) and item.lines[at] == citation.line for item in present)
 
     def of(self, *kinds: Kind) -> tuple[Item, ...]:
         """The items of these kinds that say something, in the order of the evidence."""
@@ -93,7 +112,17 @@ class Snapshot:
 
 def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     """The node that ``evidence`` shows."""
-    return Snapshot(items(evidence), derive(evidence, image=image))
+    whole = items(evidence)
+    present = tuple(now for item in whole if (now := _of_running_boot(item)) is not None)
+    return Snapshot(present, derive(evidence, image=image), whole)
+
+
+def _of_running_boot(item: Item) -> Item | None:
+    """The item without what it says of earlier boots; None where it says nothing else."""
+    now = boots.of_running(item.source, item.written, item.text)
+    if now is None:
+        return None
+    return item if now == item.text else replace(item, text=now)
 
 
 def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:

@@ -18,7 +18,7 @@ from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, install, reboot, run, uninstall
+from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, driver, kernel, modules, packages, system
 from gpunode.diagnoses.views.cards import Card
@@ -239,15 +239,19 @@ def _from_repository(snapshot: Snapshot, cause: str, choice: Choice | None, last
         known = system.distro(snapshot)
         family = distros.family(known) if known else None
         names = f": {' '.join(family.driver_packages(choice, 'compute'))}" if family and choice else ""
-        chosen = f" --driver {branch}" if branch and choice is None else ""
-        return run("install", f"install {what}{names}", f"sudo gpunode setup{chosen}")
+        # By its number: a maintained branch that is installed would stay.
+        chosen = ("--driver", str(branch)) if branch else ()
+        if takes_gpunode(snapshot):
+            return run("install", f"install {what}{names}", command("sudo", "gpunode", "setup", *chosen))
+        return by_hand("install", f"install {what}{names}, from the distribution or NVIDIA's repository")
     if manager == "dnf":
         return run("install", f"install {what}", *_by_dnf(snapshot, kind, branch))
     if manager == "zypper":
         name = "nvidia-open" if kind == "open" else "cuda-drivers"
         return install(snapshot, f"install {what}", name)
-    name = "nvidia-open-dkms" if kind == "open" else "nvidia-580xx-dkms"
-    return install(snapshot, f"install {what}", name)
+    if kind != "open":
+        return by_hand("install", f"install {what}: nvidia-580xx-dkms is in the AUR")
+    return install(snapshot, f"install {what}", "nvidia-open-dkms")
 
 
 def _flavours(cause: str, choice: Choice | None) -> str:

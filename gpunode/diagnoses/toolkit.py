@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
-from gpunode.diagnoses.remedies import install, restart, run, toolkit_step
+from gpunode.diagnoses.remedies import install, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import containerd, docker, driver, system, toolkit
+from gpunode.diagnoses.views.engine import engine
 
 _CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
 _RPM_REPOSITORY: Final = (
@@ -69,15 +71,19 @@ def _driver_is_well(snapshot: Snapshot) -> tuple[str, ...]:
 
 def _install(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _packages(snapshot, "install", "install the toolkit from NVIDIA's repository")
-    yield run(
-        "configure", "register it with docker", "sudo gpunode ctk runtime configure --runtime=docker --restart",
-        when="docker is the runtime; for another one name that",
-    )  # fmt: skip
+    runtime = engine(snapshot)
+    if runtime == "podman":
+        write = ("sudo mkdir -p /etc/cdi", "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
+        yield run("configure", "describe the GPUs for podman, which asks for them by CDI", *write)
+        return
+    register = command("sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={runtime}", "--restart")
+    yield run("configure", f"register it with {runtime}", register, when="another runtime is in use: name that one")
 
 
-def _packages(snapshot: Snapshot, kind: FixKind, text: str) -> Iterable[Fix]:
+def _packages(snapshot: Snapshot, kind: FixKind, text: str, *, upgrade: bool = False) -> Iterable[Fix]:
     if snapshot.view(system.package_manager) == "apt":
-        yield toolkit_step(snapshot, kind, text, "toolkit-repository", "toolkit")
+        by_person = (*remedies.TOOLKIT_ARCHIVE, "sudo apt-get install nvidia-container-toolkit")
+        yield setup_step(snapshot, kind, text, "toolkit-repository", "toolkit", upgrade=upgrade, instead=by_person)
     elif snapshot.view(system.package_manager) == "pacman":
         yield install(snapshot, text, "nvidia-container-toolkit")
     else:
@@ -123,9 +129,8 @@ def _too_old(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 def _upgrade(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from _packages(
-        snapshot, "install", "bring the toolkit to a current version: 1.8 is the first that knows cgroup v2"
-    )
+    text = "bring the toolkit to a current version: 1.8 is the first that knows cgroup v2"
+    yield from _packages(snapshot, "install", text, upgrade=True)
     yield restart("docker.service", when="docker is the runtime")
 
 
@@ -350,7 +355,9 @@ def _use(form: _Form) -> Fix:
 
 
 def _today(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from _packages(snapshot, "install", "install nvidia-container-toolkit from the one repository of today")
+    yield from _packages(
+        snapshot, "install", "install nvidia-container-toolkit from the one repository of today", upgrade=True
+    )
 
 
 FAMILY: Final = Family(

@@ -11,7 +11,7 @@ from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import at, command, edited, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, install, reboot, run, setup_step
+from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, frameworks, kernel, loader, modules, packages, pci, smi_query
 from gpunode.diagnoses.views.system import is_wsl, package_manager
@@ -44,6 +44,8 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if driver.works(snapshot):
         yield from _without_libcuda(snapshot)
         return
+    if _is_lent(snapshot):
+        return
     missing = _missing(snapshot)
     if not missing or (pci.is_listed(snapshot) and not snapshot.view(pci.gpus)):
         return
@@ -67,6 +69,12 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         question = "is a driver installed on the node, and only its libraries or its module missing?"
         look = "nvidia-smi and lsmod on the node itself, and dpkg -l '*nvidia*' or rpm -qa '*nvidia*'"
         yield "driver-not-installed", Doubt(question, look, missing, ("driver-userspace-incomplete",))
+
+
+def _is_lent(snapshot: Snapshot) -> bool:
+    """Whether every GPU is kept for virtual machines: a host that only lends its GPUs has no driver for them."""
+    owners = [(gpu.driver or "").replace("_", "-") for gpu in snapshot.view(pci.gpus)]
+    return bool(owners) and all(owner in {"vfio-pci", "pci-stub", "pciback", "xen-pciback"} for owner in owners)
 
 
 _NO_LIBCUDA: Final = re.compile(r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found")
@@ -182,8 +190,8 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     else:
         yield install(snapshot, "install the user side of the same version", *_USER_SIDE[manager])
     yield run("rebuild", "let the loader find it", "sudo ldconfig")
-    if manager == "apt":
-        yield setup_step("install", "or let gpunode make the driver whole", "driver")
+    if takes_gpunode(snapshot):
+        yield remedies.driver(snapshot, "or let gpunode make the driver whole")
 
 
 # --- is it new enough ---------------------------------------------------------------------------------------------
@@ -300,7 +308,8 @@ def _version_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = _wanted(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True)
+    branch = int(release.driver.partition(".")[0]) if release else 0
+    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True, least=branch)
     yield reboot()
     has = _supported(snapshot)
     up_to = f" for CUDA {_dotted(has)} or older" if has else " for an older CUDA"

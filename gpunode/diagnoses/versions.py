@@ -515,9 +515,11 @@ def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
         path = "/etc/apt/apt.conf.d/51-nvidia-by-hand"
         text = "keep the driver out of automatic upgrades"
         yield run("configure", text, f"echo '{line}' | sudo tee {path}")
+    elif package_manager(snapshot) != "dnf":
+        yield by_hand("configure", "keep the driver out of automatic updates: zypper addlock, or IgnorePkg of pacman")
     else:
         text = "keep the driver out of automatic updates"
-        line = r"sudo sed -i '/^\[base\]/a excludepkgs=*nvidia*' /etc/dnf/automatic.conf"
+        line = r"sudo sed -i.bak '/^\[base\]/a excludepkgs=*nvidia*' /etc/dnf/automatic.conf"
         yield run("configure", text, line)
 
 
@@ -527,12 +529,12 @@ def _complete(snapshot: Snapshot) -> Iterable[Fix]:
         yield remedies.unhold(snapshot, "release the hold on the packages that stayed behind", *holds)
     text = "let all of the driver's packages come from one repository"
     if package_manager(snapshot) == "apt":
-        yield setup_step("configure", text, "cuda-repository", "driver-pin")
-        yield run(
-            "install", "bring every package to the same version", "sudo apt-get update", "sudo apt-get -f install"
+        yield setup_step(
+            snapshot, "configure", text, "cuda-repository", "driver-pin", instead=("apt-cache policy nvidia-driver",)
         )
+        yield remedies.one_version(snapshot, "install", "bring every package to the same version")
     else:
-        yield run("configure", text, "sudo dnf repolist", "sudo dnf distro-sync '*nvidia*'")
+        yield remedies.one_version(snapshot, "configure", text)
     yield remedies.driver(snapshot, "install what is missing of that version, its module included")
     yield reboot()
 
@@ -556,7 +558,8 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _remove_the_other(snapshot: Snapshot, packaged: tuple[Package, ...]) -> Fix:
     if package_manager(snapshot) == "apt" or not packaged:
-        return setup_step("remove", "remove every driver but the one that is wanted; each is named before", "conflicts")
+        text = "remove every driver but the one that is wanted; each is named before"
+        return setup_step(snapshot, "remove", text, "conflicts")
     fusion = sorted({one.name for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))})
     names = fusion or sorted({one.name for one in packaged})
     return uninstall(snapshot, "remove the packages of the driver that is not wanted", *names)

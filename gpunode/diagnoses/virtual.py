@@ -9,7 +9,8 @@ from typing import Final
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.model import Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.pci import regions
-from gpunode.diagnoses.remedies import always, by_hand, restart, run, setup_step, uninstall
+from gpunode.diagnoses.remedies import always, by_hand, restart, run, uninstall
+from gpunode.diagnoses.remedies import driver as driver_fix
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, faults, kernel, packages, smi_query, system
 
@@ -53,8 +54,9 @@ def _shy(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Doubt(question, look, seen, ("gpu-fallen-off-bus", "vgpu-unlicensed", "vm-passthrough-mmio-config"))
 
 
-def _newer(_: Snapshot) -> Iterable[Fix]:
-    yield setup_step("install", "install a driver of branch 465 or newer: it starts GeForce cards in virtual machines")
+def _newer(snapshot: Snapshot) -> Iterable[Fix]:
+    text = "install a driver of branch 465 or newer: it starts GeForce cards in virtual machines"
+    yield driver_fix(snapshot, text, least=465)
     yield by_hand(
         "configure",
         "or hide the hypervisor on the host: <kvm><hidden state='on'/></kvm> in the domain's features",

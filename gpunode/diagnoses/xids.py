@@ -170,6 +170,18 @@ def _page_faults(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             yield "xid-31-mmu-fault", proof
 
 
+# A person's word on two releases on one machine.
+_COMPARED: Final = re.compile(
+    r"(?:roll(?:ed|ing) back|downgrad(?:ed|ing)|revert(?:ed|ing)|went back|going back)[^\n]{0,40}\b\d{3}\.\d[^\n]{0,60}"
+    r"(?:works|fixe[sd]|fine|gone|stable|solve[sd]|no more)"
+    r"|downgrading (?:the |to )[^\n]{0,40}(?:fixe[sd]|solve[sd]|helps|helped)"
+    r"|\b(?:runs|works|fine|stable|none)\b[^\n]{0,40} (?:with|on|under) \d{3}\.\d[^\n]{0,80}"
+    r"(?:fails|faults|crashes|breaks)[^\n]{0,40}\b\d{3}\.\d"
+    r"|\bwith \d{3}\.\d[^\n]{0,80}[;,] with \d{3}\.\d[^\n]{0,60}\b(?:none|never|not|fine|works)\b",
+    re.IGNORECASE,
+)
+
+
 def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tuple[Citation, ...]] | None:
     told = [f for f in faults.on(snapshot, incident.gpu) if f.code == 31 and f.xid]
     for release in (driver.smi_version(snapshot), snapshot.view(driver.loaded), driver.on_disk(snapshot)):
@@ -179,11 +191,24 @@ def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tupl
         return f"different processes faulted at the same address {address}", tuple(f.citation for f in told[:4])
     if mapped := kernel.said(snapshot, _BAD_MAPPING):
         return "it mapped memory outside the GPU's window", tuple(message.citation for message in mapped[:2])
-    if upgrade := snapshot.said(_UPGRADE, "package-history", "package-output"):
+    # A node's whole history has upgrades, and any program may fault at any time: one program alone proves nothing.
+    processes = {fault.xid.process or fault.xid.pid for fault in told if fault.xid} - {""}
+    upgrade = snapshot.said(_UPGRADE, "package-history", "package-output")
+    if upgrade and (len(processes) > 1 or _is_excerpt(snapshot)):
         return "they came with another release of the driver", upgrade[:3]
+    if compared := snapshot.said(_COMPARED, "text", "application"):
+        return "another release does not bring them", compared[:3]
     if _took_the_firmware_along(incident):
         return "the GPU's own firmware went down with it, which a program cannot bring about", incident.citations
     return None
+
+
+def _is_excerpt(snapshot: Snapshot) -> bool:
+    """Whether somebody chose the lines of the history, for what they say of these faults."""
+    return all(len(item.lines) <= _EXCERPT for item in snapshot.of("package-history"))
+
+
+_EXCERPT: Final = 12
 
 
 def _one_address(told: list[faults.Fault]) -> str:
@@ -295,10 +320,8 @@ def _debug_memory(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", "try another release of the driver", "it began with an update of the driver")
 
 
-def _change_release(_: Snapshot) -> Iterable[Fix]:
-    yield setup_step(
-        "install", "go to another release of the driver: name it in a recipe, and let gpunode bring it", "driver"
-    )
+def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
+    yield remedies.driver(snapshot, "go to another release of the driver", upgrade=True)
     yield reboot("reboot, so that it is the one that is loaded")
     yield nvidia_report("that release faults too")
 
@@ -310,23 +333,25 @@ def _free_engine(snapshot: Snapshot) -> Iterable[Fix]:
     yield nvidia_report()
 
 
-def _settle_power(_: Snapshot) -> Iterable[Fix]:
+def _keep_state(snapshot: Snapshot) -> Fix:
+    text = "keep the driver's state between programs, so that the GPU sleeps less"
+    daemon = ("sudo systemctl enable --now nvidia-persistenced",)
+    return setup_step(snapshot, "configure", text, "persistence", instead=daemon)
+
+
+def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver")
-    yield setup_step(
-        "configure", "keep the driver's state between programs, so that the GPU sleeps less", "persistence"
-    )
+    yield _keep_state(snapshot)
     highest = "$(nvidia-smi --query-gpu=clocks.max.graphics --format=csv,noheader,nounits | head -n 1)"
-    command = f"sudo nvidia-smi --lock-gpu-clocks=1000,{highest}"
-    yield run("configure", "keep the GPU from its lowest clocks", command, when="it comes back")
+    lock = f"sudo nvidia-smi --lock-gpu-clocks=1000,{highest}"
+    yield run("configure", "keep the GPU from its lowest clocks", lock, when="it comes back")
     yield reboot("reboot, to bring the GPU back", "it hangs")
 
 
 def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu(_gpu(snapshot, 62, 61))
     yield reboot(when="the reset is refused or hangs")
-    yield setup_step(
-        "configure", "keep the driver's state between programs, so that the GPU sleeps less", "persistence"
-    )
+    yield _keep_state(snapshot)
     yield by_hand(
         "firmware",
         "switch PCI Express power saving (ASPM) off: pcie_aspm=off among the kernel's arguments",

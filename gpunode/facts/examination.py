@@ -204,7 +204,11 @@ def may_ask_driver(evidence: Evidence) -> bool:
     Where the module is not loaded or its device files are missing, NVML, and so nvidia-smi, starts nvidia-modprobe,
     which is setuid root, loads the module and makes the files (NVIDIA's driver README, "nvidia-modprobe").
     """
-    return "/dev/nvidiactl" in _text(evidence.get("dev-nvidia")) or "/dev/dxg" in _text(evidence.get("dev-dxg"))
+    if "/dev/dxg" in _text(evidence.get("dev-dxg")):
+        return True
+    # The files outlive the module.
+    is_loaded = bool(_text(evidence.get("nvidia-version")).strip())
+    return is_loaded and "/dev/nvidiactl" in _text(evidence.get("dev-nvidia"))
 
 
 def _docker_runs(evidence: Evidence) -> bool:

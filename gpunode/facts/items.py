@@ -132,7 +132,12 @@ def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
     others = {program_of(one) for one in sources} - {own, ""}
     lines = text.split("\n")
     complaints = [(line, match["name"]) for line in lines if (match := _COMPLAINT.match(line.strip()))]
-    lacks = next((line for line, name in complaints if name == own and "not found" in line), None)
+    paths = [word for word in source.words[1:] if word.startswith("/")]
+    lacks = next((line for line, name in complaints if name == own and "not found" in line), None) or next(
+        # Of one path there is nothing more to say.
+        (line for line, name in complaints if name == own == "ls" and "No such file" in line and len(paths) == 1),
+        None,
+    )
     if own and lacks is not None:
         return lacks
     theirs = {line for line, name in complaints if name in others}

@@ -81,9 +81,15 @@ class Finished:
 # One look at a text tells whether a secret can be in it. The patterns that find it take 4 ms to load, which a converged
 # run need not pay; a word that has no end must not cost the square of its length.
 _SUSPICIOUS = re.compile(
-    r"://[^\s/?#]*@|passw|passphrase|secret|token|auth|bearer|(?:api|access|private|client)[ _-]?key|(?<![\w-])x-"
-    r"|(?:key|sig|signature|credential)=|headers?[\"']?(?:\]|[ \t]*[=:])|_pwd|login|curl|pbkdf2"
-    r"|eyJ|AKIA|nvapi-|gh[opsur]_|github_pat_|glpat-|hf_|xox[abprs]-",
+    r"://[^\s/?#]*@|passw|passphrase|secret|token|auth|bearer|basic[ \t]|(?:api|access|private|client)[ _-]?key"
+    r"|(?<![\w-])x-|(?:key|sig|signature)=|headers?[\"']?(?:\]|[ \t]*[=:])"
+    r"|[_.-](?:key|pass|pat|pwd|cred)|pgpass|\bpass\b"
+    r"|(?:account|storage|encryption|licen[cs]e|shared|master|webhook)key|credential|cookie|rootpw|sumo-url"
+    r"|login|curl|mysql|mariadb|sshpass|ipmitool|pbkdf2|\$(?:[1567y]|2[aby])\$"
+    r"|proxy[\"']?[ \t]*[=:]?[ \t]*[\"']?[^\s/@]{1,520}@"
+    r"|hooks\.slack|/webhook|sumologic|/priv/"
+    r"|eyJ|AKIA|ASIA|AIza|npm_|\bsk-|[sr]k_live_|hvs\.|nvapi-|gh[opsur]_|github_pat_|glpat-|hf_|xox[abprs]-|dckr_pat_"
+    r"|tskey-|pypi-AgE",
     re.IGNORECASE,
 )
 

@@ -6,7 +6,9 @@ What is left has the same structure, so that configuration still parses and patc
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Final
 
 from gpunode.change import FileChange, FileState
@@ -22,16 +24,31 @@ _STRING: Final = (
 _SENSITIVE: Final = (
     # The counts are bounded, so that a long word costs no more than its length.
     r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|(?:api|access|private|client)[_-]?key)[\w.-]{0,40}"
-    r"|auth|_auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}|\w{1,40}_pwd"
+    r"|auth|_auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}"
+    r"|[\w.-]{0,40}(?:account|storage|encryption|licen[cs]e|shared|master|webhook)key"
+    r"|[\w.-]{0,40}rootpw|pgpass|(?:set-)?cookie|sumo-url"
+)
+# Words with other meanings, too: modinfo's sig_key and dkms's signing key are those of secure boot.
+_OPEN_KEY: Final = r"(?![\w.-]{0,40}(?:sig|pub|public|signing|mok|host|sort|cache|partition|topology)[_-]?key\b)"
+_AMBIGUOUS: Final = rf"{_OPEN_KEY}[\w.-]{{1,40}}[_.-](?:key|pass|pat|pwd|creds?)"
+_CREDENTIAL: Final = r"[\w.-]{0,40}credentials?|pass"
+# As a name that stands by itself, in a list of names and values.
+_NAME: Final = rf"{_SENSITIVE}|{_AMBIGUOUS}|{_CREDENTIAL}"
+# Messages speak of credentials, and of tests that pass, before a colon.
+_KEYS: Final = (
+    rf"{_SENSITIVE}|{_AMBIGUOUS}(?![\w.-])"
+    rf"|(?:{_CREDENTIAL})(?=\\{{0,7}}[\"']?[ \t]{{0,8}}=|\\{{0,7}}[\"'][ \t]{{0,8}}:)|(?-i:pass)(?=:[ \t])"
 )
 # Backslashes: JSON that stands as a string in a line of a log.
-_KEY: Final = rf"(?<![\w.?&-])(?:[\"']?)(?:{_SENSITIVE})(?:\\{{0,7}}[\"'])?[ \t]*[=:][ \t]*"
+_KEY: Final = rf"(?<![\w.?&-])(?:[\"']?)(?:{_KEYS})(?:\\{{0,7}}[\"'])?[ \t]*[=:][ \t]*"
+# In the midst of a command line, the kernel's or a shell's, an assignment ends with its word.
+_WORD: Final = rf"(?<=\S[ \t])(?:{_KEYS})=[^\s\[\]{{}}\"',#\\][^\s,}}\"']*"
 _ESCAPED: Final = r"\\{1,7}[\"'][^\"'\\\n]*"
 # A bare value ends before the next option of a command line, whose own value may stand in quotes.
 _BARE: Final = r"[^\s\[\]{}\"',#\\](?:(?![ \t]-)[^\n,}\"'])*"
 _ARRAY: Final = rf"\[(?:[\s,]|{_STRING}|\#[^\n]*)*"
 _ASSIGNED: Final = re.compile(
-    rf"(?P<key>{_KEY})(?:(?P<array>{_ARRAY})|(?P<string>{_STRING})|(?P<escaped>{_ESCAPED})|(?P<bare>{_BARE}))",
+    rf"(?P<word>{_WORD})|(?P<key>{_KEY})(?:(?P<array>{_ARRAY})|(?P<string>{_STRING})|(?P<escaped>{_ESCAPED})|(?P<bare>{_BARE}))",
     re.IGNORECASE | re.DOTALL,
 )
 _STRINGS: Final = re.compile(_STRING, re.DOTALL)
@@ -48,35 +65,71 @@ _QUERY: Final = re.compile(
 )
 _PRIVATE_KEY: Final = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(.*?)(?=-----END|\Z)", re.DOTALL)
 # Where no sign of assignment stands before it: an Authorization spoken of, an option's value (also as a list of words),
-# docker login -p, curl -u, a line of netrc(5), grub's password, an entry of a pod's environment.
+# docker login -p, mysql -p, curl -u, a line of netrc(5), grub's password, an entry of a pod's environment.
+_WORDS: Final = r"(?:[^\n\s]{1,200}[ \t]+){0,8}"
+_VERDICT: Final = (
+    r"(?!(?:not|no|required|incorrect|wrong|invalid|expired|missing|empty|needed|set|too|an?|the|in|on|only|used|asked"
+    r"|unknown|stored|being|never|now|already|correct|valid|accepted|protected|disabled|enabled|locked|for|at|to)\b)"
+)
 _SPOKEN: Final = re.compile(
     r"(\bbearer[ \t]+)([\w.~+/=-]{8,})"
-    r"|((?<!\w)--?(?:password|passphrase|token|secret|api-key)(?:[ \t]+|[\"'],[ \t]?[\"']))([^\s'\"-][^\s'\"]*)"
-    r"|(\blogin[ \t](?:[^\n\s]{1,80}[ \t]+){0,6}-p[ \t]+)([^\s'\"]+)"
-    r"|(\bcurl[ \t](?:[^\n\s]{1,200}[ \t]+){0,6}(?:-u|--user)[ \t]+[^\s:'\"]{1,80}:)([^\s'\"]+)"
+    r"|(\bbasic[ \t]+)((?=[a-z+/]{0,400}[\d=])[\w+/-]{6,}={0,2})"
+    r"|(\bauthorization:[ \t]*(?:digest|negotiate|ntlm|oauth|hawk|aws4-hmac-sha256)[ \t]+)([^\n]+)"
+    r"|((?<!\w)--?[\w-]{0,40}(?:passw(?:or)?d|passphrase|token|secret|api-key|access-key)"
+    r"(?:[ \t]+[\"']?|[\"'],[ \t]?[\"']))([^\s'\"-][^\s'\"]*)"
+    rf"|(\blogin[ \t]{_WORDS}-p[ \t]+)([^\s'\"]+)"
+    rf"|(\b(?:mysql(?:dump|admin)?|mariadb(?:-dump|-admin)?)[ \t]{_WORDS}-p)([^\s'\"]+)"
+    r"|(\bsshpass[ \t]+-p[ \t]*[\"']?)([^\s'\"]+)"
+    rf"|(\bipmitool[ \t]{_WORDS}-P[ \t]*[\"']?)([^\s'\"]+)"
+    rf"|(\bcurl[ \t]{_WORDS}(?:-u|--user|-U|--proxy-user|-x|--proxy)[ \t]*[\"']?[^\s:/'\"]{{1,80}}:)([^\s'\"]+)"
     r"|(\blogin\s+\S{1,256}\s+password\s+)(\S+)"
+    rf"|(\bpassw(?:or)?d (?:is|was):?[ \t]+[\"']?){_VERDICT}([^\s'\"]+)"
+    r"|(\bauthorization[\"']?:[ \t]*\n[ \t]*-[ \t]+[\"']?)([^\s\"'][^\n\"']*)"
+    r"|(^[ \t]*rootpw[ \t]+(?:--\w+[ \t]+){0,4})([^\s-]\S*)"
     r"|(\bgrub\.pbkdf2\.\w{1,20}\.\d{1,9}\.)([0-9a-f.]+)"
-    rf"|(\bname:[ \t]*(?:{_SENSITIVE})[ \t]*\n[ \t]*value:[ \t]*[\"']?)([^\s\"']+)",
+    r"|((?<![\w$])\$(?:1|2[aby]|5|6|7|y)\$)([\w./=,$-]{20,})"
+    rf"|(\bname:[ \t]*[\"']?(?:{_NAME})[\"']?[ \t]*\n[ \t]*value:[ \t]*[\"']?)([^\s\"'][^\n\"']*)"
+    rf"|([\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{_NAME})[\"']\s{{0,99}},\s{{0,99}}[\"']value[\"']\s{{0,99}}:\s{{0,99}}\")"
+    r"((?:[^\"\\\n]|\\.)+)"
+    rf"|(\\+\"name\\+\":[ ]?\\+\"(?:{_NAME})\\+\",[ ]?\\+\"value\\+\":[ ]?\\+\")([^\"\\\n]+)",
+    re.IGNORECASE | re.MULTILINE,
+)
+# A proxy may be named without a scheme.
+_PROXY: Final = re.compile(
+    r"(proxy[\"']?[ \t]*[=:]?[ \t]*[\"']?)(?![\w+.-]{1,20}://)([^\s/:@=\"']{1,256}):([^\s/\"']{1,256})(?=@[\w\[])",
     re.IGNORECASE,
 )
+# Addresses whose path is the key.
+_HOOKS: Final = re.compile(
+    r"(hooks\.slack\.com/\w{1,20}/|discord(?:app)?\.com/api/webhooks/\d{1,30}/|sumologic\.\w{1,20}/receiver/v1/http/"
+    r"|webhook\.office\.com/webhookb2/|://[^\s/\"'<>]{1,253}/priv/)([^\s\"'<>]+)"
+)
+# The headers that the kubelet sends for its static pods, and the like: each value may be a credential.
+_YAML_HEADERS: Final = re.compile(
+    r"^([ \t]*)\w{0,40}(?:url|http|request|custom)_?headers?:[ \t]*\n(?:\1[ \t]+[^\n]*(?:\n|\Z)){1,200}",
+    re.IGNORECASE | re.MULTILINE,
+)
+_YAML_VALUE: Final = re.compile(r"^([ \t]+(?:-[ \t]+)?(?:[^\s:]{1,80}:[ \t]+)?)([^\s\[{][^\n]*(?<!:))$", re.MULTILINE)
 # What tells by its own shape that it is a key: JSON Web Tokens, and those of the services that GPU nodes log in to.
 _SHAPES: Final = re.compile(
-    r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|\bAKIA[0-9A-Z]{12,}"
-    r"|\b(?:nvapi-|gh[opsur]_|github_pat_|glpat-|hf_|xox[abprs]-)[\w-]{16,}"
+    r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|\bA(?:KIA|SIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bnpm_[A-Za-z0-9]{30,}"
+    r"|\bsk-(?:[A-Za-z0-9]{20,}|(?:proj|ant|or|svcacct|admin)-[\w-]{6,})|\b[sr]k_live_[A-Za-z0-9]{10,}|\bhvs\.[\w-]{16,}"
+    r"|\b(?:nvapi-|gh[opsur]_|github_pat_|glpat-|hf_|xox[abprs]-|dckr_pat_|tskey-|pypi-AgE)[\w-]{16,}"
 )
 # Two passes do for what was found so far; the bound is for text that was made to go on for ever.
 _PASSES: Final = 8
-_PLAIN: Final = frozenset({"true", "false", "null", "none"})
+_PLAIN: Final = frozenset({"true", "false", "null", "none", "yes", "no", "y", "n", "m"})
+_FILE: Final = re.compile(r"/(?:boot|etc|home|lib|mnt|opt|root|run|srv|tmp|usr|var)(?:/[\w.+-]+)+;?")
 # The system's own tables: no person writes a secret there, and dpkg's descriptions speak of passwords. Of /var/lib only
-# those of packages: k3s and RKE2 keep containerd's configuration there, with the registries' passwords.
-_TABLES: Final = (
-    *("/proc/", "/sys/", "/var/lib/apt/", "/var/lib/dkms/", "/var/lib/dpkg/", "/boot/", "/lib/", "/usr/", "/dev/"),
-    *("/var/log/dpkg.log", "lspci", "uname", "systemctl"),
+# those of packages: k3s and RKE2 keep containerd's configuration there, with the registries' passwords. Not what a
+# person can edit (units below /usr), nor the words with which the kernel or a process was started.
+_TABLES: Final = re.compile(
+    r"(?!/proc/(?:\d+/)?(?:cmdline|environ))"
+    r"(?:/(?:proc|sys|dev|var/lib/apt|var/lib/dkms|var/lib/dpkg)/|/var/log/dpkg\.log|(?:lspci|uname)\b)[\w ./*:+,@-]*"
 )
 # What grows to megabytes, and tells each thing in a line.
 _LOGS: Final = ("journalctl", "dmesg")
-# What a person wrote all the same: the words with which a process was started.
-_COMMAND_LINE: Final = re.compile(r"/proc/\d+/cmdline")
+_COMMAND_LINE: Final = re.compile(r"/proc/(?:\d+/(?:cmdline|environ)|cmdline)")
 
 
 def redact(evidence: Evidence) -> Evidence:
@@ -84,18 +137,55 @@ def redact(evidence: Evidence) -> Evidence:
 
     Law: redacting twice is redacting once.
     """
-    return {key: _capture(capture) for key, capture in evidence.items()}
+    redacted: dict[str, Capture] = {}
+    for key, capture in evidence.items():
+        shown = _key(key, capture)
+        redacted[shown if shown not in redacted else _free(shown, redacted)] = _capture(capture)
+    return redacted
+
+
+def _key(key: str, capture: Capture) -> str:
+    """What was pasted stands under its source, which may be a command with a password."""
+    return _command(key) if key.startswith(capture.source) else key
+
+
+def _free(key: str, taken: Mapping[str, object]) -> str:
+    return next(name for number in count(2) if (name := f"{key}#{number}") not in taken)
+
+
+def _command(line: str) -> str:
+    """``line``, redacted as what somebody typed behind a prompt."""
+    return text(f"$ {line}")[2:]
 
 
 def _capture(capture: Capture) -> Capture:
-    if _COMMAND_LINE.fullmatch(capture.source):
-        return replace(capture, data=b"\0".join(content(word) for word in capture.data.split(b"\0")))
-    if capture.source.startswith(_TABLES):
-        return capture
-    return replace(capture, data=_data(capture), error=text(capture.error))
+    source = _command(capture.source)
+    if _TABLES.fullmatch(capture.source):
+        return capture if source == capture.source else replace(capture, source=source)
+    return replace(capture, source=source, data=_data(capture), error=text(capture.error))
+
+
+def _words(data: bytes, mark: bytes) -> bytes:
+    """Words that started something, each redacted by itself, so that none is taken for another's secret."""
+    words = mark.join(content(word) for word in data.split(mark)).decode("utf-8", "surrogateescape")
+    if mark == b" ":
+        return text(words).encode("utf-8", "surrogateescape")
+    # An option and its value are two words.
+    parts = words.split("\0")
+    for at, option in enumerate(parts[:-1], 1):
+        value = parts[at]
+        if _OPTION.fullmatch(option) and not value.startswith(("-", "/")) and not _PORT.fullmatch(value):
+            parts[at] = _mask(value)
+    return "\0".join(parts).encode("utf-8", "surrogateescape")
+
+
+_OPTION: Final = re.compile(rf"-p|--?(?:{_NAME})", re.IGNORECASE)
+_PORT: Final = re.compile(r"[\d.:]+(?:/\w+)?|true|false")
 
 
 def _data(capture: Capture) -> bytes:
+    if _COMMAND_LINE.fullmatch(capture.source):
+        return _words(capture.data, b" " if capture.source == "/proc/cmdline" else b"\0")
     if capture.source.startswith(_LOGS) and b"PRIVATE KEY" not in capture.data:
         return b"\n".join(map(content, capture.data.split(b"\n")))
     if "*" not in capture.source:
@@ -145,10 +235,13 @@ def text(value: str) -> str:
 def _once(value: str) -> str:
     value = _PRIVATE_KEY.sub(lambda match: match[1] + _block(match[2]), value)
     value = _USERINFO.sub(lambda match: ":".join(map(_mask, match[0].split(":", 1))), value)
+    value = _PROXY.sub(lambda match: f"{match[1]}{_mask(match[2])}:{_mask(match[3])}", value)
+    value = _HOOKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _SHAPES.sub(lambda match: _mask(match[0]), value)
     value = _SPOKEN.sub(_spoken, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
+    value = _YAML_HEADERS.sub(_yaml_headers, value)
     return _ASSIGNED.sub(_assigned, value)
 
 
@@ -175,15 +268,38 @@ def _headers(table: str) -> str:
     return head + mark + _PERHAPS_KEY.sub(lambda match: match[0] if match[2] else _quoted(match[1]), body)
 
 
+def _yaml_headers(block: re.Match[str]) -> str:
+    head, end, body = block[0].partition("\n")
+    return head + end + _YAML_VALUE.sub(_yaml_value, body)
+
+
+def _yaml_value(match: re.Match[str]) -> str:
+    return match[1] + (_strings(match[2]) if match[2][0] in "\"'" else _mask(match[2]))
+
+
 def _assigned(match: re.Match[str]) -> str:
+    if match["word"]:
+        name, sign, word = match["word"].partition("=")
+        return match["word"] if _is_plain(word, name) else name + sign + _mask(word)
     if escaped := match["escaped"]:
         quote = escaped[: len(escaped) - len(escaped.lstrip("\\")) + 1]
         return match["key"] + quote + _mask(escaped[len(quote) :])
     if match["bare"] is None:
-        return match["key"] + _strings(match["array"] or match["string"])
+        literal = match["array"] or match["string"]
+        return match[0] if _names_file(literal.strip("\"'"), match["key"]) else match["key"] + _strings(literal)
     word = match["bare"].rstrip()
-    is_plain = word.lower() in _PLAIN or re.fullmatch(r"[\d.+-]+", word)
-    return match[0] if is_plain else match["key"] + _mask(word) + match["bare"][len(word) :]
+    if _is_plain(word, match["key"]):
+        return match[0]
+    return match["key"] + _mask(word) + match["bare"][len(word) :]
+
+
+def _is_plain(word: str, name: str) -> bool:
+    """Whether the value is none that must be hidden: a number, a word of configuration, the file that holds a key."""
+    return word.lower() in _PLAIN or re.fullmatch(r"[\d.+-]+", word) is not None or _names_file(word, name)
+
+
+def _names_file(word: str, name: str) -> bool:
+    return name.rstrip(" \t=:\"'\\").lower().endswith("key") and _FILE.fullmatch(word) is not None
 
 
 def _strings(value: str) -> str:

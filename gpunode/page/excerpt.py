@@ -86,7 +86,7 @@ def excerpts(citations: Iterable[Citation], snapshot: Snapshot, detail: Detail =
     grouped: dict[tuple[str, str], list[Citation]] = {}
     for citation in citations:
         grouped.setdefault((citation.key, citation.source), []).append(citation)
-    pieces = {(item.key, item.written): item for item in reversed(snapshot.items)}
+    pieces = {(item.key, item.written): item for item in reversed(snapshot.whole)}
     wrapped = snapshot.view(kernel.wrapped)
 
     def excerpt(source: str, cited: Sequence[Citation], item: Item | None) -> Excerpt:

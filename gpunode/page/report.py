@@ -111,7 +111,7 @@ def _body(examined: Examined, about: About, detail: Detail) -> Markup:
             _wiring(examined),
             _faults_over_time(examined),
             (_note(note) for note in notes),
-            looked_at(examined.snapshot.items),
+            looked_at(examined.snapshot.whole),
         ),
         _footer(about),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.complaints import unexplained
 from gpunode.diagnoses.model import Diagnosis, Doubt
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
@@ -94,7 +95,8 @@ def diagnosed(evidence: Evidence) -> Examined:
     seen = snapshot(evidence)
     works = is_shown_to_work(seen)
     diagnosis = diagnose(seen, guarded=True)
-    if not (diagnosis.findings or diagnosis.unknown or works):
-        diagnosis = replace(diagnosis, unknown=(_too_little(seen),))
+    if not (diagnosis.findings or diagnosis.unknown):
+        doubt = unexplained(seen) or (None if works else _too_little(seen))
+        diagnosis = replace(diagnosis, unknown=(doubt,) if doubt else ())
     denied = tuple(dict.fromkeys(capture.source for capture in evidence.values() if _is_denied(capture)))
     return Examined(seen, diagnosis, stack(seen, diagnosis), works, denied)

@@ -15,6 +15,7 @@ SYSTEMS: Final = {
     "": (),
     "ubuntu": _release("ubuntu", "24.04", "debian"),
     "debian": _release("debian", "12"),
+    "bullseye": _release("debian", "11"),
     "rocky": _release("rocky", "9.4", "rhel centos fedora"),
     "fedora": _release("fedora", "41"),
     "amzn": _release("amzn", "2023", "fedora"),

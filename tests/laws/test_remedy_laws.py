@@ -8,14 +8,21 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from functools import cache
 
+import click
 import pytest
+import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.diagnoses import commands, rules
-from gpunode.diagnoses.model import Diagnosis
+from gpunode.catalog import branches
+from gpunode.cli.app import app
+from gpunode.cli.compose import Wanted
+from gpunode.diagnoses import commands, diagnose, rules
+from gpunode.diagnoses.model import Diagnosis, Fix
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
+from gpunode.runtimes import RUNTIMES
+from gpunode.steps import STEPS
 from tests.laws.reports import wholes
 from tests.laws.systems import SYSTEMS
 from tests.scenarios.reports import diagnosis
@@ -47,14 +54,23 @@ def of_rows(rows: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 @cache
+def fixes() -> tuple[Fix, ...]:
+    """Every fix over all scenarios, and of every cause on every kind of system."""
+    nodes = [snapshot(pasted.evidence(rows)) for rows in wholes()]
+    found = {fix for node in nodes for finding in diagnose(node).findings for fix in finding.remedy}
+    return tuple(found | {fix for system in SYSTEMS for fix in on(system)})
+
+
+@cache
+def on(system: str) -> tuple[Fix, ...]:
+    """Every fix of every cause on a node of that system."""
+    node = snapshot(pasted.evidence(SYSTEMS[system]))
+    return tuple(fix for rule in rules().values() for fix in rule.remedy(node))
+
+
+@cache
 def all_printed() -> tuple[str, ...]:
-    """Every command over all scenarios, and of every cause on every kind of system."""
-    found = {command for rows in wholes() for command in of_rows(rows)}
-    for evidence in SYSTEMS.values():
-        for rule in rules().values():
-            for fix in rule.remedy(snapshot(pasted.evidence(evidence))):
-                found.update(fix.commands)
-    return tuple(sorted(found))
+    return tuple(sorted({command for fix in fixes() for command in fix.commands}))
 
 
 @cache
@@ -187,10 +203,9 @@ def test_what_is_no_version_takes_nothing_out_of_the_tree(version: str) -> None:
 
 
 def test_the_loaders_files_stay_where_they_are() -> None:
-    stub = ("ldconfig -p", "libcuda.so.1 (libc6,x86-64) => /usr/local/cuda/lib64/stubs/libcuda.so.1")
     for place in ("/etc/ld.so.conf.d/*.conf", "/etc/ld.so.conf.d/libc.conf"):
-        found = of_rows(((place, "/usr/local/lib\n/usr/local/cuda/lib64/stubs\n"), stub))
-        assert found
+        node = snapshot(pasted.evidence([(place, "/usr/local/lib\n/usr/local/cuda/lib64/stubs\n")]))
+        found = [one for fix in rules()["library-path-shadows-libcuda"].remedy(node) for one in fix.commands]
         assert not [one for one in found if " rm " in one or "*" in QUOTED.sub("", one)]
 
 
@@ -208,3 +223,94 @@ def test_a_sound_word_needs_no_quotes_but_a_path(word: str) -> None:
     if commands.is_path(word):
         assert word.isprintable()
         assert not set(word.split("/")) & {".", ".."}
+
+
+# ---- what gpunode's own commands, and the system's, come to
+
+
+GPUNODE = re.compile(r"(?:^|[;|&] *|sudo )gpunode (?P<words>[^|;&]*)")
+
+
+def own_commands() -> tuple[str, ...]:
+    return tuple(sorted({match["words"] for one in all_printed() for match in GPUNODE.finditer(one)}))
+
+
+@pytest.mark.parametrize("words", own_commands())
+def test_gpunodes_own_commands_are_ones(words: str) -> None:
+    args = shlex.split(words)
+    at: click.Command = typer.main.get_command(app)
+    context = at.make_context("gpunode", args)
+    while isinstance(at, click.Group):
+        name, found, rest = at.resolve_command(context, [*context._protected_args, *context.args])
+        assert found is not None
+        at, context = found, found.make_context(name, rest, parent=context)
+    if at.name == "setup":
+        given = context.params
+        assert set(given["only"]) <= {step.id for step in STEPS}
+        recipe = Wanted(given["recipe"], given["runtime"], given["driver"], upgrade=given["upgrade"]).read()
+        of_runtimes = {"toolkit-repository", "toolkit", "runtime-install", "runtime-config", "cdi"}
+        assert recipe.runtime.name != "none" or not of_runtimes & set(given["only"])
+        # The driver alone lacks its repository and its headers; an installed one would stay.
+        assert "driver" not in given["only"]
+        if given["driver"]:
+            branch = branches.find(int(given["driver"]))
+            assert branch is not None
+            assert branch.active
+    elif at.name == "configure":
+        assert {context.params["runtime"]} <= {row.id for row in RUNTIMES}
+
+
+def test_there_are_commands_of_gpunodes_own() -> None:
+    assert len(own_commands()) > 10
+
+
+MANAGERS = {
+    "apt": re.compile(r"\b(?:apt|apt-get|apt-mark|apt-key|apt-cache|dpkg|update-grub|update-initramfs)\b"),
+    "dnf": re.compile(r"\b(?:dnf|yum|grubby|akmods)\b"),
+    "zypper": re.compile(r"\b(?:zypper)\b"),
+    "pacman": re.compile(r"\b(?:pacman|mkinitcpio)\b"),
+}
+OF = {
+    "ubuntu": "apt",
+    "debian": "apt",
+    "bullseye": "apt",
+    "rocky": "dnf",
+    "fedora": "dnf",
+    "amzn": "dnf",
+    "sles": "zypper",
+    "arch": "pacman",
+}
+# Causes of one package manager's own, which are found nowhere else.
+BOUND = {
+    "dpkg-unconfigured-packages": {"apt"},
+    "apt-nvidia-key-rotated": {"apt", "dnf", "zypper"},
+    "apt-toolkit-key-missing": {"apt", "dnf", "zypper"},
+}
+
+
+@pytest.mark.parametrize("system", OF)
+def test_commands_are_those_of_the_system(system: str) -> None:
+    node = snapshot(pasted.evidence(SYSTEMS[system]))
+    wrong = []
+    there = [rule for cause, rule in rules().items() if OF[system] in BOUND.get(cause, {OF[system]})]
+    for rule in there:
+        for command in (command for fix in rule.remedy(node) for command in fix.commands):
+            foreign = [one for name, one in MANAGERS.items() if name != OF[system] and one.search(command)]
+            if foreign or ("gpunode setup" in command and system not in {"ubuntu", "debian"}):
+                wrong.append((rule.cause, command))
+    assert wrong == []
+
+
+def test_power_is_not_taken_away_by_a_reboot() -> None:
+    wrong = [fix for fix in fixes() if re.search(r"\bpower(?:-cycle| .{0,20}off)", fix.text) and fix.commands]
+    assert wrong == []
+
+
+def test_work_is_moved_away_before_the_gpu_goes() -> None:
+    for system in SYSTEMS:
+        node = snapshot(pasted.evidence(SYSTEMS[system]))
+        for cause, rule in rules().items():
+            kinds = [fix.kind for fix in rule.remedy(node)]
+            if "drain" in kinds:
+                first = [kinds.index(kind) for kind in ("reset", "reboot") if kind in kinds]
+                assert not first or kinds.index("drain") < min(first), cause

@@ -85,7 +85,10 @@ def diagnosis_lines(examined: Examined, *, verbose: bool, width: int = 0) -> Ite
 
 def _no_fault(examined: Examined) -> Line:
     if examined.diagnosis.unknown:
-        return line(span("? something is wrong, and what was seen does not tell what", "warn"), hang=2)
+        # A rule's doubt names the causes that it would decide between: only then was something wrong seen.
+        wrong = any(doubt.causes or doubt.citations for doubt in examined.diagnosis.unknown)
+        said = "something is wrong, and what was seen does not tell what" if wrong else "too little to call it healthy"
+        return line(span(f"? {said}", "warn"), hang=2)
     if examined.works:
         return line(span("✓ nothing is wrong", "good"), hang=2)
     return line(

@@ -32,7 +32,12 @@ _DNF_LIST: Final = re.compile(
 )
 # dpkg-query -W, pacman -Q, dpkg -s.
 _BARE: Final = re.compile(r"^(?P<name>[a-z0-9][\w.+-]+)(?::(?P<arch>\w+))?\s+(?P<version>(?:\d+:)?\d[\w.+~:-]*)\s*$")
-_NO_PACKAGE: Final = re.compile(r"no packages? found matching (?P<name>\S+)|package (?P<rpm>\S+) is not installed")
+_NO_PACKAGE: Final = re.compile(
+    r"no packages? found matching (?P<name>\S+)|package (?P<rpm>\S+) is not installed"
+    r"|package ['‘](?P<pacman>[^'’\s]+)['’] was not found|Unable to locate package (?P<apt>[\w.+-]+)"
+)
+# dnf, zypper and equery do not repeat what they were asked for.
+_NONE_LISTED: Final = re.compile(r"No matching (?:items found|[Pp]ackages to list)|No installed packages matching")
 # dpkg(1): what of a package in each state is there to be used.
 _INSTALLED: Final = frozenset("iWt")
 _HALF_DONE: Final = frozenset("UFH")
@@ -123,10 +128,17 @@ def installed(snapshot: Snapshot, name: str) -> bool | None:
 
 def _denies(item: Item, name: str) -> bool:
     """Whether it says that there is no such package, or would have listed it."""
-    if any(name in (match["name"], match["rpm"]) for match in _NO_PACKAGE.finditer(item.text)):
+    if any(name in match.groups() for match in _NO_PACKAGE.finditer(item.text)):
         return True
+    if item.kind in {"packages", "package-output"} and _NONE_LISTED.search(item.text):
+        asked = (word.strip("*'\"") for word in item.source.words[2:])
+        return any(name.startswith(word) for word in asked if len(word) >= _TELLING)
     filtered = item.kind == "packages" and item.source.only and not item.source.is_part
     return bool(filtered) and _lets_through(item, name)
+
+
+# Shorter words are options and verbs.
+_TELLING: Final = 6
 
 
 def _lets_through(item: Item, name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
@@ -46,9 +47,16 @@ def _seen(item: Item, name: str) -> Presence | None:
             return None
         paths = {match["path"].rsplit("/", 1)[-1] for match in finds(item, _PATH)}
         return Presence(name in paths, cite(item))
+    if item.kind == "listing" and item.outcome == "absent" and _would_list(item, name):
+        return Presence(False, cite(item))
     if item.kind == "listing" and (line := _listed(item, name)):
         return Presence(True, cite(item, line))
     return next((Presence(False, cite(item, number)) for number in _denials(item, name)), None)
+
+
+def _would_list(item: Item, name: str) -> bool:
+    """Whether a pattern that was listed, and matched nothing, is one that the program's usual place matches."""
+    return any(fnmatchcase(f"/usr/bin/{name}", word) for word in item.source.words[1:] if "*" in word)
 
 
 def _listed(item: Item, name: str) -> int:

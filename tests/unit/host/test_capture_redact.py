@@ -130,6 +130,67 @@ def test_the_words_that_started_a_process_lose_their_secrets_and_stay_words() ->
     assert kept.endswith("\0--config=/var/lib/kubelet/c\0")
 
 
+def test_an_option_and_its_secret_may_be_two_words() -> None:
+    words = [
+        "kubelet",
+        "--password",
+        "hunter2",
+        "-p",
+        "hunter2",
+        "--bootstrap-token",
+        "hunter2",
+        "-p",
+        "8080",
+        "--v",
+        "2",
+    ]
+    after = redact({"kubelet-command": Capture("/proc/4711/cmdline", "ok", "\0".join(words).encode())})
+    kept = after["kubelet-command"].data.decode().split("\0")
+    assert not leaks("".join(kept))
+    assert len(kept) == len(words)
+    assert kept[-3:] == ["8080", "--v", "2"]
+
+
+def test_the_kernels_command_line_keeps_what_is_no_secret() -> None:
+    line = (
+        "BOOT_IMAGE=/vmlinuz ks=http://bob:hunter2@h/ks cifs_password=hunter2 vnc.password=hunter2 quiet "
+        "inst.rootpw=hunter2 nouveau.modeset=0 iommu=pt\n"
+    )
+    for source in ("/proc/cmdline", "dmesg", "journalctl -k"):
+        after = redact({"x": Capture(source, "ok", line.encode())})["x"].text
+        assert not leaks(after)
+        assert after.startswith("BOOT_IMAGE=/vmlinuz ks=http://")
+        assert after.endswith(" nouveau.modeset=0 iommu=pt\n")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["systemctl cat docker", "systemctl show docker", "/usr/lib/systemd/system/docker.service", "uname -a; env"],
+)
+def test_what_a_person_may_have_written_is_no_table(source: str) -> None:
+    data = b'Environment="HTTP_PROXY=http://user:hunter2@proxy:1" FOO_PASSWORD=hunter2\n'
+    after = redact({"docker-unit": Capture(source, "ok", data)})["docker-unit"]
+    assert not leaks(after.text)
+    assert after.text.startswith('Environment="HTTP_PROXY=http://')
+
+
+def test_the_command_that_somebody_typed_keeps_its_words_and_loses_its_secrets() -> None:
+    command = "HF_TOKEN=hunter2 docker run -e NGC_API_KEY=hunter2 -e PASSWORD=hunter2 cuda nvidia-smi"
+    (key,) = after = redact({command: Capture(command, "ok", b"x\n")})
+    assert not leaks(key + after[key].source)
+    assert after[key].source.split()[1:3] == ["docker", "run"]
+    assert after[key].source.endswith(" cuda nvidia-smi")
+    assert redact(after) == after
+
+
+def test_two_commands_that_differ_by_their_secret_stay_two_pieces() -> None:
+    commands = ["curl -u a:hunter2 x", "curl -u a:hunter3 x"]
+    after = redact({one: Capture(one, "ok", one.encode()) for one in commands})
+    assert len(after) == 2
+    assert not leaks("".join(after))
+    assert redact(after) == after
+
+
 def test_configuration_below_var_lib_is_no_table_of_the_system() -> None:
     path = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
     after = redact({f"file:{path}": Capture(path, "ok", b'[x."r".auth]\n  password = "hunter2"\n')})[f"file:{path}"]
@@ -163,6 +224,38 @@ LEAKY = {
     "a request that is signed": "https://s3/x?X-Amz-Signature=hunter2&X-Amz-Credential=hunter2",
     "a pod's environment": "    - name: HF_TOKEN\n      value: hunter2\n",
     "a header in a log": 'request.header.authorization="Bearer hunter2hunter2"',
+    "a kubelet's headers": (
+        "staticPodURLHeader:\n  Authorization:\n  - Basic aHVudGVyMg==\n  X-Any:\n    - hunter2\nauth: 1\n"
+    ),
+    "a header as a list": "Authorization:\n- Basic aHVudGVyMg==\n",
+    "a header of a digest": 'Authorization: Digest username="bob", realm="x", response="hunter2"\n',
+    "environment variables": "DB_PASS=hunter2\nPGPASS=hunter2\nPASS=hunter2\nOPENAI_KEY=hunter2\nGITHUB_PAT=hunter2\n",
+    "keys of services": (
+        "AZURE_STORAGE_KEY=hunter2\nLICENSE_KEY=hunter2\nENCRYPTION_KEY=hunter2\nAccountKey=hunter2;x\n"
+    ),
+    "credentials": "CREDENTIALS=hunter2\nProxyCredentials=hunter2\nSetCredential=db:hunter2\n",
+    "cookies": "Cookie: sid=hunter2\nSet-Cookie: sid=hunter2; HttpOnly\n",
+    "a proxy without a scheme": 'http_proxy=bob:hunter2@proxy:3128\nAcquire::http::Proxy "bob:hunter2@proxy:3128";\n',
+    "a pod's environment in JSON": '{"name":"NGC_API_KEY","value":"hunter2"},{"name": "PASS", "value": "a\\"hunter2"}',
+    "a pod's environment in a line of a log": r"{\"name\":\"DB_PASS\",\"value\":\"hunter2\"}",
+    "a pod's environment in YAML": '  - name: DB_PASS\n    value: "my hunter2"\n',
+    "a sentence": "the password is hunter2, said he",
+    "mysql": "mysql -u root -phunter2 db",
+    "sshpass": "sshpass -p hunter2 ssh h; sshpass -phunter2 ssh h",
+    "ipmitool": "ipmitool -I lanplus -H bmc -U admin -P hunter2 power cycle",
+    "curl behind a proxy": "curl -x bob:hunter2@proxy:3128 https://x",
+    "an option of an option": (
+        "dockerd --cluster-store-opt token=hunter2 --bootstrap-token hunter2 --db-password 'hunter2'"
+    ),
+    "kickstart": "rootpw --plaintext hunter2\ninst.rootpw=hunter2 quiet\n",
+    "a hashed password": "root:$6$saltsalt$aHVudGVyMgaHVudGVyMgaHVudGVyMg/x:19000:0:99999:7:::",
+    "dkms": "sign_pass=hunter2\n",
+    "hooks": "https://hooks.slack.com/services/T0/B0/hunter2 https://packagecloud.io/priv/hunter2/x",
+    "docker's logs to Sumo Logic": '{"log-opts": {"sumo-url": "https://c.example/receiver/v1/http/hunter2"}}',
+    "shapes": (
+        "sk-proj-hunter2hunter2 sk-hunter2hunter2hunter2 "
+        "AIzahunter2hunter2hunter2hunter2hunter2 npm_hunter2hunter2hunter2hunter2hunter2"
+    ),
     "grub": "password_pbkdf2 root grub.pbkdf2.sha512.10000.68756e7465723268756e74",
 }
 
@@ -183,6 +276,16 @@ def test_no_place_gives_a_secret_away(place: str) -> None:
         'Failed to initialize NVML: could not load NVML library "libnvidia-ml.so.1"',
         "--discovery-token-ca-cert-hash sha256:12",
         "docker run -p 8080:80 -u 1000:1000 nvidia/cuda nvidia-smi",
+        "sig_key:        6B:0A:1F:3C:99",
+        'mok_signing_key="/var/lib/dkms/mok.key"',
+        "Signing key: /var/lib/dkms/mok.key",
+        'ssl_key = "/etc/pki/tls/private/node.pem"',
+        "CONFIG_MODULE_SIG_KEY=y CONFIG_STATIC_KEY=y",
+        "Result = PASS, test PASS: bandwidth",
+        "the password is required; Basic authentication failed",
+        "kube-proxy: proxy mode iptables, topology_key: kubernetes.io/hostname",
+        "git@github.com:NVIDIA/libnvidia-container.git",
+        "basic render, mkdir -p /etc/x, gpg: no valid OpenPGP data found",
     ],
 )
 def test_evidence_stays_evidence(line: str) -> None:

@@ -31,6 +31,7 @@ def listing(path: str) -> Capture:
 EVERYTHING = {
     "kernel-release": Capture("uname -r", "ok", b"6.1.0-18-amd64\n"),
     "dev-nvidia": listing("/dev/nvidiactl"),
+    "nvidia-version": Capture("/proc/driver/nvidia/version", "ok", b"NVRM version: x\n"),
     "docker-socket": listing("/run/docker.sock"),
     "rpm-database": listing("/var/lib/rpm/rpmdb.sqlite"),
     "kubelet-conf": listing("/etc/kubernetes/kubelet.conf"),
@@ -44,6 +45,8 @@ def test_what_would_load_the_driver_start_docker_or_make_a_database_is_not_asked
     }
     assert not asked & {"nvidia-smi", "rpm", "kubectl"}
     assert not [probe for probe in EXAMINATION if probe.argv[:2] in {("docker", "info"), ("docker", "version")}]
+    unloaded = {**EVERYTHING, "nvidia-version": Capture("/proc/driver/nvidia/version", "absent")}
+    assert not [probe for probe in follow_ups(unloaded) if "nvidia-smi" in probe.argv], "its files outlive the module"
     stopped = Capture(
         "systemctl show", "ok", b"Id=docker.service\nActiveState=inactive\n\nId=x.service\nActiveState=active\n"
     )

@@ -1,0 +1,42 @@
+"""Complaints about GPUs that no rule knows: while one stands in the evidence, nobody may call the node healthy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from gpunode.diagnoses.model import Citation, Doubt
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.facts.sources import Kind
+
+# What somebody ran because it does not work. Logs of services are full of errors that have nothing to do with GPUs.
+_RUN: Final[frozenset[Kind]] = frozenset(
+    {
+        *("container-run", "application", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "nvidia-smi-mig"),
+        *("modprobe", "dkms-output", "make-log", "package-output", "installer-log", "text"),
+    }
+)
+_FAILS: Final = re.compile(
+    r"(?:error|exception)\b|\b(?:failed|failure|fatal|cannot|could(?: not|n't)|unable to|not found|refused)\b",
+    re.IGNORECASE,
+)
+_OF_GPUS: Final = re.compile(r"nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver", re.IGNORECASE)
+_CITED: Final = 3
+
+
+def unexplained(snapshot: Snapshot) -> Doubt | None:
+    """What a program or command says about GPUs when it fails; None where none does."""
+    lines = tuple(_lines(snapshot))[:_CITED]
+    if not lines:
+        return None
+    question = "what makes it fail? no rule knows this complaint, and nothing else shows a fault"
+    look_at = "sudo gpunode doctor on the node itself, which sees more; nvidia-smi -q; sudo dmesg | grep -i nvrm"
+    return Doubt(question, look_at, lines)
+
+
+def _lines(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in snapshot.of(*_RUN):
+        for number, line in enumerate(item.lines, 1):
+            if _FAILS.search(line) and (_OF_GPUS.search(line) or _OF_GPUS.search(item.written)):
+                yield cite(item, number)

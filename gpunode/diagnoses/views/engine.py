@@ -1,0 +1,45 @@
+"""Which container runtime the node's containers run under, as far as the evidence speaks of one."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, TypeAlias
+
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.facts.model import Known
+
+# The ids of gpunode's own rows of runtimes.
+Engine: TypeAlias = Literal["docker", "containerd", "crio", "podman"]
+
+_PROGRAMS: Final[dict[str, Engine]] = {
+    "docker": "docker",
+    "dockerd": "docker",
+    "podman": "podman",
+    "nerdctl": "containerd",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "crio": "crio",
+}
+# The daemon's own words before those of any of its callers; kubectl alone tells nothing but that there are pods.
+_WORDS: Final[tuple[tuple[Engine, re.Pattern[str]], ...]] = (
+    ("crio", re.compile(r"\bcri-o\b|\bcrio\b|/etc/crio/", re.IGNORECASE)),
+    ("docker", re.compile(r"\bdocker: Error\b|Error response from daemon|\bdockerd\b|/etc/docker/|\bdocker run\b")),
+    ("podman", re.compile(r"\bpodman\b")),
+    ("containerd", re.compile(r"\bcontainerd\b|\bnerdctl\b|\bk3s\b|\brke2\b|\bkubelet\b|\bkubectl\b")),
+    ("docker", re.compile(r"\bdocker\b")),
+)
+
+
+def engine(snapshot: Snapshot) -> Engine:
+    """The runtime that containers ask for GPUs; docker, the commonest, where nothing speaks of any."""
+    kubelet = snapshot.facts.kubelet
+    if isinstance(kubelet, Known) and kubelet.value is not None:
+        return "crio" if "crio" in kubelet.value.socket else "containerd"
+    for item in snapshot.items:
+        words = [word for word in item.source.words if word != "sudo"]
+        if words and item.is_seen and words[0] in _PROGRAMS:
+            return _PROGRAMS[words[0]]
+    for found, pattern in _WORDS:
+        if any(pattern.search(item.text) or pattern.search(item.written) for item in snapshot.items if item.is_seen):
+            return found
+    return "docker"

@@ -1,0 +1,92 @@
+"""Which lines of a log are of the running boot: a log on disk goes on over many, and what is over proves nothing now.
+
+A boot begins where journalctl says so, with the kernel's banner, or where its seconds since boot start again. The forms
+are those of journalctl (systemd), of init/main.c and kernel/printk in Linux, and the names those of logrotate, of
+Debian's and SUSE's boot scripts, of kdump and of pstore.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gpunode.facts.sources import STATE, Kind, Source
+
+_PARTED: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "text"})
+_MARKED: Final = re.compile(r"^-- (?:Boot [0-9a-f]{32}|Reboot) --[ \t]*$", re.MULTILINE)
+_BANNER: Final = re.compile(r"Linux version \d{1,2}\.\d{1,3}\.[^\n]{0,80} \(")
+_BEFORE_BANNER: Final = re.compile(r"[^\n]{0,120}(?:\]|kernel:) |")
+_CLOCK: Final = re.compile(r"^(?P<wall>[^\[\n]{0,80})\[[ \t]{0,6}(?P<seconds>\d{1,9})\.\d{3,6}\]", re.MULTILINE)
+# Processors write past each other by less; and where no date stands, pasted excerpts may be in any order.
+_AGAIN_S: Final = 5
+_FIRST_S: Final = 1
+# What a log begins its lines with, to leave the rest of a paste alone.
+_STAMPED: Final = re.compile(
+    r"^[ \t]*(?:\[\s*\d{1,9}\.\d{3,6}\]|\[\w{3} \w{3}\s+\d|\w{3}\s+\d{1,2} \d\d:\d\d:\d\d\s|\d{4}-\d\d-\d\d[T ]\d\d:"
+    r"|<\d>|kernel:|NVRM:|-- )"
+)
+_OLD_FILE: Final = re.compile(
+    r"(?:^|/)(?:kern\.log|syslog|messages|dmesg|boot\.dmesg|fabricmanager\.log)(?:[.-](?:\d{1,8}|old)(?:\.\w{2,3})?)$"
+    r"|(?:^|/)boot\.omsg$|/pstore/|/var/crash/|(?:^|/)vmcore-dmesg\.txt$"
+)
+_SAYS_SO: Final = re.compile(
+    r"\b(?:previous|earlier|prior|preceding|crashed) boot\b|\bbefore (?:the |my |that |last )*(?:re)?boot(?:ing)?\b",
+    re.IGNORECASE,
+)
+_BOOT_OPTION: Final = re.compile(r"(?:--boot[= ]|-[a-zA-Z]*b ?)(?P<which>\S+)")
+_OTHER_BOOT: Final = re.compile(r"-[1-9]\d{0,3}|\+?[1-9]\d{0,3}|\S{32}-[1-9]\d{0,3}")
+_REVERSED: Final = re.compile(r"-(?:-reverse|[a-qs-z]*r[a-z]*)")
+
+
+def of_running(source: Source, written: str, text: str) -> str | None:
+    """``text`` with the lines of earlier boots left empty, so that numbers hold; None where all of it is of them."""
+    if _is_of_earlier(source, written):
+        return None
+    if source.kind not in _PARTED:
+        return text
+    if _is_reversed(source):
+        first = _MARKED.search(text)
+        return text[: first.start()] if first else text
+    at = _begins(text)
+    if not text[:at].strip():
+        return text
+    before = text[:at]
+    is_log = bool(source.words or source.subject)
+    kept = "\n" * before.count("\n") if is_log else _without_log(before)
+    return kept + text[at:]
+
+
+def _is_of_earlier(source: Source, written: str) -> bool:
+    """Whether it is, by its name or by how it was asked for, of a boot before the running one."""
+    if source.words[:1] and source.words[0].rsplit("/", 1)[-1] == "journalctl":
+        asked = _BOOT_OPTION.search(" ".join(source.words[1:]))
+        if asked and _OTHER_BOOT.fullmatch(asked["which"]):
+            return True
+    says_so = source.kind in _PARTED | STATE and _SAYS_SO.search(written)
+    return bool(says_so or _OLD_FILE.search(source.subject))
+
+
+def _is_reversed(source: Source) -> bool:
+    is_journal = source.words[:1] == ("journalctl",)
+    return is_journal and any(_REVERSED.fullmatch(word) for word in source.words[1:])
+
+
+def _begins(text: str) -> int:
+    """Where the last boot of the log begins; 0 where it has one only."""
+    at = max((match.start() for match in _MARKED.finditer(text)), default=0)
+    for match in _BANNER.finditer(text):
+        start = text.rfind("\n", 0, match.start()) + 1
+        if _BEFORE_BANNER.fullmatch(text, start, match.start()):
+            at = max(at, start)
+    before = -1
+    for match in _CLOCK.finditer(text):
+        seconds = int(match["seconds"])
+        limit = before - _AGAIN_S if match["wall"].strip() else min(before - _AGAIN_S, _FIRST_S)
+        if seconds < limit:
+            at = max(at, match.start())
+        before = seconds
+    return at
+
+
+def _without_log(text: str) -> str:
+    return "\n".join("" if _STAMPED.match(line) else line for line in text.split("\n"))

@@ -1,0 +1,35 @@
+"""A node is healthy where nothing complains; a complaint that no rule knows is told, and is no health."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.facts import pasted
+from gpunode.workflow.doctor import diagnosed
+
+WORKS = ("nvidia-smi -L", "GPU 0: NVIDIA RTX A4000 (UUID: GPU-1)")
+
+
+def test_a_gpu_that_is_listed_and_nothing_that_complains_is_healthy() -> None:
+    assert diagnosed(pasted.evidence([WORKS])).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("python3 train.py", "RuntimeError: CUDA oddity 4711: the moon is full"),
+        ("docker run --gpus all x", "docker: Error response from daemon: nvidia-thing failed in a new way"),
+        ("nvidia-ctk cdi generate", "ERRO[0000] failed to do what nobody has seen before"),
+    ],
+)
+def test_a_complaint_that_no_rule_knows_is_cited_and_is_no_health(source: str, text: str) -> None:
+    found = diagnosed(pasted.evidence([WORKS, (source, text)]))
+    assert found.verdict == "unknown"
+    assert not found.diagnosis.findings
+    (doubt,) = found.diagnosis.unknown
+    assert [citation.line for citation in doubt.citations] == [text]
+
+
+def test_a_service_may_fail_at_what_has_nothing_to_do_with_gpus() -> None:
+    log = ("journalctl -u docker", "dockerd: error: could not reach the mirror")
+    assert diagnosed(pasted.evidence([WORKS, log])).verdict == "healthy"

@@ -1,0 +1,105 @@
+"""Faults of boots before the running one: over while the GPUs work, never certain while nothing else is known."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import boots, pasted
+from gpunode.facts.sources import recognise
+
+WORKS = (
+    "nvidia-smi",
+    (
+        "| NVIDIA-SMI 535.161.08             Driver Version: 535.161.08   CUDA Version: 12.2     |\n"
+        "|   0  NVIDIA A100-SXM4-80GB          On  | 00000000:07:00.0 Off |                    0 |\n"
+        "| N/A   34C    P0              62W / 400W |      0MiB / 81920MiB |      0%      Default |\n"
+    ),
+)
+FELL = "Aug 01 10:00:00 n1 kernel: NVRM: Xid (PCI:0000:07:00): 79, pid=1, GPU has fallen off the bus.\n"
+FELL_BY_CLOCK = FELL.replace("NVRM", "[12345.678901] NVRM")
+NEXT = "Aug 02 10:00:00 n1 kernel: nvidia: module license 'NVIDIA' taints kernel.\n"
+BANNER = (
+    "Aug 02 10:00:00 n1 kernel: [    0.000000] Linux version 6.1.0-18-amd64 (debian-kernel@lists.debian.org) (gcc-12)\n"
+)
+MARK = f"-- Boot {'0123456789abcdef' * 2} --\n"
+
+
+def seen(*pieces: tuple[str, str]) -> Diagnosis:
+    rows = [{"source": source, "text": text} for source, text in pieces]
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+OVER = {
+    "marked": ("journalctl -k", FELL + MARK + NEXT),
+    "marked-as-before-systemd-245": ("journalctl -k", FELL + "-- Reboot --\n" + NEXT),
+    "newest-first": ("journalctl -k -r", NEXT + MARK + FELL),
+    "asked-for": ("journalctl -b -1 -k", FELL),
+    "asked-for-in-one-word": ("sudo journalctl -kb-2 --no-pager", FELL),
+    "asked-for-by-long-option": ("journalctl --dmesg --boot=-1", FELL),
+    "banner": ("/var/log/kern.log", FELL + BANNER + NEXT),
+    "banner-without-clock": ("/var/log/messages", FELL + BANNER.replace("[    0.000000] ", "") + NEXT),
+    "clock": ("/var/log/syslog", FELL_BY_CLOCK + NEXT.replace("nvidia:", "[    7.123456] nvidia:")),
+    "rotated": ("/var/log/kern.log.1", FELL),
+    "rotated-by-date": ("/var/log/messages-20260801", FELL),
+    "dmesg-of-before": ("/var/log/dmesg.0", FELL_BY_CLOCK),
+    "said-so": ("dmesg (previous boot)", FELL_BY_CLOCK),
+    "kept-over-the-crash": ("/sys/fs/pstore/dmesg-efi_pstore-170000000001001", FELL_BY_CLOCK),
+}
+
+
+@pytest.mark.parametrize("log", OVER.values(), ids=OVER)
+def test_a_fault_of_an_earlier_boot_is_over_where_the_gpu_works(log: tuple[str, str]) -> None:
+    assert seen(WORKS, log).is_healthy
+
+
+@pytest.mark.parametrize("log", OVER.values(), ids=OVER)
+def test_a_fault_of_an_earlier_boot_is_likely_at_most(log: tuple[str, str]) -> None:
+    (root,) = seen(log).roots
+    assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "likely")
+    assert root.summary.startswith("In an earlier boot: ")
+    assert any("79" in citation.line for citation in root.citations)
+
+
+NOW = {
+    "after-the-last-boot": ("journalctl -k", NEXT + MARK + FELL),
+    "after-the-banner": ("/var/log/kern.log", NEXT + BANNER + FELL),
+    "this-boot": ("journalctl -k -b 0", FELL),
+    "this-boot-by-default": ("journalctl -k -b", FELL),
+    "newest-first": ("journalctl -k -r", FELL + MARK + NEXT),
+    "out-of-order": (
+        "dmesg",
+        "[ 4242.123456] usb 1-1: new\n[ 4242.123400] NVRM: Xid (PCI:0000:07:00): 79, pid=1, gone\n",
+    ),
+    "excerpts": ("dmesg", "[ 4242.1234] NVRM: Xid (PCI:0000:07:00): 79, pid=1, gone\n[   12.123400] nvidia: loading\n"),
+}
+
+
+@pytest.mark.parametrize("log", NOW.values(), ids=NOW)
+def test_a_fault_of_this_boot_stays_certain(log: tuple[str, str]) -> None:
+    (root,) = seen(log).roots
+    assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
+
+
+def test_what_is_wrong_now_is_the_root_unless_history_explains_it() -> None:
+    mismatch = (
+        "nvidia-smi",
+        "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.161",
+    )
+    told = (
+        "Aug 02 10:00:01 n1 kernel: NVRM: API mismatch: the client has the version 535.161.08, but\n"
+        "NVRM: this kernel module has the version 535.154.05.  Please\nNVRM: make sure that this kernel module and\n"
+    )
+    causes = [root.cause for root in seen(mismatch, ("journalctl -k", FELL + MARK + told)).roots]
+    assert causes == ["driver-library-mismatch-reboot-pending"]
+
+
+def test_lines_keep_their_numbers_and_a_paste_what_is_no_log() -> None:
+    log = recognise("/var/log/kern.log")
+    assert boots.of_running(log, "/var/log/kern.log", FELL + BANNER + NEXT) == "\n" + BANNER + NEXT
+    paste = "07:00.0 3D controller: NVIDIA Corporation\n" + FELL + BANNER
+    assert boots.of_running(recognise("", paste), "", paste) == f"{paste.splitlines()[0]}\n\n{BANNER}"

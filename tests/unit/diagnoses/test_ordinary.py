@@ -1,0 +1,35 @@
+"""Ordinary machines that are as their owners want them: no cause is found there."""
+
+from __future__ import annotations
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+
+def diagnosis(*pieces: tuple[str, str]) -> Diagnosis:
+    return diagnose(snapshot(pasted.evidence(pieces)))
+
+
+def test_a_host_that_lends_its_gpus_to_guests_needs_no_driver() -> None:
+    bus = (
+        "01:00.0 3D controller [0302]: NVIDIA Corporation GA102GL [A40] [10de:2235]\n\tKernel driver in use: vfio-pci\n"
+    )
+    found = diagnosis(
+        ("lspci -nnk", bus),
+        ("lsmod", "Module                  Size  Used by\nvfio_pci 16384 1\n"),
+        ("nvidia-smi", "bash: nvidia-smi: command not found"),
+        ("virsh list", " Id   Name   State\n 1    ml0    running\n"),
+    )
+    assert not [one.cause for one in found.roots if one.severity != "info"]
+
+
+def test_nouveau_on_a_gpu_that_nothing_else_drives_is_left_alone() -> None:
+    bus = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GK208B [GeForce GT 710] [10de:128b]\n"
+    found = diagnosis(
+        ("lspci -nnk", f"{bus}\tKernel driver in use: nouveau\n\tKernel modules: nouveau\n"),
+        ("lsmod", "Module                  Size  Used by\nnouveau 2306048 4\n"),
+    )
+    assert [(one.cause, one.severity) for one in found.roots] == [("nouveau-bound", "info")]
+    assert not [command for fix in found.roots[0].remedy for command in fix.commands]
