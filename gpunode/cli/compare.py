@@ -17,6 +17,8 @@ def compare(good: str, bad: str, how: How) -> None:
     from gpunode.diagnoses import comparison, diagnose
     from gpunode.diagnoses.snapshot import snapshot
 
+    if not good:
+        raise UsageError("an empty name names no report", hint="gpunode compare GOOD [BAD]")
     if good == bad == "-":
         raise UsageError("only one of the two comes from standard input", hint="name a file for the other")
     # What was captured lost its secrets; what was not would differ by them.

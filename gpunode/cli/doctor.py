@@ -25,6 +25,8 @@ def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = 
     from gpunode.cli import doctor_page
     from gpunode.host.reports import is_fleet
 
+    if "" in named:
+        raise UsageError("an empty name names no report", hint="without any, gpunode doctor examines this machine")
     if prometheus:
         _check_textfile(prometheus, named)
     if len(named) == 1 and (named[0] in rules() or _xid(named[0])):
@@ -134,7 +136,10 @@ _KINDS: Mapping[str, type[ProblemFound | Undetermined] | None] = {
 
 
 def _is_there(name: str) -> bool:
-    return name == "-" or Path(name).exists()
+    try:
+        return name == "-" or Path(name).exists()
+    except OSError:
+        return True  # perhaps: reading it tells what is in the way
 
 
 def _unknown_name(name: str) -> UsageError:

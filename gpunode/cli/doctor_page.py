@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import stat
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpunode import __version__
-from gpunode.change import FileState
-from gpunode.errors import GpunodeError, UsageError
-from gpunode.host import files
+from gpunode.errors import UsageError
+from gpunode.host import textfile
+from gpunode.host.reports import is_folder
 
 if TYPE_CHECKING:
     from gpunode.cli.commands import How
@@ -30,14 +30,34 @@ def check(file: str, how: How) -> None:
         if how.json:
             raise UsageError("--json and --html - both write to standard output", hint="name a file for the page")
         return
-    place = Path(file).absolute()
-    if place.is_dir() or not place.parent.is_dir():
-        why = f"{file} is a folder" if place.is_dir() else f"there is no folder {place.parent}"
-        raise UsageError(f"the page cannot be written to {file}", why=why, hint="name a file in a folder that is there")
+    place = Path(file)
+    if is_folder(place) or not is_folder(place.parent):
+        why = (
+            f"{file} is a folder" if is_folder(place) else f"there is no folder {place.parent}, or it is closed to you"
+        )
+        raise _unwritable(file, why, "name a file in a folder that is there")
+    if not _is_free(place):
+        raise _unwritable(file, "what is there is no file", _HINT)
+
+
+def _is_free(place: Path) -> bool:
+    """Whether nothing is lost there: a page before, or a link, which is replaced; those in /dev are the system's."""
+    try:
+        mode = place.lstat().st_mode
+    except OSError:
+        return True
+    return stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and place.parent.resolve() != Path("/dev"))
+
+
+_HINT = "name a file that you may write; - writes to standard output"
+
+
+def _unwritable(file: str, why: str, hint: str) -> UsageError:
+    return UsageError(f"the page cannot be written to {file}", why=why, hint=hint)
 
 
 def write(file: str, examined: Examined, report: str) -> None:
-    """The page stands in ``file``; what stood there is gone.
+    """The page stands in ``file``; what stood there is gone, be it a link, whose target is as it was.
 
     Raises:
         UsageError: it cannot be written there; what was there is as it was.
@@ -48,14 +68,21 @@ def write(file: str, examined: Examined, report: str) -> None:
 
         standard_output().raw(text)
         return
-    path = str(Path(file).absolute())
     try:
-        before = files.state(path)
-        usual = FileState(b"", 0o666 & ~_umask(), os.geteuid(), os.getegid())
-        files.replace(path, replace(before or usual, content=text.encode("utf-8", "replace")))
-    except GpunodeError as error:
-        hint = "name a file that you may write; - writes to standard output"
-        raise UsageError(f"the page cannot be written to {file}", why=error.why, hint=hint) from error
+        textfile.replace(Path(file), text.encode("utf-8", "replace"), _mode(file))
+    except OSError as error:
+        raise _unwritable(file, error.strerror or str(error), _HINT) from error
+
+
+def _mode(file: str) -> int:
+    """The rights of our own page that stood there; those of a new file where there was none, or another user's."""
+    try:
+        before = Path(file).lstat()
+    except OSError:
+        before = None
+    if before is not None and stat.S_ISREG(before.st_mode) and before.st_uid == os.geteuid():
+        return stat.S_IMODE(before.st_mode)
+    return 0o666 & ~_umask()
 
 
 def _page(examined: Examined, report: str) -> str:

@@ -69,7 +69,8 @@ def bug(command: str, what: str, place: str) -> Envelope:
 def plain(value: object) -> Any:
     """``value`` in JSON's types: dataclasses as objects, sets sorted, bytes left out, secrets redacted."""
     if isinstance(value, str):
-        return redact(value)
+        # The name of a file may be no text; strict readers take no half of a character.
+        return redact(value).encode("utf-8", "backslashreplace").decode()
     if isinstance(value, bytes):
         return f"({len(value)} bytes)"
     if is_dataclass(value) and not isinstance(value, type):

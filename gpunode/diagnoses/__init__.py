@@ -21,7 +21,7 @@ from gpunode.diagnoses.model import (
     Verdict,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver
+from gpunode.diagnoses.views import alive, driver
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -56,6 +56,7 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
         snapshot: the node.
         guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
     """
+    snapshot = alive.without_what_is_over(snapshot)
     findings, doubts = _judged(snapshot, guarded=guarded)
     before = snapshot.with_history
     if before is None or driver.works(snapshot) or any(_is_settled(finding) for finding in findings):
@@ -170,7 +171,9 @@ def _explainers(finding: Finding, present: Mapping[str, Finding]) -> list[str]:
 
 
 def _may_concern(root: Finding, consequence: Finding) -> bool:
-    """Whether a fault of some GPUs can show in others: over NVLink it does, else each has its own slot and memory."""
+    """Whether one can be the other's reason: what is no fault is nobody's, and one GPU's is another's over NVLink."""
+    if root.severity == "info" and consequence.severity != "info":
+        return False
     apart = root.gpus and consequence.gpus and not set(root.gpus) & set(consequence.gpus)
     return not apart or consequence.layer == "nvlink"
 

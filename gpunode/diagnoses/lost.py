@@ -11,7 +11,7 @@ from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, power_cycle, replace
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, faults, kernel, pci
+from gpunode.diagnoses.views import alive, driver, faults, kernel, pci
 
 _FALLEN: Final = (79, 167)
 # NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h).
@@ -96,12 +96,23 @@ def _of_ones(snapshot: Snapshot, ones: tuple[Citation, ...], silent: tuple[Citat
 
 def _may_sleep(snapshot: Snapshot) -> bool:
     """Whether a GPU that reads as ones may be switched off on purpose, as those of notebooks and guests are."""
-    return any(gpu.driver == "vfio-pci" or _MOBILE.search(gpu.name) for gpu in _reading_ones(snapshot))
+    return any(gpu.driver == "vfio-pci" or _is_asleep_at_times(snapshot, gpu) for gpu in _reading_ones(snapshot))
+
+
+def _is_asleep_at_times(snapshot: Snapshot, gpu: pci.Function) -> bool:
+    return bool(_MOBILE.search(gpu.name)) or alive.is_at_work(snapshot, gpu.address) is None
 
 
 def _reading_ones(snapshot: Snapshot) -> tuple[pci.Function, ...]:
     functions = (function for function in snapshot.view(pci.functions) if function.is_gpu)
-    return tuple(one for one in functions if _ALL_ONES.search(" ".join((one.name, *one.detail[:4]))))
+    ones = (one for one in functions if _ALL_ONES.search(" ".join((one.name, *one.detail[:4]))))
+    return tuple(one for one in ones if not _was_woken(snapshot, one))
+
+
+def _was_woken(snapshot: Snapshot, gpu: pci.Function) -> bool:
+    """Whether it slept when the bus was listed, and worked when it was asked to."""
+    at_work = alive.is_at_work(snapshot, gpu.address)
+    return at_work is True or (at_work is None and bool(_MOBILE.search(gpu.name)))
 
 
 def _named(citations: Iterable[Citation]) -> str:

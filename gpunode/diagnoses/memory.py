@@ -97,7 +97,7 @@ def _memories(snapshot: Snapshot) -> tuple[_Memory, ...]:
     """Each GPU whose memory somebody spoke of; answers without an address belong to the only GPU there is."""
     incidents = {one.gpu: one for one in snapshot.view(faults.incidents) if one.root.code in _MEMORY_XIDS}
     queries = snapshot.view(smi_query.gpus)
-    ill = {one.gpu for one in snapshot.view(faults.incidents) if one.root.code not in _MEMORY_XIDS}
+    ill = {one.gpu for one in snapshot.view(faults.incidents) if one.root.code not in _MEMORY_XIDS | _OF_PROGRAMS}
     known = dict.fromkeys((*incidents, *(query.bus for query in queries if query.bus)))
     gpus = tuple(known) or (("",) if queries else ())
     return tuple(
@@ -119,15 +119,14 @@ def _is_of_compute(fault: faults.Fault) -> bool:
 
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """For each GPU the one thing that is wrong with its memory: what asks for most comes first."""
-    found = False
+    found = set[str]()
     for memory in snapshot.view(_memories):
         for cause, judge in _JUDGES:
             if (proof := judge(snapshot, memory)) is not None:
                 yield cause, proof
-                found = True
+                found.add(cause)
                 break
-    if not found and not snapshot.view(faults.incidents):
-        yield from _by_others(snapshot)
+    yield from _by_others(snapshot, found)
 
 
 def _proof(memory: _Memory, summary: str, *citations: Citation, **more: Any) -> Proof:
@@ -161,6 +160,8 @@ def _failing(_: Snapshot, memory: _Memory) -> Proof | None:
     """Memory that goes on failing: by NVIDIA's own limits, else by how often it did."""
     if rows := memory.says("Unrepairable Memory"):
         return _proof(memory, "part of the memory is beyond repair", *rows)
+    if rows := memory.says("SRAM Threshold Exceeded"):
+        return _proof(memory, "uncorrectable errors in SRAM have passed the limit at which NVIDIA takes it back", *rows)
     retired = memory.counted("Retired Pages", "Double Bit ECC") + memory.counted("Retired Pages", "Single Bit ECC")
     if retired >= _RETIRED_LIMIT:
         rows = _cited(memory, ("Retired Pages", "Double Bit ECC"), ("Retired Pages", "Single Bit ECC"))
@@ -265,8 +266,6 @@ def _volatile(memory: _Memory) -> tuple[Citation, ...]:
 
 
 def _past_limit(_: Snapshot, memory: _Memory) -> Proof | None:
-    if rows := memory.says("SRAM Threshold Exceeded"):
-        return _proof(memory, "uncorrectable errors in SRAM have passed the limit at which NVIDIA takes it back", *rows)
     if rows := _banks(memory, "Low"):
         return _proof(memory, "a bank of its memory has hardly a spare row left", *rows, confidence="likely")
     return None
@@ -291,12 +290,15 @@ _JUDGES: Final[tuple[tuple[str, _Judge], ...]] = (
 )
 
 
-def _by_others(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """By DCGM, by nvidia-smi's table, by a program, where neither the kernel nor a query was asked."""
+def _by_others(snapshot: Snapshot, found: set[str]) -> Iterator[tuple[str, Verdict]]:
+    """By DCGM; by a program or nvidia-smi's table, where neither the kernel nor a query told of the memory."""
+    is_told = bool(found) or any(one.root.code not in _OF_PROGRAMS for one in snapshot.view(faults.incidents))
     for cause, pattern, summary in _SAID:
-        if said := snapshot.said(pattern):
+        if (not is_told or cause in _LASTING - found) and (said := snapshot.said(pattern)):
             yield cause, Proof(summary, said, "likely")
             return
+    if is_told:
+        return
     for item in snapshot.of("nvidia-smi", "text"):
         counted = next((match for match in _IN_TABLE.finditer(item.text) if int(match["count"])), None)
         if counted and item.where == "host":
@@ -307,6 +309,12 @@ def _by_others(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             return
 
 
+# What DCGM reads from the board stays, whatever else the kernel's log tells of.
+_LASTING: Final = frozenset(
+    {"row-remap-failure", "hbm-failing-rma", "page-retirement-pending-handles-held", "row-remap-pending"}
+)
+# Xids that follow where the memory fails: programs are told, and the driver asks for a reset.
+_OF_PROGRAMS: Final = frozenset({13, 31, 43, 45, 69, 109, 154})
 _SAID: Final = (
     ("row-remap-failure", _DCGM_FAILURE, "DCGM found a row of memory that could not be remapped"),
     ("hbm-failing-rma", _DCGM_LIMIT, "DCGM found more memory errors than NVIDIA's limit"),

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
-from gpunode.diagnoses.commands import command, is_name, is_path
+from gpunode.diagnoses.commands import command, edited, is_path
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
@@ -57,7 +57,7 @@ def _predicted(snapshot: Snapshot, owner: Owner) -> Iterator[Verdict]:
 
 
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(archives.unkeyed) and not _refused(snapshot, "cuda"):
+    if snapshot.view(archives.unkeyed) and not _refused(snapshot, "cuda") and takes_gpunode(snapshot):
         yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "cuda-repository")
         return
     if snapshot.view(package_manager) == "apt":
@@ -164,26 +164,48 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
     url = _conflict(snapshot) or next((s[0].source.uri for s in snapshot.view(archives.conflicts)), "")
     owner = archives.owner_of(url)
     surplus = _surplus(snapshot)
-    if owner == "other" and not surplus:
-        host = url.split("/")[2] if url.count("/") > 2 and is_name(url.split("/")[2]) else "Signed-By"
-        find = command("grep", "-rF", "--", host, "/etc/apt/sources.list", "/etc/apt/sources.list.d")
+    archive = _archive(url)
+    if surplus:
+        edits = (edit for file in surplus for edit in _without(archive, file))
+        yield run("remove", "take the entry that is too many away", *edits)
+    elif owner == "other" or not archive:
+        find = command("grep", "-rF", "--", archive or "Signed-By", "/etc/apt/sources.list", "/etc/apt/sources.list.d")
         yield run("inspect", "see what names it", find)
         yield by_hand("remove", "remove all entries for it but one")
-    elif surplus:
-        moves = (command("sudo", "mv", file, f"{file}.disabled") for file in surplus if is_path(file))
-        yield run("remove", "take the entry that is too many away; apt passes over files of that name", *moves)
     else:
-        host = url.split("/")[2] if url.count("/") > 2 and is_name(url.split("/")[2]) else "nvidia"
         keep = {"toolkit": "/nvidia-container-toolkit\\.list$", "cuda": "/cuda-[a-z]+[0-9]+-[a-z0-9_]+\\.list$"}
-        find = command("grep", "-rlF", "--include=*.list", "--include=*.sources", "--", host, "/etc/apt/sources.list.d")
-        others = f"{find} | {command('grep', '-vE', keep.get(owner, '^$'))}"
-        aside = 'while read -r file; do sudo mv "$file" "$file.disabled"; done'
-        yield run("remove", "take the list files that name it too away", f"{others} | {aside}")
+        find = command("grep", "-rlsF", "--include=*.list", "--", archive, *_LISTS)
+        edit = command("sudo", "sed", "-i.bak", "-E", _commented(archive))
+        others = f"{find} | {command('grep', '-vE', keep[owner])} | xargs -r -d '\\n' {edit}"
+        yield run("remove", "comment the other entries that name it out", others)
     step = {"toolkit": "toolkit-repository", "cuda": "cuda-repository"}.get(owner)
     if step and takes_gpunode(snapshot):
         yield setup_step(snapshot, "configure", "write the one entry that is needed", step)
     else:
         yield run("inspect", "see that apt reads its lists again", "sudo apt-get update")
+
+
+_LISTS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
+_ARCHIVE: Final = re.compile(r"https?://(?P<archive>[a-z0-9][a-z0-9.-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,2})")
+
+
+def _archive(url: str) -> str:
+    """Host and first folders of an archive: what follows is written in several ways in lists."""
+    match = _ARCHIVE.match(url)
+    return match["archive"] if match else ""
+
+
+def _without(archive: str, file: str) -> tuple[str, ...]:
+    """The command that takes an archive out of a file of apt's: its lines of a list, the whole of a newer file."""
+    if file.endswith(".list"):  # /etc/apt/sources.list as well
+        return edited(_commented(archive), file) if archive else ()
+    # apt passes over files of that name without a word.
+    return (command("sudo", "mv", file, f"{file}.disabled"),) if is_path(file) else ()
+
+
+def _commented(archive: str) -> str:
+    plain = archive.replace(".", r"\.")
+    return f"\\|{plain}|s/^[[:space:]]*deb/#&/"
 
 
 def _surplus(snapshot: Snapshot) -> tuple[str, ...]:
@@ -197,7 +219,7 @@ def _surplus(snapshot: Snapshot) -> tuple[str, ...]:
         other = [entry for entry in same if not _CURRENT_LISTS.search(entry.source.file)]
         for surplus in (bare, old, other):
             if 0 < len(surplus) < len(same):
-                return _files(surplus)
+                return _files(surplus, [entry for entry in same if entry not in surplus])
         return ()
     # Without the entries, a grep for the archive's host has named the files.
     greps = (item for item in snapshot.of("listing") if item.source.words[:1] and "grep" in item.source.words[0])
@@ -206,8 +228,10 @@ def _surplus(snapshot: Snapshot) -> tuple[str, ...]:
     return surplus_named if len(surplus_named) < len(named) else ()
 
 
-def _files(entries: Iterable[Listed]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(entry.source.file for entry in entries if entry.source.file != "/etc/apt/sources.list"))
+def _files(surplus: Iterable[Listed], kept: Iterable[Listed]) -> tuple[str, ...]:
+    """The files of what is too many; where an entry that stays is in the same file, a person must choose the line."""
+    staying = {entry.source.file for entry in kept}
+    return tuple(dict.fromkeys(entry.source.file for entry in surplus if entry.source.file not in staying))
 
 
 # --- another program at work --------------------------------------------------------------------------------------

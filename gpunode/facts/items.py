@@ -189,11 +189,42 @@ def _said(capture: Capture) -> str:
 def _plain(text: str) -> str:
     """``text`` without a terminal's colours and with the newlines of this system."""
     text = text.replace("\r\n", "\n") if "\r" in text else text
-    return _COLOURS.sub("", text) if "\x1b" in text else text
+    return cut_lines(_COLOURS.sub("", text) if "\x1b" in text else text)
 
 
 def _outcome(capture: Capture, said: str) -> Outcome:
     return "absent" if capture.outcome == "ok" and tells_absence(said) else capture.outcome
+
+
+def cut_lines(text: str) -> str:
+    """``text`` without what nobody writes in one line; JSON stays whole, since its programs know no lines."""
+    if len(text) <= _LONGEST_LINE:
+        return text
+    lines = text.split("\n")
+    return "\n".join(map(_cut, lines)) if max(map(len, lines)) > _LONGEST_LINE else text
+
+
+# Patterns are looked for in lines; one of megabytes was made to cost time.
+_LONGEST_LINE: Final = 64 << 10
+_LONGEST_JSON: Final = 16 << 20
+_NOTE: Final = 80
+
+
+def _cut(line: str) -> str:
+    # What was cut and has its note is not cut again.
+    if len(line) <= _LONGEST_LINE + _NOTE or (len(line) <= _LONGEST_JSON and _is_json(line)):
+        return line
+    return f"{line[:_LONGEST_LINE]} … ({len(line) - _LONGEST_LINE} more characters of this line were not read)"
+
+
+def _is_json(line: str) -> bool:
+    if line.lstrip()[:1] not in {"{", "["}:
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def tells_absence(text: str) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture, Evidence
-from gpunode.facts.items import tells_absence
+from gpunode.facts.items import cut_lines, tells_absence
 from gpunode.facts.probes import PROBES
 from gpunode.facts.sources import STATE, STILL_FAILS, changes_state, recognise
 
@@ -69,15 +70,26 @@ def from_text(text: str, name: str = "") -> Evidence:
 _UNNAMED: Final = "pasted text"
 
 
+# A report has some dozens; each is looked at by hundreds of rules.
+MOST_PIECES: Final = 5000
+
+
 def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
-    """The pieces, each under the key of the probe that would have seen it, else under its source."""
+    """The pieces, each under the key of the probe that would have seen it, else under its source.
+
+    Raises:
+        UsageError: there are more than ``MOST_PIECES``.
+    """
     found: dict[str, Capture] = {}
+    numbers: Counter[str] = Counter()
     for source, text in (part for piece in pieces for part in _transcript(*piece)):
-        key = _key(source, text)
-        unique, number = key, 1
+        if len(found) == MOST_PIECES:
+            why = f"it has more than {MOST_PIECES} pieces of evidence"
+            raise UsageError("the report is not read", why=why, hint="send what one node said, once")
+        unique = key = _key(source, text)
         while unique in found:
-            number += 1
-            unique = f"{key}#{number}"
+            numbers[key] += 1
+            unique = f"{key}#{numbers[key] + 1}"
         found[unique] = _capture(source, text)
     return found
 
@@ -91,6 +103,7 @@ _TYPED: Final = re.compile(
 
 def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
     """The piece, split where a further command was typed in it; what was typed in a container stays of it."""
+    text = cut_lines(text)
     typed = [
         match for match in _TYPED.finditer(text) if recognise(match["command"]).kind not in {"text", "application"}
     ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
 import os
+import stat
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -39,7 +41,7 @@ def read(name: str) -> Evidence:
     if name == "-":
         return _of_bytes(sys.stdin.buffer.read(MAX_TEXT + 1), "standard input")
     path = Path(name)
-    if path.is_dir():
+    if is_folder(path):
         return load(path)
     try:
         if not path.is_file():
@@ -91,34 +93,44 @@ def _in_folder(top: Path) -> Iterator[Found]:
     folders = [(top, 0)]
     while folders:
         folder, depth = folders.pop()
-        entries = _entries(folder, top)
+        try:
+            entries = _entries(folder)
+        except OSError as error:
+            why = error.strerror or str(error)
+            if folder == top:
+                raise UsageError(f"{top} cannot be read", why=why, hint=_HINT) from error
+            yield Found(str(folder.relative_to(top)), str(folder), f"it cannot be read: {why}")
+            continue
         if (left := left - len(entries)) < 0:
             raise Refused(
                 f"{top} is not read", why=f"more than {_ENTRIES} files are in it", hint="name a folder below it"
             )
-        deeper = []
-        for entry in entries:
-            name = str(Path(entry.path).relative_to(top))
-            if entry.is_symlink():
-                yield Found(name, entry.path, "it is a link, and a folder's links are not followed: name it by itself")
-            elif entry.is_dir() and not Path(entry.path, INDEX).exists():
-                deeper.append((Path(entry.path), depth + 1))
-            elif entry.is_dir() or _looks_like_one(entry):
-                yield Found(name, entry.path)
+        inner = [Path(entry.path) for entry in entries if _is_inner(entry)]
+        deeper = [(one, depth + 1) for one in inner]
+        yield from (found for entry in entries if not _is_inner(entry) and (found := _in_entry(entry, top)))
         if depth < _DEPTH:
             folders += reversed(deeper)
         else:
             yield from (Found(str(one.relative_to(top)), str(one), "too many folders deep") for one, _ in deeper)
 
 
-def _entries(folder: Path, top: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            seen = [entry for entry, _ in zip(entries, range(_ENTRIES + 1), strict=False)]
-    except OSError as error:
-        if folder == top:
-            raise UsageError(f"{top} cannot be read", why=error.strerror or str(error), hint=_HINT) from error
-        return []
+def _is_inner(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) and not _is_capture(Path(entry.path))
+
+
+def _in_entry(entry: os.DirEntry[str], top: Path) -> Found | None:
+    name = str(Path(entry.path).relative_to(top))
+    if entry.is_symlink():
+        return Found(name, entry.path, "it is a link, and a folder's links are not followed: name it by itself")
+    if entry.is_dir() or _looks_like_one(entry):
+        return Found(name, entry.path)
+    is_pipe = not entry.is_file() and entry.name.endswith(_SUFFIXES)
+    return Found(name, entry.path, "it is neither a file nor a folder") if is_pipe else None
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        seen = [entry for entry, _ in zip(entries, range(_ENTRIES + 1), strict=False)]
     return sorted((entry for entry in seen if not entry.name.startswith(".")), key=lambda entry: entry.name)
 
 
@@ -136,8 +148,23 @@ def _looks_like_one(entry: os.DirEntry[str]) -> bool:
 
 def is_fleet(name: str) -> bool:
     """Whether ``name`` is a folder of reports and not itself one."""
-    path = Path(name)
-    return name != "-" and path.is_dir() and not (path / INDEX).exists()
+    return name != "-" and is_folder(Path(name)) and not _is_capture(Path(name))
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder, as far as we may see: one in a folder that is closed to us is none."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_capture(folder: Path) -> bool:
+    try:
+        (folder / INDEX).lstat()
+    except OSError:
+        return False
+    return True
 
 
 def _unpacked_head(path: Path) -> bytes:
@@ -153,7 +180,7 @@ def _of_bytes(data: bytes, place: str) -> Evidence:
         data = _unpacked(data, place)
     if len(data) > MAX_TEXT:
         raise Refused(f"{place} is not read", why=f"it is larger than {MAX_TEXT >> 20} MiB", hint=_HINT)
-    text = data.decode("utf-8", "replace")
+    text = _text(data)
     if not text.strip():
         raise UsageError(f"{place} is empty", hint=_HINT)
     if bug_report.is_bug_report(text):
@@ -161,6 +188,12 @@ def _of_bytes(data: bytes, place: str) -> Evidence:
     if _is_list(text):
         return pasted.from_json(text, place)
     return pasted.from_text(text, place)
+
+
+def _text(data: bytes) -> str:
+    """``data`` as text; editors and shells of Windows put a mark before it, or write UTF-16."""
+    marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if marked else "utf-8-sig", "replace")
 
 
 def _is_list(text: str) -> bool:

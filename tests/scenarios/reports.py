@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "doctor"
 Piece = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Report:
     """One report.
 

@@ -74,3 +74,8 @@ def test_only_one_comes_from_standard_input_and_none_is_a_folder_of_reports(tmp_
         compare("-", "-", How())
     with pytest.raises(UsageError, match="folder of reports"):
         compare(str(tmp_path), "", How())
+
+
+def test_an_empty_name_is_not_this_machine() -> None:
+    with pytest.raises(UsageError, match="an empty name"):
+        compare("", "", How())

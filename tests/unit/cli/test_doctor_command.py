@@ -137,3 +137,8 @@ def test_an_xid_that_decides_nothing_by_itself_is_told_with_what_its_catalog_say
 def test_an_xid_that_nobody_knows_is_no_cause() -> None:
     with pytest.raises(UsageError, match="xid-999"):
         doctor(["xid-999"], How(json=True))
+
+
+def test_an_empty_name_is_not_the_working_folder() -> None:
+    with pytest.raises(UsageError, match="an empty name"):
+        doctor(("",), How())

@@ -19,6 +19,8 @@ nouveau              2400256  4
 $ lspci -nnk -d 10de:
 01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GP104 [GeForce GTX 1080] [10de:1b80] (rev a1)
 \tKernel driver in use: nouveau
+$ HF_TOKEN=hunter2 docker run -e NGC_API_KEY=hunter2 -e PASSWORD=hunter2 cuda nvidia-smi
+Failed to initialize NVML: Unknown Error
 $ cat /etc/docker/daemon.json
 {"http-proxy": "http://bob:hunter2@proxy:3128"}
 """
@@ -92,3 +94,31 @@ def test_a_place_where_no_page_can_be_is_named_before_anything_is_looked_at(tmp_
 def test_a_cause_has_no_page() -> None:
     with pytest.raises(UsageError, match="--html is a page about a node"):
         doctor(("nouveau-bound",), How(), html="page.html")
+
+
+def test_a_link_that_stood_there_is_replaced_and_what_it_led_to_is_as_it_was(report: str, tmp_path: Path) -> None:
+    others, page = tmp_path / "others", tmp_path / "page.html"
+    others.write_text("theirs")
+    for target in (others, tmp_path / "new"):
+        page.unlink(missing_ok=True)
+        page.symlink_to(target)
+        run(report, page)
+        assert not page.is_symlink()
+        assert "nouveau-bound" in page.read_text()
+    assert others.read_text() == "theirs"
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_no_file_is_not_replaced_by_a_page(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for place in (str(pipe), "/dev/null", "/dev/stdout"):
+        with pytest.raises(UsageError, match="the page cannot be written"):
+            doctor_page.check(place, How())
+
+
+def test_the_working_folder_may_be_gone(report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match="the page cannot be written"):
+        doctor((report,), How(), html="page.html")

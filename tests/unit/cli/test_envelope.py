@@ -143,3 +143,8 @@ def test_a_reader_who_went_away_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(commands, "status", command)
     monkeypatch.setattr("gpunode.cli.screen.printer.forget", lambda stream: None)
     assert boundary.run(["status"]) == 141
+
+
+def test_names_that_are_no_text_are_text_in_json() -> None:
+    line = Envelope("doctor", result={"report": "f\udcff.json"}).as_json()
+    assert json.loads(line)["result"]["report"] == "f\\udcff.json"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from gpunode.errors import UsageError
 from gpunode.facts import pasted
 from gpunode.facts.items import items
 
@@ -24,3 +27,25 @@ def test_the_name_of_a_log_says_what_it_is() -> None:
 def test_every_shell_has_its_prompt(prompt: str) -> None:
     found = items(pasted.from_text(f"{prompt}lsmod\nnouveau 1 0\n{prompt}uname -r\n6.1.0\n"))
     assert [item.kind for item in found] == ["lsmod", "uname"]
+
+
+def test_many_pieces_of_one_source_take_time_that_grows_with_their_number_and_there_is_a_bound() -> None:
+    pieces = [("dmesg", "NVRM: Xid (PCI:0000:01:00): 79, pid=1")] * pasted.MOST_PIECES
+    assert len(pasted.evidence(pieces)) == pasted.MOST_PIECES
+    assert list(pasted.evidence(pieces[:3])) == ["dmesg", "dmesg#2", "dmesg#3"]
+    with pytest.raises(UsageError, match="the report is not read"):
+        pasted.evidence(piece for _ in range(1 << 40) for piece in pieces[:1])
+    with pytest.raises(UsageError, match="the report is not read"):
+        pasted.from_text("$ dmesg\nx\n" * (pasted.MOST_PIECES + 1))
+
+
+def test_of_a_line_without_end_the_beginning_is_read_and_of_json_all() -> None:
+    log = "[    1.0] NVRM: Xid (PCI:0000:01:00): 79, pid=1 " + "a" * 1_000_000 + "\nnext\n"
+    (kept,) = pasted.evidence([("dmesg", log)]).values()
+    assert len(kept.data) < 70_000
+    assert kept.text.startswith(log[:60_000])
+    assert "more characters of this line were not read)\nnext" in kept.text
+    assert pasted.evidence([("dmesg", kept.text)])["dmesg"].data == kept.data
+    whole = json.dumps({"items": ["a" * 1_000_000]})
+    (node,) = pasted.evidence([("kubectl get --raw /api/v1/pods", whole)]).values()
+    assert node.text == whole

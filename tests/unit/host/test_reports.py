@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,3 +166,44 @@ def test_a_folder_without_reports_and_one_with_too_many_files_say_so(
         write(tmp_path / f"{number}.txt", "x")
     with pytest.raises(Refused, match="is not read"):
         fleet([str(tmp_path)])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_list_that_was_saved_on_windows_is_read(encoding: str, tmp_path: Path) -> None:
+    plain = read(write(tmp_path / "x.json", json.dumps(ROWS)))
+    assert texts(read(write(tmp_path / "y.json", json.dumps(ROWS).encode(encoding)))) == texts(plain)
+
+
+def closed(of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``of`` is as closed to root, too, as it is to others."""
+    for name in ("stat", "lstat", "open", "scandir"):
+        real = getattr(os, name)
+
+        def refuse(path: object, *rest: Any, real: Any = real, **more: Any) -> Any:
+            if isinstance(path, str | Path) and ((Path(path) == of and real is os_scandir) or of in Path(path).parents):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, *rest, **more)
+
+        monkeypatch.setattr(os, name, refuse)
+
+
+os_scandir = os.scandir
+
+
+def test_a_folder_that_is_closed_costs_itself_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("open", "shut"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "x.json", json.dumps(ROWS))
+    os.mkfifo(tmp_path / "pipe.json")
+    closed(tmp_path / "shut", monkeypatch)
+    found = {one.name: one.problem for one in fleet([str(tmp_path)])}
+    assert found == {
+        "open/x.json": "",
+        "pipe.json": "it is neither a file nor a folder",
+        "shut": "it cannot be read: Permission denied",
+    }
+    assert not is_fleet(str(tmp_path / "shut" / "x.json"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        read(str(tmp_path / "shut" / "x.json"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        fleet([str(tmp_path / "shut")])

@@ -1,0 +1,160 @@
+"""A report of a cause merged with a report of one of its consequences: one root, and the right one.
+
+The pairs are those of the rules' ``explains``; of the reports about each, two are taken that can be of one machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+
+import pytest
+
+from gpunode.diagnoses import diagnose, rules
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.views import driver, kernel, modules
+from gpunode.facts import pasted
+from gpunode.facts.evidence import Capture
+from tests.scenarios.healthy.captures import evidence
+from tests.scenarios.healthy.nodes import HEALTHY
+from tests.scenarios.reports import Report, faults, reports, roots
+
+_ADDRESS = re.compile(
+    r"(?:(?:PCI:|\()(?P<one>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})|\b(?:0000)?(?P<two>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})\.0\b"
+    r"|^(?P<three>[0-9a-f]{2}:[0-9a-f]{2})\.0\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_MODEL = re.compile(r"10de:([0-9a-f]{4})", re.IGNORECASE)
+_DRIVER = re.compile(r"(?<![\d.])\d{3}\.\d{2,3}(?:\.\d{2})?(?![\d.])")
+_KERNEL = re.compile(r"(?<![\d.])\d\.\d{1,2}\.\d{1,3}-[\w.+-]*\w")
+# What a driver that works is needed for: a node without one shows other things.
+_OF_A_WORKING_DRIVER = {
+    *("nvidia-uvm-wedged", "nvidia-uvm-not-loaded", "persistenced-start-race", "gpudirect-rdma-disabled"),
+}
+_WITHOUT_DRIVER = {rule.cause for rule in rules().values() if "driver-module-not-loaded" in rule.explains} | {
+    "driver-module-not-loaded"
+}
+# Pairs of causes whose reports cannot be of one machine, though no address, version or time in them says so.
+_TWO_MACHINES = {
+    ("no-gpu-present", "no-device-nodes-driver-not-initialised"): "the consequence's report names a GPU that is there",
+    ("xid-154-recovery-action", "*"): "it is a cause only where no other Xid is in the log",
+    ("gpu-firmware-boot-failed", "no-device-nodes-driver-not-initialised"): "two models of GPU",
+    ("initramfs-stale-module", "nvidia-uvm-not-loaded"): "two models of GPU",
+    ("mixed-repo-packages", "package-file-conflict"): "two distributions",
+    ("runfile-leftover", "driver-library-mismatch-unattended-upgrade"): "the .run driver is of packages that are gone",
+    ("runfile-leftover", "duplicate-module-files"): "the .run driver is of packages that are gone",
+    ("duplicate-module-files", "nvidia-fs-not-loaded"): "one has the driver loaded, the other has not",
+    ("*", "container-driver-mismatch"): "an image with libraries of its own is a fault of its own",
+    ("driver-not-installed", "cdi-spec-stale"): "the specification's tool lists a driver",
+    ("driver-not-installed", "nouveau-bound"): "an installer is at work",
+    ("toolkit-not-installed", "docker-not-restarted"): "a restart helped, so the toolkit was there",
+    ("k3s-runtime-config-overwritten", "device-plugin-library-not-found"): "two distributions of Kubernetes",
+    ("runfile-leftover", "driver-library-mismatch-mixed-installs"): "the .run driver is of packages that are gone",
+    ("gpu-stuck-d3cold", "device-node-permissions"): "one lends its GPU to guests, the other uses it",
+}
+# Reports that fit no other.
+_ALONE = {
+    "devices/lstat-of-uvm-fails": "its GPU is too old for the drivers of all others",
+    "memory/remap-pending-csv": "one of many GPUs is ill, and it is another one than in the other reports",
+    "support/rtx-5090-proprietary-predicted": "lists its packages, and has nothing for containers among them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """What a report tells of its machine."""
+
+    gpus: frozenset[str]
+    models: frozenset[str]
+    drivers: frozenset[str]
+    kernels: frozenset[str]
+    works: bool
+    is_loaded: bool
+    begins: float | None
+
+
+@cache
+def _machine(report: Report) -> _Machine:
+    text = "\n".join(f"{piece['source']}\n{piece['text']}" for piece in report.evidence)
+    seen = snapshot(pasted.evidence(tuple((piece["source"], piece["text"]) for piece in report.evidence)))
+    stamps = [message.at for message in seen.view(kernel.messages) if message.at is not None]
+    works = driver.works(seen)
+    addresses = (next(filter(None, match.groups())).lower() for match in _ADDRESS.finditer(text))
+    return _Machine(
+        frozenset(address if len(address) > 5 else f"0000:{address}" for address in addresses),
+        frozenset(model.lower() for model in _MODEL.findall(text)),
+        frozenset(_DRIVER.findall(text)),
+        frozenset(_KERNEL.findall(text)),
+        works,
+        works or bool(driver.loaded(seen)) or bool(modules.loaded(seen, "nvidia")),
+        min(stamps, default=None),
+    )
+
+
+def _may_be_one(root: Report, consequence: Report) -> bool:
+    """Whether both may be of one machine, at one time, the root first."""
+    one, two = _machine(root), _machine(consequence)
+    shown = ((one.gpus, two.gpus), (one.models, two.models), (one.drivers, two.drivers), (one.kernels, two.kernels))
+    if any(a and b and not a & b for a, b in shown) or (two.works and not one.works):
+        return False
+    if root.cause in _WITHOUT_DRIVER and (two.is_loaded or consequence.cause in _OF_A_WORKING_DRIVER):
+        return False
+    return one.begins is None or two.begins is None or one.begins <= two.begins
+
+
+def _pairs() -> Iterator[tuple[Report, Report]]:
+    by_cause = defaultdict(list)
+    for report in reports():
+        if report.name not in _ALONE:
+            by_cause[report.cause].append(report)
+    for cause, rule in rules().items():
+        for place, other in enumerate(sorted(rule.explains)):
+            if {(cause, other), (cause, "*"), ("*", other)} & set(_TWO_MACHINES):
+                continue
+            every = [pair for pair in product(by_cause[cause], by_cause[other]) if _may_be_one(*pair)]
+            if every:
+                yield every[place * 7 % len(every)]
+
+
+PAIRS = tuple(_pairs())
+
+
+def test_most_pairs_of_cause_and_consequence_are_tried() -> None:
+    assert len(PAIRS) >= 1000
+
+
+@pytest.mark.parametrize(("root", "consequence"), PAIRS, ids=[f"{one.name}-{two.name}" for one, two in PAIRS])
+def test_the_cause_is_the_one_root(root: Report, consequence: Report) -> None:
+    assert roots([*root.evidence, *consequence.evidence]) == (root.cause,)
+
+
+# What a node has beside what is wrong with it: settings and logs that say nothing of GPUs.
+_AROUND = ("unit-files-lib", "file:/etc/environment", "file:/etc/default/grub", "modules-load-d", "file:/etc/modules",
+           "locks", "reloads", "log:containerd", "log:kubelet", "kernel-journal")  # fmt: skip
+
+
+@pytest.mark.parametrize("report", reports(), ids=lambda report: report.name)
+def test_what_is_well_around_it_changes_nothing(report: Report) -> None:
+    rows = tuple((piece["source"], piece["text"]) for piece in report.evidence)
+    around = {key: capture for key, capture in _healthy().items() if key in _AROUND}
+    assert faults(diagnose(snapshot({**around, **pasted.evidence(rows)}))) == roots(report.evidence)
+
+
+@cache
+def _healthy() -> dict[str, Capture]:
+    seen = dict(evidence(HEALTHY["kubeadm-with-device-plugin"]()))
+    for key in ("kernel-journal", "log:kubelet"):
+        lines = seen[key].text.splitlines(keepends=True)
+        kept = (line for line in lines if not _OF_GPUS.search(line))
+        seen[key] = replace(seen[key], data="".join(kept).encode())
+    return seen
+
+
+# Nor of a boot of its own, and of room for memory regions that the report's machine may lack.
+_OF_GPUS = re.compile(
+    r"nvidia|nvrm|10de:|drm|:00\.0|device plugin|taint|Linux version|root bus resource", re.IGNORECASE
+)

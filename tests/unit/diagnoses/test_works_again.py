@@ -1,0 +1,93 @@
+"""A GPU that was seen at work after a fault: what ends a GPU's work until its reset is over then."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+from gpunode.facts.evidence import Capture
+
+TABLE = """| NVIDIA-SMI 535.161.08             Driver Version: 535.161.08   CUDA Version: 12.2     |
+|   0  NVIDIA A100-SXM4-80GB          On  | 00000000:07:00.0 Off |                    0 |
+| N/A   34C    P0              62W / 400W |      0MiB / 81920MiB |      0%      Default |
+"""
+AT_WORK = ("nvidia-smi", f"Sat Nov 21 21:27:39 2026       \n{TABLE}")
+QUERY = (
+    "nvidia-smi -q",
+    (
+        "Timestamp                                 : Sat Nov 21 21:27:39 2026\n"
+        "Driver Version                            : 535.161.08\nAttached GPUs                             : 1\n"
+        "GPU 00000000:07:00.0\n    Temperature\n        GPU Current Temp                  : 34 C\n"
+    ),
+)
+FELL = "NVRM: Xid (PCI:0000:07:00): 79, pid=1, GPU has fallen off the bus."
+SILENT = (
+    "NVRM: Xid (PCI:0000:07:00): 119, pid=8, name=nvidia-smi, Timeout after 45s of waiting for RPC response from GPU0 "
+    "GSP! Expected function 76 (GSP_RM_CONTROL) (0x20 0x0)."
+)
+LAPTOP = "01:00.0 3D controller [0302]: NVIDIA Corporation GA107M [GeForce RTX 3050 Mobile] [10de:25a2] (rev ff)\n"
+STUCK = "[   12.101] nvidia 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible\n"
+
+
+def seen(*pieces: tuple[str, str]) -> Diagnosis:
+    rows = [{"source": source, "text": text} for source, text in pieces]
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+@pytest.mark.parametrize("answer", [AT_WORK, QUERY], ids=["table", "query"])
+@pytest.mark.parametrize("fault", [FELL, SILENT], ids=["79", "119"])
+@pytest.mark.parametrize(
+    ("source", "stamp"),
+    [
+        ("dmesg -T", "[Sat Nov 21 20:27:39 2026] "),
+        ("journalctl -k", "Nov 21 20:00:00 n1 kernel: "),
+        ("journalctl -k -o short-iso", "2026-11-20T20:00:00+0100 n1 kernel: "),
+    ],
+)
+def test_a_gpu_that_works_later_has_got_over_it(answer: tuple[str, str], fault: str, source: str, stamp: str) -> None:
+    assert seen(answer, (source, f"{stamp}{fault}\n")).is_healthy
+
+
+@pytest.mark.parametrize(
+    ("source", "stamp"),
+    [
+        ("dmesg -T", "[Sat Nov 21 21:27:40 2026] "),
+        ("dmesg", "[ 4242.123456] "),
+        ("journalctl -k", "Nov 21 22:00:00 n1 kernel: "),
+        ("journalctl -k -o short-iso", "2026-11-21T20:00:00+0100 n1 kernel: "),
+    ],
+)
+def test_an_answer_that_may_be_older_than_the_fault_says_nothing_of_it(source: str, stamp: str) -> None:
+    (root,) = seen(AT_WORK, (source, f"{stamp}{FELL}\n")).roots
+    assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
+
+
+def test_another_gpu_at_work_says_nothing_of_this_one() -> None:
+    other = ("dmesg -T", f"[Sat Nov 21 20:27:39 2026] {FELL.replace('07:00', '08:00')}\n")
+    assert [root.cause for root in seen(AT_WORK, other).roots] == ["gpu-fallen-off-bus"]
+
+
+def test_a_gpu_without_readings_is_not_at_work() -> None:
+    broken = (AT_WORK[0], AT_WORK[1].replace(" 34C ", " ERR!"))
+    (root,) = seen(broken, ("dmesg -T", f"[Sat Nov 21 20:27:39 2026] {FELL}\n")).roots
+    assert root.cause == "gpu-fallen-off-bus"
+
+
+def test_what_a_capture_asked_last_is_newer_than_its_logs() -> None:
+    log = f"[ 4242.123456] {FELL}\n"
+    evidence = {
+        "dmesg": Capture("dmesg", "ok", log.encode()),
+        "smi": Capture("nvidia-smi", "ok", AT_WORK[1].encode()),
+    }
+    assert diagnose(snapshot(evidence)).is_healthy
+
+
+def test_a_notebooks_gpu_that_slept_and_works_has_no_fault() -> None:
+    works = (AT_WORK[0], AT_WORK[1].replace("07:00.0", "01:00.0"))
+    assert seen(works, ("lspci -nn", LAPTOP), ("dmesg", STUCK)).is_healthy
+    assert [root.cause for root in seen(("lspci -nn", LAPTOP), ("dmesg", STUCK)).roots] == ["gpu-stuck-d3cold"]
