@@ -14,6 +14,7 @@ from gpunode.diagnoses.model import (
     Doubt,
     Family,
     Finding,
+    Fix,
     Layer,
     Proof,
     Rule,
@@ -89,7 +90,8 @@ def _judged(snapshot: Snapshot, *, guarded: bool) -> tuple[tuple[Finding, ...], 
                 found.setdefault(cause, []).append(verdict)
             else:
                 doubts.append((cause, verdict))
-    return tuple(_finding(rules()[cause], proofs, snapshot) for cause, proofs in found.items()), doubts
+    made = (_finding(rules()[cause], proofs, snapshot, guarded=guarded) for cause, proofs in found.items())
+    return tuple(made), doubts
 
 
 def _is_settled(finding: Finding) -> bool:
@@ -114,7 +116,24 @@ def _guarded(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:
         return (Doubt(question, "gpunode capture FILE"),)
 
 
-def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot) -> Finding:
+def _remedy(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[Fix, ...]:
+    """What the rule has to be done; what it found stands, though it could not say what to do."""
+    try:
+        return tuple(rule.remedy(snapshot))
+    except Exception as error:
+        if not guarded:
+            raise
+        said = f"{type(error).__name__}: {error}"[:200]
+        return (
+            Fix(
+                "inspect",
+                f"read what is done about it; by a bug in gpunode it could not be fitted ({said})",
+                (f"gpunode doctor {rule.cause}",),
+            ),
+        )
+
+
+def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bool) -> Finding:
     """One finding of all that a rule said: several GPUs with one fault are one finding."""
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
     return Finding(
@@ -126,7 +145,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot) -> Finding:
         summary=first.summary,
         citations=_distinct(citation for proof in proofs for citation in proof.citations),
         ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
-        remedy=first.remedy or tuple(rule.remedy(snapshot)),
+        remedy=first.remedy or _remedy(rule, snapshot, guarded=guarded),
         disruption=max((p.disruption or rule.disruption for p in proofs), key=DISRUPTIONS.index),
         sources=rule.sources,
         gpus=_distinct(proof.gpu for proof in proofs if proof.gpu),

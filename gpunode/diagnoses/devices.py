@@ -11,7 +11,7 @@ from gpunode.diagnoses.commands import Shell, command, edited, is_name
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import boards, driver, modules, packages, pci, system
+from gpunode.diagnoses.views import boards, driver, inside, modules, packages, pci, system
 from gpunode.facts.model import Known
 
 # Device nodes and the daemon that holds them open.
@@ -62,7 +62,9 @@ def _no_nodes(snapshot: Snapshot) -> Iterator[Verdict]:
     if system.is_wsl(snapshot) or pci.has_gpu(snapshot) is False or driver.works(snapshot):
         return
     nodes, said = tuple(_missing_nodes(snapshot)), snapshot.said(_NO_FILES)
-    if nodes:
+    if nodes and (bare := inside.without_gpu(snapshot, *nodes)) is not None:
+        yield bare
+    elif nodes:
         summary = "there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not take up the GPU"
         yield Proof(summary, (*nodes, *said), "certain" if said or driver.is_loaded(snapshot) is not None else "likely")
     elif said and driver.is_loaded(snapshot) and not snapshot.says(_DAEMON_FAILED):
@@ -321,10 +323,14 @@ def _set_mode(snapshot: Snapshot) -> Iterator[Fix]:
     yield reboot(when="the module's options are to be read again")
 
 
+# Groups that give a user GPUs and nothing else; docker, disk and the like would give the machine.
+_OF_GPUS: Final = frozenset({"video", "render", "nvidia", "gpu", "cuda", "nvidia-persistenced", "vglusers"})
+
+
 def _open_up(snapshot: Snapshot, closed: tuple[Citation, ...]) -> Iterator[Fix]:
     match = _NODE.match(closed[0].line.strip())
     group = match["group"] if match else "video"
-    if group not in {"root", "wheel"}:
+    if group in _OF_GPUS:
         text = f"add the user that runs the program to the group {group}; a new login takes it up"
         user = Shell('"${SUDO_USER:-$USER}"')
         yield run("configure", text, *((command("sudo", "usermod", "-aG", group, user),) if is_name(group) else ()))

@@ -284,7 +284,7 @@ FAMILY: Final = Family(
             cause="peermem-load-failed",
             layer="driver",
             severity="error",
-            disruption="none",
+            disruption="restart-container",
             title="nvidia_peermem does not load",
             story=(
                 "nvidia_peermem lets a network card reach GPU memory, by functions of the RDMA stack that only "
@@ -302,7 +302,7 @@ FAMILY: Final = Family(
             cause="gpudirect-rdma-disabled",
             layer="driver",
             severity="warning",
-            disruption="none",
+            disruption="restart-container",
             title="NCCL does without GPUDirect RDMA",
             story=(
                 "The network card cannot reach GPU memory, so what goes to other nodes is copied through the "

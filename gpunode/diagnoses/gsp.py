@@ -428,7 +428,7 @@ FAMILY: Final = Family(
             cause="gsp-firmware-missing",
             layer="driver",
             severity="error",
-            disruption="none",
+            disruption="restart-container",
             title="the GSP's firmware is not on disk",
             story=(
                 "The module loads the GSP's firmware from /lib/firmware/nvidia/VERSION, and only that of its own very "

@@ -387,7 +387,7 @@ def _let_go(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _start_again(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", "start the program again: others on the GPU were not touched")
-    yield reset_gpu(_bus(snapshot), "reset the GPU when it is free, so that the bad row is remapped")
+    yield reset_gpu(_bus(snapshot), "reset the GPU, so that the bad row is remapped", "it is free")
     yield run("inspect", "look for what is pending", "nvidia-smi -q -d ROW_REMAPPER,ECC")
     yield replace(when="it happens again and again on the same GPU")
 
@@ -490,7 +490,7 @@ FAMILY: Final = Family(
             cause="page-retirement-pending-handles-held",
             layer="hardware",
             severity="warning",
-            disruption="restart-service",
+            disruption="reset-gpu",
             title="bad pages stay in use because something holds the GPU",
             story=(
                 "Before Ampere the driver takes a bad page of memory out of use (Xid 63), and does so when the GPU is "

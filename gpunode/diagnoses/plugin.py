@@ -775,7 +775,7 @@ FAMILY: Final = Family(
             cause="nvidia-runtime-not-default-no-runtimeclass",
             layer="kubernetes",
             severity="error",
-            disruption="restart-container",
+            disruption="restart-service",
             title="the device plugin's pod does not run under NVIDIA's runtime",
             story=(
                 "The container runtime knows a handler nvidia, and uses it only for pods that ask for it by a "

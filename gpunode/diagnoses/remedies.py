@@ -205,7 +205,37 @@ def driver(snapshot: Snapshot, text: str, *, upgrade: bool = False, least: int =
     if snapshot.view(package_manager) == "pacman" and not is_open:
         return by_hand("install", f"{text}: nvidia-580xx-dkms is in the AUR", when)
     names = _driver_of(snapshot, snapshot.view(package_manager), is_open=is_open)
-    return Fix("install", text, (command("sudo", *names),), when)
+    return Fix("install", text, (*cuda_repository(snapshot), command("sudo", *names)), when)
+
+
+_RHEL: Final = frozenset({"rhel", "rocky", "almalinux", "centos", "ol"})
+_REPOSITORIES: Final = "https://developer.download.nvidia.com/compute/cuda/repos"
+
+
+def cuda_repository(snapshot: Snapshot) -> tuple[str, ...]:
+    """The commands that add NVIDIA's repository where dnf or zypper have none of the driver's packages from it yet."""
+    known = distro(snapshot)
+    there = any(name.startswith(("nvidia-", "akmod-nvidia", "kmod-nvidia", "cuda-")) and not name.startswith(_TOOLKITS)
+                for name in snapshot.view(packages.packages))  # fmt: skip
+    if known is None or there:
+        return ()
+    major = known.version_id.partition(".")[0]
+    if not major.isdigit():
+        return ()
+    folders = {"fedora": f"fedora{major}", "amzn": f"amzn{major}", "sles": f"sles{major}"}
+    folder = f"rhel{major}" if known.id in _RHEL else folders.get(known.id, "")
+    if not folder:
+        return ()
+    is_arm = any("aarch64" in item.text for item in snapshot.of("uname"))
+    url = f"{_REPOSITORIES}/{folder}/{'sbsa' if is_arm else 'x86_64'}/cuda-{folder}.repo"
+    if known.id == "sles":
+        return command("sudo", "zypper", "addrepo", url), "sudo zypper refresh"
+    if known.id == "fedora":
+        return (command("sudo", "dnf", "config-manager", "addrepo", "--overwrite", f"--from-repofile={url}"),)
+    return "sudo dnf install dnf-plugins-core", command("sudo", "dnf", "config-manager", "--add-repo", url)
+
+
+_TOOLKITS: Final = ("nvidia-container-", "nvidia-docker", "nvidia-fabric")
 
 
 def _wanted(snapshot: Snapshot, least: int) -> tuple[str, ...] | None:

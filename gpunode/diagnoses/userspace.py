@@ -13,7 +13,7 @@ from gpunode.diagnoses.commands import at, command, edited, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, frameworks, kernel, loader, modules, packages, pci, smi_query
+from gpunode.diagnoses.views import driver, frameworks, inside, kernel, loader, modules, packages, pci, smi_query
 from gpunode.diagnoses.views.system import is_wsl, package_manager
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -48,6 +48,9 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     missing = _missing(snapshot)
     if not missing or (pci.is_listed(snapshot) and not snapshot.view(pci.gpus)):
+        return
+    if (bare := inside.without_gpu(snapshot, *missing)) is not None:
+        yield "driver-userspace-incomplete", bare
         return
     kernel = _kernel_side(snapshot)
     if kernel:
@@ -308,8 +311,7 @@ def _version_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = _wanted(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    branch = int(release.driver.partition(".")[0]) if release else 0
-    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True, least=branch)
+    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True, least=_least(release))
     yield reboot()
     has = _supported(snapshot)
     up_to = f" for CUDA {_dotted(has)} or older" if has else " for an older CUDA"
@@ -317,6 +319,11 @@ def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _NUMBER: Final = re.compile(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
+
+
+def _least(release: cuda.CudaRelease | None) -> int:
+    """The branch of the first driver that supports all of that CUDA; 0 where none is asked for."""
+    return int(release.driver.partition(".")[0]) if release else 0
 
 
 def _wanted(snapshot: Snapshot) -> cuda.CudaRelease | None:
@@ -459,7 +466,8 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("remove", text, *(_commented_out(named) or _COMPAT_COMMENTED_OUT), "sudo ldconfig")
     text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
     yield by_hand("remove", text)
-    yield remedies.driver(snapshot, "or upgrade the node's driver to the CUDA of the image", upgrade=True)
+    text = "or upgrade the node's driver to the CUDA of the image"
+    yield remedies.driver(snapshot, text, upgrade=True, least=_least(_wanted(snapshot)))
 
 
 # The line alone: other folders stand in the same file, and it may be a package's.

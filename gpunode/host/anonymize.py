@@ -20,16 +20,24 @@ _UUID: Final = re.compile(
     re.IGNORECASE,
 )
 _MAC: Final = re.compile(r"(?<![\w:.-])(?:[0-9a-f]{2}:){5}[0-9a-f]{2}(?![\w:])", re.IGNORECASE)
-# An InfiniBand GUID, a PCI device's serial number, an id of systemd as Kubernetes has it, docker's own (before 24).
+# An InfiniBand GUID, also as its address, a PCI device's serial number, what its maker wrote into it, a GPU's own
+# number, a disk's, the address that a node started from, an id of systemd, of a cloud, docker's own (before 24).
 _NUMBER: Final = re.compile(
     r"(\bGUID:[ \t]*0x)([0-9a-f]{16})\b"
     r"|(\bDevice Serial Number[ \t]+)((?:[0-9a-f]{2}-){7}[0-9a-f]{2})\b"
-    r"|(\bmachineID:[ \t]*[\"']?)([0-9a-f]{32})\b"
+    r"|(\bGUID:?[ \t]+)((?:[0-9a-f]{4}:){3}[0-9a-f]{4})\b"
+    r"|(\bfe80:(?::|(?:0{1,4}:){3}))((?:[0-9a-f]{1,4}:){3}[0-9a-f]{1,4})\b"
+    r"|(\[V\w\] Vendor specific:[ \t]*)([\w.-]{6,64})"
+    r"|(\bGPU PDI[ \t]{0,60}:[ \t]*0x)([0-9a-f]{8,16})\b"
+    r"|(\bwwn[-:= \t]{1,9}(?:0x)?)([0-9a-f]{16})\b"
+    r"|(\bBOOTIF=(?:01-)?)((?:[0-9a-f]{2}-){5}[0-9a-f]{2})\b"
+    r"|(\bmachine[ _-]?id[ \t]*[:=]?[ \t]*[\"']?)([0-9a-f]{32})\b"
+    r"|(\bproviderID[\"']?:[ \t]*[\"']?\w{1,20}://)([^\s\"',]{1,200})"
     r"|(^[ \t]*ID:[ \t]*)((?:[A-Z2-7]{4}:){11}[A-Z2-7]{4})\b",
     re.IGNORECASE | re.MULTILINE,
 )
 _SERIAL: Final = re.compile(
-    r"(\bSerial(?:[ _-]?(?:Number|No\.?))?[\"']?[ \t]{0,60}[:=][ \t]*[\"']?)"
+    r"(\b(?:Serial(?:[ _-]?(?:Number|No\.?))?|S/N|Asset[ _]Tag)[\"']?[ \t]{0,60}[:=][ \t]*[\"']?)"
     r"(?!(?:N/A|None|null|Unknown|Not Specified|serial-\d)\b)([\w.+/-]{2,64})",
     re.IGNORECASE,
 )
@@ -41,7 +49,9 @@ _BEFORE_MESSAGE: Final = re.compile(
 )
 _SAID: Final = re.compile(
     r"(\bHostname set to <|^[ \t]*(?:Host ?name|Static hostname|Node Name):[ \t]*"
-    r"|kubernetes\.io/hostname[:=][ \t]*[\"']?)"
+    r"|kubernetes\.io/hostname[:=][ \t]*[\"']?"
+    # docker info; the licence server of a virtual GPU
+    r"|(?-i:^ Name: )|^[ \t]*(?:Backup)?ServerAddress=(?=[\d.]*[a-z]))"
     r"([\w.-]{1,253})",
     re.IGNORECASE | re.MULTILINE,
 )

@@ -19,7 +19,7 @@ from gpunode.catalog import branches
 from gpunode.cli.app import app
 from gpunode.cli.compose import Wanted
 from gpunode.diagnoses import commands, diagnose, rules
-from gpunode.diagnoses.model import Diagnosis, Fix
+from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis, Disruption, Fix
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
 from gpunode.runtimes import RUNTIMES
@@ -317,3 +317,24 @@ def test_work_is_moved_away_before_the_gpu_goes() -> None:
             if "drain" in kinds:
                 first = [kinds.index(kind) for kind in ("reset", "reboot") if kind in kinds]
                 assert not first or kinds.index("drain") < min(first), cause
+
+
+# What a command disturbs at the least.
+DISTURBS: tuple[tuple[re.Pattern[str], Disruption], ...] = (
+    (re.compile(r"systemctl reboot"), "reboot"),
+    (re.compile(r"--gpu-reset"), "reset-gpu"),
+    (re.compile(r"sudo systemctl (?:restart|stop|try-restart)|snap remove|--restart\b"), "restart-service"),
+    (re.compile(r"modprobe -r|rmmod|kubectl (?:drain|.* delete)|minikube delete"), "restart-container"),
+)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_disruption_told_is_no_less_than_the_commands(system: str) -> None:
+    node = snapshot(pasted.evidence(SYSTEMS[system]))
+    wrong = []
+    for cause, rule in rules().items():
+        always = [command for fix in rule.remedy(node) if not fix.when for command in fix.commands]
+        least = [DISRUPTIONS.index(need) for one in always for pattern, need in DISTURBS if pattern.search(one)]
+        if least and DISRUPTIONS.index(rule.disruption) < max(least):
+            wrong.append((cause, rule.disruption, DISRUPTIONS[max(least)]))
+    assert wrong == []
