@@ -64,7 +64,7 @@ NOT_ACCEPTED: Final = NO_DRIVER | {"nouveau-bound"}
 NOT_INSTALLED: Final = NOT_BUILT | {"driver-userspace-incomplete", "fabric-manager-not-installed"}
 """What follows where no driver is installed at all: nouveau owning the GPU is then as it should be."""
 
-LIBRARY_MISMATCH: Final = NO_NVML
+LIBRARY_MISMATCH: Final = NO_NVML | {"gsp-firmware-missing"}
 """What follows where the loaded module and the libraries are of different versions, whoever brought them apart."""
 
 PROGRAM_FAULTS: Final = frozenset(

@@ -89,7 +89,7 @@ def _overwritten(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     if product not in {"k3s", "rke2"}:
         return None
     theirs = f"/var/lib/rancher/{product}/agent/etc/containerd/config.toml"
-    edited = (*_edit_of_usual_file(snapshot), *_edit_by_ctk(snapshot, theirs))
+    edited = (*_edit_of_usual_file(snapshot), *_edit_by_ctk(snapshot, theirs), *_edit_that_is_gone(snapshot))
     said = snapshot.said(_COMPLAINT)
     effective = containerd.running(snapshot) or containerd.of_files(snapshot)
     differs = effective is not None and (effective.default is None or not effective.default.value.startswith("nvidia"))
@@ -115,6 +115,17 @@ def _edit_of_usual_file(snapshot: Snapshot) -> tuple[Citation, ...]:
     named = tuple(citation for name, citation in lines if name.startswith("nvidia"))
     default = usual.default
     return (*((default.citation,) if default and default.value.startswith("nvidia") else ()), *named)[:2]
+
+
+_GONE: Final = re.compile(r"^[<-][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia", re.MULTILINE)
+_THERE: Final = re.compile(r"^[>+][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia", re.MULTILINE)
+
+
+def _edit_that_is_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines about nvidia that a copy of the file has, and the file of today has not any more."""
+    compared = (item for item in snapshot.items if re.search(r"\bdiff\b[^;]*config\.toml", item.written))
+    lost = tuple(line for item in compared if not _THERE.search(item.text) for line in lines_with(item, _GONE))
+    return tuple(dict.fromkeys(lost))
 
 
 def _edit_by_ctk(snapshot: Snapshot, theirs: str) -> tuple[Citation, ...]:
@@ -150,7 +161,8 @@ def _cri_off(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     said = (*snapshot.said(_UNIMPLEMENTED), *snapshot.said(_UNIMPLEMENTED, "containerd-config"))
     said = containerd.since_start(snapshot, said)
     files = containerd.running(snapshot), containerd.of_files(snapshot)
-    off = next((one.disabled for one in files if one is not None and one.disabled is not None), None)
+    parts = tuple(containerd.file(snapshot, item.subject) for item in snapshot.files("/etc/k0s/containerd*.toml"))
+    off = next((one.disabled for one in (*files, *parts) if one is not None and one.disabled is not None), None)
     if off is not None and (said or _has_kubelet(snapshot)):
         summary = "containerd's CRI plugin is switched off in its configuration, so no kubelet can use it"
         return "containerd-cri-disabled", Proof(summary, (off, *said))

@@ -107,6 +107,7 @@ def _dma_buf(_: Snapshot) -> Iterable[Fix]:
 
 _FS_MISSING: Final = re.compile(
     r"nvidia-fs(?:\.ko)? driver (?:is )?not loaded|nvidia_fs (?:driver|module) (?:is )?not (?:loaded|found)"
+    r"|NVFS driver initialization error|nvidia-fs driver (?:is )?not (?:installed|initialized)"
 )
 _FS_REFUSED: Final = re.compile(
     r"\bnvidia_fs: (?:module using GPL-only symbols|Unknown symbol|disagrees about)|"
@@ -120,7 +121,7 @@ _FS_VERSION: Final = re.compile(r"nvidia_fs version:\s*(?P<version>\d+\.\d+)")
 
 
 def _storage_module(snapshot: Snapshot) -> Iterator[Verdict]:
-    missing, refused = snapshot.said(_FS_MISSING), snapshot.said(_FS_REFUSED)
+    missing, refused = (*snapshot.said(_FS_MISSING), *_no_statistics(snapshot)), snapshot.said(_FS_REFUSED)
     if modules.loaded(snapshot, "nvidia_fs") is True or not (missing or refused):
         return
     absent = modules.lsmod_line(snapshot, "nvidia_fs") if modules.loaded(snapshot, "nvidia_fs") is False else ()
@@ -132,6 +133,14 @@ def _storage_module(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof("nvidia_fs does not load: it was not built for the NVIDIA driver and kernel that run", proofs)
     else:
         yield Proof("nvidia_fs is not loaded, so cuFile copies through the processor's memory", proofs)
+
+
+def _no_statistics(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The module's folder in /proc that is not there, on a node where somebody uses GPUDirect Storage."""
+    if not snapshot.of("gpudirect"):
+        return ()
+    found = (item for item in snapshot.items if item.outcome == "absent" and item.where == "host")
+    return tuple(cite(item) for item in found if item.subject.startswith("/proc/driver/nvidia-fs"))
 
 
 def _install_fs(snapshot: Snapshot) -> Iterable[Fix]:
@@ -176,7 +185,7 @@ def _nvme(snapshot: Snapshot) -> Iterator[Verdict]:
             "nvidia_fs is loaded and the NVMe driver is not registered with it: it is the kernel's own, without GDS"
         )
         yield Proof(summary, proofs)
-    elif modules.loaded(snapshot, "nvidia_fs") is None and not snapshot.says(_FS_MISSING):
+    elif modules.loaded(snapshot, "nvidia_fs") is None and not (snapshot.says(_FS_MISSING) or _no_statistics(snapshot)):
         yield Proof("GPUDirect Storage does not support the NVMe driver of this kernel", proofs, "likely")
 
 

@@ -18,6 +18,7 @@ _FALLEN: Final = (79, 167)
 _LOST: Final = re.compile(
     r"\bGPU is lost\b|\bGPU_IS_LOST\b|has fallen off the (?:PCI(?:e)? )?bus|NVML_ERROR_GPU_IS_LOST", re.IGNORECASE
 )
+_NAME: Final = re.compile(r"\bname=[^,\n]{0,80}")
 _NO_HANDLE: Final = re.compile(r"Unable to determine the device handle for ", re.IGNORECASE)
 _BUS: Final = re.compile(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
 # Every read of a device that does not answer gives ones: so does its configuration space.
@@ -60,7 +61,7 @@ def _is_told_otherwise(snapshot: Snapshot) -> bool:
 
 
 def _without_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
-    said = snapshot.said(_LOST)
+    said = tuple(line for line in snapshot.said(_LOST) if "name=" not in line.line or _LOST.search(_nameless(line)))
     ones = tuple(function.citation for function in _reading_ones(snapshot))
     silent = () if snapshot.view(driver.works) else snapshot.said(_NO_HANDLE)
     removed = kernel.said(snapshot, _REMOVED) if kernel.said(snapshot, _UNPLUGGED) else ()
@@ -78,6 +79,11 @@ def _without_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
             "sudo dmesg --ctime | grep -iE 'xid|fallen off|nvrm'",
             silent,
         )
+
+
+def _nameless(citation: Citation) -> str:
+    """The line without the names of processes, which anybody chooses."""
+    return _NAME.sub("", citation.line)
 
 
 def _of_ones(snapshot: Snapshot, ones: tuple[Citation, ...], silent: tuple[Citation, ...]) -> Iterator[Verdict]:

@@ -387,7 +387,8 @@ _FOREIGN: Final = re.compile(
     r"but (?:\S+ is to be installed|it is not installable)"
 )
 _RPM_OTHER: Final = re.compile(
-    r"package (?P<one>\S*nvidia\S*) (?:from \S+ )?conflicts with \S+ provided by (?P<other>\S*nvidia\S*)"
+    r"package (?P<one>\S*nvidia\S*) (?:from \S+ )?(?:conflicts with|obsoletes) \S+ provided by "
+    r"(?P<other>\S*nvidia\S*)"
 )
 _RPM_BOTH: Final = re.compile(r"cannot install both (?P<one>\S*nvidia\S*) (?:from \S+ )?and (?P<other>\S*nvidia\S*)")
 
@@ -450,7 +451,7 @@ def _differing(snapshot: Snapshot) -> tuple[Citation, ...]:
         for item in snapshot.of("package-output", "text", "application", "journal")
         for match in _WANTS.finditer(item.text)
         if is_drivers(match["name"]) and _upstream(match["wanted"]) != _upstream(match["offered"])
-    ) or (*snapshot.said(_RPM_BOTH), *_two_packagers(snapshot))
+    ) or (*snapshot.said(_RPM_BOTH), *_two_packagers(snapshot), *_two_origins(snapshot))
 
 
 def _two_packagers(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -460,6 +461,15 @@ def _two_packagers(snapshot: Snapshot) -> tuple[Citation, ...]:
     return snapshot.said(_RPM_OTHER) if len(set(fusion)) == 2 else ()
 
 
+def _two_origins(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The installed driver packages of rpm repositories that each call them their own way, whatever their versions."""
+    installed = (one for one in snapshot.view(packages.packages).values() if one.is_installed and one.origin)
+    ours = (one for one in installed if is_drivers(one.name) and _BRANCH.match(one.upstream))
+    found = [one for one in ours if archives.packager(one)]
+    return tuple(one.citation for one in found) if len({archives.packager(one) for one in found}) > 1 else ()
+
+
+_BRANCH: Final = re.compile(r"\d{3}\.\d")
 _FUSION: Final = re.compile(r"xorg-x11-drv-nvidia|akmod-nvidia")
 
 
@@ -619,7 +629,7 @@ def _run_trace(snapshot: Snapshot) -> tuple[Citation, ...]:
             if known.value
             else ()
         )
-    seen = snapshot.of("listing", "which", "file")
+    seen = snapshot.of("listing", "which", "file", "installer-log")
     found = (item for item in seen if item.outcome == "ok" and item.where == "host" and "nvidia-uninstall" in item.text)
     return tuple(
         cite(item, number)

@@ -85,9 +85,30 @@ _RESERVED: Final = re.compile(
 _LINKED: Final = re.compile(
     r"/sys/bus/pci/devices/[0-9a-f:.]+/driver -> \S*/(?:vfio-pci|pci-stub)\b"
     r"|^\S*/bus/pci/drivers/(?:vfio-pci|pci-stub)$"
-    r"|^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d vfio-pci(?: \(NVIDIA|$)",
+    r"|^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d vfio-pci(?: \(NVIDIA| \(\*\)|[ \t]*$)",
     re.MULTILINE | re.IGNORECASE,
 )
+
+
+# A row that somebody's loop over sysfs prints; whose device it is, the row or the loop's own words tell.
+_ROW_OF_OWNER: Final = re.compile(
+    r"^(?P<address>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)[ :]+[^\n]{0,80}\b(?:vfio-pci|pci-stub)\b",
+    re.MULTILINE | re.IGNORECASE,
+)
+_ADDRESS: Final = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
+
+
+def _links(snapshot: Snapshot) -> Iterator[Citation]:
+    """The lines of sysfs or driverctl by which a GPU belongs to what passes devices on."""
+    known = {gpu.address for gpu in snapshot.view(pci.gpus)}
+    for item in snapshot.of("listing", "text", "which"):
+        lines = list(lines_with(item, _LINKED))
+        lines += (one for one in lines_with(item, _ROW_OF_OWNER) if "10de" in f"{item.written} {one.line}".lower())
+        for line in dict.fromkeys(lines):
+            where = _ADDRESS.findall(line.line)
+            # driverctl lists whatever is overridden: a network card among it is no GPU.
+            if not known or not where or any(pci.address(one) in known for one in where):
+                yield line
 
 
 def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -97,10 +118,7 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
         for message in kernel.said(snapshot, _BOUND_ELSEWHERE)
         if (match := _BOUND_ELSEWHERE.search(message.text)) and match["driver"].rstrip(".") in _PASSERS
     )
-    said = (
-        *said,
-        *(citation for item in snapshot.of("listing", "text", "which") for citation in lines_with(item, _LINKED)),
-    )
+    said = (*said, *_links(snapshot))
     if not bound and not said:
         return
     missed = tuple(place for state, place in snapshot.view(driver.smi) if state not in {"works", "mismatch", "missing"})

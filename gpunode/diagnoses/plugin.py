@@ -19,7 +19,7 @@ from gpunode.diagnoses.commands import command, is_unit
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import containerd, driver, kube, modules, nested
+from gpunode.diagnoses.views import containerd, driver, kube, modules, nested, pci
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -174,7 +174,8 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     asking = _in_plugin(snapshot, _ASKS_FOR_RUNTIME)
     said = tuple(dict.fromkeys((*lacking, *asking)))
     is_elsewhere = _no_driver(snapshot) or snapshot.view(nested.is_nested) or _reads_another_file(snapshot)
-    if is_elsewhere:
+    # The daemon set runs on every node; on one without a GPU its words are what they should be.
+    if is_elsewhere or pci.has_gpu(snapshot) is False:
         return
     if _offers_gpus(snapshot):
         said = ()

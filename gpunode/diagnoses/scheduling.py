@@ -19,6 +19,7 @@ _INSUFFICIENT: Final = re.compile(rf"Insufficient (?P<resource>{kube.RESOURCE})"
 _UNTOLERATED: Final = re.compile(
     r"untolerated taint[s(]*\)?:? ?\{\s*(?P<key>[\w./-]+)\s*(?::\s*(?P<value>[\w.-]*))?\s*\}"
     r"|had taints? \{\s*(?P<old>[\w./-]+)\s*(?::\s*(?P<old_value>[\w.-]*))?\s*\},? that the pod didn.t tolerate"
+    r"|\bdid not tolerate (?:taint )?(?P<keyed>[\w./-]+)(?:=(?P<keyed_value>[\w.-]*))?:No(?:Schedule|Execute)\b"
 )
 _NOT_TOLERATED: Final = re.compile(r"had untolerated taint|had taints? .{0,80}didn.t tolerate")
 # Taints that the cluster sets for a state of the node, or that keep work off its control plane.
@@ -50,9 +51,9 @@ def _taints(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 def _refused(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """The taints that the scheduler says were not tolerated, but for those that keep all pods away."""
-    for place in kube.said(snapshot, _UNTOLERATED, "taint"):
+    for place in kube.said(snapshot, _UNTOLERATED, "taint", "not tolerate"):
         for match in _UNTOLERATED.finditer(place.line):
-            key = match["key"] or match["old"]
+            key = match["key"] or match["old"] or match["keyed"]
             if key and not _OF_CLUSTER.match(key):
                 yield key, place
     if not any(_UNTOLERATED.search(place.line) for place in kube.said(snapshot, _NOT_TOLERATED, "taint")):

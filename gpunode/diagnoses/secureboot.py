@@ -139,6 +139,9 @@ def _signature(snapshot: Snapshot) -> _Signature | None:
         return _Signature(is_there=False, is_seen=True, citations=found)
     if found := snapshot.said(_UNKNOWN_KEY):
         return _Signature(is_there=True, is_seen=True, citations=found)
+    for item in snapshot.items:
+        if item.is_seen and (is_there := _ends_signed(item)) is not None:
+            return _Signature(is_there=is_there, is_seen=True, citations=(cite(item),))
     for item in snapshot.of("modinfo"):
         if (is_there := _shows_signature(item)) is not None:
             return _Signature(is_there=is_there, is_seen=True, citations=(_signature_line(item, is_there=is_there),))
@@ -160,12 +163,33 @@ def _shows_signature(item: Item) -> bool | None:
     asks = any(word in {"signer", "sig_key", "sig_id", "sig_hashalgo"} for word in item.source.words)
     if re.search(r"^[ \t]*(?:signer|sig_key|sig_id|signature):\s*\S", item.text, re.MULTILINE):
         return True
+    if asks and item.source.is_mixed and item.text.strip():
+        # Beside other commands' answers a signer has to look like one, and silence tells nothing.
+        return True if _SIGNER.search(item.text) else None
     if asks:
         return bool(item.text.strip())
     if re.search(r"sig", item.source.only, re.IGNORECASE):
         return False
     is_whole = not item.source.only and not item.source.is_part and "vermagic:" in item.text
     return False if is_whole else None
+
+
+# The names that keys have: of a machine's own, of distributions, of NVIDIA; and the hex of a key's number.
+_SIGNER: Final = re.compile(
+    r"^[ \t]*(?:[^\n/]{0,80}\b(?:[Kk]ey|[Ss]ign\w*|[Ss]ecure ?[Bb]oot|MOK|CA|[Cc]ertificate|Canonical|Debian)\b"
+    r"|(?:[0-9A-F]{2}:){7,}|sha(?:1|256|384|512)\s*$)",
+    re.MULTILINE,
+)
+_SHOWS_TEXT: Final = re.compile(r"\b(?:xxd|strings|hexdump -C|od -\w*c|cat -v|grep)\b|^tail -c ?\d+ \S+$")
+
+
+def _ends_signed(item: Item) -> bool | None:
+    """What the end of the module's file tells: a signed one ends with a line that says so."""
+    if not re.search(r"\btail -c ?-?\d+ \S*nvidia\S*\.ko(?![.\w])", item.written):
+        return None
+    if "appended~" in item.text:
+        return True
+    return False if _SHOWS_TEXT.search(item.written) and item.text.strip() else None
 
 
 def _signature_line(item: Item, *, is_there: bool) -> Citation:

@@ -207,7 +207,8 @@ def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
 _NO_LDCONFIG: Final = re.compile(
     r"ldcache error: open failed: (?P<path>/\S*ldconfig\S*?): no such file"
     r"|(?:open|stat|lstat) (?P<other>/\S*ldconfig\S*?): no such file"
-    r"|fork/exec (?P<third>/\S*ldconfig\S*?): no such file",
+    r"|fork/exec (?P<third>/\S*ldconfig\S*?): no such file"
+    r"|could not start (?P<fourth>/\S*ldconfig\S*?): [\w ]{0,40}:? ?no such file",
     re.IGNORECASE,
 )
 _WRAPPER: Final = re.compile(r"ldcache error: process (?P<path>\S*/ldconfig) failed with error code: 127")
@@ -218,7 +219,7 @@ def _ldconfig(snapshot: Snapshot) -> Iterator[Verdict]:
     setting = toolkit.setting(snapshot, "ldconfig")
     configured = (setting.citation,) if setting else ()
     if (match := snapshot.match(_NO_LDCONFIG)) is not None:
-        path = match["path"] or match["other"] or match["third"]
+        path = match["path"] or match["other"] or match["third"] or match["fourth"]
         if path.startswith("/run/nvidia/driver"):
             return
         summary = f"the toolkit is told to run {path}, which this system does not have"

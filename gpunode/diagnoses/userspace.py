@@ -83,9 +83,14 @@ def _is_lent(snapshot: Snapshot) -> bool:
 _NO_LIBCUDA: Final = re.compile(r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found")
 
 
+_HOOK_NO_LIBCUDA: Final = re.compile(r"load library failed: libcuda\.so\.1: cannot open shared object")
+
+
 def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """NVML works and CUDA's library is not there: it is a package of its own in Debian and on rpm systems."""
     said = snapshot.said(_NO_LIBCUDA, "application", "text", "nvidia-container-cli", "unit-log")
+    # The engine's hook looks on the node; what a program in the container misses may be the image's own fault.
+    said = (*said, *snapshot.said(_HOOK_NO_LIBCUDA, "container-run"))
     caches = [item for item in snapshot.of("ldconfig") if item.where == "host" and not item.source.is_part]
     shown = [item for item in caches if not item.source.only or re.search(item.source.only, "libcuda.so.1")]
     unlisted = tuple(Citation(item.written, "(libcuda.so.1 is not among them)", None, item.key) for item in shown)

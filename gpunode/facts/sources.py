@@ -94,7 +94,9 @@ class Source:
     is_mixed: bool = False
 
 
-_PROMPT: Final = re.compile(r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?)?\s{0,4}[$#>%❯]\s+")
+_PROMPT: Final = re.compile(
+    r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80})?\s{0,4}[$#>%❯]\s+"
+)
 _REMARK: Final = re.compile(r"\(([^()]*)\)\s*$")
 _PART: Final = re.compile(
     r"\b(?:further down|excerpt|extract|snippet|shortened|abridged|truncated|snipped|partial|(?:last|first) lines)\b",
@@ -135,6 +137,8 @@ _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"^/var/log/(?:pods|containers)/", "kubernetes-log"),
     (r"audit\.log$", "audit"),
     (r"cufile\.log$", "gpudirect"),
+    # NCCL_DEBUG_FILE has a process's number where other logs have an ending.
+    (r"nccl[\w.-]*debug[^/]*$|debug[\w.-]*nccl[^/]*$|nccl[^/]*\.\d+$", "application"),
     (r"nvidia-container-(?:toolkit|runtime)\.log$", "nvidia-container-cli"),
     # Whatever other program wrote a log: what it says is a message, not a setting.
     (r"\.(?:log|out|err)(?:\.\d+)?$", "application"),
@@ -186,6 +190,7 @@ _COMPILED: Final[Mapping[str, tuple[tuple[re.Pattern[str], Kind], ...]]] = {
 }
 
 
+_RUNNING: Final = "\uf8ffuname-r\uf8ff"
 # No command that a person or a probe writes is longer; what is, was made to cost time.
 _LONGEST: Final = 4096
 
@@ -296,6 +301,8 @@ def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
 
 def _pipelines(source: str) -> list[list[list[str]]]:
     """The words of every command of every pipeline in a line of shell."""
+    # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
+    source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
     try:
         lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
         lexer.whitespace_split = True
@@ -304,7 +311,7 @@ def _pipelines(source: str) -> list[list[list[str]]]:
     except ValueError:
         words = source.split()
     pipelines: list[list[list[str]]] = [[[]]]
-    for word in words:
+    for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
         if word in {"|", "|&"}:
             pipelines[-1].append([])
         elif word in {"&&", ";", "||", "&"}:

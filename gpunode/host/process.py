@@ -83,7 +83,7 @@ class Finished:
 _SUSPICIOUS = re.compile(
     r"://[^\s/?#]*@|passw|passphrase|secret|token|auth|bearer|basic[ \t]|(?:api|access|private|client)[ _-]?key"
     r"|(?<![\w-])x-|(?:key|sig|signature)=|headers?[\"']?(?:\]|[ \t]*[=:])"
-    r"|[_.-](?:key|pass|pat|pwd|cred)|pgpass|\bpass\b"
+    r"|[_.-](?:key|pass|pat|pw|cred)|bindpw|pgpass|\bpass\b"
     r"|(?:account|storage|encryption|licen[cs]e|shared|master|webhook)key|credential|cookie|rootpw|sumo-url"
     r"|login|curl|mysql|mariadb|sshpass|ipmitool|pbkdf2|\$(?:[1567y]|2[aby])\$"
     r"|proxy[\"']?[ \t]*[=:]?[ \t]*[\"']?[^\s/@]{1,520}@"

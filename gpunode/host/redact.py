@@ -30,7 +30,7 @@ _SENSITIVE: Final = (
 )
 # Words with other meanings, too: modinfo's sig_key and dkms's signing key are those of secure boot.
 _OPEN_KEY: Final = r"(?![\w.-]{0,40}(?:sig|pub|public|signing|mok|host|sort|cache|partition|topology)[_-]?key\b)"
-_AMBIGUOUS: Final = rf"{_OPEN_KEY}[\w.-]{{1,40}}[_.-](?:key|pass|pat|pwd|creds?)"
+_AMBIGUOUS: Final = rf"{_OPEN_KEY}[\w.-]{{1,40}}[_.-](?:key|pass|pat|pwd|pw|creds?)|bindpw"
 _CREDENTIAL: Final = r"[\w.-]{0,40}credentials?|pass"
 # As a name that stands by itself, in a list of names and values.
 _NAME: Final = rf"{_SENSITIVE}|{_AMBIGUOUS}|{_CREDENTIAL}"

@@ -77,10 +77,13 @@ _ANY_BUS: Final = re.compile(
 def without_what_is_over(snapshot: Snapshot) -> Snapshot:
     """The node without the messages of faults after which the same GPU was seen at work."""
     over: dict[tuple[str, str], set[int]] = {}
+    own = {(item.key, item.written) for item in snapshot.of("kernel-log")}
     for message in snapshot.view(kernel.messages) if snapshot.view(answers) else ():
-        if message.citation.number and _is_over(snapshot, message):
+        place = (message.citation.key, message.citation.source)
+        is_told = place not in own and not _BY_KERNEL.match(message.citation.line)
+        if message.citation.number and _is_over(snapshot, message, is_told=is_told):
             first = message.citation.number
-            numbers = over.setdefault((message.citation.key, message.citation.source), set())
+            numbers = over.setdefault(place, set())
             numbers.update(range(first, first + message.lines))
     if not over:
         return snapshot
@@ -94,7 +97,12 @@ def _without(item: Item, numbers: set[int]) -> Item:
     return replace(item, text="\n".join("" if n in numbers else line for n, line in enumerate(item.lines, 1)))
 
 
-def _is_over(snapshot: Snapshot, message: kernel.Message) -> bool:
+# A line of the system's log that the kernel wrote, and no program that quotes it.
+_BY_KERNEL: Final = re.compile(r"^(?:[\w:.,+-]+ +){1,5}kernel(?:\[\d+\])?: ")
+
+
+def _is_over(snapshot: Snapshot, message: kernel.Message, *, is_told: bool) -> bool:
+    """Whether the GPU got over it; of what another program tells of the kernel, whether the GPU works at all."""
     sleeps = _SLEEPS.search(message.text)
     if not sleeps and not _ENDING.search(message.text):
         return False
@@ -105,7 +113,7 @@ def _is_over(snapshot: Snapshot, message: kernel.Message) -> bool:
     if not {_slot(gpu) for gpu in gpus} <= {_slot(gpu) for gpu in seen}:
         return False
     # A GPU that stays asleep answers nobody, whenever it is asked; a notebook's is woken by another try.
-    return bool(sleeps and named) or all(_is_after(snapshot, gpu, message) for gpu in gpus)
+    return is_told or bool(sleeps and named) or all(_is_after(snapshot, gpu, message) for gpu in gpus)
 
 
 def _is_after(snapshot: Snapshot, gpu: str, message: kernel.Message) -> bool:

@@ -208,7 +208,10 @@ def _of_json(item: Item) -> Effective:
     except (ValueError, RecursionError):
         return _json_lines(item)
     config = document.get("config", document) if isinstance(document, dict) else {}
-    table = config.get("containerd", {}) if isinstance(config, dict) else {}
+    table = config.get("containerd", config) if isinstance(config, dict) else {}
+    if isinstance(table, dict) and isinstance(names := table.get("runtimes"), list):
+        # What jq makes of it with "keys": the names alone.
+        table = {**table, "runtimes": {name: {} for name in names if isinstance(name, str)}}
     if not isinstance(table, dict) or not isinstance(table.get("runtimes"), dict):
         return _json_lines(item)
     whole = _json_lines(item)

@@ -46,7 +46,7 @@ _ROOTLESS_WRITTEN: Final = re.compile(
     re.IGNORECASE,
 )
 _REFUSED: Final = re.compile(
-    r"could not select device driver [\\\"'`]*(?:nvidia)?[\\\"'`]* with capabilities:? ?\[\[[^\]\n]{0,60}gpu"
+    r"could not select device driver [\\\"'`]*(?:nvidia)?[\\\"'`]* with capabilities ?:? ?\[\[[^\]\n]{0,60}gpu"
     r"|failed to discover GPU vendor from CDI",
     re.IGNORECASE,
 )

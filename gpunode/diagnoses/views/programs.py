@@ -51,12 +51,24 @@ def _seen(item: Item, name: str) -> Presence | None:
         return Presence(False, cite(item))
     if item.kind == "listing" and (line := _listed(item, name)):
         return Presence(True, cite(item, line))
+    if item.kind == "listing" and item.outcome == "ok" and _shows_all(item, name):
+        return Presence(False, cite(item))
     return next((Presence(False, cite(item, number)) for number in _denials(item, name)), None)
 
 
 def _would_list(item: Item, name: str) -> bool:
     """Whether a pattern that was listed, and matched nothing, is one that the program's usual place matches."""
     return any(fnmatchcase(f"/usr/bin/{name}", word) for word in item.source.words[1:] if "*" in word)
+
+
+def _shows_all(item: Item, name: str) -> bool:
+    """Whether it lists the folder of programs whole, or by a pattern that would have let the name through."""
+    if item.subject.rstrip("/") not in {"/usr/bin", "/bin"} or item.source.is_part or not item.text.strip():
+        return False
+    try:
+        return not item.source.only or re.search(item.source.only, name, re.IGNORECASE) is not None
+    except re.error:
+        return False
 
 
 def _listed(item: Item, name: str) -> int:

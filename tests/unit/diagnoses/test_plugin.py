@@ -260,3 +260,20 @@ def test_the_remedy_follows_what_is_wrong() -> None:
     assert finding.remedy[0].kind == "remove"
     (finding,) = found(CONFIG, empty).roots
     assert finding.remedy[0].kind == "configure"
+
+
+def test_a_plugin_that_finds_nothing_on_a_node_without_a_gpu_is_right() -> None:
+    log = (
+        "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x2x4z",
+        (
+            "I1121 10:00:00.000000 1 factory.go:107] Detected non-NVML platform: could not load NVML library: "
+            "libnvidia-ml.so.1: cannot open shared object file: No such file or directory\n"
+            "E1121 10:00:00.000000 1 factory.go:115] Incompatible platform detected\n"
+            "I1121 10:00:00.000000 1 main.go:287] No devices found. Waiting indefinitely.\n"
+        ),
+    )
+    bus = "00:02.0 VGA compatible controller [0300]: Cirrus Logic GD 5446 [1013:00b8]\n"
+    assert found(log, ("lspci -nn", bus)).is_healthy
+    assert not found(log, ("lspci -nn | grep -i nvidia", "")).findings
+    gpu = "07:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0]\n"
+    assert roots(log, ("lspci -nn", bus + gpu)) == [LIBRARY]

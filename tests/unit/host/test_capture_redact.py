@@ -249,6 +249,7 @@ LEAKY = {
     ),
     "kickstart": "rootpw --plaintext hunter2\ninst.rootpw=hunter2 quiet\n",
     "a hashed password": "root:$6$saltsalt$aHVudGVyMgaHVudGVyMgaHVudGVyMg/x:19000:0:99999:7:::",
+    "a directory": "bindpw: hunter2\nbind_pw=hunter2\n",
     "dkms": "sign_pass=hunter2\n",
     "hooks": "https://hooks.slack.com/services/T0/B0/hunter2 https://packagecloud.io/priv/hunter2/x",
     "docker's logs to Sumo Logic": '{"log-opts": {"sumo-url": "https://c.example/receiver/v1/http/hunter2"}}',
