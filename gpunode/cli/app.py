@@ -204,12 +204,12 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
 @app.command()
 def doctor(
     named: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="[CAUSE | REPORT ...]",
             help="a cause or an Xid (xid-79) to explain, or reports: files, folders",
         ),
-    ] = [],  # noqa: B006
+    ] = None,
     html: Annotated[
         str, typer.Option("--html", metavar="FILE", help="also as one page to send around; - is standard output")
     ] = "",
@@ -223,13 +223,15 @@ def doctor(
     from gpunode.cli import doctor as cli
     from gpunode.cli.commands import How
 
-    cli.doctor(tuple(named), How(json=json, verbose=verbose), html=html, prometheus=prometheus)
+    cli.doctor(tuple(named or ()), How(json=json, verbose=verbose), html=html, prometheus=prometheus)
 
 
 @app.command()
 def compare(
     good: Annotated[str, typer.Argument(metavar="GOOD", help="a report of a node that works; - is standard input")],
-    bad: Annotated[str, typer.Argument(metavar="BAD", help="one of a node that does not (default: this machine)")] = "",
+    bad: Annotated[
+        str | None, typer.Argument(metavar="BAD", help="one of a node that does not (default: this machine)")
+    ] = None,
     json: JsonOption = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="also differences that explain little")] = False,
 ) -> None:

@@ -47,11 +47,16 @@ class How:
         """Where a person reads; silent when a program does, or nobody."""
         return Screen(verbose=self.verbose, silent=self.json or self.quiet)
 
-    def answer(self, envelope: Envelope) -> None:
-        """Tells a program the answer, and ends with its exit code unless that is 0."""
+    def answer(self, envelope: Envelope, *, changed_nothing: bool = False) -> None:
+        """Tells a program the answer, and ends with its exit code unless that is 0.
+
+        Args:
+            envelope: the answer.
+            changed_nothing: whether the answer is all there is, so that losing it is what the exit code tells.
+        """
         if self.json:
             lost = tell_program(envelope.as_json())
-            if lost and not envelope.exit_code:
+            if lost and (changed_nothing or not envelope.exit_code):
                 raise Answered(lost)
         if envelope.exit_code:
             raise Answered(envelope.exit_code)

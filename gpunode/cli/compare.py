@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from gpunode.facts.evidence import Evidence
 
 
-def compare(good: str, bad: str, how: How) -> None:
+def compare(good: str, bad: str | None, how: How) -> None:
     """Ranks the differences of two reports, or of one and this machine."""
     from gpunode.diagnoses import comparison, diagnose
     from gpunode.diagnoses.snapshot import snapshot
 
-    if not good:
+    if "" in (good, bad):
         raise UsageError("an empty name names no report", hint="gpunode compare GOOD [BAD]")
     if good == bad == "-":
         raise UsageError("only one of the two comes from standard input", hint="name a file for the other")
@@ -33,11 +33,12 @@ def compare(good: str, bad: str, how: How) -> None:
             status="different" if found.matters else "ok",
             exit_code=ChangesPending.exit_code if found.matters else 0,
             result={"differences": found.differences, "unseen": found.unseen, "causes": causes},
-        )
+        ),
+        changed_nothing=True,
     )
 
 
-def _evidence(name: str) -> Evidence:
+def _evidence(name: str | None) -> Evidence:
     from gpunode.host.local import LocalHost
     from gpunode.host.redact import redact
     from gpunode.host.reports import is_fleet, read

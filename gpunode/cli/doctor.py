@@ -67,7 +67,7 @@ def _examine(report: str, how: How, html: str, prometheus: str) -> None:
             _write_textfile(prometheus, examined, monotonic() - started)
         if html != doctor_page.STANDARD_OUTPUT:
             screen.diagnosis(examined, page=html)
-    how.answer(_envelope(examined, html))
+    how.answer(_envelope(examined, html), changed_nothing=True)
 
 
 def _check_textfile(file: str, named: Sequence[str]) -> None:
@@ -124,7 +124,8 @@ def _fleet(named: Sequence[str], how: How) -> None:
             status=kind.status if kind else "ok",
             exit_code=kind.exit_code if kind else 0,
             result={"reports": answers, "causes": counted},
-        )
+        ),
+        changed_nothing=True,
     )
 
 

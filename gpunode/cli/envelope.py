@@ -69,19 +69,23 @@ def bug(command: str, what: str, place: str) -> Envelope:
 def plain(value: object) -> Any:
     """``value`` in JSON's types: dataclasses as objects, sets sorted, bytes left out, secrets redacted."""
     if isinstance(value, str):
-        # The name of a file may be no text; strict readers take no half of a character.
-        return redact(value).encode("utf-8", "backslashreplace").decode()
+        return _sound(redact(value))
     if isinstance(value, bytes):
         return f"({len(value)} bytes)"
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {_sound(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, frozenset | set):
         return sorted((plain(item) for item in value), key=str)
     if isinstance(value, Sequence):
         return [plain(item) for item in value]
     return value if isinstance(value, int | float | bool) or value is None else str(value)
+
+
+def _sound(text: str) -> str:
+    """``text`` as strict readers take it: the name of a file may hold half of a character."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _change(change: Change) -> dict[str, object]:

@@ -36,7 +36,8 @@ def unexplained(snapshot: Snapshot) -> Doubt | None:
 
 
 def _lines(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.of(*_RUN):
+    # A tool that is not installed has not tried anything.
+    for item in (one for one in snapshot.of(*_RUN) if one.outcome != "absent"):
         for number, line in enumerate(item.lines, 1):
             if _FAILS.search(line) and (_OF_GPUS.search(line) or _OF_GPUS.search(item.written)):
                 yield cite(item, number)

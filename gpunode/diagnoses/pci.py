@@ -208,8 +208,11 @@ def _is_behind(citation: Citation, first: dict[str, int]) -> bool:
 
 _INVALID_REGION: Final = re.compile(r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0")
 _CLOSED_OR_BAR: Final = re.compile(r"RmInitAdapter failed! \(0x22:0x56")
+# Something that happened in a slot; that the slot can do it, every boot tells.
 _HOTPLUG: Final = re.compile(
-    r"\bpciehp\b|\bthunderbolt \d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)", re.IGNORECASE
+    r"\bpciehp\b[^\n]{0,40}: Slot\([^)\n]{1,16}\): (?:Card|Link|Attention button|Button|Power)"
+    r"|\bthunderbolt \d+-\d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)",
+    re.IGNORECASE,
 )
 _BOX: Final = re.compile(r"\beGPU\b|\bOCuLink\b", re.IGNORECASE)
 

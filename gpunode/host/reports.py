@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import re
 import stat
 import sys
 import zlib
@@ -199,22 +200,21 @@ def _text(data: bytes) -> str:
 def _is_list(text: str) -> bool:
     """Whether it means to be a JSON list; terminal text may begin with a bracket too (``[root@host ~]# …``)."""
     start = text.lstrip()
-    if start.startswith("{"):
-        return _holds_list(start)
-    if not start.startswith("["):
+    if not start.startswith(("{", "[", '"', "null")):
         return False
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return start[1:].lstrip()[:1] in {"{", "]"}
-    return True
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if start.startswith("{"):
+            return bool(_DAMAGED_OBJECT.search(start))
+        # A number of so many digits, or so deep a nesting, that nobody reads it: JSON all the same.
+        return not isinstance(error, json.JSONDecodeError) or bool(_DAMAGED_LIST.match(start))
+    return isinstance(found.get("evidence"), list) if isinstance(found, dict) else True
 
 
-def _holds_list(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text).get("evidence"), list)
-    except (ValueError, RecursionError):
-        return False
+# Two brackets begin a table of TOML.
+_DAMAGED_LIST: Final = re.compile(r'\[\s*(?:[{\]"]|\[\s*\[)')
+_DAMAGED_OBJECT: Final = re.compile(r'"evidence"\s*:\s*\[')
 
 
 def _unpacked(data: bytes, place: str) -> bytes:

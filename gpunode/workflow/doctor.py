@@ -84,7 +84,7 @@ def _is_denied(capture: Capture) -> bool:
 
 def _too_little(seen: Snapshot) -> Doubt:
     """What to look at where no fault shows and nothing shows that the driver works."""
-    if pci.is_listed(seen) and not seen.view(pci.gpus):
+    if seen.view(pci.has_gpu) is False:
         look_at = "lspci -nn -d 10de: and what the machine, or its hypervisor, should have"
         return Doubt("is a GPU to be in this machine? its PCI bus shows none of NVIDIA's", look_at)
     return Doubt("does the driver work? nothing that was seen tells", "nvidia-smi; sudo dmesg | grep -i nvrm | tail")

@@ -16,7 +16,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose, rules
 from gpunode.diagnoses.snapshot import snapshot
-from gpunode.diagnoses.views import driver, kernel, modules
+from gpunode.diagnoses.views import alive, driver, kernel, modules
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 from tests.scenarios.healthy.captures import evidence
@@ -54,6 +54,7 @@ _TWO_MACHINES = {
     ("toolkit-not-installed", "docker-not-restarted"): "a restart helped, so the toolkit was there",
     ("k3s-runtime-config-overwritten", "device-plugin-library-not-found"): "two distributions of Kubernetes",
     ("runfile-leftover", "driver-library-mismatch-mixed-installs"): "the .run driver is of packages that are gone",
+    ("mig-mode-pending-reset", "mig-enabled-no-instances"): "MIG waits for a reset in one, and is on in the other",
     ("gpu-stuck-d3cold", "device-node-permissions"): "one lends its GPU to guests, the other uses it",
 }
 # Reports that fit no other.
@@ -75,6 +76,17 @@ class _Machine:
     works: bool
     is_loaded: bool
     begins: float | None
+    ends_work: bool
+    is_at_work: bool
+    is_past: bool
+
+
+# Faults after which a GPU does nothing more: who shows it at work shows that they are over.
+_ENDS_WORK = re.compile(r"\): (?:46|62|79|119|120|143)\b|fallen off the bus|RmInitAdapter failed")
+
+
+# The log of an earlier boot.
+_EARLIER = re.compile(r"-b ?-\d|--boot[= ]-\d")
 
 
 @cache
@@ -92,6 +104,9 @@ def _machine(report: Report) -> _Machine:
         works,
         works or bool(driver.loaded(seen)) or bool(modules.loaded(seen, "nvidia")),
         min(stamps, default=None),
+        bool(_ENDS_WORK.search(text)),
+        bool(seen.view(alive.answers)),
+        bool(_EARLIER.search(text)),
     )
 
 
@@ -101,9 +116,13 @@ def _may_be_one(root: Report, consequence: Report) -> bool:
     shown = ((one.gpus, two.gpus), (one.models, two.models), (one.drivers, two.drivers), (one.kernels, two.kernels))
     if any(a and b and not a & b for a, b in shown) or (two.works and not one.works):
         return False
+    if one.is_past or two.is_past:
+        return False
     if root.cause in _WITHOUT_DRIVER and (two.is_loaded or consequence.cause in _OF_A_WORKING_DRIVER):
         return False
-    return one.begins is None or two.begins is None or one.begins <= two.begins
+    if one.begins is not None and two.begins is not None and two.begins < one.begins:
+        return False
+    return not (one.ends_work and two.is_at_work)
 
 
 def _pairs() -> Iterator[tuple[Report, Report]]:
@@ -134,27 +153,28 @@ def test_the_cause_is_the_one_root(root: Report, consequence: Report) -> None:
 
 # What a node has beside what is wrong with it: settings and logs that say nothing of GPUs.
 _AROUND = ("unit-files-lib", "file:/etc/environment", "file:/etc/default/grub", "modules-load-d", "file:/etc/modules",
-           "locks", "reloads", "log:containerd", "log:kubelet", "kernel-journal")  # fmt: skip
+           "locks", "reloads", "log:containerd", "log:kubelet")  # fmt: skip
+_LOGS = ("reloads", "log:containerd", "log:kubelet")
+_NOISE = """pcieport 0000:30:01.0: PME: Signaling with IRQ 122
+pcieport 0000:30:01.0: AER: enabled with IRQ 122
+pcieport 0000:30:01.0: pciehp: Slot #9 AttnBtn- PwrCtrl- MRL- AttnInd- PwrInd- HotPlug+ Surprise+ Interlock- NoCompl+
+EXT4-fs (nvme0n1p2): mounted filesystem with ordered data mode. Quota mode: none.
+docker0: port 1(veth1a2b3c4) entered blocking state
+perf: interrupt took too long (2503 > 2500), lowering kernel.perf_event_max_sample_rate to 79750
+"""
 
 
 @pytest.mark.parametrize("report", reports(), ids=lambda report: report.name)
 def test_what_is_well_around_it_changes_nothing(report: Report) -> None:
-    rows = tuple((piece["source"], piece["text"]) for piece in report.evidence)
-    around = {key: capture for key, capture in _healthy().items() if key in _AROUND}
-    assert faults(diagnose(snapshot({**around, **pasted.evidence(rows)}))) == roots(report.evidence)
+    rows = tuple((piece["source"], piece["text"]) for piece in (*report.evidence, {"source": "dmesg", "text": _NOISE}))
+    assert faults(diagnose(snapshot({**_around(), **pasted.evidence(rows)}))) == roots(report.evidence)
 
 
 @cache
-def _healthy() -> dict[str, Capture]:
-    seen = dict(evidence(HEALTHY["kubeadm-with-device-plugin"]()))
-    for key in ("kernel-journal", "log:kubelet"):
-        lines = seen[key].text.splitlines(keepends=True)
-        kept = (line for line in lines if not _OF_GPUS.search(line))
-        seen[key] = replace(seen[key], data="".join(kept).encode())
-    return seen
-
-
-# Nor of a boot of its own, and of room for memory regions that the report's machine may lack.
-_OF_GPUS = re.compile(
-    r"nvidia|nvrm|10de:|drm|:00\.0|device plugin|taint|Linux version|root bus resource", re.IGNORECASE
-)
+def _around() -> dict[str, Capture]:
+    seen = evidence(HEALTHY["kubeadm-with-device-plugin"]())
+    found = {key: seen[key] for key in _AROUND}
+    for key in _LOGS:
+        kept = (line for line in seen[key].text.splitlines(keepends=True) if "evice plugin" not in line)
+        found[key] = replace(seen[key], data="".join(kept).encode())
+    return found

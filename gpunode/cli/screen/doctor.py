@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpunode.cli.screen.quoting import shortened, telling
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, prose, span
 from gpunode.cli.screen.words import count, listed
-from gpunode.diagnoses.views import kernel
+from gpunode.diagnoses.views import kernel, pci
 from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, condition
 
 if TYPE_CHECKING:
@@ -87,8 +87,11 @@ def _no_fault(examined: Examined) -> Line:
     if examined.diagnosis.unknown:
         # A rule's doubt names the causes that it would decide between: only then was something wrong seen.
         wrong = any(doubt.causes or doubt.citations for doubt in examined.diagnosis.unknown)
-        said = "something is wrong, and what was seen does not tell what" if wrong else "too little to call it healthy"
-        return line(span(f"? {said}", "warn"), hang=2)
+        if wrong:
+            return line(span("? something is wrong, and what was seen does not tell what", "warn"), hang=2)
+        if examined.snapshot.view(pci.has_gpu) is False:
+            return line(span("? no GPU of NVIDIA's is in this machine", "warn"), ", and no fault shows", hang=2)
+        return line(span("? too little to call it healthy", "warn"), hang=2)
     if examined.works:
         return line(span("✓ nothing is wrong", "good"), hang=2)
     return line(

@@ -310,6 +310,7 @@ def _packages(system: System) -> Node:
         "apt-extended-states": "",
         "apt-sources": f"deb {mirror} {suite} {sections}\ndeb {mirror} {suite}-updates {sections}\n",
         "apt-sources-d": held(system.sources),
+        f"file:{_KEYRING}": "a public key",
         **dict.fromkeys((f"file:{_KEYRING}",) if any(_KEYRING in s for s in system.sources.values()) else (), "a key"),
         "apt-check": "Reading package lists...\nBuilding dependency tree...\nReading state information...\n",
         "file:/var/log/apt/history.log": HISTORY.replace("VERSION", system.packages.get("libcuda1", system.driver)),

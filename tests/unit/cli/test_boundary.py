@@ -48,4 +48,7 @@ def test_an_answer_that_cannot_be_written_is_said_and_keeps_the_outcomes_exit_co
     assert (lost.returncode, lost.stderr) == (2, "gpunode: the answer cannot be written: No space left on device\n")
     (tmp_path / "bad.toml").write_text("schema = 2\n")
     assert shell("gpunode recipe check bad.toml --json > /dev/full", tmp_path).returncode == 2
+    (tmp_path / "sick.txt").write_text("$ sudo dmesg\nNVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus.\n")
+    assert shell("gpunode doctor sick.txt --json", tmp_path).returncode == 8
+    assert shell("gpunode doctor sick.txt --json > /dev/full", tmp_path).returncode == 2
     assert json.loads(shell("gpunode recipe check bad.toml --json", tmp_path).stdout)["exit_code"] == 2

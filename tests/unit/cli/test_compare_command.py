@@ -65,7 +65,7 @@ def test_without_a_second_name_this_machine_is_compared(
         return node(1)
 
     monkeypatch.setattr("gpunode.workflow.doctor.examine", examine)
-    compare(captures[0], "", How(json=True))
+    compare(captures[0], None, How(json=True))
     assert answer(capsys)["exit_code"] == 0
 
 
@@ -73,7 +73,7 @@ def test_only_one_comes_from_standard_input_and_none_is_a_folder_of_reports(tmp_
     with pytest.raises(UsageError, match="standard input"):
         compare("-", "-", How())
     with pytest.raises(UsageError, match="folder of reports"):
-        compare(str(tmp_path), "", How())
+        compare(str(tmp_path), None, How())
 
 
 def test_an_empty_name_is_not_this_machine() -> None:

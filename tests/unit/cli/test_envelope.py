@@ -68,6 +68,11 @@ def test_whatever_a_change_holds_it_is_one_line_of_json_that_every_stream_takes(
     json.loads(text)
 
 
+def test_a_name_that_is_not_utf_8_is_json_for_strict_readers() -> None:
+    line = Envelope("x", result={"f\udcff": ["ü", "f\udcff.json"]}).as_json()
+    assert json.loads(line)["result"] == {"f\\udcff": ["ü", "f\\udcff.json"]}
+
+
 def test_no_secret_is_in_it_wherever_it_came_from() -> None:
     secret = "hunter2hunter2"
     address = f"https://me:{secret}@mirror.example/x"

@@ -276,4 +276,4 @@ def test_a_plugin_that_finds_nothing_on_a_node_without_a_gpu_is_right() -> None:
     assert found(log, ("lspci -nn", bus)).is_healthy
     assert not found(log, ("lspci -nn | grep -i nvidia", "")).findings
     gpu = "07:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0]\n"
-    assert roots(log, ("lspci -nn", bus + gpu)) == [LIBRARY]
+    assert roots(log, ("lspci -nn", bus + gpu)) == [RUNTIME]

@@ -54,7 +54,7 @@ def test_a_list_may_stand_in_an_object_with_more_about_the_report(tmp_path: Path
     assert texts(read(write(tmp_path / "x.json", whole))) == texts(read(write(tmp_path / "y.json", json.dumps(ROWS))))
 
 
-@pytest.mark.parametrize("text", ['{"a": 1}', '{"evidence": 1}', "{ nouveau 1", '{"evidence": ' + "[" * 100_000])
+@pytest.mark.parametrize("text", ['{"a": 1}', '{"evidence": 1}', "{ nouveau 1", "[[registry]]", '"a" is no JSON'])
 def test_an_object_of_another_kind_is_text(text: str, tmp_path: Path) -> None:
     assert text[:80] in next(iter(texts(read(write(tmp_path / "x", text))).values()))
 
@@ -75,6 +75,14 @@ def test_a_text_that_begins_with_a_bracket_is_no_list(start: str, tmp_path: Path
     assert read(write(tmp_path / "x", start))
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+def test_a_mark_at_the_beginning_tells_the_encoding(encoding: str, tmp_path: Path) -> None:
+    mark = "\ufeff" if encoding[-3:] in {"-le", "-be"} else ""
+    for text in (json.dumps(ROWS), TERMINAL):
+        marked = read(write(tmp_path / "marked", (mark + text).encode(encoding)))
+        assert texts(marked) == texts(read(write(tmp_path / "plain", text)))
+
+
 def test_a_report_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TERMINAL.encode())))
     assert [*texts(read("-"))] == [row["source"] for row in ROWS]
@@ -87,20 +95,26 @@ def test_a_report_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> 
         (b" \n\n", UsageError),
         (b'[{"source": 5}]', UsageError),
         (b'[{"source": "dmesg"}', UsageError),
+        (b'{"evidence": [{"source": "dmesg", "te', UsageError),
+        (b'{"evidence": ' + b"[" * 100_000, UsageError),
+        (b"[" * 100_000, UsageError),
+        (b"[[[[", UsageError),
+        (b"[" + b"1" * 5_000 + b"]", UsageError),
+        (b"null\n", UsageError),
+        (b'"a report"', UsageError),
         (gzip.compress(TERMINAL.encode())[:-6], Refused),
         (b"\x1f\x8b" + b"\0" * 40, Refused),
         (gzip.compress(b"a" * (reports.MAX_TEXT + 1), 1), Refused),
     ],
-    ids=["empty", "blank", "no text", "cut list", "cut gzip", "no gzip", "bomb"],
+    ids=[
+        *("empty", "blank", "no text", "cut list", "cut object", "deep object", "deep list", "brackets", "digits"),
+        *("null", "a word", "cut gzip", "no gzip", "bomb"),
+    ],
 )
 def test_what_is_no_report_or_too_much_of_one_says_so(data: bytes, error: type[Exception], tmp_path: Path) -> None:
     path = write(tmp_path / "x", data)
     with pytest.raises(error):
         read(path)
-
-
-def test_brackets_without_end_are_no_list() -> None:
-    assert reports._of_bytes(b"[" * 100_000, "x")
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -141,6 +155,29 @@ def test_links_in_a_folder_are_told_and_not_followed(folder: Path) -> None:
     problems = {one.name: one.problem for one in fleet([str(folder)]) if one.problem}
     assert set(problems) == {"shadow.txt", "around"}
     assert "not followed" in problems["around"]
+
+
+def test_a_pipe_that_is_named_like_a_report_is_told(folder: Path) -> None:
+    os.mkfifo(folder / "live.log")
+    os.mkfifo(folder / "socket")
+    assert [one.name for one in fleet([str(folder)]) if one.problem] == ["live.log"]
+
+
+def test_a_folder_in_it_that_cannot_be_listed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = folder / "row1"
+    scandir = os.scandir
+
+    def refusing(path: Path) -> object:
+        if path == closed:
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    (told,) = [one for one in fleet([str(folder)]) if one.problem]
+    assert (told.name, told.problem) == ("row1", "it cannot be read: Permission denied")
+    monkeypatch.setattr(os, "scandir", lambda _: refusing(closed))
+    with pytest.raises(UsageError, match="cannot be read"):
+        fleet([str(folder)])
 
 
 def test_a_link_that_was_named_is_followed(folder: Path) -> None:
