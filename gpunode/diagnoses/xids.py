@@ -385,6 +385,8 @@ def _look_before(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _CONSEQUENCES: Final = UNHEALTHY_IN_CLUSTER | {"nvidia-uvm-wedged"}
+# The device plugin passes over what programs do (k8s-device-plugin: Xids 13, 31, 43, 45, 68, 109).
+_OF_PROGRAMS: Final = frozenset({"nvidia-uvm-wedged"})
 _GPU_DOWN: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 
 FAMILY: Final = Family(
@@ -408,7 +410,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, "https://github.com/leptonai/gpud/pull/46"),
             check=_exceptions,
             remedy=_debug,
-            explains=_CONSEQUENCES | {"xid-109-ctx-switch-timeout"},
+            explains=_OF_PROGRAMS | {"xid-109-ctx-switch-timeout"},
         ),
         Rule(
             cause="xid-31-mmu-fault",
@@ -426,7 +428,7 @@ FAMILY: Final = Family(
             sources=(_CATALOG, f"{_OPEN}/issues/1030"),
             check=only("xid-31-mmu-fault", _page_faults),
             remedy=_debug_memory,
-            explains=_CONSEQUENCES,
+            explains=_OF_PROGRAMS,
         ),
         Rule(
             cause="xid-31-driver-regression",
@@ -443,7 +445,7 @@ FAMILY: Final = Family(
             sources=(f"{_OPEN}/issues/1370", f"{_OPEN}/issues/363", f"{_OPEN}/issues/1134"),
             check=only("xid-31-driver-regression", _page_faults),
             remedy=_change_release,
-            explains=_CONSEQUENCES,
+            explains=_OF_PROGRAMS,
         ),
         Rule(
             cause="xid-61-pmu-breakpoint",

@@ -23,6 +23,8 @@ _PROMPT: Final = re.compile(
     r"[$#❯%]\s+(?P<command>\S[^\n]*)$"
 )
 _HEADING: Final = re.compile(r"^(?:#{1,6}\s+|\*\*|==+\s*)?`?(?P<source>[^`*=\n]{2,120}?)`?(?:\*\*|\s*==+)?:\s*$")
+# What a compiler begins with: "/usr/src/nvidia-470/nv-caps.c: In function 'f':".
+_IN_SOURCE: Final = re.compile(r"\S+\.[chS](?::|$)")
 _FENCE: Final = re.compile(r"^\s*(?:```|~~~)")
 # The probes whose answer a person can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
 _PROBE_KEYS: Final = {
@@ -149,7 +151,8 @@ def _split(text: str, name: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
         if _FENCE.match(line):
             continue
-        if found := _next(line):
+        found = _next(line)
+        if found and not _is_section(source, found):
             if source or any(lines):
                 yield source or name, "\n".join(lines).strip("\n")
             source, lines = found, []
@@ -159,14 +162,23 @@ def _split(text: str, name: str) -> Iterator[tuple[str, str]]:
         yield source or name, "\n".join(lines).strip("\n")
 
 
+def _is_section(source: str, heading: str) -> bool:
+    """Whether ``heading`` is one that the command writes itself: ``ls`` of several folders names each of them."""
+    return heading in source.split() and recognise(source).kind == "listing"
+
+
 def _next(line: str) -> str:
     """The source of what follows, where ``line`` is a prompt with a command, or a heading that names one."""
     if match := _PROMPT.match(line):
         # A comment of a configuration file looks like root's prompt: only what is a command, or a known one, counts.
         command = match["command"]
         is_root = line.lstrip().startswith("#")
+        seen = recognise(line)
+        if seen.kind == "file" and seen.subject != recognise(command).subject:
+            return line.strip()  # only the prompt says in which folder the file is
         return command if not is_root or recognise(command).kind not in {"text", "application"} else ""
     if (match := _HEADING.match(line)) and len(match["source"].split()) <= 12:
         seen = recognise(match["source"])
-        return match["source"] if seen.words or seen.subject.startswith("/") else ""
+        is_path = seen.subject.startswith("/") and not _IN_SOURCE.match(match["source"])
+        return match["source"] if seen.words or is_path else ""
     return ""

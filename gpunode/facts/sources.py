@@ -212,7 +212,19 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
         found = _only(_by_text(text)) or found or (Source("text"),)
     inside = where == "container"
     found = tuple(replace(one, is_part=True) for one in found) if is_part else found
+    if folder := _FOLDER.match(source):
+        found = tuple(_in_folder(one, folder["folder"]) for one in found)
     return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
+
+
+# "root@gpu1:/etc/crio/crio.conf.d# cat 99-nvidia.conf".
+_FOLDER: Final = re.compile(r"\[?[\w.+-]{1,40}@[\w.-]{1,80}[: ](?P<folder>/[\w./+-]{1,200}?)/?\]?\s?[$#%]\s")
+
+
+def _in_folder(found: Source, folder: str) -> Source:
+    """A file by its whole path, where it was named from the folder that the prompt shows."""
+    is_relative = found.kind == "file" and found.subject and found.subject[0] not in "/~$"
+    return replace(found, subject=f"{folder}/{found.subject.removeprefix('./')}") if is_relative else found
 
 
 # "host: nvidia-smi", "in the container: ls /dev", "node gpu-3: lsmod".

@@ -216,7 +216,11 @@ def healthy() -> Examined:
 
 def untold() -> Examined:
     """Too little of it to tell what is wrong."""
-    doubt = Doubt("why the module does not load: its own message was not seen", "sudo dmesg | grep -i nvrm")
+    doubt = Doubt(
+        "why the module does not load: its own message was not seen",
+        "sudo dmesg | grep -i nvrm",
+        causes=("driver-module-not-loaded",),
+    )
     storeys = tuple(replace(storey, state="unseen", seen="", findings=()) for storey in _storeys())
     return Examined(snapshot(evidence(("nvidia-smi", "x"))), Diagnosis((), (doubt,)), storeys, False, ("dmesg",))
 

@@ -1,0 +1,72 @@
+"""Every report in another order, as a terminal's transcript, and with its sources written otherwise: the same cause."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+from gpunode.facts.sources import recognise
+from tests.scenarios.reports import Piece, Report, faults, reports, roots
+
+NUMBERED = [pytest.param(number, report, id=report.name) for number, report in enumerate(reports())]
+# Whose pieces are parts of one log: their order is that of time.
+IN_ORDER = {"xids/62-crashcat-5080"}
+_PROMPTS = ("$ ", "# ", "root@gpu-node-17:~# ", "[admin@gpu1 ~]$ ", "user@host:~/work$ sudo ", "(base) me@box:~$ ")
+_PROMPT = re.compile(r"^\s*[$#] ")
+# A prompt that says where its command was typed stays.
+_PLACED = re.compile(r"^\S+@\S+:\S*[$#] ")
+
+
+def _command(source: str) -> str:
+    """What somebody types to see it; a source that is words, as it is."""
+    plain = _PROMPT.sub("", source)
+    return f"cat {plain}" if re.fullmatch(r"/\S+", plain) else plain
+
+
+def _typed(prompt: str, piece: Piece) -> str:
+    command = _command(piece["source"])
+    if _PLACED.match(command):
+        return f"{command}\n{piece['text']}\n"
+    is_command = bool(recognise(command).words) or command.startswith("cat ")
+    # Behind "#" stands a comment, and before words no sudo, unless it is a command.
+    plain = prompt.replace("sudo ", "") if not is_command else prompt
+    return f"{'$ ' if plain == '# ' and not is_command else plain}{command}\n{piece['text']}\n"
+
+
+@pytest.mark.parametrize(("number", "report"), NUMBERED)
+def test_a_transcript_says_the_same(number: int, report: Report) -> None:
+    transcript = "".join(_typed(_PROMPTS[number % len(_PROMPTS)], piece) for piece in report.evidence)
+    assert faults(diagnose(snapshot(pasted.from_text(transcript)))) == roots(report.evidence)
+
+
+@pytest.mark.parametrize(("number", "report"), NUMBERED)
+def test_order_and_wording_of_the_sources_change_nothing(number: int, report: Report) -> None:
+    assert faults_of(report, number) == roots(report.evidence)
+
+
+def faults_of(report: Report, number: int) -> tuple[str, ...]:
+    pieces = list(report.evidence)
+    if report.name not in IN_ORDER:
+        pieces.reverse()
+    return roots([{**piece, "source": _otherwise(piece["source"], number)} for piece in pieces])
+
+
+_KERNEL_LOG = ("journalctl -k", "sudo dmesg", "journalctl -b -k --no-pager", "/var/log/dmesg", "kernel log")
+
+
+def _otherwise(source: str, number: int) -> str:
+    """The same source in other words, by turns."""
+    command = _command(source)
+    if _PLACED.match(command):
+        return command
+    if command == "dmesg":
+        return _KERNEL_LOG[number % len(_KERNEL_LOG)]
+    if command.startswith("journalctl -k"):
+        return ("dmesg", "sudo " + command)[number % 2] if command == "journalctl -k" else f"sudo {command}"
+    if recognise(command).words:
+        return (f"sudo {command}", f"$ {command}", f"root@node:~# {command}")[number % 3]
+    return command
