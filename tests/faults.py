@@ -87,10 +87,9 @@ FAULTS: Final = (
           f"modprobe -r nvidia; cd {_KERNEL}; mv updates /root/updates; depmod; mv /root/updates updates",
           "depmod-index-missing"),
     Fault("module-twice", "a copy of an older module stands where depmod prefers it",
-          f"modprobe -r nvidia; mkdir -p {_KERNEL}/extra; "
-          f"cp /root/faults/nvidia-570.86.15.ko {_KERNEL}/extra/nvidia.ko; "
-          "mkdir -p /etc/depmod.d; echo 'search extra updates built-in' > /etc/depmod.d/site.conf; depmod; "
-          "modprobe nvidia",
+          f"modprobe -r nvidia; mkdir -p {_KERNEL}/kernel/drivers/video; "
+          f"cp /root/faults/nvidia-570.86.15.ko {_KERNEL}/kernel/drivers/video/nvidia.ko; "
+          "mkdir -p /etc/depmod.d; echo 'search built-in updates' > /etc/depmod.d/site.conf; depmod; modprobe nvidia",
           "duplicate-module-files"),
     Fault("other-kernel", "a new kernel was booted, for which the module was not built",
           'mkdir -p /lib/modules/6.1.0-99-amd64 && touch /boot/vmlinuz-6.1.0-99-amd64; '

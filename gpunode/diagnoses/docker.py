@@ -119,19 +119,16 @@ def _conflict(snapshot: Snapshot) -> Verdict | None:
     return None
 
 
-_DOCKERD: Final = re.compile(r"/usr/(?:local/)?s?bin/dockerd(?: [A-Za-z0-9_./:=,@-]+)*")
-
-
 def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
-    # What is written here is started as root: dockerd itself, with plain options.
-    if (start := _without_hosts(snapshot)) is not None and _DOCKERD.fullmatch(start):
-        folder = "/etc/systemd/system/docker.service.d"
-        lines = command("[Service]", "ExecStart=", f"ExecStart={start}")
+    if _is_about_hosts(snapshot):
+        # The unit's own line, read where the command runs: of a report it might be anything.
+        place = f"{_DROP_INS}/10-hosts-in-the-file.conf"
         yield run(
             "configure",
             "start dockerd without the hosts on its command line: those of daemon.json count then",
-            f"sudo install -d {folder}",
-            rf"printf '%s\n' {lines} | sudo tee {folder}/10-hosts-in-the-file.conf",
+            f"sudo install -d {_DROP_INS}",
+            r"systemctl cat docker.service | sed -nE 's/[ ](-H|--host)[= ][^ ]+//g; /^ExecStart=./p' | tail -n 1"
+            rf" | sed '1i [Service]\nExecStart=' | sudo tee {place}",
         )
     else:
         yield run(
@@ -149,22 +146,16 @@ def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-def _without_hosts(snapshot: Snapshot) -> str | None:
-    """The unit's command without the flags for hosts, where these are all that stands in both places."""
+def _is_about_hosts(snapshot: Snapshot) -> bool:
+    """Whether the hosts, and nothing else, stand on the unit's command line and in the file."""
     started = docker.started_with(snapshot)
-    both = (
-        {name for file in snapshot.view(docker.files) for name in (conflicts(started[0], tuple(file.document)))}
-        if (started)
-        else set()
-    )
-    if started is None or {name.split(" ")[0] for name in both} != {"hosts"}:
-        return None
-    line = started[1].line.strip()
-    command = _HOST_FLAG.sub("", line.removeprefix("ExecStart="))
-    return command if line.startswith("ExecStart=") and command.startswith("/") else None
+    if started is None:
+        return False
+    files = snapshot.view(docker.files)
+    return {name for file in files for name in conflicts(started[0], tuple(file.document))} == {"hosts (--host)"}
 
 
-_HOST_FLAG: Final = re.compile(r"\s(?:-H|--host)[= ]\s*\S+")
+_DROP_INS: Final = "/etc/systemd/system/docker.service.d"
 
 
 # Another docker than the one that was set up.

@@ -49,6 +49,7 @@ def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
             summary = "NVIDIA's driver finds no GPU on this machine's PCI bus"
             yield Proof(summary, said, "likely", ("the bus itself was not listed",))
         return
+    wanted = wanted or _installed(snapshot)
     if wanted:
         listing = tuple(
             Citation(item.written, "(no display or 3D controller of NVIDIA's)", None, item.key)
@@ -57,8 +58,14 @@ def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
         )[:1]
         guest = " (a virtual machine: none is passed through to it)" if system.is_guest(snapshot) else ""
         yield Proof(
-            f"no NVIDIA GPU is on this machine's PCI bus{guest}, and a driver for one is asked", (*wanted, *listing)
+            f"no NVIDIA GPU is on this machine's PCI bus{guest}, and a driver for one is here", (*wanted, *listing)
         )
+
+
+def _installed(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Where a driver for a GPU was installed on the node."""
+    disk = driver.on_disk(snapshot)
+    return tuple(one.citation for one in (*driver.kernel_side(snapshot)[:1], *((disk,) if disk else ())))
 
 
 def _attach(snapshot: Snapshot) -> Iterable[Fix]:

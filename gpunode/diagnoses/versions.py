@@ -360,7 +360,10 @@ def _named(found: tuple[Package, ...], *names: str) -> list[Package]:
 
 def _run_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
     """The driver that a .run installer put here and whose module is where only it puts one."""
-    for item in snapshot.of("modinfo"):
+    uninstaller = snapshot.facts.run_installer
+    # Without it, somebody has only copied a module to that place.
+    is_whole = not isinstance(uninstaller, Known) or uninstaller.value
+    for item in snapshot.of("modinfo") if is_whole else ():
         if _RUN_PLACE.search(item.text) and (disk := driver.on_disk(snapshot)):
             return disk.version, disk.citation
     for item in snapshot.of("installer-log", "listing", "text"):

@@ -259,8 +259,14 @@ def _smi(snapshot: Snapshot) -> Iterator[tuple[SmiState, Citation]]:
     for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text"):
         if item.where == "container":
             continue
-        if (found := _state(item)) is not None:
+        if item.key == _PROGRAM and item.outcome == "ok" and not item.text.strip():
+            yield "missing", Citation(item.written, "(not there)", None, item.key)
+        elif (found := _state(item)) is not None:
             yield found
+
+
+# The probe that only looks whether it is there: a driver that is not loaded is not asked anything.
+_PROGRAM: Final = "smi-binary"
 
 
 def _state(item: Item) -> tuple[SmiState, Citation] | None:

@@ -91,7 +91,8 @@ def _signs(snapshot: Snapshot) -> Iterator[Container]:
 
 def _of(item: Item) -> Iterator[Container]:
     for path, engine in _MARKS:
-        named = item.subject == path or path in item.source.words
+        # A probe that looked for it and found nothing is no mark.
+        named = bool(item.text.strip()) and (item.subject == path or path in item.source.words)
         if named and item.kind in {"listing", "file"}:
             yield Container(engine, cite(item, 1))
     patterns = _GROUPS if re.fullmatch(r"/proc/(?:1|self)/cgroup", item.subject) else ()

@@ -1,0 +1,81 @@
+"""Packages, runtimes and the toolkit by what the probes of a live node return, where nobody complained yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpunode.workflow.doctor import Examined, diagnosed
+from tests.scenarios.healthy.captures import Said, evidence, failed, held, listed
+from tests.scenarios.healthy.nodes import HEALTHY
+
+KEYRING = "/usr/share/keyrings/cuda-archive-keyring.gpg"
+TOOLKIT_CONFIG = "file:/etc/nvidia-container-runtime/config.toml"
+
+
+def ask(name: str, changes: Mapping[str, Said | None]) -> Examined:
+    """What doctor says of a healthy node after ``changes``; None takes a thing away."""
+    node = {**HEALTHY[name](), **{key: said for key, said in changes.items() if said is not None}}
+    gone = {key for key, said in changes.items() if said is None}
+    return diagnosed(evidence({key: said for key, said in node.items() if key not in gone}))
+
+
+def causes(examined: Examined) -> list[str]:
+    return [one.cause for one in examined.diagnosis.roots]
+
+
+def commands(examined: Examined) -> list[str]:
+    return [command for fix in examined.diagnosis.findings[0].remedy for command in fix.commands]
+
+
+def test_a_keyring_that_is_gone_is_told_before_apt_complains() -> None:
+    found = ask("debian-12-docker", {f"file:{KEYRING}": None})
+    assert causes(found) == ["apt-nvidia-key-rotated"]
+    assert found.diagnosis.findings[0].severity == "warning", "the driver works until something is upgraded"
+    assert commands(found) == ["sudo gpunode setup --only cuda-repository"]
+
+
+def test_units_that_systemd_was_asked_for_are_no_trace_of_their_product() -> None:
+    said = failed("Running in chroot, ignoring command 'show'\n")
+    assert "k3s-runtime-config-overwritten" not in causes(ask("debian-13-containerd", {"units": said}))
+
+
+def test_a_driver_root_below_a_folder_that_is_not_there() -> None:
+    config = '[nvidia-container-cli]\nroot = "/run/nvidia/driver"\nldconfig = "@/sbin/ldconfig"\n'
+    wrong = {TOOLKIT_CONFIG: config}
+    assert causes(ask("debian-12-docker", wrong)) == ["toolkit-wrong-driver-root"]
+    assert causes(ask("debian-12-docker", {**wrong, "driver-containers": listed("/run/nvidia/driver")})) == []
+
+
+def test_an_ldconfig_that_only_ubuntu_has() -> None:
+    config = '[nvidia-container-cli]\nldconfig = "@/sbin/ldconfig.real"\n'
+    here: dict[str, Said | None] = {TOOLKIT_CONFIG: config, "ldconfigs": listed("/sbin/ldconfig")}
+    assert causes(ask("debian-12-docker", here)) == ["ldconfig-path-wrong"]
+    both = {**here, "ldconfigs": listed("/sbin/ldconfig", "/sbin/ldconfig.real")}
+    assert causes(ask("debian-12-docker", both)) == []
+
+
+def test_of_the_loaders_files_only_the_line_of_the_wrong_folder_goes() -> None:
+    stubs = "/usr/local/cuda-12.4/lib64/stubs"
+    conf = {
+        "/etc/ld.so.conf.d/000-cuda.conf": f"{stubs}\n",
+        "/etc/ld.so.conf.d/libc.conf": "# libc default configuration\n/usr/local/lib\n",
+    }
+    cache = f"\tlibcuda.so.1 (libc6,x86-64) => {stubs}/libcuda.so.1\n"
+    cache += "\tlibcuda.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libcuda.so.1\n"
+    found = ask("debian-12-docker", {"ld-so-conf-d": held(conf), "libraries": cache})
+    assert causes(found) == ["library-path-shadows-libcuda"]
+    assert any("000-cuda.conf" in command for command in commands(found))
+    assert not any("libc.conf" in command or "*.conf" in command for command in commands(found))
+
+
+def test_a_lock_that_is_held_now_is_information() -> None:
+    found = ask("debian-12-docker", {"locks": "apt-get          4242 /var/lib/dpkg/lock-frontend\n"})
+    assert causes(found) == ["dpkg-lock-held"]
+    assert found.verdict == "healthy"
+
+
+def test_a_reservation_for_guests_is_taken_out_of_the_file_that_is_known() -> None:
+    reserved = held({"/etc/modprobe.d/vfio.conf": "options vfio-pci ids=10de:26b9\n"})
+    found = ask("one-gpu-lent-to-a-guest", {"modprobe-d": reserved})
+    assert causes(found) == ["vfio-bound"]
+    assert any("/etc/modprobe.d/vfio.conf" in command for command in commands(found))

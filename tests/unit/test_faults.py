@@ -1,0 +1,35 @@
+"""The table of faults on live nodes, and the page that shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpunode.diagnoses import families
+from tests.faults import FAULTS, Fault
+
+PAGE = Path(__file__).parents[2] / "docs/reference/faults.md"
+MENDED = {
+    "remedy": "by its commands",
+    "hand": "by its commands, and one step by hand",
+    "no": "diagnosed only",
+}
+
+
+def row(fault: Fault) -> str:
+    """The fault as the page has it."""
+    family = next(one for one in families() if any(rule.cause == fault.cause for rule in one.rules))
+    return f"| {fault.what} | [`{fault.cause}`](causes/{family.id}.md#{fault.cause}) | {MENDED[fault.mended]} |"
+
+
+def test_the_table_is_long_and_names_each_fault_once() -> None:
+    assert len(FAULTS) >= 40
+    assert len({fault.id for fault in FAULTS}) == len(FAULTS)
+    mended = [fault for fault in FAULTS if fault.mended != "no"]
+    assert len(mended) / len(FAULTS) >= 0.8
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_the_documentation_shows_it(fault: Fault) -> None:
+    assert row(fault) in PAGE.read_text("utf-8").splitlines()
