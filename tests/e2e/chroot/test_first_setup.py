@@ -122,7 +122,7 @@ def test_dkms_has_built_the_module_for_the_running_kernel(course: Course) -> Non
     kernel = course.node.kernel
     assert f"nvidia/{DRIVER}, {kernel}, x86_64: installed" in course.node.run("dkms", "status").stdout
     assert course.node.run("modinfo", "-k", kernel, "-F", "version", "nvidia").stdout == f"{DRIVER}\n"
-    assert course.node.run("modinfo", "-k", kernel, "-F", "license", "nvidia").stdout == "GPL\n"
+    assert course.node.run("modinfo", "-k", kernel, "-F", "license", "nvidia").stdout == "NVIDIA\n"
 
 
 def test_nothing_of_the_old_driver_is_left_not_even_its_configuration(course: Course) -> None:
