@@ -70,7 +70,7 @@ FAULTS: Final = (
           "echo 'blacklist nvidia' > /etc/modprobe.d/site.conf", "driver-module-not-loaded"),
     Fault("headers-missing", "the kernel's headers are gone and DKMS failed to build",
           f'{_UNBUILT}; dpkg --purge --force-depends "linux-headers-$(uname -r)"; ! dkms install {_DKMS}',
-          "kernel-headers-missing", core=True),
+          "kernel-headers-missing"),
     Fault("symbol-gone", "the module's source uses a function that this kernel has not",
           f"{_UNBUILT}; sed -i 's/^static int __init.*/extern int lab_gone(int);\\n&/; "
           "0,/return 0;/s//return pde_data_of_old();/' /usr/src/nvidia-580.178.04/nvidia.c; "
@@ -152,7 +152,7 @@ FAULTS: Final = (
           mended="hand", hand="echo '{\"live-restore\": true}' > /etc/docker/daemon.json", core=True),
     Fault("cri-disabled", "containerd's CRI plugin is switched off under a kubelet",
           f"sed -i '1a disabled_plugins = [\"io.containerd.grpc.v1.cri\"]' {_CONFIG}; systemctl restart containerd",
-          "containerd-cri-disabled", node="kubernetes", booted=True, core=True),
+          "containerd-cri-disabled", node="kubernetes", booted=True),
     Fault("handler-gone", "containerd lost NVIDIA's runtime under a kubelet",
           f"printf 'version = 2\\n' > {_CONFIG}; systemctl restart containerd",
           "containerd-nvidia-runtime-missing", node="kubernetes", booted=True),

@@ -36,8 +36,9 @@ def unexplained(snapshot: Snapshot) -> Doubt | None:
 
 
 def _lines(snapshot: Snapshot) -> Iterator[Citation]:
-    # A tool that is not installed has not tried anything.
-    for item in (one for one in snapshot.of(*_RUN) if one.outcome != "absent"):
+    # What a person ran and pasted: of what gpunode asked itself, rules know every answer, and a tool that is not
+    # installed, or may not look, has not tried anything.
+    for item in (one for one in snapshot.of(*_RUN) if one.outcome == "ok" and one.exit_status is None):
         for number, line in enumerate(item.lines, 1):
             if _FAILS.search(line) and (_OF_GPUS.search(line) or _OF_GPUS.search(item.written)):
                 yield cite(item, number)

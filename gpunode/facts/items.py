@@ -245,9 +245,17 @@ def _of_glob(key: str, capture: Capture, found: tuple[Found, ...]) -> Iterator[I
     listing = "\n".join(_listed(one) for one in found)
     yield Item(key, capture.source, Source("listing", capture.source), listing)
     for one in found:
-        if one.data is not None:
+        if one.data is not None and not _is_passed_over(one.path):
             text = one.data.decode("utf-8", "replace")
             yield Item(key, one.path, recognise(one.path, text), text)
+
+
+# Only files of that name are read there: what an editor or a remedy has left beside them counts for nothing.
+_OF_CONF: Final = ("/etc/modprobe.d/", "/etc/modules-load.d/", "/etc/ld.so.conf.d/")
+
+
+def _is_passed_over(path: str) -> bool:
+    return path.startswith(_OF_CONF) and not path.endswith(".conf")
 
 
 def _listed(found: Found) -> str:

@@ -16,7 +16,7 @@ exec runc "$@"
 """
 CTK: Final = """\
 #!/bin/sh
-echo "$*" >> /var/log/nvidia-ctk.calls
+{ echo "$*" >> /var/log/nvidia-ctk.calls; } 2>/dev/null
 case "$1 $2" in
 "--version "*) echo "NVIDIA Container Toolkit CLI version @VERSION@" ;;
 "cdi generate")

@@ -48,7 +48,9 @@ def booted(bases: dict[str, Bases], machines: Machines) -> Iterator[Boot]:
     run(["rm", "-rf", *(str(path) for path in machines.folder.glob("booted-*"))])
 
 
-@pytest.mark.parametrize("start", ["docker", "kubernetes", pytest.param("containerd", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "start", ["docker", *(pytest.param(start, marks=pytest.mark.long) for start in ("kubernetes", "containerd"))]
+)
 def test_a_machine_that_is_set_up_has_no_fault(booted: Boot, start: Start) -> None:
     with booted(start) as node:
         found = live.diagnose(node)

@@ -79,3 +79,11 @@ def test_a_reservation_for_guests_is_taken_out_of_the_file_that_is_known() -> No
     found = ask("one-gpu-lent-to-a-guest", {"modprobe-d": reserved})
     assert causes(found) == ["vfio-bound"]
     assert any("/etc/modprobe.d/vfio.conf" in command for command in commands(found))
+
+
+def test_a_file_that_modprobe_passes_over_sets_nothing() -> None:
+    wrong = "options nvidia NVreg_DeviceFileMode=666\n"
+    assert causes(ask("debian-12-docker", {"modprobe-d": held({"/etc/modprobe.d/site.conf": wrong})})) == [
+        "device-node-permissions"
+    ]
+    assert causes(ask("debian-12-docker", {"modprobe-d": held({"/etc/modprobe.d/site.conf.bak": wrong})})) == []
