@@ -302,7 +302,7 @@ def _packages(system: System) -> Node:
     if system.rpms:
         return {"rpm-database": listed("/var/lib/rpm/rpmdb.sqlite"), "rpms": "".join(f"{row}\n" for row in system.rpms)}
     own = system.os_release.partition("\nID=")[2].partition("\n")[0]
-    mirror = {"debian": "http://deb.debian.org/debian", "ubuntu": "http://archive.ubuntu.com/ubuntu"}[own]
+    mirror = {"debian": "http://mirror.example/debian", "ubuntu": "http://mirror.example/ubuntu"}[own]
     suite = system.os_release.rpartition("CODENAME=")[2].strip()
     sections = "main contrib non-free non-free-firmware" if own == "debian" else "main restricted universe multiverse"
     return {
