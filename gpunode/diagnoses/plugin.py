@@ -389,7 +389,6 @@ _FORCED: Final = re.compile(r"delete pods? .{0,80}--force|--grace-period[= ]0|fo
 # Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods) are open after them.
 _FIXED: Final = {25: 14, 26: 9, 27: 6}
 _KUBELET: Final = re.compile(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d+)")
-_COMPLETED: Final = re.compile(r"\bCompleted\b|\bSucceeded\b|initContainers|Init Containers", re.IGNORECASE)
 
 
 def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -570,7 +569,6 @@ _EMPTY: Final = re.compile(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
 _PRINTED: Final = re.compile(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
 _STATIC: Final = re.compile(r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml")
 _LABEL_CONFIG: Final = "nvidia.com/device-plugin.config"
-_MISPLACED: Final = re.compile(r"^[ \t]*(?P<indent>)(?:flags|version)\b", re.MULTILINE)
 _BY_ENVIRONMENT: Final = re.compile(r"envFrom\s*:|configMapRef\s*:")
 _WISH: Final = re.compile(
     r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced",

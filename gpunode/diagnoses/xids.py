@@ -28,7 +28,6 @@ from gpunode.diagnoses.views import driver, faults, kernel, smi_query
 
 _OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
 _CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
-_PAGE_FAULTS: Final = "https://docs.nvidia.com/deploy/xid-errors/working-with-xid-errors.html"
 
 # What rules of this and other families make of a code; the rest comes to a question with the catalog's advice.
 _GRAPHICS: Final = (13, 69)
