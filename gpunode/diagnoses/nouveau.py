@@ -96,7 +96,7 @@ def _in_use(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _shown(item: Item) -> Iterator[Citation]:
-    if item.where == "host" and item.is_seen:
+    if item.where == "host" and item.is_seen and not item.is_register:
         yield from lines_with(item, _IN_USE)
 
 

@@ -402,8 +402,9 @@ _HANGS: Final = re.compile(
 
 def _peers_hang(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What tells that transfers between peers hang, where no GPU of the report has an Xid that would hang them."""
-    over, hangs = snapshot.said(_OVER_P2P), snapshot.said(_HANGS)
-    if not over or not hangs or snapshot.view(faults.incidents):
+    over = snapshot.said(_OVER_P2P)
+    hangs = snapshot.said(_HANGS) if over else ()
+    if not hangs or snapshot.view(faults.incidents):
         return ()
     return tuple(dict.fromkeys((over[0], hangs[0])))
 

@@ -200,7 +200,7 @@ def _signature_line(item: Item, *, is_there: bool) -> Citation:
 def _anywhere(snapshot: Snapshot, pattern: re.Pattern[str]) -> Iterator[Citation]:
     """The lines with ``pattern`` wherever they stand, files included."""
     for item in snapshot.items:
-        if item.kind not in _TABLES and item.is_seen:
+        if item.kind not in _TABLES and item.is_seen and not item.is_register:
             yield from lines_with(item, pattern)
 
 

@@ -13,7 +13,7 @@ from gpunode.facts import boots
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
-from gpunode.facts.literals import may_match
+from gpunode.facts.literals import Vocabulary, may_match, needed
 from gpunode.facts.model import Facts
 from gpunode.facts.sources import Kind
 
@@ -27,6 +27,8 @@ _SILENT: Final[frozenset[Kind]] = frozenset(
 _WRAPPED_LINES: Final = 400
 _WINDOW: Final = 3
 _CITED: Final = 12
+# Shorter texts are searched whole.
+_LONG: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,13 @@ def _of_running_boot(item: Item) -> Item | None:
 
 
 def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
-    """Where messages stand; dpkg's own log, the longest of all, has nothing but states and versions."""
+    """Where messages stand."""
     found = (item for item in snapshot.items if item.kind not in _SILENT and item.is_seen)
-    return tuple(item for item in found if not item.subject.endswith("/dpkg.log"))
+    return tuple(item for item in found if not item.is_register)
 
 
-def _all_said(snapshot: Snapshot) -> str:
-    return "\n".join(item.view(_folded) for item in snapshot.view(_speaking))
+def _all_said(snapshot: Snapshot) -> Vocabulary:
+    return Vocabulary("\n".join(item.view(_folded) for item in snapshot.view(_speaking)))
 
 
 def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
@@ -140,15 +142,39 @@ def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
     if not may_match(pattern, item.view(_folded)):
         return
     numbers: list[int] = []
-    for match in pattern.finditer(item.text):
+    for match in _by_line(pattern, item.text, item.lowered):
         number = line_at(item, match.start())
         if number not in numbers[-1:]:
             numbers.append(number)
             yield cite(item, number)
         if len(numbers) == _CITED:
             return
-    if not numbers and (wrapped := pattern.search(item.view(_wrapped))):
-        yield cite(item, item.view(_wrapped).count("\n", 0, wrapped.start()) + 1)
+    wrapped = item.view(_wrapped)
+    if not numbers and (first := next(_by_line(pattern, wrapped, item.view(_wrapped_lowered)), None)):
+        yield cite(item, wrapped.count("\n", 0, first.start()) + 1)
+
+
+def _by_line(pattern: re.Pattern[str], text: str, lowered: str) -> Iterator[re.Match[str]]:
+    """The matches of ``pattern``, which goes over no line's end; of a long text, only lines with its words are read."""
+    words = needed(pattern) if len(text) > _LONG else frozenset()
+    if not words or len(lowered) != len(text):  # a few letters of some alphabets are two in lower case
+        yield from pattern.finditer(text)
+        return
+    for start, end in _lines_with_any(lowered, words):
+        yield from pattern.finditer(text, start, end)
+
+
+def _lines_with_any(text: str, words: frozenset[str]) -> Iterator[tuple[int, int]]:
+    """Where each line of ``text`` that has one of ``words`` begins and ends, in their order."""
+    nearest = {word: text.find(word) for word in words}
+    while found := [at for at in nearest.values() if at >= 0]:
+        at = min(found)
+        end = text.find("\n", at)
+        end = end if end >= 0 else len(text)
+        yield text.rfind("\n", 0, at) + 1, end
+        for word, place in nearest.items():
+            if 0 <= place < end:
+                nearest[word] = text.find(word, end)
 
 
 def finds(item: Item, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
@@ -168,7 +194,11 @@ def line_at(item: Item, offset: int) -> int:
 
 def _folded(item: Item) -> str:
     """All that a pattern may be found in, in lower case."""
-    return f"{item.lowered}\n{item.view(_wrapped).lower()}"
+    return f"{item.lowered}\n{item.view(_wrapped_lowered)}"
+
+
+def _wrapped_lowered(item: Item) -> str:
+    return item.view(_wrapped).lower()
 
 
 def _wrapped(item: Item) -> str:

@@ -26,6 +26,7 @@ _ABSENT: Final = re.compile(
     re.IGNORECASE,
 )
 _NEWLINE: Final = re.compile("\n")
+_REGISTERS: Final = frozenset({"/var/lib/dpkg/status", "/var/lib/apt/extended_states"})
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ class Item:
     def number_at(self, offset: int) -> int:
         """The number of the line in which the character at ``offset`` of the text stands, counted from 1."""
         return bisect_right(self._starts, offset)
+
+    @property
+    def is_register(self) -> bool:
+        """Whether a package manager keeps it: the longest texts of all, of nothing but names, states and versions."""
+        return self.subject in _REGISTERS or self.subject.endswith("/dpkg.log")
 
     @property
     def is_seen(self) -> bool:

@@ -185,12 +185,12 @@ def has_failed(snapshot: Snapshot) -> bool:
     return any(
         _UNSAID.search(item.text) or _API.search(item.text)
         for item in snapshot.items
-        if item.kind in _LOGS and _is_about(item)
+        if item.kind in _LOGS and not item.is_register and _is_about(item)
     )
 
 
 def _failure(item: Item) -> Failure | None:
-    if item.kind not in _LOGS or not item.is_seen or not _is_about(item):
+    if item.kind not in _LOGS or item.is_register or not item.is_seen or not _is_about(item):
         return None
     for reason, pattern in _ORDER:
         if citations := tuple(_deciding(item, pattern, reason)):

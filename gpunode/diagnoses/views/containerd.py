@@ -102,6 +102,8 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
             # systemd is asked for units of every product; what it said of them is among the facts.
             if item.kind in {"packages", "kernel-log", "nvml", "unit-show"} or item.outcome == "absent":
                 continue
+            if item.is_register:
+                continue
             if item.text.strip() and pattern.search(item.written):
                 return name, cite(item)
             if match := find(item, pattern):

@@ -238,7 +238,7 @@ def started_with(snapshot: Snapshot) -> tuple[Flags, Citation] | None:
 
 def _shows_command(item: Item) -> bool:
     about = item.subject.endswith((UNIT, ".conf")) and "docker" in (item.subject or item.written)
-    return "dockerd" in item.text and (about or item.kind in {"unit-file", "unit-status", "text"})
+    return (about or item.kind in {"unit-file", "unit-status", "text"}) and "dockerd" in item.text
 
 
 _SINCE: Final = (

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.facts.items import Item
 from gpunode.facts.literals import needed
 
@@ -116,7 +116,7 @@ _LOGS: Final = frozenset(
 def _of(item: Item) -> Iterator[Message]:
     if item.kind == "kernel-log":
         yield from _joined(item)
-    elif item.kind in _LOGS and _ELSEWHERE.search(item.text):
+    elif item.kind in _LOGS and not item.is_register and find(item, _ELSEWHERE):
         yield from _joined(item, kernel_only=True)
 
 

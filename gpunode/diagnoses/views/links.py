@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.diagnoses.views import boards, kernel, pci, smi_query
 from gpunode.facts.items import Item
 
@@ -102,8 +102,8 @@ class Link:
 
 def devices(snapshot: Snapshot) -> tuple[Device, ...]:
     """The devices of every verbose lspci."""
-    found = (item for item in snapshot.of("lspci", "text", "file") if _DETAIL.search(item.text))
-    return tuple(device for item in found if item.where == "host" for device in _devices(item))
+    told = (item for item in snapshot.of("lspci", "text", "file") if item.where == "host" and not item.is_register)
+    return tuple(device for item in told if find(item, _DETAIL) for device in _devices(item))
 
 
 def _devices(item: Item) -> Iterator[Device]:

@@ -104,6 +104,9 @@ def folders(snapshot: Snapshot) -> tuple[Folder, ...]:
 
 def _folders(item: Item) -> Iterator[Folder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
+    is_configuration = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
+    if not (echoes or is_configuration or "LD_" in item.text):
+        return
     for number, line in enumerate(item.lines, 1):
         paths: list[str] = []
         file = ""
@@ -111,7 +114,7 @@ def _folders(item: Item) -> Iterator[Folder]:
             paths = [path for match in _VARIABLE.finditer(line) for path in match["value"].split(":")]
         elif echoes:
             paths = line.strip().split(":")
-        elif item.kind == "file" and item.subject.startswith("/etc/ld.so.conf") and (match := _CONF.match(line)):
+        elif is_configuration and (match := _CONF.match(line)):
             paths, file = [match["folder"]], item.subject
         for path in paths:
             if path.startswith("/") and (sort := sort_of(path)) != "driver":

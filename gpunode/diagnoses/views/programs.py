@@ -38,7 +38,7 @@ def look(snapshot: Snapshot, *names: str) -> Presence | None:
 
 
 def _seen(item: Item, name: str) -> Presence | None:
-    if item.where == "container" or not item.is_seen:
+    if item.where == "container" or item.is_register or not item.is_seen:
         return None
     if (asked := _COMMAND.search(item.written)) and name in asked["names"].split():
         return Presence(f"/{name}" in item.text, cite(item))

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.diagnoses.views import pci
 from gpunode.facts.items import Item
 
@@ -104,7 +104,8 @@ class Gpu:
 
 def gpus(snapshot: Snapshot) -> tuple[Gpu, ...]:
     """Every GPU of every answer on the node, in the order of the evidence; see ``snapshot.view``."""
-    return tuple(gpu for item in snapshot.items if item.where == "host" for gpu in _of(item))
+    told = (item for item in snapshot.items if item.where == "host" and not item.is_register)
+    return tuple(gpu for item in told for gpu in _of(item))
 
 
 def rows(snapshot: Snapshot, *names: str) -> tuple[tuple[Gpu, Row], ...]:
@@ -129,7 +130,7 @@ def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
 
 
 def _of(item: Item) -> Iterator[Gpu]:
-    if item.kind == "nvidia-smi-q" or (item.kind in {"text", "nvidia-smi", "file"} and _SECTIONS.search(item.text)):
+    if item.kind == "nvidia-smi-q" or (item.kind in {"text", "nvidia-smi", "file"} and find(item, _SECTIONS)):
         read = _of_xml if "<gpu " in item.text or item.text.lstrip().startswith("<") else _of_listing
         found = (gpu for gpu in read(item) if any(_plain(row.path[-1]) not in _HEAD for row in gpu.rows))
         yield from (replace(gpu, bus=gpu.bus or _own_bus(gpu)) for gpu in found)
