@@ -284,8 +284,7 @@ def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
     version = loaded.version if loaded else _wanted(tuple(_missing(snapshot)))
     yield _firmware_package(snapshot, version.split(".")[0], version)
     yield rebuild_initramfs(snapshot)
-    modules_down = "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia"
-    yield run("load", "load the module anew", modules_down, "sudo modprobe nvidia")
+    yield run("load", "load the module anew", remedies.MODULES_OUT, "sudo modprobe nvidia")
 
 
 def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:

@@ -11,7 +11,15 @@ from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
-from gpunode.diagnoses.remedies import install, reboot, rebuild_initramfs, run, setup_step, takes_gpunode
+from gpunode.diagnoses.remedies import (
+    install,
+    reboot,
+    rebuild_initramfs,
+    rebuilt_initramfs,
+    run,
+    setup_step,
+    takes_gpunode,
+)
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
 from gpunode.facts.model import Known
@@ -328,19 +336,6 @@ def _stale_initramfs(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, (here.citation, there.citation, *image), "likely")
 
 
-def _rebuild_initramfs(snapshot: Snapshot) -> Iterable[Fix]:
-    yield rebuild_initramfs(snapshot)
-    yield reboot()
-
-
-_MISMATCHES: Final = frozenset(
-    {
-        "driver-library-mismatch-reboot-pending",
-        "driver-library-mismatch-partial-upgrade",
-        "driver-library-mismatch-unattended-upgrade",
-        "driver-library-mismatch-mixed-installs",
-    }
-)
 _MODPROBE: Final = "https://man7.org/linux/man-pages/man8/modprobe.8.html"
 
 FAMILY: Final = Family(
@@ -422,7 +417,7 @@ FAMILY: Final = Family(
             sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{DRIVER_README}installdriver.html"),
             check=_duplicates,
             remedy=_keep_one,
-            explains=(_MISMATCHES - {"driver-library-mismatch-mixed-installs"}) | chains.LIBRARY_MISMATCH,
+            explains=(chains.MISMATCHES - {"driver-library-mismatch-mixed-installs"}) | chains.LIBRARY_MISMATCH,
         ),
         Rule(
             cause="initramfs-stale-module",
@@ -441,8 +436,8 @@ FAMILY: Final = Family(
                 "https://manpages.debian.org/stable/initramfs-tools-core/update-initramfs.8.en.html",
             ),
             check=_stale_initramfs,
-            remedy=_rebuild_initramfs,
-            explains=_MISMATCHES | chains.LIBRARY_MISMATCH,
+            remedy=rebuilt_initramfs,
+            explains=chains.MISMATCHES | chains.LIBRARY_MISMATCH,
         ),
     ),
 )

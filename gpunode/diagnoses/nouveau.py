@@ -10,7 +10,15 @@ from gpunode.catalog import branches
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode
+from gpunode.diagnoses.remedies import (
+    by_hand,
+    reboot,
+    rebuild_initramfs,
+    rebuilt_initramfs,
+    run,
+    setup_step,
+    takes_gpunode,
+)
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import driver, kernel, modules, pci
 from gpunode.facts.items import Item
@@ -138,11 +146,6 @@ def _has_nova(snapshot: Snapshot) -> bool:
     return any(modules.loaded(snapshot, name) for name in _OPEN_DRIVERS[1:])
 
 
-def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
-    yield rebuild_initramfs(snapshot)
-    yield reboot()
-
-
 FAMILY: Final = Family(
     "nouveau",
     "nouveau in the way",
@@ -188,7 +191,7 @@ FAMILY: Final = Family(
                 "https://github.com/openSUSE/nvidia-driver-G06/issues/62",
             ),
             check=only("nouveau-in-initramfs", _decide),
-            remedy=_rebuild,
+            remedy=rebuilt_initramfs,
             explains=chains.NO_DRIVER | {"nouveau-bound"},
         ),
     ),

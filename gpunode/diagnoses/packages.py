@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
-from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
+from gpunode.diagnoses.chains import MISMATCHES, NO_DRIVER, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, edited, is_path
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode, uninstall
@@ -653,14 +653,6 @@ _TOOLKIT_TROUBLE: Final = (
     "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html"
 )
 _DPKG: Final = "https://manpages.debian.org/stable/dpkg/dpkg.1.en.html"
-_MISMATCHES: Final = frozenset(
-    {
-        "driver-library-mismatch-mixed-installs",
-        "driver-library-mismatch-partial-upgrade",
-        "driver-library-mismatch-reboot-pending",
-        "driver-library-mismatch-unattended-upgrade",
-    }
-)
 _UNUSABLE: Final = NO_DRIVER | {"driver-not-installed", "driver-userspace-incomplete"}
 
 FAMILY: Final = Family(
@@ -750,7 +742,7 @@ FAMILY: Final = Family(
             sources=(_DPKG,),
             check=_unconfigured,
             remedy=_finish,
-            explains=_MISMATCHES | _UNUSABLE | {"held-or-broken-packages"},
+            explains=MISMATCHES | _UNUSABLE | {"held-or-broken-packages"},
         ),
         Rule(
             cause="held-or-broken-packages",
@@ -787,7 +779,7 @@ FAMILY: Final = Family(
             ),
             check=only("mixed-repo-packages", _dependencies),
             remedy=_one_origin,
-            explains=_MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
+            explains=MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
         ),
         Rule(
             cause="package-file-conflict",
@@ -804,7 +796,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/pop-os/shop/issues/121", _DPKG),
             check=_file_conflict,
             remedy=_overwrite,
-            explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | _MISMATCHES,
+            explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | MISMATCHES,
         ),
         Rule(
             cause="runfile-leftover",
@@ -821,7 +813,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/SyneRBI/SIRF-SuperBuild/issues/273", DRIVER_GUIDE),
             check=_leftover,
             remedy=_take_run_away,
-            explains=_MISMATCHES | NO_DRIVER | {"duplicate-module-files"},
+            explains=MISMATCHES | NO_DRIVER | {"duplicate-module-files"},
         ),
     ),
 )

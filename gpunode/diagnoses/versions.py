@@ -495,7 +495,7 @@ def _no_reboot(scene: _Scene) -> tuple[str, ...]:
 # --- remedies -----------------------------------------------------------------------------------------------------
 
 _RELOAD: Final = (
-    "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia",
+    remedies.MODULES_OUT,
     "sudo modprobe -a nvidia nvidia_uvm",
 )
 _UNIT: Final = "nvidia-persistenced.service"
