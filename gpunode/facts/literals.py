@@ -15,6 +15,8 @@ _SHORTEST: Final = 4
 _ZERO_WIDTH: Final = frozenset("bBAZ")
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(?P<least>\d*)(?:,\d*)?\}")
 _GROUP: Final = re.compile(r"\?(?:(?P<plain>:|P<\w+>)|(?P<around><?[=!])|(?P<other>.))")
+# Characters that stand for themselves, up to one that is repeated or that means something.
+_PLAIN: Final = re.compile(r"[^\\.^$*+?{}\[\]()|]+(?![*+?{])")
 
 
 @cache
@@ -53,22 +55,32 @@ def _alternatives(text: str, at: int) -> tuple[frozenset[str], int]:
 
 def _sequence(text: str, at: int) -> tuple[frozenset[str], int]:
     """What everything up to the next ``|`` or ``)`` needs: of several things the longest."""
-    run, candidates = "", list[frozenset[str]]()
+    run, best = "", frozenset[str]()
     while at < len(text) and text[at] not in "|)":
+        if plain := _PLAIN.match(text, at):
+            run += plain[0]
+            at = plain.end()
+            continue
         literal, group, at = _one(text, at)
         least, after = _quantity(text, at)
         if literal is None or after != at:
-            kept = run + (literal or "") if least else run
-            candidates.append(frozenset({kept.lower()}))
+            best = _longer(best, run + (literal or "") if least else run)
             run = ""
         else:
             run += literal
-        if group and least:
-            candidates.append(group)
+        if group and least and _shortest(group) > _shortest(best):
+            best = group
         at = after
-    candidates.append(frozenset({run.lower()}))
-    best = max(candidates, key=lambda words: min(map(len, words)))
-    return (best if min(map(len, best)) >= _SHORTEST else frozenset()), at
+    return _longer(best, run), at
+
+
+def _longer(best: frozenset[str], run: str) -> frozenset[str]:
+    """``best``, or ``run`` where it is longer and long enough to be worth a search."""
+    return frozenset({run.lower()}) if len(run) >= _SHORTEST and len(run) > _shortest(best) else best
+
+
+def _shortest(words: frozenset[str]) -> int:
+    return min(map(len, words), default=0)
 
 
 def _one(text: str, at: int) -> tuple[str | None, frozenset[str], int]:
