@@ -13,8 +13,9 @@ from gpunode.facts import boots
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
-from gpunode.facts.literals import Vocabulary, may_match, needed
+from gpunode.facts.literals import Vocabulary
 from gpunode.facts.model import Facts
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
 T = TypeVar("T")
@@ -83,7 +84,7 @@ class Snapshot:
         """The file at ``path``; None where nobody looked. Its ``outcome`` is ``absent`` where it is not there."""
         return next((item for item in self.items if item.subject == path and item.kind != "listing"), None)
 
-    def said(self, pattern: re.Pattern[str], *kinds: Kind) -> tuple[Citation, ...]:
+    def said(self, pattern: Pattern, *kinds: Kind) -> tuple[Citation, ...]:
         """The lines in which ``pattern`` occurs, in items of ``kinds``; without any, wherever messages stand.
 
         A pattern never matches over a line's end; a message that was wrapped when it was pasted is found all the same,
@@ -91,25 +92,25 @@ class Snapshot:
         """
         return tuple(citation for item in self._searched(kinds, pattern) for citation in lines_with(item, pattern))
 
-    def says(self, pattern: re.Pattern[str], *kinds: Kind) -> bool:
+    def says(self, pattern: Pattern, *kinds: Kind) -> bool:
         """Whether ``pattern`` occurs; see ``said``."""
         return any(True for item in self._searched(kinds, pattern) for _ in lines_with(item, pattern))
 
-    def match(self, pattern: re.Pattern[str], *kinds: Kind) -> re.Match[str] | None:
+    def match(self, pattern: Pattern, *kinds: Kind) -> re.Match[str] | None:
         """The first match of ``pattern``; see ``said``."""
         for item in self._searched(kinds, pattern):
-            if may_match(pattern, item.view(_folded)):
+            if pattern.may_match(item.view(_folded)):
                 match = pattern.search(item.text) or pattern.search(item.view(_wrapped))
                 if match is not None:
                     return match
         return None
 
-    def _searched(self, kinds: tuple[Kind, ...], pattern: re.Pattern[str]) -> tuple[Item, ...]:
+    def _searched(self, kinds: tuple[Kind, ...], pattern: Pattern) -> tuple[Item, ...]:
         """The items in which ``pattern`` is worth a search."""
         if kinds:
             return self.of(*kinds)
         # Most patterns have a word that is nowhere in the whole node.
-        return self.view(_speaking) if may_match(pattern, self.view(_all_said)) else ()
+        return self.view(_speaking) if pattern.may_match(self.view(_all_said)) else ()
 
 
 def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
@@ -137,9 +138,9 @@ def _all_said(snapshot: Snapshot) -> Vocabulary:
     return Vocabulary("\n".join(item.view(_folded) for item in snapshot.view(_speaking)))
 
 
-def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
+def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    if not may_match(pattern, item.view(_folded)):
+    if not pattern.may_match(item.view(_folded)):
         return
     numbers: list[int] = []
     for match in _by_line(pattern, item.text, item.lowered):
@@ -154,9 +155,9 @@ def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
         yield cite(item, wrapped.count("\n", 0, first.start()) + 1)
 
 
-def _by_line(pattern: re.Pattern[str], text: str, lowered: str) -> Iterator[re.Match[str]]:
+def _by_line(pattern: Pattern, text: str, lowered: str) -> Iterator[re.Match[str]]:
     """The matches of ``pattern``, which goes over no line's end; of a long text, only lines with its words are read."""
-    words = needed(pattern) if len(text) > _LONG else frozenset()
+    words = pattern.words if len(text) > _LONG else frozenset()
     if not words or len(lowered) != len(text):  # a few letters of some alphabets are two in lower case
         yield from pattern.finditer(text)
         return
@@ -177,12 +178,12 @@ def _lines_with_any(text: str, words: frozenset[str]) -> Iterator[tuple[int, int
                 nearest[word] = text.find(word, end)
 
 
-def finds(item: Item, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+def finds(item: Item, pattern: Pattern) -> Iterator[re.Match[str]]:
     """The matches of ``pattern`` in the text of ``item``."""
-    return pattern.finditer(item.text) if may_match(pattern, item.lowered) else iter(())
+    return pattern.finditer(item.text) if pattern.may_match(item.lowered) else iter(())
 
 
-def find(item: Item, pattern: re.Pattern[str]) -> re.Match[str] | None:
+def find(item: Item, pattern: Pattern) -> re.Match[str] | None:
     """The first match of ``pattern`` in the text of ``item``."""
     return next(finds(item, pattern), None)
 
@@ -209,7 +210,7 @@ def _wrapped(item: Item) -> str:
     return "\n".join(" ".join(lines[start : start + _WINDOW]) for start in range(len(lines)))
 
 
-_PREFIX: Final = re.compile(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
+_PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
 
 def cite(item: Item, number: int | None = None) -> Citation:

@@ -7,7 +7,6 @@ a hundred times as fast as one for an expression.
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import Final
 
 # Shorter ones are everywhere and save nothing.
@@ -19,22 +18,15 @@ _GROUP: Final = re.compile(r"\?(?:(?P<plain>:|P<\w+>)|(?P<around><?[=!])|(?P<oth
 _PLAIN: Final = re.compile(r"[^\\.^$*+?{}\[\]()|]+(?![*+?{])")
 
 
-@cache
-def needed(pattern: re.Pattern[str]) -> frozenset[str]:
-    """Strings of which every text that ``pattern`` matches has one, in whatever case; none where nobody knows."""
-    if pattern.flags & re.VERBOSE:
+def needed(expression: str, flags: int = 0) -> frozenset[str]:
+    """Strings of which every text that ``expression`` matches has one, in lower case; none where nobody knows."""
+    if flags & re.VERBOSE:
         return frozenset()
     try:
-        found, _ = _alternatives(pattern.pattern, 0)
+        found, _ = _alternatives(expression, 0)
     except _Unread:
         return frozenset()
     return found
-
-
-def may_match(pattern: re.Pattern[str], lowered: str | Vocabulary) -> bool:
-    """Whether ``pattern`` can occur in the text that is ``lowered`` in lower case; True does not say that it does."""
-    words = needed(pattern)
-    return not words or any(word in lowered for word in words)
 
 
 class Vocabulary:

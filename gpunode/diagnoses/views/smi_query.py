@@ -16,19 +16,20 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.diagnoses.views import pci
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
-_GPU: Final = re.compile(rf"^[ \t]*GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})\s*$")
-_BUS_ID: Final = re.compile(rf"^{_BUS}$")
-_TAG: Final = re.compile(
+_GPU: Final = Pattern(rf"^[ \t]*GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})\s*$")
+_BUS_ID: Final = Pattern(rf"^{_BUS}$")
+_TAG: Final = Pattern(
     r"^[ \t]*<(?P<close>/)?(?P<name>[A-Za-z]\w*)(?P<rest>[^<>]{0,200})>(?:(?P<value>[^<>]*)</(?P=name)>)?\s*$"
 )
-_ID: Final = re.compile(rf'id="(?P<bus>{_BUS})"')
-_HEAD_OF_CSV: Final = re.compile(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
+_ID: Final = Pattern(rf'id="(?P<bus>{_BUS})"')
+_HEAD_OF_CSV: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
 # What stands above the first GPU.
 _HEAD: Final = frozenset({"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"})
 # Sections by which a piece is known in text that nobody gave a name.
-_SECTIONS: Final = re.compile(
+_SECTIONS: Final = Pattern(
     r"^[ \t]*(?:Remapped Rows|Retired Pages|ECC Errors|E[Cc][Cc] Mode|MIG Mode|Fabric|GPU Link Info|"
     r"GPU Reset Status|Clocks (?:Throttle|Event) Reasons|BAR1 Memory Usage|(?:GPU )?Power Readings|"
     r"GPU Recovery Action[ \t]*:[^\n]*)\s*$",
