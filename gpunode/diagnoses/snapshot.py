@@ -135,7 +135,7 @@ def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
 
 
 def _all_said(snapshot: Snapshot) -> Vocabulary:
-    return Vocabulary("\n".join(item.view(_folded) for item in snapshot.view(_speaking)))
+    return Vocabulary("\n".join(item.view(_folded_text) for item in snapshot.view(_speaking)))
 
 
 def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
@@ -193,8 +193,13 @@ def line_at(item: Item, offset: int) -> int:
     return item.number_at(offset)
 
 
-def _folded(item: Item) -> str:
+def _folded(item: Item) -> str | Vocabulary:
     """All that a pattern may be found in, in lower case."""
+    text = item.view(_folded_text)
+    return text if len(text) < _LONG else Vocabulary(text)
+
+
+def _folded_text(item: Item) -> str:
     return f"{item.lowered}\n{item.view(_wrapped_lowered)}"
 
 
