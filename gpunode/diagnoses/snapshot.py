@@ -30,6 +30,8 @@ _WINDOW: Final = 3
 _CITED: Final = 12
 # Shorter texts are searched whole.
 _LONG: Final = 4096
+# A word that stands in so many lines is in nearly all, and spares nothing.
+_DENSE: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,10 @@ def _by_line(pattern: Pattern, text: str, lowered: str) -> Iterator[re.Match[str
     if not words or len(lowered) != len(text):  # a few letters of some alphabets are two in lower case
         yield from pattern.finditer(text)
         return
-    for start, end in _lines_with_any(lowered, words):
+    for count, (start, end) in enumerate(_lines_with_any(lowered, words)):
+        if count == _DENSE:
+            yield from pattern.finditer(text, start)
+            return
         yield from pattern.finditer(text, start, end)
 
 
