@@ -16,7 +16,7 @@ from gpunode.facts.items import Item, tells_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import podman
 
-_DEVICE: Final = Pattern(r"(?<![\w./])(?P<kind>(?:[\w-]+\.)*nvidia\.com/[\w-]+)=(?P<name>[\w.:-]+)")
+_DEVICE: Final = Pattern(r"(?<![\w./-])(?P<kind>(?:[\w-]+\.)*nvidia\.com/[\w-]+)=(?P<name>[\w.:-]+)")
 _UNRESOLVED: Final = Pattern(
     r"unresolvable CDI devices?|(?:could not|cannot) resolve (?:the following )?CDI devices?", re.IGNORECASE
 )
