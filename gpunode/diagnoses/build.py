@@ -419,6 +419,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kernel-headers-missing",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="none",
             title="the kernel's headers are not installed",
@@ -437,6 +438,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-compiler-mismatch",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the compiler is not the one that built the kernel",
@@ -459,6 +461,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-kernel-api",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the driver's source does not fit this kernel",
@@ -482,6 +485,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-toolchain-missing",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="a build tool is not installed",
@@ -499,6 +503,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-tree-corrupt",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="DKMS's tree is damaged",
@@ -520,6 +525,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-no-space",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the disk was full during the build",

@@ -389,6 +389,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-missing",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="there is no CDI specification",
@@ -407,6 +408,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-stale",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="the CDI specification is of another driver, or of other GPUs",
@@ -425,6 +427,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-dir-not-read",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="the CDI specification lies where the engine does not look",
@@ -443,6 +446,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-version-unsupported",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="the engine is too old for the CDI specification",
@@ -461,6 +465,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-management-spec-missing",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="a pod asks for a management device that is in no specification",
@@ -479,6 +484,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-cdi-feature-disabled",
             layer="cdi",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker's CDI support is switched off",

@@ -428,6 +428,7 @@ FAMILY: Final = Family(
         Rule(
             cause="no-device-nodes-driver-not-initialised",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the driver has made no device files",
@@ -449,6 +450,7 @@ FAMILY: Final = Family(
         Rule(
             cause="persistenced-start-race",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-service",
             title="nvidia-persistenced started before its device files were there",
@@ -470,6 +472,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-uvm-not-loaded",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="nvidia_uvm is not loaded",
@@ -490,6 +493,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-uvm-wedged",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-container",
             title="nvidia_uvm is loaded and has lost its state",
@@ -511,6 +515,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-node-permissions",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the device files have the wrong permissions",
@@ -527,6 +532,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-init-802-kaslr-or-hmm",
             layer="driver",
+            storey="kernel",
             severity="error",
             disruption="restart-container",
             title="CUDA does not start with this kernel's memory layout",

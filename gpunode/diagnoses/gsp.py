@@ -357,6 +357,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-rpc-timeout",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reset-gpu",
             title="the GSP does not answer the driver",
@@ -377,6 +378,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-task-exception",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reset-gpu",
             title="the GSP's firmware crashed",
@@ -394,6 +396,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-bad-state-wpr2",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the GPU holds on to the memory of a dead GSP",
@@ -411,6 +414,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-firmware-boot-failed",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU's own firmware does not boot",
@@ -427,6 +431,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-firmware-missing",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-container",
             title="the GSP's firmware is not on disk",
@@ -445,6 +450,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-disable-ignored-open-module",
             layer="config",
+            storey="driver",
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",
@@ -461,6 +467,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-init-failed-platform",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the GSP cannot be started in this machine",

@@ -417,6 +417,7 @@ FAMILY: Final = Family(
         Rule(
             cause="ecc-dbe-uncorrectable",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="uncorrectable memory errors",
@@ -436,6 +437,7 @@ FAMILY: Final = Family(
         Rule(
             cause="row-remap-pending",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="a row remapping waits for a reset",
@@ -454,6 +456,7 @@ FAMILY: Final = Family(
         Rule(
             cause="row-remap-failure",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="RMA",
             title="a bad row of memory cannot be remapped",
@@ -471,6 +474,7 @@ FAMILY: Final = Family(
         Rule(
             cause="hbm-failing-rma",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="RMA",
             title="the GPU's memory is wearing out",
@@ -489,6 +493,7 @@ FAMILY: Final = Family(
         Rule(
             cause="page-retirement-pending-handles-held",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="bad pages stay in use because something holds the GPU",
@@ -506,6 +511,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-92-high-sbe-rate",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="ECC corrects more single bits than it should have to",
@@ -522,6 +528,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-94-contained-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="restart-container",
             title="a memory error ended one program",
@@ -538,6 +545,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-95-uncontained-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="a memory error that no program's end contains",
@@ -554,6 +562,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-140-unrecovered-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="an ECC error escaped every recovery",
@@ -570,6 +579,7 @@ FAMILY: Final = Family(
         Rule(
             cause="inforom-corrupted",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the InfoROM is damaged",

@@ -671,6 +671,7 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-nvidia-key-rotated",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="the CUDA repository's key is not the one that this node trusts",
@@ -689,6 +690,7 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-toolkit-key-missing",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="the container toolkit's repository key is missing",
@@ -706,6 +708,7 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-signed-by-conflict",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="two source entries name one repository with different keys",
@@ -723,6 +726,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dpkg-lock-held",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="another program is using the package database",
@@ -739,6 +743,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dpkg-unconfigured-packages",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="packages are half installed",
@@ -756,6 +761,7 @@ FAMILY: Final = Family(
         Rule(
             cause="held-or-broken-packages",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="installed or held packages keep the driver from changing",
@@ -773,6 +779,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mixed-repo-packages",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="the driver's packages come from two repositories",
@@ -793,6 +800,7 @@ FAMILY: Final = Family(
         Rule(
             cause="package-file-conflict",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="two packages bring the same file",
@@ -810,6 +818,7 @@ FAMILY: Final = Family(
         Rule(
             cause="runfile-leftover",
             layer="package",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="a driver of NVIDIA's .run installer is left beside the packages",

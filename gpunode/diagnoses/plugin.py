@@ -750,6 +750,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-library-not-found",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the device plugin does not find the driver's library",
@@ -773,6 +774,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-default-no-runtimeclass",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-service",
             title="the device plugin's pod does not run under NVIDIA's runtime",
@@ -803,6 +805,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-marked-unhealthy",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the device plugin calls a GPU unhealthy",
@@ -820,6 +823,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-not-ready-after-reboot",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="pods were admitted after a reboot before the device plugin was registered",
@@ -836,6 +840,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-restart-admission-bug",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the restarted kubelet refuses pods that it had already admitted",
@@ -857,6 +862,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-stale-device-allocation",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-service",
             title="the kubelet counts GPUs as given to pods that are gone",
@@ -874,6 +880,7 @@ FAMILY: Final = Family(
         Rule(
             cause="time-slicing-config-not-applied",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the running device plugin has not got the sharing configuration",

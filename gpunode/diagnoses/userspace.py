@@ -674,6 +674,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-not-installed",
             layer="toolkit",
+            storey="driver",
             severity="error",
             disruption="none",
             title="no NVIDIA driver is installed",
@@ -690,6 +691,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-userspace-incomplete",
             layer="toolkit",
+            storey="libraries",
             severity="error",
             disruption="none",
             title="the driver's libraries and programs are not installed",
@@ -707,6 +709,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-too-old-for-image",
             layer="toolkit",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the driver is older than the program's CUDA needs",
@@ -723,6 +726,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-compat-lib-mismatch",
             layer="userspace",
+            storey="libraries",
             severity="error",
             disruption="restart-container",
             title="a libcuda of another version than the driver is loaded",
@@ -739,6 +743,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-compat-not-supported-hw",
             layer="userspace",
+            storey="libraries",
             severity="error",
             disruption="restart-container",
             title="CUDA's compatibility libraries are used on a GPU that may not have them",
@@ -758,6 +763,7 @@ FAMILY: Final = Family(
         Rule(
             cause="library-path-shadows-libcuda",
             layer="userspace",
+            storey="libraries",
             severity="error",
             disruption="restart-container",
             title="another library stands before the driver's libcuda",
@@ -780,6 +786,7 @@ FAMILY: Final = Family(
         Rule(
             cause="framework-without-this-architecture",
             layer="userspace",
+            storey="programs",
             severity="error",
             disruption="none",
             title="the program has no code for this GPU's architecture",
@@ -800,6 +807,7 @@ FAMILY: Final = Family(
         Rule(
             cause="framework-cpu-only",
             layer="userspace",
+            storey="programs",
             severity="error",
             disruption="none",
             title="the framework was built without CUDA",
@@ -816,6 +824,7 @@ FAMILY: Final = Family(
         Rule(
             cause="compute-mode-exclusive",
             layer="config",
+            storey="gpu",
             severity="error",
             disruption="none",
             title="the GPU's compute mode lets one process in, or none",

@@ -270,6 +270,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vm-passthrough-mmio-config",
             layer="driver",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
@@ -290,6 +291,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vm-passthrough-hypervisor-detected",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="an old driver refuses a GeForce in a virtual machine",
@@ -309,6 +311,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vgpu-license-server-failure",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-service",
             title="the licence server gives this vGPU no licence",
@@ -325,6 +328,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vgpu-unlicensed",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-service",
             title="the vGPU has no licence",
@@ -342,6 +346,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-78-vgpu-start-error",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="a vGPU could not be started (Xid 78)",
@@ -367,6 +372,7 @@ FAMILY: Final = Family(
         Rule(
             cause="wsl-gpu-tcc-mode",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="Windows drives the GPU in TCC mode",
@@ -396,6 +402,7 @@ FAMILY: Final = Family(
         Rule(
             cause="wsl-gpu-access-blocked",
             layer="driver",
+            storey="libraries",
             severity="error",
             disruption="none",
             title="WSL is not given the GPU",

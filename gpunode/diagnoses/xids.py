@@ -395,6 +395,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-13-graphics-exception",
             layer="driver",
+            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
@@ -414,6 +415,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-mmu-fault",
             layer="driver",
+            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
@@ -432,6 +434,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-driver-regression",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="this release of the driver lets programs fault",
@@ -449,6 +452,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-61-pmu-breakpoint",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reboot",
             title="the GPU's power controller stopped",
@@ -467,6 +471,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-62-pmu-halt",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
@@ -485,6 +490,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-109-ctx-switch-timeout",
             layer="driver",
+            storey="programs",
             severity="error",
             disruption="restart-container",
             title="a program does not let go of the GPU",
@@ -502,6 +508,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-121-c2c-link",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="errors on the link between CPU and GPU",
@@ -522,6 +529,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-122-spi-rpc",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the GPU's flash memory does not answer",
@@ -539,6 +547,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-143-gpu-init-error",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU could not be initialised",
@@ -556,6 +565,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-154-recovery-action",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",
