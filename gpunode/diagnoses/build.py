@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode import distros
 from gpunode.diagnoses import chains
+from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command, is_package, is_release
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
@@ -407,10 +408,7 @@ def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
     yield build_again(snapshot, _kernel(snapshot))
 
 
-_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
-_README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/"
 _DKMS: Final = "https://github.com/dkms-project/dkms"
-_OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
 
 FAMILY: Final = Family(
     "build",
@@ -430,7 +428,7 @@ FAMILY: Final = Family(
                 "yesterday is gone after a reboot: nvidia-smi cannot reach it, and dkms status knows older kernels "
                 "only. The meta package for headers, beside the kernel's own, keeps this from coming back."
             ),
-            sources=(_GUIDE, _DKMS, "https://github.com/GoogleCloudPlatform/compute-gpu-installation/issues/25"),
+            sources=(DRIVER_GUIDE, _DKMS, "https://github.com/GoogleCloudPlatform/compute-gpu-installation/issues/25"),
             check=only("kernel-headers-missing", _decide),
             remedy=_get_headers,
             explains=chains.NOT_BUILT,
@@ -450,7 +448,7 @@ FAMILY: Final = Family(
                 "was changed. The compiler named in /proc/version has to be installed and used."
             ),
             sources=(
-                f"{_README}installdriver.html",
+                f"{DRIVER_README}installdriver.html",
                 "https://github.com/clearlinux/distribution/issues/1970",
                 "https://github.com/linux-surface/linux-surface/issues/705",
             ),
@@ -474,8 +472,8 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/xanmod/linux/issues/411",
-                f"{_OPEN}/issues/746",
-                f"{_OPEN}/issues/840",
+                f"{OPEN_MODULES}/issues/746",
+                f"{OPEN_MODULES}/issues/840",
                 "https://github.com/negativo17/nvidia-driver/issues/174",
             ),
             check=only("dkms-build-kernel-api", _decide),
@@ -495,7 +493,7 @@ FAMILY: Final = Family(
                 "not found' (make's error 127). Package scripts often go on regardless, so the installation looks "
                 "successful until the module is wanted."
             ),
-            sources=(f"{_OPEN}/issues/805", _GUIDE),
+            sources=(f"{OPEN_MODULES}/issues/805", DRIVER_GUIDE),
             check=only("dkms-build-toolchain-missing", _decide),
             remedy=_get_tools,
             explains=chains.NOT_BUILT,
@@ -534,7 +532,7 @@ FAMILY: Final = Family(
                 "after it needs room in /boot. On a full disk the compiler or the copying stops, and what is left is "
                 "no module or half of one. The log says so in one line among many errors that follow from it."
             ),
-            sources=(_DKMS, _GUIDE),
+            sources=(_DKMS, DRIVER_GUIDE),
             check=only("dkms-build-no-space", _decide),
             remedy=_free_space,
             explains=chains.NOT_BUILT,

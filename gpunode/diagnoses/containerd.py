@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.addresses import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run, takes_gpunode
@@ -459,7 +460,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/NVIDIA/gpu-operator/issues/730",
-                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html#configuring-containerd-for-kubernetes",
+                f"{TOOLKIT_GUIDE}#configuring-containerd-for-kubernetes",
             ),
             check=only("containerd-nvidia-runtime-missing", _decide),
             remedy=_register,
@@ -498,7 +499,7 @@ FAMILY: Final = Family(
                 "make it the default."
             ),
             sources=(
-                "https://github.com/NVIDIA/k8s-device-plugin/issues/406",
+                f"{DEVICE_PLUGIN}/issues/406",
                 "https://docs.k3s.io/advanced#nvidia-container-runtime",
             ),
             check=only("k3s-runtime-config-overwritten", _decide),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import chains, remedies
+from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command, edited, is_name
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
@@ -418,7 +419,6 @@ def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-_README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/"
 _NODES_PAGE: Final = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/"
 
 FAMILY: Final = Family(
@@ -439,7 +439,7 @@ FAMILY: Final = Family(
                 "Loading the module shows which it is; the kernel log has the reason where it stays without a GPU."
             ),
             sources=(
-                f"{_README}faq.html",
+                f"{DRIVER_README}faq.html",
                 _NODES_PAGE,
                 "https://github.com/NVIDIA/ansible-role-nvidia-driver/issues/3",
             ),
@@ -483,7 +483,7 @@ FAMILY: Final = Family(
                 "fine and every CUDA program ends with an unknown error or finds no device."
             ),
             sources=(
-                f"{_README}commonproblems.html",
+                f"{DRIVER_README}commonproblems.html",
                 "https://github.com/ggml-org/llama.cpp/issues/7218",
                 "https://github.com/Bumblebee-Project/Bumblebee/issues/854",
             ),
@@ -504,7 +504,7 @@ FAMILY: Final = Family(
                 "without a reboot; the driver can be told to keep GPU memory over a suspend."
             ),
             sources=(
-                f"{_README}powermanagement.html",
+                f"{DRIVER_README}powermanagement.html",
                 "https://github.com/ollama/ollama/issues/8638",
                 "https://github.com/pop-os/default-settings/pull/64",
                 "https://github.com/gbionics/jaxsim/issues/50",
@@ -525,7 +525,7 @@ FAMILY: Final = Family(
                 "whose bits make a mode that nobody can use. A mode of 0660 is a choice, and then only the group may "
                 "use the GPU. From above, root sees the GPU and users do not, or nobody does."
             ),
-            sources=(f"{_README}faq.html", "https://github.com/vowstar/vowstar-overlay/issues/6"),
+            sources=(f"{DRIVER_README}faq.html", "https://github.com/vowstar/vowstar-overlay/issues/6"),
             check=_permissions,
             remedy=_set_mode,
         ),
@@ -546,8 +546,8 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/index.html",
-                "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/797",
-                "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/901",
+                f"{OPEN_MODULES}/issues/797",
+                f"{OPEN_MODULES}/issues/901",
                 "https://github.com/wilicc/gpu-burn/issues/133",
             ),
             check=_hmm,

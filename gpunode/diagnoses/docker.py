@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, restart, run
@@ -473,7 +474,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/NVIDIA/libnvidia-container/issues/154",
-                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html#rootless-mode",
+                f"{TOOLKIT_GUIDE}#rootless-mode",
             ),
             check=only("docker-rootless-config", _decide),
             remedy=_no_cgroups,
@@ -509,7 +510,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/1795",
-                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html#configuring-docker",
+                f"{TOOLKIT_GUIDE}#configuring-docker",
             ),
             check=only("nvidia-runtime-not-registered", _decide),
             remedy=_register,

@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses import remedies
+from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
 from gpunode.diagnoses.commands import edited
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -28,9 +29,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, faults, kernel, modules, packages, pci
 from gpunode.diagnoses.views.system import distro, package_manager
 
-_OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
-_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
-_README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/gsp.html"
+_README: Final = f"{DRIVER_README}gsp.html"
 
 _RPC_TIMEOUT: Final = re.compile(
     r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w* timed? ?out|"
@@ -285,8 +284,7 @@ def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
     version = loaded.version if loaded else _wanted(tuple(_missing(snapshot)))
     yield _firmware_package(snapshot, version.split(".")[0], version)
     yield rebuild_initramfs(snapshot)
-    modules_down = "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia"
-    yield run("load", "load the module anew", modules_down, "sudo modprobe nvidia")
+    yield run("load", "load the module anew", remedies.MODULES_OUT, "sudo modprobe nvidia")
 
 
 def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
@@ -370,7 +368,7 @@ FAMILY: Final = Family(
                 "A reset or reboot starts it anew. If it comes back, change the driver's version; proprietary modules "
                 "on GPUs before Blackwell can do without the GSP."
             ),
-            sources=(f"{_OPEN}/issues/446", _CATALOG),
+            sources=(f"{OPEN_MODULES}/issues/446", XID_CATALOG),
             check=only("gsp-rpc-timeout", _decide),
             remedy=_restart_gsp,
             explains=_UNUSABLE | {"gsp-bad-state-wpr2", "gsp-init-failed-platform"},
@@ -388,7 +386,7 @@ FAMILY: Final = Family(
                 "that went bad under it; the calls that follow time out (Xid 119), and channels are taken down.\n\n"
                 "A reset brings the GPU back; another release of the driver, or a report to NVIDIA, cures it."
             ),
-            sources=(f"{_OPEN}/issues/829", _CATALOG),
+            sources=(f"{OPEN_MODULES}/issues/829", XID_CATALOG),
             check=only("gsp-task-exception", _decide),
             remedy=_restart_gsp,
             explains=_UNUSABLE | {"gsp-bad-state-wpr2", "gsp-init-failed-platform"},
@@ -406,7 +404,7 @@ FAMILY: Final = Family(
                 "not start another: it says that WPR2 is already up and gives the GPU up. Loading the module again "
                 "changes nothing; only a reset of the whole GPU, by a reboot or by taking its power away, does."
             ),
-            sources=(f"{_OPEN}/issues/1230", f"{_OPEN}/issues/1104"),
+            sources=(f"{OPEN_MODULES}/issues/1230", f"{OPEN_MODULES}/issues/1104"),
             check=only("gsp-bad-state-wpr2", _decide),
             remedy=_unwedge,
             explains=_UNUSABLE,
@@ -423,7 +421,7 @@ FAMILY: Final = Family(
                 "reports how far it came. If it never ends, the board has no proper power, is badly seated, has a "
                 "damaged VBIOS or is broken; no driver of either kind gets further."
             ),
-            sources=(f"{_OPEN}/issues/789", f"{_OPEN}/issues/543"),
+            sources=(f"{OPEN_MODULES}/issues/789", f"{OPEN_MODULES}/issues/543"),
             check=only("gpu-firmware-boot-failed", _decide),
             remedy=_boot_gpu,
             explains=_UNUSABLE,
@@ -442,7 +440,7 @@ FAMILY: Final = Family(
                 "container that was made without it. The open modules, and every GPU that needs the GSP, do not start "
                 "then."
             ),
-            sources=(f"{_OPEN}/issues/433", _README),
+            sources=(f"{OPEN_MODULES}/issues/433", _README),
             check=only("gsp-firmware-missing", _decide),
             remedy=_bring_file,
             explains=_UNUSABLE,
@@ -459,7 +457,7 @@ FAMILY: Final = Family(
                 "no other way to drive a GPU and ignore it, as do all modules on GPUs from Blackwell on. Who set it to "
                 "be rid of a GSP error still has that error."
             ),
-            sources=(f"{_OPEN}/issues/820", _README),
+            sources=(f"{OPEN_MODULES}/issues/820", _README),
             check=_ignored,
             remedy=_take_back,
             explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
@@ -478,7 +476,7 @@ FAMILY: Final = Family(
                 "that was replaced or cannot be read, small computers and chipsets that NVIDIA does not support, or "
                 "firmware settings that give the GPU too little address space."
             ),
-            sources=(f"{_OPEN}/issues/965", f"{_OPEN}/issues/1058"),
+            sources=(f"{OPEN_MODULES}/issues/965", f"{OPEN_MODULES}/issues/1058"),
             check=only("gsp-init-failed-platform", _decide),
             remedy=_platform,
             explains=_UNUSABLE,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog.gpus import lookup
+from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, power_cycle, replace
@@ -171,7 +172,7 @@ FAMILY: Final = Family(
                 "and falls off again, move it to another slot: what follows the card is the card's fault."
             ),
             sources=(
-                "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html",
+                XID_CATALOG,
                 "https://github.com/NVIDIA/NVSentinel/issues/155",
                 "https://github.com/leptonai/gpud/pull/1209",
             ),
@@ -197,8 +198,8 @@ FAMILY: Final = Family(
                 "not pushed home, or hangs on a supply rail that is off or overloaded."
             ),
             sources=(
-                "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html",
-                "https://github.com/NVIDIA/open-gpu-kernel-modules/blob/main/src/nvidia/arch/nvalloc/unix/src/osinit.c",
+                XID_CATALOG,
+                f"{OPEN_MODULES}/blob/main/src/nvidia/arch/nvalloc/unix/src/osinit.c",
             ),
             check=_unpowered,
             remedy=_connect,

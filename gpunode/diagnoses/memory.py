@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpunode.diagnoses.addresses import NVML_RETURNS, XID_CATALOG
 from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
@@ -15,7 +16,6 @@ from gpunode.diagnoses.views import faults, pci, smi_query
 
 _MEMORY_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 _POLICY: Final = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
-_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _RETIREMENT: Final = "https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html"
 
 # From how many retired pages on NVIDIA takes a board back (dynamic page retirement, RMA policy).
@@ -429,7 +429,7 @@ FAMILY: Final = Family(
                 "One such error is no reason for a new GPU: after a reset the bad row or page is out of use. Look then "
                 "whether a remapping is pending or failed, and whether the next error is at the same place."
             ),
-            sources=(_CATALOG, _POLICY),
+            sources=(XID_CATALOG, _POLICY),
             check=only("ecc-dbe-uncorrectable", _decide),
             remedy=_reset_after_drain,
             explains=_CONSEQUENCES,
@@ -520,7 +520,7 @@ FAMILY: Final = Family(
                 "the rate (Xid 92) speak of memory that ages. Nothing needs to be reset; watch whether pages or rows "
                 "are taken out of use, and plan for a replacement when they grow in number."
             ),
-            sources=(_CATALOG,),
+            sources=(XID_CATALOG,),
             check=only("xid-92-high-sbe-rate", _decide),
             remedy=_watch,
             explains=UNHEALTHY_IN_CLUSTER,
@@ -571,7 +571,7 @@ FAMILY: Final = Family(
                 "mends it, mostly in SRAM (Xid 140). Its state can no longer be relied on until it is reset. When the "
                 "SRAM counters pass NVIDIA's limit, or it comes back, the GPU is to be replaced."
             ),
-            sources=(_CATALOG,),
+            sources=(XID_CATALOG,),
             check=only("xid-140-unrecovered-ecc", _decide),
             remedy=_reset_after_drain,
             explains=_CONSEQUENCES,
@@ -591,7 +591,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/NVIDIA/gpu-operator/issues/20",
-                "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html",
+                NVML_RETURNS,
             ),
             check=_inforom,
             remedy=_write_anew,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import at, command, is_gpu
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
@@ -304,7 +305,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/Project-HAMi/HAMi/issues/1044",
-                "https://github.com/NVIDIA/k8s-device-plugin/issues/399",
+                f"{DEVICE_PLUGIN}/issues/399",
                 _GUIDE,
             ),
             check=_forbidden,

@@ -7,10 +7,19 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import build, chains, remedies
+from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
-from gpunode.diagnoses.remedies import install, reboot, rebuild_initramfs, run, setup_step, takes_gpunode
+from gpunode.diagnoses.remedies import (
+    install,
+    reboot,
+    rebuild_initramfs,
+    rebuilt_initramfs,
+    run,
+    setup_step,
+    takes_gpunode,
+)
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
 from gpunode.facts.model import Known
@@ -327,20 +336,6 @@ def _stale_initramfs(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, (here.citation, there.citation, *image), "likely")
 
 
-def _rebuild_initramfs(snapshot: Snapshot) -> Iterable[Fix]:
-    yield rebuild_initramfs(snapshot)
-    yield reboot()
-
-
-_MISMATCHES: Final = frozenset(
-    {
-        "driver-library-mismatch-reboot-pending",
-        "driver-library-mismatch-partial-upgrade",
-        "driver-library-mismatch-unattended-upgrade",
-        "driver-library-mismatch-mixed-installs",
-    }
-)
-_README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/"
 _MODPROBE: Final = "https://man7.org/linux/man-pages/man8/modprobe.8.html"
 
 FAMILY: Final = Family(
@@ -361,7 +356,7 @@ FAMILY: Final = Family(
                 "was not built for this kernel, its signature was refused, another driver has the GPU. Where none of "
                 "that is found, loading it by hand shows what the kernel says."
             ),
-            sources=("https://github.com/NVIDIA/nvidia-docker/issues/1629", f"{_README}commonproblems.html"),
+            sources=("https://github.com/NVIDIA/nvidia-docker/issues/1629", f"{DRIVER_README}commonproblems.html"),
             check=_not_loaded,
             remedy=_load,
             explains=chains.NOT_INITIALISED,
@@ -382,7 +377,7 @@ FAMILY: Final = Family(
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/365",
                 "https://github.com/negativo17/nvidia-driver/issues/97",
-                f"{_README}installdriver.html",
+                f"{DRIVER_README}installdriver.html",
             ),
             check=_other_kernel,
             remedy=_build_for_this,
@@ -423,10 +418,10 @@ FAMILY: Final = Family(
                 "whatever its version, so an upgrade of the other changes nothing: the old module is loaded at every "
                 "boot and refuses the new libraries, also after a reboot. One of the copies has to go."
             ),
-            sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{_README}installdriver.html"),
+            sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{DRIVER_README}installdriver.html"),
             check=_duplicates,
             remedy=_keep_one,
-            explains=(_MISMATCHES - {"driver-library-mismatch-mixed-installs"}) | chains.LIBRARY_MISMATCH,
+            explains=(chains.MISMATCHES - {"driver-library-mismatch-mixed-installs"}) | chains.LIBRARY_MISMATCH,
         ),
         Rule(
             cause="initramfs-stale-module",
@@ -446,8 +441,8 @@ FAMILY: Final = Family(
                 "https://manpages.debian.org/stable/initramfs-tools-core/update-initramfs.8.en.html",
             ),
             check=_stale_initramfs,
-            remedy=_rebuild_initramfs,
-            explains=_MISMATCHES | chains.LIBRARY_MISMATCH,
+            remedy=rebuilt_initramfs,
+            explains=chains.MISMATCHES | chains.LIBRARY_MISMATCH,
         ),
     ),
 )

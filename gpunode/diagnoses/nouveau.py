@@ -8,8 +8,17 @@ from typing import Final
 
 from gpunode.catalog import branches
 from gpunode.diagnoses import chains
+from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode
+from gpunode.diagnoses.remedies import (
+    by_hand,
+    reboot,
+    rebuild_initramfs,
+    rebuilt_initramfs,
+    run,
+    setup_step,
+    takes_gpunode,
+)
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import driver, kernel, modules, pci
 from gpunode.facts.items import Item
@@ -137,11 +146,6 @@ def _has_nova(snapshot: Snapshot) -> bool:
     return any(modules.loaded(snapshot, name) for name in _OPEN_DRIVERS[1:])
 
 
-def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
-    yield rebuild_initramfs(snapshot)
-    yield reboot()
-
-
 FAMILY: Final = Family(
     "nouveau",
     "nouveau in the way",
@@ -161,8 +165,8 @@ FAMILY: Final = Family(
                 "rebooted: a driver that shows a console cannot be taken away safely."
             ),
             sources=(
-                "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",
-                "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/commonproblems.html",
+                DRIVER_GUIDE,
+                f"{DRIVER_README}commonproblems.html",
                 "https://github.com/mattshma/bigdata/issues/133",
                 "https://github.com/negativo17/nvidia-driver/issues/73",
             ),
@@ -184,12 +188,12 @@ FAMILY: Final = Family(
                 "node rebooted."
             ),
             sources=(
-                "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/commonproblems.html",
+                f"{DRIVER_README}commonproblems.html",
                 "https://manpages.debian.org/stable/initramfs-tools-core/initramfs-tools.7.en.html",
                 "https://github.com/openSUSE/nvidia-driver-G06/issues/62",
             ),
             check=only("nouveau-in-initramfs", _decide),
-            remedy=_rebuild,
+            remedy=rebuilt_initramfs,
             explains=chains.NO_DRIVER | {"nouveau-bound"},
         ),
     ),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog import xids
+from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import command, is_release
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -344,7 +345,6 @@ def _tell_monitor(_: Snapshot) -> Iterable[Fix]:
 
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
-_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _WITHOUT_FABRIC: Final = UNHEALTHY_IN_CLUSTER | {
     *("nvlink-all-links-inactive-gpu", "nvlink-link-inactive", "cuda-init-802-kaslr-or-hmm"),
     "nvlink-not-present-false-positive",
@@ -460,7 +460,7 @@ FAMILY: Final = Family(
                 "the link hangs or ends too. The GPUs of one fabric are reset together; the registers in the message "
                 "tell signal from hardware."
             ),
-            sources=(_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
+            sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
             check=_linked_fault,
             remedy=_reset_fabric,
             explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
@@ -478,7 +478,7 @@ FAMILY: Final = Family(
                 "peer that was talking to that GPU, by Xid 45 for their programs, and by collectives that hang until "
                 "the node is reset: the GPU with the first fatal event is the one to look at."
             ),
-            sources=(_CATALOG, "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1355"),
+            sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1355"),
             check=_fifth,
             remedy=_reset_fabric,
             explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
@@ -497,7 +497,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/leptonai/gpud/issues/1085",
-                "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1150",
+                f"{OPEN_MODULES}/issues/1150",
             ),
             check=only("nvlink-all-links-inactive-gpu", _linked),
             remedy=_look_at_fabric,

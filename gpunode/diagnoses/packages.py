@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import remedies
-from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
+from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
+from gpunode.diagnoses.chains import MISMATCHES, NO_DRIVER, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, edited, is_path
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode, uninstall
@@ -648,20 +649,10 @@ def _take_run_away(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _CUDA_BLOG: Final = "https://developer.nvidia.com/blog/updating-the-cuda-linux-gpg-repository-key/"
-_TOOLKIT_GUIDE: Final = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
 _TOOLKIT_TROUBLE: Final = (
     "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html"
 )
-_DRIVER_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 _DPKG: Final = "https://manpages.debian.org/stable/dpkg/dpkg.1.en.html"
-_MISMATCHES: Final = frozenset(
-    {
-        "driver-library-mismatch-mixed-installs",
-        "driver-library-mismatch-partial-upgrade",
-        "driver-library-mismatch-reboot-pending",
-        "driver-library-mismatch-unattended-upgrade",
-    }
-)
 _UNUSABLE: Final = NO_DRIVER | {"driver-not-installed", "driver-userspace-incomplete"}
 
 FAMILY: Final = Family(
@@ -682,7 +673,7 @@ FAMILY: Final = Family(
                 "of a public key that is not installed or not correct. Drivers and CUDA then stay as they are, and a "
                 "fresh installation ends here."
             ),
-            sources=(_CUDA_BLOG, _DRIVER_GUIDE),
+            sources=(_CUDA_BLOG, DRIVER_GUIDE),
             check=_cuda_key,
             remedy=_renew_cuda_key,
             explains=_UNUSABLE,
@@ -700,7 +691,7 @@ FAMILY: Final = Family(
                 "of apt-key. apt then refuses the repository with NO_PUBKEY, and the toolkit is not found or not "
                 "brought up to date."
             ),
-            sources=(_TOOLKIT_GUIDE,),
+            sources=(TOOLKIT_GUIDE,),
             check=_toolkit_key,
             remedy=_renew_toolkit_key,
             explains=NO_TOOLKIT | {"toolkit-not-installed"},
@@ -756,7 +747,7 @@ FAMILY: Final = Family(
             sources=(_DPKG,),
             check=_unconfigured,
             remedy=_finish,
-            explains=_MISMATCHES | _UNUSABLE | {"held-or-broken-packages"},
+            explains=MISMATCHES | _UNUSABLE | {"held-or-broken-packages"},
         ),
         Rule(
             cause="held-or-broken-packages",
@@ -771,7 +762,7 @@ FAMILY: Final = Family(
                 "shows no hold at all. Either the hold is released, or the old branch is removed in the step that "
                 "brings the new one."
             ),
-            sources=("https://github.com/NVIDIA/ansible-role-nvidia-driver/pull/33", _DRIVER_GUIDE),
+            sources=("https://github.com/NVIDIA/ansible-role-nvidia-driver/pull/33", DRIVER_GUIDE),
             check=only("held-or-broken-packages", _dependencies),
             remedy=_release,
             explains=frozenset({"driver-library-mismatch-partial-upgrade"}),
@@ -791,11 +782,11 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop/issues/18",
-                _DRIVER_GUIDE,
+                DRIVER_GUIDE,
             ),
             check=only("mixed-repo-packages", _dependencies),
             remedy=_one_origin,
-            explains=_MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
+            explains=MISMATCHES | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
         ),
         Rule(
             cause="package-file-conflict",
@@ -813,7 +804,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/pop-os/shop/issues/121", _DPKG),
             check=_file_conflict,
             remedy=_overwrite,
-            explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | _MISMATCHES,
+            explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | MISMATCHES,
         ),
         Rule(
             cause="runfile-leftover",
@@ -828,10 +819,10 @@ FAMILY: Final = Family(
                 "old libraries first, the kernel an old module, and the versions differ. Only the installer's own "
                 "uninstaller knows what it put where."
             ),
-            sources=("https://github.com/SyneRBI/SIRF-SuperBuild/issues/273", _DRIVER_GUIDE),
+            sources=("https://github.com/SyneRBI/SIRF-SuperBuild/issues/273", DRIVER_GUIDE),
             check=_leftover,
             remedy=_take_run_away,
-            explains=_MISMATCHES | NO_DRIVER | {"duplicate-module-files"},
+            explains=MISMATCHES | NO_DRIVER | {"duplicate-module-files"},
         ),
     ),
 )

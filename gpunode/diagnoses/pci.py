@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import command, edited, is_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
@@ -576,7 +577,6 @@ _APPLICATION_XIDS: Final = frozenset(
         *("xid-62-pmu-halt", "gsp-rpc-timeout", "xid-61-pmu-breakpoint"),
     }
 )
-_OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
 _AER_GUIDE: Final = "https://docs.kernel.org/PCI/pcieaer-howto.html"
 _NCCL_GUIDE: Final = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
@@ -597,7 +597,7 @@ FAMILY: Final = Family(
                 "this virtual machine. The module then refuses to load (No such device), and nvidia-smi cannot talk "
                 "to a driver. No package and no setting of this system can change it."
             ),
-            sources=(f"{_OPEN}/blob/main/kernel-open/nvidia/nv.c",),
+            sources=(f"{OPEN_MODULES}/blob/main/kernel-open/nvidia/nv.c",),
             check=_no_gpu,
             remedy=_attach,
             explains=NO_DRIVER | {"driver-not-installed"},
@@ -666,8 +666,8 @@ FAMILY: Final = Family(
                 "it is there and supported."
             ),
             sources=(
-                f"{_OPEN}/issues/862",
-                "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/index.html",
+                f"{OPEN_MODULES}/issues/862",
+                f"{DRIVER_GUIDE}index.html",
             ),
             check=only("bar-above-4g-disabled", regions),
             remedy=always(
@@ -694,7 +694,7 @@ FAMILY: Final = Family(
                 "kernel says 'no space' or 'failed to assign' for its BARs before any driver is asked, and the driver "
                 "then finds a region of 0M."
             ),
-            sources=("https://github.com/system76/firmware-open/issues/66", f"{_OPEN}/issues/510"),
+            sources=("https://github.com/system76/firmware-open/issues/66", f"{OPEN_MODULES}/issues/510"),
             check=only("bar-allocation-failed", regions),
             remedy=_realloc,
             explains=_NO_START,
@@ -747,7 +747,7 @@ FAMILY: Final = Family(
                 "like a driver fault: page faults (Xid 31) of whatever ran, GSP timeouts, at last a fallen GPU. "
                 "Cable, riser, slot and power come first."
             ),
-            sources=(_AER_GUIDE, f"{_OPEN}/issues/1229"),
+            sources=(_AER_GUIDE, f"{OPEN_MODULES}/issues/1229"),
             check=_uncorrected,
             remedy=always(*_RESEAT),
             explains=_APPLICATION_XIDS | {"pcie-aer-correctable-storm", "pcie-link-degraded"},

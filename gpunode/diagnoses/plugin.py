@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import (
     plugin_logs,
     restart_failed_pods,
@@ -25,7 +26,6 @@ from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.runtimes.containerd_files import CONFIG
 
-_PLUGIN: Final = "https://github.com/NVIDIA/k8s-device-plugin"
 _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
 
 # The driver's library.
@@ -763,8 +763,8 @@ FAMILY: Final = Family(
                 "offers no nvidia.com/gpu."
             ),
             sources=(
-                f"{_PLUGIN}/issues/1371",
-                f"{_PLUGIN}/issues/478",
+                f"{DEVICE_PLUGIN}/issues/1371",
+                f"{DEVICE_PLUGIN}/issues/478",
                 "https://github.com/siderolabs/talos/issues/12103",
             ),
             check=only("device-plugin-library-not-found", _no_library),
@@ -786,8 +786,8 @@ FAMILY: Final = Family(
                 "manifest and older charts ask for no runtime class."
             ),
             sources=(
-                f"{_PLUGIN}/issues/1220",
-                f"{_PLUGIN}/issues/406",
+                f"{DEVICE_PLUGIN}/issues/1220",
+                f"{DEVICE_PLUGIN}/issues/406",
                 "https://kubernetes.io/docs/concepts/containers/runtime-class/",
             ),
             check=only("nvidia-runtime-not-default-no-runtimeclass", _no_library),
@@ -816,7 +816,7 @@ FAMILY: Final = Family(
                 "the GPU keep it. The plugin does not take its word back before it is restarted, even where the "
                 "fault was the application's and the GPU is well."
             ),
-            sources=(f"{_PLUGIN}/issues/58", f"{_PLUGIN}/issues/189", f"{_PLUGIN}/issues/234"),
+            sources=(f"{DEVICE_PLUGIN}/issues/58", f"{DEVICE_PLUGIN}/issues/189", f"{DEVICE_PLUGIN}/issues/234"),
             check=only("device-plugin-marked-unhealthy", _health),
             remedy=_heal,
         ),
@@ -890,7 +890,7 @@ FAMILY: Final = Family(
                 "file, or the ConfigMap is passed in a way it does not read, no default is named, or the file was "
                 "changed after the plugin had started. Keys in the wrong place are dropped without a word."
             ),
-            sources=(f"{_PLUGIN}/issues/990", f"{_PLUGIN}/issues/615", f"{_PLUGIN}/issues/1433"),
+            sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
             check=only("time-slicing-config-not-applied", _time_slicing),
             remedy=lambda snapshot: chain(_slicing(snapshot)),
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gpunode import distros
@@ -296,9 +296,19 @@ TOOLKIT_ARCHIVE: Final = (
 """How a person has apt trust and read the toolkit's archive."""
 
 
+MODULES_OUT: Final = "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia"
+"""The command that takes the driver's modules out of the kernel, those that use others first."""
+
+
 def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of every kernel", when: str = "") -> Fix:
     """Makes the initial RAM disks anew."""
     return Fix("rebuild", text, (_INITRAMFS[snapshot.view(package_manager)],), when)
+
+
+def rebuilt_initramfs(snapshot: Snapshot) -> Iterator[Fix]:
+    """The whole remedy where the initramfs alone is wrong: it is made anew, and the node started with it."""
+    yield rebuild_initramfs(snapshot)
+    yield reboot()
 
 
 def restart(unit: str, text: str = "", when: str = "") -> Fix:

@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import kube, nested
-
-_PLUGIN: Final = "https://github.com/NVIDIA/k8s-device-plugin"
 
 _INSUFFICIENT: Final = re.compile(rf"Insufficient (?P<resource>{kube.RESOURCE})", re.IGNORECASE)
 _UNTOLERATED: Final = re.compile(
@@ -311,7 +310,7 @@ FAMILY: Final = Family(
                 "pods ask for, not what they use, so an idle pod holds its GPU, too. nvidia-smi may show no process."
             ),
             sources=(
-                f"{_PLUGIN}/issues/165",
+                f"{DEVICE_PLUGIN}/issues/165",
                 "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/",
             ),
             check=only("gpus-all-allocated", _allocation),
@@ -331,8 +330,8 @@ FAMILY: Final = Family(
                 "`nvidia.com/gpu` with one value only; the node then offers no GPU at all."
             ),
             sources=(
-                f"{_PLUGIN}/issues/826",
-                f"{_PLUGIN}/issues/1934",
+                f"{DEVICE_PLUGIN}/issues/826",
+                f"{DEVICE_PLUGIN}/issues/1934",
                 "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/",
             ),
             check=only("pod-missing-gpu-toleration", _taints),
@@ -353,7 +352,7 @@ FAMILY: Final = Family(
                 "pods with a node selector are led to this node and wait."
             ),
             sources=(
-                f"{_PLUGIN}/issues/826",
+                f"{DEVICE_PLUGIN}/issues/826",
                 "https://github.com/NVIDIA/gpu-feature-discovery/issues/36",
                 "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
             ),
@@ -380,7 +379,7 @@ FAMILY: Final = Family(
                 "The host's files look perfect, and the device plugin finds no NVML."
             ),
             sources=(
-                f"{_PLUGIN}/issues/478",
+                f"{DEVICE_PLUGIN}/issues/478",
                 "https://minikube.sigs.k8s.io/docs/tutorials/nvidia/",
                 "https://github.com/NVIDIA/nvkind",
             ),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses import chains
+from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.commands import Shell, command, is_name, is_path, is_release
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -321,7 +322,7 @@ FAMILY: Final = Family(
                 _KERNEL,
                 "https://man7.org/linux/man-pages/man7/kernel_lockdown.7.html",
                 "https://github.com/lcp/mokutil/issues/69",
-                "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/installdriver.html",
+                f"{DRIVER_README}installdriver.html",
             ),
             check=only("secure-boot-module-unsigned", _decide),
             remedy=_sign,

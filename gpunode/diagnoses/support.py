@@ -16,6 +16,7 @@ from gpunode.catalog import branches
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses import chains
+from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode, uninstall
@@ -333,8 +334,7 @@ def _open(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _SUPPORTED: Final = "https://docs.nvidia.com/datacenter/tesla/drivers/"
-_MODULES: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/kernel-modules.html"
-_OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
+_MODULES: Final = f"{DRIVER_GUIDE}kernel-modules.html"
 
 FAMILY: Final = Family(
     "support",
@@ -377,7 +377,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 f"{_SUPPORTED}cuda-toolkit-driver-and-architecture-matrix.html",
-                f"{_OPEN}/issues/862",
+                f"{OPEN_MODULES}/issues/862",
                 "https://github.com/MrMEEE/bumblebee-Old-and-abbandoned/issues/583",
             ),
             check=only("gpu-too-new-for-driver", _decide),
@@ -397,7 +397,7 @@ FAMILY: Final = Family(
                 "upgrade brings them to Maxwell, Pascal and Volta, too, where they find no GSP and give up. Up to "
                 "branch 580 the same driver with its proprietary modules drives these GPUs."
             ),
-            sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{_OPEN}/issues/19"),
+            sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{OPEN_MODULES}/issues/19"),
             check=only("open-module-on-pre-turing", _decide),
             remedy=_close,
             explains=chains.NO_DRIVER,
@@ -416,7 +416,7 @@ FAMILY: Final = Family(
                 "with a memory region that firmware left without an address: the line before it, or the module's "
                 "licence, decides."
             ),
-            sources=(_MODULES, f"{_OPEN}/issues/862", f"{_OPEN}/issues/872"),
+            sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
             check=only("proprietary-module-on-blackwell", _decide),
             remedy=_open,
             explains=chains.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},

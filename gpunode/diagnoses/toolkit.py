@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses import remedies
+from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
@@ -380,7 +381,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/docker/cli/issues/2425",
-                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",
+                TOOLKIT_GUIDE,
             ),
             check=_missing,
             remedy=_install,
@@ -462,7 +463,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/1735",
-                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",
+                TOOLKIT_GUIDE,
             ),
             check=_old_form,
             remedy=_today,

@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.catalog import cuda
 from gpunode.diagnoses import remedies
+from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import at, command, edited, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -664,7 +665,6 @@ def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
 
 _COMPAT_DOC: Final = "https://docs.nvidia.com/deploy/cuda-compatibility/"
 _TOOLKIT_NOTES: Final = "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/"
-_INSTALL_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 _DRIVER_API: Final = "https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html"
 
 FAMILY: Final = Family(
@@ -683,7 +683,7 @@ FAMILY: Final = Family(
                 "On a node without one there is neither a module nor libnvidia-ml.so.1 nor nvidia-smi, and each layer "
                 "above complains in its own words that a library or a driver cannot be loaded."
             ),
-            sources=("https://github.com/NVIDIA/libnvidia-container/issues/231", _INSTALL_GUIDE),
+            sources=("https://github.com/NVIDIA/libnvidia-container/issues/231", DRIVER_GUIDE),
             check=only("driver-not-installed", _presence),
             remedy=_install_driver,
             explains=NOT_ACCEPTED | {"fabric-manager-not-installed"},
@@ -701,7 +701,7 @@ FAMILY: Final = Family(
                 "use them, since libnvidia-ml.so.1 or libcuda.so.1 is not there. It looks from above as if there were "
                 "no driver."
             ),
-            sources=("https://github.com/negativo17/nvidia-driver/issues/93", _INSTALL_GUIDE),
+            sources=("https://github.com/negativo17/nvidia-driver/issues/93", DRIVER_GUIDE),
             check=only("driver-userspace-incomplete", _presence),
             remedy=_complete_driver,
             explains=LIBRARY_MISMATCH,

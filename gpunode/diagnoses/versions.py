@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from gpunode.diagnoses import remedies
+from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -494,7 +495,7 @@ def _no_reboot(scene: _Scene) -> tuple[str, ...]:
 # --- remedies -----------------------------------------------------------------------------------------------------
 
 _RELOAD: Final = (
-    "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia",
+    remedies.MODULES_OUT,
     "sudo modprobe -a nvidia nvidia_uvm",
 )
 _UNIT: Final = "nvidia-persistenced.service"
@@ -581,7 +582,6 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 _CONSEQUENCES: Final = LIBRARY_MISMATCH | {"cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", CONTAINER}
-_DOC: Final = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html"
 
 FAMILY: Final = Family(
     "versions",
@@ -601,7 +601,7 @@ FAMILY: Final = Family(
                 "version mismatch», and so does every new container. Loading the new module is enough, and the next "
                 "such night is prevented by taking the driver out of automatic upgrades."
             ),
-            sources=("https://github.com/lyulyul/shine-cluster/issues/30", _DOC),
+            sources=("https://github.com/lyulyul/shine-cluster/issues/30", NVML_RETURNS),
             check=only(UNATTENDED, _decide),
             remedy=_reload_and_hold,
             explains=_CONSEQUENCES,
@@ -619,7 +619,7 @@ FAMILY: Final = Family(
                 "the new module is loaded: by a reboot, or by unloading the old one when nothing uses it. The module "
                 "on disk already has the new version."
             ),
-            sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", _DOC),
+            sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", NVML_RETURNS),
             check=only(PENDING, _decide),
             remedy=_reload,
             explains=_CONSEQUENCES,
@@ -637,7 +637,7 @@ FAMILY: Final = Family(
                 "loads the same old module again and changes nothing. All packages have to be brought to one version "
                 "first."
             ),
-            sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", _DOC),
+            sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", NVML_RETURNS),
             check=only(PARTIAL, _decide),
             remedy=_complete,
             explains=_CONSEQUENCES,
@@ -655,7 +655,7 @@ FAMILY: Final = Family(
                 "other. Which pair meets can change with every ldconfig and every kernel. One of the two has to go, "
                 "whole."
             ),
-            sources=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/", _DOC),
+            sources=(DRIVER_GUIDE, NVML_RETURNS),
             check=only(MIXED, _decide),
             remedy=_one_driver,
             explains=_CONSEQUENCES,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.addresses import XID_CATALOG
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.model import Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.pci import regions
@@ -356,7 +357,7 @@ FAMILY: Final = Family(
                 "machine boots without a working GPU. Host and guest drivers of one vGPU release belong together."
             ),
             sources=(
-                "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html",
+                XID_CATALOG,
                 "https://docs.nvidia.com/vgpu/latest/index.html",
             ),
             check=_not_started,

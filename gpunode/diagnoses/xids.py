@@ -10,6 +10,7 @@ from typing import Final
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
 from gpunode.diagnoses import remedies
+from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
@@ -25,9 +26,6 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, faults, kernel, smi_query
-
-_OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
-_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 
 # What rules of this and other families make of a code; the rest comes to a question with the catalog's advice.
 _GRAPHICS: Final = (13, 69)
@@ -83,9 +81,9 @@ _UPGRADE: Final = re.compile(
 )
 # Releases whose page faults were tracked down to the driver, each with the thread.
 _FAULTY_RELEASES: Final = {
-    "610.57.04": f"{_OPEN}/issues/1370",
-    "610.43.02": f"{_OPEN}/issues/1134",
-    "595.71.05": f"{_OPEN}/issues/1134",
+    "610.57.04": f"{OPEN_MODULES}/issues/1370",
+    "610.43.02": f"{OPEN_MODULES}/issues/1134",
+    "595.71.05": f"{OPEN_MODULES}/issues/1134",
 }
 # Programs that run code of whoever started them.
 _OWN_CODE: Final = re.compile(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
@@ -407,7 +405,7 @@ FAMILY: Final = Family(
                 "The message names the place: GPC, TPC and SM. When different programs, right elsewhere, fail at one "
                 "and the same place, that part of the GPU is broken."
             ),
-            sources=(_CATALOG, "https://github.com/leptonai/gpud/pull/46"),
+            sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/46"),
             check=_exceptions,
             remedy=_debug,
             explains=_OF_PROGRAMS | {"xid-109-ctx-switch-timeout"},
@@ -426,7 +424,7 @@ FAMILY: Final = Family(
                 "Look further when it is not one program: many on one GPU only speak for the GPU, many on every GPU "
                 "for the driver."
             ),
-            sources=(_CATALOG, f"{_OPEN}/issues/1030"),
+            sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1030"),
             check=only("xid-31-mmu-fault", _page_faults),
             remedy=_debug_memory,
             explains=_OF_PROGRAMS,
@@ -444,7 +442,7 @@ FAMILY: Final = Family(
                 "driver's own page tables are wrong then. The same programs run clean on the release before, so go "
                 "back to it, or on to the one that mends it."
             ),
-            sources=(f"{_OPEN}/issues/1370", f"{_OPEN}/issues/363", f"{_OPEN}/issues/1134"),
+            sources=(f"{OPEN_MODULES}/issues/1370", f"{OPEN_MODULES}/issues/363", f"{OPEN_MODULES}/issues/1134"),
             check=only("xid-31-driver-regression", _page_faults),
             remedy=_change_release,
             explains=_OF_PROGRAMS,
@@ -463,7 +461,7 @@ FAMILY: Final = Family(
                 "or stops. Newer firmware for board and GPU mended most of it; keeping the GPU from its deepest idle "
                 "avoids it."
             ),
-            sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
+            sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
             check=_told(61),
             remedy=_settle_power,
             explains=_GPU_DOWN,
@@ -481,7 +479,7 @@ FAMILY: Final = Family(
                 "down after it. It is known from GPUs that wake from idling and from certain releases of the driver "
                 "under long load."
             ),
-            sources=(f"{_OPEN}/issues/1045", _CATALOG),
+            sources=(f"{OPEN_MODULES}/issues/1045", XID_CATALOG),
             check=_halted,
             remedy=_restart_controller,
             explains=_GPU_DOWN
@@ -500,7 +498,7 @@ FAMILY: Final = Family(
                 "program's channels are taken down; mostly that is all. Behind an Xid 13 or 31 it is only their "
                 "consequence."
             ),
-            sources=(f"{_OPEN}/issues/502", f"{_OPEN}/issues/1146"),
+            sources=(f"{OPEN_MODULES}/issues/502", f"{OPEN_MODULES}/issues/1146"),
             check=_timeouts,
             remedy=_free_engine,
             explains=_CONSEQUENCES,
@@ -517,7 +515,7 @@ FAMILY: Final = Family(
                 "errors that it corrected (Xid 121): nothing was lost and nothing needs to be done at once. A link "
                 "that fails for good is Xid 173. Reset the GPU when it is free, and open a case if it happens often."
             ),
-            sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
+            sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
             check=_told(*_CHIP_LINK),
             remedy=always(
                 by_hand("wait", "nothing now: the errors were corrected; reset the GPU at the next occasion"),
@@ -539,7 +537,7 @@ FAMILY: Final = Family(
                 "the list of bad memory may not be kept. Once is a hiccup; if it stays after a reset the chip or the "
                 "board fails."
             ),
-            sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
+            sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
             check=_told(*_FLASH),
             remedy=_read_flash,
             explains=UNHEALTHY_IN_CLUSTER | {"inforom-corrupted"},
@@ -557,7 +555,7 @@ FAMILY: Final = Family(
                 "stands before it, the GPU itself does not start: reset it, then take its power away, then look at "
                 "seat and cables."
             ),
-            sources=(_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
+            sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
             check=_initialisation,
             remedy=_initialise,
             explains=_GPU_DOWN,
@@ -575,7 +573,7 @@ FAMILY: Final = Family(
                 "error of its own. Another Xid on the same GPU came before it; where a log begins too late to have it, "
                 "the action is still to be taken, and the cause is still to be found."
             ),
-            sources=("https://github.com/leptonai/gpud", _CATALOG),
+            sources=("https://github.com/leptonai/gpud", XID_CATALOG),
             check=_last,
             remedy=_look_before,
             explains=_GPU_DOWN,
