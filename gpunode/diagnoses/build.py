@@ -416,6 +416,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kernel-headers-missing",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="none",
             title="the kernel's headers are not installed",
@@ -434,6 +435,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-compiler-mismatch",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the compiler is not the one that built the kernel",
@@ -456,6 +458,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-kernel-api",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the driver's source does not fit this kernel",
@@ -479,6 +482,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-toolchain-missing",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="a build tool is not installed",
@@ -496,6 +500,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-tree-corrupt",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="DKMS's tree is damaged",
@@ -517,6 +522,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-no-space",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the disk was full during the build",

@@ -428,6 +428,7 @@ FAMILY: Final = Family(
         Rule(
             cause="containerd-cri-disabled",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="containerd's CRI plugin is switched off",
@@ -447,6 +448,7 @@ FAMILY: Final = Family(
         Rule(
             cause="containerd-nvidia-runtime-missing",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="containerd has no runtime called nvidia",
@@ -466,6 +468,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cgroup-driver-mismatch",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="kubelet and runtime use different cgroup drivers",
@@ -484,6 +487,7 @@ FAMILY: Final = Family(
         Rule(
             cause="k3s-runtime-config-overwritten",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="k3s or RKE2 does not read the containerd file that was edited",
@@ -504,6 +508,7 @@ FAMILY: Final = Family(
         Rule(
             cause="crio-dropin-dead",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="CRI-O's drop-in lies where CRI-O never looks",

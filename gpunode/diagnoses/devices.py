@@ -429,6 +429,7 @@ FAMILY: Final = Family(
         Rule(
             cause="no-device-nodes-driver-not-initialised",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the driver has made no device files",
@@ -450,6 +451,7 @@ FAMILY: Final = Family(
         Rule(
             cause="persistenced-start-race",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-service",
             title="nvidia-persistenced started before its device files were there",
@@ -471,6 +473,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-uvm-not-loaded",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="nvidia_uvm is not loaded",
@@ -491,6 +494,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-uvm-wedged",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-container",
             title="nvidia_uvm is loaded and has lost its state",
@@ -512,6 +516,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-node-permissions",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the device files have the wrong permissions",
@@ -528,6 +533,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-init-802-kaslr-or-hmm",
             layer="driver",
+            storey="kernel",
             severity="error",
             disruption="restart-container",
             title="CUDA does not start with this kernel's memory layout",

@@ -374,6 +374,7 @@ FAMILY: Final = Family(
         Rule(
             cause="daemon-json-invalid",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="dockerd cannot read its configuration file",
@@ -396,6 +397,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-directive-conflict",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="a setting of dockerd stands in its file and on its command line",
@@ -418,6 +420,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker is the snap",
@@ -437,6 +440,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap-or-desktop-vm",
             layer="toolkit",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="the docker that answers cannot see the driver of this system",
@@ -457,6 +461,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-rootless-config",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="a rootless docker is set up as if it ran as root",
@@ -477,6 +482,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-not-restarted",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker runs since before the toolkit or its settings came",
@@ -492,6 +498,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-registered",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker knows no runtime called nvidia",

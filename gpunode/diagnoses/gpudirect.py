@@ -293,6 +293,7 @@ FAMILY: Final = Family(
         Rule(
             cause="peermem-load-failed",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-container",
             title="nvidia_peermem does not load",
@@ -311,6 +312,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpudirect-rdma-disabled",
             layer="driver",
+            storey="driver",
             severity="warning",
             disruption="restart-container",
             title="NCCL does without GPUDirect RDMA",
@@ -330,6 +332,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-fs-not-loaded",
             layer="driver",
+            storey="driver",
             severity="warning",
             disruption="none",
             title="nvidia_fs is not loaded",
@@ -346,6 +349,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gds-nvme-unsupported",
             layer="driver",
+            storey="driver",
             severity="warning",
             disruption="reboot",
             title="GPUDirect Storage does not know the NVMe driver",

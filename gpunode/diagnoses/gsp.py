@@ -356,6 +356,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-rpc-timeout",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reset-gpu",
             title="the GSP does not answer the driver",
@@ -376,6 +377,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-task-exception",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reset-gpu",
             title="the GSP's firmware crashed",
@@ -393,6 +395,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-bad-state-wpr2",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the GPU holds on to the memory of a dead GSP",
@@ -410,6 +413,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-firmware-boot-failed",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU's own firmware does not boot",
@@ -426,6 +430,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-firmware-missing",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-container",
             title="the GSP's firmware is not on disk",
@@ -444,6 +449,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-disable-ignored-open-module",
             layer="config",
+            storey="driver",
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",
@@ -460,6 +466,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-init-failed-platform",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the GSP cannot be started in this machine",

@@ -259,6 +259,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mig-mode-pending-reset",
             layer="config",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="a change of the MIG mode waits for a reset of the GPU",
@@ -276,6 +277,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mig-enabled-no-instances",
             layer="config",
+            storey="gpu",
             severity="error",
             disruption="none",
             title="MIG is enabled and no instances were created",
@@ -292,6 +294,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mig-capabilities-permission",
             layer="config",
+            storey="driver",
             severity="error",
             disruption="none",
             title="MIG's instances are out of this program's reach",

@@ -346,6 +346,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-module-not-loaded",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="NVIDIA's kernel module is not loaded",
@@ -364,6 +365,7 @@ FAMILY: Final = Family(
         Rule(
             cause="module-built-for-other-kernel",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the module was built for another kernel",
@@ -385,6 +387,7 @@ FAMILY: Final = Family(
         Rule(
             cause="depmod-index-missing",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="none",
             title="the kernel's module index does not know the module",
@@ -406,6 +409,7 @@ FAMILY: Final = Family(
         Rule(
             cause="duplicate-module-files",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the module stands on disk twice, in different versions",
@@ -423,6 +427,7 @@ FAMILY: Final = Family(
         Rule(
             cause="initramfs-stale-module",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="the initramfs loads an older module",

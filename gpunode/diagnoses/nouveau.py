@@ -154,6 +154,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nouveau-bound",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="nouveau owns the GPU",
@@ -177,6 +178,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nouveau-in-initramfs",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="the initramfs still loads nouveau",

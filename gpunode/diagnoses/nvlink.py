@@ -360,6 +360,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-version-mismatch",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="restart-service",
             title="fabric manager and driver are of different versions",
@@ -377,6 +378,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-installed",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="none",
             title="NVSwitches, and no fabric manager",
@@ -394,6 +396,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-running",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="restart-service",
             title="the fabric manager is installed and does not run",
@@ -415,6 +418,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-needed",
             layer="nvlink",
+            storey="fabric",
             severity="info",
             disruption="none",
             title="a fabric manager on a node without NVSwitches",
@@ -430,6 +434,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvswitch-sxid",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reboot",
             title="an NVSwitch reported an error",
@@ -446,6 +451,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-74-nvlink-error",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="an NVLink failed (Xid 74)",
@@ -463,6 +469,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-145-149-nvlink5-fault",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="NVLink 5 fault (Xid 144 to 150)",
@@ -480,6 +487,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-all-links-inactive-gpu",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="one GPU has no NVLink at all",
@@ -498,6 +506,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-link-inactive",
             layer="nvlink",
+            storey="fabric",
             severity="warning",
             disruption="reboot",
             title="some NVLinks of a GPU are down",
@@ -513,6 +522,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-not-present-false-positive",
             layer="nvlink",
+            storey="fabric",
             severity="info",
             disruption="none",
             title="no NVLink where none is to be",

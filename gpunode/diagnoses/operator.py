@@ -321,6 +321,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-operator-vs-host-driver",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the operator installs a driver over the host's own",
@@ -342,6 +343,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-operator-driver-restart-blocked",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the restarted driver pod cannot unload the driver, programs still use it",
@@ -359,6 +361,7 @@ FAMILY: Final = Family(
         Rule(
             cause="operator-no-driver-image",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="none",
             title="there is no driver image for this system or kernel",

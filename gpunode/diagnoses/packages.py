@@ -663,6 +663,7 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-nvidia-key-rotated",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="the CUDA repository's key is not the one that this node trusts",
@@ -681,6 +682,7 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-toolkit-key-missing",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="the container toolkit's repository key is missing",
@@ -698,6 +700,7 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-signed-by-conflict",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="two source entries name one repository with different keys",
@@ -715,6 +718,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dpkg-lock-held",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="another program is using the package database",
@@ -731,6 +735,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dpkg-unconfigured-packages",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="packages are half installed",
@@ -748,6 +753,7 @@ FAMILY: Final = Family(
         Rule(
             cause="held-or-broken-packages",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="installed or held packages keep the driver from changing",
@@ -765,6 +771,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mixed-repo-packages",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="the driver's packages come from two repositories",
@@ -785,6 +792,7 @@ FAMILY: Final = Family(
         Rule(
             cause="package-file-conflict",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="two packages bring the same file",
@@ -802,6 +810,7 @@ FAMILY: Final = Family(
         Rule(
             cause="runfile-leftover",
             layer="package",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="a driver of NVIDIA's .run installer is left beside the packages",

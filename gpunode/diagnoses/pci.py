@@ -589,6 +589,7 @@ FAMILY: Final = Family(
         Rule(
             cause="no-gpu-present",
             layer="hardware",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
@@ -606,6 +607,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vfio-bound",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="vfio-pci owns the GPU",
@@ -626,6 +628,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-stuck-d3cold",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="the GPU does not wake up from D3cold",
@@ -654,6 +657,7 @@ FAMILY: Final = Family(
         Rule(
             cause="bar-above-4g-disabled",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="firmware gives the GPU's memory region no address",
@@ -682,6 +686,7 @@ FAMILY: Final = Family(
         Rule(
             cause="bar-allocation-failed",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="no room for the GPU's memory region behind its bridge",
@@ -699,6 +704,7 @@ FAMILY: Final = Family(
         Rule(
             cause="iommu-blocks-p2p",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="the IOMMU stops transfers between GPUs",
@@ -716,6 +722,7 @@ FAMILY: Final = Family(
         Rule(
             cause="acs-blocks-p2p",
             layer="pci",
+            storey="pci",
             severity="warning",
             disruption="none",
             title="access control on bridges keeps GPUs apart",
@@ -732,6 +739,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-uncorrectable-completion-timeout",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="transfers on the GPU's PCIe link are lost",
@@ -749,6 +757,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-aer-correctable-storm",
             layer="pci",
+            storey="pci",
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link corrects errors all the time",
@@ -766,6 +775,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-link-degraded",
             layer="pci",
+            storey="pci",
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link has fewer lanes than it could",
@@ -784,6 +794,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-missing-from-inventory",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="a GPU that should be there is not",

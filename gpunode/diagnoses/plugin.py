@@ -749,6 +749,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-library-not-found",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the device plugin does not find the driver's library",
@@ -772,6 +773,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-default-no-runtimeclass",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-service",
             title="the device plugin's pod does not run under NVIDIA's runtime",
@@ -802,6 +804,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-marked-unhealthy",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the device plugin calls a GPU unhealthy",
@@ -819,6 +822,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-not-ready-after-reboot",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="pods were admitted after a reboot before the device plugin was registered",
@@ -835,6 +839,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-restart-admission-bug",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the restarted kubelet refuses pods that it had already admitted",
@@ -856,6 +861,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-stale-device-allocation",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-service",
             title="the kubelet counts GPUs as given to pods that are gone",
@@ -873,6 +879,7 @@ FAMILY: Final = Family(
         Rule(
             cause="time-slicing-config-not-applied",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the running device plugin has not got the sharing configuration",

@@ -301,6 +301,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpus-all-allocated",
             layer="kubernetes",
+            storey="kubernetes",
             severity="info",
             disruption="none",
             title="every GPU is given to a pod",
@@ -319,6 +320,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pod-missing-gpu-toleration",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="none",
             title="the pod does not tolerate the GPU node's taint",
@@ -340,6 +342,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-labels-without-capacity",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the node is labelled as a GPU node and offers none",
@@ -366,6 +369,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nested-node-config-not-applied",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the host was set up, and the node is a container inside it",

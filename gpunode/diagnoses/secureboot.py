@@ -290,6 +290,7 @@ FAMILY: Final = Family(
         Rule(
             cause="secure-boot-key-not-enrolled",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="the key that signed the module is not enrolled",
@@ -308,6 +309,7 @@ FAMILY: Final = Family(
         Rule(
             cause="secure-boot-module-unsigned",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="the module is not signed, and Secure Boot asks for it",

@@ -343,6 +343,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-legacy-unsupported-by-branch",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the installed branch no longer drives this GPU",
@@ -364,6 +365,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-too-new-for-driver",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the installed driver does not know this GPU yet",
@@ -385,6 +387,7 @@ FAMILY: Final = Family(
         Rule(
             cause="open-module-on-pre-turing",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the open kernel modules on a GPU before Turing",
@@ -402,6 +405,7 @@ FAMILY: Final = Family(
         Rule(
             cause="proprietary-module-on-blackwell",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the proprietary kernel modules on a GPU that needs the open ones",

@@ -368,6 +368,7 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-not-installed",
             layer="toolkit",
+            storey="toolkit",
             severity="error",
             disruption="restart-service",
             title="the container toolkit is not installed",
@@ -388,6 +389,7 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-too-old-cgroupv2",
             layer="toolkit",
+            storey="toolkit",
             severity="error",
             disruption="restart-container",
             title="the container toolkit is too old for cgroup v2",
@@ -407,6 +409,7 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-wrong-driver-root",
             layer="config",
+            storey="toolkit",
             severity="error",
             disruption="restart-container",
             title="the container toolkit looks for the driver in another place",
@@ -427,6 +430,7 @@ FAMILY: Final = Family(
         Rule(
             cause="ldconfig-path-wrong",
             layer="config",
+            storey="toolkit",
             severity="error",
             disruption="restart-container",
             title="the container toolkit is told to run an ldconfig that is not there",
@@ -446,6 +450,7 @@ FAMILY: Final = Family(
         Rule(
             cause="old-command-form",
             layer="toolkit",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="a command of an old article, which nothing answers to any more",

@@ -675,6 +675,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-not-installed",
             layer="toolkit",
+            storey="driver",
             severity="error",
             disruption="none",
             title="no NVIDIA driver is installed",
@@ -691,6 +692,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-userspace-incomplete",
             layer="toolkit",
+            storey="libraries",
             severity="error",
             disruption="none",
             title="the driver's libraries and programs are not installed",
@@ -708,6 +710,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-too-old-for-image",
             layer="toolkit",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the driver is older than the program's CUDA needs",
@@ -724,6 +727,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-compat-lib-mismatch",
             layer="userspace",
+            storey="libraries",
             severity="error",
             disruption="restart-container",
             title="a libcuda of another version than the driver is loaded",
@@ -740,6 +744,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-compat-not-supported-hw",
             layer="userspace",
+            storey="libraries",
             severity="error",
             disruption="restart-container",
             title="CUDA's compatibility libraries are used on a GPU that may not have them",
@@ -759,6 +764,7 @@ FAMILY: Final = Family(
         Rule(
             cause="library-path-shadows-libcuda",
             layer="userspace",
+            storey="libraries",
             severity="error",
             disruption="restart-container",
             title="another library stands before the driver's libcuda",
@@ -781,6 +787,7 @@ FAMILY: Final = Family(
         Rule(
             cause="framework-without-this-architecture",
             layer="userspace",
+            storey="programs",
             severity="error",
             disruption="none",
             title="the program has no code for this GPU's architecture",
@@ -801,6 +808,7 @@ FAMILY: Final = Family(
         Rule(
             cause="framework-cpu-only",
             layer="userspace",
+            storey="programs",
             severity="error",
             disruption="none",
             title="the framework was built without CUDA",
@@ -817,6 +825,7 @@ FAMILY: Final = Family(
         Rule(
             cause="compute-mode-exclusive",
             layer="config",
+            storey="gpu",
             severity="error",
             disruption="none",
             title="the GPU's compute mode lets one process in, or none",

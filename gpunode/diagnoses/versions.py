@@ -589,6 +589,7 @@ FAMILY: Final = Family(
         Rule(
             cause=UNATTENDED,
             layer="package",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the system upgraded the driver by itself while the old module was loaded",
@@ -607,6 +608,7 @@ FAMILY: Final = Family(
         Rule(
             cause=PENDING,
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the driver was upgraded and its new module is not loaded yet",
@@ -624,6 +626,7 @@ FAMILY: Final = Family(
         Rule(
             cause=PARTIAL,
             layer="package",
+            storey="packages",
             severity="error",
             disruption="reboot",
             title="only a part of the driver's packages was upgraded",
@@ -641,6 +644,7 @@ FAMILY: Final = Family(
         Rule(
             cause=MIXED,
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="two drivers are installed side by side",
@@ -658,6 +662,7 @@ FAMILY: Final = Family(
         Rule(
             cause=CONTAINER,
             layer="userspace",
+            storey="programs",
             severity="error",
             disruption="restart-container",
             title="the container has driver libraries of another version",

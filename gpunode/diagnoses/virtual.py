@@ -272,6 +272,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vm-passthrough-mmio-config",
             layer="driver",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
@@ -292,6 +293,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vm-passthrough-hypervisor-detected",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="an old driver refuses a GeForce in a virtual machine",
@@ -311,6 +313,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vgpu-license-server-failure",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-service",
             title="the licence server gives this vGPU no licence",
@@ -327,6 +330,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vgpu-unlicensed",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-service",
             title="the vGPU has no licence",
@@ -344,6 +348,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-78-vgpu-start-error",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="a vGPU could not be started (Xid 78)",
@@ -369,6 +374,7 @@ FAMILY: Final = Family(
         Rule(
             cause="wsl-gpu-tcc-mode",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="Windows drives the GPU in TCC mode",
@@ -398,6 +404,7 @@ FAMILY: Final = Family(
         Rule(
             cause="wsl-gpu-access-blocked",
             layer="driver",
+            storey="libraries",
             severity="error",
             disruption="none",
             title="WSL is not given the GPU",

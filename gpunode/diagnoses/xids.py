@@ -394,6 +394,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-13-graphics-exception",
             layer="driver",
+            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
@@ -413,6 +414,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-mmu-fault",
             layer="driver",
+            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
@@ -431,6 +433,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-driver-regression",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="this release of the driver lets programs fault",
@@ -448,6 +451,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-61-pmu-breakpoint",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reboot",
             title="the GPU's power controller stopped",
@@ -466,6 +470,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-62-pmu-halt",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
@@ -484,6 +489,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-109-ctx-switch-timeout",
             layer="driver",
+            storey="programs",
             severity="error",
             disruption="restart-container",
             title="a program does not let go of the GPU",
@@ -501,6 +507,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-121-c2c-link",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="errors on the link between CPU and GPU",
@@ -521,6 +528,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-122-spi-rpc",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the GPU's flash memory does not answer",
@@ -538,6 +546,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-143-gpu-init-error",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU could not be initialised",
@@ -555,6 +564,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-154-recovery-action",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",
