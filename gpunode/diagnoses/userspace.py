@@ -318,7 +318,7 @@ def _version_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = _wanted(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True, least=_least(release))
+    yield from _another_driver(snapshot, f"upgrade the driver{least}")
     yield reboot()
     has = _supported(snapshot)
     up_to = f" for CUDA {_dotted(has)} or older" if has else " for an older CUDA"
@@ -328,9 +328,22 @@ def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
 _NUMBER: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
 
 
-def _least(release: cuda.CudaRelease | None) -> int:
-    """The branch of the first driver that supports all of that CUDA; 0 where none is asked for."""
-    return int(release.driver.partition(".")[0]) if release else 0
+def _another_driver(snapshot: Snapshot, text: str) -> Iterator[Fix]:
+    """A driver whose CUDA is newer: that of another branch, where nobody says which CUDA is enough."""
+    release, banner = _wanted(snapshot), snapshot.match(_BANNER)
+    asked = release.driver if release else banner["needs"] if banner else ""
+    least = int(asked.partition(".")[0]) if asked else 0
+    yield from remedies.newer_driver(snapshot, text, least=least, beyond=not asked, here=_told(snapshot))
+
+
+def _told(snapshot: Snapshot) -> str:
+    """The node's driver as the program was told it, or the first one with the CUDA that it was told; else empty."""
+    if banner := snapshot.match(_BANNER):
+        return banner["has"]
+    found = snapshot.match(_TOO_OLD)
+    number = int(found["found"]) if found else 0
+    known = cuda.find((number // 1000, number % 1000 // 10)) if number else None
+    return known.driver if known and driver.loaded(snapshot) is None else ""
 
 
 def _wanted(snapshot: Snapshot) -> cuda.CudaRelease | None:
@@ -474,7 +487,7 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
     yield by_hand("remove", text)
     text = "or upgrade the node's driver to the CUDA of the image"
-    yield remedies.driver(snapshot, text, upgrade=True, least=_least(_wanted(snapshot)))
+    yield from _another_driver(snapshot, text)
 
 
 # The line alone: other folders stand in the same file, and it may be a package's.
