@@ -6,10 +6,12 @@ Every command only reads; each has its own limit of time, since a stuck driver c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
 from gpunode.facts.evidence import Capture, Evidence, Probe
+from gpunode.facts.patterns import Pattern
 
 _MIB: Final = 1 << 20
 _SMI_S: Final = 10.0
@@ -177,6 +179,10 @@ def _of_running_docker() -> Iterator[Probe]:
     yield _command("docker-containers", "docker", "ps", "-a", "--format", "{{.Image}} {{.Status}}")
 
 
+_KUBELET_CONF: Final = "/etc/kubernetes/kubelet.conf"
+_STARTS_PROGRAM: Final = r"""s/^(.*[^A-Za-z_-])?(exec|auth-provider)["']?[[:space:]]*:.*/\2/p"""
+
+
 def _containers() -> Iterator[Probe]:
     yield _command("docker-client", "docker", "--version")
     yield _command("docker-contexts", "docker", "context", "ls")
@@ -186,7 +192,9 @@ def _containers() -> Iterator[Probe]:
     yield _command("cdi-list", "nvidia-ctk", "cdi", "list")
     yield _command("podman-version", "podman", "--version")
     yield _command("cri-info", "crictl", "info")
-    yield Probe("kubelet-conf", glob="/etc/kubernetes/kubelet.conf", contents=False)
+    yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False)
+    # Of the file, which holds keys, no more than the names of what would have kubectl start a program.
+    yield _command("kubelet-conf-programs", "sed", "-nE", _STARTS_PROGRAM, _KUBELET_CONF)
     yield Probe("node-name", path="/proc/sys/kernel/hostname")
 
 
@@ -211,8 +219,17 @@ def may_ask_driver(evidence: Evidence) -> bool:
     return is_loaded and "/dev/nvidiactl" in _text(evidence.get("dev-nvidia"))
 
 
+# The context in use, of `docker context ls`: "builder *   docker container   ssh://root@builder".
+_ELSEWHERE: Final = Pattern(r"^\S+ \*\s[^\n]*?\b(?:ssh|tcp|https?)://", re.MULTILINE)
+
+
 def _docker_runs(evidence: Evidence) -> bool:
-    """Whether dockerd is there to answer: a client that asks the socket of a stopped one has systemd start it."""
+    """Whether dockerd is there to answer: a client that asks the socket of a stopped one has systemd start it.
+
+    Root's client may have been told to ask another machine's: that one is left alone.
+    """
+    if _ELSEWHERE.search(_text(evidence.get("docker-contexts"))):
+        return False
     units = evidence.get("units")
     if units is not None and units.outcome == "ok" and units.data.strip():
         blocks = units.text.split("\n\n")
@@ -245,8 +262,15 @@ def _follow_ups(evidence: Evidence) -> Iterator[Probe]:
 
 
 def _node_name(evidence: Evidence) -> str:
-    has_kubelet = _text(evidence.get("kubelet-conf"))
-    return _text(evidence.get("node-name")).strip().lower() if has_kubelet else ""
+    """The name under which the node stands in its cluster; empty where the cluster is not asked.
+
+    With a credential plugin (``exec``, ``auth-provider``), kubectl would start a program that is none of ours.
+    """
+    programs = evidence.get("kubelet-conf-programs")
+    has_key = _text(evidence.get("kubelet-conf")) and programs is not None and programs.outcome == "ok"
+    if not has_key or _text(programs).strip():
+        return ""
+    return _text(evidence.get("node-name")).strip().lower()
 
 
 def _driver_is_off(evidence: Evidence) -> bool:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import snapshot
-from gpunode.facts import examination
-from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
+from gpunode.facts.evidence import Capture, Evidence, Found, Outcome, Probe, encode_found
 from gpunode.facts.examination import EXAMINATION, follow_ups
 from gpunode.facts.probes import PROBES
 from gpunode.host.local import LocalHost
@@ -35,6 +35,7 @@ EVERYTHING = {
     "docker-socket": listing("/run/docker.sock"),
     "rpm-database": listing("/var/lib/rpm/rpmdb.sqlite"),
     "kubelet-conf": listing("/etc/kubernetes/kubelet.conf"),
+    "kubelet-conf-programs": Capture("sed", "ok"),
     "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu1\n"),
 }
 
@@ -60,7 +61,18 @@ def test_no_command_writes() -> None:
     allowed = {
         *("apt-get", "ausearch", "containerd", "dkms", "dmesg", "docker", "ibstat", "journalctl", "ldconfig", "ls"),
         *("lslocks", "lspci", "modinfo", "mokutil", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "ofed_info"),
-        *("podman", "rpm", "stat", "systemctl", "uname", "systemd-detect-virt", "crictl", "kubectl", "lsinitramfs"),
+        *(
+            "podman",
+            "rpm",
+            "sed",
+            "stat",
+            "systemctl",
+            "uname",
+            "systemd-detect-virt",
+            "crictl",
+            "kubectl",
+            "lsinitramfs",
+        ),
     }
     later = follow_ups(EVERYTHING)
     assert {probe.argv[0] for probe in (*EXAMINATION, *PROBES, *later) if probe.argv} - allowed == set()
@@ -128,8 +140,69 @@ def test_the_slow_looks_are_for_a_driver_that_is_off() -> None:
 
 
 def test_the_cluster_is_asked_about_this_node_alone_and_only_where_a_kubelet_has_its_key() -> None:
-    asked = follow_ups(seen(node_name="GPU1\n", kubelet_conf='{"path": "/etc/kubernetes/kubelet.conf"}\n'))
+    asked = follow_ups({**EVERYTHING, "node-name": Capture("x", "ok", b"GPU1\n")})
     words = {probe.key: probe.argv for probe in asked}
     assert words["kubernetes-node"][-1] == "/api/v1/nodes/gpu1"
     assert words["kubernetes-pods"][-1].endswith("=spec.nodeName%3Dgpu1")
-    assert examination.follow_ups(seen(node_name="gpu1\n")) == ()
+    assert all(probe.timeout_s <= 8 for probe in asked if probe.argv[:1] == ("kubectl",))
+    assert not asks_cluster({key: one for key, one in EVERYTHING.items() if key != "kubelet-conf"})
+
+
+def asks_cluster(evidence: Evidence) -> bool:
+    return any(probe.argv[:1] == ("kubectl",) for probe in follow_ups(evidence))
+
+
+# As `kubeadm init`, Amazon's and Google's node images write it.
+ROTATED = """apiVersion: v1
+kind: Config
+users:
+- name: system:node:gpu1
+  user:
+    client-certificate: /var/lib/kubelet/pki/kubelet-client-current.pem
+    client-key: /var/lib/kubelet/pki/kubelet-client-current.pem
+"""
+EKS = """users:
+- name: kubelet
+  user:
+    exec:
+      apiVersion: client.authentication.k8s.io/v1beta1
+      command: aws
+      args: [eks, get-token, --cluster-name, prod]
+"""
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+@pytest.mark.parametrize(
+    ("text", "is_asked"),
+    [
+        (ROTATED, True),
+        (EKS, False),
+        ("users:\n- user:\n    auth-provider:\n      name: gcp\n", False),
+        ('{"users": [{"name": "kubelet", "user": {"exec": {"command": "aws"}}}]}', False),
+        ("users: [{name: kubelet, user: {exec : {command: aws}}}]\n", False),
+        ("users:\n- user: {'exec': {command: aws}}\n", False),
+        ("clusters:\n- cluster: {server: https://exec.example.com:6443}\n" + ROTATED, True),
+    ],
+)
+def test_kubectl_starts_no_program_that_a_kubeconfig_names(text: str, is_asked: bool, tmp_path: Path) -> None:
+    (tmp_path / "kubelet.conf").write_text(text)
+    (probe,) = (probe for probe in EXAMINATION if probe.key == "kubelet-conf-programs")
+    seen = LocalHost("/").look(replace(probe, argv=(*probe.argv[:-1], str(tmp_path / "kubelet.conf"))))
+    assert seen.outcome == "ok"
+    assert seen.text.strip() in {"", "exec", "auth-provider"}, "no value of the file is taken"
+    assert asks_cluster({**EVERYTHING, probe.key: seen}) is is_asked
+
+
+@pytest.mark.parametrize("outcome", ["absent", "denied", "failed", "timeout"])
+def test_a_kubeconfig_that_could_not_be_read_is_not_used(outcome: Outcome) -> None:
+    assert not asks_cluster({**EVERYTHING, "kubelet-conf-programs": Capture("sed", outcome)})
+
+
+def test_another_machines_docker_is_not_asked() -> None:
+    listed = (
+        "NAME      DESCRIPTION   DOCKER ENDPOINT               ERROR\n"
+        "builder{}   there         ssh://root@builder\ndefault{}   here   unix:///var/run/docker.sock\n"
+    )
+    for there, is_asked in ((" *", False), ("  ", True)):
+        contexts = Capture("docker context ls", "ok", listed.format(there, " *" if is_asked else "  ").encode())
+        assert ("docker-info" in keys(follow_ups({**EVERYTHING, "docker-contexts": contexts}))) is is_asked
