@@ -128,7 +128,7 @@ def _of_running_boot(item: Item) -> Item | None:
 def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
     """Where messages stand; dpkg's own log, the longest of all, has nothing but states and versions."""
     found = (item for item in snapshot.items if item.kind not in _SILENT and item.is_seen)
-    return tuple(item for item in found if not item.subject.endswith("/dpkg.log"))
+    return tuple(item for item in found if "/dpkg.log" not in item.subject)
 
 
 def _all_said(snapshot: Snapshot) -> str:

@@ -24,6 +24,7 @@ class Probe:
         glob: an absolute pattern; the capture lists what matches, see ``Found``.
         argv: a command, run in the C locale without a terminal.
         contents: whether a glob reads the files it finds, or only lists them.
+        written: how a person would write it, where the command's own words are for programs.
     """
 
     key: str
@@ -33,11 +34,12 @@ class Probe:
     timeout_s: float = 10.0
     limit_bytes: int = 1 << 20
     contents: bool = True
+    written: str = ""
 
     @property
     def source(self) -> str:
         """What is looked at, as a person would write it."""
-        return self.path or self.glob or " ".join(self.argv)
+        return self.written or self.path or self.glob or " ".join(self.argv)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence
-from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups, may_ask_driver
+from gpunode.facts.examination import EXAMINATION, UNITS
+from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
 from gpunode.facts.probes import probes
 from gpunode.host import nvml
 from gpunode.host.port import HostView
@@ -33,6 +34,7 @@ def examine(host: HostView) -> Evidence:
     evidence = dict(look_around(host, tuple(first.values())))
     driver = (nvml.probe(_NVML_S),) if may_ask_driver(evidence) else ()
     evidence.update(look(host, (*follow_ups(evidence), *driver)))
+    evidence.update(look(host, last_looks(evidence)))
     # The journal has what the kernel's own buffer has lost; told twice, one error would count as two.
     if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
         del evidence["dmesg"]

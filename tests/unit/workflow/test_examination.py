@@ -6,9 +6,9 @@ import pytest
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import snapshot
-from gpunode.facts import examination
 from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
-from gpunode.facts.examination import EXAMINATION, follow_ups
+from gpunode.facts.examination import EXAMINATION
+from gpunode.facts.follow_ups import follow_ups, last_looks
 from gpunode.facts.probes import PROBES
 from gpunode.host.local import LocalHost
 from gpunode.workflow import doctor
@@ -36,6 +36,13 @@ EVERYTHING = {
     "rpm-database": listing("/var/lib/rpm/rpmdb.sqlite"),
     "kubelet-conf": listing("/etc/kubernetes/kubelet.conf"),
     "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu1\n"),
+    "docker-containers": Capture("docker ps", "ok", b"0123456789ab cuda Up 2 hours\n"),
+    "initramfs-tools": listing("/usr/bin/lsinitramfs"),
+    "initramfs-images": listing("/boot/initrd.img-6.1.0-18-amd64"),
+    "apt-logs": listing("/var/log/apt/history.log.1.gz"),
+    "fabric-logs": listing("/var/log/fabricmanager.log"),
+    "fabric-binary": listing("/usr/bin/nv-fabricmanager"),
+    "imex-binary": listing("/usr/bin/nvidia-imex"),
 }
 
 
@@ -61,8 +68,9 @@ def test_no_command_writes() -> None:
         *("apt-get", "ausearch", "containerd", "dkms", "dmesg", "docker", "ibstat", "journalctl", "ldconfig", "ls"),
         *("lslocks", "lspci", "modinfo", "mokutil", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "ofed_info"),
         *("podman", "rpm", "stat", "systemctl", "uname", "systemd-detect-virt", "crictl", "kubectl", "lsinitramfs"),
+        *("grep", "zcat", "tail", "nv-fabricmanager", "nvidia-imex"),
     }
-    later = follow_ups(EVERYTHING)
+    later = (*follow_ups(EVERYTHING), *last_looks(EVERYTHING))
     assert {probe.argv[0] for probe in (*EXAMINATION, *PROBES, *later) if probe.argv} - allowed == set()
     (apt,) = [probe.argv for probe in EXAMINATION if probe.argv[:1] == ("apt-get",)]
     assert apt[-1] == "check"
@@ -117,7 +125,8 @@ def keys(probes: tuple[Probe, ...]) -> set[str]:
 
 
 def test_the_slow_looks_are_for_a_driver_that_is_off() -> None:
-    off = seen(kernel_release="6.1.0-18-amd64\n")
+    images = {key: EVERYTHING[key] for key in ("initramfs-tools", "initramfs-images")}
+    off = {**seen(kernel_release="6.1.0-18-amd64\n"), **images}
     assert {"initramfs", "make-logs"} <= keys(follow_ups(off))
     version = {"file:/sys/module/nvidia/version": Capture("x", "ok", b"550.54.15\n")}
     fine = {**off, **version, "modinfo:nvidia": Capture("modinfo nvidia", "ok", b"version:        550.54.15\n")}
@@ -132,4 +141,4 @@ def test_the_cluster_is_asked_about_this_node_alone_and_only_where_a_kubelet_has
     words = {probe.key: probe.argv for probe in asked}
     assert words["kubernetes-node"][-1] == "/api/v1/nodes/gpu1"
     assert words["kubernetes-pods"][-1].endswith("=spec.nodeName%3Dgpu1")
-    assert examination.follow_ups(seen(node_name="gpu1\n")) == ()
+    assert follow_ups(seen(node_name="gpu1\n")) == ()
