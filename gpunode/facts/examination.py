@@ -168,7 +168,7 @@ def _system() -> Iterator[Probe]:
     yield _command("dkms-status", "dkms", "status")
     yield _command("libraries", "ldconfig", "-p")
     # The lines alone: what else a unit's environment has is nobody's business.
-    variables = ("grep", "-rE", "LD_(LIBRARY_PATH|PRELOAD)=")
+    variables = ("grep", "-r", "LD_[LP][A-Z_]*=")
     yield _command("unit-environments", *variables, "/etc/systemd", limit_bytes=_MIB)
     yield _command("service-environments", *variables, "/etc/default", limit_bytes=_MIB)
     yield _command("devices", "ls", "-l", "/dev")

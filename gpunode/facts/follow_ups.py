@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.facts import systemd
-from gpunode.facts.evidence import Evidence, Probe, decode_found
+from gpunode.facts import library_path, systemd
+from gpunode.facts.evidence import Evidence, Found, Probe, decode_found
 
 _MIB: Final = 1 << 20
 _SMI_S: Final = 10.0
@@ -96,14 +96,15 @@ _CONTAINER: Final = re.compile(r"^(?P<id>[0-9a-f]{12})\s", re.MULTILINE)
 _VARIABLES: Final = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_DISABLE_REQUIRE",
                      "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD")  # fmt: skip
 _NAME: Final = '{{$name := index (split . "=") 0}}'
+_WITH_GPU: Final = '{{if or .HostConfig.DeviceRequests (eq .HostConfig.Runtime "nvidia")}}'
 _INSPECTED: Final = (
-    '{"Name":{{json .Name}},"Created":{{json .Created}},"State":{"Status":{{json .State.Status}},'
+    _WITH_GPU + '{"Name":{{json .Name}},"Created":{{json .Created}},"State":{"Status":{{json .State.Status}},'
     '"ExitCode":{{.State.ExitCode}},"StartedAt":{{json .State.StartedAt}},"Error":{{if TRIED}}{{json .State.Error}}'
     '{{else}}""{{end}}},"HostConfig":{"Runtime":{{json .HostConfig.Runtime}},"Privileged":{{.HostConfig.Privileged}},'
     '"Devices":{{json .HostConfig.Devices}},"DeviceRequests":{{json .HostConfig.DeviceRequests}}},'
     '"Config":{"Image":{{json .Config.Image}},"Env":[{{range .Config.Env}}'
     f"{_NAME}{{{{if eq $name {' '.join(f'{chr(34)}{name}{chr(34)}' for name in _VARIABLES)}}}}}"
-    "{{json .}},{{end}}{{end}}null]}}"
+    "{{json .}},{{end}}{{end}}null]}}{{end}}"
 )
 
 
@@ -128,7 +129,9 @@ def _tried(evidence: Evidence) -> str:
 
 
 def _of_rpm(evidence: Evidence) -> Iterator[Probe]:
-    if _text(evidence, "rpm-database"):
+    # rpm makes its database where there is none, and what SQLite shares of one where nothing is shared.
+    names = {path.rpartition("/")[2] for path in _found(evidence, "rpm-database")}
+    if names and not ("rpmdb.sqlite" in names and "rpmdb.sqlite-shm" not in names):
         yield _command("rpms", "rpm", "-qa", "*nvidia*", "cuda*", "kernel*", "*container*", "*fabric*manager*")
 
 
@@ -166,6 +169,22 @@ def _programs(evidence: Evidence) -> Iterator[Probe]:
         yield _command("imex-version", "nvidia-imex", "--version")
 
 
+_SETTING: Final = ("file:/etc/environment", "file:/etc/profile", "file:/etc/bash.bashrc", "file:/etc/bashrc",
+                   "unit-environments", "service-environments")  # fmt: skip
+_PLAIN: Final = re.compile(r"/[\w./+-]+")
+_MOST_FOLDERS: Final = 16
+
+
+def _in_front(evidence: Evidence) -> Iterator[Probe]:
+    """The driver's libraries in folders that programs are told to look in first."""
+    texts = [_text(evidence, key) for key in _SETTING]
+    texts += [one.data.decode("utf-8", "replace") for one in _matches(evidence, "profile-d") if one.data]
+    told = (folder for text in texts for line in text.splitlines() for folder in library_path.of_variable(line))
+    plain = (folder.rstrip("/") for folder in told if _PLAIN.fullmatch(folder) and not library_path.is_standard(folder))
+    for folder in [*dict.fromkeys(plain)][:_MOST_FOLDERS]:
+        yield Probe(f"libraries:{folder}", glob=f"{folder}/lib[cn]*.so*", contents=False)
+
+
 # ---- the kernel's side
 
 
@@ -195,7 +214,7 @@ def _driver_is_off(evidence: Evidence) -> bool:
 
 
 # By the name that whoever makes them gives them, and with which program they are listed.
-_LISTERS: Final = ("lsinitramfs", "lsinitrd", "lsinitcpio")
+_LISTERS: Final = ("lsinitramfs", "lsinitrd", "lsinitcpio")  # each of the first two reads what the other's maker made
 _IMAGE: Final = re.compile(r"/(?:initrd\.img-|initrd-|initramfs-)(?P<kernel>.+?)(?:\.img)?$")
 _BESIDE: Final = re.compile(r"kdump|fallback|rescue|\.old|\.bak|\.dpkg-|-old-")
 _OTHER_IMAGES: Final = 2
@@ -243,6 +262,7 @@ FOLLOW_UPS: Final = (
     FollowUp("the driver is not loaded, another one is on disk, or nouveau is loaded", _of_missing_driver),
     FollowUp("apt's present log says nothing of NVIDIA", _rotated),
     FollowUp("the log is there", _tails),
+    FollowUp("LD_LIBRARY_PATH is set for all: the folders in it", _in_front),
     FollowUp("the program is there", _programs),
     FollowUp("a kubelet has its key in /etc/kubernetes", _of_cluster),
 )
@@ -256,8 +276,12 @@ def _text(evidence: Evidence, key: str) -> str:
 
 def _found(evidence: Evidence, key: str) -> tuple[str, ...]:
     """The paths that a glob found."""
+    return tuple(one.path for one in _matches(evidence, key))
+
+
+def _matches(evidence: Evidence, key: str) -> tuple[Found, ...]:
     capture = evidence.get(key)
     try:
-        return tuple(one.path for one in decode_found(capture.data)) if capture is not None else ()
+        return decode_found(capture.data) if capture is not None else ()
     except (ValueError, KeyError, TypeError):
         return ()

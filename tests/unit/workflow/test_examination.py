@@ -23,8 +23,8 @@ def test_every_probe_has_its_own_name_and_a_limit_of_its_own() -> None:
     assert all(bool(probe.argv) + bool(probe.path) + bool(probe.glob) == 1 for probe in EXAMINATION)
 
 
-def listing(path: str) -> Capture:
-    return Capture(path, "ok", encode_found(iter([Found(path)])))
+def listing(*paths: str) -> Capture:
+    return Capture(paths[0], "ok", encode_found(Found(path) for path in paths))
 
 
 # A node on which every later look has its reason.
@@ -33,7 +33,7 @@ EVERYTHING = {
     "dev-nvidia": listing("/dev/nvidiactl"),
     "nvidia-version": Capture("/proc/driver/nvidia/version", "ok", b"NVRM version: x\n"),
     "docker-socket": listing("/run/docker.sock"),
-    "rpm-database": listing("/var/lib/rpm/rpmdb.sqlite"),
+    "rpm-database": listing("/var/lib/rpm/rpmdb.sqlite", "/var/lib/rpm/rpmdb.sqlite-shm"),
     "kubelet-conf": listing("/etc/kubernetes/kubelet.conf"),
     "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu1\n"),
     "docker-containers": Capture("docker ps", "ok", b"0123456789ab cuda Up 2 hours\n"),
@@ -134,6 +134,17 @@ def test_the_slow_looks_are_for_a_driver_that_is_off() -> None:
     other = {**off, **version, "modinfo:nvidia": Capture("modinfo nvidia", "ok", b"version:        535.1\n")}
     nouveau = {**fine, "modules": Capture("/proc/modules", "ok", b"nouveau 1 0 - Live 0x0\n")}
     assert "initramfs" in keys(follow_ups(other)) & keys(follow_ups(nouveau))
+
+
+def test_of_containers_nothing_is_asked_that_may_be_a_secret() -> None:
+    started = "Id=docker.service\nActiveState=active\nExecMainStartTimestamp=Sat 2026-11-21 10:00:00.123456 UTC\n"
+    (inspect,) = last_looks({**EVERYTHING, "units": Capture("systemctl show", "ok", started.encode())})
+    assert inspect.source == "docker inspect"
+    assert inspect.argv[-1] == "0123456789ab"
+    template = inspect.argv[3]
+    assert template.count(".Config.Env") == 1, "each variable is compared with those that are wanted"
+    assert not [name for name in ("TOKEN", "KEY", "SECRET", "Cmd", "Labels", "Mounts") if name in template]
+    assert '(gt .Created "2026-11-21T10:00:00.123456Z")' in template
 
 
 def test_the_cluster_is_asked_about_this_node_alone_and_only_where_a_kubelet_has_its_key() -> None:
