@@ -159,6 +159,8 @@ def _every() -> Iterator[Probe]:
 def _system() -> Iterator[Probe]:
     yield _command("kernel-journal", *_JOURNAL, "-k", "-n", "20000", timeout_s=10.0)
     yield _command("dmesg", "dmesg", timeout_s=_QUICK_S)
+    # Without -q it says, in so many words, what it does not show us.
+    yield _command("journal", "journalctl", "-n", "0", "--no-pager")
     yield _command("reloads", *_JOURNAL, "-n", "4000", "_PID=1")
     for unit, lines in _UNIT_LOGS.items():
         yield _command(f"log:{unit}", *_JOURNAL, "-n", str(lines), "-u", unit)

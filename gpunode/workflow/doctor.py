@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
@@ -13,7 +14,7 @@ from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
-from gpunode.facts.evidence import Capture, Evidence
+from gpunode.facts.evidence import Capture, Evidence, decode_found
 from gpunode.facts.examination import EXAMINATION, UNITS
 from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
 from gpunode.facts.probes import probes
@@ -72,16 +73,38 @@ class Examined:
         return "unknown" if self.diagnosis.unknown or not self.works else "healthy"
 
 
-# How commands tell that they may not; lspci leaves out what it may not read, and goes on.
+# How commands tell that they may not.
 _DENIED: Final = re.compile(
     r"permission denied|operation not permitted|insufficient permissions|must be root|access denied", re.IGNORECASE
 )
 
 
+# journalctl shows a user what it may, be it nothing, and is content; only -q keeps it from saying so.
+_PARTLY: Final = re.compile(r"not seeing messages from other users|due to insufficient permissions")
+_SHORT: Final = 4096
+# These leave out what they may not read, and go on.
+_LEFT_OUT: Final = {"lspci": re.compile(rb"<access denied>"), "lslocks": re.compile(rb" /\.\.\.$", re.MULTILINE)}
+
+
+def denied(capture: Capture) -> tuple[str, ...]:
+    """What of ``capture`` the system kept from us, as it would be written; empty where we saw all that there is."""
+    if capture.source.startswith("/") and "*" in capture.source and capture.data:
+        with suppress(ValueError, KeyError, TypeError):
+            files = tuple(one.path for one in decode_found(capture.data) if one.denied)
+            return (*((capture.source,) if capture.outcome == "denied" else ()), *files)
+    return (capture.source,) if _is_denied(capture) else ()
+
+
 def _is_denied(capture: Capture) -> bool:
     if capture.outcome == "failed":
-        return _DENIED.search(capture.error) is not None
-    return capture.outcome == "denied" or (capture.source.startswith("lspci") and b"<access denied>" in capture.data)
+        # Some write their complaints where their answers go.
+        said = f"{capture.error}\n{capture.data[:_SHORT].decode('utf-8', 'replace')}"
+        return _DENIED.search(said) is not None
+    if capture.source.startswith("journalctl") and _PARTLY.search(capture.error):
+        return True
+    return capture.outcome == "denied" or any(
+        capture.source.startswith(name) and sign.search(capture.data) for name, sign in _LEFT_OUT.items()
+    )
 
 
 def _too_little(seen: Snapshot) -> Doubt:
@@ -100,5 +123,5 @@ def diagnosed(evidence: Evidence) -> Examined:
     if not (diagnosis.findings or diagnosis.unknown):
         doubt = unexplained(seen) or (None if works else _too_little(seen))
         diagnosis = replace(diagnosis, unknown=(doubt,) if doubt else ())
-    denied = tuple(dict.fromkeys(capture.source for capture in evidence.values() if _is_denied(capture)))
-    return Examined(seen, diagnosis, stack(seen, diagnosis), works, denied)
+    kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied(capture)))
+    return Examined(seen, diagnosis, stack(seen, diagnosis), works, kept)
