@@ -380,6 +380,9 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             what = "programs load an empty or broken copy of the driver's library, left where the loader looks first"
         yield "library-path-shadows-libcuda", Proof(what, (*stub_said, *dict.fromkeys(lines)))
         return
+    if shadow := _shadow(snapshot):
+        yield "library-path-shadows-libcuda", shadow
+        return
     if snapshot.says(_804):
         if not _mismatches(snapshot):
             yield "cuda-compat-not-supported-hw", _compat_not_here(snapshot)
@@ -387,6 +390,24 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     yield from _other_copy(snapshot, places)
 
 
+def _shadow(snapshot: Snapshot) -> Proof | None:
+    """A library in a folder of LD_LIBRARY_PATH that is a stub, or of another version than the loaded driver's."""
+    node = driver.loaded(snapshot)
+    for folder, target, line in loader.in_front(snapshot):
+        match = _VERSIONED.search(target)
+        differs = match is not None and node is not None and match["version"] != node.version
+        is_stub = "stub" in (folder.sort, loader.sort_of(target))
+        if folder.sort == "compat" or not (is_stub or differs):
+            continue
+        of = "a stub, which is there for linking only" if is_stub else f"of {match['version'] if match else ''}"
+        where = f" of {folder.set_in}" if folder.set_in else " that is set"
+        what = f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {of}"
+        cited = (folder.citation, line, *((node.citation,) if node and differs else ()))
+        return Proof(what, cited)
+    return None
+
+
+_VERSIONED: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
 _LIBCUDA: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
 
 
@@ -523,16 +544,17 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     if conf and not paths:
         return
     named = f" ({', '.join(paths)})" if paths else ""
-    yield by_hand(
-        "configure", f"take the folder out of LD_LIBRARY_PATH{named}, where it is set: a profile, a unit, an image"
-    )
-    find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc"
+    places = ", ".join(sorted({one.set_in for one in wrong if one.set_in}))
+    where = f"in {places}" if places else "where it is set: a profile, a unit, an image"
+    yield by_hand("configure", f"take the folder out of LD_LIBRARY_PATH{named}, {where}")
+    find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc /etc/systemd"
     yield run("inspect", "see where it is set", find)
 
 
 def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
     """Whether the loader finds there what hides the driver's library."""
     hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded) if one.sort != "driver"}
+    hiding |= {one.path.rstrip("/") for one, _, _ in loader.in_front(snapshot)}
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 
