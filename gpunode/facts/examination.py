@@ -193,6 +193,10 @@ def _driver() -> Iterator[Probe]:
         yield _command(f"modinfo:{name}", "modinfo", name)
 
 
+_KUBELET_CONF: Final = "/etc/kubernetes/kubelet.conf"
+_STARTS_PROGRAM: Final = r"""s/^(.*[^A-Za-z_-])?(exec|auth-provider)["']?[[:space:]]*:.*/\2/p"""
+
+
 def _containers() -> Iterator[Probe]:
     yield _command("docker-client", "docker", "--version")
     yield _command("docker-contexts", "docker", "context", "ls")

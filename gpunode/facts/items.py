@@ -92,7 +92,7 @@ class Item:
     @property
     def is_register(self) -> bool:
         """Whether a package manager keeps it: the longest texts of all, of nothing but names, states and versions."""
-        return self.subject in _REGISTERS or self.subject.endswith("/dpkg.log")
+        return self.subject in _REGISTERS or "/dpkg.log" in self.subject
 
     @property
     def is_seen(self) -> bool:
