@@ -96,27 +96,51 @@ def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
     return found
 
 
-# "$ lsmod", "user@host:~$ lsmod": a dollar sign begins no line of a program's own.
-_TYPED: Final = re.compile(
-    r"^(?:\([\w.-]{1,30}\)\s*)?(?:[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?)?\$ (?P<command>\S[^\n]*)$",
+# What only a shell prints before what is typed: "[root@gpu1 ~]# ", "user@gpu1:~$ ", "gpu1:~ # ", "PS C:\> ".
+_AT_PROMPT: Final = re.compile(
+    r"^(?:\([\w.-]{1,30}\) ?)?(?:\[[\w.+-]{1,40}@(?P<in>[\w.-]{1,80})[^\]\n]{0,80}\] ?[$#%]"
+    r"|[\w.+-]{1,40}@(?P<on>[\w.-]{1,80}):[^\s$#%]{0,80}[$#%]"
+    r"|[\w.-]{1,40}(?::[~/][^\s$#%]{0,60}| ~[^\s$#%]{0,60}) ?[#$%]"
+    r"|(?:PS )?[A-Z]:\\[^>\n]{0,120}>) ?(?P<command>[^\s$#%>][^\n]*)$",
     re.MULTILINE,
 )
+# "$ lsmod"; "+ lsmod", as `set -x` shows it: other programs begin lines so too, hence only with a known command.
+_TYPED: Final = re.compile(
+    r"^(?:(?:\([\w.-]{1,30}\)\s*)?(?:[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?)?\$ (?=\S)|\+{1,2} (?=[a-z]))"
+    r"(?P<command>[^\n]+)$",
+    re.MULTILINE,
+)
+# What docker names a container: the host of a prompt that was typed in one.
+_OF_CONTAINER: Final = re.compile(r"[0-9a-f]{12}")
+# A file may hold such lines as they stand; nobody typed them.
+_NEVER_TYPED: Final = frozenset({"file", "unit-file", "make-log", "package-history", "containerd-config"})
+
+
+def _typed(source: str, text: str) -> list[re.Match[str]]:
+    """Where in ``text`` further commands were typed, in its order."""
+    found = recognise(source)
+    if found.kind in _NEVER_TYPED and not found.words:
+        return []
+    sure = list(_AT_PROMPT.finditer(text))
+    starts = {match.start() for match in sure}
+    known = (
+        match
+        for match in _TYPED.finditer(text)
+        if match.start() not in starts and recognise(match["command"]).kind not in {"text", "application"}
+    )
+    return sorted((*sure, *known), key=lambda match: match.start())
 
 
 def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
     """The piece, split where a further command was typed in it; what was typed in a container stays of it."""
     text = cut_lines(text)
-    typed = [
-        match for match in _TYPED.finditer(text) if recognise(match["command"]).kind not in {"text", "application"}
-    ]
+    typed = _typed(source, text) if len(text) <= _TRANSCRIPT else []
     if not typed:
         yield source, text
         return
-    inside = " (in the container)" if recognise(source).where == "container" else ""
-    if text[: typed[0].start()].strip() or len(text) > _TRANSCRIPT:
-        yield source, text[: typed[0].start()].rstrip("\n") if len(text) <= _TRANSCRIPT else text
-    if len(text) > _TRANSCRIPT:
-        return
+    is_inside = recognise(source).where == "container"
+    if before := text[: typed[0].start()].rstrip("\n"):
+        yield source, before
     is_mended = False
     for match, after in zip(typed, (*typed[1:], None), strict=True):
         said = text[match.end() : after.start() if after is not None else len(text)].strip("\n")
@@ -124,7 +148,13 @@ def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
         if is_mended and kind.kind in STATE and not STILL_FAILS.search(said):
             continue  # so it is after the repair
         is_mended = is_mended or (changes_state(kind) and not said.strip())
+        inside = " (in the container)" if is_inside or _is_inside(match) else ""
         yield f"{match['command']}{inside}", said
+
+
+def _is_inside(match: re.Match[str]) -> bool:
+    host = match.groupdict().get("in") or match.groupdict().get("on") or ""
+    return bool(_OF_CONTAINER.fullmatch(host))
 
 
 # Nobody types so much between two commands that a longer text would be one.

@@ -49,3 +49,31 @@ def test_of_a_line_without_end_the_beginning_is_read_and_of_json_all() -> None:
     whole = json.dumps({"items": ["a" * 1_000_000]})
     (node,) = pasted.evidence([("kubectl get --raw /api/v1/pods", whole)]).values()
     assert node.text == whole
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["$ ", "+ ", "u@gpu1:~$ ", "root@gpu1:/etc# ", "[u@gpu1 ~]$ ", "[root@gpu1 cdi]# ", "gpu1:~ # ", "PS C:\\u> "],
+)
+def test_a_session_that_is_one_piece_is_the_answers_of_its_commands(prompt: str) -> None:
+    said = f"{prompt}lsmod\nnouveau 1 0\n{prompt}uname -r\n6.1.0\n"
+    found = items(pasted.evidence([("a terminal", said)]))
+    assert [(item.kind, item.text.strip()) for item in found] == [("lsmod", "nouveau 1 0"), ("uname", "6.1.0")]
+
+
+def test_an_unknown_command_at_a_prompt_ends_the_answer_before_it() -> None:
+    said = "[u@gpu1 ~]$ nvidia-smi -L\nGPU 0: A100\n[u@gpu1 ~]$ frobnicate --all\nNo devices were found\n"
+    first, second = items(pasted.evidence([("a terminal", said)]))
+    assert (first.kind, first.text) == ("nvidia-smi", "GPU 0: A100")
+    assert second.text == "No devices were found"
+
+
+def test_what_was_typed_at_the_prompt_of_a_container_was_seen_in_it() -> None:
+    said = "root@gpu1:~# ls /dev\nnvidia0\nroot@gpu1:~# docker exec -it 3f2a bash\nroot@3f2a1b09c7de:/# ls /dev\nnull"
+    assert [item.where for item in items(pasted.evidence([("a terminal", said)]))] == ["host", "container", "container"]
+
+
+@pytest.mark.parametrize("source", ["/etc/modprobe.d/x.conf", "/root/setup.sh", "diff -u a b"])
+def test_lines_of_a_file_are_not_typed(source: str) -> None:
+    said = "one\n# modprobe nvidia\n+++ /etc/fstab\n"
+    assert len(items(pasted.evidence([(source, said)]))) == 1
