@@ -96,51 +96,38 @@ def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
     return found
 
 
-# What only a shell prints before what is typed: "[root@gpu1 ~]# ", "user@gpu1:~$ ", "gpu1:~ # ", "PS C:\> ".
-_AT_PROMPT: Final = re.compile(
-    r"^(?:\([\w.-]{1,30}\) ?)?(?:\[[\w.+-]{1,40}@(?P<in>[\w.-]{1,80})[^\]\n]{0,80}\] ?[$#%]"
-    r"|[\w.+-]{1,40}@(?P<on>[\w.-]{1,80}):[^\s$#%]{0,80}[$#%]"
-    r"|[\w.-]{1,40}(?::[~/][^\s$#%]{0,60}| ~[^\s$#%]{0,60}) ?[#$%]"
-    r"|(?:PS )?[A-Z]:\\[^>\n]{0,120}>) ?(?P<command>[^\s$#%>][^\n]*)$",
-    re.MULTILINE,
-)
-# "$ lsmod"; "+ lsmod", as `set -x` shows it: other programs begin lines so too, hence only with a known command.
+# "$ lsmod", "user@host:~$ lsmod": a dollar sign begins no line of a program's own; a number sign does, so that it is a
+# prompt only behind a user, a host or a folder. "+ lsmod" is a command as `set -x` shows it.
 _TYPED: Final = re.compile(
-    r"^(?:(?:\([\w.-]{1,30}\)\s*)?(?:[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?)?\$ (?=\S)|\+{1,2} (?=[a-z]))"
-    r"(?P<command>[^\n]+)$",
+    r"^(?:\([\w.-]{1,30}\)\s*)?"
+    r"(?:(?P<place>\[[^\]\n]{0,60}[@~/][^\]\n]{0,60}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})? ?"
+    r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)[$#%]|\$|❯|\+{1,2}(?= [a-z])|(?P<drive>(?:PS )?[A-Z]:\\[^>\n]{0,80}>))"
+    r" ?(?<=[\s>])(?P<command>\S[^\n]*)$",
     re.MULTILINE,
 )
-# What docker names a container: the host of a prompt that was typed in one.
-_OF_CONTAINER: Final = re.compile(r"[0-9a-f]{12}")
-# A file may hold such lines as they stand; nobody typed them.
-_NEVER_TYPED: Final = frozenset({"file", "unit-file", "make-log", "package-history", "containerd-config"})
 
 
-def _typed(source: str, text: str) -> list[re.Match[str]]:
-    """Where in ``text`` further commands were typed, in its order."""
-    found = recognise(source)
-    if found.kind in _NEVER_TYPED and not found.words:
-        return []
-    sure = list(_AT_PROMPT.finditer(text))
-    starts = {match.start() for match in sure}
-    known = (
-        match
-        for match in _TYPED.finditer(text)
-        if match.start() not in starts and recognise(match["command"]).kind not in {"text", "application"}
-    )
-    return sorted((*sure, *known), key=lambda match: match.start())
+def _typed(text: str) -> list[re.Match[str]]:
+    """The lines in which a command was typed: each known one, and behind a prompt that is nothing else, every one."""
+    lines = list(_TYPED.finditer(text))
+    is_session = bool(lines) and not text[: lines[0].start()].strip() and lines[0][0][0] != "+"
+    return [line for line in lines if is_session or line["place"] or line["drive"] or _is_known(line["command"])]
+
+
+def _is_known(command: str) -> bool:
+    return recognise(command).kind not in {"text", "application"}
 
 
 def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
     """The piece, split where a further command was typed in it; what was typed in a container stays of it."""
     text = cut_lines(text)
-    typed = _typed(source, text) if len(text) <= _TRANSCRIPT else []
+    typed = _typed(text) if len(text) <= _TRANSCRIPT else []
     if not typed:
         yield source, text
         return
     is_inside = recognise(source).where == "container"
-    if before := text[: typed[0].start()].rstrip("\n"):
-        yield source, before
+    if text[: typed[0].start()].strip():
+        yield source, text[: typed[0].start()].rstrip("\n")
     is_mended = False
     for match, after in zip(typed, (*typed[1:], None), strict=True):
         said = text[match.end() : after.start() if after is not None else len(text)].strip("\n")
@@ -148,15 +135,12 @@ def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
         if is_mended and kind.kind in STATE and not STILL_FAILS.search(said):
             continue  # so it is after the repair
         is_mended = is_mended or (changes_state(kind) and not said.strip())
-        inside = " (in the container)" if is_inside or _is_inside(match) else ""
+        inside = " (in the container)" if is_inside or _OF_CONTAINER.search(match["place"] or "") else ""
         yield f"{match['command']}{inside}", said
 
 
-def _is_inside(match: re.Match[str]) -> bool:
-    host = match.groupdict().get("in") or match.groupdict().get("on") or ""
-    return bool(_OF_CONTAINER.fullmatch(host))
-
-
+# Docker names a container so, and a shell in it shows that as its host.
+_OF_CONTAINER: Final = re.compile(r"@[0-9a-f]{12}\b")
 # Nobody types so much between two commands that a longer text would be one.
 _TRANSCRIPT: Final = 100_000
 
@@ -206,7 +190,7 @@ def _next(line: str) -> str:
         seen = recognise(line)
         if seen.kind == "file" and seen.subject != recognise(command).subject:
             return line.strip()  # only the prompt says in which folder the file is
-        return command if not is_root or recognise(command).kind not in {"text", "application"} else ""
+        return command if not is_root or _is_known(command) else ""
     if (match := _HEADING.match(line)) and len(match["source"].split()) <= 12:
         seen = recognise(match["source"])
         is_path = seen.subject.startswith("/") and not _IN_SOURCE.match(match["source"])
