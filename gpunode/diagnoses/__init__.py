@@ -10,12 +10,12 @@ from typing import Final
 
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
+    STOREYS,
     Diagnosis,
     Doubt,
     Family,
     Finding,
     Fix,
-    Layer,
     Proof,
     Rule,
     Severity,
@@ -29,11 +29,6 @@ _FAMILIES: Final[tuple[str, ...]] = (
     *("pci", "lost", "memory", "gsp", "xids", "power", "virtual", "nouveau", "secureboot"),
     *("build", "packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect", "userspace", "mig"),
     *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "operator"),
-)
-# Where nothing explains the other, what lies deeper comes first.
-_DEPTH: Final[tuple[Layer, ...]] = (
-    *("hardware", "pci", "power-thermal", "kernel", "package", "driver", "nvlink", "userspace"),
-    *("config", "toolkit", "runtime", "cdi", "kubernetes"),
 )
 _WEIGHT: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
@@ -140,6 +135,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bo
         cause=rule.cause,
         title=rule.title,
         layer=rule.layer,
+        storey=rule.storey,
         severity=min((p.severity or rule.severity for p in proofs), key=_WEIGHT.index),
         confidence="certain" if any(proof.confidence == "certain" for proof in proofs) else "likely",
         summary=first.summary,
@@ -170,7 +166,7 @@ def _rank(finding: Finding) -> tuple[object, ...]:
         bool(finding.explained_by),
         _WEIGHT.index(finding.severity),
         finding.confidence != "certain",
-        _DEPTH.index(finding.layer),
+        STOREYS.index(finding.storey),
         finding.cause,
     )
 
