@@ -141,7 +141,7 @@ def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 # Docker names a container so, and a shell in it shows that as its host.
-_OF_CONTAINER: Final = re.compile(r"@[0-9a-f]{12}\b")
+_OF_CONTAINER: Final = Pattern(r"@[0-9a-f]{12}\b")
 # Nobody types so much between two commands that a longer text would be one.
 _TRANSCRIPT: Final = 100_000
 
