@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import chains, remedies
-from gpunode.diagnoses.commands import Shell, command, edited, is_name
+from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_name
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -317,12 +317,13 @@ def _is_wrong(mode: int) -> bool:
 def _set_mode(snapshot: Snapshot) -> Iterator[Fix]:
     set_in = (item.subject for item in snapshot.files("*modprobe.d/*") if "NVreg_DeviceFileMode" in item.text)
     text = "write the mode in octal, with a leading zero: 0666 is what the driver does by itself"
-    corrected = edited("s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/", *set_in)
-    yield run("configure", text, *(corrected or ("grep -r NVreg_DeviceFileMode /etc/modprobe.d /lib/modprobe.d",)))
+    octal = "s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/"
+    yield run("configure", text, *(edited(octal, *set_in) or (edited_where("DeviceFileMode=", octal, _MODPROBE),)))
     yield run("configure", "correct the files that are there now", "sudo chmod 0666 /dev/nvidia[0-9]* /dev/nvidiactl")
     yield reboot(when="the module's options are to be read again")
 
 
+_MODPROBE: Final = "/etc/modprobe.d"
 # Groups that give a user GPUs and nothing else; docker, disk and the like would give the machine.
 _OF_GPUS: Final = frozenset({"video", "render", "nvidia", "gpu", "cuda", "nvidia-persistenced", "vglusers"})
 

@@ -190,9 +190,9 @@ _NO_DEVICE: Final = re.compile(
 def _create(snapshot: Snapshot) -> Iterable[Fix]:
     one = at(next((mode.bus for mode in snapshot.view(_modes) if mode.current and mode.bus), ""))
     offers = command("sudo", "nvidia-smi", "mig", *one, "-lgip")
-    yield run("configure", "see which profiles the GPU offers", offers)
     largest = command("sudo", "nvidia-smi", "mig", *one, "-cgi", "0", "-C")
-    yield run("configure", "create instances; profile 0 is the whole GPU as one", largest)
+    yield run("configure", "create instances, of which profile 0 is the whole GPU as one", largest)
+    yield run("inspect", "see which other profiles the GPU offers", offers, when="it is to be divided")
     off = command("sudo", "nvidia-smi", *one, "-mig", "0")
     yield run("configure", "or switch MIG off again", off, when="the GPU is not to be shared")
 
@@ -245,7 +245,7 @@ def _permit(snapshot: Snapshot) -> Iterable[Fix]:
         text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
         yield by_hand("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
         return
-    yield run("configure", "ask as root", "sudo nvidia-smi mig -lgi")
+    yield run("inspect", "ask as root", "sudo nvidia-smi mig -lgi")
 
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
