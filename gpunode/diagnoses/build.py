@@ -12,7 +12,7 @@ from gpunode.diagnoses.commands import Shell, command, is_package, is_release
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, run, setup_step, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import build, driver, modules, packages, pci, system
 from gpunode.diagnoses.views.build import Failure
 from gpunode.diagnoses.views.system import PackageManager
@@ -131,7 +131,7 @@ def _without_source(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if target not in sources:
             what = "lost the link to its source" if _source_of(entry) in sources else "is of a driver without source"
             summary = f"{entry} {what}, so DKMS stops at it"
-            place = Citation(f"{entry}/source", f"{entry}/source -> {target or 'nothing'}", None)
+            place = stated(f"{entry}/source", f"it leads to {target or 'nothing'}")
             yield "dkms-tree-corrupt", Proof(summary, (place,), "likely")
 
 
@@ -160,7 +160,7 @@ def _headers_cited(snapshot: Snapshot, kernel: str) -> Iterator[Citation]:
     known = snapshot.facts.headers
     if isinstance(known, Known):
         have = ", ".join(sorted(known.value)) or "none"
-        yield Citation("/lib/modules/*/build", f"kernels with headers: {have}", None, known.probe)
+        yield stated("/lib/modules/*/build", f"kernels with headers: {have}", known.probe)
     for item in snapshot.of("listing", "file", "packages"):
         if "headers" in item.written or "/build" in item.subject:
             yield cite(item)

@@ -10,7 +10,7 @@ from gpunode.diagnoses import chains, remedies
 from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_name
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import boards, driver, inside, modules, packages, pci, system
 from gpunode.facts.model import Known
 
@@ -42,7 +42,7 @@ def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
     """Where it is seen that /dev/nvidia0 and /dev/nvidiactl are not there."""
     known = snapshot.facts.device_nodes
     if isinstance(known, Known) and driver.is_loaded(snapshot) and not any("nvidiactl" in node for node in known.value):
-        yield Citation("/dev/nvidia*", "(neither nvidia0 nor nvidiactl)", None, known.probe)
+        yield stated("/dev/nvidia*", "neither nvidia0 nor nvidiactl", known.probe)
     for item in snapshot.of("listing"):
         asked = (item.subject, *item.source.words)
         if item.where == "host" and item.outcome == "absent" and any(map(_NODES.match, asked)):
@@ -86,7 +86,7 @@ def _raced(snapshot: Snapshot) -> Iterator[Verdict]:
     unit = snapshot.facts.unit(_PERSISTENCED)
     failed = [*snapshot.said(_DAEMON_FAILED)]
     if isinstance(unit, Known) and unit.value.failed:
-        failed.append(Citation(_PERSISTENCED, "failed", None, unit.probe))
+        failed.append(stated(_PERSISTENCED, "failed", unit.probe))
     if isinstance(unit, Known) and unit.value.state.active:
         return  # its log tells of an earlier start
     there = _present_nodes(snapshot)

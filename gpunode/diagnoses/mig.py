@@ -11,7 +11,7 @@ from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import at, command, is_gpu
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -159,9 +159,7 @@ def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
     if isinstance(layout, Known) and layout.value is not None:
         if layout.value.mig_caps:
             return
-        none = none or (
-            Citation("/proc/driver/nvidia/capabilities", "(no compute instance is there)", None, layout.probe),
-        )
+        none = none or (stated("/proc/driver/nvidia/capabilities", "no compute instance is there", layout.probe),)
     what = "MIG is enabled and no instance was created, so CUDA finds no device to use"
     if told := snapshot.said(_PLUGIN_FINDS_NONE):
         yield Proof(what, (*told, *none, *(mode.citation for mode in enabled)))

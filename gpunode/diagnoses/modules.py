@@ -19,7 +19,7 @@ from gpunode.diagnoses.remedies import (
     takes_gpunode,
     without_kernel_argument,
 )
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
 from gpunode.facts.model import Known
 
@@ -49,7 +49,7 @@ def _absence(snapshot: Snapshot) -> tuple[Citation, ...]:
         return modules.lsmod_line(snapshot, "nvidia")
     known = snapshot.facts.modules
     if isinstance(known, Known):
-        return (Citation("/proc/modules", "(nvidia is not among them)", None, known.probe),)
+        return (stated("/proc/modules", "nvidia is not among them", known.probe),)
     file = snapshot.file("/proc/driver/nvidia/version")
     return (cite(file),) if file is not None else ()
 

@@ -11,7 +11,7 @@ from gpunode.diagnoses.chains import NO_DRIVER, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, edited, is_path
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode, uninstall
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.diagnoses.views import archives, driver, packages
 from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
 from gpunode.diagnoses.views.history import is_drivers
@@ -329,7 +329,7 @@ def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
             else "dpkg left packages half installed"
         )
         cited = (*(one.citation for one in half), *said)
-        yield Proof(what, cited or (Citation("/var/lib/dpkg/updates", "(notes of an interrupted run)", None),))
+        yield Proof(what, cited or (stated("/var/lib/dpkg/updates", "notes of an interrupted run"),))
     elif left := _left(snapshot):
         what = f"{left[0]}'s own script failed, and its package is left half installed"
         yield Proof(what, snapshot.said(_LEFT), "likely")
@@ -613,11 +613,7 @@ def _leftover(snapshot: Snapshot) -> Iterator[Verdict]:
 def _run_trace(snapshot: Snapshot) -> tuple[Citation, ...]:
     known = snapshot.facts.run_installer
     if isinstance(known, Known):
-        return (
-            (Citation("/usr/bin/nvidia-uninstall", "/usr/bin/nvidia-uninstall", None, known.probe),)
-            if known.value
-            else ()
-        )
+        return (stated("/usr/bin/nvidia-uninstall", "it is there", known.probe),) if known.value else ()
     seen = snapshot.of("listing", "which", "file", "installer-log")
     found = (item for item in seen if item.outcome == "ok" and item.where == "host" and "nvidia-uninstall" in item.text)
     return tuple(

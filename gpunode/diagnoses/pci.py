@@ -20,7 +20,7 @@ from gpunode.diagnoses.remedies import (
     run,
     with_kernel_argument,
 )
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import boards, driver, faults, kernel, links, pci, system
 
 # ---- is there a GPU at all
@@ -53,7 +53,7 @@ def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
     wanted = wanted or _installed(snapshot)
     if wanted:
         listing = tuple(
-            Citation(item.written, "(no display or 3D controller of NVIDIA's)", None, item.key)
+            stated(item.written, "no display or 3D controller of NVIDIA's", item.key)
             for item in snapshot.of("lspci")
             if not item.source.is_part
         )[:1]
