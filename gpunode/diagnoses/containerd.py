@@ -10,7 +10,7 @@ from gpunode.diagnoses.addresses import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
 from gpunode.diagnoses.views import cdi, containerd, driver, packages, toolkit
 from gpunode.diagnoses.views.containerd import Effective, Value
 from gpunode.facts.model import CgroupDriver, Known
@@ -387,7 +387,7 @@ def _kubelets(snapshot: Snapshot) -> tuple[CgroupDriver, Citation] | None:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.cgroup_driver is not None:
         driver = kubelet.value.cgroup_driver
-        return driver, Citation("the kubelet's configuration", f"cgroupDriver: {driver}", None, kubelet.probe)
+        return driver, stated("the kubelet's configuration", f"cgroup driver {driver}", kubelet.probe)
     return None
 
 

@@ -134,7 +134,6 @@ def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
         yield run(
             "configure",
             "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json: one of the two",
-            "systemctl cat docker.service",
             "sudo systemctl edit docker.service",
         )
     yield run(

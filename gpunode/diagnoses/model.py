@@ -74,12 +74,12 @@ FixKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A line that proves something.
+    """A line that proves something, or in parentheses what the evidence comes to without one line that says so.
 
     Attributes:
         source: where it stands, as it was written there.
-        line: the line, whole.
-        number: counted from 1 within that piece of evidence; None where absence is the proof.
+        line: the line, whole; of one that is very long the part that proves it.
+        number: counted from 1 within that piece of evidence; None where the words are gpunode's own.
         key: of the evidence; not shown.
     """
 

@@ -219,6 +219,11 @@ def _wrapped(item: Item) -> str:
 _PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
 
+def stated(source: str, words: str, key: str = "") -> Citation:
+    """What gpunode says of the evidence in its own words: a typed fact, or that something does not stand there."""
+    return Citation(source, f"({words})", None, key)
+
+
 def cite(item: Item, number: int | None = None) -> Citation:
     """The line of that number, counted from 1; without one, that the thing is not there or says nothing."""
     if number is not None and 0 < number <= len(item.lines) and item.lines[number - 1].strip():

@@ -334,7 +334,7 @@ def _free_engine(snapshot: Snapshot) -> Iterable[Fix]:
 def _keep_state(snapshot: Snapshot) -> Fix:
     text = "keep the driver's state between programs, so that the GPU sleeps less"
     daemon = ("sudo systemctl enable --now nvidia-persistenced",)
-    return setup_step(snapshot, "configure", text, "persistence", instead=daemon)
+    return setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
 
 
 def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:

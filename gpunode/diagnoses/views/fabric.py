@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import boards, driver, kernel, packages, pci, smi_query
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -162,7 +162,7 @@ def manager(snapshot: Snapshot) -> Manager:
         if fact.value.exists:
             running: UnitState = "active" if fact.value.state.active else "inactive"
             state = "masked" if fact.value.masked else ("failed" if fact.value.failed else running)
-        return Manager(state, (Citation("systemctl show nvidia-fabricmanager", f"({state})", None, fact.probe),))
+        return Manager(state, (stated("systemctl show nvidia-fabricmanager", state, fact.probe),))
     found = [known for item in snapshot.items if item.where == "host" and (known := _of(item)) is not None]
     for state in ("masked", "failed", "missing", "inactive", "active"):
         cited = tuple(citation for one, citation in found if one == state)
@@ -183,7 +183,7 @@ def _absent(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _of_packages(snapshot: Snapshot) -> tuple[Citation, ...]:
     listings = (item for item in snapshot.of("packages") if _ABOUT.search(item.written))
-    return tuple(Citation(item.written, "(no fabric manager among them)", None, item.key) for item in listings)
+    return tuple(stated(item.written, "no fabric manager among them", item.key) for item in listings)
 
 
 def _of(item: Item) -> tuple[UnitState, Citation] | None:
