@@ -19,6 +19,7 @@ from gpunode.diagnoses.views import build, driver, modules, packages, pci, syste
 from gpunode.diagnoses.views.build import Failure
 from gpunode.diagnoses.views.system import PackageManager
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 _CAUSES: Final[dict[build.Reason, str]] = {
     "headers": "kernel-headers-missing",
@@ -143,7 +144,7 @@ def _source_of(entry: str) -> str:
     return f"/usr/src/{module}-{version}"
 
 
-_ENTRY: Final = re.compile(r"/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*")
+_ENTRY: Final = Pattern(r"/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*")
 
 
 def _listed(snapshot: Snapshot, pattern: str) -> frozenset[str]:
@@ -170,8 +171,8 @@ def _headers_cited(snapshot: Snapshot, kernel: str) -> Iterator[Citation]:
     yield from (cite(item, 1) for item in snapshot.of("uname") if kernel in item.text)
 
 
-_BUILD: Final = re.compile(r"/lib/modules/(?:(?P<kernel>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/build/?$")
-_TREE: Final = re.compile(r"/usr/src/(?:linux-headers-|kernels/)(?:(?P<kernel>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/?$")
+_BUILD: Final = Pattern(r"/lib/modules/(?:(?P<kernel>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/build/?$")
+_TREE: Final = Pattern(r"/usr/src/(?:linux-headers-|kernels/)(?:(?P<kernel>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/?$")
 
 
 def headers_present(snapshot: Snapshot, kernel: str) -> bool | None:
@@ -255,15 +256,13 @@ def _upgrade_kernel(snapshot: Snapshot) -> Fix | None:
     return run("install", "upgrade the kernel together with its headers, then reboot", commands[manager], when=when)
 
 
-_BUILT_BY: Final = re.compile(
-    r"kernel was built by:?\s+(?P<by>[^\n]{1,160})|compile the kernel:\s*(?P<old>[^\n]{1,160})"
-)
-_LINUX: Final = re.compile(r"Linux version \S+ [^\n]{0,80}\((?P<by>[^\n]{0,160})")
-_VERSION: Final = re.compile(r"(?P<name>gcc|clang)\b[^\n]*?(?:-|version |\) |\s)(?P<major>\d{1,2})(?:\.\d|\b)")
+_BUILT_BY: Final = Pattern(r"kernel was built by:?\s+(?P<by>[^\n]{1,160})|compile the kernel:\s*(?P<old>[^\n]{1,160})")
+_LINUX: Final = Pattern(r"Linux version \S+ [^\n]{0,80}\((?P<by>[^\n]{0,160})")
+_VERSION: Final = Pattern(r"(?P<name>gcc|clang)\b[^\n]*?(?:-|version |\) |\s)(?P<major>\d{1,2})(?:\.\d|\b)")
 _FLAGS: Final = (
-    (re.compile(r"-ftrivial-auto-var-init|-fzero-call-used-regs|-mharden-sls"), "gcc-12"),
-    (re.compile(r"-fmin-function-alignment"), "gcc-14"),
-    (re.compile(r"-mretpoline|-fsplit-lto-unit|-mstack-alignment|-Qunused-arguments|-enable-trivial"), "clang"),
+    (Pattern(r"-ftrivial-auto-var-init|-fzero-call-used-regs|-mharden-sls"), "gcc-12"),
+    (Pattern(r"-fmin-function-alignment"), "gcc-14"),
+    (Pattern(r"-mretpoline|-fsplit-lto-unit|-mstack-alignment|-Qunused-arguments|-enable-trivial"), "clang"),
 )
 
 
@@ -357,7 +356,7 @@ def _get_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot(f"{which}, until there is one", when="no such release is there")
 
 
-_LEFTOVER: Final = re.compile(
+_LEFTOVER: Final = Pattern(
     r"/var/lib/dkms/(?P<module>nvidia[\w-]*)/(?P<version>[\w.+~-]+)"
     r"|Error! (?P<m2>nvidia[\w-]*)/(?P<v2>[\w.+~-]+): Missing"
     r"|/usr/src/(?P<m3>nvidia(?:-[a-z]+)*)-(?P<v3>\d[\w.+~]*)"
@@ -386,7 +385,7 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
     yield build_again(snapshot, snapshot.view(system.running_kernel))
 
 
-_TREES_MODULE: Final = re.compile(r"nvidia(?:-[a-z0-9]+)*")
+_TREES_MODULE: Final = Pattern(r"nvidia(?:-[a-z0-9]+)*")
 
 
 def _leftover(snapshot: Snapshot) -> tuple[str, str] | None:

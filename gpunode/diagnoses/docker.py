@@ -16,24 +16,23 @@ from gpunode.diagnoses.views import cdi, docker, driver, moments, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.model import DOCKER_CONFIG
 
-_INVALID: Final = re.compile(
+_INVALID: Final = Pattern(
     r"(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
     r"[^\s:]*daemon\.json:? (?!the following directives are specified)[^\n]{0,80}?"
     r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)",
     re.IGNORECASE,
 )
-_CONFLICT: Final = re.compile(r"directives are specified (?:both )?as a flag and in the config")
-_NO_LIBRARY: Final = re.compile(
-    r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)"
-)
-_NOT_PERMITTED: Final = re.compile(
+_CONFLICT: Final = Pattern(r"directives are specified (?:both )?as a flag and in the config")
+_NO_LIBRARY: Final = Pattern(r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)")
+_NOT_PERMITTED: Final = Pattern(
     r"bpf_prog_query\(BPF_CGROUP_DEVICE\) failed: operation not permitted"
     r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
 )
-_NESTED: Final = re.compile(r"\b(?:lxc|lxd|incus)\b", re.IGNORECASE)
+_NESTED: Final = Pattern(r"\b(?:lxc|lxd|incus)\b", re.IGNORECASE)
 _CONFIGURE: Final = "sudo gpunode ctk runtime configure --runtime=docker --restart"
 
 

@@ -28,44 +28,45 @@ from gpunode.diagnoses.remedies import (
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, faults, kernel, modules, packages, pci
 from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.facts.patterns import Pattern
 
 _README: Final = f"{DRIVER_README}gsp.html"
 
-_RPC_TIMEOUT: Final = re.compile(
+_RPC_TIMEOUT: Final = Pattern(
     r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w* timed? ?out|"
     r"Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error",
     re.IGNORECASE,
 )
-_TASK: Final = re.compile(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
-_WPR2: Final = re.compile(r"WPR2 (?:is )?already up", re.IGNORECASE)
-_GFW: Final = re.compile(
+_TASK: Final = Pattern(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
+_WPR2: Final = Pattern(r"WPR2 (?:is )?already up", re.IGNORECASE)
+_GFW: Final = Pattern(
     r"failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not", re.IGNORECASE
 )
-_NO_FILE: Final = re.compile(
+_NO_FILE: Final = Pattern(
     r"Direct firmware load for nvidia/\S*gsp\S* failed with error -2|firmware: failed to load nvidia/\S*gsp\S* \(-2\)|"
     r"RmFetchGspRmImages: No firmware image found|"
     r"(?:can(?:no|')t|could not|failed to|unable to) (?:find|load|open|request|fetch) \S{0,60}gsp\w*\.bin",
     re.IGNORECASE,
 )
-_NOT_STARTED: Final = re.compile(
+_NOT_STARTED: Final = Pattern(
     r"cannot initialize GSP(?: firmware RM|-RM)|Failed to (?:boot|initialize|start) GSP|kgspBootstrap\w*: .{0,60}fail|"
     r"failed to (?:execute|prepare) .{0,40}(?:FWSEC|Booter)|GSP-?RM (?:boot|init\w*) fail",
     re.IGNORECASE,
 )
 # RmInitAdapter's first number says at what it failed: 0x61 to 0x63 at fetching the firmware and starting it.
-_INIT: Final = re.compile(r"RmInitAdapter failed! \((?P<step>0x6[1-3]):(?P<status>0x[0-9a-f]+):\d+\)", re.IGNORECASE)
+_INIT: Final = Pattern(r"RmInitAdapter failed! \((?P<step>0x6[1-3]):(?P<status>0x[0-9a-f]+):\d+\)", re.IGNORECASE)
 # Another cause of a failed start, told by the driver itself.
-_UNSUPPORTED: Final = re.compile(
+_UNSUPPORTED: Final = Pattern(
     r"not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported|"
     r"not supported by the (?:NVIDIA )?\d",
     re.IGNORECASE,
 )
-_SWITCHED_OFF: Final = re.compile(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
-_PARAMETER_OFF: Final = re.compile(r"^[ \t]*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
-_FIRMWARE_DIRS: Final = re.compile(r"/lib/firmware/nvidia\b")
+_SWITCHED_OFF: Final = Pattern(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
+_PARAMETER_OFF: Final = Pattern(r"^[ \t]*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
+_FIRMWARE_DIRS: Final = Pattern(r"/lib/firmware/nvidia\b")
 # From this branch on NVIDIA's packages and installer take the open modules where the GPU lets them.
 _OPEN_BY_DEFAULT: Final = 560
-_IN_USE: Final = re.compile(rf"GSP Firmware Version\s*:\s*(?P<version>{driver.VERSION})")
+_IN_USE: Final = Pattern(rf"GSP Firmware Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
 _ASKED: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})

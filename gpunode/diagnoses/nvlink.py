@@ -16,6 +16,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, system
 from gpunode.diagnoses.views.topology import addresses
 from gpunode.facts import xid
+from gpunode.facts.patterns import Pattern
 
 # ---- the fabric manager
 
@@ -246,7 +247,7 @@ def _some_down(
 
 # ---- faults by message
 
-_ON_LINK: Final = re.compile(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
+_ON_LINK: Final = Pattern(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
 
 
 def _linked_fault(snapshot: Snapshot) -> Iterator[Verdict]:

@@ -13,6 +13,7 @@ from gpunode.diagnoses.views import driver, modules, packages, pci, system
 from gpunode.facts import nvml
 from gpunode.facts.model import Known
 from gpunode.facts.nvml import Inventory
+from gpunode.facts.patterns import Pattern
 
 # broken: the root cause lies here. affected: a consequence shows here. works: it was seen to. seen: it was looked at,
 # and nothing is wrong with it. unseen: nothing of it was in the evidence. absent: this node has no such layer.
@@ -157,7 +158,7 @@ def _packages(snapshot: Snapshot) -> tuple[State, str]:
 
 
 # The rows of nvidia-smi's last table: GPU, instances, process, type.
-_PROCESS: Final = re.compile(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
+_PROCESS: Final = Pattern(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
 
 
 def _programs(snapshot: Snapshot) -> tuple[State, str]:

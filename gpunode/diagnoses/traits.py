@@ -19,6 +19,7 @@ from gpunode.diagnoses.views import driver, links, packages, pci, system
 from gpunode.facts import nvml
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.toml import loads
 
 # likely: it breaks GPU nodes by itself, often. possible: it can. background: it differs, and explains little.
@@ -52,7 +53,7 @@ def _always(weight: Weight, why: str) -> Callable[[str, str], Judgement]:
 
 def _by_name(*rules: tuple[str, Weight, str]) -> Callable[[str, str], Judgement]:
     """The judgement of the first pattern that the name, or a value, fits; the last rule takes what is left."""
-    compiled = [(re.compile(pattern, re.IGNORECASE), weight, why) for pattern, weight, why in rules]
+    compiled = [(Pattern(pattern, re.IGNORECASE), weight, why) for pattern, weight, why in rules]
 
     def judge(name: str, values: str) -> Judgement:
         found = ((weight, why) for pattern, weight, why in compiled if pattern.search(f"{name}\n{values}"))
@@ -63,7 +64,7 @@ def _by_name(*rules: tuple[str, Weight, str]) -> Callable[[str, str], Judgement]
 
 # The kernel and its command line.
 
-_UNTOLD: Final = re.compile(
+_UNTOLD: Final = Pattern(
     r"^(?:BOOT_IMAGE|root|resume|initrd|rootflags|rootfstype|ro|rw|quiet|splash|console|crashkernel|net\.ifnames|"
     r"biosdevname|rd\.(?:lvm|luks|md)[\w.]*|ip|nosplash|vt\.handoff|loglevel|earlyprintk|mitigations|apparmor)$"
 )
@@ -162,7 +163,7 @@ def _versions(snapshot: Snapshot) -> Reading:
     return known or None
 
 
-_PACKAGE: Final = re.compile(
+_PACKAGE: Final = Pattern(
     r"^(?:nvidia|libnvidia|libcuda|cuda|libnv|xserver-xorg-video-nvidia|linux-(?:image|headers|modules|objects|signatures)|"
     r"kernel|containerd|docker|runc|podman|crun|cri-o|kube|k3s|rke2|dkms|gcc|shim|mokutil|datacenter-gpu|dcgm|nvlsm|imex|"
     r"mlnx|ofed|doca|mft|rdma|ibverbs|libibverbs|gdrcopy|golang-github-nvidia)"
@@ -376,7 +377,7 @@ def _specification(snapshot: Snapshot) -> Reading:
     found = snapshot.files("/etc/cdi/*") + snapshot.files("/var/run/cdi/*")
     if not found and not snapshot.facts.folders:
         return None
-    version = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.[\d.]+\d)")
+    version = Pattern(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.[\d.]+\d)")
     return {item.subject: ", ".join(sorted(set(version.findall(item.text)))) or "no driver in it" for item in found}
 
 

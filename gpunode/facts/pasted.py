@@ -11,21 +11,22 @@ from typing import Final
 from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.items import cut_lines, tells_absence
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import PROBES
 from gpunode.facts.sources import STATE, STILL_FAILS, changes_state, recognise
 
 _SHAPE: Final = 'a report is a JSON list of {"source": "the command or path", "text": "what it said"}'
 # A prompt, and a command behind it: "$ lsmod", "# dmesg", "user@host:~$ nvidia-smi", "[root@gpu1 ~]# lspci",
 # "host:~ # dmesg", "gpu1 ~ # lsmod", "❯ uname".
-_PROMPT: Final = re.compile(
+_PROMPT: Final = Pattern(
     r"^(?:\([\w.-]{1,30}\)\s*)?(?:\[[^\]\n]{1,80}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?"
     r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)?"
     r"[$#❯%]\s+(?P<command>\S[^\n]*)$"
 )
-_HEADING: Final = re.compile(r"^(?:#{1,6}\s+|\*\*|==+\s*)?`?(?P<source>[^`*=\n]{2,120}?)`?(?:\*\*|\s*==+)?:\s*$")
+_HEADING: Final = Pattern(r"^(?:#{1,6}\s+|\*\*|==+\s*)?`?(?P<source>[^`*=\n]{2,120}?)`?(?:\*\*|\s*==+)?:\s*$")
 # What a compiler begins with: "/usr/src/nvidia-470/nv-caps.c: In function 'f':".
-_IN_SOURCE: Final = re.compile(r"\S+\.[chS](?::|$)")
-_FENCE: Final = re.compile(r"^\s*(?:```|~~~)")
+_IN_SOURCE: Final = Pattern(r"\S+\.[chS](?::|$)")
+_FENCE: Final = Pattern(r"^\s*(?:```|~~~)")
 # The probes whose answer a person can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
 _PROBE_KEYS: Final = {
     **{probe.path: probe.key for probe in PROBES if probe.path},
@@ -97,7 +98,7 @@ def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
 
 
 # "$ lsmod", "user@host:~$ lsmod": a dollar sign begins no line of a program's own.
-_TYPED: Final = re.compile(
+_TYPED: Final = Pattern(
     r"^(?:\([\w.-]{1,30}\)\s*)?(?:[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?)?\$ (?P<command>\S[^\n]*)$",
     re.MULTILINE,
 )

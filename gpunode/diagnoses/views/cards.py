@@ -13,16 +13,17 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 # "The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01)", and older forms of it.
-_BY_ID: Final = re.compile(
+_BY_ID: Final = Pattern(
     r"NVIDIA GPU (?P<address>[0-9a-fA-F:.]{7,16})\s*\(PCI ID: ?10de:(?P<device>[0-9a-fA-F]{4})", re.IGNORECASE
 )
-_BY_NAME: Final = re.compile(
+_BY_NAME: Final = Pattern(
     r"The NVIDIA (?:NVIDIA )?(?P<name>(?:GeForce|Quadro|Tesla|TITAN|GRID|NVS|RTX)[\w +/().-]{0,50}?) GPU installed"
 )
 # "GP108 [GeForce GT 1030]", as pci.ids writes it.
-_CHIP: Final = re.compile(r"\b(?P<chip>G[A-Z]?\d{1,3}\w*|TU\d+\w*|AD\d+\w*)\s*\[(?P<name>[^\]]{3,60})\]")
+_CHIP: Final = Pattern(r"\b(?P<chip>G[A-Z]?\d{1,3}\w*|TU\d+\w*|AD\d+\w*)\s*\[(?P<name>[^\]]{3,60})\]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,23 +10,24 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Where
 
 Sort: TypeAlias = Literal["driver", "stub", "compat", "other"]
 
 # ldconfig -p and ldd: "libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1".
-_RESOLVED: Final = re.compile(
+_RESOLVED: Final = Pattern(
     r"(?P<name>lib(?:cuda|nvidia-ml)\.so(?:\.1)?)(?:\s*\((?P<flags>[^)]*)\))?\s*=>\s*(?P<path>/\S+)"
 )
 # LD_DEBUG, strace, /proc/PID/maps, numba, nvtop: a library that a program did open.
-_OPENED: Final = re.compile(
+_OPENED: Final = Pattern(
     r"(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}|^[ \t]+)"
     r"(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)",
     re.MULTILINE,
 )
-_VARIABLE: Final = re.compile(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?\s*[=:]\s*['\"]?(?P<value>[^\s'\",;]+)")
-_CONF: Final = re.compile(r"^[ \t]*(?P<folder>/\S+)\s*$", re.MULTILINE)
-_STANDARD: Final = re.compile(
+_VARIABLE: Final = Pattern(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?\s*[=:]\s*['\"]?(?P<value>[^\s'\",;]+)")
+_CONF: Final = Pattern(r"^[ \t]*(?P<folder>/\S+)\s*$", re.MULTILINE)
+_STANDARD: Final = Pattern(
     r"^(?:/usr)?/lib(?:32|64)?(?:/(?:x86_64|aarch64|i386|powerpc64le)-linux-gnu)?(?:/nvidia(?:[-/][\w.-]+)?)?/?$"
     r"|^/usr/lib/wsl/|^/run/(?:nvidia|opengl-driver)|^/usr/local/nvidia/|^/opt/nvidia/|^/nix/store/|^/home/kubernetes/bin/nvidia"
 )
@@ -104,6 +105,9 @@ def folders(snapshot: Snapshot) -> tuple[Folder, ...]:
 
 def _folders(item: Item) -> Iterator[Folder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
+    is_configuration = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
+    if not (echoes or is_configuration or "LD_" in item.text):
+        return
     for number, line in enumerate(item.lines, 1):
         paths: list[str] = []
         file = ""
@@ -111,7 +115,7 @@ def _folders(item: Item) -> Iterator[Folder]:
             paths = [path for match in _VARIABLE.finditer(line) for path in match["value"].split(":")]
         elif echoes:
             paths = line.strip().split(":")
-        elif item.kind == "file" and item.subject.startswith("/etc/ld.so.conf") and (match := _CONF.match(line)):
+        elif is_configuration and (match := _CONF.match(line)):
             paths, file = [match["folder"]], item.subject
         for path in paths:
             if path.startswith("/") and (sort := sort_of(path)) != "driver":

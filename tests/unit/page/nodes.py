@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from gpunode.diagnoses.snapshot import snapshot
 from gpunode.diagnoses.stack import Storey
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
+from gpunode.facts.patterns import Pattern
 from gpunode.workflow.doctor import Examined
 
 _GPUS = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
@@ -150,9 +150,9 @@ def examined() -> Examined:
         confidence="likely",
         summary="GPU 4 at 0000:9d:00.0 stopped answering on the PCI bus 7233 s after boot",
         citations=(
-            *seen.said(re.compile(r"9d:00\): 79")),
-            *seen.said(re.compile(r"9d:00\): 154")),
-            *seen.said(re.compile(r"0000:9d:00\.0 3D"), "lspci"),
+            *seen.said(Pattern(r"9d:00\): 79")),
+            *seen.said(Pattern(r"9d:00\): 154")),
+            *seen.said(Pattern(r"0000:9d:00\.0 3D"), "lspci"),
         ),
         ruled_out=(
             "an error of the program: it would end with Xid 13 or 43 and leave the GPU on the bus",
@@ -176,7 +176,7 @@ def examined() -> Examined:
         severity="error",
         confidence="certain",
         summary="python3 (30118) lost its channels on 0000:c3:00.0 when its peer went",
-        citations=seen.said(re.compile(r"c3:00\): 45")),
+        citations=seen.said(Pattern(r"c3:00\): 45")),
         ruled_out=(),
         remedy=(),
         disruption="none",
@@ -192,7 +192,7 @@ def examined() -> Examined:
         severity="warning",
         confidence="certain",
         summary="the link of 0000:61:00.0 has 8 of 16 lanes",
-        citations=seen.said(re.compile(r"Width x8 "), "lspci"),
+        citations=seen.said(Pattern(r"Width x8 "), "lspci"),
         ruled_out=("an idle link: it lowers its speed, never its width",),
         remedy=(Fix("hardware", "reseat the board", when="it stays so after a cold start"),),
         disruption="power-cycle",
@@ -202,7 +202,7 @@ def examined() -> Examined:
     doubt = Doubt(
         "whether the NVLink that is down on GPU 2 was ever up",
         "nvidia-smi nvlink -e",
-        seen.said(re.compile(r"<inactive>")),
+        seen.said(Pattern(r"<inactive>")),
         ("sample-link", "sample-board"),
     )
     return Examined(
