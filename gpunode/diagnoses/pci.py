@@ -452,18 +452,39 @@ def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _degraded(snapshot: Snapshot) -> Iterator[Verdict]:
     seen = snapshot.view(links.links)
-    full = any(link.width is not None and link.width == link.widest for link in seen)
+    is_odd = "baseboard" in snapshot.view(boards.carriers)
+    is_odd = is_odd or any(link.width is not None and link.width == link.widest for link in seen)
     for link in seen:
-        if not _is_narrow(link):
-            continue
-        widest = f" of x{link.widest}" if link.widest else ""
-        which = link.address or "a GPU"
-        is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
-        is_odd = full or "baseboard" in snapshot.view(boards.carriers)
-        severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"
-        summary = f"the PCIe link of {which} runs x{link.width}{widest}: fewer lanes than both ends have"
-        out = ("saving power at idle: that lowers the speed, never the width",)
-        yield Proof(summary, (link.citation,), gpu=link.address, severity=severity, ruled_out=out)
+        if _is_narrow(link):
+            yield _narrow(snapshot, link, is_odd=is_odd)
+
+
+def _narrow(snapshot: Snapshot, link: links.Link, *, is_odd: bool) -> Proof:
+    """What fewer lanes than the GPU has come to: a fault only where the port above it has more as well.
+
+    Args:
+        snapshot: the node.
+        link: the GPU's.
+        is_odd: whether other GPUs of the node, or all nodes of its kind, have more lanes.
+    """
+    port = snapshot.view(links.lanes_above).get(link.address)
+    runs = f"the PCIe link of {link.address or 'a GPU'} runs x{link.width}"
+    of = f" of x{link.widest}" if link.widest else ""
+    if port is not None and link.width is not None and port.width <= link.width:
+        summary = f"{runs}{of}: the slot above it has no more lanes"
+        return Proof(summary, (link.citation, port.citation), gpu=link.address, severity="info")
+    is_known = port is not None or link.is_of_both
+    is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
+    severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"
+    than = "both ends have" if is_known else "the GPU has; how many the slot has was not seen"
+    return Proof(
+        f"{runs}{of}: fewer lanes than {than}",
+        (link.citation, *((port.citation,) if port else ())),
+        "certain" if is_known else "likely",
+        ("saving power at idle: that lowers the speed, never the width",),
+        link.address,
+        severity=severity,
+    )
 
 
 def _is_narrow(link: links.Link) -> bool:
@@ -496,7 +517,20 @@ def _storm(snapshot: Snapshot) -> Iterator[Verdict]:
         "certain" if any(links.slot(port) in snapshot.view(links.nvidia) for port in ports) else "likely"
     )
     citations = (*(one.citation for one in corrected), *counted)
-    yield Proof(summary, citations[:12], confidence, ("a single corrected error, which is none",))
+    out = ("a single corrected error, which is none",)
+    gpu, at = _whose(snapshot, corrected), _first(corrected)
+    yield Proof(summary, citations[:12], confidence, out, gpu, at)
+
+
+def _whose(snapshot: Snapshot, reports: tuple[links.Report, ...]) -> str:
+    """The GPU whose link all reports are of; empty where they are of several, or nobody tells."""
+    gpus = {links.gpu_at(snapshot, one.address) for one in reports if one.address}
+    return gpus.pop() if len(gpus) == 1 else ""
+
+
+def _first(reports: tuple[links.Report, ...]) -> float | None:
+    """When the first of them was."""
+    return next((one.at for one in reports if one.at is not None), None)
 
 
 def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -508,7 +542,8 @@ def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     what = ", ".join(sorted(bits)) or "an uncorrected error"
     citations = (*(one.citation for one in found), *latched)
-    yield Proof(f"a transfer on the GPU's PCIe link was lost beyond repair ({what})", citations[:12])
+    summary = f"a transfer on the GPU's PCIe link was lost beyond repair ({what})"
+    yield Proof(summary, citations[:12], gpu=_whose(snapshot, found), at=_first(found))
 
 
 _ANY_XID: Final = Pattern(r"\bXid \(")
@@ -786,9 +821,10 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="the GPU's PCIe link has fewer lanes than it could",
             story=(
-                "Card and slot agree on a width when the link is trained. Dirt, a bad riser, a slot with fewer wires "
-                "or a bifurcation setting leave it at x8, x4 or x1, and copies between host and GPU are slower by "
-                "that much. A lower speed at idle is power saving and no fault; a lower width never is."
+                "Card and slot agree on a width when the link is trained. Dirt, a bad riser or a bifurcation setting "
+                "leave it at x8, x4 or x1, and copies between host and GPU are slower by that much. It is a fault "
+                "where both ends have more lanes: a slot that is wired for fewer gives no more, and a lower speed at "
+                "idle is power saving."
             ),
             sources=(
                 "https://github.com/geerlingguy/raspberry-pi-pcie-devices/issues/480",
