@@ -154,6 +154,22 @@ _NOT = """\
 | `gdscheck`, `dcgmi diag`, CUDA programs | they load `nvidia-uvm`, or disturb what runs |
 | the variables of containers, but for six that decide which GPUs and libraries they see | they hold secrets |
 | the cluster beyond this node | its own kubelet's key may not |
+| `docker` where root's client asks another machine's | what that one says is not of this node |
+
+Programs get a fixed environment with root's home and the proxies, so no `KUBECONFIG`, `DOCKER_HOST` or `LD_PRELOAD`
+of the user reaches them.
+
+## The cluster
+
+Only `kubectl` reaches beyond the node. Where `/etc/kubernetes/kubelet.conf` is there (kubeadm and its like), it
+asks the API server for two things, with the kubelet's own key: this node, and the list of pods on it. As raw
+objects, so it writes nothing into `~/.kube/cache`. No other kubeconfig is used: not root's, not `admin.conf`, not
+one of k3s or RKE2.
+
+A kubeconfig can name a program that gives the key (`exec`, as with `aws eks get-token`; `auth-provider` before).
+doctor starts no program that it does not know: where either word is a key in that file, or the file cannot be read,
+the cluster is not asked. What it would have said can be given to it: `kubectl describe node NODE` in a
+[report](../how-to/find-out-why.md#from-what-somebody-sent).
 """
 
 
@@ -231,6 +247,7 @@ def _everything() -> Mapping[str, Capture]:
         "nvidia-version": "NVRM version: example\n",
         "kernel-release": f"{_KERNEL}\n",
         "node-name": f"{_NODE}\n",
+        "kubelet-conf-programs": "",
         "docker-containers": "0123456789ab image Up 2 hours\n",
         "file:/etc/environment": "LD_LIBRARY_PATH=/a/folder/of/it\n",
     }

@@ -7,27 +7,37 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import build, chains, remedies
+from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
-from gpunode.diagnoses.remedies import install, reboot, rebuild_initramfs, run, setup_step, takes_gpunode
+from gpunode.diagnoses.remedies import (
+    install,
+    reboot,
+    rebuild_initramfs,
+    rebuilt_initramfs,
+    run,
+    setup_step,
+    takes_gpunode,
+)
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
-_SAYS_NOT_LOADED: Final = re.compile(
+_SAYS_NOT_LOADED: Final = Pattern(
     r"[Dd]river [Nn]ot [Ll]oaded|couldn.t communicate with the NVIDIA driver|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
     r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?loaded|[Ff]ailed to load the NVIDIA kernel module"
     r"|Found no NVIDIA driver on your system"
 )
-_BLACKLISTED: Final = re.compile(
+_BLACKLISTED: Final = Pattern(
     r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
     re.MULTILINE,
 )
 # What modprobe makes of "alias nvidia off".
-_OFF: Final = re.compile(r"could not insert 'off'|module by name='off'")
-_BLACKLISTED_AT_BOOT: Final = re.compile(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b")
+_OFF: Final = Pattern(r"could not insert 'off'|module by name='off'")
+_BLACKLISTED_AT_BOOT: Final = Pattern(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b")
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
@@ -101,14 +111,14 @@ def _load(snapshot: Snapshot) -> Iterable[Fix]:
 
 # A module that stands on disk, and not as the running kernel needs it.
 
-_OTHER_KERNEL: Final = re.compile(
+_OTHER_KERNEL: Final = Pattern(
     r"\bnvidia(?:_current|_drm|_modeset|_uvm)?: (?:version magic '[^'\n]*' should be|disagrees about version of symbol)"
     r"|\bnvidia: Unknown symbol \w+ \(err"
 )
-_FORMAT: Final = re.compile(
+_FORMAT: Final = Pattern(
     r"(?:insert(?: module)?|kernel module) ['‘]?\S*nvidia\S*:? ?(?:Exec format error|Invalid module format)"
 )
-_MAGIC: Final = re.compile(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
+_MAGIC: Final = Pattern(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
 
 
 def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -182,14 +192,14 @@ def _is_gone(snapshot: Snapshot, running: str) -> bool:
     return False
 
 
-_INDEX: Final = re.compile(
+_INDEX: Final = Pattern(
     r"could not open builtin file|could not (?:open|load|search|find) (?:index|module dependenc|modules\.\w+)"
     r"|/modules\.(?:dep|alias|symbols|builtin|softdep)(?:\.bin|\.modinfo)?['’]?[:,]? ?(?:No such file|is empty)"
     r"|Could not (?:load|open) (?:dependency file|\S*modules\.dep|moddep)|can't open '?modules\.dep"
     r"|lookup_builtin_file\(\)"
 )
-_INCOMPLETE: Final = re.compile(r"could not open modules\.(?:order|builtin)")
-_EMPTY: Final = re.compile(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$")
+_INCOMPLETE: Final = Pattern(r"could not open modules\.(?:order|builtin)")
+_EMPTY: Final = Pattern(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$")
 
 
 def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -220,8 +230,8 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, cited, ruled_out=("the module was not built: it was",))
 
 
-_RENAMED: Final = re.compile(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
-_UBUNTUS: Final = re.compile(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
+_RENAMED: Final = Pattern(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
+_UBUNTUS: Final = Pattern(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
 
 
 def _lacks_index(snapshot: Snapshot, kernel: str) -> tuple[Citation, ...]:
@@ -248,7 +258,7 @@ def _index(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("load", "load the module", "sudo modprobe nvidia")
 
 
-_API: Final = re.compile(r"API mismatch|Driver/library version mismatch|nvidia-modeset: Version mismatch")
+_API: Final = Pattern(r"API mismatch|Driver/library version mismatch|nvidia-modeset: Version mismatch")
 
 
 def _duplicates(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -327,20 +337,6 @@ def _stale_initramfs(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, (here.citation, there.citation, *image), "likely")
 
 
-def _rebuild_initramfs(snapshot: Snapshot) -> Iterable[Fix]:
-    yield rebuild_initramfs(snapshot)
-    yield reboot()
-
-
-_MISMATCHES: Final = frozenset(
-    {
-        "driver-library-mismatch-reboot-pending",
-        "driver-library-mismatch-partial-upgrade",
-        "driver-library-mismatch-unattended-upgrade",
-        "driver-library-mismatch-mixed-installs",
-    }
-)
-_README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/"
 _MODPROBE: Final = "https://man7.org/linux/man-pages/man8/modprobe.8.html"
 
 FAMILY: Final = Family(
@@ -350,6 +346,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-module-not-loaded",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="NVIDIA's kernel module is not loaded",
@@ -360,7 +357,7 @@ FAMILY: Final = Family(
                 "was not built for this kernel, its signature was refused, another driver has the GPU. Where none of "
                 "that is found, loading it by hand shows what the kernel says."
             ),
-            sources=("https://github.com/NVIDIA/nvidia-docker/issues/1629", f"{_README}commonproblems.html"),
+            sources=("https://github.com/NVIDIA/nvidia-docker/issues/1629", f"{DRIVER_README}commonproblems.html"),
             check=_not_loaded,
             remedy=_load,
             explains=chains.NOT_INITIALISED,
@@ -368,6 +365,7 @@ FAMILY: Final = Family(
         Rule(
             cause="module-built-for-other-kernel",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the module was built for another kernel",
@@ -380,7 +378,7 @@ FAMILY: Final = Family(
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/365",
                 "https://github.com/negativo17/nvidia-driver/issues/97",
-                f"{_README}installdriver.html",
+                f"{DRIVER_README}installdriver.html",
             ),
             check=_other_kernel,
             remedy=_build_for_this,
@@ -389,6 +387,7 @@ FAMILY: Final = Family(
         Rule(
             cause="depmod-index-missing",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="none",
             title="the kernel's module index does not know the module",
@@ -410,6 +409,7 @@ FAMILY: Final = Family(
         Rule(
             cause="duplicate-module-files",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the module stands on disk twice, in different versions",
@@ -419,14 +419,15 @@ FAMILY: Final = Family(
                 "whatever its version, so an upgrade of the other changes nothing: the old module is loaded at every "
                 "boot and refuses the new libraries, also after a reboot. One of the copies has to go."
             ),
-            sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{_README}installdriver.html"),
+            sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{DRIVER_README}installdriver.html"),
             check=_duplicates,
             remedy=_keep_one,
-            explains=(_MISMATCHES - {"driver-library-mismatch-mixed-installs"}) | chains.LIBRARY_MISMATCH,
+            explains=(chains.MISMATCHES - {"driver-library-mismatch-mixed-installs"}) | chains.LIBRARY_MISMATCH,
         ),
         Rule(
             cause="initramfs-stale-module",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="the initramfs loads an older module",
@@ -441,8 +442,8 @@ FAMILY: Final = Family(
                 "https://manpages.debian.org/stable/initramfs-tools-core/update-initramfs.8.en.html",
             ),
             check=_stale_initramfs,
-            remedy=_rebuild_initramfs,
-            explains=_MISMATCHES | chains.LIBRARY_MISMATCH,
+            remedy=rebuilt_initramfs,
+            explains=chains.MISMATCHES | chains.LIBRARY_MISMATCH,
         ),
     ),
 )

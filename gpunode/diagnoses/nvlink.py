@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog import xids
+from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import command, is_release
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -14,6 +15,7 @@ from gpunode.diagnoses.remedies import by_hand, drain, install, nvidia_report, r
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, system
 from gpunode.facts import xid
+from gpunode.facts.patterns import Pattern
 
 # ---- the fabric manager
 
@@ -234,7 +236,7 @@ def _some_down(
 
 # ---- faults by message
 
-_ON_LINK: Final = re.compile(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
+_ON_LINK: Final = Pattern(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
 
 
 def _linked_fault(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -344,7 +346,6 @@ def _tell_monitor(_: Snapshot) -> Iterable[Fix]:
 
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
-_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _WITHOUT_FABRIC: Final = UNHEALTHY_IN_CLUSTER | {
     *("nvlink-all-links-inactive-gpu", "nvlink-link-inactive", "cuda-init-802-kaslr-or-hmm"),
     "nvlink-not-present-false-positive",
@@ -359,6 +360,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-version-mismatch",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="restart-service",
             title="fabric manager and driver are of different versions",
@@ -376,6 +378,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-installed",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="none",
             title="NVSwitches, and no fabric manager",
@@ -393,6 +396,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-running",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="restart-service",
             title="the fabric manager is installed and does not run",
@@ -414,6 +418,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-needed",
             layer="nvlink",
+            storey="fabric",
             severity="info",
             disruption="none",
             title="a fabric manager on a node without NVSwitches",
@@ -429,6 +434,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvswitch-sxid",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reboot",
             title="an NVSwitch reported an error",
@@ -445,6 +451,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-74-nvlink-error",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="an NVLink failed (Xid 74)",
@@ -454,7 +461,7 @@ FAMILY: Final = Family(
                 "the link hangs or ends too. The GPUs of one fabric are reset together; the registers in the message "
                 "tell signal from hardware."
             ),
-            sources=(_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
+            sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
             check=_linked_fault,
             remedy=_reset_fabric,
             explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
@@ -462,6 +469,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-145-149-nvlink5-fault",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="NVLink 5 fault (Xid 144 to 150)",
@@ -471,7 +479,7 @@ FAMILY: Final = Family(
                 "peer that was talking to that GPU, by Xid 45 for their programs, and by collectives that hang until "
                 "the node is reset: the GPU with the first fatal event is the one to look at."
             ),
-            sources=(_CATALOG, "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1355"),
+            sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1355"),
             check=_fifth,
             remedy=_reset_fabric,
             explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
@@ -479,6 +487,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-all-links-inactive-gpu",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="one GPU has no NVLink at all",
@@ -489,7 +498,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/leptonai/gpud/issues/1085",
-                "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1150",
+                f"{OPEN_MODULES}/issues/1150",
             ),
             check=only("nvlink-all-links-inactive-gpu", _linked),
             remedy=_look_at_fabric,
@@ -497,6 +506,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-link-inactive",
             layer="nvlink",
+            storey="fabric",
             severity="warning",
             disruption="reboot",
             title="some NVLinks of a GPU are down",
@@ -512,6 +522,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-not-present-false-positive",
             layer="nvlink",
+            storey="fabric",
             severity="info",
             disruption="none",
             title="no NVLink where none is to be",

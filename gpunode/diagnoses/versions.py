@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from gpunode.diagnoses import remedies
+from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -19,6 +20,7 @@ from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
 from gpunode.diagnoses.views.system import package_manager, running_kernel
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 UNATTENDED: Final = "driver-library-mismatch-unattended-upgrade"
 PENDING: Final = "driver-library-mismatch-reboot-pending"
@@ -26,33 +28,31 @@ PARTIAL: Final = "driver-library-mismatch-partial-upgrade"
 MIXED: Final = "driver-library-mismatch-mixed-installs"
 CONTAINER: Final = "container-driver-mismatch"
 
-_MISMATCH: Final = re.compile(
+_MISMATCH: Final = Pattern(
     r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
     r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch",
     re.IGNORECASE,
 )
 # libnvidia-container asks NVML on the node, before there is a container.
-_ASKED_ON_NODE: Final = re.compile(
+_ASKED_ON_NODE: Final = Pattern(
     r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
 )
 # libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
-_IN_THE_WAY: Final = re.compile(
-    r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
-)
-_BRANCH: Final = re.compile(
+_IN_THE_WAY: Final = Pattern(r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists")
+_BRANCH: Final = Pattern(
     r"^(?:nvidia-(?:driver|dkms|utils|headless|kernel-source|compute-utils|open)"
     r"|libnvidia-compute|linux-modules-nvidia)"
     r"(?:-no-dkms|-open)*-(?P<branch>\d{3})\b"
 )
 # Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
-_RUN_PLACE: Final = re.compile(r"/kernel/drivers/video/nvidia\.ko")
-_RUN_SAYS: Final = re.compile(
+_RUN_PLACE: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
+_RUN_SAYS: Final = Pattern(
     rf"NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
     rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
     re.IGNORECASE,
 )
-_REBOOT_LIST: Final = re.compile(r"^[ \t]*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
-_HEADER: Final = re.compile(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
+_REBOOT_LIST: Final = Pattern(r"^[ \t]*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
+_HEADER: Final = Pattern(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...
     return Proof(what, cited, "certain" if certain else "likely", ("the node's driver: nvidia-smi works there",))
 
 
-_ANSWERS: Final = re.compile(r"Driver Version\s*:")
+_ANSWERS: Final = Pattern(r"Driver Version\s*:")
 
 
 def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -234,11 +234,11 @@ def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(citation for item in runs for citation in lines_with(item, _ANSWERS))
 
 
-_SHIPPED: Final = re.compile(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
+_SHIPPED: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
 
 
 # Ubuntu's until 2018.
-_NAMED_BY_BRANCH: Final = re.compile(r"nvidia-\d{3}")
+_NAMED_BY_BRANCH: Final = Pattern(r"nvidia-\d{3}")
 
 
 def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
@@ -341,7 +341,7 @@ def _run_beside_modules(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs
                 return
 
 
-_STORE: Final = re.compile(rf"/nix/store/\w+-nvidia-x11-(?P<version>{driver.VERSION})-")
+_STORE: Final = Pattern(rf"/nix/store/\w+-nvidia-x11-(?P<version>{driver.VERSION})-")
 
 
 def _of_two_stores(snapshot: Snapshot) -> Iterator[_Installs]:
@@ -494,11 +494,11 @@ def _no_reboot(scene: _Scene) -> tuple[str, ...]:
 # --- remedies -----------------------------------------------------------------------------------------------------
 
 _RELOAD: Final = (
-    "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia",
+    remedies.MODULES_OUT,
     "sudo modprobe -a nvidia nvidia_uvm",
 )
 _UNIT: Final = "nvidia-persistenced.service"
-_PERSISTENCED: Final = re.compile(r"persistenced")
+_PERSISTENCED: Final = Pattern(r"persistenced")
 
 
 def _reload(snapshot: Snapshot) -> Iterable[Fix]:
@@ -581,7 +581,6 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 _CONSEQUENCES: Final = LIBRARY_MISMATCH | {"cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", CONTAINER}
-_DOC: Final = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html"
 
 FAMILY: Final = Family(
     "versions",
@@ -590,6 +589,7 @@ FAMILY: Final = Family(
         Rule(
             cause=UNATTENDED,
             layer="package",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the system upgraded the driver by itself while the old module was loaded",
@@ -600,7 +600,7 @@ FAMILY: Final = Family(
                 "version mismatch», and so does every new container. Loading the new module is enough, and the next "
                 "such night is prevented by taking the driver out of automatic upgrades."
             ),
-            sources=("https://github.com/lyulyul/shine-cluster/issues/30", _DOC),
+            sources=("https://github.com/lyulyul/shine-cluster/issues/30", NVML_RETURNS),
             check=only(UNATTENDED, _decide),
             remedy=_reload_and_hold,
             explains=_CONSEQUENCES,
@@ -608,6 +608,7 @@ FAMILY: Final = Family(
         Rule(
             cause=PENDING,
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the driver was upgraded and its new module is not loaded yet",
@@ -617,7 +618,7 @@ FAMILY: Final = Family(
                 "the new module is loaded: by a reboot, or by unloading the old one when nothing uses it. The module "
                 "on disk already has the new version."
             ),
-            sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", _DOC),
+            sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", NVML_RETURNS),
             check=only(PENDING, _decide),
             remedy=_reload,
             explains=_CONSEQUENCES,
@@ -625,6 +626,7 @@ FAMILY: Final = Family(
         Rule(
             cause=PARTIAL,
             layer="package",
+            storey="packages",
             severity="error",
             disruption="reboot",
             title="only a part of the driver's packages was upgraded",
@@ -634,7 +636,7 @@ FAMILY: Final = Family(
                 "loads the same old module again and changes nothing. All packages have to be brought to one version "
                 "first."
             ),
-            sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", _DOC),
+            sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", NVML_RETURNS),
             check=only(PARTIAL, _decide),
             remedy=_complete,
             explains=_CONSEQUENCES,
@@ -642,6 +644,7 @@ FAMILY: Final = Family(
         Rule(
             cause=MIXED,
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="two drivers are installed side by side",
@@ -651,7 +654,7 @@ FAMILY: Final = Family(
                 "other. Which pair meets can change with every ldconfig and every kernel. One of the two has to go, "
                 "whole."
             ),
-            sources=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/", _DOC),
+            sources=(DRIVER_GUIDE, NVML_RETURNS),
             check=only(MIXED, _decide),
             remedy=_one_driver,
             explains=_CONSEQUENCES,
@@ -659,6 +662,7 @@ FAMILY: Final = Family(
         Rule(
             cause=CONTAINER,
             layer="userspace",
+            storey="programs",
             severity="error",
             disruption="restart-container",
             title="the container has driver libraries of another version",

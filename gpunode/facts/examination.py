@@ -196,6 +196,10 @@ def _driver() -> Iterator[Probe]:
         yield _command(f"modinfo:{name}", "modinfo", name)
 
 
+_KUBELET_CONF: Final = "/etc/kubernetes/kubelet.conf"
+_STARTS_PROGRAM: Final = r"""s/^(.*[^A-Za-z_-])?(exec|auth-provider)["']?[[:space:]]*:.*/\2/p"""
+
+
 def _containers() -> Iterator[Probe]:
     yield _command("docker-client", "docker", "--version")
     yield _command("docker-contexts", "docker", "context", "ls")
@@ -205,7 +209,9 @@ def _containers() -> Iterator[Probe]:
     yield _command("cdi-list", "nvidia-ctk", "cdi", "list")
     yield _command("podman-version", "podman", "--version")
     yield _command("cri-info", "crictl", "info")
-    yield Probe("kubelet-conf", glob="/etc/kubernetes/kubelet.conf", contents=False)
+    yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False)
+    # Of the file, which holds keys, no more than the names of what would have kubectl start a program.
+    yield _command("kubelet-conf-programs", "sed", "-nE", _STARTS_PROGRAM, _KUBELET_CONF)
     yield Probe("node-name", path="/proc/sys/kernel/hostname")
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from gpunode.facts import library_path, systemd
 from gpunode.facts.evidence import Evidence, Found, Probe, decode_found
+from gpunode.facts.patterns import Pattern
 
 _MIB: Final = 1 << 20
 _SMI_S: Final = 10.0
@@ -81,7 +82,12 @@ def _of_running_docker(evidence: Evidence) -> Iterator[Probe]:
 
 
 def _docker_runs(evidence: Evidence) -> bool:
-    """Whether dockerd is there to answer: a client that asks the socket of a stopped one has systemd start it."""
+    """Whether dockerd is there to answer: a client that asks the socket of a stopped one has systemd start it.
+
+    Root's client may have been told to ask another machine's: that one is left alone.
+    """
+    if _ANOTHER_MACHINE.search(_text(evidence, "docker-contexts")):
+        return False
     units = evidence.get("units")
     if units is not None and units.outcome == "ok" and units.data.strip():
         blocks = units.text.split("\n\n")
@@ -89,8 +95,10 @@ def _docker_runs(evidence: Evidence) -> bool:
     return bool(_text(evidence, "docker-socket"))
 
 
+# The context in use, of `docker context ls`: "builder *   docker container   ssh://root@builder".
+_ANOTHER_MACHINE: Final = Pattern(r"^\S+ \*\s[^\n]*?\b(?:ssh|tcp|https?)://", re.MULTILINE)
 _CONTAINERS: Final = 64
-_CONTAINER: Final = re.compile(r"^(?P<id>[0-9a-f]{12})\s", re.MULTILINE)
+_CONTAINER: Final = Pattern(r"^(?P<id>[0-9a-f]{12})\s", re.MULTILINE)
 # Of a container only what tells how it is given GPUs, and what its runtime said when it did not start: no other
 # variable leaves the daemon, so no secret does.
 _VARIABLES: Final = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_DISABLE_REQUIRE",
@@ -136,7 +144,7 @@ def _of_rpm(evidence: Evidence) -> Iterator[Probe]:
 
 
 _NEWEST_ROTATED: Final = 3
-_NUMBER: Final = re.compile(r"\.(?P<number>\d{1,3})(?:\.gz)?$")
+_NUMBER: Final = Pattern(r"\.(?P<number>\d{1,3})(?:\.gz)?$")
 
 
 def _rotated(evidence: Evidence) -> Iterator[Probe]:
@@ -171,7 +179,7 @@ def _programs(evidence: Evidence) -> Iterator[Probe]:
 
 _SETTING: Final = ("file:/etc/environment", "file:/etc/profile", "file:/etc/bash.bashrc", "file:/etc/bashrc",
                    "unit-environments", "service-environments")  # fmt: skip
-_PLAIN: Final = re.compile(r"/[\w./+-]+")
+_PLAIN: Final = Pattern(r"/[\w./+-]+")
 _MOST_FOLDERS: Final = 16
 
 
@@ -215,8 +223,8 @@ def _driver_is_off(evidence: Evidence) -> bool:
 
 # By the name that whoever makes them gives them, and with which program they are listed.
 _LISTERS: Final = ("lsinitramfs", "lsinitrd", "lsinitcpio")  # each of the first two reads what the other's maker made
-_IMAGE: Final = re.compile(r"/(?:initrd\.img-|initrd-|initramfs-)(?P<kernel>.+?)(?:\.img)?$")
-_BESIDE: Final = re.compile(r"kdump|fallback|rescue|\.old|\.bak|\.dpkg-|-old-")
+_IMAGE: Final = Pattern(r"/(?:initrd\.img-|initrd-|initramfs-)(?P<kernel>.+?)(?:\.img)?$")
+_BESIDE: Final = Pattern(r"kdump|fallback|rescue|\.old|\.bak|\.dpkg-|-old-")
 _OTHER_IMAGES: Final = 2
 
 
@@ -246,7 +254,7 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 def _of_cluster(evidence: Evidence) -> Iterator[Probe]:
     """What the kubelet may read of its own node; under which name it knows the node stands in its key."""
-    node = _text(evidence, "node-name").strip().lower() if _text(evidence, "kubelet-conf") else ""
+    node = _node_name(evidence)
     if node:
         # Asked for raw objects, kubectl does not write what the server can do into its cache first.
         get = ("kubectl", "--kubeconfig", "/etc/kubernetes/kubelet.conf", "--request-timeout", "5s", "get", "--raw")
@@ -255,16 +263,28 @@ def _of_cluster(evidence: Evidence) -> Iterator[Probe]:
         yield _command("kubernetes-pods", *get, pods, timeout_s=8.0, limit_bytes=16 * _MIB)
 
 
+def _node_name(evidence: Evidence) -> str:
+    """The name under which the node stands in its cluster; empty where the cluster is not asked.
+
+    With a credential plugin (``exec``, ``auth-provider``), kubectl would start a program that is none of ours.
+    """
+    programs = evidence.get("kubelet-conf-programs")
+    has_key = _text(evidence, "kubelet-conf") and programs is not None and programs.outcome == "ok"
+    if not has_key or _text(evidence, "kubelet-conf-programs").strip():
+        return ""
+    return _text(evidence, "node-name").strip().lower()
+
+
 FOLLOW_UPS: Final = (
     FollowUp("the driver is loaded and its device files are there", _of_loaded_driver),
-    FollowUp("dockerd runs", _of_running_docker),
+    FollowUp("dockerd runs on this machine", _of_running_docker),
     FollowUp("rpm has a database", _of_rpm),
     FollowUp("the driver is not loaded, another one is on disk, or nouveau is loaded", _of_missing_driver),
     FollowUp("apt's present log says nothing of NVIDIA", _rotated),
     FollowUp("the log is there", _tails),
     FollowUp("LD_LIBRARY_PATH is set for all: the folders in it", _in_front),
     FollowUp("the program is there", _programs),
-    FollowUp("a kubelet has its key in /etc/kubernetes", _of_cluster),
+    FollowUp("a kubelet has its key in /etc/kubernetes, and starts no program for it", _of_cluster),
 )
 LAST_LOOKS: Final = (FollowUp("docker has containers", _of_containers),)
 

@@ -13,19 +13,21 @@ from typing import Any, Final, TypeVar, cast
 
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind, Source, Where, recognise, recognise_all
 
 T = TypeVar("T")
 
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_COLOURS: Final = Pattern(r"\x1b\[[0-9;?]*[A-Za-z]")
 # How a shell or a tool says that a thing is not there, when that is all it says.
-_ABSENT: Final = re.compile(
+_ABSENT: Final = Pattern(
     r"^(?:[^\n]{0,200}: )?(?:command not found|no such file or directory|not found)\.{0,3}$"
     r"|^(?:ls|cat|stat|find|grep|head|tail|less): [^\n]{1,200}: no such file or directory$"
     r"|^(?:/usr/bin/)?which: no \S+ in \(|^\S+ not found$|^Command '[^'\n]+' not found",
     re.IGNORECASE,
 )
-_NEWLINE: Final = re.compile("\n")
+_NEWLINE: Final = Pattern("\n")
+_REGISTERS: Final = frozenset({"/var/lib/dpkg/status", "/var/lib/apt/extended_states"})
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,11 @@ class Item:
     def number_at(self, offset: int) -> int:
         """The number of the line in which the character at ``offset`` of the text stands, counted from 1."""
         return bisect_right(self._starts, offset)
+
+    @property
+    def is_register(self) -> bool:
+        """Whether a package manager keeps it: the longest texts of all, of nothing but names, states and versions."""
+        return self.subject in _REGISTERS or "/dpkg.log" in self.subject
 
     @property
     def is_seen(self) -> bool:
@@ -172,7 +179,7 @@ def _gives_one_line(source: Source) -> bool:
 
 
 # bash: nvidia-container-cli: command not found; ls: cannot access '/dev/nvidia*': No such file or directory
-_COMPLAINT: Final = re.compile(
+_COMPLAINT: Final = Pattern(
     r"^(?:-?(?:bash|sh|zsh|ash|fish)(?:: line \d+)?: )?(?P<name>[\w.+-]{2,40}): (?=\S)(?:\d+: )?"
     r"(?=.{0,200}(?:not found|[Nn]o such file|cannot access|could not|no process found))"
 )

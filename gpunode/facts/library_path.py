@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
+from gpunode.facts.patterns import Pattern
+
 # A shell's export, a unit's Environment=, pam's /etc/environment, env, Python's os.environ, docker inspect.
-_VARIABLE: Final = re.compile(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?\s*[=:]\s*['\"]?(?P<value>[^\s'\",;]+)")
+_VARIABLE: Final = Pattern(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?\s*[=:]\s*['\"]?(?P<value>[^\s'\",;]+)")
 # ld.so.conf(5): a folder a line.
-_CONF: Final = re.compile(r"^[ \t]*(?P<folder>/\S+)\s*$")
+_CONF: Final = Pattern(r"^[ \t]*(?P<folder>/\S+)\s*$")
 # A comment; behind the name of the file, where grep -r writes it.
-_COMMENT: Final = re.compile(r"^(?:/[^\s:]+:(?:\d+:)?)?[ \t]*[#;]")
-_STANDARD: Final = re.compile(
+_COMMENT: Final = Pattern(r"^(?:/[^\s:]+:(?:\d+:)?)?[ \t]*[#;]")
+_STANDARD: Final = Pattern(
     r"^(?:/usr)?/lib(?:32|64)?(?:/(?:x86_64|aarch64|i386|powerpc64le)-linux-gnu)?(?:/nvidia(?:[-/][\w.-]+)?)?/?$"
     r"|^/usr/lib/wsl/|^/run/(?:nvidia|opengl-driver)|^/usr/local/nvidia/|^/opt/nvidia/|^/nix/store/|^/home/kubernetes/bin/nvidia"
 )

@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterable, Mapping
 from gpunode.change import ServiceState
 from gpunode.facts.evidence import Found
 from gpunode.facts.model import Unit
+from gpunode.facts.patterns import Pattern
 
 _NOT_BOOTED = ("not been booted with systemd", "Failed to connect to bus: Host is down")
 _RUNS = frozenset({"active", "reloading", "activating"})
 # A static unit cannot be enabled: something else starts it (udev starts Ubuntu's nvidia-persistenced).
 _ENABLED = frozenset({"enabled", "enabled-runtime", "linked", "linked-runtime", "alias", "static", "generated"})
-_STAMP = re.compile(r"\w{3} (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{6})? UTC")
+_STAMP = Pattern(r"\w{3} (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{6})? UTC")
 
 
 def is_absent(error: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.complaints import unexplained
@@ -19,8 +19,9 @@ from gpunode.facts.examination import EXAMINATION, UNITS
 from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
 from gpunode.facts.probes import probes
 from gpunode.host import nvml
-from gpunode.host.port import HostView
-from gpunode.workflow.converge import look, look_around
+
+if TYPE_CHECKING:
+    from gpunode.host.port import HostView
 
 # unknown: something is wrong and could not be told, or nothing shows that the driver works.
 Verdict: TypeAlias = Literal["healthy", "problem", "unknown"]
@@ -31,6 +32,8 @@ _NVML_S = 10.0
 
 def examine(host: HostView) -> Evidence:
     """What there is to see of ``host``: first all that is quick, then what that gives reason to look at."""
+    from gpunode.workflow.converge import look, look_around
+
     first = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION)}
     evidence = dict(look_around(host, tuple(first.values())))
     driver = (nvml.probe(_NVML_S),) if may_ask_driver(evidence) else ()

@@ -10,16 +10,17 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import system
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 # In an image paths have no leading slash; one that has is of the node.
-_FILE: Final = re.compile(r"(?<![\w/])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b")
+_FILE: Final = Pattern(r"(?<![\w/])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b")
 # lsinitcpio -a names the modules alone.
-_NAMED: Final = re.compile(r"^[ \t]+(?:\S+ (?:\[explicit\])?[ \t]*)*?nvidia(?: \[explicit\])?(?=\s|$)")
-_COUNT: Final = re.compile(r"^\s*(?P<count>\d{1,4})\s*$", re.MULTILINE)
-_MKINITCPIO: Final = re.compile(r"^\s*MODULES=[(\"][^)\"\n]*\bnvidia\b", re.MULTILINE)
+_NAMED: Final = Pattern(r"^[ \t]+(?:\S+ (?:\[explicit\])?[ \t]*)*?nvidia(?: \[explicit\])?(?=\s|$)")
+_COUNT: Final = Pattern(r"^\s*(?P<count>\d{1,4})\s*$", re.MULTILINE)
+_MKINITCPIO: Final = Pattern(r"^\s*MODULES=[(\"][^)\"\n]*\bnvidia\b", re.MULTILINE)
 
 
-_RELEASE: Final = re.compile(r"/(?:initrd\.img|initrd|initramfs)-(?P<release>\d[^/\s]*?)(?:\.img)?$")
+_RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<release>\d[^/\s]*?)(?:\.img)?$")
 
 
 def release_of(item: Item) -> str:

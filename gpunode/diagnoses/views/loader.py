@@ -11,16 +11,17 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts import library_path
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Where
 
 Sort: TypeAlias = Literal["driver", "stub", "compat", "other"]
 
 # ldconfig -p and ldd: "libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1".
-_RESOLVED: Final = re.compile(
+_RESOLVED: Final = Pattern(
     r"(?P<name>lib(?:cuda|nvidia-ml)\.so(?:\.1)?)(?:\s*\((?P<flags>[^)]*)\))?\s*=>\s*(?P<path>/\S+)"
 )
 # LD_DEBUG, strace, /proc/PID/maps, numba, nvtop: a library that a program did open.
-_OPENED: Final = re.compile(
+_OPENED: Final = Pattern(
     r"(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}|^[ \t]+)"
     r"(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)",
     re.MULTILINE,
@@ -112,7 +113,7 @@ def _folders(item: Item) -> Iterator[Folder]:
                 yield Folder(path, sort, item.where, cite(item, number), file, _set_in(item, line))
 
 
-_GREPPED: Final = re.compile(r"(?P<file>/[^\s:]+):")
+_GREPPED: Final = Pattern(r"(?P<file>/[^\s:]+):")
 
 
 def _set_in(item: Item, line: str) -> str:
@@ -137,7 +138,7 @@ def in_front(snapshot: Snapshot) -> tuple[tuple[Folder, str, Citation], ...]:
     )
 
 
-_LISTED: Final = re.compile(r"(?P<path>/\S+/lib(?:cuda|nvidia-ml)\.so\.1)(?: -> (?P<target>\S+))?$")
+_LISTED: Final = Pattern(r"(?P<path>/\S+/lib(?:cuda|nvidia-ml)\.so\.1)(?: -> (?P<target>\S+))?$")
 
 
 def _listed(item: Item) -> Iterator[tuple[str, tuple[str, Citation]]]:

@@ -29,6 +29,26 @@ def test_every_shell_has_its_prompt(prompt: str) -> None:
     assert [item.kind for item in found] == ["lsmod", "uname"]
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    ["gpu1 ~ # ", "host:~ # ", "n4:/etc# ", "root@gpu1:~# ", "[root@gpu1 ~]# ", "$ ", "❯ ", "PS C:\\Users\\me> "],
+)
+def test_a_session_in_one_piece_is_split_at_its_commands_known_or_not(prompt: str) -> None:
+    text = f"{prompt}lsmod\nnouveau 1 0\n{prompt}./ours --try\nfailed\n{prompt}uname -r\n6.1.0\n"
+    found = items(pasted.evidence([("what I saw on the node", text)]))
+    assert [(item.written, item.text) for item in found] == [
+        ("lsmod", "nouveau 1 0"),
+        ("./ours --try", "failed"),
+        ("uname -r", "6.1.0"),
+    ]
+
+
+@pytest.mark.parametrize("line", ["# cat", "[plugins] # lsmod", "a comment # dmesg", "cost $ 5", "50% $ lsmod"])
+def test_a_number_sign_in_a_file_is_no_prompt(line: str) -> None:
+    (item,) = items(pasted.evidence([("/etc/some.conf", f"one\n{line}\ntwo")]))
+    assert item.written == "/etc/some.conf"
+
+
 def test_many_pieces_of_one_source_take_time_that_grows_with_their_number_and_there_is_a_bound() -> None:
     pieces = [("dmesg", "NVRM: Xid (PCI:0000:01:00): 79, pid=1")] * pasted.MOST_PIECES
     assert len(pasted.evidence(pieces)) == pasted.MOST_PIECES

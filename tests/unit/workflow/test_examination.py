@@ -39,6 +39,7 @@ EVERYTHING = {
     "docker-socket": listing("/run/docker.sock"),
     "rpm-database": listing("/var/lib/rpm/rpmdb.sqlite", "/var/lib/rpm/rpmdb.sqlite-shm"),
     "kubelet-conf": listing("/etc/kubernetes/kubelet.conf"),
+    "kubelet-conf-programs": Capture("sed", "ok"),
     "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu1\n"),
     "docker-containers": Capture("docker ps", "ok", b"0123456789ab cuda Up 2 hours\n"),
     "initramfs-tools": listing("/usr/bin/lsinitramfs"),
@@ -88,7 +89,18 @@ def test_no_command_writes() -> None:
     allowed = {
         *("apt-get", "ausearch", "containerd", "dkms", "dmesg", "docker", "ibstat", "journalctl", "ldconfig", "ls"),
         *("lslocks", "lspci", "modinfo", "mokutil", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "ofed_info"),
-        *("podman", "rpm", "stat", "systemctl", "uname", "systemd-detect-virt", "crictl", "kubectl", "lsinitramfs"),
+        *(
+            "podman",
+            "rpm",
+            "sed",
+            "stat",
+            "systemctl",
+            "uname",
+            "systemd-detect-virt",
+            "crictl",
+            "kubectl",
+            "lsinitramfs",
+        ),
         *("grep", "zcat", "tail", "nv-fabricmanager", "nvidia-imex"),
     }
     later = (*follow_ups(EVERYTHING), *last_looks(EVERYTHING))
@@ -169,7 +181,7 @@ def test_of_containers_nothing_is_asked_that_may_be_a_secret() -> None:
 
 
 def test_the_cluster_is_asked_about_this_node_alone_and_only_where_a_kubelet_has_its_key() -> None:
-    asked = follow_ups(seen(node_name="GPU1\n", kubelet_conf='{"path": "/etc/kubernetes/kubelet.conf"}\n'))
+    asked = follow_ups({**EVERYTHING, "node-name": Capture("x", "ok", b"GPU1\n")})
     words = {probe.key: probe.argv for probe in asked}
     assert words["kubernetes-node"][-1] == "/api/v1/nodes/gpu1"
     assert words["kubernetes-pods"][-1].endswith("=spec.nodeName%3Dgpu1")
