@@ -450,14 +450,21 @@ def _degraded(snapshot: Snapshot) -> Iterator[Verdict]:
     for link in seen:
         if not _is_narrow(link):
             continue
+        port = links.lanes_of_port(snapshot, link.address)
+        if port is not None and link.width is not None and link.width >= port[0]:
+            continue  # the slot has no more
+        is_sure = port is not None or link.of_both
         widest = f" of x{link.widest}" if link.widest else ""
         which = link.address or "a GPU"
         is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
         is_odd = full or "baseboard" in snapshot.view(boards.carriers)
         severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"
-        summary = f"the PCIe link of {which} runs x{link.width}{widest}: fewer lanes than both ends have"
+        ends = "both ends have" if is_sure else "the card has; how many its slot has, no line shows"
+        summary = f"the PCIe link of {which} runs x{link.width}{widest}: fewer lanes than {ends}"
         out = ("saving power at idle: that lowers the speed, never the width",)
-        yield Proof(summary, (link.citation,), gpu=link.address, severity=severity, ruled_out=out)
+        cited = (link.citation, *((port[1],) if port else ()))
+        confidence: Confidence = "certain" if is_sure else "likely"
+        yield Proof(summary, cited, confidence, gpu=link.address, severity=severity, ruled_out=out)
 
 
 def _is_narrow(link: links.Link) -> bool:
@@ -782,7 +789,8 @@ FAMILY: Final = Family(
             story=(
                 "Card and slot agree on a width when the link is trained. Dirt, a bad riser, a slot with fewer wires "
                 "or a bifurcation setting leave it at x8, x4 or x1, and copies between host and GPU are slower by "
-                "that much. A lower speed at idle is power saving and no fault; a lower width never is."
+                "that much. A lower speed at idle is power saving and no fault; a lower width is none only where the "
+                "slot itself has no more lanes."
             ),
             sources=(
                 "https://github.com/geerlingguy/raspberry-pi-pcie-devices/issues/480",

@@ -87,9 +87,10 @@ class Link:
 
     Attributes:
         address: of the GPU; empty where the piece does not tell.
-        width: lanes in use; ``widest`` what both ends could; either None where nobody says.
-        generation: of the speed in use; ``newest`` what both ends could.
+        width: lanes in use; ``widest`` what the GPU could; either None where nobody says.
+        generation: of the speed in use; ``newest`` what the GPU could.
         narrow: whether lspci itself calls the width downgraded.
+        of_both: whether ``widest`` and ``newest`` are what its slot could, too.
     """
 
     address: str
@@ -99,6 +100,7 @@ class Link:
     newest: int | None
     citation: Citation
     narrow: bool = False
+    of_both: bool = False
 
 
 def devices(snapshot: Snapshot) -> tuple[Device, ...]:
@@ -167,6 +169,19 @@ def links(snapshot: Snapshot) -> tuple[Link, ...]:
     return (*_of_lspci(snapshot), *_of_sysfs(snapshot), *_of_smi(snapshot), *_of_log(snapshot))
 
 
+def lanes_of_port(snapshot: Snapshot, address: str) -> tuple[int, Citation] | None:
+    """How many lanes the port has that the device hangs on; None where nobody shows it."""
+    domain, _, rest = address.partition(":")
+    for device in snapshot.view(devices) if rest else ():
+        below = next((match for _, line in device.lines if (match := _SECONDARY.search(line))), None)
+        if below is None or (device.address.partition(":")[0], below["first"]) != (domain, rest.partition(":")[0]):
+            continue
+        for number, line in device.lines:
+            if match := _CAPABLE.search(line):
+                return int(match["width"]), cite(device.item, number)
+    return None
+
+
 def _of_lspci(snapshot: Snapshot) -> Iterator[Link]:
     for device in snapshot.view(devices):
         if not device.is_nvidia or not (device.address == "" or device.address.endswith(".0")):
@@ -222,6 +237,7 @@ def _of_smi(snapshot: Snapshot) -> Iterator[Link]:
                 _first(gpu, ("PCIe Generation", "Current"), ("link", "gen", "current"), ("link", "gen", "gpucurrent")),
                 _first(gpu, ("PCIe Generation", "Max"), ("link", "gen", "max")),
                 row.citation,
+                of_both=True,
             )
 
 
@@ -241,6 +257,7 @@ def _of_log(snapshot: Snapshot) -> Iterator[Link]:
                 _generation(match["speed"]),
                 _generation(match["most"]),
                 message.citation,
+                of_both=True,
             )
 
 
