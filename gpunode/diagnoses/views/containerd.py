@@ -97,7 +97,7 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         kind = kubelet.value.kind
-        return None if kind == "kubelet" else (kind, Citation("the kubelet", f"of {kind}", None, kubelet.probe))
+        return None if kind == "kubelet" else (kind, Citation("the kubelet", f"(of {kind})", None, kubelet.probe))
     for name, pattern in _PRODUCTS:
         for item in snapshot.items:
             # systemd is asked for units of every product; what it said of them is among the facts.

@@ -152,7 +152,7 @@ def _on_disk_by_path(snapshot: Snapshot, running: str) -> Seen | None:
     if len(found) != 1:
         return None
     version, path = next(iter(found.items()))
-    return Seen(version, Citation(path, f"{path} ({version})", None, files.probe))
+    return Seen(version, Citation(path, f"(of {version})", None, files.probe))
 
 
 def library(snapshot: Snapshot) -> Seen | None:

@@ -106,7 +106,7 @@ def _not_listed(snapshot: Snapshot) -> Citation | None:
         said = next((number for number, line in enumerate(item.lines, 1) if name in line), 0)
         if said or item.source.only or _would_list(item, name):
             return cite(item, said or None)
-    return Citation("/var/lib/dpkg/status", f"no {name}", None, "dpkg-status")
+    return Citation("/var/lib/dpkg/status", f"({name} is not among them)", None, "dpkg-status")
 
 
 def _would_list(item: Item, name: str) -> bool:
