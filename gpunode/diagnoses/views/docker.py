@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with
 from gpunode.diagnoses.views import moments, system
 from gpunode.diagnoses.views.moments import Moment
 from gpunode.errors import Refused
@@ -83,7 +83,7 @@ def snap(snapshot: Snapshot) -> tuple[Citation, ...]:
     found = [*snapshot.said(_SNAP, *_TOLD, "which", "snap"), *snapshot.said(_SNAP_ROW, "snap")]
     unit = snapshot.facts.unit(_SNAP_UNIT)
     if isinstance(unit, Known) and unit.value.exists and unit.value.state.active:
-        found.append(stated(f"systemctl show {_SNAP_UNIT}", "it is active", unit.probe))
+        found.append(system.unit_line(snapshot, _SNAP_UNIT, "ActiveState"))
     found += [cite(item) for item in snapshot.items if _SNAP_WRITTEN.search(item.written) and item.outcome == "ok"]
     found += [cite(item) for item in snapshot.files("/var/snap/docker/*") if item.outcome == "ok"]
     return tuple(dict.fromkeys(found))
@@ -252,8 +252,7 @@ def started(snapshot: Snapshot) -> Moment | None:
     """When the running dockerd was started; None where nothing tells."""
     unit = snapshot.facts.unit(UNIT)
     if isinstance(unit, Known) and unit.value.started_at is not None:
-        said = f"{UNIT} started {moments.written(unit.value.started_at)}"
-        place = stated("systemctl show docker.service", said, unit.probe)
+        place = system.unit_line(snapshot, UNIT, "ExecMainStartTimestamp")
         return Moment(unit.value.started_at, place, is_fact=True)
     found = (
         moment
