@@ -214,7 +214,7 @@ _WRONG_FOLDER: Final = ((1, 18), (1, 19, 1))
 
 
 def _missing(snapshot: Snapshot) -> tuple[str, Verdict] | None:
-    there = toolkit.presence(snapshot)
+    there = snapshot.view(toolkit.presence)
     if there is not None and not there.is_there:
         return None
     if said := snapshot.said(_NO_HANDLER):
@@ -261,7 +261,7 @@ def _unasked(snapshot: Snapshot, effective: Effective | None) -> tuple[str, Verd
 
 def _unserved(snapshot: Snapshot, effective: Effective) -> tuple[str, Verdict] | None:
     """A live kubelet with this containerd, a driver that works and the toolkit, and no way by which a pod has a GPU."""
-    kubelet, there = snapshot.facts.kubelet, toolkit.presence(snapshot)
+    kubelet, there = snapshot.facts.kubelet, snapshot.view(toolkit.presence)
     is_known = isinstance(kubelet, Known) and kubelet.value is not None and _has_kubelet(snapshot)
     if not is_known or not driver.works(snapshot) or there is None or snapshot.view(cdi.specifications):
         return None

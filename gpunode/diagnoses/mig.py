@@ -129,8 +129,9 @@ _NOT_RESET: Final = Pattern(r"The following GPUs could not be reset")
 
 def _not_reset(item: Item) -> Iterator[Citation]:
     """The lines by which a manager of MIG could not reset the GPUs whose mode it had changed."""
-    concerns = _OF_MIG.search(item.written) or _OF_MIG.search(item.text[:4000])
-    return lines_with(item, _NOT_RESET) if concerns and item.is_seen else iter(())
+    for citation in lines_with(item, _NOT_RESET) if item.is_seen else ():
+        if _OF_MIG.search(item.written) or _OF_MIG.search(item.text[:4000]):
+            yield citation
 
 
 def _reset(snapshot: Snapshot) -> Iterable[Fix]:

@@ -340,7 +340,8 @@ def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
 def _left(snapshot: Snapshot) -> tuple[str, ...]:
     """The driver's packages that the package manager says it could not finish."""
     said = snapshot.of("package-output", "text", "package-history", "application")
-    named = (match["one"] or match["two"] for item in said for match in _FAILED.finditer(item.text))
+    told = (item for item in said if not item.is_register)
+    named = (match["one"] or match["two"] for item in told for match in _FAILED.finditer(item.text))
     return tuple(dict.fromkeys(name for name in named if is_drivers(name)))
 
 

@@ -35,7 +35,7 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
     asked = (*refused, *docker.unknown_runtime(snapshot), *gone, *snapshot.said(_NO_RUNTIME), *_registered(snapshot))
     if not asked or docker.snap(snapshot) or docker.desktop(snapshot):
         return
-    there = toolkit.presence(snapshot)
+    there = snapshot.view(toolkit.presence)
     if there is not None and not there.is_there:
         summary = "nvidia-container-toolkit is not installed, so no container can be given a GPU"
         yield Proof(summary, (*asked, there.citation), ruled_out=_driver_is_well(snapshot))

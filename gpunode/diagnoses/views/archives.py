@@ -70,7 +70,9 @@ def refused_keys(snapshot: Snapshot) -> tuple[RefusedKey, ...]:
 
 
 def _speaks(item: Item) -> bool:
-    return item.is_seen and item.kind not in {"file", "packages", "lspci", "lsmod", "kernel-log"}
+    return (
+        item.is_seen and not item.is_register and item.kind not in {"file", "packages", "lspci", "lsmod", "kernel-log"}
+    )
 
 
 def _refused(item: Item) -> Iterator[RefusedKey]:
