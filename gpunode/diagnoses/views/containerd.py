@@ -26,8 +26,9 @@ _VALUE: Final = re.compile(r"^[ \t]*(?P<key>[\w-]+|\"[^\"\n]+\")\s*[:=]\s*(?P<va
 _PART: Final = re.compile(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)")
 # containerd's and its shims' words for a place below its data.
 _PRODUCTS: Final[tuple[tuple[Product, re.Pattern[str]], ...]] = (
-    ("k3s", re.compile(r"/var/lib/rancher/k3s|\+k3s\d|\bk3s(?:-agent)?\.service\b|/etc/rancher/k3s|/run/k3s/")),
+    # Its containerd has its socket in /run/k3s, too.
     ("rke2", re.compile(r"/var/lib/rancher/rke2|\+rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
+    ("k3s", re.compile(r"/var/lib/rancher/k3s|\+k3s\d|\bk3s(?:-agent)?\.service\b|/etc/rancher/k3s|/run/k3s/")),
     ("microk8s", re.compile(r"/var/snap/microk8s|\bmicrok8s\b")),
     ("k0s", re.compile(r"/etc/k0s/|\bk0s(?:worker|controller)\b|\+k0s")),
 )

@@ -229,6 +229,13 @@ _ALL_DOWN: Final = re.compile(r"all links are inActive", re.IGNORECASE)
 _DCGM_DOWN: Final = re.compile(
     r"\bNvLink link \d+ is currently down|\bDCGM_FR_NVLINK_DOWN\b|\bNVLINK_DOWN\b", re.IGNORECASE
 )
+# Every monitor has its own words for it.
+_ALERT: Final = re.compile(
+    r"\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
+    r"|NV-?Link[^\n]{0,60}(?:\bdown\b|(?-i:Down\b)|inactive|missing|absent|\b0 ?/ ?\d|[=:] ?0\b|\b0 (?:of|active|up)\b"
+    r"|CRITICAL|\bFAIL|not (?:active|present|detected|found|up))",
+    re.IGNORECASE,
+)
 _DCGM_ROW: Final = re.compile(r"^[ \t]+(?P<links>[UDX_](?: [UDX_]){2,})\s*$")
 
 
@@ -322,7 +329,7 @@ def _left_out(item: Item) -> Iterator[Links]:
 
 def complaints(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which a monitor calls NVLinks down."""
-    return snapshot.said(_DCGM_DOWN)
+    return tuple(dict.fromkeys((*snapshot.said(_DCGM_DOWN), *snapshot.said(_ALERT, "text", "application"))))
 
 
 def uncorrectable(snapshot: Snapshot) -> tuple[Citation, ...]:
