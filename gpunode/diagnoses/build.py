@@ -12,13 +12,13 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULE
 from gpunode.diagnoses.commands import Shell, command, is_package, is_release
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import driver as driver_fix
-from gpunode.diagnoses.remedies import install, reboot, run, setup_step, takes_gpunode
+from gpunode.diagnoses.remedies import install, newer_driver, reboot, run, setup_step, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import build, driver, modules, packages, pci, system
 from gpunode.diagnoses.views.build import Failure
 from gpunode.diagnoses.views.system import PackageManager
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 _CAUSES: Final[dict[build.Reason, str]] = {
     "headers": "kernel-headers-missing",
@@ -143,7 +143,7 @@ def _source_of(entry: str) -> str:
     return f"/usr/src/{module}-{version}"
 
 
-_ENTRY: Final = re.compile(r"/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*")
+_ENTRY: Final = Pattern(r"/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*")
 
 
 def _listed(snapshot: Snapshot, pattern: str) -> frozenset[str]:
@@ -170,8 +170,8 @@ def _headers_cited(snapshot: Snapshot, kernel: str) -> Iterator[Citation]:
     yield from (cite(item, 1) for item in snapshot.of("uname") if kernel in item.text)
 
 
-_BUILD: Final = re.compile(r"/lib/modules/(?:(?P<kernel>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/build/?$")
-_TREE: Final = re.compile(r"/usr/src/(?:linux-headers-|kernels/)(?:(?P<kernel>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/?$")
+_BUILD: Final = Pattern(r"/lib/modules/(?:(?P<kernel>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/build/?$")
+_TREE: Final = Pattern(r"/usr/src/(?:linux-headers-|kernels/)(?:(?P<kernel>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/?$")
 
 
 def headers_present(snapshot: Snapshot, kernel: str) -> bool | None:
@@ -255,15 +255,13 @@ def _upgrade_kernel(snapshot: Snapshot) -> Fix | None:
     return run("install", "upgrade the kernel together with its headers, then reboot", commands[manager], when=when)
 
 
-_BUILT_BY: Final = re.compile(
-    r"kernel was built by:?\s+(?P<by>[^\n]{1,160})|compile the kernel:\s*(?P<old>[^\n]{1,160})"
-)
-_LINUX: Final = re.compile(r"Linux version \S+ [^\n]{0,80}\((?P<by>[^\n]{0,160})")
-_VERSION: Final = re.compile(r"(?P<name>gcc|clang)\b[^\n]*?(?:-|version |\) |\s)(?P<major>\d{1,2})(?:\.\d|\b)")
+_BUILT_BY: Final = Pattern(r"kernel was built by:?\s+(?P<by>[^\n]{1,160})|compile the kernel:\s*(?P<old>[^\n]{1,160})")
+_LINUX: Final = Pattern(r"Linux version \S+ [^\n]{0,80}\((?P<by>[^\n]{0,160})")
+_VERSION: Final = Pattern(r"(?P<name>gcc|clang)\b[^\n]*?(?:-|version |\) |\s)(?P<major>\d{1,2})(?:\.\d|\b)")
 _FLAGS: Final = (
-    (re.compile(r"-ftrivial-auto-var-init|-fzero-call-used-regs|-mharden-sls"), "gcc-12"),
-    (re.compile(r"-fmin-function-alignment"), "gcc-14"),
-    (re.compile(r"-mretpoline|-fsplit-lto-unit|-mstack-alignment|-Qunused-arguments|-enable-trivial"), "clang"),
+    (Pattern(r"-ftrivial-auto-var-init|-fzero-call-used-regs|-mharden-sls"), "gcc-12"),
+    (Pattern(r"-fmin-function-alignment"), "gcc-14"),
+    (Pattern(r"-mretpoline|-fsplit-lto-unit|-mstack-alignment|-Qunused-arguments|-enable-trivial"), "clang"),
 )
 
 
@@ -351,13 +349,14 @@ def _get_driver(snapshot: Snapshot) -> Iterable[Fix]:
     last = min((m.last_branch for gpu in snapshot.view(pci.gpus) if (m := gpu.model) and m.last_branch), default=None)
     limit = f"; {last} is the last branch that drives this GPU" if last else ""
     text = f"install a release of the driver that supports {kernel}{limit}"
-    yield driver_fix(snapshot, text, upgrade=True)
+    failure = snapshot.view(_failure)
+    yield from newer_driver(snapshot, text, here=failure.release if failure else "")
     others = sorted({one.kernel for one in snapshot.view(modules.on_disk)} - {kernel})
     which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
     yield reboot(f"{which}, until there is one", when="no such release is there")
 
 
-_LEFTOVER: Final = re.compile(
+_LEFTOVER: Final = Pattern(
     r"/var/lib/dkms/(?P<module>nvidia[\w-]*)/(?P<version>[\w.+~-]+)"
     r"|Error! (?P<m2>nvidia[\w-]*)/(?P<v2>[\w.+~-]+): Missing"
     r"|/usr/src/(?P<m3>nvidia(?:-[a-z]+)*)-(?P<v3>\d[\w.+~]*)"
@@ -386,7 +385,7 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
     yield build_again(snapshot, snapshot.view(system.running_kernel))
 
 
-_TREES_MODULE: Final = re.compile(r"nvidia(?:-[a-z0-9]+)*")
+_TREES_MODULE: Final = Pattern(r"nvidia(?:-[a-z0-9]+)*")
 
 
 def _leftover(snapshot: Snapshot) -> tuple[str, str] | None:
@@ -417,6 +416,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kernel-headers-missing",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="none",
             title="the kernel's headers are not installed",
@@ -435,6 +435,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-compiler-mismatch",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the compiler is not the one that built the kernel",
@@ -457,6 +458,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-kernel-api",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the driver's source does not fit this kernel",
@@ -480,6 +482,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-toolchain-missing",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="a build tool is not installed",
@@ -497,6 +500,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-tree-corrupt",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="DKMS's tree is damaged",
@@ -518,6 +522,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dkms-build-no-space",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the disk was full during the build",

@@ -16,24 +16,23 @@ from gpunode.diagnoses.views import cdi, docker, driver, moments, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.model import DOCKER_CONFIG
 
-_INVALID: Final = re.compile(
+_INVALID: Final = Pattern(
     r"(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
     r"[^\s:]*daemon\.json:? (?!the following directives are specified)[^\n]{0,80}?"
     r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)",
     re.IGNORECASE,
 )
-_CONFLICT: Final = re.compile(r"directives are specified (?:both )?as a flag and in the config")
-_NO_LIBRARY: Final = re.compile(
-    r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)"
-)
-_NOT_PERMITTED: Final = re.compile(
+_CONFLICT: Final = Pattern(r"directives are specified (?:both )?as a flag and in the config")
+_NO_LIBRARY: Final = Pattern(r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)")
+_NOT_PERMITTED: Final = Pattern(
     r"bpf_prog_query\(BPF_CGROUP_DEVICE\) failed: operation not permitted"
     r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
 )
-_NESTED: Final = re.compile(r"\b(?:lxc|lxd|incus)\b", re.IGNORECASE)
+_NESTED: Final = Pattern(r"\b(?:lxc|lxd|incus)\b", re.IGNORECASE)
 _CONFIGURE: Final = "sudo gpunode ctk runtime configure --runtime=docker --restart"
 
 
@@ -375,6 +374,7 @@ FAMILY: Final = Family(
         Rule(
             cause="daemon-json-invalid",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="dockerd cannot read its configuration file",
@@ -397,6 +397,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-directive-conflict",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="a setting of dockerd stands in its file and on its command line",
@@ -419,6 +420,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker is the snap",
@@ -438,6 +440,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap-or-desktop-vm",
             layer="toolkit",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="the docker that answers cannot see the driver of this system",
@@ -458,6 +461,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-rootless-config",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="a rootless docker is set up as if it ran as root",
@@ -478,6 +482,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-not-restarted",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker runs since before the toolkit or its settings came",
@@ -493,6 +498,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-registered",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker knows no runtime called nvidia",

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from shlex import quote
 from typing import Final
 
 from gpunode.catalog.gpus import GpuModel
-from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
 from gpunode.diagnoses.commands import edited
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
+    MODULES_OUT,
     by_hand,
-    install,
+    newer_driver,
     nvidia_report,
     power_cycle,
     reboot,
     rebuild_initramfs,
+    reinstall,
     replace,
     reset_gpu,
     run,
@@ -28,44 +30,45 @@ from gpunode.diagnoses.remedies import (
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, faults, kernel, modules, packages, pci
 from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.facts.patterns import Pattern
 
 _README: Final = f"{DRIVER_README}gsp.html"
 
-_RPC_TIMEOUT: Final = re.compile(
+_RPC_TIMEOUT: Final = Pattern(
     r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w* timed? ?out|"
     r"Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error",
     re.IGNORECASE,
 )
-_TASK: Final = re.compile(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
-_WPR2: Final = re.compile(r"WPR2 (?:is )?already up", re.IGNORECASE)
-_GFW: Final = re.compile(
+_TASK: Final = Pattern(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
+_WPR2: Final = Pattern(r"WPR2 (?:is )?already up", re.IGNORECASE)
+_GFW: Final = Pattern(
     r"failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not", re.IGNORECASE
 )
-_NO_FILE: Final = re.compile(
+_NO_FILE: Final = Pattern(
     r"Direct firmware load for nvidia/\S*gsp\S* failed with error -2|firmware: failed to load nvidia/\S*gsp\S* \(-2\)|"
     r"RmFetchGspRmImages: No firmware image found|"
     r"(?:can(?:no|')t|could not|failed to|unable to) (?:find|load|open|request|fetch) \S{0,60}gsp\w*\.bin",
     re.IGNORECASE,
 )
-_NOT_STARTED: Final = re.compile(
+_NOT_STARTED: Final = Pattern(
     r"cannot initialize GSP(?: firmware RM|-RM)|Failed to (?:boot|initialize|start) GSP|kgspBootstrap\w*: .{0,60}fail|"
     r"failed to (?:execute|prepare) .{0,40}(?:FWSEC|Booter)|GSP-?RM (?:boot|init\w*) fail",
     re.IGNORECASE,
 )
 # RmInitAdapter's first number says at what it failed: 0x61 to 0x63 at fetching the firmware and starting it.
-_INIT: Final = re.compile(r"RmInitAdapter failed! \((?P<step>0x6[1-3]):(?P<status>0x[0-9a-f]+):\d+\)", re.IGNORECASE)
+_INIT: Final = Pattern(r"RmInitAdapter failed! \((?P<step>0x6[1-3]):(?P<status>0x[0-9a-f]+):\d+\)", re.IGNORECASE)
 # Another cause of a failed start, told by the driver itself.
-_UNSUPPORTED: Final = re.compile(
+_UNSUPPORTED: Final = Pattern(
     r"not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported|"
     r"not supported by the (?:NVIDIA )?\d",
     re.IGNORECASE,
 )
-_SWITCHED_OFF: Final = re.compile(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
-_PARAMETER_OFF: Final = re.compile(r"^[ \t]*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
-_FIRMWARE_DIRS: Final = re.compile(r"/lib/firmware/nvidia\b")
+_SWITCHED_OFF: Final = Pattern(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
+_PARAMETER_OFF: Final = Pattern(r"^[ \t]*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
+_FIRMWARE_DIRS: Final = Pattern(r"/lib/firmware/nvidia\b")
 # From this branch on NVIDIA's packages and installer take the open modules where the GPU lets them.
 _OPEN_BY_DEFAULT: Final = 560
-_IN_USE: Final = re.compile(rf"GSP Firmware Version\s*:\s*(?P<version>{driver.VERSION})")
+_IN_USE: Final = Pattern(rf"GSP Firmware Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
 _ASKED: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
@@ -283,22 +286,30 @@ def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
     loaded = snapshot.view(driver.loaded)
     version = loaded.version if loaded else _wanted(tuple(_missing(snapshot)))
     yield _firmware_package(snapshot, version.split(".")[0], version)
+    if snapshot.view(package_manager) == "apt":
+        text = "or install another release of the driver, which brings the firmware that belongs to it"
+        yield from newer_driver(snapshot, text, here=version, when="no archive has that version any more")
     yield rebuild_initramfs(snapshot)
-    yield run("load", "load the module anew", remedies.MODULES_OUT, "sudo modprobe nvidia")
+    yield run("load", "load the module anew", MODULES_OUT, "sudo modprobe nvidia")
 
 
 def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
     manager, known = snapshot.view(package_manager), distro(snapshot)
     text = "install the firmware of the loaded driver's very version"
     if manager == "apt" and known is not None and known.id == "debian":
-        return install(snapshot, text, "firmware-nvidia-gsp")
+        return reinstall(snapshot, text, "firmware-nvidia-gsp")
     if manager == "apt" and branch and known is not None and "ubuntu" in {known.id, *known.like}:
-        return install(snapshot, text, f"nvidia-firmware-{branch}-{version}")
+        return reinstall(snapshot, text, f"nvidia-firmware-{branch}-{version}")
     if manager == "apt":
-        return remedies.driver(snapshot, text + ", with the driver that it belongs to")
+        # Debian calls it by one name, Ubuntu by that of the version.
+        ubuntus = quote(f"nvidia-firmware-{branch}-{version}") if branch else '"nvidia-firmware-${v%%.*}-$v"'
+        find = f"apt-cache pkgnames | grep -xF -e firmware-nvidia-gsp -e {ubuntus}"
+        known_version = "" if branch else "v=$(modinfo -F version nvidia); "
+        return run("install", text, f"{known_version}sudo apt-get install --reinstall $({find})")
     if manager == "dnf":
-        return install(snapshot, text, "nvidia-kmod-common")
-    return install(snapshot, text, "nvidia-utils" if manager == "pacman" else "kernel-firmware-nvidia-gspx-G06")
+        # The one does nothing where the package is there, the other where it is not.
+        return run("install", text, "sudo dnf install nvidia-kmod-common", "sudo dnf reinstall nvidia-kmod-common")
+    return reinstall(snapshot, text, "nvidia-utils" if manager == "pacman" else "kernel-firmware-nvidia-gspx-G06")
 
 
 def _platform(snapshot: Snapshot) -> Iterable[Fix]:
@@ -355,6 +366,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-rpc-timeout",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reset-gpu",
             title="the GSP does not answer the driver",
@@ -375,6 +387,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-task-exception",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reset-gpu",
             title="the GSP's firmware crashed",
@@ -392,6 +405,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-bad-state-wpr2",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the GPU holds on to the memory of a dead GSP",
@@ -409,6 +423,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-firmware-boot-failed",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU's own firmware does not boot",
@@ -425,6 +440,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-firmware-missing",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-container",
             title="the GSP's firmware is not on disk",
@@ -443,6 +459,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-disable-ignored-open-module",
             layer="config",
+            storey="driver",
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",
@@ -459,6 +476,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-init-failed-platform",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the GSP cannot be started in this machine",

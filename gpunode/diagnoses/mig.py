@@ -16,34 +16,35 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 # The third line of a GPU in nvidia-smi's table; a star says that another mode is pending.
-_TABLE: Final = re.compile(r"^\|[^|]*\|[^|]*\|\s+(?P<mode>Enabled|Disabled)(?P<pending>\*?)\s+\|\s*$")
-_BUS: Final = re.compile(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
-_PENDING: Final = re.compile(
+_TABLE: Final = Pattern(r"^\|[^|]*\|[^|]*\|\s+(?P<mode>Enabled|Disabled)(?P<pending>\*?)\s+\|\s*$")
+_BUS: Final = Pattern(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
+_PENDING: Final = Pattern(
     r"MIG mode is in pending (?P<what>enable|disable) state"
     r"|(?P<other>reboot the system|reset) .{0,40}to make MIG mode effective"
     r"|unable to apply MIG config with MIG mode disabled|Error applying MIG configuration.{0,60}error resetting"
 )
-_NO_INSTANCES: Final = re.compile(r"No (?:GPU|compute) instances found|No MIG devices found")
+_NO_INSTANCES: Final = Pattern(r"No (?:GPU|compute) instances found|No MIG devices found")
 # The device plugin and GPU feature discovery, of a GPU whose mode is on.
-_PLUGIN_FINDS_NONE: Final = re.compile(
+_PLUGIN_FINDS_NONE: Final = Pattern(
     r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
     r"|device with migEnabled=true was not configured correctly"
 )
-_INSTANCE: Final = re.compile(
+_INSTANCE: Final = Pattern(
     # Among the profiles, which are offers, a row counts what is free of how many.
     r"^\|\s+\d+\s+MIG \d+g\.\d+gb(?![^\n]{0,40}\d/\d)|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+"
     r"|UUID: MIG-|/MIG-GPU-"
     r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
     re.MULTILINE,
 )
-_FORBIDDEN: Final = re.compile(r"Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission")
-_OF_MIG: Final = re.compile(r"\bmig\b|MIG|compute instances|GPU instances", re.IGNORECASE)
-_NVML: Final = re.compile(
+_FORBIDDEN: Final = Pattern(r"Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission")
+_OF_MIG: Final = Pattern(r"\bmig\b|MIG|compute instances|GPU instances", re.IGNORECASE)
+_NVML: Final = Pattern(
     r"error getting (?:parent |device )?memory info|error visiting (?:MIG )?device|device map|nvml", re.IGNORECASE
 )
-_STRATEGY: Final = re.compile(
+_STRATEGY: Final = Pattern(
     r"migStrategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)|MIG_STRATEGY\s*[:=]\s*[\"']?(?:single|mixed)"
 )
 
@@ -123,7 +124,7 @@ def _waits(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(f"MIG is to be {which} and waits for a reset: the GPU was in use when the mode was changed", said)
 
 
-_NOT_RESET: Final = re.compile(r"The following GPUs could not be reset")
+_NOT_RESET: Final = Pattern(r"The following GPUs could not be reset")
 
 
 def _not_reset(item: Item) -> Iterator[Citation]:
@@ -181,7 +182,7 @@ def _of_smi(snapshot: Snapshot) -> tuple[Item, ...]:
     return snapshot.of("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
 
 
-_NO_DEVICE: Final = re.compile(
+_NO_DEVICE: Final = Pattern(
     r"[Nn]o CUDA(?:-capable)? (?:GPUs?|devices?) (?:are|is|were)|no CUDA-capable device"
     r"|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE"
     r"|No CUDA devices|Couldn't find any CUDA device|No supported GPU"
@@ -258,6 +259,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mig-mode-pending-reset",
             layer="config",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="a change of the MIG mode waits for a reset of the GPU",
@@ -275,6 +277,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mig-enabled-no-instances",
             layer="config",
+            storey="gpu",
             severity="error",
             disruption="none",
             title="MIG is enabled and no instances were created",
@@ -291,6 +294,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mig-capabilities-permission",
             layer="config",
+            storey="driver",
             severity="error",
             disruption="none",
             title="MIG's instances are out of this program's reach",

@@ -24,6 +24,25 @@ Layer: TypeAlias = Literal[
     "cdi",
     "kubernetes",
 ]
+# Where in the stack of a node a cause lies, the lowest first. A layer is the field's word for the sort of thing that is
+# wrong; a missing driver may be one of the toolkit's troubles there, and is always the driver's storey here.
+StoreyId: TypeAlias = Literal[
+    "pci",
+    "gpu",
+    "kernel",
+    "packages",
+    "driver",
+    "fabric",
+    "libraries",
+    "toolkit",
+    "runtime",
+    "programs",
+    "kubernetes",
+]
+STOREYS: Final[tuple[StoreyId, ...]] = (
+    *("pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries"),
+    *("toolkit", "runtime", "programs", "kubernetes"),
+)
 # error: something does not work. warning: it works, and will not for long, or not as it could. info: not a fault.
 Severity: TypeAlias = Literal["error", "warning", "info"]
 # certain: what was seen leaves no other cause. likely: another is possible, and none was seen.
@@ -141,10 +160,12 @@ class Rule:
         story: what happens, why, and how it looks from above; paragraphs of plain text.
         sources: addresses of the public texts that the facts come from.
         explains: causes that are this one's consequences when both are found.
+        storey: where in the stack it lies.
     """
 
     cause: str
     layer: Layer
+    storey: StoreyId
     severity: Severity
     disruption: Disruption
     title: str
@@ -171,11 +192,13 @@ class Finding:
     Attributes:
         explained_by: the cause whose consequence this is; empty for a root.
         gpus: PCI addresses of those concerned, where it concerns some only.
+        heard_from: who says so, where the node was looked at and only a container's word proves it; else empty.
     """
 
     cause: str
     title: str
     layer: Layer
+    storey: StoreyId
     severity: Severity
     confidence: Confidence
     summary: str
@@ -187,6 +210,7 @@ class Finding:
     explained_by: str = ""
     gpus: tuple[str, ...] = ()
     at: float | None = None
+    heard_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,20 +23,21 @@ from gpunode.diagnoses.remedies import (
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
-_SAYS_NOT_LOADED: Final = re.compile(
+_SAYS_NOT_LOADED: Final = Pattern(
     r"[Dd]river [Nn]ot [Ll]oaded|couldn.t communicate with the NVIDIA driver|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
     r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?loaded|[Ff]ailed to load the NVIDIA kernel module"
     r"|Found no NVIDIA driver on your system"
 )
-_BLACKLISTED: Final = re.compile(
+_BLACKLISTED: Final = Pattern(
     r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
     re.MULTILINE,
 )
 # What modprobe makes of "alias nvidia off".
-_OFF: Final = re.compile(r"could not insert 'off'|module by name='off'")
-_BLACKLISTED_AT_BOOT: Final = re.compile(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b")
+_OFF: Final = Pattern(r"could not insert 'off'|module by name='off'")
+_BLACKLISTED_AT_BOOT: Final = Pattern(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b")
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
@@ -110,11 +111,11 @@ def _load(snapshot: Snapshot) -> Iterable[Fix]:
 
 # A module that stands on disk, and not as the running kernel needs it.
 
-_OTHER_KERNEL: Final = re.compile(
+_OTHER_KERNEL: Final = Pattern(
     r"\bnvidia(?:_current|_drm|_modeset|_uvm)?: (?:version magic '[^'\n]*' should be|disagrees about version of symbol)"
     r"|\bnvidia: Unknown symbol \w+ \(err"
 )
-_FORMAT: Final = re.compile(
+_FORMAT: Final = Pattern(
     r"(?:insert(?: module)?|kernel module) ['‘]?\S*nvidia\S*:? ?(?:Exec format error|Invalid module format)"
 )
 
@@ -190,14 +191,14 @@ def _is_gone(snapshot: Snapshot, running: str) -> bool:
     return False
 
 
-_INDEX: Final = re.compile(
+_INDEX: Final = Pattern(
     r"could not open builtin file|could not (?:open|load|search|find) (?:index|module dependenc|modules\.\w+)"
     r"|/modules\.(?:dep|alias|symbols|builtin|softdep)(?:\.bin|\.modinfo)?['’]?[:,]? ?(?:No such file|is empty)"
     r"|Could not (?:load|open) (?:dependency file|\S*modules\.dep|moddep)|can't open '?modules\.dep"
     r"|lookup_builtin_file\(\)"
 )
-_INCOMPLETE: Final = re.compile(r"could not open modules\.(?:order|builtin)")
-_EMPTY: Final = re.compile(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$")
+_INCOMPLETE: Final = Pattern(r"could not open modules\.(?:order|builtin)")
+_EMPTY: Final = Pattern(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$")
 
 
 def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -228,8 +229,8 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, cited, ruled_out=("the module was not built: it was",))
 
 
-_RENAMED: Final = re.compile(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
-_UBUNTUS: Final = re.compile(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
+_RENAMED: Final = Pattern(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
+_UBUNTUS: Final = Pattern(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
 
 
 def _lacks_index(snapshot: Snapshot, kernel: str) -> tuple[Citation, ...]:
@@ -256,7 +257,7 @@ def _index(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("load", "load the module", "sudo modprobe nvidia")
 
 
-_API: Final = re.compile(r"API mismatch|Driver/library version mismatch|nvidia-modeset: Version mismatch")
+_API: Final = Pattern(r"API mismatch|Driver/library version mismatch|nvidia-modeset: Version mismatch")
 
 
 def _duplicates(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -356,6 +357,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-module-not-loaded",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="NVIDIA's kernel module is not loaded",
@@ -374,6 +376,7 @@ FAMILY: Final = Family(
         Rule(
             cause="module-built-for-other-kernel",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the module was built for another kernel",
@@ -395,6 +398,7 @@ FAMILY: Final = Family(
         Rule(
             cause="depmod-index-missing",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="none",
             title="the kernel's module index does not know the module",
@@ -416,6 +420,7 @@ FAMILY: Final = Family(
         Rule(
             cause="duplicate-module-files",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the module stands on disk twice, in different versions",
@@ -435,6 +440,7 @@ FAMILY: Final = Family(
         Rule(
             cause="initramfs-stale-module",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="the initramfs loads an older module",

@@ -15,6 +15,7 @@ from gpunode.diagnoses.remedies import by_hand, drain, install, nvidia_report, r
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, system
 from gpunode.facts import xid
+from gpunode.facts.patterns import Pattern
 
 # ---- the fabric manager
 
@@ -235,7 +236,7 @@ def _some_down(
 
 # ---- faults by message
 
-_ON_LINK: Final = re.compile(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
+_ON_LINK: Final = Pattern(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
 
 
 def _linked_fault(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -359,6 +360,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-version-mismatch",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="restart-service",
             title="fabric manager and driver are of different versions",
@@ -376,6 +378,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-installed",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="none",
             title="NVSwitches, and no fabric manager",
@@ -393,6 +396,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-running",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="restart-service",
             title="the fabric manager is installed and does not run",
@@ -414,6 +418,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-needed",
             layer="nvlink",
+            storey="fabric",
             severity="info",
             disruption="none",
             title="a fabric manager on a node without NVSwitches",
@@ -429,6 +434,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvswitch-sxid",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reboot",
             title="an NVSwitch reported an error",
@@ -445,6 +451,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-74-nvlink-error",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="an NVLink failed (Xid 74)",
@@ -462,6 +469,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-145-149-nvlink5-fault",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="NVLink 5 fault (Xid 144 to 150)",
@@ -479,6 +487,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-all-links-inactive-gpu",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="one GPU has no NVLink at all",
@@ -497,6 +506,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-link-inactive",
             layer="nvlink",
+            storey="fabric",
             severity="warning",
             disruption="reboot",
             title="some NVLinks of a GPU are down",
@@ -512,6 +522,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-not-present-false-positive",
             layer="nvlink",
+            storey="fabric",
             severity="info",
             disruption="none",
             title="no NVLink where none is to be",

@@ -22,17 +22,18 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import boards, driver, faults, kernel, links, pci, system
+from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
 
-_NONE_FOUND: Final = re.compile(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE)
+_NONE_FOUND: Final = Pattern(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE)
 # Words of the driver about a GPU that it saw, whatever it then did with it.
-_GPU_SPOKEN_OF: Final = re.compile(
+_GPU_SPOKEN_OF: Final = Pattern(
     r"probe routine was not called for|already bound to|routine failed for|installed in this system|RmInitAdapter|"
     r"\bXid \(|fallen off the bus"
 )
-_NO_SUCH_DEVICE: Final = re.compile(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
-_NO_GPU_SAID: Final = re.compile(
+_NO_SUCH_DEVICE: Final = Pattern(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
+_NO_GPU_SAID: Final = Pattern(
     r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", re.IGNORECASE
 )
 
@@ -81,16 +82,16 @@ def _attach(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- who owns it
 
-_BOUND_ELSEWHERE: Final = re.compile(r"GPU \S+ is already bound to (?P<driver>[\w-]+)")
+_BOUND_ELSEWHERE: Final = Pattern(r"GPU \S+ is already bound to (?P<driver>[\w-]+)")
 _PASSERS: Final = frozenset({"vfio-pci", "pci-stub", "xen-pciback", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"})
-_RESERVED: Final = re.compile(
+_RESERVED: Final = Pattern(
     r"\bvfio-pci\.ids=\S*10de:|\bpci-stub\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:",
     re.MULTILINE,
 )
 
 
 # Where sysfs or driverctl tells the owner; of other devices somebody who looks for a GPU does not ask.
-_LINKED: Final = re.compile(
+_LINKED: Final = Pattern(
     r"/sys/bus/pci/devices/[0-9a-f:.]+/driver -> \S*/(?:vfio-pci|pci-stub)\b"
     r"|^\S*/bus/pci/drivers/(?:vfio-pci|pci-stub)$"
     r"|^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d vfio-pci(?: \(NVIDIA| \(\*\)|[ \t]*$)",
@@ -99,11 +100,11 @@ _LINKED: Final = re.compile(
 
 
 # A row that somebody's loop over sysfs prints; whose device it is, the row or the loop's own words tell.
-_ROW_OF_OWNER: Final = re.compile(
+_ROW_OF_OWNER: Final = Pattern(
     r"^(?P<address>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)[ :]+[^\n]{0,80}\b(?:vfio-pci|pci-stub)\b",
     re.MULTILINE | re.IGNORECASE,
 )
-_ADDRESS: Final = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
+_ADDRESS: Final = Pattern(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
 
 
 def _links(snapshot: Snapshot) -> Iterator[Citation]:
@@ -167,12 +168,12 @@ def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- awake, or stuck
 
-_D3: Final = re.compile(
+_D3: Final = Pattern(
     rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{links.ADDRESS}): "
     r"(?:(?:Unable to|can't) change power state from D3(?:cold|hot) to D0|"
     r"not ready \d+ms after [\w ]{1,30}; giving up|Refused to change power state, currently in D3)"
 )
-_GONE: Final = re.compile(r"fallen off the bus|\bXid \([^)]{1,40}\): 79\b")
+_GONE: Final = Pattern(r"fallen off the bus|\bXid \([^)]{1,40}\): 79\b")
 
 
 def _stuck(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -214,15 +215,15 @@ def _is_behind(citation: Citation, first: dict[str, int]) -> bool:
 
 # ---- regions
 
-_INVALID_REGION: Final = re.compile(r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0")
-_CLOSED_OR_BAR: Final = re.compile(r"RmInitAdapter failed! \(0x22:0x56")
+_INVALID_REGION: Final = Pattern(r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0")
+_CLOSED_OR_BAR: Final = Pattern(r"RmInitAdapter failed! \(0x22:0x56")
 # Something that happened in a slot; that the slot can do it, every boot tells.
-_HOTPLUG: Final = re.compile(
+_HOTPLUG: Final = Pattern(
     r"\bpciehp\b[^\n]{0,40}: Slot\([^)\n]{1,16}\): (?:Card|Link|Attention button|Button|Power)"
     r"|\bthunderbolt \d+-\d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)",
     re.IGNORECASE,
 )
-_BOX: Final = re.compile(r"\beGPU\b|\bOCuLink\b", re.IGNORECASE)
+_BOX: Final = Pattern(r"\beGPU\b|\bOCuLink\b", re.IGNORECASE)
 
 
 def regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -310,13 +311,13 @@ def _kernel_argument(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fi
 
 # ---- peers
 
-_P2P_TROUBLE: Final = re.compile(
+_P2P_TROUBLE: Final = Pattern(
     r"NCCL_P2P_DISABLE|\bP2P\b.{0,60}\b(?:hang|fail|slow|timeout)|nccl.{0,80}(?:hang|timeout|deadlock)|"
     r"Watchdog caught collective operation timeout|setpci\b.{0,60}ECAP_ACS|peer access is not supported",
     re.IGNORECASE,
 )
-_MATRIX: Final = re.compile(r"P2P=Enabled Bandwidth")
-_MATRIX_ROW: Final = re.compile(r"^[ \t]+\d+((?:\s+\d+\.\d+)+)\s*$")
+_MATRIX: Final = Pattern(r"P2P=Enabled Bandwidth")
+_MATRIX_ROW: Final = Pattern(r"^[ \t]+\d+((?:\s+\d+\.\d+)+)\s*$")
 
 
 def _acs(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -353,18 +354,18 @@ def _without_acs(_: Snapshot) -> Iterable[Fix]:
     )
 
 
-_PAGE_FAULT: Final = re.compile(
+_PAGE_FAULT: Final = Pattern(
     r"\bAMD-Vi: Event logged \[IO_PAGE_FAULT\b|\bDMAR: \[(?:DMA|INTR)[^\]]{0,30}\] Request device \[|"
     r"\barm-smmu\S* .{0,40}\bevent 0x10\b"
 )
-_FAULTY: Final = re.compile(
+_FAULTY: Final = Pattern(
     r"\bnvidia (?P<bound>\S+): AMD-Vi|\bdevice=(?P<amd>[0-9a-f:.]{7,12})\b|"
     r"Request device \[(?:0x)?(?P<intel>[0-9a-f:.x]{7,12})\]"
 )
-_TRANSLATED: Final = re.compile(
+_TRANSLATED: Final = Pattern(
     r"(?:intel_iommu|amd_iommu|iommu)=(?:on|force\w*)\b|Default domain type: Translated|iommu\.passthrough=0"
 )
-_PASSED_THROUGH: Final = re.compile(r"\biommu=(?:pt|off|soft)\b|(?:intel|amd)_iommu=off|iommu\.passthrough=1")
+_PASSED_THROUGH: Final = Pattern(r"\biommu=(?:pt|off|soft)\b|(?:intel|amd)_iommu=off|iommu\.passthrough=1")
 
 
 def _iommu(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -391,10 +392,10 @@ def _iommu(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, (*trouble, *addressed, *settings), "likely")
 
 
-_OVER_P2P: Final = re.compile(
+_OVER_P2P: Final = Pattern(
     r"\bvia P2P/|NCCL_P2P_DISABLE|NCCL_P2P_LEVEL|\bP2P\b.{0,60}\b(?:hang|timeout)", re.IGNORECASE
 )
-_HANGS: Final = re.compile(
+_HANGS: Final = Pattern(
     r"\bhang(?:s|ing)?\b|\bhung\b|\bstuck\b|\bstalls?\b|Watchdog caught collective operation timeout|"
     r"NCCL_P2P_DISABLE",
     re.IGNORECASE,
@@ -403,8 +404,9 @@ _HANGS: Final = re.compile(
 
 def _peers_hang(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What tells that transfers between peers hang, where no GPU of the report has an Xid that would hang them."""
-    over, hangs = snapshot.said(_OVER_P2P), snapshot.said(_HANGS)
-    if not over or not hangs or snapshot.view(faults.incidents):
+    over = snapshot.said(_OVER_P2P)
+    hangs = snapshot.said(_HANGS) if over else ()
+    if not hangs or snapshot.view(faults.incidents):
         return ()
     return tuple(dict.fromkeys((over[0], hangs[0])))
 
@@ -503,7 +505,7 @@ def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Proof(f"a transfer on the GPU's PCIe link was lost beyond repair ({what})", citations[:12])
 
 
-_ANY_XID: Final = re.compile(r"\bXid \(")
+_ANY_XID: Final = Pattern(r"\bXid \(")
 
 _RESEAT: Final = (
     by_hand(
@@ -517,7 +519,7 @@ _RESEAT: Final = (
 
 # ---- how many there are
 
-_TROUBLE_OF_ONE: Final = re.compile(
+_TROUBLE_OF_ONE: Final = Pattern(
     r"RmInitAdapter failed|rm_init_adapter failed|fallen off the bus|probe .{0,40}failed|is invalid:"
 )
 _SIZES: Final = frozenset({1, 2, 4, 8, 10, 16})
@@ -587,6 +589,7 @@ FAMILY: Final = Family(
         Rule(
             cause="no-gpu-present",
             layer="hardware",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
@@ -604,6 +607,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vfio-bound",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="vfio-pci owns the GPU",
@@ -624,6 +628,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-stuck-d3cold",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="the GPU does not wake up from D3cold",
@@ -652,6 +657,7 @@ FAMILY: Final = Family(
         Rule(
             cause="bar-above-4g-disabled",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="firmware gives the GPU's memory region no address",
@@ -680,6 +686,7 @@ FAMILY: Final = Family(
         Rule(
             cause="bar-allocation-failed",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="no room for the GPU's memory region behind its bridge",
@@ -697,6 +704,7 @@ FAMILY: Final = Family(
         Rule(
             cause="iommu-blocks-p2p",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="the IOMMU stops transfers between GPUs",
@@ -714,6 +722,7 @@ FAMILY: Final = Family(
         Rule(
             cause="acs-blocks-p2p",
             layer="pci",
+            storey="pci",
             severity="warning",
             disruption="none",
             title="access control on bridges keeps GPUs apart",
@@ -730,6 +739,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-uncorrectable-completion-timeout",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="transfers on the GPU's PCIe link are lost",
@@ -747,6 +757,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-aer-correctable-storm",
             layer="pci",
+            storey="pci",
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link corrects errors all the time",
@@ -764,6 +775,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-link-degraded",
             layer="pci",
+            storey="pci",
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link has fewer lanes than it could",
@@ -782,6 +794,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-missing-from-inventory",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="a GPU that should be there is not",

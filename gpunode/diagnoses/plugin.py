@@ -24,6 +24,7 @@ from gpunode.diagnoses.views import containerd, driver, kube, modules, nested, p
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.containerd_files import CONFIG
 
 _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
@@ -31,13 +32,13 @@ _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
 # The driver's library.
 
 # k8s-device-plugin: go-nvml's words, and its own when neither NVML nor Tegra is found.
-_NO_LIBRARY: Final = re.compile(
+_NO_LIBRARY: Final = Pattern(
     r"could not load NVML library|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
     r"|libnvidia-ml\.so(?:\.1)?['\"’]?: cannot open shared object|libnvidia-ml\.so\.1: not found"
     r"|Failed to initialize NVML: could not"
 )
 # What it adds only where it found nothing to work with at all.
-_ASKS_FOR_RUNTIME: Final = re.compile(
+_ASKS_FOR_RUNTIME: Final = Pattern(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
 )
@@ -50,36 +51,36 @@ _NVML_MARKS: Final = (
     "discovery strategy",
     "get plugins",
 )
-_OF_PLUGIN: Final = re.compile(
+_OF_PLUGIN: Final = Pattern(
     r"device[-_ ]?plugin|\bplugin\b|nvdp\b|gpu-feature-discovery|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE
 )
-_DEFAULT: Final = re.compile(
+_DEFAULT: Final = Pattern(
     r"default_runtime_name\s*=\s*[\"'](?P<toml>[\w.-]+)|\"default-runtime\"\s*:\s*\"(?P<json>[\w.-]+)"
     r"|default_runtime\s*=\s*\"(?P<crio>[\w.-]+)|Default Runtime:\s*(?P<docker>[\w.-]+)"
     r"|\"defaultRuntimeName\"\s*:\s*\"(?P<crictl>[\w.-]+)"
 )
-_HANDLER: Final = re.compile(
+_HANDLER: Final = Pattern(
     r"runtimes\.[\"']?nvidia[\"']?\s*\]|\"nvidia\"\s*:\s*\{|nvidia-container-runtime|^[ \t]*Runtimes:.*\bnvidia\b",
     re.MULTILINE,
 )
-_RUNTIME_FILES: Final = re.compile(
+_RUNTIME_FILES: Final = Pattern(
     r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|/cri/conf\.d/[\w.-]{1,80}\.(?:part|toml)$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
     r"|crio\.conf|\bcrio (?:status )?config"
 )
 # nvidia-ctk registers the handler; it makes it the default only when told to.
-_REGISTERED_ONLY: Final = re.compile(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
+_REGISTERED_ONLY: Final = Pattern(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
 # The root that the plugin was told; "/" is where a driver of packages is.
-_TOLD_ROOT: Final = re.compile(
+_TOLD_ROOT: Final = Pattern(
     r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?(?P<root>/[\w./-]+)"
     r"|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?(?P<env>/[\w./-]+)"
 )
 # Places where a driver stands that the plugin does not look into unasked.
-_ELSEWHERE: Final = re.compile(
+_ELSEWHERE: Final = Pattern(
     r"/(?:opt/nvidia|home/kubernetes/bin/nvidia|run/nvidia/driver|usr/lib/wsl|run/current-system|run/opengl-driver"
     r"|nix/store|usr/local/glibc|usr/local/nvidia|x86_64-bottlerocket|usr/x86_64-bottlerocket|talos)[\w./-]*"
 )
-_ROOT: Final = re.compile(r"/opt/nvidia\b|/home/kubernetes/bin/nvidia\b|/run/nvidia/driver\b|/usr/local/nvidia\b")
-_ODD_SYSTEM: Final = re.compile(
+_ROOT: Final = Pattern(r"/opt/nvidia\b|/home/kubernetes/bin/nvidia\b|/run/nvidia/driver\b|/usr/local/nvidia\b")
+_ODD_SYSTEM: Final = Pattern(
     r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
 )
 
@@ -151,7 +152,7 @@ def _at(item: Item, match: re.Match[str]) -> Citation:
     return cite(item, item.number_at(match.start()))
 
 
-def _in_plugin(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ...]:
+def _in_plugin(snapshot: Snapshot, pattern: Pattern) -> tuple[Citation, ...]:
     """The lines with ``pattern`` that the plugin, or one of its kin in a pod, wrote."""
     kinds = {"kubernetes-log", "kubernetes-pod", "kubernetes", "text", "application"}
     return tuple(
@@ -231,14 +232,14 @@ def _asked(snapshot: Snapshot) -> list[kube.Pod]:
     return [pod for pod in shown if pod.is_device_plugin] or shown
 
 
-_BARE: Final = re.compile(
+_BARE: Final = Pattern(
     r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
     r"|CUDA driver version is insufficient"
     r"|NVIDIA Driver was not detected|Found no NVIDIA driver|no CUDA-capable device"
 )
 
 
-_IN_POD: Final = re.compile(r"\bkubectl\b|\bpods?\b|\boc (?:exec|rsh)\b")
+_IN_POD: Final = Pattern(r"\bkubectl\b|\bpods?\b|\boc (?:exec|rsh)\b")
 
 
 def _bare_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -322,14 +323,14 @@ def _not_asked(
 
 # Health.
 
-_UNHEALTHY: Final = re.compile(
+_UNHEALTHY: Final = Pattern(
     r"marked unhealthy|(?:will go|is|went|as) unhealthy|Marking (?:it|device|.{0,60}) (?:as )?unhealthy"
     r"|XidCriticalError|device went unhealthy",
     re.IGNORECASE,
 )
-_OF_GPU: Final = re.compile(r"GPU|MIG-|nvidia|Xid|all devices")
-_XID: Final = re.compile(r"\bXid[= :]+(?P<xid>\d+)", re.IGNORECASE)
-_HEALTH_LOST: Final = re.compile(r"previously allocated devices are no longer healthy")
+_OF_GPU: Final = Pattern(r"GPU|MIG-|nvidia|Xid|all devices")
+_XID: Final = Pattern(r"\bXid[= :]+(?P<xid>\d+)", re.IGNORECASE)
+_HEALTH_LOST: Final = Pattern(r"previously allocated devices are no longer healthy")
 
 
 def _health_said(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -370,29 +371,29 @@ def _fewer(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 
 # Admission by the kubelet.
 
-_NONE_HEALTHY: Final = re.compile(r"no healthy devices present|cannot allocate unregistered device")
-_LESS: Final = re.compile(
+_NONE_HEALTHY: Final = Pattern(r"no healthy devices present|cannot allocate unregistered device")
+_LESS: Final = Pattern(
     rf"requested number of devices unavailable for (?P<resource>{kube.RESOURCE})\.? "
     r"Requested: ?(?P<wanted>\d+), Available: ?(?P<left>\d+)"
 )
-_REGISTERED: Final = re.compile(r"Registration Request received for device plugin|Got registration request")
-_ADMISSION: Final = re.compile(r"UnexpectedAdmissionError|Allocate failed due to|Pod was rejected: Allocate failed")
-_DEVICE: Final = re.compile(r"\b(?:devices?|unavailable for) (?P<name>[\w.-]+\.[a-z]{2,}/[\w.-]+)")
-_LOST_GPU: Final = re.compile(r"GPU is lost|GetPreferredAllocation rpc failed|rpc error")
-_KUBELET_RESTARTED: Final = re.compile(
+_REGISTERED: Final = Pattern(r"Registration Request received for device plugin|Got registration request")
+_ADMISSION: Final = Pattern(r"UnexpectedAdmissionError|Allocate failed due to|Pod was rejected: Allocate failed")
+_DEVICE: Final = Pattern(r"\b(?:devices?|unavailable for) (?P<name>[\w.-]+\.[a-z]{2,}/[\w.-]+)")
+_LOST_GPU: Final = Pattern(r"GPU is lost|GetPreferredAllocation rpc failed|rpc error")
+_KUBELET_RESTARTED: Final = Pattern(
     r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
     r"|kubelet (?:was |is )?restart(?:ed|s)?\b|Stopp(?:ed|ing) .{0,40}(?:kubelet|Node Agent)|pkill kubelet"
     r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart)",
     re.IGNORECASE,
 )
-_BOOTED: Final = re.compile(
+_BOOTED: Final = Pattern(
     r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) ",
     re.IGNORECASE | re.MULTILINE,
 )
-_FORCED: Final = re.compile(r"delete pods? .{0,80}--force|--grace-period[= ]0|force[- ]delet", re.IGNORECASE)
+_FORCED: Final = Pattern(r"delete pods? .{0,80}--force|--grace-period[= ]0|force[- ]delet", re.IGNORECASE)
 # Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods) are open after them.
 _FIXED: Final = {25: 14, 26: 9, 27: 6}
-_KUBELET: Final = re.compile(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d+)")
+_KUBELET: Final = Pattern(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d+)")
 
 
 def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -446,10 +447,8 @@ def _is_about_gpus(cited: tuple[Citation, ...]) -> bool:
     return not named or any(name.startswith("nvidia.com/") for name in named)
 
 
-_UP: Final = re.compile(
-    r"\bup\s+(?:(?P<days>\d+) days?|(?P<minutes>\d+) min|(?P<hours>\d+):\d\d|\d+ weeks?|\d+ hours?)"
-)
-_SINCE: Final = re.compile(
+_UP: Final = Pattern(r"\bup\s+(?:(?P<days>\d+) days?|(?P<minutes>\d+) min|(?P<hours>\d+):\d\d|\d+ weeks?|\d+ hours?)")
+_SINCE: Final = Pattern(
     r"^[ \t]*Active: active \(running\) since .{0,60}; (?:\d+h )?(?:\d+min ?)?(?:\d+s)? ?ago", re.MULTILINE
 )
 
@@ -567,14 +566,14 @@ def _stale_proof(snapshot: Snapshot, cited: tuple[Citation, ...], stale: tuple[C
 
 # Time-slicing.
 
-_REPLICAS: Final = re.compile(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d+)")
-_SHARING: Final = re.compile(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
-_EMPTY: Final = re.compile(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
-_PRINTED: Final = re.compile(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
-_STATIC: Final = re.compile(r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml")
+_REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d+)")
+_SHARING: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
+_EMPTY: Final = Pattern(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
+_PRINTED: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
+_STATIC: Final = Pattern(r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml")
 _LABEL_CONFIG: Final = "nvidia.com/device-plugin.config"
-_BY_ENVIRONMENT: Final = re.compile(r"envFrom\s*:|configMapRef\s*:")
-_WISH: Final = re.compile(
+_BY_ENVIRONMENT: Final = Pattern(r"envFrom\s*:|configMapRef\s*:")
+_WISH: Final = Pattern(
     r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced",
 )
 
@@ -610,7 +609,7 @@ def _wished(snapshot: Snapshot) -> Iterator[Citation]:
     yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
     for item in snapshot.of("text", "kubernetes", "application"):
         if _LABEL_CONFIG in item.text and "label" in item.text:
-            yield from lines_with(item, re.compile(re.escape(_LABEL_CONFIG)))
+            yield from lines_with(item, Pattern(re.escape(_LABEL_CONFIG)))
 
 
 def _is_config(item: Item) -> bool:
@@ -754,6 +753,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-library-not-found",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the device plugin does not find the driver's library",
@@ -777,6 +777,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-default-no-runtimeclass",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-service",
             title="the device plugin's pod does not run under NVIDIA's runtime",
@@ -807,6 +808,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-marked-unhealthy",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the device plugin calls a GPU unhealthy",
@@ -824,6 +826,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-not-ready-after-reboot",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="pods were admitted after a reboot before the device plugin was registered",
@@ -840,6 +843,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-restart-admission-bug",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the restarted kubelet refuses pods that it had already admitted",
@@ -861,6 +865,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-stale-device-allocation",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-service",
             title="the kubelet counts GPUs as given to pods that are gone",
@@ -878,6 +883,7 @@ FAMILY: Final = Family(
         Rule(
             cause="time-slicing-config-not-applied",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the running device plugin has not got the sharing configuration",

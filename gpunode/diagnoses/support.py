@@ -6,7 +6,6 @@ know it and whether it takes the open modules, and the module on disk its versio
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -24,22 +23,23 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, driver, kernel, modules, packages, system
 from gpunode.diagnoses.views.cards import Card
 from gpunode.diagnoses.views.driver import VERSION
+from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Driver
 
-_LEGACY: Final = re.compile(
+_LEGACY: Final = Pattern(
     r"supported through the NVIDIA (?P<branch>\d{2,3})\.\S{0,4} [Ll]egacy"
     r"|only supported (?:by|up to) the (?:Tesla )?(?P<series>\d{3}) (?:legacy )?drivers"
 )
-_IGNORED: Final = re.compile(rf"[Tt]he (?P<version>{VERSION}|\d+\.xx) NVIDIA (?:Linux graphics )?driver will ignore")
-_NO_GSP: Final = re.compile(
+_IGNORED: Final = Pattern(rf"[Tt]he (?P<version>{VERSION}|\d+\.xx) NVIDIA (?:Linux graphics )?driver will ignore")
+_NO_GSP: Final = Pattern(
     r"not supported by open nvidia\.ko because it does not include|does not include the required GPU System Processor"
 )
-_NEEDS_OPEN: Final = re.compile(r"requires use of the NVIDIA open kernel modules")
-_UNKNOWN: Final = re.compile(
+_NEEDS_OPEN: Final = Pattern(r"requires use of the NVIDIA open kernel modules")
+_UNKNOWN: Final = Pattern(
     rf"not supported by the\s+(?:NVIDIA )?(?P<version>{VERSION}) (?:NVIDIA )?(?:Linux graphics )?driver release"
 )
 # NVIDIA's installer says so also where there is no GPU at all.
-_NONE_OF_MINE: Final = re.compile(rf"do not appear to have an NVIDIA GPU supported by the (?P<version>{VERSION})")
+_NONE_OF_MINE: Final = Pattern(rf"do not appear to have an NVIDIA GPU supported by the (?P<version>{VERSION})")
 _OPEN_PACKAGES: Final = ("nvidia-dkms-*open", "nvidia-kernel-open*", "nvidia-open*", "kmod-nvidia-open*", "*-open-dkms")
 _CLOSED_PACKAGES: Final = ("nvidia-dkms-*", "nvidia-kernel-dkms", "kmod-nvidia-latest*", "nvidia-driver-[0-9]*")
 
@@ -145,7 +145,7 @@ def _in_truth(cause: str, card: Card | None, found: Release) -> str:
     return cause
 
 
-def _card_of(snapshot: Snapshot, pattern: re.Pattern[str]) -> Card | None:
+def _card_of(snapshot: Snapshot, pattern: Pattern) -> Card | None:
     """The GPU that the message is about, where it names one, else the only one."""
     known = snapshot.view(cards.cards)
     lines = {message.citation for message in kernel.said(snapshot, pattern)}
@@ -343,6 +343,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-legacy-unsupported-by-branch",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the installed branch no longer drives this GPU",
@@ -364,6 +365,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-too-new-for-driver",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the installed driver does not know this GPU yet",
@@ -385,6 +387,7 @@ FAMILY: Final = Family(
         Rule(
             cause="open-module-on-pre-turing",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the open kernel modules on a GPU before Turing",
@@ -402,6 +405,7 @@ FAMILY: Final = Family(
         Rule(
             cause="proprietary-module-on-blackwell",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the proprietary kernel modules on a GPU that needs the open ones",

@@ -20,6 +20,7 @@ from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
 from gpunode.diagnoses.views.system import package_manager, running_kernel
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 UNATTENDED: Final = "driver-library-mismatch-unattended-upgrade"
 PENDING: Final = "driver-library-mismatch-reboot-pending"
@@ -27,33 +28,31 @@ PARTIAL: Final = "driver-library-mismatch-partial-upgrade"
 MIXED: Final = "driver-library-mismatch-mixed-installs"
 CONTAINER: Final = "container-driver-mismatch"
 
-_MISMATCH: Final = re.compile(
+_MISMATCH: Final = Pattern(
     r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
     r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch",
     re.IGNORECASE,
 )
 # libnvidia-container asks NVML on the node, before there is a container.
-_ASKED_ON_NODE: Final = re.compile(
+_ASKED_ON_NODE: Final = Pattern(
     r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
 )
 # libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
-_IN_THE_WAY: Final = re.compile(
-    r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
-)
-_BRANCH: Final = re.compile(
+_IN_THE_WAY: Final = Pattern(r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists")
+_BRANCH: Final = Pattern(
     r"^(?:nvidia-(?:driver|dkms|utils|headless|kernel-source|compute-utils|open)"
     r"|libnvidia-compute|linux-modules-nvidia)"
     r"(?:-no-dkms|-open)*-(?P<branch>\d{3})\b"
 )
 # Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
-_RUN_PLACE: Final = re.compile(r"/kernel/drivers/video/nvidia\.ko")
-_RUN_SAYS: Final = re.compile(
+_RUN_PLACE: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
+_RUN_SAYS: Final = Pattern(
     rf"NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
     rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
     re.IGNORECASE,
 )
-_REBOOT_LIST: Final = re.compile(r"^[ \t]*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
-_HEADER: Final = re.compile(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
+_REBOOT_LIST: Final = Pattern(r"^[ \t]*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
+_HEADER: Final = Pattern(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +233,7 @@ def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...
     return Proof(what, cited, "certain" if certain else "likely", ("the node's driver: nvidia-smi works there",))
 
 
-_ANSWERS: Final = re.compile(r"Driver Version\s*:")
+_ANSWERS: Final = Pattern(r"Driver Version\s*:")
 
 
 def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -243,11 +242,11 @@ def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(citation for item in runs for citation in lines_with(item, _ANSWERS))
 
 
-_SHIPPED: Final = re.compile(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
+_SHIPPED: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
 
 
 # Ubuntu's until 2018.
-_NAMED_BY_BRANCH: Final = re.compile(r"nvidia-\d{3}")
+_NAMED_BY_BRANCH: Final = Pattern(r"nvidia-\d{3}")
 
 
 def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
@@ -350,7 +349,7 @@ def _run_beside_modules(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs
                 return
 
 
-_STORE: Final = re.compile(rf"/nix/store/\w+-nvidia-x11-(?P<version>{driver.VERSION})-")
+_STORE: Final = Pattern(rf"/nix/store/\w+-nvidia-x11-(?P<version>{driver.VERSION})-")
 
 
 def _of_two_stores(snapshot: Snapshot) -> Iterator[_Installs]:
@@ -507,7 +506,7 @@ _RELOAD: Final = (
     "sudo modprobe -a nvidia nvidia_uvm",
 )
 _UNIT: Final = "nvidia-persistenced.service"
-_PERSISTENCED: Final = re.compile(r"persistenced")
+_PERSISTENCED: Final = Pattern(r"persistenced")
 
 
 def _reload(snapshot: Snapshot) -> Iterable[Fix]:
@@ -598,6 +597,7 @@ FAMILY: Final = Family(
         Rule(
             cause=UNATTENDED,
             layer="package",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the system upgraded the driver by itself while the old module was loaded",
@@ -616,6 +616,7 @@ FAMILY: Final = Family(
         Rule(
             cause=PENDING,
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the driver was upgraded and its new module is not loaded yet",
@@ -633,6 +634,7 @@ FAMILY: Final = Family(
         Rule(
             cause=PARTIAL,
             layer="package",
+            storey="packages",
             severity="error",
             disruption="reboot",
             title="only a part of the driver's packages was upgraded",
@@ -650,6 +652,7 @@ FAMILY: Final = Family(
         Rule(
             cause=MIXED,
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="two drivers are installed side by side",
@@ -667,6 +670,7 @@ FAMILY: Final = Family(
         Rule(
             cause=CONTAINER,
             layer="userspace",
+            storey="programs",
             severity="error",
             disruption="restart-container",
             title="the container has driver libraries of another version",

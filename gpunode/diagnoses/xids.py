@@ -26,6 +26,7 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, faults, kernel, smi_query
+from gpunode.facts.patterns import Pattern
 
 # What rules of this and other families make of a code; the rest comes to a question with the catalog's advice.
 _GRAPHICS: Final = (13, 69)
@@ -71,11 +72,11 @@ _NEAREST: Final[dict[XidKind, tuple[str, ...]]] = {
     "bus": ("pcie-aer-correctable-storm", "gpu-fallen-off-bus"),
 }
 
-_PMU_HALTED: Final = re.compile(r"PmuHalted|PMU has halted")
-_ADDRESS: Final = re.compile(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
+_PMU_HALTED: Final = Pattern(r"PmuHalted|PMU has halted")
+_ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _NULL: Final = 0x10000
-_UPGRADE: Final = re.compile(
+_UPGRADE: Final = Pattern(
     rf"(?:nvidia-driver|nvidia-kernel|libnvidia-compute|nvidia-dkms|nvidia-open|kmod-nvidia|nvidia-utils)[\w.-]*"
     rf"(?::\w+)?[ (-]+(?:\d+:)?(?P<old>{driver.VERSION})\S*(?:,| ->| =>| to)? +(?:\d+:)?(?P<new>{driver.VERSION})"
 )
@@ -86,22 +87,22 @@ _FAULTY_RELEASES: Final = {
     "595.71.05": f"{OPEN_MODULES}/issues/1134",
 }
 # Programs that run code of whoever started them.
-_OWN_CODE: Final = re.compile(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
+_OWN_CODE: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
 # The kernel's complaint about nvidia-drm, of a mapping that reaches over the end of the GPU's memory window.
-_BAD_MAPPING: Final = re.compile(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
+_BAD_MAPPING: Final = Pattern(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
 # How many messages after a page fault are still its own doing.
 _SOON: Final = 40
-_SM: Final = re.compile(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
-_TO_ACTION: Final = re.compile(
+_SM: Final = Pattern(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
+_TO_ACTION: Final = Pattern(
     r"changed (?:from 0x\d \([^)]*\) )?to 0x(?P<action>\d)(?: \((?P<name>[^)]*)\))?", re.IGNORECASE
 )
 # NVML's word (NVML_ERROR_RESET_REQUIRED) and DCGM's (DCGM_FR_GPU_RECOVERY_…).
-_RESET_REQUIRED: Final = re.compile(
+_RESET_REQUIRED: Final = Pattern(
     r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED|"
     r"requires a (?:reset|reboot) to recover from a fault"
 )
 _NO_ACTION: Final = frozenset({"", "none", "n/a", "[n/a]"})
-_NOT_INITIALISED: Final = re.compile(
+_NOT_INITIALISED: Final = Pattern(
     r"RmInitAdapter failed! \((?P<code>0x(?!2[26]:0x56|6[1-3]:)[0-9a-f:x]+)\)", re.IGNORECASE
 )
 
@@ -168,7 +169,7 @@ def _page_faults(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 
 # A person's word on two releases on one machine.
-_COMPARED: Final = re.compile(
+_COMPARED: Final = Pattern(
     r"(?:roll(?:ed|ing) back|downgrad(?:ed|ing)|revert(?:ed|ing)|went back|going back)[^\n]{0,40}\b\d{3}\.\d[^\n]{0,60}"
     r"(?:works|fixe[sd]|fine|gone|stable|solve[sd]|no more)"
     r"|downgrading (?:the |to )[^\n]{0,40}(?:fixe[sd]|solve[sd]|helps|helped)"
@@ -322,7 +323,7 @@ def _debug_memory(_: Snapshot) -> Iterable[Fix]:
 
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
-    yield remedies.driver(snapshot, "go to another release of the driver", upgrade=True)
+    yield from remedies.newer_driver(snapshot, "go to another release of the driver", back=True)
     yield reboot("reboot, so that it is the one that is loaded")
     yield nvidia_report("that release faults too")
 
@@ -397,6 +398,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-13-graphics-exception",
             layer="driver",
+            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
@@ -416,6 +418,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-mmu-fault",
             layer="driver",
+            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
@@ -434,6 +437,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-driver-regression",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="this release of the driver lets programs fault",
@@ -451,6 +455,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-61-pmu-breakpoint",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reboot",
             title="the GPU's power controller stopped",
@@ -469,6 +474,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-62-pmu-halt",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
@@ -487,6 +493,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-109-ctx-switch-timeout",
             layer="driver",
+            storey="programs",
             severity="error",
             disruption="restart-container",
             title="a program does not let go of the GPU",
@@ -504,6 +511,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-121-c2c-link",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="errors on the link between CPU and GPU",
@@ -524,6 +532,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-122-spi-rpc",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the GPU's flash memory does not answer",
@@ -541,6 +550,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-143-gpu-init-error",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU could not be initialised",
@@ -558,6 +568,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-154-recovery-action",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
+from gpunode.facts.patterns import Pattern
+
 Kind: TypeAlias = Literal[
     "kernel-log",  # dmesg, journalctl -k, kern.log
     "journal",  # journalctl of everything, syslog
@@ -95,16 +97,16 @@ class Source:
     is_mixed: bool = False
 
 
-_PROMPT: Final = re.compile(
+_PROMPT: Final = Pattern(
     r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80}"
     r"|[\w.-]{1,40}(?=[$#]))?\s{0,4}[$#>%❯]\s+"
 )
-_REMARK: Final = re.compile(r"\(([^()]*)\)\s*$")
-_PART: Final = re.compile(
+_REMARK: Final = Pattern(r"\(([^()]*)\)\s*$")
+_PART: Final = Pattern(
     r"\b(?:further down|excerpt|extract|snippet|shortened|abridged|truncated|snipped|partial|(?:last|first) lines)\b",
     re.IGNORECASE,
 )
-_INSIDE: Final = re.compile(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
+_INSIDE: Final = Pattern(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
 _BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"})
 # Commands that print nothing of their own; words of the shell's grammar.
 _SILENT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"})
@@ -189,10 +191,10 @@ _TEXTS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"^Linux \S+ \d+\.\d+", "uname"),
     (r"^Traceback \(most recent|CUDA error|RuntimeError|torch\.", "application"),
 )
-_COMPILED: Final[Mapping[str, tuple[tuple[re.Pattern[str], Kind], ...]]] = {
-    "paths": tuple((re.compile(pattern), kind) for pattern, kind in _PATHS),
-    "words": tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in _WORDS),
-    "texts": tuple((re.compile(pattern, re.MULTILINE), kind) for pattern, kind in _TEXTS),
+_COMPILED: Final[Mapping[str, tuple[tuple[Pattern, Kind], ...]]] = {
+    "paths": tuple((Pattern(pattern), kind) for pattern, kind in _PATHS),
+    "words": tuple((Pattern(pattern, re.IGNORECASE), kind) for pattern, kind in _WORDS),
+    "texts": tuple((Pattern(pattern, re.MULTILINE), kind) for pattern, kind in _TEXTS),
 }
 
 
@@ -224,7 +226,7 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
 
 
 # "root@gpu1:/etc/crio/crio.conf.d# cat 99-nvidia.conf".
-_FOLDER: Final = re.compile(r"\[?[\w.+-]{1,40}@[\w.-]{1,80}[: ](?P<folder>/[\w./+-]{1,200}?)/?\]?\s?[$#%]\s")
+_FOLDER: Final = Pattern(r"\[?[\w.+-]{1,40}@[\w.-]{1,80}[: ](?P<folder>/[\w./+-]{1,200}?)/?\]?\s?[$#%]\s")
 
 
 def _in_folder(found: Source, folder: str) -> Source:
@@ -234,15 +236,15 @@ def _in_folder(found: Source, folder: str) -> Source:
 
 
 # "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod".
-_LABEL: Final = re.compile(r"[A-Za-z][\w ,.()-]{0,60}:\s+")
+_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()-]{0,60}:\s+")
 # What shows the state in which the node is, not what happened.
 STATE: Final[frozenset[Kind]] = frozenset(
     {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
 )
-STILL_FAILS: Final = re.compile(
+STILL_FAILS: Final = Pattern(
     r"failed|No devices|cannot access|couldn.t|not found|Unable|\bERR!|[Uu]nknown [Ee]rror|inactive|mismatch"
 )
-_REFUSED: Final = re.compile(
+_REFUSED: Final = Pattern(
     r"^(?:modprobe|insmod): |could not insert|^Job for |^Failed to (?:start|restart|load)", re.MULTILINE
 )
 
@@ -412,7 +414,7 @@ def _of(words: tuple[str, ...]) -> Source | None:
 
 
 # A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
-_OWN_PROGRAM: Final = re.compile(r"(?:\./|/\S+/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
+_OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S+/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
 
 
 def _grep(words: tuple[str, ...]) -> Source | None:
@@ -430,11 +432,12 @@ def _file(path: str) -> Source:
     kind = next((kind for pattern, kind in _COMPILED["paths"] if pattern.search(path)), None)
     if kind == "unit-log":
         return Source(kind, "nvidia-fabricmanager.service")
-    return Source(kind or ("application" if _LOG.search(path) else "file"), path)
+    where: Where = "container" if kind == "kubernetes-log" else "host"
+    return Source(kind or ("application" if _LOG.search(path) else "file"), path, where=where)
 
 
 # What a program wrote of itself; a configuration is not named so.
-_LOG: Final = re.compile(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
+_LOG: Final = Pattern(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
 
 
 def _by_path(source: str) -> Source | None:
@@ -564,14 +567,14 @@ def _container(words: tuple[str, ...]) -> Source | None:
         "ps": "container-inspect",
         "context": "docker-info",
     }
-    return Source(by_verb.get(verb, "container-run"), words=words)
+    return Source(by_verb.get(verb, "container-run"), words=words, where="container" if verb == "logs" else "host")
 
 
 def _kubectl(words: tuple[str, ...]) -> Source | None:
     operands = _operands(words)
     verb, what = (operands[0] if operands else ""), (operands[1] if len(operands) > 1 else "")
     if verb == "logs":
-        return Source("kubernetes-log", what.removeprefix("pod/"), words)
+        return Source("kubernetes-log", what.removeprefix("pod/"), words, where="container")
     if verb == "exec":
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
         found = _of(tuple(inner))

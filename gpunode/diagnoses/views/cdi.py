@@ -13,19 +13,20 @@ from gpunode.diagnoses.views import containerd, docker, packages
 from gpunode.facts import cdi
 from gpunode.facts.cdi_places import FOLDERS
 from gpunode.facts.items import Item, tells_absence
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import podman
 
-_DEVICE: Final = re.compile(r"(?<![\w./])(?P<kind>(?:[\w-]+\.)*nvidia\.com/[\w-]+)=(?P<name>[\w.:-]+)")
-_UNRESOLVED: Final = re.compile(
+_DEVICE: Final = Pattern(r"(?<![\w./])(?P<kind>(?:[\w-]+\.)*nvidia\.com/[\w-]+)=(?P<name>[\w.:-]+)")
+_UNRESOLVED: Final = Pattern(
     r"unresolvable CDI devices?|(?:could not|cannot) resolve (?:the following )?CDI devices?", re.IGNORECASE
 )
-_FOLDER: Final = re.compile(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
-_SPEC_NAME: Final = re.compile(r"(?P<name>[\w.+-]+\.(?:ya?ml|json))\s*$")
-_HEADING: Final = re.compile(r"^(?P<folder>/\S+):$")
-_VERSION: Final = re.compile(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
-_LIBRARY: Final = re.compile(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
-_FOUND: Final = re.compile(r"Found (?P<count>\d+) CDI devices?")
-_PODMAN: Final = re.compile(
+_FOLDER: Final = Pattern(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
+_SPEC_NAME: Final = Pattern(r"(?P<name>[\w.+-]+\.(?:ya?ml|json))\s*$")
+_HEADING: Final = Pattern(r"^(?P<folder>/\S+):$")
+_VERSION: Final = Pattern(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
+_LIBRARY: Final = Pattern(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
+_FOUND: Final = Pattern(r"Found (?P<count>\d+) CDI devices?")
+_PODMAN: Final = Pattern(
     r"podman version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Podman Engine\s+Version:\s+(?P<b>\d{1,6}(?:\.\d{1,6})+)"
 )
 
@@ -228,7 +229,7 @@ def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     return _named(snapshot) or (FOLDERS, None)
 
 
-_DIRS: Final = re.compile(r"^\s*(?:cdi_spec_dirs|spec-dirs)\s*=\s*\[(?P<dirs>[^\]]{1,600})\]", re.MULTILINE)
+_DIRS: Final = Pattern(r"^\s*(?:cdi_spec_dirs|spec-dirs)\s*=\s*\[(?P<dirs>[^\]]{1,600})\]", re.MULTILINE)
 
 
 def _named(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation] | None:
@@ -240,7 +241,7 @@ def _named(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation] | None:
     return None
 
 
-_OPTION: Final = re.compile(r"--cdi-spec-dirs?[= ](?P<folder>/\S+)")
+_OPTION: Final = Pattern(r"--cdi-spec-dirs?[= ](?P<folder>/\S+)")
 
 
 def works_with_option(snapshot: Snapshot) -> tuple[str, Citation] | None:

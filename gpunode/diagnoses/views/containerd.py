@@ -14,6 +14,7 @@ from gpunode.diagnoses.views import moments, packages
 from gpunode.errors import Refused
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import containerd, crio
 from gpunode.runtimes.containerd_files import CONFIG
 from gpunode.runtimes.model import Configured, Wish
@@ -21,16 +22,16 @@ from gpunode.runtimes.model import Configured, Wish
 Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
 
 _CRI: Final = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
-_HEADER: Final = re.compile(r"^[ \t]*\[\s*(?P<path>[^\[\]\n]+?)\s*\]\s*(?:#.*)?$")
-_VALUE: Final = re.compile(r"^[ \t]*(?P<key>[\w-]+|\"[^\"\n]+\")\s*[:=]\s*(?P<value>[^\s#][^\n]*?),?\s*$")
-_PART: Final = re.compile(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)")
+_HEADER: Final = Pattern(r"^[ \t]*\[\s*(?P<path>[^\[\]\n]+?)\s*\]\s*(?:#.*)?$")
+_VALUE: Final = Pattern(r"^[ \t]*(?P<key>[\w-]+|\"[^\"\n]+\")\s*[:=]\s*(?P<value>[^\s#][^\n]*?),?\s*$")
+_PART: Final = Pattern(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)")
 # containerd's and its shims' words for a place below its data.
-_PRODUCTS: Final[tuple[tuple[Product, re.Pattern[str]], ...]] = (
+_PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
     # Its containerd has its socket in /run/k3s, too.
-    ("rke2", re.compile(r"/var/lib/rancher/rke2|\+rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
-    ("k3s", re.compile(r"/var/lib/rancher/k3s|\+k3s\d|\bk3s(?:-agent)?\.service\b|/etc/rancher/k3s|/run/k3s/")),
-    ("microk8s", re.compile(r"/var/snap/microk8s|\bmicrok8s\b")),
-    ("k0s", re.compile(r"/etc/k0s/|\bk0s(?:worker|controller)\b|\+k0s")),
+    ("rke2", Pattern(r"/var/lib/rancher/rke2|\+rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
+    ("k3s", Pattern(r"/var/lib/rancher/k3s|\+k3s\d|\bk3s(?:-agent)?\.service\b|/etc/rancher/k3s|/run/k3s/")),
+    ("microk8s", Pattern(r"/var/snap/microk8s|\bmicrok8s\b")),
+    ("k0s", Pattern(r"/etc/k0s/|\bk0s(?:worker|controller)\b|\+k0s")),
 )
 
 
@@ -103,6 +104,8 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
             # systemd is asked for units of every product; what it said of them is among the facts.
             if item.kind in {"packages", "kernel-log", "nvml", "unit-show"} or item.outcome == "absent":
                 continue
+            if item.is_register:
+                continue
             if item.text.strip() and pattern.search(item.written):
                 return name, cite(item)
             if match := find(item, pattern):
@@ -110,7 +113,7 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
     return None
 
 
-_TOML: Final = re.compile(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=)", re.MULTILINE)
+_TOML: Final = Pattern(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=)", re.MULTILINE)
 
 
 def running(snapshot: Snapshot) -> Effective | None:
@@ -238,7 +241,7 @@ def _systemd(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
             yield name, value
 
 
-_OBJECT: Final = re.compile(r"^[ \t]*\"(?P<name>[\w.-]+)\":\s*\{")
+_OBJECT: Final = Pattern(r"^[ \t]*\"(?P<name>[\w.-]+)\":\s*\{")
 
 
 def _json_lines(item: Item) -> Effective:
@@ -309,7 +312,7 @@ def _handler(path: str) -> str:
 
 
 _NUMBER: Final = r"\d{1,6}\.\d{1,6}\.\d{1,6}"
-_VERSIONS: Final = re.compile(
+_VERSIONS: Final = Pattern(
     rf"\bcontainerd(?:\.io)? (?:github\.com/containerd/containerd(?:/v2)? |containerd\.io )?v?(?P<cli>{_NUMBER})"
     rf"|containerd://(?P<node>{_NUMBER})"
 )
@@ -344,8 +347,8 @@ def crio_dead(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(_crio_dead(snapshot))
 
 
-_WRITTEN: Final = re.compile(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{re.escape(crio.DEAD_FOLDER)}/\S+")
-_IN_FOLDER: Final = re.compile(rf"(?<![\w.]){re.escape(crio.DEAD_FOLDER)}\b")
+_WRITTEN: Final = Pattern(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{re.escape(crio.DEAD_FOLDER)}/\S+")
+_IN_FOLDER: Final = Pattern(rf"(?<![\w.]){re.escape(crio.DEAD_FOLDER)}\b")
 
 
 def _crio_dead(snapshot: Snapshot) -> Iterator[Citation]:

@@ -11,31 +11,31 @@ from itertools import accumulate
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.facts.items import Item
-from gpunode.facts.literals import needed
+from gpunode.facts.patterns import Pattern
 
 # What stands before a message: seconds since boot, with a thread's or a host's name behind them; dmesg -T's date; the
 # ISO 8601 forms of dmesg, journalctl and rsyslog; journalctl's short-full; syslog's date, with or without "kernel:";
 # Talos' level and time, with or without the node's address; /dev/kmsg's level, number, microseconds; the bare name.
 _SAYS: Final = r"(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"
 _STAMPS: Final = (
-    re.compile(rf"^[ \t]*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_SAYS})?"),
-    re.compile(r"^[ \t]*\[(?P<date>\w{3} \w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\]\s?"),
-    re.compile(rf"^(?P<iso>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:{_SAYS})?"),
-    re.compile(rf"^(?:\w{{3}} )?(?P<full>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: [A-Z]{{3,4}})?\s+{_SAYS}"),
-    re.compile(rf"^(?P<syslog>\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d)(?:\.\d+)?\s+(?:{_SAYS}|(?=NVRM:|nvidia|pcieport))"),
-    re.compile(r"^(?:[\w.:-]+:\s+)?kern:\s*\w+:\s*\[(?P<talos>[\dT:.Z+-]+)\]:?\s?"),
-    re.compile(r"^\d{1,3},\d+,(?P<micros>\d+),[^;]{1,20};"),
-    re.compile(r"^(?:<\d>)?\s*kernel:\s?"),
+    Pattern(rf"^[ \t]*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_SAYS})?"),
+    Pattern(r"^[ \t]*\[(?P<date>\w{3} \w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\]\s?"),
+    Pattern(rf"^(?P<iso>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:{_SAYS})?"),
+    Pattern(rf"^(?:\w{{3}} )?(?P<full>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: [A-Z]{{3,4}})?\s+{_SAYS}"),
+    Pattern(rf"^(?P<syslog>\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d)(?:\.\d+)?\s+(?:{_SAYS}|(?=NVRM:|nvidia|pcieport))"),
+    Pattern(r"^(?:[\w.:-]+:\s+)?kern:\s*\w+:\s*\[(?P<talos>[\dT:.Z+-]+)\]:?\s?"),
+    Pattern(r"^\d{1,3},\d+,(?P<micros>\d+),[^;]{1,20};"),
+    Pattern(r"^(?:<\d>)?\s*kernel:\s?"),
 )
-_BOOT: Final = re.compile(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
-_ESCAPED: Final = re.compile(r"\s*#012\s*NVRM:\s*")
+_BOOT: Final = Pattern(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
+_ESCAPED: Final = Pattern(r"\s*#012\s*NVRM:\s*")
 # In older drivers the functions of the driver itself say it without the colon.
-_NVRM: Final = re.compile(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
-_QUOTED: Final = re.compile(r"^(?:>\s?)+")
+_NVRM: Final = Pattern(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
+_QUOTED: Final = Pattern(r"^(?:>\s?)+")
 # A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
-_FRESH: Final = re.compile(
+_FRESH: Final = Pattern(
     r"^(?:Xid|GPU(?:\d|-| at | \d| [0-9a-fA-F]{4}:)|The NVIDIA|This |Try |loading|No |None of|API mismatch|"
     r"NVIDIA (?!\d)|[A-Za-z_]\w+(?::|\()|_?kgsp|nv\w+:|"
     r"Persistence|rm_|Rm|Cpu|Loading|Failed|Unable|Can't|BAR|request_mem)"
@@ -75,10 +75,10 @@ def wrapped(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
     return {(message.citation.key, message.citation.number or 0): message for message in found}
 
 
-def said(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Message, ...]:
+def said(snapshot: Snapshot, pattern: Pattern) -> tuple[Message, ...]:
     """The messages of the kernel in which ``pattern`` occurs."""
     every = snapshot.view(messages)
-    words = needed(pattern)
+    words = pattern.words
     worth = (every[number] for number in sorted(_with(snapshot, words))) if words else every
     return tuple(message for message in worth if pattern.search(message.text))
 
@@ -104,7 +104,7 @@ def _lowered(snapshot: Snapshot) -> tuple[str, tuple[int, ...]]:
     return "\n".join(texts), tuple(starts)[:-1]
 
 
-_ELSEWHERE: Final = re.compile(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
+_ELSEWHERE: Final = Pattern(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
 _LOGS: Final = frozenset(
     {
         *("journal", "unit-log", "text", "application", "modprobe", "installer-log", "listing", "file"),
@@ -116,7 +116,7 @@ _LOGS: Final = frozenset(
 def _of(item: Item) -> Iterator[Message]:
     if item.kind == "kernel-log":
         yield from _joined(item)
-    elif item.kind in _LOGS and _ELSEWHERE.search(item.text):
+    elif item.kind in _LOGS and not item.is_register and find(item, _ELSEWHERE):
         yield from _joined(item, kernel_only=True)
 
 

@@ -12,38 +12,39 @@ from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import packages, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
-_ROW: Final = re.compile(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
-_FIELD: Final = re.compile(r"^[ \t]*([\w-]+):\s+(.*)$", re.MULTILINE)
-_DKMS: Final = re.compile(
+_ROW: Final = Pattern(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
+_FIELD: Final = Pattern(r"^[ \t]*([\w-]+):\s+(.*)$", re.MULTILINE)
+_DKMS: Final = Pattern(
     r"^[ \t]*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
     r"(?:,\s*(?P<kernel>[^,:\s]+),\s*(?P<arch>\w+))?:\s*(?P<state>added|built|installed|broken)(?P<rest>.*)$",
     re.MULTILINE,
 )
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest follow it.
 _MAIN: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv))?(?:[-_]open)?"
-_KO: Final = re.compile(
+_KO: Final = Pattern(
     rf"/lib/modules/(?P<kernel>\d[^/\s'\"]*)/(?P<place>[^\s'\":]{{0,120}}?){_MAIN}\.ko(?:\.(?:xz|gz|zst))?(?![\w.-])"
 )
-_BARE_KO: Final = re.compile(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
-_DRIVER: Final = re.compile(_MAIN)
-_FOLDER: Final = re.compile(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
-_NOT_FOUND: Final = re.compile(
+_BARE_KO: Final = Pattern(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
+_DRIVER: Final = Pattern(_MAIN)
+_FOLDER: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
+_NOT_FOUND: Final = Pattern(
     r"(?:FATAL: |[Mm]odule )'?nvidia(?:[-_](?:current|uvm|drm|modeset)\w*)?'? not found"
     r"(?: in directory \S*?/lib/modules/(?P<kernel>[^\s/]+))?|could not find module by name ?=? ?'?nvidia|"
     r"[Mm]odule '?nvidia'?: No such file or directory|Failed to find module 'nvidia(?:[-_]\w+)?'|"
     r"module not found: '?nvidia\b"
 )
-_MAIN_NOT_FOUND: Final = re.compile(rf"[Mm]odule '?{_MAIN}'? not found")
-MAGIC: Final = re.compile(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
-_PREBUILT: Final = re.compile(
+_MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN}'? not found")
+MAGIC: Final = Pattern(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
+_PREBUILT: Final = Pattern(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d+)(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
 )
 
 
 # NVIDIA's for RHEL and those of akmods name the kernel in the package's name or version.
-_PRECOMPILED: Final = re.compile(
+_PRECOMPILED: Final = Pattern(
     r"kmod-nvidia(?:-open)?-(?P<branch>\d{3}\.\d+(?:\.\d+)?)-(?P<kernel>\d+\.\d+\.\d+-\d[\d.]*\d(?:\.el\w+)?)"
     r"|kmod-nvidia-(?P<fusion>\d+\.\d+\.\d+-[\w.]+?\.(?:x86_64|aarch64))-\d{3}\."
 )
@@ -217,10 +218,10 @@ def _modinfo(item: Item) -> Modinfo:
 
 # How the value of a field looks, where other commands' answers stand beside it.
 _SHAPES: Final = {
-    "vermagic": re.compile(r"^\d\S+ .*\bmod_unload\b|^\d\S+ SMP\b"),
-    "version": re.compile(r"^\d{2,3}\.\d{1,3}(?:\.\d{1,3})?$"),
-    "filename": re.compile(r"^/\S+\.ko(?:\.\w+)?$"),
-    "license": re.compile(r"^(?:NVIDIA|Dual MIT/GPL|GPL.*)$"),
+    "vermagic": Pattern(r"^\d\S+ .*\bmod_unload\b|^\d\S+ SMP\b"),
+    "version": Pattern(r"^\d{2,3}\.\d{1,3}(?:\.\d{1,3})?$"),
+    "filename": Pattern(r"^/\S+\.ko(?:\.\w+)?$"),
+    "license": Pattern(r"^(?:NVIDIA|Dual MIT/GPL|GPL.*)$"),
 }
 
 
@@ -231,8 +232,8 @@ def _shaped(item: Item, asked: str) -> str:
     return next((line for line in lines if asked in _SHAPES and _SHAPES[asked].match(line)), "")
 
 
-_SRCVERSION: Final = re.compile(r"^(?:srcversion:[ \t]*)?(?P<source>[0-9A-F]{16,24})[ \t]*$", re.MULTILINE)
-_PARTS: Final = re.compile(r"nvidia[-_](?:uvm|drm|modeset|peermem|fs)")
+_SRCVERSION: Final = Pattern(r"^(?:srcversion:[ \t]*)?(?P<source>[0-9A-F]{16,24})[ \t]*$", re.MULTILINE)
+_PARTS: Final = Pattern(r"nvidia[-_](?:uvm|drm|modeset|peermem|fs)")
 
 
 def sources(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
