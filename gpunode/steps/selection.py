@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpunode.catalog import branches
-from gpunode.catalog.conflicts import driver_packages
+from gpunode.catalog.branches import ModuleFlavour
+from gpunode.catalog.conflicts import driver_packages, parts, upstream
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel, lookup
 from gpunode.catalog.gpus import is_nvswitch as _is_nvswitch
@@ -82,6 +83,12 @@ class WantedDriver:
 
     family: Family
     chosen: Choice
+
+    @property
+    def rival(self) -> str:
+        """The package that builds the modules of the other flavour."""
+        other: ModuleFlavour = "proprietary" if self.chosen.flavour == "open" else "open"
+        return self.family.dkms_package(replace(self.chosen, flavour=other))
 
     def packages(self, recipe: Recipe) -> tuple[str, ...]:
         """The packages that apt is asked for."""
@@ -266,6 +273,34 @@ def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
     return all(
         matches(packages.get(name), prefix(chosen)) for name in found.driver_packages(chosen, recipe.driver.scope)
     )
+
+
+def kept_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
+    """The version of the driver that stays, as the package of its kernel modules has it; empty where none does.
+
+    In the other flavour, too: who changes that asked for no other version.
+    """
+    if recipe.upgrade or recipe.lock is not None:
+        return ""
+    packages = known(facts.packages, {})
+    modules = (packages.get(name) for name in (driver.family.dkms_package(driver.chosen), driver.rival))
+    return next((upstream(state.version) for state in modules if state and matches(state, prefix(driver.chosen))), "")
+
+
+def apart_from(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[str, ...]:
+    """The installed packages of the driver that are not, or will not be, of the version of its kernel modules.
+
+    They work in one version alone. With a lock each has a version to be compared with; where one exact version takes
+    the place of another, what is of the old one conflicts with it.
+    """
+    version = kept_version(recipe, facts, driver)
+    if recipe.lock is not None or (driver.chosen.exact and not version):
+        return ()
+    branch = driver.chosen.branch
+    found = parts(known(facts.packages, {}), branch)
+    # What is of another branch leaves with that one, unless it strayed into a driver that stays.
+    fitting = (name for name, own in found.items() if own != version and (version or own.startswith(f"{branch}.")))
+    return tuple(name for name in fitting if name != driver.rival)
 
 
 def prefix(chosen: Choice) -> str:
