@@ -89,7 +89,12 @@ def _overwritten(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     if product not in {"k3s", "rke2"}:
         return None
     theirs = f"/var/lib/rancher/{product}/agent/etc/containerd/config.toml"
-    edited = (*_edit_of_usual_file(snapshot), *_edit_by_ctk(snapshot, theirs), *_edit_that_is_gone(snapshot))
+    edited = (
+        *_edit_of_usual_file(snapshot),
+        *_edit_by_ctk(snapshot, theirs),
+        *_edit_by_operator(snapshot),
+        *_edit_that_is_gone(snapshot),
+    )
     said = snapshot.said(_COMPLAINT)
     effective = containerd.running(snapshot) or containerd.of_files(snapshot)
     differs = effective is not None and (effective.default is None or not effective.default.value.startswith("nvidia"))
@@ -131,6 +136,21 @@ def _edit_that_is_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _edit_by_ctk(snapshot: Snapshot, theirs: str) -> tuple[Citation, ...]:
     match = snapshot.match(_CONFIGURED)
     return snapshot.said(_CONFIGURED) if match is not None and match["path"] in {CONFIG, theirs} else ()
+
+
+# The toolkit's daemon set is told so in its environment, in the operator's values or on helm's command line.
+_TOLD: Final = Pattern(
+    r"(?:CONTAINERD|RUNTIME)_CONFIG\b[^\n]{0,80}?(?P<path>/var/lib/rancher/(?:k3s|rke2)/agent/etc/containerd/config\.toml)"
+    r"(?!\.tmpl)"
+)
+
+
+def _edit_by_operator(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which the operator's toolkit writes into the file that is made anew, where nvidia is not in it."""
+    effective = containerd.running(snapshot) or containerd.of_files(snapshot)
+    if effective is not None and "nvidia" in effective.handlers:
+        return ()
+    return tuple(line for item in snapshot.items if item.is_seen for line in lines_with(item, _TOLD))
 
 
 def _for_rancher(product: str) -> Iterable[Fix]:

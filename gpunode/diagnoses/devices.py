@@ -372,9 +372,10 @@ def _hmm(snapshot: Snapshot) -> Iterator[Verdict]:
     said = snapshot.said(_NOT_READY)
     if not said or driver.is_loaded(snapshot) is False or not _is_plain(snapshot):
         return
-    if tuple(_anywhere(snapshot, _CONFIDENTIAL)) or not (driver.works(snapshot) or modules.loaded(snapshot, "nvidia")):
-        return
     done = tuple(_anywhere(snapshot, _WORKED_AROUND))
+    # Where that cured it, the driver itself works.
+    if tuple(_anywhere(snapshot, _CONFIDENTIAL)) or not (driver.is_loaded(snapshot) or done):
+        return
     if done and (cured := snapshot.said(_CURED)):
         summary = (
             "cuInit fails until heterogeneous memory management of nvidia_uvm, or the kernel's address layout, is off"

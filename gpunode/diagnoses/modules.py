@@ -130,7 +130,6 @@ _OTHER_KERNEL: Final = Pattern(
 _FORMAT: Final = Pattern(
     r"(?:insert(?: module)?|kernel module) ['‘]?\S*nvidia\S*:? ?(?:Exec format error|Invalid module format)"
 )
-_MAGIC: Final = Pattern(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
 
 
 def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -140,7 +139,7 @@ def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
     running = modules.kernel_of_search(snapshot)
     said = (*(message.citation for message in kernel.said(snapshot, _OTHER_KERNEL)), *snapshot.said(_FORMAT))
     if said:
-        match = snapshot.match(_MAGIC)
+        match = snapshot.match(modules.MAGIC)
         pair = (
             f" for {match['built']}, and {match['runs']} runs" if match else " for another kernel than the running one"
         )
@@ -278,15 +277,25 @@ def _duplicates(snapshot: Snapshot) -> Iterator[Verdict]:
     running = modules.kernel_of_search(snapshot)
     for name in dict.fromkeys((running, *(one.kernel for one in snapshot.view(modules.on_disk)))):
         copies = [one for one in _copies(snapshot) if one.kernel == name and one.place and name]
-        # weak-updates holds links to modules of kernels with the same interface: no copies.
-        places = {one.place: one for one in copies if "weak-updates" not in one.place}
+        refused = _refused_link(snapshot, name)
+        # weak-updates holds links to modules of kernels with the same interface: no copies, as long as they fit.
+        places = {one.place: one for one in copies if "weak-updates" not in one.place or refused}
         if len(places) < 2 or (running and name != running):
             continue
-        if mark := tuple(_disagreement(snapshot, tuple(places.values()))):
+        if mark := (*_disagreement(snapshot, tuple(places.values())), *refused):
             where = " and in ".join(sorted(places))
-            summary = f"NVIDIA's module stands in {where} for kernel {name}, and the wrong one is loaded"
+            which = "the running kernel" if name == modules.RUNNING else f"kernel {name}"
+            summary = f"NVIDIA's module stands in {where} for {which}, and the wrong one is loaded"
             yield Proof(summary, (*(one.citation for one in places.values()), *mark))
         return
+
+
+def _refused_link(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
+    """What shows that modprobe takes a link to another kernel's module, which the kernel refuses."""
+    refused = (*(message.citation for message in kernel.said(snapshot, _OTHER_KERNEL)), *snapshot.said(_FORMAT))
+    taken = (info for info in snapshot.view(modules.driver_info) if f"/{name}/weak-updates/" in info.filename)
+    chosen = next((info.citation for info in taken), None)
+    return (chosen, *refused) if chosen is not None and refused else ()
 
 
 def _copies(snapshot: Snapshot) -> Iterator[modules.OnDisk]:
@@ -310,6 +319,8 @@ def _disagreement(snapshot: Snapshot, copies: tuple[modules.OnDisk, ...]) -> Ite
     infos = {info.version for info in snapshot.view(modules.driver_info) if info.version}
     if len(versions) > 1 or len(infos) > 1:
         yield from (one.citation for one in copies)
+    if len(built := modules.sources(snapshot)) > 1:
+        yield from (citation for _, citation in built)
     for row in snapshot.view(modules.driver_builds):
         if "diff" in row.remark.lower() or (infos and row.version not in infos and row.state == "installed"):
             yield row.citation
@@ -339,7 +350,7 @@ def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _stale_initramfs(snapshot: Snapshot) -> Iterator[Verdict]:
     """The kernel loaded another version than the one on disk, and the initramfs holds a module of its own."""
-    image = initramfs.holds(snapshot)
+    image = initramfs.brings(snapshot)
     here, there = driver.loaded(snapshot), driver.on_disk(snapshot) or driver.library(snapshot)
     if image and here and there and here.version != there.version:
         summary = (
@@ -434,7 +445,9 @@ FAMILY: Final = Family(
             sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{DRIVER_README}installdriver.html"),
             check=_duplicates,
             remedy=_keep_one,
-            explains=(chains.MISMATCHES - {"driver-library-mismatch-mixed-installs"}) | chains.LIBRARY_MISMATCH,
+            explains=(chains.MISMATCHES - {"driver-library-mismatch-mixed-installs"})
+            | chains.LIBRARY_MISMATCH
+            | {"module-built-for-other-kernel"},
         ),
         Rule(
             cause="initramfs-stale-module",

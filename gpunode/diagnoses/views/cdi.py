@@ -229,12 +229,12 @@ def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     return _named(snapshot) or (FOLDERS, None)
 
 
-_DIRS: Final = Pattern(r"^\s*(?:cdi_spec_dirs|spec-dirs)\s*=\s*\[(?P<dirs>[^\]\n]+)\]", re.MULTILINE)
+_DIRS: Final = Pattern(r"^\s*(?:cdi_spec_dirs|spec-dirs)\s*=\s*\[(?P<dirs>[^\]]{1,600})\]", re.MULTILINE)
 
 
 def _named(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation] | None:
     """The folders that CRI-O's files, or the toolkit's for what it injects itself, name."""
-    for item in snapshot.of("file", "text"):
+    for item in snapshot.of("file", "text", "containerd-config"):
         if match := find(item, _DIRS):
             dirs = re.findall(r"[\"']([^\"']+)[\"']", match["dirs"])
             return tuple(_at(one) for one in dirs), cite(item, item.text.count("\n", 0, match.start("dirs")) + 1)
