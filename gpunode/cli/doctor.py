@@ -200,7 +200,7 @@ def _tell(cause: str, how: How, xid: Xid | None = None) -> None:
     remedy = tuple(rule.remedy(snapshot({})))
     above = sorted(other.cause for other in rules().values() if cause in other.explains)
     how.report_screen().story(rule, remedy, above)
-    told = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")
+    told = ("cause", "title", "layer", "storey", "severity", "disruption", "story", "sources", "explains")
     row = {name: getattr(rule, name) for name in told}
     result = {"cause": {**row, "explained_by": above, "remedy": remedy}, **({"xid": xid} if xid else {})}
     how.answer(Envelope("doctor", result=result))
@@ -224,7 +224,9 @@ def _envelope(examined: Examined, page: str) -> Envelope:
 
 
 def _finding(finding: Finding) -> dict[str, object]:
-    row: dict[str, object] = {field.name: getattr(finding, field.name) for field in fields(finding)}
+    # Its events are for ranking: their clocks are those of this run's evidence.
+    told = (field.name for field in fields(finding) if field.name != "events")
+    row: dict[str, object] = {name: getattr(finding, name) for name in told}
     return {**row, "citations": _cited(finding.citations)}
 
 

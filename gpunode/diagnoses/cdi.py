@@ -390,6 +390,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-missing",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="there is no CDI specification",
@@ -408,6 +409,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-stale",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="the CDI specification is of another driver, or of other GPUs",
@@ -426,6 +428,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-dir-not-read",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="the CDI specification lies where the engine does not look",
@@ -444,6 +447,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-version-unsupported",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="the engine is too old for the CDI specification",
@@ -462,6 +466,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-management-spec-missing",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="a pod asks for a management device that is in no specification",
@@ -480,6 +485,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-cdi-feature-disabled",
             layer="cdi",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker's CDI support is switched off",

@@ -229,6 +229,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cgroup-daemon-reload-loses-gpu",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-container",
             title="a reload of systemd took the GPU from running containers",
@@ -250,6 +251,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dev-char-symlinks-missing",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="none",
             title="the links in /dev/char cannot be made",
@@ -269,6 +271,7 @@ FAMILY: Final = Family(
         Rule(
             cause="selinux-denies-gpu",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-container",
             title="SELinux denies containers the GPU's device nodes",

@@ -134,7 +134,6 @@ def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
         yield run(
             "configure",
             "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json: one of the two",
-            "systemctl cat docker.service",
             "sudo systemctl edit docker.service",
         )
     yield run(
@@ -374,6 +373,7 @@ FAMILY: Final = Family(
         Rule(
             cause="daemon-json-invalid",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="dockerd cannot read its configuration file",
@@ -396,6 +396,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-directive-conflict",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="a setting of dockerd stands in its file and on its command line",
@@ -418,6 +419,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker is the snap",
@@ -437,6 +439,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap-or-desktop-vm",
             layer="toolkit",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="the docker that answers cannot see the driver of this system",
@@ -457,6 +460,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-rootless-config",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="a rootless docker is set up as if it ran as root",
@@ -477,6 +481,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-not-restarted",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker runs since before the toolkit or its settings came",
@@ -492,6 +497,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-registered",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker knows no runtime called nvidia",

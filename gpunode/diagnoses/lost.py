@@ -159,6 +159,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-fallen-off-bus",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU has fallen off the PCI bus",
@@ -188,6 +189,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-54-aux-power",
             layer="power-thermal",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="auxiliary power is not connected to the GPU",

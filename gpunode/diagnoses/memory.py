@@ -418,6 +418,7 @@ FAMILY: Final = Family(
         Rule(
             cause="ecc-dbe-uncorrectable",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="uncorrectable memory errors",
@@ -437,6 +438,7 @@ FAMILY: Final = Family(
         Rule(
             cause="row-remap-pending",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="a row remapping waits for a reset",
@@ -455,6 +457,7 @@ FAMILY: Final = Family(
         Rule(
             cause="row-remap-failure",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="RMA",
             title="a bad row of memory cannot be remapped",
@@ -472,6 +475,7 @@ FAMILY: Final = Family(
         Rule(
             cause="hbm-failing-rma",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="RMA",
             title="the GPU's memory is wearing out",
@@ -490,6 +494,7 @@ FAMILY: Final = Family(
         Rule(
             cause="page-retirement-pending-handles-held",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="bad pages stay in use because something holds the GPU",
@@ -507,6 +512,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-92-high-sbe-rate",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="ECC corrects more single bits than it should have to",
@@ -523,6 +529,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-94-contained-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="restart-container",
             title="a memory error ended one program",
@@ -539,6 +546,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-95-uncontained-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="a memory error that no program's end contains",
@@ -555,6 +563,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-140-unrecovered-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="an ECC error escaped every recovery",
@@ -571,6 +580,7 @@ FAMILY: Final = Family(
         Rule(
             cause="inforom-corrupted",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the InfoROM is damaged",

@@ -259,7 +259,8 @@ def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
 def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
     names = [node.name for node in snapshot.view(kube.nodes) if node.name]
     show = command("kubectl", "describe", "node", node_word(names[0] if names else ""))
-    yield Fix("application", "end a pod that holds a GPU, or wait for it: this command shows who does", (show,))
+    yield by_hand("application", "end a pod that holds a GPU, or wait for it")
+    yield run("inspect", "see which pods hold one", show)
     yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes, where this happens often")
 
 
@@ -301,6 +302,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpus-all-allocated",
             layer="kubernetes",
+            storey="kubernetes",
             severity="info",
             disruption="none",
             title="every GPU is given to a pod",
@@ -319,6 +321,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pod-missing-gpu-toleration",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="none",
             title="the pod does not tolerate the GPU node's taint",
@@ -340,6 +343,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-labels-without-capacity",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the node is labelled as a GPU node and offers none",
@@ -366,6 +370,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nested-node-config-not-applied",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the host was set up, and the node is a container inside it",

@@ -13,7 +13,7 @@ from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, restart, run, setup_step
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import containerd, docker, driver, system, toolkit
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.patterns import Pattern
@@ -174,7 +174,7 @@ def _not_there(snapshot: Snapshot, place: str) -> Citation | None:
     folder = place.rstrip("/").rpartition("/")[0]
     for item in snapshot.of("listing"):
         if item.written == f"{folder}/*" and place.rstrip("/") not in item.lines:
-            return Citation(item.written, f"(no {place})", None, item.key)
+            return stated(item.written, f"no {place}", item.key)
     return None
 
 
@@ -245,7 +245,7 @@ _REAL_LISTED: Final = Pattern(r"/sbin/ldconfig\.real\b")
 def _lacks_real(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that there is no ldconfig.real."""
     found = (item for item in snapshot.of("listing") if item.written == _LDCONFIGS and item.text.strip())
-    listed = tuple(Citation(item.written, f"(no {_REAL})", None, item.key) for item in found if _REAL not in item.text)
+    listed = tuple(stated(item.written, f"no {_REAL}", item.key) for item in found if _REAL not in item.text)
     looked = (item for item in snapshot.items if item.outcome == "absent" and item.where == "host")
     return (*listed, *(cite(item) for item in looked if item.subject == _REAL or item.written.endswith(_REAL)))
 
@@ -368,6 +368,7 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-not-installed",
             layer="toolkit",
+            storey="toolkit",
             severity="error",
             disruption="restart-service",
             title="the container toolkit is not installed",
@@ -388,6 +389,7 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-too-old-cgroupv2",
             layer="toolkit",
+            storey="toolkit",
             severity="error",
             disruption="restart-container",
             title="the container toolkit is too old for cgroup v2",
@@ -407,6 +409,7 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-wrong-driver-root",
             layer="config",
+            storey="toolkit",
             severity="error",
             disruption="restart-container",
             title="the container toolkit looks for the driver in another place",
@@ -427,6 +430,7 @@ FAMILY: Final = Family(
         Rule(
             cause="ldconfig-path-wrong",
             layer="config",
+            storey="toolkit",
             severity="error",
             disruption="restart-container",
             title="the container toolkit is told to run an ldconfig that is not there",
@@ -446,6 +450,7 @@ FAMILY: Final = Family(
         Rule(
             cause="old-command-form",
             layer="toolkit",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="a command of an old article, which nothing answers to any more",

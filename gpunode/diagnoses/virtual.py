@@ -10,8 +10,7 @@ from gpunode.diagnoses.addresses import XID_CATALOG
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.model import Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.pci import regions
-from gpunode.diagnoses.remedies import always, by_hand, restart, run, uninstall
-from gpunode.diagnoses.remedies import driver as driver_fix
+from gpunode.diagnoses.remedies import always, by_hand, newer_driver, restart, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, faults, kernel, packages, smi_query, system
 from gpunode.facts.patterns import Pattern
@@ -58,7 +57,7 @@ def _shy(snapshot: Snapshot) -> Iterator[Verdict]:
 
 def _newer(snapshot: Snapshot) -> Iterable[Fix]:
     text = "install a driver of branch 465 or newer: it starts GeForce cards in virtual machines"
-    yield driver_fix(snapshot, text, least=465)
+    yield from newer_driver(snapshot, text, least=465)
     yield by_hand(
         "configure",
         "or hide the hypervisor on the host: <kvm><hidden state='on'/></kvm> in the domain's features",
@@ -143,13 +142,9 @@ def _guest_driver(_: Snapshot) -> Iterable[Fix]:
 
 
 def _token(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "configure",
-        "put the client configuration token of the licence server into its folder, set FeatureType in gridd.conf, "
-        "start gridd again",
-        "ls -l /etc/nvidia/ClientConfigToken/ /etc/nvidia/gridd.conf",
-        "sudo systemctl restart nvidia-gridd",
-    )
+    text = "put the client configuration token of the licence server into /etc/nvidia/ClientConfigToken"
+    yield by_hand("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
+    yield run("restart", "have the licence asked for anew", "sudo systemctl restart nvidia-gridd")
     yield run(
         "inspect",
         "it must say Licensed",
@@ -272,6 +267,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vm-passthrough-mmio-config",
             layer="driver",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
@@ -292,6 +288,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vm-passthrough-hypervisor-detected",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="an old driver refuses a GeForce in a virtual machine",
@@ -311,6 +308,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vgpu-license-server-failure",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-service",
             title="the licence server gives this vGPU no licence",
@@ -327,6 +325,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vgpu-unlicensed",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-service",
             title="the vGPU has no licence",
@@ -344,6 +343,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-78-vgpu-start-error",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="a vGPU could not be started (Xid 78)",
@@ -369,6 +369,7 @@ FAMILY: Final = Family(
         Rule(
             cause="wsl-gpu-tcc-mode",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="Windows drives the GPU in TCC mode",
@@ -398,6 +399,7 @@ FAMILY: Final = Family(
         Rule(
             cause="wsl-gpu-access-blocked",
             layer="driver",
+            storey="libraries",
             severity="error",
             disruption="none",
             title="WSL is not given the GPU",

@@ -145,6 +145,7 @@ def examined() -> Examined:
         cause="sample-lost",
         title="a GPU fell off the bus",
         layer="hardware",
+        storey="gpu",
         severity="error",
         confidence="likely",
         summary="GPU 4 at 0000:9d:00.0 stopped answering on the PCI bus 7233 s after boot",
@@ -171,6 +172,7 @@ def examined() -> Examined:
         cause="sample-stopped",
         title="programs on other GPUs were stopped",
         layer="driver",
+        storey="driver",
         severity="error",
         confidence="certain",
         summary="python3 (30118) lost its channels on 0000:c3:00.0 when its peer went",
@@ -186,6 +188,7 @@ def examined() -> Examined:
         cause="sample-narrow",
         title="a PCIe link runs with fewer lanes",
         layer="pci",
+        storey="pci",
         severity="warning",
         confidence="certain",
         summary="the link of 0000:61:00.0 has 8 of 16 lanes",
@@ -228,7 +231,7 @@ def untold() -> Examined:
 def _storeys() -> tuple[Storey, ...]:
     return (
         Storey("pci", "PCI bus", "warned", "8 × H100 80GB HBM3", ("sample-narrow",)),
-        Storey("gpu", "GPU hardware", "broken", "7 answer", ("sample-lost",)),
+        Storey("gpu", "GPU", "broken", "7 answer", ("sample-lost",)),
         Storey("kernel", "kernel", "seen", "Ubuntu 22.04.5 LTS, 5.15.0-119-generic"),
         Storey("driver", "driver", "affected", "550.90.07 loaded, open modules", ("sample-stopped",)),
         Storey("fabric", "NVLink", "seen", "4 NVSwitches"),
