@@ -67,7 +67,8 @@ def _examine(report: str, how: How, html: str, prometheus: str) -> None:
             _write_textfile(prometheus, examined, monotonic() - started)
         if html != doctor_page.STANDARD_OUTPUT:
             screen.diagnosis(examined, page=html)
-    how.answer(_envelope(examined, html), changed_nothing=True)
+        kept = screen.bugs(examined.diagnosis.bugs)
+    how.answer(_envelope(examined, html, kept), changed_nothing=True)
 
 
 def _check_textfile(file: str, named: Sequence[str]) -> None:
@@ -185,7 +186,7 @@ def _tell(cause: str, how: How, xid: Xid | None = None) -> None:
     how.answer(Envelope("doctor", result=result))
 
 
-def _envelope(examined: Examined, page: str) -> Envelope:
+def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
     kind = _KINDS[examined.verdict]
     return Envelope(
         "doctor",
@@ -198,6 +199,7 @@ def _envelope(examined: Examined, page: str) -> Envelope:
             "works": examined.works,
             "denied": examined.denied,
             **({"page": page} if page else {}),
+            **({"bugs": bugs} if bugs else {}),
         },
     )
 

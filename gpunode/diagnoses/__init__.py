@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from typing import Final
+from typing import Final, TypeAlias
 
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
@@ -35,6 +35,8 @@ _DEPTH: Final[tuple[Layer, ...]] = (
     *("hardware", "pci", "power-thermal", "kernel", "package", "driver", "nvlink", "userspace"),
     *("config", "toolkit", "runtime", "cdi", "kubernetes"),
 )
+# Where the tracebacks of rules that fail go; None where their exceptions are raised.
+_Bugs: TypeAlias = "list[str] | None"
 _WEIGHT: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
 
@@ -58,14 +60,15 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
         guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
     """
     snapshot = alive.without_what_is_over(snapshot)
-    findings, doubts = _judged(snapshot, guarded=guarded)
+    bugs: list[str] | None = [] if guarded else None
+    findings, doubts = _judged(snapshot, bugs)
     before = snapshot.with_history
     if before is None or driver.works(snapshot) or any(_is_settled(finding) for finding in findings):
         found = ranked(findings)
-        return Diagnosis(found, tuple(_open(doubts, found)))
-    earlier, doubts = _judged(before, guarded=guarded)
+        return Diagnosis(found, tuple(_open(doubts, found)), tuple(bugs or ()))
+    earlier, doubts = _judged(before, bugs)
     found = ranked((*findings, *_told_by_history(findings, earlier, snapshot)))
-    return Diagnosis(found, tuple(_open(doubts, found)))
+    return Diagnosis(found, tuple(_open(doubts, found)), tuple(bugs or ()))
 
 
 def _told_by_history(
@@ -80,17 +83,17 @@ def _told_by_history(
     return tuple(finding for finding in told if finding.cause in roots)
 
 
-def _judged(snapshot: Snapshot, *, guarded: bool) -> tuple[tuple[Finding, ...], list[tuple[str, Doubt]]]:
+def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[tuple[Finding, ...], list[tuple[str, Doubt]]]:
     """What the rules say, in their order."""
     found: dict[str, list[Proof]] = {}
     doubts: list[tuple[str, Doubt]] = []
     for cause, rule in rules().items():
-        for verdict in _guarded(rule, snapshot) if guarded else rule.check(snapshot):
+        for verdict in rule.check(snapshot) if bugs is None else _guarded(rule, snapshot, bugs):
             if isinstance(verdict, Proof):
                 found.setdefault(cause, []).append(verdict)
             else:
                 doubts.append((cause, verdict))
-    made = (_finding(rules()[cause], proofs, snapshot, guarded=guarded) for cause, proofs in found.items())
+    made = (_finding(rules()[cause], proofs, snapshot, bugs) for cause, proofs in found.items())
     return tuple(made), doubts
 
 
@@ -106,24 +109,32 @@ def _as_history(finding: Finding, snapshot: Snapshot) -> Finding:
     return replace(finding, confidence="likely", summary=summary)
 
 
-def _guarded(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:
+def _guarded(rule: Rule, snapshot: Snapshot, bugs: list[str]) -> Iterable[Verdict]:
     """What the rule says; on evidence that nobody has thought of, one rule's bug must not silence all others."""
     try:
         return tuple(rule.check(snapshot))
     except Exception as error:  # whatever it is, the other rules go on
-        said = f"{type(error).__name__}: {error}"[:200]
+        said = _noted(rule, error, bugs)
         question = f"{rule.cause} could not be judged, by a bug in gpunode ({said}); please report it"
         return (Doubt(question, "gpunode capture FILE"),)
 
 
-def _remedy(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[Fix, ...]:
+def _noted(rule: Rule, error: Exception, bugs: list[str]) -> str:
+    """The error in a few words; ``bugs`` has its traceback."""
+    import traceback  # a rule that fails is rare
+
+    bugs.append(f"{rule.cause}:\n{''.join(traceback.format_exception(error))}")
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
     """What the rule has to be done; what it found stands, though it could not say what to do."""
     try:
         return tuple(rule.remedy(snapshot))
     except Exception as error:
-        if not guarded:
+        if bugs is None:
             raise
-        said = f"{type(error).__name__}: {error}"[:200]
+        said = _noted(rule, error, bugs)
         return (
             Fix(
                 "inspect",
@@ -133,7 +144,7 @@ def _remedy(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[Fix, ...]
         )
 
 
-def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bool) -> Finding:
+def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
     """One finding of all that a rule said: several GPUs with one fault are one finding."""
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
     return Finding(
@@ -145,7 +156,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bo
         summary=first.summary,
         citations=_distinct(citation for proof in proofs for citation in proof.citations),
         ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
-        remedy=first.remedy or _remedy(rule, snapshot, guarded=guarded),
+        remedy=first.remedy or _remedy(rule, snapshot, bugs),
         disruption=max((p.disruption or rule.disruption for p in proofs), key=DISRUPTIONS.index),
         sources=rule.sources,
         gpus=_distinct(proof.gpu for proof in proofs if proof.gpu),
