@@ -230,7 +230,7 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
     absent = modules.not_found(snapshot)
     files = tuple(one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
     # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
-    files = tuple(one for one in files if _RENAMED.search(one.citation.line) is None)
+    files = tuple(one for one in files if _RENAMED.search(one.citation.words) is None)
     gone = _lacks_index(snapshot, running) if files else ()
     if said or empty or gone:
         summary = f"the module indexes of {running or 'this kernel'} are missing or empty, so modprobe finds nothing"

@@ -502,7 +502,7 @@ def _restart_proof(snapshot: Snapshot, cited: tuple[Citation, ...], restarted: t
         "plugin was registered again"
     )
     ruled_out = ("device-plugin-not-ready-after-reboot: nothing shows that the node itself was rebooted",)
-    is_sure = bool(old and _has_bug(old[0])) and any(_KUBELET_RESTARTED.search(place.line) for place in restarted)
+    is_sure = bool(old and _has_bug(old[0])) and any(_KUBELET_RESTARTED.search(place.words) for place in restarted)
     return Proof(summary, (*cited, *restarted), "certain" if is_sure else "likely", ruled_out)
 
 
@@ -685,8 +685,17 @@ def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
     yield restart_plugin()
 
 
+_REGISTERING: Final = re.compile(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b")
+
+
+def _was_registered(snapshot: Snapshot) -> bool:
+    """Whether somebody typed the command that registers the runtime, so that it need not be typed again."""
+    typed = (item for item in snapshot.of("text", "nvidia-ctk") if item.where == "host")
+    return any(_REGISTERING.search(f"{item.written}\n{item.text}") for item in typed)
+
+
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_runtime).has_nvidia:
+    if snapshot.view(_runtime).has_nvidia or _was_registered(snapshot):
         yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
     else:
         register = command(
@@ -704,14 +713,14 @@ def _heal(_: Snapshot) -> Iterable[Fix]:
 
 
 def _readmit(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods; those of a controller come back by themselves")
+    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
     yield by_hand(
         "configure", "give the device plugin the priority class system-node-critical, so that it starts first"
     )
 
 
 def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods; those of a controller come back by themselves")
+    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
     yield by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
 
 
