@@ -133,6 +133,14 @@ def _tried(evidence: Evidence) -> str:
     return f'or ({again}) (gt .Created "{started}")' if started else again
 
 
+def _of_cri(evidence: Evidence) -> Iterator[Probe]:
+    # Without an endpoint crictl tries those that it knows, of which cri-dockerd's socket has systemd start that one.
+    sockets = (*_found(evidence, "cri-sockets"), *_found(evidence, "cri-sockets-rancher"))
+    known = [path for path in sockets if path.endswith(("/containerd.sock", "/crio.sock"))]
+    for path in known[:1]:
+        yield _command("cri-info", "crictl", "--runtime-endpoint", f"unix://{path}", "info")
+
+
 # ---- packages
 
 
@@ -278,6 +286,7 @@ def _node_name(evidence: Evidence) -> str:
 FOLLOW_UPS: Final = (
     FollowUp("the driver is loaded and its device files are there", _of_loaded_driver),
     FollowUp("dockerd runs on this machine", _of_running_docker),
+    FollowUp("a socket of containerd's or CRI-O's is there", _of_cri),
     FollowUp("rpm has a database", _of_rpm),
     FollowUp("the driver is not loaded, another one is on disk, or nouveau is loaded", _of_missing_driver),
     FollowUp("apt's present log says nothing of NVIDIA", _rotated),
