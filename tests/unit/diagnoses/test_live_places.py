@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.comparison import compare
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.views import fabric, history, initramfs, packages, system
 from gpunode.facts import pasted
@@ -132,6 +133,21 @@ def test_the_fabric_managers_own_word_for_its_version() -> None:
     found = fabric.mismatch(seen)
     assert found is not None
     assert (found.manager, found.driver) == ("535.161.08", "550.54.15")
+
+
+ENDS = ("124.06", "86.15")
+
+
+def test_imex_names_its_version_in_its_log() -> None:
+    """As NVIDIA's guides for its DRA driver print it."""
+    log = (
+        "IMEX Log initializing at: 3/27/2025 15:47:10.092\n"
+        "[Mar 27 2025 15:47:10] [INFO] [tid 39] IMEX version 570.124.06 is running with the following configuration"
+        " options\n"
+    )
+    good, bad = (pieces(("tail -c 1048576 /var/log/nvidia-imex.log", log.replace("124.06", end))) for end in ENDS)
+    found = compare(good, bad, diagnose(bad)).differences
+    assert [(one.name, one.good, one.bad) for one in found] == [("IMEX", "570.124.06", "570.86.15")]
 
 
 def test_of_a_log_that_goes_on_over_many_starts_only_the_last_counts() -> None:
