@@ -250,6 +250,7 @@ def _everything() -> Mapping[str, Capture]:
         "kernel-release": f"{_KERNEL}\n",
         "node-name": f"{_NODE}\n",
         "kubelet-conf-programs": "",
+        "apt-sources": "deb [signed-by=/etc/apt/keyrings/example.gpg] https://archive.example/ /\n",
         "docker-containers": "0123456789ab image Up 2 hours\n",
         "file:/etc/environment": "LD_LIBRARY_PATH=/a/folder/of/it\n",
     }

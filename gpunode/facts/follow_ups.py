@@ -151,6 +151,21 @@ def _of_rpm(evidence: Evidence) -> Iterator[Probe]:
         yield _command("rpms", "rpm", "-qa", "*nvidia*", "cuda*", "kernel*", "*container*", "*fabric*manager*")
 
 
+_SIGNED_BY: Final = Pattern(r"signed-by[ \t]*[=:][ \t]*(?P<keyring>/[\w./+-]+)", re.IGNORECASE)
+_KEYRINGS: Final = 8
+
+
+def _keyrings(evidence: Evidence) -> Iterator[Probe]:
+    """The keyrings that lists name, beside those that every node with these archives has."""
+    lists = [one.data.decode("utf-8", "replace") for one in _matches(evidence, "apt-sources-d") if one.data]
+    told = (
+        match["keyring"] for text in (_text(evidence, "apt-sources"), *lists) for match in _SIGNED_BY.finditer(text)
+    )
+    others = (path for path in dict.fromkeys(told) if f"file:{path}" not in evidence)
+    for path, _ in zip(others, range(_KEYRINGS), strict=False):
+        yield Probe(f"file:{path}", path=path)
+
+
 _NEWEST_ROTATED: Final = 3
 _NUMBER: Final = Pattern(r"\.(?P<number>\d{1,3})(?:\.gz)?$")
 
@@ -289,6 +304,7 @@ FOLLOW_UPS: Final = (
     FollowUp("a socket of containerd's or CRI-O's is there", _of_cri),
     FollowUp("rpm has a database", _of_rpm),
     FollowUp("the driver is not loaded, another one is on disk, or nouveau is loaded", _of_missing_driver),
+    FollowUp("apt's lists name it", _keyrings),
     FollowUp("apt's present log says nothing of NVIDIA", _rotated),
     FollowUp("the log is there", _tails),
     FollowUp("LD_LIBRARY_PATH is set for all: the folders in it", _in_front),

@@ -112,6 +112,18 @@ def test_the_locks_of_dnf_zypper_and_pacman() -> None:
     assert set(packages.holds(seen)) == wanted
 
 
+def test_a_keyring_of_another_name_is_looked_at_too() -> None:
+    """Written by hand, as many guides for NVIDIA's archives have it: below /etc/apt/keyrings."""
+    own = "/etc/apt/keyrings/nvidia.gpg"
+    entry = f"deb [signed-by={own}] https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /\n"
+    node = {**HEALTHY["debian-12-docker"](), "apt-sources-d": held({"/etc/apt/sources.list.d/own.list": entry})}
+    found = diagnosed(evidence(node))
+    assert causes(found) == ["apt-toolkit-key-missing"]
+    assert own in found.diagnosis.findings[0].summary
+    there = {**node, f"file:{own}": "of a form that nobody reads here\n"}
+    assert causes(diagnosed(evidence(there))) == []
+
+
 def test_dnfs_own_log_tells_what_came_in() -> None:
     log = (
         "2026-11-21T23:19:08+0000 INFO --- logging initialized ---\n"
