@@ -175,6 +175,10 @@ _COMPARED: Final = Pattern(
     r"|downgrading (?:the |to )[^\n]{0,40}(?:fixe[sd]|solve[sd]|helps|helped)"
     r"|\b(?:runs|works|fine|stable|none)\b[^\n]{0,40} (?:with|on|under) \d{3}\.\d[^\n]{0,80}"
     r"(?:fails|faults|crashes|breaks)[^\n]{0,40}\b\d{3}\.\d"
+    r"|\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:0\b|none|no (?:faults?|crash|xid|error)|zero|never|clean|stable|fine|ok\b)"
+    r"[^\n]{0,60}\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:[1-9]\d{0,4}\b|(?:xid |page )?faults?|crash|hang|every)"
+    r"|\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:[1-9]\d{0,4} (?:xid|fault|crash)|(?:xid |page )?faults?|crash|hang|every)"
+    r"[^\n]{0,60}\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:0\b|none|no (?:faults?|crash|xid|error)|zero|never|clean|stable)"
     r"|\bwith \d{3}\.\d[^\n]{0,80}[;,] with \d{3}\.\d[^\n]{0,60}\b(?:none|never|not|fine|works)\b",
     re.IGNORECASE,
 )
@@ -340,7 +344,7 @@ def _free_engine(snapshot: Snapshot) -> Iterable[Fix]:
 def _keep_state(snapshot: Snapshot) -> Fix:
     text = "keep the driver's state between programs, so that the GPU sleeps less"
     daemon = ("sudo systemctl enable --now nvidia-persistenced",)
-    return setup_step(snapshot, "configure", text, "persistence", instead=daemon)
+    return setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
 
 
 def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:

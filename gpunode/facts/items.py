@@ -172,7 +172,7 @@ def _gives_one_line(source: Source) -> bool:
     if source.kind == "file":
         return source.subject.startswith(("/sys/", "/proc/sys/"))
     if source.kind == "modinfo":
-        return "-F" in words
+        return bool({"-F", "-n"} & set(words))
     if source.kind == "unit-status":
         return any(word.startswith("is-") for word in words)
     return source.kind == "uname" or words[:2] == ("mokutil", "--sb-state")

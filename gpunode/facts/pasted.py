@@ -98,11 +98,12 @@ def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
 
 
 # "$ lsmod", "user@host:~$ lsmod": a dollar sign begins no line of a program's own; a number sign does, so that it is a
-# prompt only behind a user, a host or a folder.
+# prompt only behind a user, a host or a folder. "+ lsmod" is a command as `set -x` shows it.
 _TYPED: Final = Pattern(
     r"^(?:\([\w.-]{1,30}\)\s*)?"
     r"(?:(?P<place>\[[^\]\n]{0,60}[@~/][^\]\n]{0,60}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})? ?"
-    r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)[$#%]|\$|❯|(?P<drive>(?:PS )?[A-Z]:\\[^>\n]{0,80}>))"
+    r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)[$#%]"
+    r"|[\w.-]{1,40}[$#](?= )|\$|❯|\+{1,2}(?= [a-z])|(?P<drive>(?:PS )?[A-Z]:\\[^>\n]{0,80}>))"
     r" ?(?<=[\s>])(?P<command>\S[^\n]*)$",
     re.MULTILINE,
 )
@@ -111,7 +112,7 @@ _TYPED: Final = Pattern(
 def _typed(text: str) -> list[re.Match[str]]:
     """The lines in which a command was typed: each known one, and behind a prompt that is nothing else, every one."""
     lines = list(_TYPED.finditer(text))
-    is_session = bool(lines) and not text[: lines[0].start()].strip()
+    is_session = bool(lines) and not text[: lines[0].start()].strip() and lines[0][0][0] != "+"
     return [line for line in lines if is_session or line["place"] or line["drive"] or _is_known(line["command"])]
 
 
@@ -122,15 +123,13 @@ def _is_known(command: str) -> bool:
 def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
     """The piece, split where a further command was typed in it; what was typed in a container stays of it."""
     text = cut_lines(text)
-    typed = _typed(text)
+    typed = _typed(text) if len(text) <= _TRANSCRIPT else []
     if not typed:
         yield source, text
         return
-    inside = " (in the container)" if recognise(source).where == "container" else ""
-    if text[: typed[0].start()].strip() or len(text) > _TRANSCRIPT:
-        yield source, text[: typed[0].start()].rstrip("\n") if len(text) <= _TRANSCRIPT else text
-    if len(text) > _TRANSCRIPT:
-        return
+    is_inside = recognise(source).where == "container"
+    if text[: typed[0].start()].strip():
+        yield source, text[: typed[0].start()].rstrip("\n")
     is_mended = False
     for match, after in zip(typed, (*typed[1:], None), strict=True):
         said = text[match.end() : after.start() if after is not None else len(text)].strip("\n")
@@ -138,9 +137,12 @@ def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
         if is_mended and kind.kind in STATE and not STILL_FAILS.search(said):
             continue  # so it is after the repair
         is_mended = is_mended or (changes_state(kind) and not said.strip())
+        inside = " (in the container)" if is_inside or _OF_CONTAINER.search(match["place"] or "") else ""
         yield f"{match['command']}{inside}", said
 
 
+# Docker names a container so, and a shell in it shows that as its host.
+_OF_CONTAINER: Final = Pattern(r"@[0-9a-f]{12}\b")
 # Nobody types so much between two commands that a longer text would be one.
 _TRANSCRIPT: Final = 100_000
 

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
 from gpunode.facts.patterns import Pattern
@@ -97,7 +98,8 @@ class Source:
 
 
 _PROMPT: Final = Pattern(
-    r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80})?\s{0,4}[$#>%❯]\s+"
+    r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80}"
+    r"|[\w.-]{1,40}(?=[$#]))?\s{0,4}[$#>%❯]\s+"
 )
 _REMARK: Final = Pattern(r"\(([^()]*)\)\s*$")
 _PART: Final = Pattern(
@@ -109,6 +111,10 @@ _BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", 
 # Commands that print nothing of their own; words of the shell's grammar.
 _SILENT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"})
 _SHELL: Final = frozenset({"do", "then", "if", "else", "!", "{", "("})
+# They hand a command line, as one word, to a shell: of their own, on another host, on many.
+_SHELLS: Final = frozenset(
+    {"sh", "bash", "zsh", "su", "ssh", "ansible", "pdsh", "clush", "parallel-ssh", "pssh", "salt", "xargs", "chroot"}
+)
 _CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "cut"})
 _READERS: Final = frozenset({"cat", "less", "more", "head", "tail", "zcat", "bat", "batcat", "nl", "xxd", "strings"})
 _CONTAINERS: Final = frozenset(
@@ -206,7 +212,7 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
     source = source[:_LONGEST].strip()
     written, where, is_part = _without_remarks(_PROMPT.sub("", source))
-    if (label := _LABEL.match(written)) and _by_commands(written[label.end() :]):
+    if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
         where = "container" if _INSIDE.search(label[0]) else where
         written = written[label.end() :]
     found = _as_found(_by_commands(written), text) or _only(_by_path(written)) or _only(_by_words(source))
@@ -229,12 +235,8 @@ def _in_folder(found: Source, folder: str) -> Source:
     return replace(found, subject=f"{folder}/{found.subject.removeprefix('./')}") if is_relative else found
 
 
-# "host: nvidia-smi", "in the container: ls /dev", "node gpu-3: lsmod".
-_LABEL: Final = Pattern(
-    r"(?:(?:on|in|inside) )?(?:the )?(?:host|node|hypervisor|guest|vm|container|pod|worker|server)"
-    r"(?: [\w.-]{1,40})?:\s+",
-    re.IGNORECASE,
-)
+# "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod".
+_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()-]{0,60}:\s+")
 # What shows the state in which the node is, not what happened.
 STATE: Final[frozenset[Kind]] = frozenset(
     {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
@@ -285,8 +287,17 @@ def _without_remarks(source: str) -> tuple[str, Where, bool]:
 def _by_commands(source: str) -> tuple[Source, ...]:
     """What each command of a line shows; they share one text where they are several."""
     single = (part for pipeline in _pipelines(source) for part in _one_by_one(pipeline))
-    found = tuple(one for pipeline in single if (one := _by_pipeline(pipeline)))
+    found = tuple(one for pipeline in single for one in _by_pipelines(pipeline))
     return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
+
+
+def _by_pipelines(pipeline: list[list[str]]) -> tuple[Source, ...]:
+    """What a pipeline shows, or each of the commands that one of its words, in quotes, hands to another shell."""
+    if (found := _by_pipeline(pipeline)) is not None and found.kind != "text":
+        return (found,)
+    words = _plain(pipeline[0])
+    handed = next((word for word in reversed(words[1:]) if " " in word), "") if _program(words) in _SHELLS else ""
+    return _by_commands(handed) or _only(found)
 
 
 def _one_by_one(pipeline: list[list[str]]) -> list[list[list[str]]]:
@@ -317,13 +328,7 @@ def _pipelines(source: str) -> list[list[list[str]]]:
     """The words of every command of every pipeline in a line of shell."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
     source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
-    try:
-        lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
-        lexer.whitespace_split = True
-        lexer.commenters = ""
-        words = list(lexer)
-    except ValueError:
-        words = source.split()
+    words = _words(source)
     pipelines: list[list[list[str]]] = [[[]]]
     for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
         if word in {"|", "|&"}:
@@ -334,6 +339,22 @@ def _pipelines(source: str) -> list[list[list[str]]]:
             pipelines[-1][-1].append(word)
     found = [[command for command in pipeline if command] for pipeline in pipelines]
     return [pipeline for pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
+
+
+def _words(source: str) -> list[str]:
+    if not _SHELL_SIGNS.intersection(source):
+        return source.split()
+    try:
+        lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
+        lexer.whitespace_split = True
+        lexer.commenters = ""
+        return list(lexer)
+    except ValueError:
+        return source.split()
+
+
+# shlex reads character by character; most sources have none of these.
+_SHELL_SIGNS: Final = frozenset("'\"\\|;&<>")
 
 
 def _plain(words: Sequence[str]) -> tuple[str, ...]:
@@ -481,6 +502,19 @@ def _always(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
 
 def _subject(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
     return lambda words: Source(kind, next(iter(_operands(words)), ""), words)
+
+
+def _module(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
+    """What modinfo or modprobe says of the module that it was asked for; few of their options take a value."""
+
+    def read(words: tuple[str, ...]) -> Source:
+        plain = [word for before, word in pairwise(words) if word[:1] != "-" and before not in _OF_MODULES]
+        return Source(kind, next(iter(plain), ""), words)
+
+    return read
+
+
+_OF_MODULES: Final = frozenset({"-F", "--field", "-k", "--set-version", "-b", "--basedir", "-C", "-d", "-S"})
 
 
 def _listed(words: tuple[str, ...]) -> Source:
@@ -633,16 +667,23 @@ def _ssh(words: tuple[str, ...]) -> Source | None:
     return _of(tuple(words[after[0] :])) if after else None
 
 
+def _talosctl(words: tuple[str, ...]) -> Source:
+    for verb in {"read", "cat"} & set(words):
+        if path := next(iter(words[words.index(verb) + 1 :]), ""):
+            return _file(path)
+    return Source("kernel-log" if "dmesg" in words else "unit-log", words=words)
+
+
 _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     "dmesg": _dmesg,
-    "talosctl": lambda words: Source("kernel-log" if "dmesg" in words else "unit-log", words=words),
+    "talosctl": _talosctl,
     "journalctl": _journalctl,
     "systemctl": _systemctl,
     "service": lambda words: Source("unit-action", unit_name(words[1]) if len(words) > 1 else "", words),
     "lspci": _always("lspci"),
     "lsmod": _always("lsmod"),
-    "modinfo": _subject("modinfo"),
-    **dict.fromkeys(("modprobe", "insmod", "rmmod"), _subject("modprobe")),
+    "modinfo": _module("modinfo"),
+    **dict.fromkeys(("modprobe", "insmod", "rmmod"), _module("modprobe")),
     "depmod": _always("depmod"),
     "dkms": _dkms,
     **dict.fromkeys(("lsinitramfs", "lsinitrd", "unmkinitramfs", "lsinitcpio"), _subject("initramfs")),

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.facts import os_release
 from gpunode.facts.model import Distro, Known
 from gpunode.facts.patterns import Pattern
@@ -35,7 +35,7 @@ def unit_line(snapshot: Snapshot, unit: str, name: str) -> Citation:
             inside = bool(line) and (inside or line == f"Id={unit}")
             if inside and line.startswith(f"{name}="):
                 return cite(item, number)
-    return Citation(f"systemctl show {unit}", f"(its {name})", None, "units")
+    return stated(f"systemctl show {unit}", f"its {name}", "units")
 
 
 def distro(snapshot: Snapshot) -> Distro | None:

@@ -69,3 +69,19 @@ def test_of_a_line_without_end_the_beginning_is_read_and_of_json_all() -> None:
     whole = json.dumps({"items": ["a" * 1_000_000]})
     (node,) = pasted.evidence([("kubectl get --raw /api/v1/pods", whole)]).values()
     assert node.text == whole
+
+
+def test_a_trace_of_the_shell_is_a_session() -> None:
+    found = items(pasted.evidence([("the CI job", "+ lsmod\nnouveau 1 0\n+ uname -r\n6.1.0\n")]))
+    assert [(item.kind, item.text) for item in found] == [("lsmod", "nouveau 1 0"), ("uname", "6.1.0")]
+
+
+def test_what_was_typed_at_the_prompt_of_a_container_was_seen_in_it() -> None:
+    said = "root@gpu1:~# ls /dev\nnvidia0\nroot@gpu1:~# docker exec -it 3f2a bash\nroot@3f2a1b09c7de:/# ls /dev\nnull"
+    assert [item.where for item in items(pasted.evidence([("a terminal", said)]))] == ["host", "container", "container"]
+
+
+@pytest.mark.parametrize("source", ["/etc/modprobe.d/x.conf", "/root/setup.sh", "diff -u a b"])
+def test_lines_of_a_file_are_not_typed(source: str) -> None:
+    said = "one\n# modprobe nvidia\n+++ /etc/fstab\n"
+    assert len(items(pasted.evidence([(source, said)]))) == 1
