@@ -142,6 +142,15 @@ def version(snapshot: Snapshot) -> tuple[str, Citation] | None:
     return next(((one.upstream, one.citation) for one in installed), None)
 
 
+_IMEX_SAYS: Final = Pattern(rf"\bIMEX version(?: is)?\s*:?\s*(?P<version>{driver.VERSION})")
+
+
+def imex_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """The version of IMEX, which joins the fabrics of several nodes, by its own word; None where it says none."""
+    match = snapshot.match(_IMEX_SAYS)
+    return (match["version"], snapshot.said(_IMEX_SAYS)[0]) if match else None
+
+
 def _is_driver(package: packages.Package) -> bool:
     return bool(re.match(driver.VERSION, package.upstream)) and "dev" not in package.name
 
