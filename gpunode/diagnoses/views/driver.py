@@ -299,7 +299,7 @@ def smi_version(snapshot: Snapshot) -> Seen | None:
     return _first(snapshot, _SMI) or _queried(snapshot)
 
 
-_CELL: Final = Pattern(rf"(?:^|,)\s*(?P<version>{VERSION})\s*(?:,|$)", re.MULTILINE)
+_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
 
 
 def _queried(snapshot: Snapshot) -> Seen | None:
