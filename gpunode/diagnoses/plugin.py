@@ -685,7 +685,7 @@ def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
     yield restart_plugin()
 
 
-_REGISTERING: Final = re.compile(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b")
+_REGISTERING: Final = Pattern(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b")
 
 
 def _was_registered(snapshot: Snapshot) -> bool:
