@@ -22,7 +22,7 @@ from gpunode.diagnoses.model import (
     Verdict,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver
+from gpunode.diagnoses.views import alive, driver, hearsay
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -77,16 +77,43 @@ def _told_by_history(
 
 def _judged(snapshot: Snapshot, *, guarded: bool) -> tuple[tuple[Finding, ...], list[tuple[str, Doubt]]]:
     """What the rules say, in their order."""
-    found: dict[str, list[Proof]] = {}
+    found: list[Finding] = []
     doubts: list[tuple[str, Doubt]] = []
-    for cause, rule in rules().items():
-        for verdict in _guarded(rule, snapshot) if guarded else rule.check(snapshot):
-            if isinstance(verdict, Proof):
-                found.setdefault(cause, []).append(verdict)
-            else:
-                doubts.append((cause, verdict))
-    made = (_finding(rules()[cause], proofs, snapshot, guarded=guarded) for cause, proofs in found.items())
-    return tuple(made), doubts
+    for rule in rules().values():
+        seen = _seen_by(rule, snapshot)
+        proofs, open_ = _verdicts(rule, seen, guarded=guarded)
+        doubts += ((rule.cause, doubt) for doubt in open_)
+        if proofs:
+            found.append(_weighed(rule, proofs, seen, guarded=guarded))
+    return tuple(found), doubts
+
+
+def _seen_by(rule: Rule, snapshot: Snapshot) -> Snapshot:
+    """What the rule may go by: of its own layers the node speaks itself, and no container for it."""
+    return hearsay.node_alone(snapshot) if rule.layer in hearsay.OF_NODE else snapshot
+
+
+def _verdicts(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[list[Proof], list[Doubt]]:
+    proofs: list[Proof] = []
+    doubts: list[Doubt] = []
+    for verdict in _guarded(rule, snapshot) if guarded else rule.check(snapshot):
+        if isinstance(verdict, Proof):
+            proofs.append(verdict)
+        else:
+            doubts.append(verdict)
+    return proofs, doubts
+
+
+def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bool) -> Finding:
+    """The finding, by the node's own word where that is enough; a container's makes nothing certain."""
+    alone = hearsay.without_containers(snapshot)
+    if alone is snapshot:
+        return _finding(rule, proofs, snapshot, guarded=guarded)
+    if own := _verdicts(rule, alone, guarded=guarded)[0]:
+        return _finding(rule, own, alone, guarded=guarded)
+    found = _finding(rule, proofs, snapshot, guarded=guarded)
+    said_by = hearsay.speaker(snapshot, found.citations)
+    return replace(found, confidence="likely", summary=f"By {said_by}: {found.summary}", heard_from=said_by)
 
 
 def _is_settled(finding: Finding) -> bool:
@@ -188,6 +215,9 @@ def _explainers(finding: Finding, present: Mapping[str, Finding]) -> list[str]:
 def _may_concern(root: Finding, consequence: Finding) -> bool:
     """Whether one can be the other's reason: what is no fault is nobody's, and one GPU's is another's over NVLink."""
     if root.severity == "info" and consequence.severity != "info":
+        return False
+    # Whoever may run a pod must not turn eyes away from what the node itself shows.
+    if root.heard_from and not consequence.heard_from and consequence.confidence == "certain":
         return False
     apart = root.gpus and consequence.gpus and not set(root.gpus) & set(consequence.gpus)
     return not apart or consequence.layer == "nvlink"

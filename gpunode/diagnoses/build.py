@@ -12,8 +12,7 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULE
 from gpunode.diagnoses.commands import Shell, command, is_package, is_release
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import driver as driver_fix
-from gpunode.diagnoses.remedies import install, reboot, run, setup_step, takes_gpunode
+from gpunode.diagnoses.remedies import install, newer_driver, reboot, run, setup_step, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import build, driver, modules, packages, pci, system
 from gpunode.diagnoses.views.build import Failure
@@ -350,7 +349,8 @@ def _get_driver(snapshot: Snapshot) -> Iterable[Fix]:
     last = min((m.last_branch for gpu in snapshot.view(pci.gpus) if (m := gpu.model) and m.last_branch), default=None)
     limit = f"; {last} is the last branch that drives this GPU" if last else ""
     text = f"install a release of the driver that supports {kernel}{limit}"
-    yield driver_fix(snapshot, text, upgrade=True)
+    failure = snapshot.view(_failure)
+    yield from newer_driver(snapshot, text, here=failure.release if failure else "")
     others = sorted({one.kernel for one in snapshot.view(modules.on_disk)} - {kernel})
     which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
     yield reboot(f"{which}, until there is one", when="no such release is there")

@@ -415,9 +415,8 @@ def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     text = "load nvidia_uvm anew; stop the programs that use a GPU first"
     yield run("load", text, "sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm")
     yield run("configure", "or start the kernel with nokaslr", when="managed memory of CUDA needs HMM")
-    yield remedies.driver(
-        snapshot, "take a newer release of the driver, which knows this kernel's layout", upgrade=True
-    )
+    text = "take a newer release of the driver, which knows this kernel's layout"
+    yield from remedies.newer_driver(snapshot, text)
 
 
 _NODES_PAGE: Final = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/"

@@ -192,6 +192,7 @@ class Finding:
     Attributes:
         explained_by: the cause whose consequence this is; empty for a root.
         gpus: PCI addresses of those concerned, where it concerns some only.
+        heard_from: who says so, where the node was looked at and only a container's word proves it; else empty.
     """
 
     cause: str
@@ -209,6 +210,7 @@ class Finding:
     explained_by: str = ""
     gpus: tuple[str, ...] = ()
     at: float | None = None
+    heard_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -641,9 +641,23 @@ def _run_trace(snapshot: Snapshot) -> tuple[Citation, ...]:
     )
 
 
+# dpkg tells "ii " of what is installed; the container toolkit is no part of the driver.
+_ALL_AGAIN: Final = (
+    "sudo apt-get install --reinstall $(dpkg-query -W -f '${db:Status-Abbrev}${binary:Package}\\n' '*nvidia*' "
+    "'libcuda*' | sed -n '/container/d; s/^ii *//p')"
+)
+
+
 def _take_run_away(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("remove", "take the .run installation away with its own uninstaller", "sudo nvidia-uninstall --silent")
-    yield remedies.driver(snapshot, "put back the packages' files that it had replaced")
+    if there := [one.name for one in driver.packaged(snapshot) if one.is_installed]:
+        yield remedies.reinstall(snapshot, "put back the packages' files that it had replaced", *there)
+    elif snapshot.view(package_manager) == "apt" and snapshot.says(_PURGE):
+        # The package manager holds them to be whole, so nothing but this brings their files back.
+        text = "put back the files of every installed package of the driver, which it had replaced"
+        yield run("install", text, _ALL_AGAIN)
+    else:
+        yield remedies.driver(snapshot, "install the driver as packages")
     yield run("rebuild", "let the loader find the libraries that are left", "sudo ldconfig")
     yield rebuild_initramfs(snapshot)
     yield reboot()

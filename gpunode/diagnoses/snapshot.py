@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
-from gpunode.facts import boots
+from gpunode.facts import boots, speakers
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
@@ -115,9 +115,15 @@ class Snapshot:
 
 def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     """The node that ``evidence`` shows."""
-    whole = items(evidence)
+    whole = tuple(map(_of_daemon, items(evidence)))
     present = tuple(now for item in whole if (now := _of_running_boot(item)) is not None)
     return Snapshot(present, derive(evidence, image=image), whole)
+
+
+def _of_daemon(item: Item) -> Item:
+    """The item without what containers wrote into a daemon's journal."""
+    own = speakers.of_daemon(item.source, item.text)
+    return item if own == item.text else replace(item, text=own)
 
 
 def _of_running_boot(item: Item) -> Item | None:

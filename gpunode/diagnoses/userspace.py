@@ -318,7 +318,7 @@ def _version_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = _wanted(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True, least=_least(release))
+    yield from _another_driver(snapshot, f"upgrade the driver{least}")
     yield reboot()
     has = _supported(snapshot)
     up_to = f" for CUDA {_dotted(has)} or older" if has else " for an older CUDA"
@@ -328,9 +328,22 @@ def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
 _NUMBER: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
 
 
-def _least(release: cuda.CudaRelease | None) -> int:
-    """The branch of the first driver that supports all of that CUDA; 0 where none is asked for."""
-    return int(release.driver.partition(".")[0]) if release else 0
+def _another_driver(snapshot: Snapshot, text: str) -> Iterator[Fix]:
+    """A driver whose CUDA is newer: that of another branch, where nobody says which CUDA is enough."""
+    release, banner = _wanted(snapshot), snapshot.match(_BANNER)
+    asked = release.driver if release else banner["needs"] if banner else ""
+    least = int(asked.partition(".")[0]) if asked else 0
+    yield from remedies.newer_driver(snapshot, text, least=least, beyond=not asked, here=_told(snapshot))
+
+
+def _told(snapshot: Snapshot) -> str:
+    """The node's driver as the program was told it, or the first one with the CUDA that it was told; else empty."""
+    if banner := snapshot.match(_BANNER):
+        return banner["has"]
+    found = snapshot.match(_TOO_OLD)
+    number = int(found["found"]) if found else 0
+    known = cuda.find((number // 1000, number % 1000 // 10)) if number else None
+    return known.driver if known and driver.loaded(snapshot) is None else ""
 
 
 def _wanted(snapshot: Snapshot) -> cuda.CudaRelease | None:
@@ -367,6 +380,9 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             what = "programs load an empty or broken copy of the driver's library, left where the loader looks first"
         yield "library-path-shadows-libcuda", Proof(what, (*stub_said, *dict.fromkeys(lines)))
         return
+    if shadow := _shadow(snapshot):
+        yield "library-path-shadows-libcuda", shadow
+        return
     if snapshot.says(_804):
         if not _mismatches(snapshot):
             yield "cuda-compat-not-supported-hw", _compat_not_here(snapshot)
@@ -374,6 +390,24 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     yield from _other_copy(snapshot, places)
 
 
+def _shadow(snapshot: Snapshot) -> Proof | None:
+    """A library in a folder of LD_LIBRARY_PATH that is a stub, or of another version than the loaded driver's."""
+    node = driver.loaded(snapshot)
+    for folder, target, line in loader.in_front(snapshot):
+        match = _VERSIONED.search(target)
+        differs = match is not None and node is not None and match["version"] != node.version
+        is_stub = "stub" in (folder.sort, loader.sort_of(target))
+        if folder.sort == "compat" or not (is_stub or differs):
+            continue
+        of = "a stub, which is there for linking only" if is_stub else f"of {match['version'] if match else ''}"
+        where = f" of {folder.set_in}" if folder.set_in else " that is set"
+        what = f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {of}"
+        cited = (folder.citation, line, *((node.citation,) if node and differs else ()))
+        return Proof(what, cited)
+    return None
+
+
+_VERSIONED: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
 _LIBCUDA: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
 
 
@@ -474,7 +508,7 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
     yield by_hand("remove", text)
     text = "or upgrade the node's driver to the CUDA of the image"
-    yield remedies.driver(snapshot, text, upgrade=True, least=_least(_wanted(snapshot)))
+    yield from _another_driver(snapshot, text)
 
 
 # The line alone: other folders stand in the same file, and it may be a package's.
@@ -510,16 +544,17 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     if conf and not paths:
         return
     named = f" ({', '.join(paths)})" if paths else ""
-    yield by_hand(
-        "configure", f"take the folder out of LD_LIBRARY_PATH{named}, where it is set: a profile, a unit, an image"
-    )
-    find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc"
+    places = ", ".join(sorted({one.set_in for one in wrong if one.set_in}))
+    where = f"in {places}" if places else "where it is set: a profile, a unit, an image"
+    yield by_hand("configure", f"take the folder out of LD_LIBRARY_PATH{named}, {where}")
+    find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc /etc/systemd"
     yield run("inspect", "see where it is set", find)
 
 
 def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
     """Whether the loader finds there what hides the driver's library."""
     hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded) if one.sort != "driver"}
+    hiding |= {one.path.rstrip("/") for one, _, _ in loader.in_front(snapshot)}
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 

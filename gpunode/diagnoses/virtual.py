@@ -10,8 +10,7 @@ from gpunode.diagnoses.addresses import XID_CATALOG
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.model import Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.pci import regions
-from gpunode.diagnoses.remedies import always, by_hand, restart, run, uninstall
-from gpunode.diagnoses.remedies import driver as driver_fix
+from gpunode.diagnoses.remedies import always, by_hand, newer_driver, restart, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, faults, kernel, packages, smi_query, system
 from gpunode.facts.patterns import Pattern
@@ -58,7 +57,7 @@ def _shy(snapshot: Snapshot) -> Iterator[Verdict]:
 
 def _newer(snapshot: Snapshot) -> Iterable[Fix]:
     text = "install a driver of branch 465 or newer: it starts GeForce cards in virtual machines"
-    yield driver_fix(snapshot, text, least=465)
+    yield from newer_driver(snapshot, text, least=465)
     yield by_hand(
         "configure",
         "or hide the hypervisor on the host: <kvm><hidden state='on'/></kvm> in the domain's features",

@@ -319,7 +319,7 @@ def _debug_memory(_: Snapshot) -> Iterable[Fix]:
 
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
-    yield remedies.driver(snapshot, "go to another release of the driver", upgrade=True)
+    yield from remedies.newer_driver(snapshot, "go to another release of the driver", back=True)
     yield reboot("reboot, so that it is the one that is loaded")
     yield nvidia_report("that release faults too")
 

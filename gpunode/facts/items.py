@@ -93,7 +93,7 @@ class Item:
     @property
     def is_register(self) -> bool:
         """Whether a package manager keeps it: the longest texts of all, of nothing but names, states and versions."""
-        return self.subject in _REGISTERS or self.subject.endswith("/dpkg.log")
+        return self.subject in _REGISTERS or "/dpkg.log" in self.subject
 
     @property
     def is_seen(self) -> bool:
@@ -109,7 +109,14 @@ def items(evidence: Evidence) -> tuple[Item, ...]:
 def _items(key: str, capture: Capture) -> Iterator[Item]:
     if capture.outcome == "failed" and capture.error == NOT_CAPTURED:
         return
-    if "*" in capture.source and capture.outcome == "ok" and (found := _found(capture)) is not None:
+    # One folder that may not be looked into does not take away what was found in the others.
+    is_answer = capture.outcome == "ok" or bool(capture.data)
+    if (
+        capture.source.startswith("/")
+        and "*" in capture.source
+        and is_answer
+        and (found := _found(capture)) is not None
+    ):
         yield from _of_glob(key, capture, found)
         return
     said = _said(capture)
@@ -236,7 +243,7 @@ def _found(capture: Capture) -> tuple[Found, ...] | None:
 def _of_glob(key: str, capture: Capture, found: tuple[Found, ...]) -> Iterator[Item]:
     """A listing of what matched, and each file that was read."""
     listing = "\n".join(_listed(one) for one in found)
-    yield Item(key, capture.source, Source("listing", capture.source), listing)
+    yield Item(key, capture.source, Source("listing", capture.source), listing, capture.outcome, capture.error)
     for one in found:
         if one.data is not None and not _is_passed_over(one.path):
             text = one.data.decode("utf-8", "replace")

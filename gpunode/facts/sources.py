@@ -486,7 +486,8 @@ def _file(path: str) -> Source:
     kind = next((kind for pattern, kind in _COMPILED["paths"] if pattern.search(path)), None)
     if kind == "unit-log":
         return Source(kind, "nvidia-fabricmanager.service")
-    return Source(kind or ("application" if _LOG.search(path) else "file"), path)
+    where: Where = "container" if kind == "kubernetes-log" else "host"
+    return Source(kind or ("application" if _LOG.search(path) else "file"), path, where=where)
 
 
 # What a program wrote of itself; a configuration is not named so.
@@ -607,14 +608,14 @@ def _container(words: tuple[str, ...]) -> Source | None:
         "ps": "container-inspect",
         "context": "docker-info",
     }
-    return Source(by_verb.get(verb, "container-run"), words=words)
+    return Source(by_verb.get(verb, "container-run"), words=words, where="container" if verb == "logs" else "host")
 
 
 def _kubectl(words: tuple[str, ...]) -> Source | None:
     operands = _operands(words)
     verb, what = (operands[0] if operands else ""), (operands[1] if len(operands) > 1 else "")
     if verb == "logs":
-        return Source("kubernetes-log", what.removeprefix("pod/"), words)
+        return Source("kubernetes-log", what.removeprefix("pod/"), words, where="container")
     if verb == "exec":
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
         found = _of(tuple(inner))

@@ -125,13 +125,21 @@ def mismatch(snapshot: Snapshot) -> Mismatch | None:
     """The two versions where they differ: by the fabric manager's word, else by what is installed and loaded."""
     if match := snapshot.match(_MISMATCH):
         return Mismatch(match["manager"], match["driver"], snapshot.said(_MISMATCH))
-    manager = next(
-        (one for one in packages.matching(snapshot, *_PACKAGES) if one.is_installed and _is_driver(one)), None
-    )
-    loaded = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    if manager is None or loaded is None or manager.upstream == loaded.version:
+    program, loaded = version(snapshot), driver.loaded(snapshot) or driver.smi_version(snapshot)
+    if program is None or loaded is None or program[0] == loaded.version:
         return None
-    return Mismatch(manager.upstream, loaded.version, (manager.citation, loaded.citation))
+    return Mismatch(program[0], loaded.version, (program[1], loaded.citation))
+
+
+_SAYS: Final = Pattern(rf"Fabric Manager version is\s*:\s*(?P<version>{driver.VERSION})")
+
+
+def version(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """The fabric manager's version, as the program itself or its package has it; None where nothing tells."""
+    if match := snapshot.match(_SAYS):
+        return match["version"], snapshot.said(_SAYS)[0]
+    installed = (one for one in packages.matching(snapshot, *_PACKAGES) if one.is_installed and _is_driver(one))
+    return next(((one.upstream, one.citation) for one in installed), None)
 
 
 def _is_driver(package: packages.Package) -> bool:

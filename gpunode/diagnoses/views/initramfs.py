@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import system
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -19,13 +20,34 @@ _COUNT: Final = Pattern(r"^\s*(?P<count>\d{1,4})\s*$", re.MULTILINE)
 _MKINITCPIO: Final = Pattern(r"^\s*MODULES=[(\"][^)\"\n]*\bnvidia\b", re.MULTILINE)
 
 
+_RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<release>\d[^/\s]*?)(?:\.img)?$")
+
+
+def release_of(item: Item) -> str:
+    """The kernel that the listed image is for; empty where its name does not tell."""
+    match = _RELEASE.search(item.subject)
+    return match["release"] if match else ""
+
+
+def of_running(snapshot: Snapshot) -> tuple[Item, ...]:
+    """The listings of the running kernel's image; those that name another kernel show what it may find at its boot."""
+    running = system.running_kernel(snapshot)
+    return tuple(item for item in snapshot.of("initramfs") if release_of(item) in {"", running} or not running)
+
+
+def of_others(snapshot: Snapshot) -> tuple[Item, ...]:
+    """The listings of other kernels' images."""
+    own = of_running(snapshot)
+    return tuple(item for item in snapshot.of("initramfs") if item not in own)
+
+
 def holds(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines that show that the initramfs has NVIDIA's main module in it."""
     return snapshot.view(_holds)
 
 
 def _holds(snapshot: Snapshot) -> tuple[Citation, ...]:
-    return tuple(citation for item in snapshot.of("initramfs") for citation in _in_image(item))
+    return tuple(citation for item in of_running(snapshot) for citation in _in_image(item))
 
 
 def _in_image(item: Item) -> Iterator[Citation]:

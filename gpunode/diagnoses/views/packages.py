@@ -100,9 +100,22 @@ def holds(snapshot: Snapshot) -> Mapping[str, Citation]:
             for number, line in enumerate(item.lines, 1):
                 if match := _HELD.match(line.strip()):
                     found[match["name"]] = cite(item, number)
+    for pattern, row in _LOCKS.items():
+        for item in snapshot.files(pattern):
+            for match in finds(item, row):
+                found |= dict.fromkeys(match["names"].split(), cite(item, item.number_at(match.start("names"))))
     return found
 
 
+# The files of dnf 4 and yum, dnf 5, zypper and pacman; dnf 4 writes a lock that keeps packages away with "!".
+_LOCKS: Final[Mapping[str, Pattern]] = {
+    "*/versionlock.list": Pattern(
+        r"^!?(?:\d+:)?(?P<names>[a-zA-Z][\w.+]*(?:-[a-zA-Z][\w.+]*)*)-(?:\d+:)?\d", re.MULTILINE
+    ),
+    "*/versionlock.toml": Pattern(r"^[ \t]*name[ \t]*=[ \t]*[\"'](?P<names>[^\"'\n]+)[\"']", re.MULTILINE),
+    "/etc/zypp/locks": Pattern(r"^solvable_name:[ \t]*(?P<names>\S+)[ \t]*$", re.MULTILINE),
+    "/etc/pacman.conf": Pattern(r"^[ \t]*IgnorePkg[ \t]*=[ \t]*(?P<names>\S[^\n#]*)", re.MULTILINE),
+}
 _HELD: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]+(?:\.\*)?|:\w+)?$")
 
 
