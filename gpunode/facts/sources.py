@@ -257,10 +257,16 @@ def _command(before: str, pipeline: list[list[str]]) -> Command:
 def _unwrapped(source: str) -> tuple[str, Where, bool]:
     """The source without prompt, remarks and label; whether they say ``container``, or that it is a part."""
     written, where, is_part = _without_remarks(_PROMPT.sub("", source))
-    if (label := _LABEL.match(written)) and _by_commands(written[label.end() :]):
+    label = _LABEL.match(written) or _NAMED.match(written)
+    if label and _by_commands(written[label.end() :]) and not (_is_word(label) or _by_commands(label[0])):
         where = "container" if _INSIDE.search(label[0]) else where
         written = written[label.end() :]
     return written, where, is_part
+
+
+def _is_word(label: re.Match[str]) -> bool:
+    """Whether the label says what follows, and not where it was seen."""
+    return label.re is not _LABEL.compiled and _by_words(label[0]) is not None
 
 
 # "root@gpu1:/etc/crio/crio.conf.d# cat 99-nvidia.conf".
@@ -279,6 +285,8 @@ _LABEL: Final = Pattern(
     r"(?: [\w.-]{1,40})?:\s+",
     re.IGNORECASE,
 )
+# "gpu-3: lsmod", "root@gpu-3 (Ubuntu 22.04): lsmod": a machine's name, if it is no word for what follows.
+_NAMED: Final = Pattern(r"(?:[\w.+-]{1,40}@)?[\w.-]{1,60}(?: ?\([^()]{1,60}\))?:\s+")
 # What shows the state in which the node is, not what happened.
 STATE: Final[frozenset[Kind]] = frozenset(
     {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
@@ -548,6 +556,14 @@ def _subject(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
     return lambda words: Source(kind, next(iter(_operands(words)), ""), words)
 
 
+def _find(words: tuple[str, ...]) -> Source:
+    """A listing, or what modinfo says of each file that was found."""
+    inner = words[words.index("-exec") + 1 :] if "-exec" in words else ()
+    if inner[:1] == ("modinfo",) and "-name" in words:
+        return Source("modinfo", words[words.index("-name") + 1].split(".ko")[0], words)
+    return _listed(words)
+
+
 def _listed(words: tuple[str, ...]) -> Source:
     """A listing; unlike kubectl's, the options of ls take no value: the first other word is the path."""
     return Source("listing", next((word for word in words[1:] if not word.startswith("-")), ""), words)
@@ -731,7 +747,8 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("kubeadm", "helm", "kubelet"), _always("kubernetes")),
     "ldconfig": _always("ldconfig"),
     **dict.fromkeys(("which", "whereis", "type"), _subject("which")),
-    **dict.fromkeys(("ls", "find", "stat", "ll", "tree", "lsof", "fuser"), _listed),
+    **dict.fromkeys(("ls", "stat", "ll", "tree", "lsof", "fuser", "readlink", "realpath"), _listed),
+    "find": _find,
     **dict.fromkeys(("env", "printenv"), _always("environment")),
     "snap": _always("snap"),
     **dict.fromkeys(("ausearch", "sealert", "aureport"), _always("audit")),
@@ -739,5 +756,5 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("systemd-detect-virt", "virsh", "virt-what"), _always("virtualization")),
     "echo": lambda words: Source("exit-status" if "$?" in words else "text", words=words),
     **dict.fromkeys(("python", "python3", "nvcc", "ollama", "vllm", "torchrun", "deviceQuery", "mpirun"), _application),
-    **dict.fromkeys(("ssh", "chroot", "nsenter"), _ssh),
+    **dict.fromkeys(("ssh", "chroot", "nsenter", "wsl"), _ssh),
 }
