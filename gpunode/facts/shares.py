@@ -290,7 +290,15 @@ def _cat(words: tuple[str, ...]) -> _Print:
     paths = _operands(words)
     if len(paths) != 1:
         return _ANYTHING
-    return next((told for path, told in _OF_SYSFS if path.search(paths[0])), _ANYTHING)
+    usual = _ANYTHING if _LOG.search(paths[0]) else _Print(form=_NO_LOG)
+    return next((told for path, told in _OF_SYSFS if path.search(paths[0])), usual)
+
+
+_LOG: Final = Pattern(r"\.(?:log|out|err)(?:\.\d+)?$|/log/|\*|^/proc/|^/sys/")
+# A settings file has no lines with the time of day, as programs print of what they do.
+_NO_LOG: Final = Pattern(
+    r"^(?!time=\"?\d{4}-|(?:INFO|WARN|ERRO|DEBU|FATA)\[\d{4}\]|\[ *\d+\.\d{6}\] |\d{4}-\d\d-\d\d[T ]\d\d:)"
+)
 
 
 def _ends_of(words: tuple[str, ...]) -> _Print:
@@ -375,7 +383,11 @@ def _stat(words: tuple[str, ...]) -> _Print:
     if not any(re.match(r"-c|--format|--printf", word) for word in words):
         return _ANYTHING
     paths = [word for word in _operands(words) if word.startswith(("/", "~", "."))]
-    return _ANYTHING if not paths or any("*" in path for path in paths) else _Print(len(paths), len(paths))
+    if not paths or any("*" in path or "$" in path for path in paths):
+        return _ANYTHING
+    named = "|".join(map(re.escape, paths))
+    is_named = any(word.lstrip("'\"").startswith("%n") for word in words)
+    return _Print(len(paths), len(paths), Pattern(rf"^['\"]?(?:{named})(?![\w/])") if is_named else None)
 
 
 def _readlink(words: tuple[str, ...]) -> _Print:

@@ -566,6 +566,9 @@ def _find(words: tuple[str, ...]) -> Source:
 
 def _listed(words: tuple[str, ...]) -> Source:
     """A listing; unlike kubectl's, the options of ls take no value: the first other word is the path."""
+    if "-c" in words and program(words) == "stat":
+        at = words.index("-c")
+        return Source("listing", next((word for word in words[at + 2 :] if word[:1] != "-"), ""), words)
     return Source("listing", next((word for word in words[1:] if not word.startswith("-")), ""), words)
 
 
