@@ -224,7 +224,9 @@ def _envelope(examined: Examined, page: str) -> Envelope:
 
 
 def _finding(finding: Finding) -> dict[str, object]:
-    row: dict[str, object] = {field.name: getattr(finding, field.name) for field in fields(finding)}
+    # Its events are for ranking: their clocks are those of this run's evidence.
+    told = (field.name for field in fields(finding) if field.name != "events")
+    row: dict[str, object] = {name: getattr(finding, name) for name in told}
     return {**row, "citations": _cited(finding.citations)}
 
 

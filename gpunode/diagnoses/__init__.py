@@ -10,19 +10,19 @@ from typing import Final
 
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
-    STOREYS,
     Diagnosis,
     Doubt,
+    Event,
     Family,
     Finding,
     Fix,
     Proof,
     Rule,
-    Severity,
     Verdict,
 )
+from gpunode.diagnoses.ranking import WEIGHT, ranked
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, hearsay
+from gpunode.diagnoses.views import alive, driver, hearsay, kernel
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -30,7 +30,6 @@ _FAMILIES: Final[tuple[str, ...]] = (
     *("build", "packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect", "userspace", "mig"),
     *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "operator"),
 )
-_WEIGHT: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
 
 @cache
@@ -56,10 +55,10 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
     findings, doubts = _judged(snapshot, guarded=guarded)
     before = snapshot.with_history
     if before is None or driver.works(snapshot) or any(_is_settled(finding) for finding in findings):
-        found = ranked(findings)
+        found = _ranked(findings)
         return Diagnosis(found, tuple(_open(doubts, found)))
     earlier, doubts = _judged(before, guarded=guarded)
-    found = ranked((*findings, *_told_by_history(findings, earlier, snapshot)))
+    found = _ranked((*findings, *_told_by_history(findings, earlier, snapshot)))
     return Diagnosis(found, tuple(_open(doubts, found)))
 
 
@@ -71,7 +70,7 @@ def _told_by_history(
     told = tuple(_as_history(finding, snapshot) for finding in earlier if finding.cause not in known)
     if not any(finding.severity == "error" for finding in findings):
         return told
-    roots = {finding.explained_by for finding in ranked((*findings, *told)) if finding.cause in known}
+    roots = {finding.explained_by for finding in _ranked((*findings, *told)) if finding.cause in known}
     return tuple(finding for finding in told if finding.cause in roots)
 
 
@@ -163,7 +162,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bo
         title=rule.title,
         layer=rule.layer,
         storey=rule.storey,
-        severity=min((p.severity or rule.severity for p in proofs), key=_WEIGHT.index),
+        severity=min((p.severity or rule.severity for p in proofs), key=WEIGHT.index),
         confidence="certain" if any(proof.confidence == "certain" for proof in proofs) else "likely",
         summary=first.summary,
         citations=_distinct(citation for proof in proofs for citation in proof.citations),
@@ -171,56 +170,26 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bo
         remedy=first.remedy or _remedy(rule, snapshot, guarded=guarded),
         disruption=max((p.disruption or rule.disruption for p in proofs), key=DISRUPTIONS.index),
         sources=rule.sources,
-        gpus=_distinct(proof.gpu for proof in proofs if proof.gpu),
+        gpus=tuple(sorted({proof.gpu for proof in proofs if proof.gpu})),
         at=first.at,
+        events=tuple(_event(proof, snapshot) for proof in proofs if proof.at is not None),
     )
+
+
+def _event(proof: Proof, snapshot: Snapshot) -> Event:
+    """When it happened, on the clock of the line that tells of it."""
+    messages = snapshot.view(kernel.by_place)
+    told = (messages.get((one.key, one.number or 0)) for one in proof.citations)
+    clock = next((message.clock for message in told if message and message.at == proof.at), "")
+    return Event(proof.gpu, proof.at or 0.0, clock)
+
+
+def _ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    return ranked(findings, {cause: rule.explains for cause, rule in rules().items()})
 
 
 def _distinct(values: Iterable[object]) -> tuple:  # type: ignore[type-arg]
     return tuple(dict.fromkeys(values))
-
-
-def ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Roots first, the most certain and deepest of them at the top, then what they explain."""
-    present = {finding.cause: finding for finding in findings}
-    explained = {finding.cause: _root_of(finding.cause, present) for finding in findings}
-    placed = (replace(finding, explained_by=explained[finding.cause]) for finding in findings)
-    return tuple(sorted(placed, key=_rank))
-
-
-def _rank(finding: Finding) -> tuple[object, ...]:
-    return (
-        bool(finding.explained_by),
-        _WEIGHT.index(finding.severity),
-        finding.confidence != "certain",
-        STOREYS.index(finding.storey),
-        finding.cause,
-    )
-
-
-def _root_of(cause: str, present: Mapping[str, Finding]) -> str:
-    """The root among ``present`` that explains ``cause``; empty where it is one itself."""
-    way, at = {cause}, cause
-    while above := [other for other in _explainers(present[at], present) if other not in way]:
-        at = above[0]
-        way.add(at)
-    return "" if at == cause else at
-
-
-def _explainers(finding: Finding, present: Mapping[str, Finding]) -> list[str]:
-    found = (other for other in present.values() if finding.cause in rules()[other.cause].explains)
-    return sorted(other.cause for other in found if _may_concern(other, finding))
-
-
-def _may_concern(root: Finding, consequence: Finding) -> bool:
-    """Whether one can be the other's reason: what is no fault is nobody's, and one GPU's is another's over NVLink."""
-    if root.severity == "info" and consequence.severity != "info":
-        return False
-    # Whoever may run a pod must not turn eyes away from what the node itself shows.
-    if root.heard_from and not consequence.heard_from and consequence.confidence == "certain":
-        return False
-    apart = root.gpus and consequence.gpus and not set(root.gpus) & set(consequence.gpus)
-    return not apart or consequence.layer == "nvlink"
 
 
 def _open(doubts: list[tuple[str, Doubt]], findings: tuple[Finding, ...]) -> Iterator[Doubt]:

@@ -74,12 +74,12 @@ FixKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A line that proves something.
+    """A line that proves something, or in parentheses what the evidence comes to without one line that says so.
 
     Attributes:
         source: where it stands, as it was written there.
-        line: the line, whole.
-        number: counted from 1 within that piece of evidence; None where absence is the proof.
+        line: the line, whole; of one that is very long the part that proves it.
+        number: counted from 1 within that piece of evidence; None where the words are gpunode's own.
         key: of the evidence; not shown.
     """
 
@@ -186,12 +186,29 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """When a fault began on a GPU.
+
+    Attributes:
+        gpu: PCI address; empty where it is not told.
+        at: seconds on ``clock``.
+        clock: times of equal clocks compare, no others do; empty for a clock of which nothing is known.
+    """
+
+    gpu: str
+    at: float
+    clock: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One cause that was found.
 
     Attributes:
         explained_by: the cause whose consequence this is; empty for a root.
         gpus: PCI addresses of those concerned, where it concerns some only.
+        at: seconds, when it began first.
+        events: when it began on each GPU, where the time is known.
         heard_from: who says so, where the node was looked at and only a container's word proves it; else empty.
     """
 
@@ -210,6 +227,7 @@ class Finding:
     explained_by: str = ""
     gpus: tuple[str, ...] = ()
     at: float | None = None
+    events: tuple[Event, ...] = ()
     heard_from: str = ""
 
 

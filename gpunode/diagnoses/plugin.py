@@ -19,7 +19,7 @@ from gpunode.diagnoses.cluster import (
 from gpunode.diagnoses.commands import command, is_unit
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import containerd, driver, kube, modules, nested, pci
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.items import Item
@@ -64,7 +64,7 @@ _HANDLER: Final = Pattern(
     re.MULTILINE,
 )
 _RUNTIME_FILES: Final = Pattern(
-    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
+    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|/cri/conf\.d/[\w.-]{1,80}\.(?:part|toml)$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
     r"|crio\.conf|\bcrio (?:status )?config"
 )
 # nvidia-ctk registers the handler; it makes it the default only when told to.
@@ -188,8 +188,11 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         has_class = runtime.has_nvidia is None and any(
             name.startswith("nvidia") for name in kube.runtime_classes(snapshot)
         )
-        if bare and is_plain and (runtime.has_nvidia or has_class) and not any(pod.runtime_class for pod in asked):
-            proof = _not_asked(bare, runtime, asked, is_plain=True, who="a pod with a GPU")
+        # Under a default of NVIDIA's a pod that asks for no class has the driver all the same.
+        asks_none = bool(asked) and not runtime.default.startswith("nvidia")
+        is_open = (is_plain or asks_none) and not any(pod.runtime_class for pod in asked)
+        if bare and is_open and (runtime.has_nvidia or has_class):
+            proof = _not_asked(bare, runtime, asked, is_plain=is_plain, who="a pod with a GPU")
             yield "nvidia-runtime-not-default-no-runtimeclass", proof
         return
     if runtime.has_nvidia is False and runtime.default != "nvidia":
@@ -230,7 +233,8 @@ def _asked(snapshot: Snapshot) -> list[kube.Pod]:
 
 
 _BARE: Final = Pattern(
-    r"nvidia-smi\\?[\"']?: (?:command |executable file )?not found|CUDA driver version is insufficient"
+    r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
+    r"|CUDA driver version is insufficient"
     r"|NVIDIA Driver was not detected|Found no NVIDIA driver|no CUDA-capable device"
 )
 
@@ -464,7 +468,7 @@ def _boots(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     """That the kubelet was restarted while the node stayed up, by the journal or by a command that was typed."""
     typed = tuple(
-        Citation(item.written, item.written, None, item.key)
+        stated(item.written, "that was run", item.key)
         for item in snapshot.items
         if _KUBELET_RESTARTED.search(item.written) and item not in _cures(snapshot)
     )
@@ -623,7 +627,7 @@ def _wished(snapshot: Snapshot) -> Iterator[Citation]:
         if _is_config(item):
             yield from lines_with(item, _REPLICAS)
         elif _WISH.search(item.written):
-            yield Citation(item.written, item.written, None, item.key)
+            yield stated(item.written, "that was run", item.key)
     yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
     for item in snapshot.of("text", "kubernetes", "application"):
         if _LABEL_CONFIG in item.text and "label" in item.text:

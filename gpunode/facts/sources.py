@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
 from gpunode.facts.patterns import Pattern
@@ -116,7 +117,8 @@ class Command:
 
 
 _PROMPT: Final = Pattern(
-    r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80})?\s{0,4}[$#>%❯]\s+"
+    r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80}"
+    r"|[\w.-]{1,40}(?=[$#]))?\s{0,4}[$#>%❯]\s+"
 )
 _REMARK: Final = Pattern(r"\(([^()]*)\)\s*$")
 _PART: Final = Pattern(
@@ -128,6 +130,10 @@ _BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", 
 # Commands that print nothing of their own; words of the shell's grammar.
 _SILENT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"})
 _SHELL: Final = frozenset({"do", "then", "if", "else", "!", "{", "("})
+# They hand a command line, as one word, to a shell: of their own, on another host, on many.
+_SHELLS: Final = frozenset(
+    {"sh", "bash", "zsh", "su", "ssh", "ansible", "pdsh", "clush", "parallel-ssh", "pssh", "salt", "xargs", "chroot"}
+)
 _CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "cut"})
 _READERS: Final = frozenset({"cat", "less", "more", "head", "tail", "zcat", "bat", "batcat", "nl", "xxd", "strings"})
 _CONTAINERS: Final = frozenset(
@@ -257,16 +263,10 @@ def _command(before: str, pipeline: list[list[str]]) -> Command:
 def _unwrapped(source: str) -> tuple[str, Where, bool]:
     """The source without prompt, remarks and label; whether they say ``container``, or that it is a part."""
     written, where, is_part = _without_remarks(_PROMPT.sub("", source))
-    label = _LABEL.match(written) or _NAMED.match(written)
-    if label and _by_commands(written[label.end() :]) and not (_is_word(label) or _by_commands(label[0])):
+    if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
         where = "container" if _INSIDE.search(label[0]) else where
         written = written[label.end() :]
     return written, where, is_part
-
-
-def _is_word(label: re.Match[str]) -> bool:
-    """Whether the label says what follows, and not where it was seen."""
-    return label.re is not _LABEL.compiled and _by_words(label[0]) is not None
 
 
 # "root@gpu1:/etc/crio/crio.conf.d# cat 99-nvidia.conf".
@@ -279,14 +279,8 @@ def _in_folder(found: Source, folder: str) -> Source:
     return replace(found, subject=f"{folder}/{found.subject.removeprefix('./')}") if is_relative else found
 
 
-# "host: nvidia-smi", "in the container: ls /dev", "node gpu-3: lsmod".
-_LABEL: Final = Pattern(
-    r"(?:(?:on|in|inside) )?(?:the )?(?:host|node|hypervisor|guest|vm|container|pod|worker|server)"
-    r"(?: [\w.-]{1,40})?:\s+",
-    re.IGNORECASE,
-)
-# "gpu-3: lsmod", "root@gpu-3 (Ubuntu 22.04): lsmod": a machine's name, if it is no word for what follows.
-_NAMED: Final = Pattern(r"(?:[\w.+-]{1,40}@)?[\w.-]{1,60}(?: ?\([^()]{1,60}\))?:\s+")
+# "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod", "root@gpu-3 (Ubuntu): lsmod".
+_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()@-]{0,60}:\s+")
 # What shows the state in which the node is, not what happened.
 STATE: Final[frozenset[Kind]] = frozenset(
     {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
@@ -345,7 +339,18 @@ def _by_commands(source: str) -> tuple[Source, ...]:
 
 def _in_order(source: str) -> list[tuple[str, list[list[str]]]]:
     """The pipelines of a line, each with the sign before it."""
-    return [(before, single) for before, pipeline in _pipelines(source) for single in _one_by_one(pipeline)]
+    single = ((before, one) for before, pipeline in _pipelines(source) for one in _one_by_one(pipeline))
+    return [(before, handed) for before, pipeline in single for handed in _handed(pipeline)]
+
+
+def _handed(pipeline: list[list[str]]) -> list[list[list[str]]]:
+    """The pipeline, or each of those that one of its words, in quotes, hands to another shell."""
+    if (found := _by_pipeline(pipeline)) is not None and found.kind != "text":
+        return [pipeline]
+    words = _plain(pipeline[0])
+    handed = next((word for word in reversed(words[1:]) if " " in word), "") if program(words) in _SHELLS else ""
+    inner = [one for _, one in _in_order(handed)]
+    return inner if any(map(_by_pipeline, inner)) else [pipeline]
 
 
 def _one_by_one(pipeline: list[list[str]]) -> list[list[list[str]]]:
@@ -379,13 +384,7 @@ def _pipelines(source: str) -> list[tuple[str, list[list[str]]]]:
     """The words of every command of every pipeline in a line of shell, and the sign that stands before the pipeline."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
     source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
-    try:
-        lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
-        lexer.whitespace_split = True
-        lexer.commenters = ""
-        words = list(lexer)
-    except ValueError:
-        words = source.split()
+    words = _words(source)
     pipelines: list[tuple[str, list[list[str]]]] = [("", [[]])]
     for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
         if word in {"|", "|&"}:
@@ -406,6 +405,22 @@ def _expanded(word: str) -> list[str]:
     """The paths that a shell makes of one with a choice in braces."""
     match = _BRACES.fullmatch(word)
     return [match["before"] + one + match["after"] for one in match["choices"].split(",")] if match else [word]
+
+
+def _words(source: str) -> list[str]:
+    if not _SHELL_SIGNS.intersection(source):
+        return source.split()
+    try:
+        lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
+        lexer.whitespace_split = True
+        lexer.commenters = ""
+        return list(lexer)
+    except ValueError:
+        return source.split()
+
+
+# shlex reads character by character; most sources have none of these.
+_SHELL_SIGNS: Final = frozenset("'\"\\|;&<>")
 
 
 def _plain(words: Sequence[str]) -> tuple[str, ...]:
@@ -554,6 +569,19 @@ def _always(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
 
 def _subject(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
     return lambda words: Source(kind, next(iter(_operands(words)), ""), words)
+
+
+def _module(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
+    """What modinfo or modprobe says of the module that it was asked for; few of their options take a value."""
+
+    def read(words: tuple[str, ...]) -> Source:
+        plain = [word for before, word in pairwise(words) if word[:1] != "-" and before not in _OF_MODULES]
+        return Source(kind, next(iter(plain), ""), words)
+
+    return read
+
+
+_OF_MODULES: Final = frozenset({"-F", "--field", "-k", "--set-version", "-b", "--basedir", "-C", "-d", "-S"})
 
 
 def _find(words: tuple[str, ...]) -> Source:
@@ -717,16 +745,23 @@ def _ssh(words: tuple[str, ...]) -> Source | None:
     return _of(tuple(words[after[0] :])) if after else None
 
 
+def _talosctl(words: tuple[str, ...]) -> Source:
+    for verb in {"read", "cat"} & set(words):
+        if path := next(iter(words[words.index(verb) + 1 :]), ""):
+            return _file(path)
+    return Source("kernel-log" if "dmesg" in words else "unit-log", words=words)
+
+
 _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     "dmesg": _dmesg,
-    "talosctl": lambda words: Source("kernel-log" if "dmesg" in words else "unit-log", words=words),
+    "talosctl": _talosctl,
     "journalctl": _journalctl,
     "systemctl": _systemctl,
     "service": lambda words: Source("unit-action", unit_name(words[1]) if len(words) > 1 else "", words),
     "lspci": _always("lspci"),
     "lsmod": _always("lsmod"),
-    "modinfo": _subject("modinfo"),
-    **dict.fromkeys(("modprobe", "insmod", "rmmod"), _subject("modprobe")),
+    "modinfo": _module("modinfo"),
+    **dict.fromkeys(("modprobe", "insmod", "rmmod"), _module("modprobe")),
     "depmod": _always("depmod"),
     "dkms": _dkms,
     **dict.fromkeys(("lsinitramfs", "lsinitrd", "unmkinitramfs", "lsinitcpio"), _subject("initramfs")),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import boards, driver, kernel, packages, pci, smi_query
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.views import boards, driver, kernel, packages, pci, smi_query, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -162,7 +162,8 @@ def manager(snapshot: Snapshot) -> Manager:
         if fact.value.exists:
             running: UnitState = "active" if fact.value.state.active else "inactive"
             state = "masked" if fact.value.masked else ("failed" if fact.value.failed else running)
-        return Manager(state, (Citation("systemctl show nvidia-fabricmanager", f"({state})", None, fact.probe),))
+        shown = "LoadState" if state in {"missing", "masked"} else "ActiveState"
+        return Manager(state, (system.unit_line(snapshot, UNIT, shown),))
     found = [known for item in snapshot.items if item.where == "host" and (known := _of(item)) is not None]
     for state in ("masked", "failed", "missing", "inactive", "active"):
         cited = tuple(citation for one, citation in found if one == state)
@@ -183,7 +184,7 @@ def _absent(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _of_packages(snapshot: Snapshot) -> tuple[Citation, ...]:
     listings = (item for item in snapshot.of("packages") if _ABOUT.search(item.written))
-    return tuple(Citation(item.written, "(no fabric manager among them)", None, item.key) for item in listings)
+    return tuple(stated(item.written, "no fabric manager among them", item.key) for item in listings)
 
 
 def _of(item: Item) -> tuple[UnitState, Citation] | None:
@@ -239,6 +240,13 @@ _DCGM_DOWN: Final = Pattern(
     r"\bNvLink link \d+ is currently down|\bDCGM_FR_NVLINK_DOWN\b|\bNVLINK_DOWN\b", re.IGNORECASE
 )
 _DCGM_GPU: Final = Pattern(r"^[ \t]*(?:gpuId (?P<index>\d{1,3})|physicalId \d+):\s*$")
+# Every monitor has its own words for it.
+_ALERT: Final = Pattern(
+    r"\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
+    r"|NV-?Link[^\n]{0,60}(?:down\b|inactive|missing|absent|\b0 ?/ ?\d|[=:] ?0\b|\b0 (?:of|active|up)\b"
+    r"|CRITICAL|\bFAIL|not (?:active|present|detected|found|up))",
+    re.IGNORECASE,
+)
 _DCGM_ROW: Final = Pattern(r"^[ \t]+(?P<links>[UDX_](?: [UDX_]){2,})\s*$")
 
 
@@ -349,7 +357,7 @@ def _left_out(item: Item) -> Iterator[Links]:
 
 def complaints(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which a monitor calls NVLinks down."""
-    return snapshot.said(_DCGM_DOWN)
+    return tuple(dict.fromkeys((*snapshot.said(_DCGM_DOWN), *snapshot.said(_ALERT, "text", "application"))))
 
 
 def uncorrectable(snapshot: Snapshot) -> tuple[Citation, ...]:

@@ -50,6 +50,34 @@ def _holds(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(citation for item in of_running(snapshot) for citation in _in_image(item))
 
 
+_IMAGE: Final = Pattern(r"(?P<path>/[^\s']{1,200}/(?:initrd|initramfs)[^\s'/]*)$")
+_DATED: Final = Pattern(r"\b(?P<date>20\d\d-\d\d-\d\d)[ T]")
+# What systemd-boot starts is a copy on the EFI system partition.
+_BOOTED_FROM: Final = Pattern(r"/(?:efi|EFI|esp|loader)/")
+
+
+def stale_copy(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The image on the EFI system partition and the one in /boot, where the latter was made on a later day."""
+    newest = {is_copy: max(dated) for is_copy in (True, False) if (dated := tuple(_dated(snapshot, is_copy=is_copy)))}
+    if len(newest) == len((True, False)) and newest[True][0] < newest[False][0]:
+        return tuple(cite(snapshot.of("listing")[index], number) for _, index, number in newest.values())
+    return ()
+
+
+def _dated(snapshot: Snapshot, *, is_copy: bool) -> Iterator[tuple[str, int, int]]:
+    """The days on which the images were made, each with the listing and the line that tells."""
+    for index, item in enumerate(snapshot.of("listing")):
+        for number, line in enumerate(item.lines, 1):
+            path, date = _IMAGE.search(line), _DATED.search(line)
+            if path and date and bool(_BOOTED_FROM.search(path["path"])) == is_copy:
+                yield date["date"], index, number
+
+
+def brings(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines that show that the initramfs has a module of its own, or is a copy that was not made anew."""
+    return holds(snapshot) or snapshot.view(stale_copy)
+
+
 def _in_image(item: Item) -> Iterator[Citation]:
     if "-c" in _grep_options(item.written) and (match := _COUNT.search(item.text)):
         if int(match["count"]):

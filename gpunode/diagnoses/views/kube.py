@@ -535,12 +535,24 @@ def pods(snapshot: Snapshot) -> tuple[Pod, ...]:
 
 def _asked_class(item: Item) -> Iterator[Pod]:
     """The runtime class of a pod, where it was asked for alone or before other fields (``-o jsonpath``)."""
+    if _is_without_class(item):
+        yield Pod(item.subject, runtime_class="", citation=cite(item, 1))
     said = item.text.strip("\n").strip("'\"%")
     if not _CLASS_FIRST.search(item.written) or not item.source.words or "\n" in said:
         return
     first = re.split(r"[ \t|,]", said, maxsplit=1)[0].strip("'\"%")
     if first in _NONE or not first or _NAME_OF_CLASS.fullmatch(first):
         yield Pod(item.subject, runtime_class="" if first in _NONE else first, citation=cite(item, 1))
+
+
+def _is_without_class(item: Item) -> bool:
+    """Whether lines of a pod's definition were picked so that a runtime class would be among them, and none is."""
+    if item.kind != "kubernetes-pod" or not item.source.only or "runtimeClass" in item.text or not item.text.strip():
+        return False
+    try:
+        return re.search(item.source.only, "  runtimeClassName: nvidia") is not None
+    except re.error:
+        return False
 
 
 _CLASS_FIRST: Final = Pattern(r"^[^{]*\{[^{}]*spec\.runtimeClassName\}?")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import packages, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -36,6 +36,7 @@ _NOT_FOUND: Final = Pattern(
     r"module not found: '?nvidia\b"
 )
 _MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN}'? not found")
+MAGIC: Final = Pattern(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
 _PREBUILT: Final = Pattern(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d+)(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
@@ -71,11 +72,16 @@ class DkmsRow:
         return _DRIVER.fullmatch(self.module) is not None
 
 
+RUNNING: Final = "(running)"
+"""Stands for the running kernel where nothing names that."""
+
+
 @dataclass(frozen=True, slots=True)
 class OnDisk:
     """NVIDIA's main module for one kernel, as a file, a DKMS state or an installed package tells.
 
     Attributes:
+        kernel: ``RUNNING`` where a folder was named by the shell, and nothing tells what that made of it.
         place: the folder below /lib/modules/<kernel>; empty where only a package or DKMS tells.
         version: empty where nothing beside it tells.
     """
@@ -158,7 +164,7 @@ def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
     driver = snapshot.facts.loaded_driver
     if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
         return (told_version(snapshot),)
-    return tuple(Citation(item.written, f"({name} is not among them)", None, item.key) for item in tables)
+    return tuple(stated(item.written, f"{name} is not among them", item.key) for item in tables)
 
 
 def told_version(snapshot: Snapshot) -> Citation:
@@ -197,7 +203,7 @@ def modinfo(snapshot: Snapshot) -> tuple[Modinfo, ...]:
 
 def _asked(item: Item) -> str:
     words = item.source.words
-    return words[words.index("-F") + 1] if "-F" in words[:-1] else ""
+    return words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
 
 
 def _each_file(item: Item) -> Iterator[Modinfo]:
@@ -213,13 +219,12 @@ def _each_file(item: Item) -> Iterator[Modinfo]:
 
 
 def _modinfo(item: Item) -> Modinfo:
-    words, asked = item.source.words, _asked(item)
+    asked = _asked(item)
     fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
     if asked and asked not in fields:
         fields[asked] = _shaped(item, asked)
-    name = item.subject if item.subject != asked else words[-1]
     return Modinfo(
-        name.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_"),
+        item.subject.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_"),
         fields.get("filename", ""),
         fields.get("version", ""),
         fields.get("license", ""),
@@ -246,6 +251,21 @@ def _shaped(item: Item, asked: str) -> str:
     return next((line for line in lines if asked in _SHAPES and _SHAPES[asked].match(line)), "")
 
 
+_SRCVERSION: Final = Pattern(r"^(?:srcversion:[ \t]*)?(?P<source>[0-9A-F]{16,24})[ \t]*$", re.MULTILINE)
+_PARTS: Final = Pattern(r"nvidia[-_](?:uvm|drm|modeset|peermem|fs)")
+
+
+def sources(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
+    """The checksums of the main module's source, each once, by modinfo of a file or by the kernel of the loaded one."""
+    found: dict[str, Citation] = {}
+    for item in snapshot.of("modinfo", "file"):
+        is_asked = "nvidia" in item.written and not _PARTS.search(item.written)
+        if is_asked and (item.kind == "modinfo" or item.subject.endswith("/srcversion")):
+            for match in _SRCVERSION.finditer(item.text):
+                found.setdefault(match["source"], cite(item, item.number_at(match.start())))
+    return tuple(found.items())
+
+
 def driver_info(snapshot: Snapshot) -> tuple[Modinfo, ...]:
     """What modinfo said of the driver's main module, under whatever name."""
     return tuple(info for info in snapshot.view(modinfo) if info.is_driver)
@@ -269,8 +289,8 @@ def _on_disk(snapshot: Snapshot) -> Iterator[OnDisk]:
     if isinstance(known, Known):
         for one in known.value:
             place = one.path.partition(one.kernel)[2].rpartition("/")[0].strip("/")
-            yield OnDisk(one.kernel, place, one.version, Citation(one.path, one.path, None, known.probe))
-    running = snapshot.view(system.running_kernel)
+            yield OnDisk(one.kernel, place, one.version, stated(one.path, "it is there", known.probe))
+    running = kernel_of_search(snapshot)
     for item in snapshot.of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
         if item.outcome == "ok":
             yield from _files_in(item, running)
@@ -294,7 +314,7 @@ def _packaged(snapshot: Snapshot, running: str) -> Iterator[OnDisk]:
 
 
 def _files_in(item: Item, running: str) -> Iterator[OnDisk]:
-    folder = _FOLDER.search(item.subject.replace("$(uname -r)", running).replace("`uname -r`", running).rstrip("/*"))
+    folder = _FOLDER.search(item.subject.replace("$(uname -r)", running or RUNNING).rstrip("/*"))
     for number, line in enumerate(item.lines, 1):
         if "nvidia" not in line or ".ko" not in line or "not found" in line:
             continue
@@ -328,11 +348,14 @@ def _is_of(match: re.Match[str] | None, running: str) -> bool:
 
 
 def kernel_of_search(snapshot: Snapshot) -> str:
-    """The running kernel: by uname, else by the folder in which modprobe looked."""
+    """The running kernel: by uname, else by the folder in which modprobe looked, else by what refused a module."""
     if running := snapshot.view(system.running_kernel):
         return running
     match = snapshot.match(_NOT_FOUND)
-    return (match["kernel"] or "") if match else ""
+    if match and match["kernel"]:
+        return match["kernel"]
+    magic = snapshot.match(MAGIC)
+    return magic["runs"] if magic else ""
 
 
 def built_for(snapshot: Snapshot, kernel: str) -> bool | None:
