@@ -153,8 +153,12 @@ def _switch(snapshot: Snapshot) -> Iterable[Fix]:
 # A specification that the engine cannot read.
 
 
+_NOT_THERE: Final = Pattern(r"no such file or directory|permission denied", re.IGNORECASE)
+
+
 def _unreadable(snapshot: Snapshot) -> tuple[str, Verdict] | None:
-    said = tuple(one for one in snapshot.said(_UNREADABLE) if _ABOUT_CDI.search(one.line))
+    told = (one for one in snapshot.said(_UNREADABLE) if _ABOUT_CDI.search(one.line))
+    said = tuple(one for one in told if not _NOT_THERE.search(one.line))
     version = cdi.podman_version(snapshot)
     if said:
         name = f"podman {'.'.join(map(str, version[0]))}" if version else "the engine"

@@ -414,6 +414,8 @@ def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     booted = _boots(snapshot)
     restarted = () if booted else _restarts(snapshot)
+    if fewer and not booted:
+        stale = (*stale, *(cite(item) for item in _cures(snapshot)))
     if stale or (fewer and not restarted and not booted):
         yield "kubelet-stale-device-allocation", _stale_proof(snapshot, cited, stale)
     elif restarted:
@@ -468,7 +470,7 @@ def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     typed = tuple(
         stated(item.written, "that was run", item.key)
         for item in snapshot.items
-        if _KUBELET_RESTARTED.search(item.written)
+        if _KUBELET_RESTARTED.search(item.written) and item not in _cures(snapshot)
     )
     is_up_long = any(
         "uptime" in item.written and (match := _UP.search(item.text)) and not match["minutes"]
@@ -484,6 +486,13 @@ def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     return (*typed, *snapshot.said(_KUBELET_RESTARTED), *younger, *old)
 
 
+def _cures(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Where the kubelet was restarted and pods run after that: then it is no restart that broke them."""
+    typed = (item for item in snapshot.items if _KUBELET_RESTARTED.search(item.written))
+    return tuple(item for item in typed if _RUNS.search(item.text) and not _ADMISSION.search(item.text))
+
+
+_RUNS: Final = Pattern(r"\b[1-9]/[1-9]\s+Running\b|\b(?:is|are) running\b|^pod/\S+ created$", re.MULTILINE)
 _KUBELETS: Final = frozenset({"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service"})
 
 
@@ -529,12 +538,25 @@ def _stale(snapshot: Snapshot) -> Iterator[Citation]:
     alive = {pod.uid for pod in snapshot.view(kube.pods) if pod.uid}
     alive |= {uid for item in snapshot.items if _lists_pods(item) for uid in _uids(item)}
     held = [one for one in snapshot.view(kube.allocations) if one.resource.startswith("nvidia.com/")]
+    if gone := [one for one in held if _was_sought_in_vain(snapshot, one.pod_uid)]:
+        yield from (one.citation for one in gone)
+        return
     if alive:
         yield from (one.citation for one in held if one.pod_uid not in alive)
         return
     used = [one.value for node in snapshot.view(kube.nodes) for one in node.allocated.values()]
     if held and used and not any(used):
         yield from (one.citation for one in held)
+
+
+def _was_sought_in_vain(snapshot: Snapshot, uid: str) -> bool:
+    """Whether somebody looked for the pod by its identifier, in the cluster or in the runtime, and found none."""
+    begin = uid.partition("-")[0]
+    asked = (item for item in snapshot.items if begin in item.written and item.kind in _ASKS_FOR_PODS)
+    return any(item.text.strip() in {"", "0", "No resources found"} for item in asked if not item.source.is_mixed)
+
+
+_ASKS_FOR_PODS: Final = frozenset({"kubernetes-pod", "kubernetes", "crictl", "container-inspect"})
 
 
 def _lists_pods(item: Item) -> bool:

@@ -346,4 +346,7 @@ def is_loaded(snapshot: Snapshot) -> bool | None:
     file = snapshot.file("/proc/driver/nvidia/version")
     if file is not None and file.is_seen:
         return "NVRM version" in file.text
+    own = snapshot.file("/sys/module/nvidia/version")
+    if own is not None and own.is_seen and not own.source.is_mixed:
+        return re.fullmatch(VERSION, own.text.strip()) is not None
     return None
