@@ -448,7 +448,7 @@ def _mismatches(snapshot: Snapshot) -> bool:
     """Whether the node's own driver is at two versions; then all that CUDA says follows from that."""
     loaded, disk = driver.loaded(snapshot), driver.on_disk(snapshot)
     differs = loaded is not None and disk is not None and loaded.version != disk.version
-    return differs or any(state == "mismatch" for state, _ in snapshot.view(driver.smi))
+    return differs or bool(driver.strayed(snapshot)) or any(s == "mismatch" for s, _ in snapshot.view(driver.smi))
 
 
 def _compat_not_here(snapshot: Snapshot) -> Proof:
