@@ -22,6 +22,16 @@ NO_CLUSTER_GPU: Final = UNHEALTHY_IN_CLUSTER | frozenset(
 )
 """What Kubernetes shows where the device plugin cannot see any GPU, or no longer: NVML does not start for it."""
 
+MISMATCHES: Final = frozenset(
+    {
+        "driver-library-mismatch-reboot-pending",
+        "driver-library-mismatch-partial-upgrade",
+        "driver-library-mismatch-unattended-upgrade",
+        "driver-library-mismatch-mixed-installs",
+    }
+)
+"""The ways in which the loaded module and the libraries of the node come to be of different versions."""
+
 NO_CDI: Final = frozenset({"cdi-spec-missing", "cdi-management-spec-missing", "cdi-spec-stale"})
 """What follows where a CDI specification could not be made: nvidia-ctk asks NVML for what belongs into it."""
 

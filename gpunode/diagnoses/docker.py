@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, restart, run
@@ -15,24 +16,23 @@ from gpunode.diagnoses.views import cdi, docker, driver, moments, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.model import DOCKER_CONFIG
 
-_INVALID: Final = re.compile(
+_INVALID: Final = Pattern(
     r"(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
     r"[^\s:]*daemon\.json:? (?!the following directives are specified)[^\n]{0,80}?"
     r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)",
     re.IGNORECASE,
 )
-_CONFLICT: Final = re.compile(r"directives are specified (?:both )?as a flag and in the config")
-_NO_LIBRARY: Final = re.compile(
-    r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)"
-)
-_NOT_PERMITTED: Final = re.compile(
+_CONFLICT: Final = Pattern(r"directives are specified (?:both )?as a flag and in the config")
+_NO_LIBRARY: Final = Pattern(r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)")
+_NOT_PERMITTED: Final = Pattern(
     r"bpf_prog_query\(BPF_CGROUP_DEVICE\) failed: operation not permitted"
     r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
 )
-_NESTED: Final = re.compile(r"\b(?:lxc|lxd|incus)\b", re.IGNORECASE)
+_NESTED: Final = Pattern(r"\b(?:lxc|lxd|incus)\b", re.IGNORECASE)
 _CONFIGURE: Final = "sudo gpunode ctk runtime configure --runtime=docker --restart"
 
 
@@ -134,7 +134,6 @@ def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
         yield run(
             "configure",
             "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json: one of the two",
-            "systemctl cat docker.service",
             "sudo systemctl edit docker.service",
         )
     yield run(
@@ -308,7 +307,7 @@ def _registers(snapshot: Snapshot) -> DaemonFile | None:
 
 
 def _older_than_the_toolkit(snapshot: Snapshot, refused: tuple[Citation, ...]) -> tuple[str, Verdict] | None:
-    there = toolkit.presence(snapshot)
+    there = snapshot.view(toolkit.presence)
     if not refused or there is None or not there.is_there:
         return None
     started, installed = docker.started(snapshot), toolkit.installed_at(snapshot)
@@ -323,7 +322,7 @@ def _older_than_the_toolkit(snapshot: Snapshot, refused: tuple[Citation, ...]) -
 
 
 def _not_registered(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] | None:
-    there, running = toolkit.presence(snapshot), docker.registered(snapshot)
+    there, running = snapshot.view(toolkit.presence), docker.registered(snapshot)
     if there is not None and not there.is_there:
         return None
     files = snapshot.view(docker.files)
@@ -374,6 +373,7 @@ FAMILY: Final = Family(
         Rule(
             cause="daemon-json-invalid",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="dockerd cannot read its configuration file",
@@ -396,6 +396,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-directive-conflict",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="a setting of dockerd stands in its file and on its command line",
@@ -418,6 +419,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker is the snap",
@@ -437,6 +439,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap-or-desktop-vm",
             layer="toolkit",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="the docker that answers cannot see the driver of this system",
@@ -457,6 +460,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-rootless-config",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="a rootless docker is set up as if it ran as root",
@@ -468,7 +472,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/NVIDIA/libnvidia-container/issues/154",
-                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html#rootless-mode",
+                f"{TOOLKIT_GUIDE}#rootless-mode",
             ),
             check=only("docker-rootless-config", _decide),
             remedy=_no_cgroups,
@@ -477,6 +481,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-not-restarted",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker runs since before the toolkit or its settings came",
@@ -492,6 +497,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-registered",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker knows no runtime called nvidia",
@@ -502,7 +508,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/1795",
-                "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html#configuring-docker",
+                f"{TOOLKIT_GUIDE}#configuring-docker",
             ),
             check=only("nvidia-runtime-not-registered", _decide),
             remedy=_register,

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from shlex import quote
 from typing import Final
 
 from gpunode.catalog.gpus import GpuModel
-from gpunode.diagnoses import remedies
+from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
-from gpunode.diagnoses.commands import edited
+from gpunode.diagnoses.commands import edited, edited_where
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
+    MODULES_OUT,
     by_hand,
-    install,
+    newer_driver,
     nvidia_report,
     power_cycle,
     reboot,
     rebuild_initramfs,
+    reinstall,
     replace,
     reset_gpu,
     run,
@@ -27,46 +30,45 @@ from gpunode.diagnoses.remedies import (
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, faults, kernel, modules, packages, pci
 from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.facts.patterns import Pattern
 
-_OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
-_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
-_README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/gsp.html"
+_README: Final = f"{DRIVER_README}gsp.html"
 
-_RPC_TIMEOUT: Final = re.compile(
+_RPC_TIMEOUT: Final = Pattern(
     r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w* timed? ?out|"
     r"Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error",
     re.IGNORECASE,
 )
-_TASK: Final = re.compile(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
-_WPR2: Final = re.compile(r"WPR2 (?:is )?already up", re.IGNORECASE)
-_GFW: Final = re.compile(
+_TASK: Final = Pattern(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
+_WPR2: Final = Pattern(r"WPR2 (?:is )?already up", re.IGNORECASE)
+_GFW: Final = Pattern(
     r"failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not", re.IGNORECASE
 )
-_NO_FILE: Final = re.compile(
+_NO_FILE: Final = Pattern(
     r"Direct firmware load for nvidia/\S*gsp\S* failed with error -2|firmware: failed to load nvidia/\S*gsp\S* \(-2\)|"
     r"RmFetchGspRmImages: No firmware image found|"
     r"(?:can(?:no|')t|could not|failed to|unable to) (?:find|load|open|request|fetch) \S{0,60}gsp\w*\.bin",
     re.IGNORECASE,
 )
-_NOT_STARTED: Final = re.compile(
+_NOT_STARTED: Final = Pattern(
     r"cannot initialize GSP(?: firmware RM|-RM)|Failed to (?:boot|initialize|start) GSP|kgspBootstrap\w*: .{0,60}fail|"
     r"failed to (?:execute|prepare) .{0,40}(?:FWSEC|Booter)|GSP-?RM (?:boot|init\w*) fail",
     re.IGNORECASE,
 )
 # RmInitAdapter's first number says at what it failed: 0x61 to 0x63 at fetching the firmware and starting it.
-_INIT: Final = re.compile(r"RmInitAdapter failed! \((?P<step>0x6[1-3]):(?P<status>0x[0-9a-f]+):\d+\)", re.IGNORECASE)
+_INIT: Final = Pattern(r"RmInitAdapter failed! \((?P<step>0x6[1-3]):(?P<status>0x[0-9a-f]+):\d+\)", re.IGNORECASE)
 # Another cause of a failed start, told by the driver itself.
-_UNSUPPORTED: Final = re.compile(
+_UNSUPPORTED: Final = Pattern(
     r"not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported|"
     r"not supported by the (?:NVIDIA )?\d",
     re.IGNORECASE,
 )
-_SWITCHED_OFF: Final = re.compile(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
-_PARAMETER_OFF: Final = re.compile(r"^[ \t]*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
-_FIRMWARE_DIRS: Final = re.compile(r"/lib/firmware/nvidia\b")
+_SWITCHED_OFF: Final = Pattern(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
+_PARAMETER_OFF: Final = Pattern(r"^[ \t]*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
+_FIRMWARE_DIRS: Final = Pattern(r"/lib/firmware/nvidia\b")
 # From this branch on NVIDIA's packages and installer take the open modules where the GPU lets them.
 _OPEN_BY_DEFAULT: Final = 560
-_IN_USE: Final = re.compile(rf"GSP Firmware Version\s*:\s*(?P<version>{driver.VERSION})")
+_IN_USE: Final = Pattern(rf"GSP Firmware Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
 _ASKED: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
@@ -284,23 +286,30 @@ def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
     loaded = snapshot.view(driver.loaded)
     version = loaded.version if loaded else _wanted(tuple(_missing(snapshot)))
     yield _firmware_package(snapshot, version.split(".")[0], version)
+    if snapshot.view(package_manager) == "apt":
+        text = "or install another release of the driver, which brings the firmware that belongs to it"
+        yield from newer_driver(snapshot, text, here=version, when="no archive has that version any more")
     yield rebuild_initramfs(snapshot)
-    modules_down = "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia"
-    yield run("load", "load the module anew", modules_down, "sudo modprobe nvidia")
+    yield run("load", "load the module anew", MODULES_OUT, "sudo modprobe nvidia")
 
 
 def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
     manager, known = snapshot.view(package_manager), distro(snapshot)
     text = "install the firmware of the loaded driver's very version"
     if manager == "apt" and known is not None and known.id == "debian":
-        return install(snapshot, text, "firmware-nvidia-gsp")
+        return reinstall(snapshot, text, "firmware-nvidia-gsp")
     if manager == "apt" and branch and known is not None and "ubuntu" in {known.id, *known.like}:
-        return install(snapshot, text, f"nvidia-firmware-{branch}-{version}")
+        return reinstall(snapshot, text, f"nvidia-firmware-{branch}-{version}")
     if manager == "apt":
-        return remedies.driver(snapshot, text + ", with the driver that it belongs to")
+        # Debian calls it by one name, Ubuntu by that of the version.
+        ubuntus = quote(f"nvidia-firmware-{branch}-{version}") if branch else '"nvidia-firmware-${v%%.*}-$v"'
+        find = f"apt-cache pkgnames | grep -xF -e firmware-nvidia-gsp -e {ubuntus}"
+        known_version = "" if branch else "v=$(modinfo -F version nvidia); "
+        return run("install", text, f"{known_version}sudo apt-get install --reinstall $({find})")
     if manager == "dnf":
-        return install(snapshot, text, "nvidia-kmod-common")
-    return install(snapshot, text, "nvidia-utils" if manager == "pacman" else "kernel-firmware-nvidia-gspx-G06")
+        # The one does nothing where the package is there, the other where it is not.
+        return run("install", text, "sudo dnf install nvidia-kmod-common", "sudo dnf reinstall nvidia-kmod-common")
+    return reinstall(snapshot, text, "nvidia-utils" if manager == "pacman" else "kernel-firmware-nvidia-gspx-G06")
 
 
 def _platform(snapshot: Snapshot) -> Iterable[Fix]:
@@ -336,12 +345,13 @@ def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
 def _option_taken_out(snapshot: Snapshot) -> Iterator[str]:
     """The commands that take the option out of every place that has it, and leave what else stands on its line."""
     files = (item for item in snapshot.files("/*modprobe.d/*") if _SWITCHED_OFF.search(item.text))
-    corrected = edited("s/ *NVreg_EnableGpuFirmware=0//", *(item.subject for item in files))
+    option = "NVreg_EnableGpuFirmware=0"
+    corrected = edited(f"s/ *{option}//", *(item.subject for item in files))
     on_command_line = any(_SWITCHED_OFF.search(item.text) for item in snapshot.files("/proc/cmdline"))
     if corrected:
         yield from corrected
     elif not on_command_line:
-        yield "grep -rs NVreg_EnableGpuFirmware /etc/modprobe.d /lib/modprobe.d /etc/default/grub"
+        yield edited_where(option, f"s/ *{option}//", "/etc/modprobe.d")
     if on_command_line:
         yield from without_kernel_argument(snapshot, "nvidia.NVreg_EnableGpuFirmware=0")
 
@@ -357,6 +367,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-rpc-timeout",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reset-gpu",
             title="the GSP does not answer the driver",
@@ -369,7 +380,7 @@ FAMILY: Final = Family(
                 "A reset or reboot starts it anew. If it comes back, change the driver's version; proprietary modules "
                 "on GPUs before Blackwell can do without the GSP."
             ),
-            sources=(f"{_OPEN}/issues/446", _CATALOG),
+            sources=(f"{OPEN_MODULES}/issues/446", XID_CATALOG),
             check=only("gsp-rpc-timeout", _decide),
             remedy=_restart_gsp,
             explains=_UNUSABLE | {"gsp-bad-state-wpr2", "gsp-init-failed-platform"},
@@ -377,6 +388,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-task-exception",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reset-gpu",
             title="the GSP's firmware crashed",
@@ -386,7 +398,7 @@ FAMILY: Final = Family(
                 "that went bad under it; the calls that follow time out (Xid 119), and channels are taken down.\n\n"
                 "A reset brings the GPU back; another release of the driver, or a report to NVIDIA, cures it."
             ),
-            sources=(f"{_OPEN}/issues/829", _CATALOG),
+            sources=(f"{OPEN_MODULES}/issues/829", XID_CATALOG),
             check=only("gsp-task-exception", _decide),
             remedy=_restart_gsp,
             explains=_UNUSABLE | {"gsp-bad-state-wpr2", "gsp-init-failed-platform"},
@@ -394,6 +406,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-bad-state-wpr2",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the GPU holds on to the memory of a dead GSP",
@@ -403,7 +416,7 @@ FAMILY: Final = Family(
                 "not start another: it says that WPR2 is already up and gives the GPU up. Loading the module again "
                 "changes nothing; only a reset of the whole GPU, by a reboot or by taking its power away, does."
             ),
-            sources=(f"{_OPEN}/issues/1230", f"{_OPEN}/issues/1104"),
+            sources=(f"{OPEN_MODULES}/issues/1230", f"{OPEN_MODULES}/issues/1104"),
             check=only("gsp-bad-state-wpr2", _decide),
             remedy=_unwedge,
             explains=_UNUSABLE,
@@ -411,6 +424,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-firmware-boot-failed",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU's own firmware does not boot",
@@ -419,7 +433,7 @@ FAMILY: Final = Family(
                 "reports how far it came. If it never ends, the board has no proper power, is badly seated, has a "
                 "damaged VBIOS or is broken; no driver of either kind gets further."
             ),
-            sources=(f"{_OPEN}/issues/789", f"{_OPEN}/issues/543"),
+            sources=(f"{OPEN_MODULES}/issues/789", f"{OPEN_MODULES}/issues/543"),
             check=only("gpu-firmware-boot-failed", _decide),
             remedy=_boot_gpu,
             explains=_UNUSABLE,
@@ -427,6 +441,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-firmware-missing",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-container",
             title="the GSP's firmware is not on disk",
@@ -437,7 +452,7 @@ FAMILY: Final = Family(
                 "container that was made without it. The open modules, and every GPU that needs the GSP, do not start "
                 "then."
             ),
-            sources=(f"{_OPEN}/issues/433", _README),
+            sources=(f"{OPEN_MODULES}/issues/433", _README),
             check=only("gsp-firmware-missing", _decide),
             remedy=_bring_file,
             explains=_UNUSABLE,
@@ -445,6 +460,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-disable-ignored-open-module",
             layer="config",
+            storey="driver",
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",
@@ -453,7 +469,7 @@ FAMILY: Final = Family(
                 "no other way to drive a GPU and ignore it, as do all modules on GPUs from Blackwell on. Who set it to "
                 "be rid of a GSP error still has that error."
             ),
-            sources=(f"{_OPEN}/issues/820", _README),
+            sources=(f"{OPEN_MODULES}/issues/820", _README),
             check=_ignored,
             remedy=_take_back,
             explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
@@ -461,6 +477,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-init-failed-platform",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the GSP cannot be started in this machine",
@@ -471,7 +488,7 @@ FAMILY: Final = Family(
                 "that was replaced or cannot be read, small computers and chipsets that NVIDIA does not support, or "
                 "firmware settings that give the GPU too little address space."
             ),
-            sources=(f"{_OPEN}/issues/965", f"{_OPEN}/issues/1058"),
+            sources=(f"{OPEN_MODULES}/issues/965", f"{OPEN_MODULES}/issues/1058"),
             check=only("gsp-init-failed-platform", _decide),
             remedy=_platform,
             explains=_UNUSABLE,

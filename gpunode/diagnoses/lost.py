@@ -7,29 +7,31 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog.gpus import lookup
+from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, power_cycle, replace
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import alive, driver, faults, kernel, pci
+from gpunode.facts.patterns import Pattern
 
 _FALLEN: Final = (79, 167)
 # NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h).
-_LOST: Final = re.compile(
+_LOST: Final = Pattern(
     r"\bGPU is lost\b|\bGPU_IS_LOST\b|has fallen off the (?:PCI(?:e)? )?bus|NVML_ERROR_GPU_IS_LOST", re.IGNORECASE
 )
-_NAME: Final = re.compile(r"\bname=[^,\n]{0,80}")
-_NO_HANDLE: Final = re.compile(r"Unable to determine the device handle for ", re.IGNORECASE)
-_BUS: Final = re.compile(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
+_NAME: Final = Pattern(r"\bname=[^,\n]{0,80}")
+_NO_HANDLE: Final = Pattern(r"Unable to determine the device handle for ", re.IGNORECASE)
+_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
 # Every read of a device that does not answer gives ones: so does its configuration space.
-_ALL_ONES: Final = re.compile(r"\(rev ff\)|Unknown header type 7f|\bprog-if ff\b", re.IGNORECASE)
-_MOBILE: Final = re.compile(r"\d{3,4}M\b|Mobile|Max-Q|Laptop|\b(?:GeForce )?MX\d")
-_ASLEEP: Final = re.compile(r"\bD3cold\b|device inaccessible|\bbbswitch\b", re.IGNORECASE)
-_REMOVED: Final = re.compile(
+_ALL_ONES: Final = Pattern(r"\(rev ff\)|Unknown header type 7f|\bprog-if ff\b", re.IGNORECASE)
+_MOBILE: Final = Pattern(r"\d{3,4}M\b|Mobile|Max-Q|Laptop|\b(?:GeForce )?MX\d")
+_ASLEEP: Final = Pattern(r"\bD3cold\b|device inaccessible|\bbbswitch\b", re.IGNORECASE)
+_REMOVED: Final = Pattern(
     r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
 )
-_UNPLUGGED: Final = re.compile(r"pciehp: Slot\([^)]*\): (?:Link Down|Card not present)", re.IGNORECASE)
-_NO_POWER: Final = re.compile(
+_UNPLUGGED: Final = Pattern(r"pciehp: Slot\([^)]*\): (?:Link Down|Card not present)", re.IGNORECASE)
+_NO_POWER: Final = Pattern(
     r"does not have the necessary power cables connected|auxiliary power (?:cable|connector)s? .{0,40}not connected|"
     r"connect the PCIe? (?:auxiliary )?power cable",
     re.IGNORECASE,
@@ -157,6 +159,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-fallen-off-bus",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU has fallen off the PCI bus",
@@ -170,7 +173,7 @@ FAMILY: Final = Family(
                 "and falls off again, move it to another slot: what follows the card is the card's fault."
             ),
             sources=(
-                "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html",
+                XID_CATALOG,
                 "https://github.com/NVIDIA/NVSentinel/issues/155",
                 "https://github.com/leptonai/gpud/pull/1209",
             ),
@@ -186,6 +189,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-54-aux-power",
             layer="power-thermal",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="auxiliary power is not connected to the GPU",
@@ -195,8 +199,8 @@ FAMILY: Final = Family(
                 "not pushed home, or hangs on a supply rail that is off or overloaded."
             ),
             sources=(
-                "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html",
-                "https://github.com/NVIDIA/open-gpu-kernel-modules/blob/main/src/nvidia/arch/nvalloc/unix/src/osinit.c",
+                XID_CATALOG,
+                f"{OPEN_MODULES}/blob/main/src/nvidia/arch/nvalloc/unix/src/osinit.c",
             ),
             check=_unpowered,
             remedy=_connect,

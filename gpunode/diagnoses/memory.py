@@ -7,55 +7,56 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpunode.diagnoses.addresses import NVML_RETURNS, XID_CATALOG
 from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import faults, pci, smi_query
+from gpunode.facts.patterns import Pattern
 
 _MEMORY_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 _POLICY: Final = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
-_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _RETIREMENT: Final = "https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html"
 
 # From how many retired pages on NVIDIA takes a board back (dynamic page retirement, RMA policy).
 _RETIRED_LIMIT: Final = 60
 # How often a GPU may meet uncorrectable errors, each with its own reset, before nobody should wait for the next.
 _TOO_OFTEN: Final = 3
-_PLACE: Final = re.compile(
+_PLACE: Final = Pattern(
     r"physAddr (?P<place>0x[0-9a-f]+)|partition (?P<partition>\d+, subpartition \d+)", re.IGNORECASE
 )
-_PAGE: Final = re.compile(r"\bpage\b|retire|blacklist", re.IGNORECASE)
-_PENDING: Final = re.compile(r"already pending|due to pending", re.IGNORECASE)
-_ROW: Final = re.compile(r"\brow\b|remap", re.IGNORECASE)
+_PAGE: Final = Pattern(r"\bpage\b|retire|blacklist", re.IGNORECASE)
+_PENDING: Final = Pattern(r"already pending|due to pending", re.IGNORECASE)
+_ROW: Final = Pattern(r"\brow\b|remap", re.IGNORECASE)
 
 # In DCGM's words (dcgm_errors.h), for a node of which only its health check was pasted.
-_DCGM_PENDING: Final = re.compile(r"memory errors and row remappings are\s+pending", re.IGNORECASE)
-_DCGM_FAILURE: Final = re.compile(r"uncorrectable memory errors and row remapping\s+failed", re.IGNORECASE)
-_DCGM_RETIREMENT: Final = re.compile(
+_DCGM_PENDING: Final = Pattern(r"memory errors and row remappings are\s+pending", re.IGNORECASE)
+_DCGM_FAILURE: Final = Pattern(r"uncorrectable memory errors and row remapping\s+failed", re.IGNORECASE)
+_DCGM_RETIREMENT: Final = Pattern(
     r"A pending retired page has been detected|Pending page retirements together with a DBE", re.IGNORECASE
 )
-_DCGM_LIMIT: Final = re.compile(
+_DCGM_LIMIT: Final = Pattern(
     r"(?<!\d)\d{1,6} or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU",
     re.IGNORECASE,
 )
-_DCGM_DBE: Final = re.compile(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", re.IGNORECASE)
+_DCGM_DBE: Final = Pattern(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", re.IGNORECASE)
 # What CUDA, and the frameworks on it, say when their memory is hit (cudaErrorECCUncorrectable, 214).
-_CUDA: Final = re.compile(r"uncorrectable ECC error encountered|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE")
+_CUDA: Final = Pattern(r"uncorrectable ECC error encountered|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE")
 # The column "Volatile Uncorr. ECC" in nvidia-smi's table.
-_IN_TABLE: Final = re.compile(
+_IN_TABLE: Final = Pattern(
     r"\|\s*(?P<bus>[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0)\s+(?:On|Off|N/A)\s*\|\s*(?P<count>\d+)\s*\|"
 )
-_HELD: Final = re.compile(
+_HELD: Final = Pattern(
     r"In use by another client|currently being used by one or more other processes|currently in use by another process",
     re.IGNORECASE,
 )
-_INFOROM: Final = re.compile(
+_INFOROM: Final = Pattern(
     r"infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED_INFOROM|"
     r"InfoROM (?:validation|checksum) fail|NVML_ERROR_CORRUPTED",
     re.IGNORECASE,
 )
-_BUS: Final = re.compile(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
+_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
 _NVML_CORRUPTED_INFOROM: Final = 14
 
 
@@ -417,6 +418,7 @@ FAMILY: Final = Family(
         Rule(
             cause="ecc-dbe-uncorrectable",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="uncorrectable memory errors",
@@ -428,7 +430,7 @@ FAMILY: Final = Family(
                 "One such error is no reason for a new GPU: after a reset the bad row or page is out of use. Look then "
                 "whether a remapping is pending or failed, and whether the next error is at the same place."
             ),
-            sources=(_CATALOG, _POLICY),
+            sources=(XID_CATALOG, _POLICY),
             check=only("ecc-dbe-uncorrectable", _decide),
             remedy=_reset_after_drain,
             explains=_CONSEQUENCES,
@@ -436,6 +438,7 @@ FAMILY: Final = Family(
         Rule(
             cause="row-remap-pending",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="a row remapping waits for a reset",
@@ -454,6 +457,7 @@ FAMILY: Final = Family(
         Rule(
             cause="row-remap-failure",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="RMA",
             title="a bad row of memory cannot be remapped",
@@ -471,6 +475,7 @@ FAMILY: Final = Family(
         Rule(
             cause="hbm-failing-rma",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="RMA",
             title="the GPU's memory is wearing out",
@@ -489,6 +494,7 @@ FAMILY: Final = Family(
         Rule(
             cause="page-retirement-pending-handles-held",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="bad pages stay in use because something holds the GPU",
@@ -506,6 +512,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-92-high-sbe-rate",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="ECC corrects more single bits than it should have to",
@@ -514,7 +521,7 @@ FAMILY: Final = Family(
                 "the rate (Xid 92) speak of memory that ages. Nothing needs to be reset; watch whether pages or rows "
                 "are taken out of use, and plan for a replacement when they grow in number."
             ),
-            sources=(_CATALOG,),
+            sources=(XID_CATALOG,),
             check=only("xid-92-high-sbe-rate", _decide),
             remedy=_watch,
             explains=UNHEALTHY_IN_CLUSTER,
@@ -522,6 +529,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-94-contained-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="restart-container",
             title="a memory error ended one program",
@@ -538,6 +546,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-95-uncontained-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="a memory error that no program's end contains",
@@ -554,6 +563,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-140-unrecovered-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="an ECC error escaped every recovery",
@@ -562,7 +572,7 @@ FAMILY: Final = Family(
                 "mends it, mostly in SRAM (Xid 140). Its state can no longer be relied on until it is reset. When the "
                 "SRAM counters pass NVIDIA's limit, or it comes back, the GPU is to be replaced."
             ),
-            sources=(_CATALOG,),
+            sources=(XID_CATALOG,),
             check=only("xid-140-unrecovered-ecc", _decide),
             remedy=_reset_after_drain,
             explains=_CONSEQUENCES,
@@ -570,6 +580,7 @@ FAMILY: Final = Family(
         Rule(
             cause="inforom-corrupted",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the InfoROM is damaged",
@@ -581,7 +592,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/NVIDIA/gpu-operator/issues/20",
-                "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html",
+                NVML_RETURNS,
             ),
             check=_inforom,
             remedy=_write_anew,

@@ -24,6 +24,25 @@ Layer: TypeAlias = Literal[
     "cdi",
     "kubernetes",
 ]
+# Where in the stack of a node a cause lies, the lowest first. A layer is the field's word for the sort of thing that is
+# wrong; a missing driver may be one of the toolkit's troubles there, and is always the driver's storey here.
+StoreyId: TypeAlias = Literal[
+    "pci",
+    "gpu",
+    "kernel",
+    "packages",
+    "driver",
+    "fabric",
+    "libraries",
+    "toolkit",
+    "runtime",
+    "programs",
+    "kubernetes",
+]
+STOREYS: Final[tuple[StoreyId, ...]] = (
+    *("pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries"),
+    *("toolkit", "runtime", "programs", "kubernetes"),
+)
 # error: something does not work. warning: it works, and will not for long, or not as it could. info: not a fault.
 Severity: TypeAlias = Literal["error", "warning", "info"]
 # certain: what was seen leaves no other cause. likely: another is possible, and none was seen.
@@ -55,12 +74,12 @@ FixKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A line that proves something.
+    """A line that proves something, or in parentheses what the evidence comes to without one line that says so.
 
     Attributes:
         source: where it stands, as it was written there.
-        line: the line, whole.
-        number: counted from 1 within that piece of evidence; None where absence is the proof.
+        line: the line, whole; of one that is very long the part that proves it.
+        number: counted from 1 within that piece of evidence; None where the words are gpunode's own.
         key: of the evidence; not shown.
     """
 
@@ -141,10 +160,12 @@ class Rule:
         story: what happens, why, and how it looks from above; paragraphs of plain text.
         sources: addresses of the public texts that the facts come from.
         explains: causes that are this one's consequences when both are found.
+        storey: where in the stack it lies.
     """
 
     cause: str
     layer: Layer
+    storey: StoreyId
     severity: Severity
     disruption: Disruption
     title: str
@@ -165,17 +186,36 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """When a fault began on a GPU.
+
+    Attributes:
+        gpu: PCI address; empty where it is not told.
+        at: seconds on ``clock``.
+        clock: times of equal clocks compare, no others do; empty for a clock of which nothing is known.
+    """
+
+    gpu: str
+    at: float
+    clock: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One cause that was found.
 
     Attributes:
         explained_by: the cause whose consequence this is; empty for a root.
         gpus: PCI addresses of those concerned, where it concerns some only.
+        at: seconds, when it began first.
+        events: when it began on each GPU, where the time is known.
+        heard_from: who says so, where the node was looked at and only a container's word proves it; else empty.
     """
 
     cause: str
     title: str
     layer: Layer
+    storey: StoreyId
     severity: Severity
     confidence: Confidence
     summary: str
@@ -187,6 +227,8 @@ class Finding:
     explained_by: str = ""
     gpus: tuple[str, ...] = ()
     at: float | None = None
+    events: tuple[Event, ...] = ()
+    heard_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,33 +8,43 @@ from typing import Final
 
 from gpunode.catalog import branches
 from gpunode.diagnoses import chains
+from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode
+from gpunode.diagnoses.remedies import (
+    by_hand,
+    reboot,
+    rebuild_initramfs,
+    rebuilt_initramfs,
+    run,
+    setup_step,
+    takes_gpunode,
+)
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import driver, kernel, modules, pci
+from gpunode.diagnoses.views import driver, initramfs, kernel, modules, pci
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 _OPEN_DRIVERS: Final = ("nouveau", "nova_core", "nova_drm", "nova")
-_TAKEN: Final = re.compile(r"probe routine was not called for \d+ device")
-_NAMED: Final = re.compile(r"\b(?:nouveau|nova[_-]core)\b", re.IGNORECASE)
+_TAKEN: Final = Pattern(r"probe routine was not called for \d+ device")
+_NAMED: Final = Pattern(r"\b(?:nouveau|nova[_-]core)\b", re.IGNORECASE)
 # NVIDIA's installer, its driver container, and what lists hardware without lspci.
-_IN_USE: Final = re.compile(
+_IN_USE: Final = Pattern(
     r"[Nn]ouveau kernel driver is currently in use|driver=(?:nouveau|nova[_-]core)|driver: (?:nouveau|nova[_-]core)\b"
     r"|drivers/(?:nouveau|NovaCore|nova[_-]core)/?$|[Cc]ould not unload (?:the )?nouveau"
     r"|Kernel driver in use: (?:nouveau|NovaCore|nova[_-]core)"
 )
 # What the driver itself says when it has taken up a GPU.
-_STARTED: Final = re.compile(
+_STARTED: Final = Pattern(
     r"nouveau [0-9a-f:.]{7,12}: (?:NVIDIA G\w|\[?drm\]?:? ?(?:VRAM|nouveau)|vgaarb|enabling device|DRM: VRAM)"
     r"|Initialized nouveau \d|nouveaudrmfb|NovaCore [0-9a-f:.]{7,12}: |Initialized nova \d"
 )
-_BLACKLIST: Final = re.compile(
+_BLACKLIST: Final = Pattern(
     r"^[ \t]*(?:blacklist\s+(?:nouveau|nova[_-]core)|install\s+nouveau\s+\S*/(?:false|true)|alias\s+nouveau\s+off)\b",
     re.MULTILINE,
 )
-_AT_BOOT: Final = re.compile(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b")
-_NO_MODESET: Final = re.compile(r"nouveau\.modeset=0")
-_IN_IMAGE: Final = re.compile(r"/(?:nouveau|nova[_-]core)\.ko")
+_AT_BOOT: Final = Pattern(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b")
+_NO_MODESET: Final = Pattern(r"nouveau\.modeset=0")
+_IN_IMAGE: Final = Pattern(r"/(?:nouveau|nova[_-]core)\.ko")
 
 
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -52,11 +62,14 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "nouveau-bound", Proof(summary, proofs, remedy=(left,), disruption="none", severity="info")
         return
     blacklisted, image = tuple(_blacklisted(snapshot)), tuple(_in_image(snapshot))
-    looked = any(item.outcome == "ok" for item in snapshot.of("initramfs"))
+    looked = any(item.outcome == "ok" for item in initramfs.of_running(snapshot))
     if blacklisted and (image or not looked):
         confidence: Confidence = "certain" if image else "likely"
-        summary = "nouveau is blacklisted and still loaded: the initramfs brings it before the blacklist counts"
-        yield "nouveau-in-initramfs", Proof(summary, (*image, *blacklisted, *proofs), confidence)
+        others = tuple(_in_images(initramfs.of_others(snapshot))) if image else ()
+        also = f" (so does the one of {', '.join(name for name, _ in others)})" if others else ""
+        summary = f"nouveau is blacklisted and still loaded: the initramfs brings it{also} before the blacklist counts"
+        cited = (*image, *blacklisted, *proofs, *(line for _, line in others))
+        yield "nouveau-in-initramfs", Proof(summary, cited, confidence)
         return
     ruled_out = ("an initramfs that holds it: it does not",) if blacklisted and looked else ()
     summary = "nouveau owns the GPU, so NVIDIA's module is never given it"
@@ -96,7 +109,7 @@ def _in_use(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _shown(item: Item) -> Iterator[Citation]:
-    if item.where == "host" and item.is_seen:
+    if item.where == "host" and item.is_seen and not item.is_register:
         yield from lines_with(item, _IN_USE)
 
 
@@ -111,12 +124,19 @@ def _blacklisted(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 # "/etc/modprobe.d/blacklist-nouveau.conf:blacklist nouveau", as grep -r prints it.
-_GREPPED: Final = re.compile(r"(?:^|modprobe\.d/[\w.-]+:)\s*blacklist\s+nouveau\b")
+_GREPPED: Final = Pattern(r"(?:^|modprobe\.d/[\w.-]+:)\s*blacklist\s+nouveau\b")
 
 
 def _in_image(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.of("initramfs"):
+    for item in initramfs.of_running(snapshot):
         yield from lines_with(item, _IN_IMAGE)
+
+
+def _in_images(items: tuple[Item, ...]) -> Iterator[tuple[str, Citation]]:
+    """The kernels whose images hold it, each with the line that shows it."""
+    for item in items:
+        if line := next(lines_with(item, _IN_IMAGE), None):
+            yield initramfs.release_of(item), line
 
 
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
@@ -137,11 +157,6 @@ def _has_nova(snapshot: Snapshot) -> bool:
     return any(modules.loaded(snapshot, name) for name in _OPEN_DRIVERS[1:])
 
 
-def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
-    yield rebuild_initramfs(snapshot)
-    yield reboot()
-
-
 FAMILY: Final = Family(
     "nouveau",
     "nouveau in the way",
@@ -149,6 +164,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nouveau-bound",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="nouveau owns the GPU",
@@ -160,8 +176,8 @@ FAMILY: Final = Family(
                 "rebooted: a driver that shows a console cannot be taken away safely."
             ),
             sources=(
-                "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",
-                "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/commonproblems.html",
+                DRIVER_GUIDE,
+                f"{DRIVER_README}commonproblems.html",
                 "https://github.com/mattshma/bigdata/issues/133",
                 "https://github.com/negativo17/nvidia-driver/issues/73",
             ),
@@ -172,6 +188,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nouveau-in-initramfs",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="the initramfs still loads nouveau",
@@ -182,12 +199,12 @@ FAMILY: Final = Family(
                 "node rebooted."
             ),
             sources=(
-                "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/commonproblems.html",
+                f"{DRIVER_README}commonproblems.html",
                 "https://manpages.debian.org/stable/initramfs-tools-core/initramfs-tools.7.en.html",
                 "https://github.com/openSUSE/nvidia-driver-G06/issues/62",
             ),
             check=only("nouveau-in-initramfs", _decide),
-            remedy=_rebuild,
+            remedy=rebuilt_initramfs,
             explains=chains.NO_DRIVER | {"nouveau-bound"},
         ),
     ),

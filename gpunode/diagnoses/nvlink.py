@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog import xids
+from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import command, is_release
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, install, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, system
+from gpunode.diagnoses.views.topology import addresses
 from gpunode.facts import xid
+from gpunode.facts.patterns import Pattern
 
 # ---- the fabric manager
 
@@ -187,7 +190,7 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if not down and "card" not in snapshot.view(boards.carriers):
         for one in snapshot.view(fabric.left_out):
             summary = f"GPU {one.index} has no NVLink to any other GPU, and the others are all linked to each other"
-            yield "nvlink-all-links-inactive-gpu", Proof(summary, (one.citation,))
+            yield "nvlink-all-links-inactive-gpu", Proof(summary, (one.citation,), gpu=_address(snapshot, one))
     if not down and not complaints:
         return
     dark = tuple(one for one in down if one.all_down)
@@ -204,7 +207,7 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             out = ("a fabric manager that does not run: then no GPU would have links",) if alive else ()
             yield (
                 "nvlink-all-links-inactive-gpu",
-                Proof(summary, (one.citation,), "certain" if alive else "likely", out),
+                Proof(summary, (one.citation,), "certain" if alive else "likely", out, _address(snapshot, one)),
             )
     elif len(dark) > 1 and "card" not in kinds:
         question = "no GPU of this node has a link: that is the fabric manager's work undone, or GPUs without a bridge"
@@ -215,11 +218,21 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         )
     # Of what took the links down the kernel's log tells, so without it they may be a consequence.
     confidence: Confidence = "certain" if snapshot.view(kernel.messages) else "likely"
-    yield from _some_down(tuple(one for one in down if not one.all_down), alive, confidence)
+    yield from _some_down(snapshot, tuple(one for one in down if not one.all_down), alive, confidence)
+
+
+def _address(snapshot: Snapshot, one: fabric.Links) -> str:
+    """The GPU whose links these are; empty where that is not told, or where another GPU may be at their other end.
+
+    Links to an NVSwitch do not go down with another GPU. Those of a bridge do.
+    """
+    if one.index is None or not (snapshot.view(fabric.switches) or "baseboard" in snapshot.view(boards.carriers)):
+        return ""
+    return snapshot.view(addresses).get(one.index, "")
 
 
 def _some_down(
-    some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...], confidence: Confidence
+    snapshot: Snapshot, some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...], confidence: Confidence
 ) -> Iterator[tuple[str, Verdict]]:
     """The GPUs with fewer links than they have; where all lack the same ones, the board was built so."""
     if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1:
@@ -229,12 +242,12 @@ def _some_down(
         links = ", ".join(str(link) for link in one.down)
         summary = f"{len(one.down)} of the {len(one.down) + one.up} NVLinks of {which} are down: {links}"
         out = ("a fabric manager that does not run: the other links are up",)
-        yield "nvlink-link-inactive", Proof(summary, (one.citation,), confidence, out)
+        yield "nvlink-link-inactive", Proof(summary, (one.citation,), confidence, out, _address(snapshot, one))
 
 
 # ---- faults by message
 
-_ON_LINK: Final = re.compile(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
+_ON_LINK: Final = Pattern(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
 
 
 def _linked_fault(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -270,7 +283,7 @@ def _switched(snapshot: Snapshot) -> Iterator[Verdict]:
     gpus = [one.root for one in incidents if one.root.source == "xid" and one.root.kind in _FELT_BY_SWITCHES]
     for incident in incidents:
         said = incident.root.sxid
-        if said is None or any(gpu.order < incident.root.order for gpu in gpus):
+        if said is None or any(faults.is_earlier(gpu, incident.root) for gpu in gpus):
             continue
         grade = {True: "a fatal error", False: "a non-fatal error", None: "an error"}[said.fatal]
         link = f" on link {said.link}" if said.link is not None else ""
@@ -344,7 +357,6 @@ def _tell_monitor(_: Snapshot) -> Iterable[Fix]:
 
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
-_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _WITHOUT_FABRIC: Final = UNHEALTHY_IN_CLUSTER | {
     *("nvlink-all-links-inactive-gpu", "nvlink-link-inactive", "cuda-init-802-kaslr-or-hmm"),
     "nvlink-not-present-false-positive",
@@ -359,6 +371,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-version-mismatch",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="restart-service",
             title="fabric manager and driver are of different versions",
@@ -376,6 +389,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-installed",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="none",
             title="NVSwitches, and no fabric manager",
@@ -393,6 +407,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-running",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="restart-service",
             title="the fabric manager is installed and does not run",
@@ -414,6 +429,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-needed",
             layer="nvlink",
+            storey="fabric",
             severity="info",
             disruption="none",
             title="a fabric manager on a node without NVSwitches",
@@ -429,6 +445,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvswitch-sxid",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reboot",
             title="an NVSwitch reported an error",
@@ -445,6 +462,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-74-nvlink-error",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="an NVLink failed (Xid 74)",
@@ -454,7 +472,7 @@ FAMILY: Final = Family(
                 "the link hangs or ends too. The GPUs of one fabric are reset together; the registers in the message "
                 "tell signal from hardware."
             ),
-            sources=(_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
+            sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
             check=_linked_fault,
             remedy=_reset_fabric,
             explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
@@ -462,6 +480,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-145-149-nvlink5-fault",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="NVLink 5 fault (Xid 144 to 150)",
@@ -471,7 +490,7 @@ FAMILY: Final = Family(
                 "peer that was talking to that GPU, by Xid 45 for their programs, and by collectives that hang until "
                 "the node is reset: the GPU with the first fatal event is the one to look at."
             ),
-            sources=(_CATALOG, "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1355"),
+            sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1355"),
             check=_fifth,
             remedy=_reset_fabric,
             explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
@@ -479,6 +498,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-all-links-inactive-gpu",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="one GPU has no NVLink at all",
@@ -489,7 +509,7 @@ FAMILY: Final = Family(
             ),
             sources=(
                 "https://github.com/leptonai/gpud/issues/1085",
-                "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1150",
+                f"{OPEN_MODULES}/issues/1150",
             ),
             check=only("nvlink-all-links-inactive-gpu", _linked),
             remedy=_look_at_fabric,
@@ -497,6 +517,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-link-inactive",
             layer="nvlink",
+            storey="fabric",
             severity="warning",
             disruption="reboot",
             title="some NVLinks of a GPU are down",
@@ -512,6 +533,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-not-present-false-positive",
             layer="nvlink",
+            storey="fabric",
             severity="info",
             disruption="none",
             title="no NVLink where none is to be",

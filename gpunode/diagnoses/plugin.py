@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import (
     plugin_logs,
     restart_failed_pods,
@@ -18,26 +19,26 @@ from gpunode.diagnoses.cluster import (
 from gpunode.diagnoses.commands import command, is_unit
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import containerd, driver, kube, modules, nested, pci
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.containerd_files import CONFIG
 
-_PLUGIN: Final = "https://github.com/NVIDIA/k8s-device-plugin"
 _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
 
 # The driver's library.
 
 # k8s-device-plugin: go-nvml's words, and its own when neither NVML nor Tegra is found.
-_NO_LIBRARY: Final = re.compile(
+_NO_LIBRARY: Final = Pattern(
     r"could not load NVML library|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
     r"|libnvidia-ml\.so(?:\.1)?['\"’]?: cannot open shared object|libnvidia-ml\.so\.1: not found"
     r"|Failed to initialize NVML: could not"
 )
 # What it adds only where it found nothing to work with at all.
-_ASKS_FOR_RUNTIME: Final = re.compile(
+_ASKS_FOR_RUNTIME: Final = Pattern(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
 )
@@ -50,36 +51,36 @@ _NVML_MARKS: Final = (
     "discovery strategy",
     "get plugins",
 )
-_OF_PLUGIN: Final = re.compile(
+_OF_PLUGIN: Final = Pattern(
     r"device[-_ ]?plugin|\bplugin\b|nvdp\b|gpu-feature-discovery|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE
 )
-_DEFAULT: Final = re.compile(
+_DEFAULT: Final = Pattern(
     r"default_runtime_name\s*=\s*[\"'](?P<toml>[\w.-]+)|\"default-runtime\"\s*:\s*\"(?P<json>[\w.-]+)"
     r"|default_runtime\s*=\s*\"(?P<crio>[\w.-]+)|Default Runtime:\s*(?P<docker>[\w.-]+)"
     r"|\"defaultRuntimeName\"\s*:\s*\"(?P<crictl>[\w.-]+)"
 )
-_HANDLER: Final = re.compile(
+_HANDLER: Final = Pattern(
     r"runtimes\.[\"']?nvidia[\"']?\s*\]|\"nvidia\"\s*:\s*\{|nvidia-container-runtime|^[ \t]*Runtimes:.*\bnvidia\b",
     re.MULTILINE,
 )
-_RUNTIME_FILES: Final = re.compile(
-    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
+_RUNTIME_FILES: Final = Pattern(
+    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|/cri/conf\.d/[\w.-]{1,80}\.(?:part|toml)$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
     r"|crio\.conf|\bcrio (?:status )?config"
 )
 # nvidia-ctk registers the handler; it makes it the default only when told to.
-_REGISTERED_ONLY: Final = re.compile(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
+_REGISTERED_ONLY: Final = Pattern(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
 # The root that the plugin was told; "/" is where a driver of packages is.
-_TOLD_ROOT: Final = re.compile(
+_TOLD_ROOT: Final = Pattern(
     r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?(?P<root>/[\w./-]+)"
     r"|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?(?P<env>/[\w./-]+)"
 )
 # Places where a driver stands that the plugin does not look into unasked.
-_ELSEWHERE: Final = re.compile(
+_ELSEWHERE: Final = Pattern(
     r"/(?:opt/nvidia|home/kubernetes/bin/nvidia|run/nvidia/driver|usr/lib/wsl|run/current-system|run/opengl-driver"
     r"|nix/store|usr/local/glibc|usr/local/nvidia|x86_64-bottlerocket|usr/x86_64-bottlerocket|talos)[\w./-]*"
 )
-_ROOT: Final = re.compile(r"/opt/nvidia\b|/home/kubernetes/bin/nvidia\b|/run/nvidia/driver\b|/usr/local/nvidia\b")
-_ODD_SYSTEM: Final = re.compile(
+_ROOT: Final = Pattern(r"/opt/nvidia\b|/home/kubernetes/bin/nvidia\b|/run/nvidia/driver\b|/usr/local/nvidia\b")
+_ODD_SYSTEM: Final = Pattern(
     r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
 )
 
@@ -151,7 +152,7 @@ def _at(item: Item, match: re.Match[str]) -> Citation:
     return cite(item, item.number_at(match.start()))
 
 
-def _in_plugin(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ...]:
+def _in_plugin(snapshot: Snapshot, pattern: Pattern) -> tuple[Citation, ...]:
     """The lines with ``pattern`` that the plugin, or one of its kin in a pod, wrote."""
     kinds = {"kubernetes-log", "kubernetes-pod", "kubernetes", "text", "application"}
     return tuple(
@@ -187,8 +188,11 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         has_class = runtime.has_nvidia is None and any(
             name.startswith("nvidia") for name in kube.runtime_classes(snapshot)
         )
-        if bare and is_plain and (runtime.has_nvidia or has_class) and not any(pod.runtime_class for pod in asked):
-            proof = _not_asked(bare, runtime, asked, is_plain=True, who="a pod with a GPU")
+        # Under a default of NVIDIA's a pod that asks for no class has the driver all the same.
+        asks_none = bool(asked) and not runtime.default.startswith("nvidia")
+        is_open = (is_plain or asks_none) and not any(pod.runtime_class for pod in asked)
+        if bare and is_open and (runtime.has_nvidia or has_class):
+            proof = _not_asked(bare, runtime, asked, is_plain=is_plain, who="a pod with a GPU")
             yield "nvidia-runtime-not-default-no-runtimeclass", proof
         return
     if runtime.has_nvidia is False and runtime.default != "nvidia":
@@ -228,13 +232,14 @@ def _asked(snapshot: Snapshot) -> list[kube.Pod]:
     return [pod for pod in shown if pod.is_device_plugin] or shown
 
 
-_BARE: Final = re.compile(
-    r"nvidia-smi\\?[\"']?: (?:command |executable file )?not found|CUDA driver version is insufficient"
+_BARE: Final = Pattern(
+    r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
+    r"|CUDA driver version is insufficient"
     r"|NVIDIA Driver was not detected|Found no NVIDIA driver|no CUDA-capable device"
 )
 
 
-_IN_POD: Final = re.compile(r"\bkubectl\b|\bpods?\b|\boc (?:exec|rsh)\b")
+_IN_POD: Final = Pattern(r"\bkubectl\b|\bpods?\b|\boc (?:exec|rsh)\b")
 
 
 def _bare_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -318,14 +323,14 @@ def _not_asked(
 
 # Health.
 
-_UNHEALTHY: Final = re.compile(
+_UNHEALTHY: Final = Pattern(
     r"marked unhealthy|(?:will go|is|went|as) unhealthy|Marking (?:it|device|.{0,60}) (?:as )?unhealthy"
     r"|XidCriticalError|device went unhealthy",
     re.IGNORECASE,
 )
-_OF_GPU: Final = re.compile(r"GPU|MIG-|nvidia|Xid|all devices")
-_XID: Final = re.compile(r"\bXid[= :]+(?P<xid>\d+)", re.IGNORECASE)
-_HEALTH_LOST: Final = re.compile(r"previously allocated devices are no longer healthy")
+_OF_GPU: Final = Pattern(r"GPU|MIG-|nvidia|Xid|all devices")
+_XID: Final = Pattern(r"\bXid[= :]+(?P<xid>\d+)", re.IGNORECASE)
+_HEALTH_LOST: Final = Pattern(r"previously allocated devices are no longer healthy")
 
 
 def _health_said(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -366,29 +371,29 @@ def _fewer(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 
 # Admission by the kubelet.
 
-_NONE_HEALTHY: Final = re.compile(r"no healthy devices present|cannot allocate unregistered device")
-_LESS: Final = re.compile(
+_NONE_HEALTHY: Final = Pattern(r"no healthy devices present|cannot allocate unregistered device")
+_LESS: Final = Pattern(
     rf"requested number of devices unavailable for (?P<resource>{kube.RESOURCE})\.? "
     r"Requested: ?(?P<wanted>\d+), Available: ?(?P<left>\d+)"
 )
-_REGISTERED: Final = re.compile(r"Registration Request received for device plugin|Got registration request")
-_ADMISSION: Final = re.compile(r"UnexpectedAdmissionError|Allocate failed due to|Pod was rejected: Allocate failed")
-_DEVICE: Final = re.compile(r"\b(?:devices?|unavailable for) (?P<name>[\w.-]+\.[a-z]{2,}/[\w.-]+)")
-_LOST_GPU: Final = re.compile(r"GPU is lost|GetPreferredAllocation rpc failed|rpc error")
-_KUBELET_RESTARTED: Final = re.compile(
+_REGISTERED: Final = Pattern(r"Registration Request received for device plugin|Got registration request")
+_ADMISSION: Final = Pattern(r"UnexpectedAdmissionError|Allocate failed due to|Pod was rejected: Allocate failed")
+_DEVICE: Final = Pattern(r"\b(?:devices?|unavailable for) (?P<name>[\w.-]+\.[a-z]{2,}/[\w.-]+)")
+_LOST_GPU: Final = Pattern(r"GPU is lost|GetPreferredAllocation rpc failed|rpc error")
+_KUBELET_RESTARTED: Final = Pattern(
     r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
     r"|kubelet (?:was |is )?restart(?:ed|s)?\b|Stopp(?:ed|ing) .{0,40}(?:kubelet|Node Agent)|pkill kubelet"
     r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart)",
     re.IGNORECASE,
 )
-_BOOTED: Final = re.compile(
+_BOOTED: Final = Pattern(
     r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) ",
     re.IGNORECASE | re.MULTILINE,
 )
-_FORCED: Final = re.compile(r"delete pods? .{0,80}--force|--grace-period[= ]0|force[- ]delet", re.IGNORECASE)
+_FORCED: Final = Pattern(r"delete pods? .{0,80}--force|--grace-period[= ]0|force[- ]delet", re.IGNORECASE)
 # Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods) are open after them.
 _FIXED: Final = {25: 14, 26: 9, 27: 6}
-_KUBELET: Final = re.compile(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d+)")
+_KUBELET: Final = Pattern(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d+)")
 
 
 def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -442,10 +447,8 @@ def _is_about_gpus(cited: tuple[Citation, ...]) -> bool:
     return not named or any(name.startswith("nvidia.com/") for name in named)
 
 
-_UP: Final = re.compile(
-    r"\bup\s+(?:(?P<days>\d+) days?|(?P<minutes>\d+) min|(?P<hours>\d+):\d\d|\d+ weeks?|\d+ hours?)"
-)
-_SINCE: Final = re.compile(
+_UP: Final = Pattern(r"\bup\s+(?:(?P<days>\d+) days?|(?P<minutes>\d+) min|(?P<hours>\d+):\d\d|\d+ weeks?|\d+ hours?)")
+_SINCE: Final = Pattern(
     r"^[ \t]*Active: active \(running\) since .{0,60}; (?:\d+h )?(?:\d+min ?)?(?:\d+s)? ?ago", re.MULTILINE
 )
 
@@ -463,7 +466,7 @@ def _boots(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     """That the kubelet was restarted while the node stayed up, by the journal or by a command that was typed."""
     typed = tuple(
-        Citation(item.written, item.written, None, item.key)
+        stated(item.written, "that was run", item.key)
         for item in snapshot.items
         if _KUBELET_RESTARTED.search(item.written)
     )
@@ -563,14 +566,14 @@ def _stale_proof(snapshot: Snapshot, cited: tuple[Citation, ...], stale: tuple[C
 
 # Time-slicing.
 
-_REPLICAS: Final = re.compile(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d+)")
-_SHARING: Final = re.compile(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
-_EMPTY: Final = re.compile(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
-_PRINTED: Final = re.compile(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
-_STATIC: Final = re.compile(r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml")
+_REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d+)")
+_SHARING: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
+_EMPTY: Final = Pattern(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
+_PRINTED: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
+_STATIC: Final = Pattern(r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml")
 _LABEL_CONFIG: Final = "nvidia.com/device-plugin.config"
-_BY_ENVIRONMENT: Final = re.compile(r"envFrom\s*:|configMapRef\s*:")
-_WISH: Final = re.compile(
+_BY_ENVIRONMENT: Final = Pattern(r"envFrom\s*:|configMapRef\s*:")
+_WISH: Final = Pattern(
     r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced",
 )
 
@@ -602,11 +605,11 @@ def _wished(snapshot: Snapshot) -> Iterator[Citation]:
         if _is_config(item):
             yield from lines_with(item, _REPLICAS)
         elif _WISH.search(item.written):
-            yield Citation(item.written, item.written, None, item.key)
+            yield stated(item.written, "that was run", item.key)
     yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
     for item in snapshot.of("text", "kubernetes", "application"):
         if _LABEL_CONFIG in item.text and "label" in item.text:
-            yield from lines_with(item, re.compile(re.escape(_LABEL_CONFIG)))
+            yield from lines_with(item, Pattern(re.escape(_LABEL_CONFIG)))
 
 
 def _is_config(item: Item) -> bool:
@@ -750,6 +753,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-library-not-found",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the device plugin does not find the driver's library",
@@ -762,8 +766,8 @@ FAMILY: Final = Family(
                 "offers no nvidia.com/gpu."
             ),
             sources=(
-                f"{_PLUGIN}/issues/1371",
-                f"{_PLUGIN}/issues/478",
+                f"{DEVICE_PLUGIN}/issues/1371",
+                f"{DEVICE_PLUGIN}/issues/478",
                 "https://github.com/siderolabs/talos/issues/12103",
             ),
             check=only("device-plugin-library-not-found", _no_library),
@@ -773,6 +777,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-default-no-runtimeclass",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-service",
             title="the device plugin's pod does not run under NVIDIA's runtime",
@@ -784,8 +789,8 @@ FAMILY: Final = Family(
                 "manifest and older charts ask for no runtime class."
             ),
             sources=(
-                f"{_PLUGIN}/issues/1220",
-                f"{_PLUGIN}/issues/406",
+                f"{DEVICE_PLUGIN}/issues/1220",
+                f"{DEVICE_PLUGIN}/issues/406",
                 "https://kubernetes.io/docs/concepts/containers/runtime-class/",
             ),
             check=only("nvidia-runtime-not-default-no-runtimeclass", _no_library),
@@ -803,6 +808,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-marked-unhealthy",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the device plugin calls a GPU unhealthy",
@@ -813,13 +819,14 @@ FAMILY: Final = Family(
                 "the GPU keep it. The plugin does not take its word back before it is restarted, even where the "
                 "fault was the application's and the GPU is well."
             ),
-            sources=(f"{_PLUGIN}/issues/58", f"{_PLUGIN}/issues/189", f"{_PLUGIN}/issues/234"),
+            sources=(f"{DEVICE_PLUGIN}/issues/58", f"{DEVICE_PLUGIN}/issues/189", f"{DEVICE_PLUGIN}/issues/234"),
             check=only("device-plugin-marked-unhealthy", _health),
             remedy=_heal,
         ),
         Rule(
             cause="device-plugin-not-ready-after-reboot",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="pods were admitted after a reboot before the device plugin was registered",
@@ -836,6 +843,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-restart-admission-bug",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the restarted kubelet refuses pods that it had already admitted",
@@ -857,6 +865,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-stale-device-allocation",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-service",
             title="the kubelet counts GPUs as given to pods that are gone",
@@ -874,6 +883,7 @@ FAMILY: Final = Family(
         Rule(
             cause="time-slicing-config-not-applied",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the running device plugin has not got the sharing configuration",
@@ -883,7 +893,7 @@ FAMILY: Final = Family(
                 "file, or the ConfigMap is passed in a way it does not read, no default is named, or the file was "
                 "changed after the plugin had started. Keys in the wrong place are dropped without a word."
             ),
-            sources=(f"{_PLUGIN}/issues/990", f"{_PLUGIN}/issues/615", f"{_PLUGIN}/issues/1433"),
+            sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
             check=only("time-slicing-config-not-applied", _time_slicing),
             remedy=lambda snapshot: chain(_slicing(snapshot)),
         ),

@@ -6,29 +6,29 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import kube, nested
+from gpunode.facts.patterns import Pattern
 
-_PLUGIN: Final = "https://github.com/NVIDIA/k8s-device-plugin"
-
-_INSUFFICIENT: Final = re.compile(rf"Insufficient (?P<resource>{kube.RESOURCE})", re.IGNORECASE)
-_UNTOLERATED: Final = re.compile(
+_INSUFFICIENT: Final = Pattern(rf"Insufficient (?P<resource>{kube.RESOURCE})", re.IGNORECASE)
+_UNTOLERATED: Final = Pattern(
     r"untolerated taint[s(]*\)?:? ?\{\s*(?P<key>[\w./-]+)\s*(?::\s*(?P<value>[\w.-]*))?\s*\}"
     r"|had taints? \{\s*(?P<old>[\w./-]+)\s*(?::\s*(?P<old_value>[\w.-]*))?\s*\},? that the pod didn.t tolerate"
     r"|\bdid not tolerate (?:taint )?(?P<keyed>[\w./-]+)(?:=(?P<keyed_value>[\w.-]*))?:No(?:Schedule|Execute)\b"
 )
-_NOT_TOLERATED: Final = re.compile(r"had untolerated taint|had taints? .{0,80}didn.t tolerate")
+_NOT_TOLERATED: Final = Pattern(r"had untolerated taint|had taints? .{0,80}didn.t tolerate")
 # Taints that the cluster sets for a state of the node, or that keep work off its control plane.
-_OF_CLUSTER: Final = re.compile(
+_OF_CLUSTER: Final = Pattern(
     r"^(?:node\.kubernetes\.io/|node-role\.kubernetes\.io/|node\.cloudprovider\.kubernetes\.io/|node\.cilium\.io/"
     r"|node\.cluster\.x-k8s\.io/|CriticalAddonsOnly$|ToBeDeletedByClusterAutoscaler|DeletionCandidateOfClusterAutoscaler"
     r"|karpenter\.sh/|node\.ocs|ignore-taint\.)"
 )
-_OF_GPUS: Final = re.compile(r"nvidia|gpu|accelerat|cuda", re.IGNORECASE)
+_OF_GPUS: Final = Pattern(r"nvidia|gpu|accelerat|cuda", re.IGNORECASE)
 
 
 # Taints.
@@ -166,15 +166,15 @@ def _is_less(node: kube.Node) -> bool:
 # Labels without capacity.
 
 # Of the feature discovery, of the clouds, and of the discovery of PCI devices.
-_DISCOVERED: Final = re.compile(
+_DISCOVERED: Final = Pattern(
     r"^(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
     r"|feature\.node\.kubernetes\.io/pci-(?:\d{4}_)?10de|cloud\.google\.com/gke-accelerator$"
     r"|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator)"
 )
-_FROM_DRIVER: Final = re.compile(r"^nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute)|cuda\.|gfd\.)")
+_FROM_DRIVER: Final = Pattern(r"^nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute)|cuda\.|gfd\.)")
 
 
-_UNREGISTERED: Final = re.compile(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
+_UNREGISTERED: Final = Pattern(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
 
 
 def _labels_only(snapshot: Snapshot) -> tuple[tuple[kube.Node, Citation], ...]:
@@ -211,7 +211,7 @@ def _capacity_line(snapshot: Snapshot, node: kube.Node) -> Iterator[Citation]:
 
 # Nested nodes.
 
-_NO_GPU_INSIDE: Final = re.compile(
+_NO_GPU_INSIDE: Final = Pattern(
     r"could not load NVML library|NVML not detected|Detected non-NVML platform|Incompatible (?:strategy|platform)"
     r"|libnvidia-ml\.so\.1|no runtime for [\\\"']*nvidia|RuntimeHandler [\\\"']*nvidia[\\\"']* not supported"
     r"|Insufficient nvidia\.com/gpu|No devices found\. Waiting|Failed to initialize NVML"
@@ -259,7 +259,8 @@ def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
 def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
     names = [node.name for node in snapshot.view(kube.nodes) if node.name]
     show = command("kubectl", "describe", "node", node_word(names[0] if names else ""))
-    yield Fix("application", "end a pod that holds a GPU, or wait for it: this command shows who does", (show,))
+    yield by_hand("application", "end a pod that holds a GPU, or wait for it")
+    yield run("inspect", "see which pods hold one", show)
     yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes, where this happens often")
 
 
@@ -301,6 +302,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpus-all-allocated",
             layer="kubernetes",
+            storey="kubernetes",
             severity="info",
             disruption="none",
             title="every GPU is given to a pod",
@@ -310,7 +312,7 @@ FAMILY: Final = Family(
                 "pods ask for, not what they use, so an idle pod holds its GPU, too. nvidia-smi may show no process."
             ),
             sources=(
-                f"{_PLUGIN}/issues/165",
+                f"{DEVICE_PLUGIN}/issues/165",
                 "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/",
             ),
             check=only("gpus-all-allocated", _allocation),
@@ -319,6 +321,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pod-missing-gpu-toleration",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="none",
             title="the pod does not tolerate the GPU node's taint",
@@ -329,8 +332,8 @@ FAMILY: Final = Family(
                 "`nvidia.com/gpu` with one value only; the node then offers no GPU at all."
             ),
             sources=(
-                f"{_PLUGIN}/issues/826",
-                f"{_PLUGIN}/issues/1934",
+                f"{DEVICE_PLUGIN}/issues/826",
+                f"{DEVICE_PLUGIN}/issues/1934",
                 "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/",
             ),
             check=only("pod-missing-gpu-toleration", _taints),
@@ -340,6 +343,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-labels-without-capacity",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the node is labelled as a GPU node and offers none",
@@ -350,7 +354,7 @@ FAMILY: Final = Family(
                 "pods with a node selector are led to this node and wait."
             ),
             sources=(
-                f"{_PLUGIN}/issues/826",
+                f"{DEVICE_PLUGIN}/issues/826",
                 "https://github.com/NVIDIA/gpu-feature-discovery/issues/36",
                 "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
             ),
@@ -366,6 +370,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nested-node-config-not-applied",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the host was set up, and the node is a container inside it",
@@ -376,7 +381,7 @@ FAMILY: Final = Family(
                 "The host's files look perfect, and the device plugin finds no NVML."
             ),
             sources=(
-                f"{_PLUGIN}/issues/478",
+                f"{DEVICE_PLUGIN}/issues/478",
                 "https://minikube.sigs.k8s.io/docs/tutorials/nvidia/",
                 "https://github.com/NVIDIA/nvkind",
             ),

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from gpunode.diagnoses import remedies
+from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
+from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import archives, driver, history, initramfs, modules, packages
 from gpunode.diagnoses.views.driver import Seen
@@ -19,6 +20,7 @@ from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
 from gpunode.diagnoses.views.system import package_manager, running_kernel
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 UNATTENDED: Final = "driver-library-mismatch-unattended-upgrade"
 PENDING: Final = "driver-library-mismatch-reboot-pending"
@@ -26,33 +28,31 @@ PARTIAL: Final = "driver-library-mismatch-partial-upgrade"
 MIXED: Final = "driver-library-mismatch-mixed-installs"
 CONTAINER: Final = "container-driver-mismatch"
 
-_MISMATCH: Final = re.compile(
+_MISMATCH: Final = Pattern(
     r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
     r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch",
     re.IGNORECASE,
 )
 # libnvidia-container asks NVML on the node, before there is a container.
-_ASKED_ON_NODE: Final = re.compile(
+_ASKED_ON_NODE: Final = Pattern(
     r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
 )
 # libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
-_IN_THE_WAY: Final = re.compile(
-    r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
-)
-_BRANCH: Final = re.compile(
+_IN_THE_WAY: Final = Pattern(r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists")
+_BRANCH: Final = Pattern(
     r"^(?:nvidia-(?:driver|dkms|utils|headless|kernel-source|compute-utils|open)"
     r"|libnvidia-compute|linux-modules-nvidia)"
     r"(?:-no-dkms|-open)*-(?P<branch>\d{3})\b"
 )
 # Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
-_RUN_PLACE: Final = re.compile(r"/kernel/drivers/video/nvidia\.ko")
-_RUN_SAYS: Final = re.compile(
+_RUN_PLACE: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
+_RUN_SAYS: Final = Pattern(
     rf"NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
     rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
     re.IGNORECASE,
 )
-_REBOOT_LIST: Final = re.compile(r"^[ \t]*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
-_HEADER: Final = re.compile(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
+_REBOOT_LIST: Final = Pattern(r"^[ \t]*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
+_HEADER: Final = Pattern(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,12 @@ class _Scene:
 
     def is_loaded(self, version: str) -> bool:
         """Whether that is the version of the loaded module."""
-        return self.loaded is not None and _same(self.loaded.version, version)
+        return self.loaded is not None and _is(self.loaded.version, version)
 
 
-def _same(one: str, other: str) -> bool:
-    """Whether two versions are one driver's: NVML leaves the last part of its library's version away."""
-    short, long = sorted((one, other), key=len)
-    return one == other or (long.startswith(f"{short}.") and short.count(".") == 1)
+def _is(version: str, told: str) -> bool:
+    """Whether ``version`` is the one that was ``told``: NVML leaves the last part of its library's version away."""
+    return version == told or (told.count(".") == 1 and version.startswith(f"{told}."))
 
 
 def _scene(snapshot: Snapshot) -> _Scene:
@@ -94,11 +93,20 @@ def _scene(snapshot: Snapshot) -> _Scene:
     bringing = (*driver.kernel_side(snapshot), *driver.whole(snapshot))
     library = driver.library(snapshot)
     loaded = driver.loaded(snapshot)
-    if library is None:
+    if library is not None:
+        library = _whole(library, loaded, (*driver.libraries(snapshot), *(Seen(u.upstream, u.citation) for u in user)))
+    else:
         other = [one for one in user if loaded is None or one.upstream != loaded.version]
         library = Seen(other[0].upstream, other[0].citation) if other else None
     recent = _recent(history.upgrades(snapshot), loaded)
     return _Scene(_said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, recent)
+
+
+def _whole(library: Seen, loaded: Seen | None, known: Iterable[Seen]) -> Seen:
+    """The library in the version of which NVML told the beginning; it is not the loaded one, which NVML refused."""
+    found = [one for one in known if _is(one.version, library.version)]
+    other = next((one for one in found if loaded is None or one.version != loaded.version), None)
+    return Seen(other.version, library.citation) if other is not None else library
 
 
 def _recent(upgrades: tuple[Upgrade, ...], loaded: Seen | None) -> tuple[Upgrade, ...]:
@@ -165,19 +173,12 @@ def _strayed(snapshot: Snapshot, strayed: tuple[Package, ...]) -> Proof:
     node = driver.smi_version(snapshot)
     more = f", {len(strayed) - 1} more packages are neither" if strayed[1:] else ""
     what = f"{strayed[0].name} is {strayed[0].upstream}{more}, and the driver {node.version if node else ''}"
-    said = snapshot.said(_UNFIT)
+    said = snapshot.said(driver.UNFIT)
     cited = (*(one.citation for one in strayed), *((node.citation,) if node else ()), *said)
     ruled_out = ("the kernel module: nvidia-smi answers with it",)
     text = "bring every package of the driver to the version of its kernel modules"
     remedy = (remedies.driver(snapshot, text),) if remedies.takes_gpunode(snapshot) else tuple(_complete(snapshot))
     return Proof(what, cited, "certain" if said else "likely", ruled_out, remedy=remedy)
-
-
-# CUDA's error 803.
-_UNFIT: Final = re.compile(
-    r"unsupported display driver ?/ ?cuda driver combination|cudaErrorSystemDriverMismatch"
-    r"|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH|[Ee]rror:? 803\b"
-)
 
 
 def _fails_on_node(scene: _Scene) -> bool:
@@ -199,7 +200,7 @@ def _differs(scene: _Scene) -> bool:
 
 
 def _initramfs_brings(snapshot: Snapshot, scene: _Scene) -> bool:
-    return bool(initramfs.holds(snapshot)) and (scene.disk is None or _differs(scene))
+    return bool(initramfs.brings(snapshot)) and (scene.disk is None or _differs(scene))
 
 
 def _two_programs(snapshot: Snapshot, scene: _Scene) -> Verdict | None:
@@ -234,7 +235,7 @@ def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...
         *((own.citation,) if own else ()),
         *_elsewhere(snapshot),
     )
-    differs = own is not None and node is not None and not _same(own.version, node.version)
+    differs = own is not None and node is not None and not _is(node.version, own.version)
     other = _elsewhere(snapshot)
     if not (driver.works(snapshot) or shipped or differs or other):
         question = "does nvidia-smi work on the node itself, or is its own driver at two versions?"
@@ -248,7 +249,7 @@ def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...
     return Proof(what, cited, "certain" if certain else "likely", ("the node's driver: nvidia-smi works there",))
 
 
-_ANSWERS: Final = re.compile(r"Driver Version\s*:")
+_ANSWERS: Final = Pattern(r"Driver Version\s*:")
 
 
 def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -257,11 +258,11 @@ def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(citation for item in runs for citation in lines_with(item, _ANSWERS))
 
 
-_SHIPPED: Final = re.compile(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
+_SHIPPED: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
 
 
 # Ubuntu's until 2018.
-_NAMED_BY_BRANCH: Final = re.compile(r"nvidia-\d{3}")
+_NAMED_BY_BRANCH: Final = Pattern(r"nvidia-\d{3}")
 
 
 def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
@@ -277,7 +278,7 @@ def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
         for item in snapshot.items
         if item.where == "container" or item.kind == "container-inspect"
         for match in _SHIPPED.finditer(item.text)
-        if not _same(match["version"], node)
+        if not _is(node, match["version"])
     )
     return (*(one.citation for one in found), *files)
 
@@ -353,18 +354,18 @@ def _run_beside_packages(snapshot: Snapshot, scene: _Scene, packaged: tuple[Pack
 
 def _run_beside_modules(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
     """The libraries are of NVIDIA's .run installer, which brings its own module, and the module on disk is another."""
-    if scene.disk is None or scene.wanted is None or _same(scene.disk.version, scene.wanted.version):
+    if scene.disk is None or scene.wanted is None or _is(scene.disk.version, scene.wanted.version):
         return
     for item in snapshot.of("installer-log", "listing", "text", "package-history"):
         for match in _RUN_SAYS.finditer(item.text):
             version = match["version"] or match["log"]
-            if _same(version, scene.wanted.version):
+            if _is(version, scene.wanted.version):
                 place = cite(item, item.number_at(match.start()))
                 yield f"libraries of {version} by NVIDIA's .run installer, modules of {scene.disk.version}", (place,)
                 return
 
 
-_STORE: Final = re.compile(rf"/nix/store/\w+-nvidia-x11-(?P<version>{driver.VERSION})-")
+_STORE: Final = Pattern(rf"/nix/store/\w+-nvidia-x11-(?P<version>{driver.VERSION})-")
 
 
 def _of_two_stores(snapshot: Snapshot) -> Iterator[_Installs]:
@@ -423,13 +424,13 @@ def _by_disk(scene: _Scene) -> tuple[str, Verdict] | None:
     if scene.disk is None:
         return None
     if scene.loaded is not None and not scene.is_loaded(scene.disk.version):
-        if scene.wanted is not None and not _same(scene.wanted.version, scene.disk.version):
+        if scene.wanted is not None and not _is(scene.disk.version, scene.wanted.version):
             three = (scene.loaded.version, scene.disk.version, scene.wanted.version)
             what = "{} is loaded, {} is on disk, and the libraries are of {}".format(*three)
             return PARTIAL, Proof(what, scene.cited, "likely")
         what = f"the driver was upgraded to {scene.disk.version}{_while_loaded(scene)}"
         return PENDING, Proof(what, scene.cited, _who(scene), _no_partial(scene))
-    if scene.wanted is not None and not _same(scene.wanted.version, scene.disk.version):
+    if scene.wanted is not None and not _is(scene.disk.version, scene.wanted.version):
         what = f"the libraries are of {scene.wanted.version}, the kernel module on disk is still {scene.disk.version}"
         return PARTIAL, Proof(what, scene.cited, ruled_out=_no_reboot(scene))
     if scene.loaded is None:
@@ -450,7 +451,7 @@ def _by_packages(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | Non
     if old and scene.wanted is not None and not scene.is_loaded(scene.wanted.version):
         what = f"{old[0].name} is still {old[0].upstream}, the libraries are {scene.wanted.version}"
         return PARTIAL, Proof(what, cited, ruled_out=_no_reboot(scene))
-    if new and (scene.wanted is None or any(_same(scene.wanted.version, one.upstream) for one in new)):
+    if new and (scene.wanted is None or any(_is(one.upstream, scene.wanted.version) for one in new)):
         what = f"the driver's packages are at {new[0].upstream}{_while_loaded(scene)}"
         return PENDING, Proof(what, cited, _who(scene) if scene.loaded else "likely")
     by_hand_done = [one for one in scene.upgrades if one.driver and not scene.is_loaded(one.driver)]
@@ -517,11 +518,11 @@ def _no_reboot(scene: _Scene) -> tuple[str, ...]:
 # --- remedies -----------------------------------------------------------------------------------------------------
 
 _RELOAD: Final = (
-    "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia",
+    remedies.MODULES_OUT,
     "sudo modprobe -a nvidia nvidia_uvm",
 )
 _UNIT: Final = "nvidia-persistenced.service"
-_PERSISTENCED: Final = re.compile(r"persistenced")
+_PERSISTENCED: Final = Pattern(r"persistenced")
 
 
 def _reload(snapshot: Snapshot) -> Iterable[Fix]:
@@ -553,14 +554,9 @@ def _complete(snapshot: Snapshot) -> Iterable[Fix]:
     holds = sorted(name for name in packages.holds(snapshot) if history.is_drivers(name))
     if holds:
         yield remedies.unhold(snapshot, "release the hold on the packages that stayed behind", *holds)
-    text = "let all of the driver's packages come from one repository"
-    if package_manager(snapshot) == "apt":
-        yield setup_step(
-            snapshot, "configure", text, "cuda-repository", "driver-pin", instead=("apt-cache policy nvidia-driver",)
-        )
+    yield remedies.one_archive(snapshot)
+    if package_manager(snapshot) in {"apt", "dnf"}:
         yield remedies.one_version(snapshot, "install", "bring every package to the same version")
-    else:
-        yield remedies.one_version(snapshot, "configure", text)
     yield remedies.driver(snapshot, "install what is missing of that version, its module included")
     yield reboot()
 
@@ -578,14 +574,17 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
         )
     else:
         yield _remove_the_other(snapshot, packaged)
-    yield remedies.driver(snapshot, "install the one that stays, whole")
+    text = "install the one that stays, whole"
+    if takes_gpunode(snapshot):
+        text += "; gpunode names each package of another one before it removes it"
+    yield remedies.driver(snapshot, text)
     yield reboot()
 
 
 def _remove_the_other(snapshot: Snapshot, packaged: tuple[Package, ...]) -> Fix:
     if package_manager(snapshot) == "apt" or not packaged:
-        text = "remove every driver but the one that is wanted; each is named before"
-        return setup_step(snapshot, "remove", text, "conflicts")
+        text = "take away what NVIDIA's .run installer has put beside the packages, where it has"
+        return run("remove", text, "[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent")
     fusion = sorted({one.name for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))})
     names = fusion or sorted({one.name for one in packaged})
     return uninstall(snapshot, "remove the packages of the driver that is not wanted", *names)
@@ -604,7 +603,6 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 _CONSEQUENCES: Final = LIBRARY_MISMATCH | {"cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", CONTAINER}
-_DOC: Final = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html"
 
 FAMILY: Final = Family(
     "versions",
@@ -613,6 +611,7 @@ FAMILY: Final = Family(
         Rule(
             cause=UNATTENDED,
             layer="package",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the system upgraded the driver by itself while the old module was loaded",
@@ -623,7 +622,7 @@ FAMILY: Final = Family(
                 "version mismatch», and so does every new container. Loading the new module is enough, and the next "
                 "such night is prevented by taking the driver out of automatic upgrades."
             ),
-            sources=("https://github.com/lyulyul/shine-cluster/issues/30", _DOC),
+            sources=("https://github.com/lyulyul/shine-cluster/issues/30", NVML_RETURNS),
             check=only(UNATTENDED, _decide),
             remedy=_reload_and_hold,
             explains=_CONSEQUENCES,
@@ -631,6 +630,7 @@ FAMILY: Final = Family(
         Rule(
             cause=PENDING,
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the driver was upgraded and its new module is not loaded yet",
@@ -640,7 +640,7 @@ FAMILY: Final = Family(
                 "the new module is loaded: by a reboot, or by unloading the old one when nothing uses it. The module "
                 "on disk already has the new version."
             ),
-            sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", _DOC),
+            sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", NVML_RETURNS),
             check=only(PENDING, _decide),
             remedy=_reload,
             explains=_CONSEQUENCES,
@@ -648,6 +648,7 @@ FAMILY: Final = Family(
         Rule(
             cause=PARTIAL,
             layer="package",
+            storey="packages",
             severity="error",
             disruption="reboot",
             title="only a part of the driver's packages was upgraded",
@@ -657,7 +658,7 @@ FAMILY: Final = Family(
                 "loads the same old module again and changes nothing. All packages have to be brought to one version "
                 "first."
             ),
-            sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", _DOC),
+            sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", NVML_RETURNS),
             check=only(PARTIAL, _decide),
             remedy=_complete,
             explains=_CONSEQUENCES,
@@ -665,6 +666,7 @@ FAMILY: Final = Family(
         Rule(
             cause=MIXED,
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="two drivers are installed side by side",
@@ -674,7 +676,7 @@ FAMILY: Final = Family(
                 "other. Which pair meets can change with every ldconfig and every kernel. One of the two has to go, "
                 "whole."
             ),
-            sources=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/", _DOC),
+            sources=(DRIVER_GUIDE, NVML_RETURNS),
             check=only(MIXED, _decide),
             remedy=_one_driver,
             explains=_CONSEQUENCES,
@@ -682,6 +684,7 @@ FAMILY: Final = Family(
         Rule(
             cause=CONTAINER,
             layer="userspace",
+            storey="programs",
             severity="error",
             disruption="restart-container",
             title="the container has driver libraries of another version",

@@ -10,6 +10,7 @@ from typing import Final
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
 from gpunode.diagnoses import remedies
+from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
@@ -25,9 +26,7 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, faults, kernel, smi_query
-
-_OPEN: Final = "https://github.com/NVIDIA/open-gpu-kernel-modules"
-_CATALOG: Final = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+from gpunode.facts.patterns import Pattern
 
 # What rules of this and other families make of a code; the rest comes to a question with the catalog's advice.
 _GRAPHICS: Final = (13, 69)
@@ -73,37 +72,37 @@ _NEAREST: Final[dict[XidKind, tuple[str, ...]]] = {
     "bus": ("pcie-aer-correctable-storm", "gpu-fallen-off-bus"),
 }
 
-_PMU_HALTED: Final = re.compile(r"PmuHalted|PMU has halted")
-_ADDRESS: Final = re.compile(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
+_PMU_HALTED: Final = Pattern(r"PmuHalted|PMU has halted")
+_ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _NULL: Final = 0x10000
-_UPGRADE: Final = re.compile(
+_UPGRADE: Final = Pattern(
     rf"(?:nvidia-driver|nvidia-kernel|libnvidia-compute|nvidia-dkms|nvidia-open|kmod-nvidia|nvidia-utils)[\w.-]*"
     rf"(?::\w+)?[ (-]+(?:\d+:)?(?P<old>{driver.VERSION})\S*(?:,| ->| =>| to)? +(?:\d+:)?(?P<new>{driver.VERSION})"
 )
 # Releases whose page faults were tracked down to the driver, each with the thread.
 _FAULTY_RELEASES: Final = {
-    "610.57.04": f"{_OPEN}/issues/1370",
-    "610.43.02": f"{_OPEN}/issues/1134",
-    "595.71.05": f"{_OPEN}/issues/1134",
+    "610.57.04": f"{OPEN_MODULES}/issues/1370",
+    "610.43.02": f"{OPEN_MODULES}/issues/1134",
+    "595.71.05": f"{OPEN_MODULES}/issues/1134",
 }
 # Programs that run code of whoever started them.
-_OWN_CODE: Final = re.compile(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
+_OWN_CODE: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
 # The kernel's complaint about nvidia-drm, of a mapping that reaches over the end of the GPU's memory window.
-_BAD_MAPPING: Final = re.compile(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
+_BAD_MAPPING: Final = Pattern(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
 # How many messages after a page fault are still its own doing.
 _SOON: Final = 40
-_SM: Final = re.compile(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
-_TO_ACTION: Final = re.compile(
+_SM: Final = Pattern(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
+_TO_ACTION: Final = Pattern(
     r"changed (?:from 0x\d \([^)]*\) )?to 0x(?P<action>\d)(?: \((?P<name>[^)]*)\))?", re.IGNORECASE
 )
 # NVML's word (NVML_ERROR_RESET_REQUIRED) and DCGM's (DCGM_FR_GPU_RECOVERY_…).
-_RESET_REQUIRED: Final = re.compile(
+_RESET_REQUIRED: Final = Pattern(
     r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED|"
     r"requires a (?:reset|reboot) to recover from a fault"
 )
 _NO_ACTION: Final = frozenset({"", "none", "n/a", "[n/a]"})
-_NOT_INITIALISED: Final = re.compile(
+_NOT_INITIALISED: Final = Pattern(
     r"RmInitAdapter failed! \((?P<code>0x(?!2[26]:0x56|6[1-3]:)[0-9a-f:x]+)\)", re.IGNORECASE
 )
 
@@ -170,12 +169,16 @@ def _page_faults(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 
 # A person's word on two releases on one machine.
-_COMPARED: Final = re.compile(
+_COMPARED: Final = Pattern(
     r"(?:roll(?:ed|ing) back|downgrad(?:ed|ing)|revert(?:ed|ing)|went back|going back)[^\n]{0,40}\b\d{3}\.\d[^\n]{0,60}"
     r"(?:works|fixe[sd]|fine|gone|stable|solve[sd]|no more)"
     r"|downgrading (?:the |to )[^\n]{0,40}(?:fixe[sd]|solve[sd]|helps|helped)"
     r"|\b(?:runs|works|fine|stable|none)\b[^\n]{0,40} (?:with|on|under) \d{3}\.\d[^\n]{0,80}"
     r"(?:fails|faults|crashes|breaks)[^\n]{0,40}\b\d{3}\.\d"
+    r"|\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:0\b|none|no (?:faults?|crash|xid|error)|zero|never|clean|stable|fine|ok\b)"
+    r"[^\n]{0,60}\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:[1-9]\d{0,4}\b|(?:xid |page )?faults?|crash|hang|every)"
+    r"|\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:[1-9]\d{0,4} (?:xid|fault|crash)|(?:xid |page )?faults?|crash|hang|every)"
+    r"[^\n]{0,60}\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:0\b|none|no (?:faults?|crash|xid|error)|zero|never|clean|stable)"
     r"|\bwith \d{3}\.\d[^\n]{0,80}[;,] with \d{3}\.\d[^\n]{0,60}\b(?:none|never|not|fine|works)\b",
     re.IGNORECASE,
 )
@@ -239,22 +242,28 @@ def _recovery(snapshot: Snapshot) -> Iterator[Verdict]:
     told = faults.of(snapshot, 154)
     for incident in told:
         yield _wanted(incident)
-    if not told and not snapshot.view(faults.incidents):
+    if not told:
         yield from _state(snapshot)
 
 
 def _state(snapshot: Snapshot) -> Iterator[Verdict]:
-    """The action that nvidia-smi or NVML shows, where nobody pasted what led to it."""
+    """The action that nvidia-smi or NVML shows of a GPU, where nobody pasted what led to it."""
+    faulty = {incident.gpu for incident in snapshot.view(faults.incidents)}
+
+    def is_told(bus: str) -> bool:
+        """Whether a fault of that GPU stands in the log; of a GPU without an address, any may be its own."""
+        return bus in faulty or "" in faulty or (not bus and bool(faulty))
+
     for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action"):
-        if row.value.strip().lower() not in _NO_ACTION:
+        if row.value.strip().lower() not in _NO_ACTION and not is_told(gpu.bus):
             summary = f"{faults.label(gpu.bus)} asks to be recovered: {row.value}; why, no line here says"
             yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
     for name in ("Reset Required", "Drain and Reset Recommended"):
         for gpu, row in smi_query.rows(snapshot, name):
-            if smi_query.is_yes(row.value):
+            if smi_query.is_yes(row.value) and not is_told(gpu.bus):
                 summary = f"{faults.label(gpu.bus)} has to be reset; why, no line here says"
                 yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
-    if said := snapshot.said(_RESET_REQUIRED):
+    if not faulty and (said := snapshot.said(_RESET_REQUIRED)):
         yield Proof("A GPU has to be reset before it can be used; why, no line here says", said, "likely")
 
 
@@ -320,7 +329,7 @@ def _debug_memory(_: Snapshot) -> Iterable[Fix]:
 
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
-    yield remedies.driver(snapshot, "go to another release of the driver", upgrade=True)
+    yield from remedies.newer_driver(snapshot, "go to another release of the driver", back=True)
     yield reboot("reboot, so that it is the one that is loaded")
     yield nvidia_report("that release faults too")
 
@@ -335,7 +344,7 @@ def _free_engine(snapshot: Snapshot) -> Iterable[Fix]:
 def _keep_state(snapshot: Snapshot) -> Fix:
     text = "keep the driver's state between programs, so that the GPU sleeps less"
     daemon = ("sudo systemctl enable --now nvidia-persistenced",)
-    return setup_step(snapshot, "configure", text, "persistence", instead=daemon)
+    return setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
 
 
 def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:
@@ -395,6 +404,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-13-graphics-exception",
             layer="driver",
+            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
@@ -406,7 +416,7 @@ FAMILY: Final = Family(
                 "The message names the place: GPC, TPC and SM. When different programs, right elsewhere, fail at one "
                 "and the same place, that part of the GPU is broken."
             ),
-            sources=(_CATALOG, "https://github.com/leptonai/gpud/pull/46"),
+            sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/46"),
             check=_exceptions,
             remedy=_debug,
             explains=_OF_PROGRAMS | {"xid-109-ctx-switch-timeout"},
@@ -414,6 +424,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-mmu-fault",
             layer="driver",
+            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
@@ -424,7 +435,7 @@ FAMILY: Final = Family(
                 "Look further when it is not one program: many on one GPU only speak for the GPU, many on every GPU "
                 "for the driver."
             ),
-            sources=(_CATALOG, f"{_OPEN}/issues/1030"),
+            sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1030"),
             check=only("xid-31-mmu-fault", _page_faults),
             remedy=_debug_memory,
             explains=_OF_PROGRAMS,
@@ -432,6 +443,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-driver-regression",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="this release of the driver lets programs fault",
@@ -441,7 +453,7 @@ FAMILY: Final = Family(
                 "driver's own page tables are wrong then. The same programs run clean on the release before, so go "
                 "back to it, or on to the one that mends it."
             ),
-            sources=(f"{_OPEN}/issues/1370", f"{_OPEN}/issues/363", f"{_OPEN}/issues/1134"),
+            sources=(f"{OPEN_MODULES}/issues/1370", f"{OPEN_MODULES}/issues/363", f"{OPEN_MODULES}/issues/1134"),
             check=only("xid-31-driver-regression", _page_faults),
             remedy=_change_release,
             explains=_OF_PROGRAMS,
@@ -449,6 +461,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-61-pmu-breakpoint",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reboot",
             title="the GPU's power controller stopped",
@@ -459,7 +472,7 @@ FAMILY: Final = Family(
                 "or stops. Newer firmware for board and GPU mended most of it; keeping the GPU from its deepest idle "
                 "avoids it."
             ),
-            sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
+            sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
             check=_told(61),
             remedy=_settle_power,
             explains=_GPU_DOWN,
@@ -467,6 +480,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-62-pmu-halt",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
@@ -476,7 +490,7 @@ FAMILY: Final = Family(
                 "down after it. It is known from GPUs that wake from idling and from certain releases of the driver "
                 "under long load."
             ),
-            sources=(f"{_OPEN}/issues/1045", _CATALOG),
+            sources=(f"{OPEN_MODULES}/issues/1045", XID_CATALOG),
             check=_halted,
             remedy=_restart_controller,
             explains=_GPU_DOWN
@@ -485,6 +499,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-109-ctx-switch-timeout",
             layer="driver",
+            storey="programs",
             severity="error",
             disruption="restart-container",
             title="a program does not let go of the GPU",
@@ -494,7 +509,7 @@ FAMILY: Final = Family(
                 "program's channels are taken down; mostly that is all. Behind an Xid 13 or 31 it is only their "
                 "consequence."
             ),
-            sources=(f"{_OPEN}/issues/502", f"{_OPEN}/issues/1146"),
+            sources=(f"{OPEN_MODULES}/issues/502", f"{OPEN_MODULES}/issues/1146"),
             check=_timeouts,
             remedy=_free_engine,
             explains=_CONSEQUENCES,
@@ -502,6 +517,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-121-c2c-link",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="errors on the link between CPU and GPU",
@@ -510,7 +526,7 @@ FAMILY: Final = Family(
                 "errors that it corrected (Xid 121): nothing was lost and nothing needs to be done at once. A link "
                 "that fails for good is Xid 173. Reset the GPU when it is free, and open a case if it happens often."
             ),
-            sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
+            sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
             check=_told(*_CHIP_LINK),
             remedy=always(
                 by_hand("wait", "nothing now: the errors were corrected; reset the GPU at the next occasion"),
@@ -522,6 +538,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-122-spi-rpc",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the GPU's flash memory does not answer",
@@ -531,7 +548,7 @@ FAMILY: Final = Family(
                 "the list of bad memory may not be kept. Once is a hiccup; if it stays after a reset the chip or the "
                 "board fails."
             ),
-            sources=(_CATALOG, f"{_OPEN}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
+            sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
             check=_told(*_FLASH),
             remedy=_read_flash,
             explains=UNHEALTHY_IN_CLUSTER | {"inforom-corrupted"},
@@ -539,6 +556,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-143-gpu-init-error",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU could not be initialised",
@@ -548,7 +566,7 @@ FAMILY: Final = Family(
                 "stands before it, the GPU itself does not start: reset it, then take its power away, then look at "
                 "seat and cables."
             ),
-            sources=(_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
+            sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
             check=_initialisation,
             remedy=_initialise,
             explains=_GPU_DOWN,
@@ -556,6 +574,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-154-recovery-action",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",
@@ -565,7 +584,7 @@ FAMILY: Final = Family(
                 "error of its own. Another Xid on the same GPU came before it; where a log begins too late to have it, "
                 "the action is still to be taken, and the cause is still to be found."
             ),
-            sources=("https://github.com/leptonai/gpud", _CATALOG),
+            sources=("https://github.com/leptonai/gpud", XID_CATALOG),
             check=_last,
             remedy=_look_before,
             explains=_GPU_DOWN,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from gpunode.facts.evidence import Capture
-from gpunode.facts.nvml import NoAnswer, hangs
+from gpunode.facts.nvml import NoAnswer, exactly, hangs
 
 SCHEMA = 1
-
-T = TypeVar("T")
 
 
 _LOOK = "read the kernel's log (`dmesg | grep -i -e nvrm -e xid`) and run `gpunode verify`"
@@ -112,13 +110,13 @@ def parse(data: bytes) -> CudaRun | CudaError:
 def _gpu(row: object) -> CudaGpu:
     if not isinstance(row, dict):
         raise ValueError("a GPU is not an object")
-    error, elements, mismatches = row.get("error"), _exactly(int, row, "elements"), _exactly(int, row, "mismatches")
+    error, elements, mismatches = row.get("error"), exactly(int, row, "elements"), exactly(int, row, "mismatches")
     return CudaGpu(
-        index=_exactly(int, row, "index"),
-        name=_exactly(str, row, "name"),
-        uuid=_exactly(str, row, "uuid"),
+        index=exactly(int, row, "index"),
+        name=exactly(str, row, "name"),
+        uuid=exactly(str, row, "uuid"),
         # A pass is what the numbers say, not only what the child claims.
-        passed=_exactly(bool, row, "passed") and error is None and elements > 0 and mismatches == 0,
+        passed=exactly(bool, row, "passed") and error is None and elements > 0 and mismatches == 0,
         elements=elements,
         mismatches=mismatches,
         error=None if error is None else _error(error),
@@ -129,15 +127,8 @@ def _error(row: object) -> CudaError:
     if not isinstance(row, dict):
         raise ValueError("`error` is not an object")
     return CudaError(
-        _exactly(str, row, "call"), _exactly(int, row, "code"), _exactly(str, row, "name"), _exactly(str, row, "text")
+        exactly(str, row, "call"), exactly(int, row, "code"), exactly(str, row, "name"), exactly(str, row, "text")
     )
-
-
-def _exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
-    value = row.get(key)
-    if type(value) is not kind:
-        raise ValueError(f"`{key}` is {value!r}")
-    return value
 
 
 def answer_of(capture: Capture) -> CudaAnswer:

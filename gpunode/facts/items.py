@@ -13,19 +13,21 @@ from typing import Any, Final, TypeVar, cast
 
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind, Source, Where, recognise, recognise_all
 
 T = TypeVar("T")
 
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_COLOURS: Final = Pattern(r"\x1b\[[0-9;?]*[A-Za-z]")
 # How a shell or a tool says that a thing is not there, when that is all it says.
-_ABSENT: Final = re.compile(
+_ABSENT: Final = Pattern(
     r"^(?:[^\n]{0,200}: )?(?:command not found|no such file or directory|not found)\.{0,3}$"
     r"|^(?:ls|cat|stat|find|grep|head|tail|less): [^\n]{1,200}: no such file or directory$"
     r"|^(?:/usr/bin/)?which: no \S+ in \(|^\S+ not found$|^Command '[^'\n]+' not found",
     re.IGNORECASE,
 )
-_NEWLINE: Final = re.compile("\n")
+_NEWLINE: Final = Pattern("\n")
+_REGISTERS: Final = frozenset({"/var/lib/dpkg/status", "/var/lib/apt/extended_states"})
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class Item:
         return bisect_right(self._starts, offset)
 
     @property
+    def is_register(self) -> bool:
+        """Whether a package manager keeps it: the longest texts of all, of nothing but names, states and versions."""
+        return self.subject in _REGISTERS or "/dpkg.log" in self.subject
+
+    @property
     def is_seen(self) -> bool:
         """Whether somebody looked and the system answered, were it that there is nothing."""
         return self.outcome in {"ok", "absent"} or bool(self.text)
@@ -101,7 +108,14 @@ def items(evidence: Evidence) -> tuple[Item, ...]:
 def _items(key: str, capture: Capture) -> Iterator[Item]:
     if capture.outcome == "failed" and capture.error == NOT_CAPTURED:
         return
-    if "*" in capture.source and capture.outcome == "ok" and (found := _found(capture)) is not None:
+    # One folder that may not be looked into does not take away what was found in the others.
+    is_answer = capture.outcome == "ok" or bool(capture.data)
+    if (
+        capture.source.startswith("/")
+        and "*" in capture.source
+        and is_answer
+        and (found := _found(capture)) is not None
+    ):
         yield from _of_glob(key, capture, found)
         return
     said = _said(capture)
@@ -158,14 +172,14 @@ def _gives_one_line(source: Source) -> bool:
     if source.kind == "file":
         return source.subject.startswith(("/sys/", "/proc/sys/"))
     if source.kind == "modinfo":
-        return "-F" in words
+        return bool({"-F", "-n"} & set(words))
     if source.kind == "unit-status":
         return any(word.startswith("is-") for word in words)
     return source.kind == "uname" or words[:2] == ("mokutil", "--sb-state")
 
 
 # bash: nvidia-container-cli: command not found; ls: cannot access '/dev/nvidia*': No such file or directory
-_COMPLAINT: Final = re.compile(
+_COMPLAINT: Final = Pattern(
     r"^(?:-?(?:bash|sh|zsh|ash|fish)(?:: line \d+)?: )?(?P<name>[\w.+-]{2,40}): (?=\S)(?:\d+: )?"
     r"(?=.{0,200}(?:not found|[Nn]o such file|cannot access|could not|no process found))"
 )
@@ -243,7 +257,7 @@ def _found(capture: Capture) -> tuple[Found, ...] | None:
 def _of_glob(key: str, capture: Capture, found: tuple[Found, ...]) -> Iterator[Item]:
     """A listing of what matched, and each file that was read."""
     listing = "\n".join(_listed(one) for one in found)
-    yield Item(key, capture.source, Source("listing", capture.source), listing)
+    yield Item(key, capture.source, Source("listing", capture.source), listing, capture.outcome, capture.error)
     for one in found:
         if one.data is not None and not _is_passed_over(one.path):
             text = one.data.decode("utf-8", "replace")

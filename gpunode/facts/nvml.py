@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
 from gpunode.facts.evidence import NOT_CAPTURED, Capture
+from gpunode.facts.patterns import Pattern
 
 SCHEMA = 1
 KEY = "nvml"
@@ -275,9 +276,9 @@ def _failure(answer: Mapping[str, object]) -> NvmlFailure:
         raise ValueError("`error` is not an object")
     nvml, library = answer.get("nvml"), answer.get("library")
     return NvmlFailure(
-        code=_exactly(int, error, "code"),
-        name=_exactly(str, error, "name"),
-        text=_exactly(str, error, "text"),
+        code=exactly(int, error, "code"),
+        name=exactly(str, error, "name"),
+        text=exactly(str, error, "text"),
         nvml=nvml if isinstance(nvml, str) else "",
         library=library if isinstance(library, str) else "",
     )
@@ -300,14 +301,19 @@ def _inventory(answer: Mapping[str, object]) -> Inventory:
 def _gpu(row: object) -> Gpu:
     if not isinstance(row, dict):
         raise ValueError("a GPU is not an object")
-    index = _exactly(int, row, "index")
+    index = exactly(int, row, "index")
     if "error" in row:
         failure = _unread(row)
         return Gpu(index, **dict.fromkeys(READINGS, failure), failure=failure)
     return Gpu(index, **{key: _reading(kind, row, key) for key, kind in READINGS.items()})
 
 
-def _exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
+def exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
+    """The value under a key of a child's answer, of that very type: a bool is no int.
+
+    Raises:
+        ValueError: it is of another type, or not there.
+    """
     value = row.get(key)
     if type(value) is not kind:
         raise ValueError(f"`{key}` is {value!r}")
@@ -316,11 +322,11 @@ def _exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
 
 def _reading(kind: type[T], row: Mapping[str, object], key: str) -> T | Unread:
     value = row.get(key)
-    return _unread(value) if isinstance(value, dict) else _exactly(kind, row, key)
+    return _unread(value) if isinstance(value, dict) else exactly(kind, row, key)
 
 
 def _unread(value: Mapping[str, object]) -> Unread:
-    return Unread(code=_exactly(int, value, "code"), name=_exactly(str, value, "error"))
+    return Unread(code=exactly(int, value, "code"), name=exactly(str, value, "error"))
 
 
 def hangs(what: str, error: str) -> str:
@@ -369,7 +375,7 @@ class VersionProblem:
     hint: str
 
 
-_VERSION = re.compile(r"(?:\d+:)?(\d{3,}(?:\.\d+){1,2})(?![\d.])")
+_VERSION = Pattern(r"(?:\d+:)?(\d{3,}(?:\.\d+){1,2})(?![\d.])")
 _RELOAD = (
     "reboot; or stop everything that uses the GPUs, unload the modules "
     "(`modprobe -r nvidia_drm nvidia_modeset nvidia_uvm nvidia`) and load them again (`modprobe nvidia`)"

@@ -10,7 +10,10 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final, Literal, TypeAlias
+
+from gpunode.facts.patterns import Pattern
 
 Kind: TypeAlias = Literal[
     "kernel-log",  # dmesg, journalctl -k, kern.log
@@ -94,19 +97,24 @@ class Source:
     is_mixed: bool = False
 
 
-_PROMPT: Final = re.compile(
-    r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80})?\s{0,4}[$#>%❯]\s+"
+_PROMPT: Final = Pattern(
+    r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80}"
+    r"|[\w.-]{1,40}(?=[$#]))?\s{0,4}[$#>%❯]\s+"
 )
-_REMARK: Final = re.compile(r"\(([^()]*)\)\s*$")
-_PART: Final = re.compile(
+_REMARK: Final = Pattern(r"\(([^()]*)\)\s*$")
+_PART: Final = Pattern(
     r"\b(?:further down|excerpt|extract|snippet|shortened|abridged|truncated|snipped|partial|(?:last|first) lines)\b",
     re.IGNORECASE,
 )
-_INSIDE: Final = re.compile(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
+_INSIDE: Final = Pattern(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
 _BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"})
 # Commands that print nothing of their own; words of the shell's grammar.
 _SILENT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"})
 _SHELL: Final = frozenset({"do", "then", "if", "else", "!", "{", "("})
+# They hand a command line, as one word, to a shell: of their own, on another host, on many.
+_SHELLS: Final = frozenset(
+    {"sh", "bash", "zsh", "su", "ssh", "ansible", "pdsh", "clush", "parallel-ssh", "pssh", "salt", "xargs", "chroot"}
+)
 _CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "cut"})
 _READERS: Final = frozenset({"cat", "less", "more", "head", "tail", "zcat", "bat", "batcat", "nl", "xxd", "strings"})
 _CONTAINERS: Final = frozenset(
@@ -183,10 +191,10 @@ _TEXTS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"^Linux \S+ \d+\.\d+", "uname"),
     (r"^Traceback \(most recent|CUDA error|RuntimeError|torch\.", "application"),
 )
-_COMPILED: Final[Mapping[str, tuple[tuple[re.Pattern[str], Kind], ...]]] = {
-    "paths": tuple((re.compile(pattern), kind) for pattern, kind in _PATHS),
-    "words": tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in _WORDS),
-    "texts": tuple((re.compile(pattern, re.MULTILINE), kind) for pattern, kind in _TEXTS),
+_COMPILED: Final[Mapping[str, tuple[tuple[Pattern, Kind], ...]]] = {
+    "paths": tuple((Pattern(pattern), kind) for pattern, kind in _PATHS),
+    "words": tuple((Pattern(pattern, re.IGNORECASE), kind) for pattern, kind in _WORDS),
+    "texts": tuple((Pattern(pattern, re.MULTILINE), kind) for pattern, kind in _TEXTS),
 }
 
 
@@ -204,7 +212,7 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
     source = source[:_LONGEST].strip()
     written, where, is_part = _without_remarks(_PROMPT.sub("", source))
-    if (label := _LABEL.match(written)) and _by_commands(written[label.end() :]):
+    if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
         where = "container" if _INSIDE.search(label[0]) else where
         written = written[label.end() :]
     found = _as_found(_by_commands(written), text) or _only(_by_path(written)) or _only(_by_words(source))
@@ -218,7 +226,7 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
 
 
 # "root@gpu1:/etc/crio/crio.conf.d# cat 99-nvidia.conf".
-_FOLDER: Final = re.compile(r"\[?[\w.+-]{1,40}@[\w.-]{1,80}[: ](?P<folder>/[\w./+-]{1,200}?)/?\]?\s?[$#%]\s")
+_FOLDER: Final = Pattern(r"\[?[\w.+-]{1,40}@[\w.-]{1,80}[: ](?P<folder>/[\w./+-]{1,200}?)/?\]?\s?[$#%]\s")
 
 
 def _in_folder(found: Source, folder: str) -> Source:
@@ -227,20 +235,16 @@ def _in_folder(found: Source, folder: str) -> Source:
     return replace(found, subject=f"{folder}/{found.subject.removeprefix('./')}") if is_relative else found
 
 
-# "host: nvidia-smi", "in the container: ls /dev", "node gpu-3: lsmod".
-_LABEL: Final = re.compile(
-    r"(?:(?:on|in|inside) )?(?:the )?(?:host|node|hypervisor|guest|vm|container|pod|worker|server)"
-    r"(?: [\w.-]{1,40})?:\s+",
-    re.IGNORECASE,
-)
+# "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod".
+_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()-]{0,60}:\s+")
 # What shows the state in which the node is, not what happened.
 STATE: Final[frozenset[Kind]] = frozenset(
     {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
 )
-STILL_FAILS: Final = re.compile(
+STILL_FAILS: Final = Pattern(
     r"failed|No devices|cannot access|couldn.t|not found|Unable|\bERR!|[Uu]nknown [Ee]rror|inactive|mismatch"
 )
-_REFUSED: Final = re.compile(
+_REFUSED: Final = Pattern(
     r"^(?:modprobe|insmod): |could not insert|^Job for |^Failed to (?:start|restart|load)", re.MULTILINE
 )
 
@@ -283,8 +287,17 @@ def _without_remarks(source: str) -> tuple[str, Where, bool]:
 def _by_commands(source: str) -> tuple[Source, ...]:
     """What each command of a line shows; they share one text where they are several."""
     single = (part for pipeline in _pipelines(source) for part in _one_by_one(pipeline))
-    found = tuple(one for pipeline in single if (one := _by_pipeline(pipeline)))
+    found = tuple(one for pipeline in single for one in _by_pipelines(pipeline))
     return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
+
+
+def _by_pipelines(pipeline: list[list[str]]) -> tuple[Source, ...]:
+    """What a pipeline shows, or each of the commands that one of its words, in quotes, hands to another shell."""
+    if (found := _by_pipeline(pipeline)) is not None and found.kind != "text":
+        return (found,)
+    words = _plain(pipeline[0])
+    handed = next((word for word in reversed(words[1:]) if " " in word), "") if _program(words) in _SHELLS else ""
+    return _by_commands(handed) or _only(found)
 
 
 def _one_by_one(pipeline: list[list[str]]) -> list[list[list[str]]]:
@@ -315,13 +328,7 @@ def _pipelines(source: str) -> list[list[list[str]]]:
     """The words of every command of every pipeline in a line of shell."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
     source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
-    try:
-        lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
-        lexer.whitespace_split = True
-        lexer.commenters = ""
-        words = list(lexer)
-    except ValueError:
-        words = source.split()
+    words = _words(source)
     pipelines: list[list[list[str]]] = [[[]]]
     for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
         if word in {"|", "|&"}:
@@ -332,6 +339,22 @@ def _pipelines(source: str) -> list[list[list[str]]]:
             pipelines[-1][-1].append(word)
     found = [[command for command in pipeline if command] for pipeline in pipelines]
     return [pipeline for pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
+
+
+def _words(source: str) -> list[str]:
+    if not _SHELL_SIGNS.intersection(source):
+        return source.split()
+    try:
+        lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
+        lexer.whitespace_split = True
+        lexer.commenters = ""
+        return list(lexer)
+    except ValueError:
+        return source.split()
+
+
+# shlex reads character by character; most sources have none of these.
+_SHELL_SIGNS: Final = frozenset("'\"\\|;&<>")
 
 
 def _plain(words: Sequence[str]) -> tuple[str, ...]:
@@ -401,7 +424,7 @@ def _of(words: tuple[str, ...]) -> Source | None:
 
 
 # A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
-_OWN_PROGRAM: Final = re.compile(r"(?:\./|/\S+/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
+_OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S+/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
 
 
 def _grep(words: tuple[str, ...]) -> Source | None:
@@ -419,11 +442,12 @@ def _file(path: str) -> Source:
     kind = next((kind for pattern, kind in _COMPILED["paths"] if pattern.search(path)), None)
     if kind == "unit-log":
         return Source(kind, "nvidia-fabricmanager.service")
-    return Source(kind or ("application" if _LOG.search(path) else "file"), path)
+    where: Where = "container" if kind == "kubernetes-log" else "host"
+    return Source(kind or ("application" if _LOG.search(path) else "file"), path, where=where)
 
 
 # What a program wrote of itself; a configuration is not named so.
-_LOG: Final = re.compile(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
+_LOG: Final = Pattern(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
 
 
 def _by_path(source: str) -> Source | None:
@@ -478,6 +502,19 @@ def _always(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
 
 def _subject(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
     return lambda words: Source(kind, next(iter(_operands(words)), ""), words)
+
+
+def _module(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
+    """What modinfo or modprobe says of the module that it was asked for; few of their options take a value."""
+
+    def read(words: tuple[str, ...]) -> Source:
+        plain = [word for before, word in pairwise(words) if word[:1] != "-" and before not in _OF_MODULES]
+        return Source(kind, next(iter(plain), ""), words)
+
+    return read
+
+
+_OF_MODULES: Final = frozenset({"-F", "--field", "-k", "--set-version", "-b", "--basedir", "-C", "-d", "-S"})
 
 
 def _listed(words: tuple[str, ...]) -> Source:
@@ -540,14 +577,14 @@ def _container(words: tuple[str, ...]) -> Source | None:
         "ps": "container-inspect",
         "context": "docker-info",
     }
-    return Source(by_verb.get(verb, "container-run"), words=words)
+    return Source(by_verb.get(verb, "container-run"), words=words, where="container" if verb == "logs" else "host")
 
 
 def _kubectl(words: tuple[str, ...]) -> Source | None:
     operands = _operands(words)
     verb, what = (operands[0] if operands else ""), (operands[1] if len(operands) > 1 else "")
     if verb == "logs":
-        return Source("kubernetes-log", what.removeprefix("pod/"), words)
+        return Source("kubernetes-log", what.removeprefix("pod/"), words, where="container")
     if verb == "exec":
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
         found = _of(tuple(inner))
@@ -630,16 +667,23 @@ def _ssh(words: tuple[str, ...]) -> Source | None:
     return _of(tuple(words[after[0] :])) if after else None
 
 
+def _talosctl(words: tuple[str, ...]) -> Source:
+    for verb in {"read", "cat"} & set(words):
+        if path := next(iter(words[words.index(verb) + 1 :]), ""):
+            return _file(path)
+    return Source("kernel-log" if "dmesg" in words else "unit-log", words=words)
+
+
 _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     "dmesg": _dmesg,
-    "talosctl": lambda words: Source("kernel-log" if "dmesg" in words else "unit-log", words=words),
+    "talosctl": _talosctl,
     "journalctl": _journalctl,
     "systemctl": _systemctl,
     "service": lambda words: Source("unit-action", unit_name(words[1]) if len(words) > 1 else "", words),
     "lspci": _always("lspci"),
     "lsmod": _always("lsmod"),
-    "modinfo": _subject("modinfo"),
-    **dict.fromkeys(("modprobe", "insmod", "rmmod"), _subject("modprobe")),
+    "modinfo": _module("modinfo"),
+    **dict.fromkeys(("modprobe", "insmod", "rmmod"), _module("modprobe")),
     "depmod": _always("depmod"),
     "dkms": _dkms,
     **dict.fromkeys(("lsinitramfs", "lsinitrd", "unmkinitramfs", "lsinitcpio"), _subject("initramfs")),
