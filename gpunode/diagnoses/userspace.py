@@ -236,10 +236,6 @@ _804: Final = Pattern(
     r"[Ee]rror:? 804\b|\(804 vs\. 0\)|returned 804|forward compatibility was attempted on non supported HW"
     r"|cudaErrorCompatNotSupportedOnDevice|CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
 )
-_803: Final = Pattern(
-    r"[Ee]rror:? 803\b|\(803 vs\. 0\)|returned 803|unsupported display driver ?/ ?cuda driver combination"
-    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
-)
 
 
 def _too_old(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -439,7 +435,7 @@ def _listed_compat(snapshot: Snapshot) -> Iterator[Citation]:
 def _other_copy(
     snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
 ) -> Iterator[tuple[str, Verdict]]:
-    said = snapshot.said(_803)
+    said = snapshot.said(driver.UNFIT)
     compat = [one.citation for one in places if one.sort == "compat"] or [*_listed_compat(snapshot)]
     other = [one for one in places if one.sort == "other" and isinstance(one, loader.Library)]
     front = [one for one in places if isinstance(one, loader.Folder)]
@@ -493,7 +489,7 @@ def _mismatches(snapshot: Snapshot) -> bool:
     """Whether the node's own driver is at two versions; then all that CUDA says follows from that."""
     loaded, disk = driver.loaded(snapshot), driver.on_disk(snapshot)
     differs = loaded is not None and disk is not None and loaded.version != disk.version
-    return differs or any(state == "mismatch" for state, _ in snapshot.view(driver.smi))
+    return differs or bool(driver.strayed(snapshot)) or any(s == "mismatch" for s, _ in snapshot.view(driver.smi))
 
 
 def _compat_not_here(snapshot: Snapshot) -> Proof:

@@ -153,6 +153,9 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     if not inside and scene.says and driver.works(snapshot) and _shipped(snapshot, scene):
         inside = scene.says  # nobody wrote that this was said in the container whose packages are shown
+    if strayed := driver.strayed(snapshot):
+        yield PARTIAL, _strayed(snapshot, strayed)
+        return
     if driver.works(snapshot) or (inside and not _fails_on_node(scene) and not _is_behind(scene)):
         if inside:
             yield CONTAINER, _in_container(snapshot, scene, inside)
@@ -163,6 +166,19 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return  # an old copy in the initramfs: the kernel's rules tell that
     ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(scene), _by_packages(snapshot, scene), _newer(scene))
     yield next((found for found in ways if found), (PENDING, _undecided(scene)))
+
+
+def _strayed(snapshot: Snapshot, strayed: tuple[Package, ...]) -> Proof:
+    """Libraries that are not of the driver which nvidia-smi shows."""
+    node = driver.smi_version(snapshot)
+    more = f", {len(strayed) - 1} more packages are neither" if strayed[1:] else ""
+    what = f"{strayed[0].name} is {strayed[0].upstream}{more}, and the driver {node.version if node else ''}"
+    said = snapshot.said(driver.UNFIT)
+    cited = (*(one.citation for one in strayed), *((node.citation,) if node else ()), *said)
+    ruled_out = ("the kernel module: nvidia-smi answers with it",)
+    text = "bring every package of the driver to the version of its kernel modules"
+    remedy = (remedies.driver(snapshot, text),) if remedies.takes_gpunode(snapshot) else tuple(_complete(snapshot))
+    return Proof(what, cited, "certain" if said else "likely", ruled_out, remedy=remedy)
 
 
 def _fails_on_node(scene: _Scene) -> bool:
