@@ -263,12 +263,14 @@ def capture(file: str, how: How, *, anonymize: bool) -> None:
 def incomplete(evidence: Evidence) -> list[str]:
     """The keys of what could not be seen; a tool that answers with an exit status of its own has answered."""
     from gpunode.facts.probes import PROBES
+    from gpunode.workflow.doctor import denied
 
     needed = {probe.key for probe in PROBES}
     return [
         key
         for key, seen in evidence.items()
         if seen.outcome in {"denied", "timeout"}
+        or denied(seen)
         or (seen.outcome == "failed" and (key in needed or seen.exit_status in {None, 0}))
     ]
 

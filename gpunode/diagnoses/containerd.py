@@ -10,7 +10,7 @@ from gpunode.diagnoses.addresses import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
 from gpunode.diagnoses.views import cdi, containerd, driver, packages, toolkit
 from gpunode.diagnoses.views.containerd import Effective, Value
 from gpunode.facts.model import CgroupDriver, Known
@@ -89,7 +89,12 @@ def _overwritten(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     if product not in {"k3s", "rke2"}:
         return None
     theirs = f"/var/lib/rancher/{product}/agent/etc/containerd/config.toml"
-    edited = (*_edit_of_usual_file(snapshot), *_edit_by_ctk(snapshot, theirs), *_edit_that_is_gone(snapshot))
+    edited = (
+        *_edit_of_usual_file(snapshot),
+        *_edit_by_ctk(snapshot, theirs),
+        *_edit_by_operator(snapshot),
+        *_edit_that_is_gone(snapshot),
+    )
     said = snapshot.said(_COMPLAINT)
     effective = containerd.running(snapshot) or containerd.of_files(snapshot)
     differs = effective is not None and (effective.default is None or not effective.default.value.startswith("nvidia"))
@@ -131,6 +136,21 @@ def _edit_that_is_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _edit_by_ctk(snapshot: Snapshot, theirs: str) -> tuple[Citation, ...]:
     match = snapshot.match(_CONFIGURED)
     return snapshot.said(_CONFIGURED) if match is not None and match["path"] in {CONFIG, theirs} else ()
+
+
+# The toolkit's daemon set is told so in its environment, in the operator's values or on helm's command line.
+_TOLD: Final = Pattern(
+    r"(?:CONTAINERD|RUNTIME)_CONFIG\b[^\n]{0,80}?(?P<path>/var/lib/rancher/(?:k3s|rke2)/agent/etc/containerd/config\.toml)"
+    r"(?!\.tmpl)"
+)
+
+
+def _edit_by_operator(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which the operator's toolkit writes into the file that is made anew, where nvidia is not in it."""
+    effective = containerd.running(snapshot) or containerd.of_files(snapshot)
+    if effective is not None and "nvidia" in effective.handlers:
+        return ()
+    return tuple(line for item in snapshot.items if item.is_seen for line in lines_with(item, _TOLD))
 
 
 def _for_rancher(product: str) -> Iterable[Fix]:
@@ -214,7 +234,7 @@ _WRONG_FOLDER: Final = ((1, 18), (1, 19, 1))
 
 
 def _missing(snapshot: Snapshot) -> tuple[str, Verdict] | None:
-    there = toolkit.presence(snapshot)
+    there = snapshot.view(toolkit.presence)
     if there is not None and not there.is_there:
         return None
     if said := snapshot.said(_NO_HANDLER):
@@ -261,7 +281,7 @@ def _unasked(snapshot: Snapshot, effective: Effective | None) -> tuple[str, Verd
 
 def _unserved(snapshot: Snapshot, effective: Effective) -> tuple[str, Verdict] | None:
     """A live kubelet with this containerd, a driver that works and the toolkit, and no way by which a pod has a GPU."""
-    kubelet, there = snapshot.facts.kubelet, toolkit.presence(snapshot)
+    kubelet, there = snapshot.facts.kubelet, snapshot.view(toolkit.presence)
     is_known = isinstance(kubelet, Known) and kubelet.value is not None and _has_kubelet(snapshot)
     if not is_known or not driver.works(snapshot) or there is None or snapshot.view(cdi.specifications):
         return None
@@ -387,7 +407,7 @@ def _kubelets(snapshot: Snapshot) -> tuple[CgroupDriver, Citation] | None:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.cgroup_driver is not None:
         driver = kubelet.value.cgroup_driver
-        return driver, Citation("the kubelet's configuration", f"cgroupDriver: {driver}", None, kubelet.probe)
+        return driver, stated("the kubelet's configuration", f"cgroup driver {driver}", kubelet.probe)
     return None
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from shlex import quote
 from typing import Final
 
 from gpunode.catalog.gpus import GpuModel
-from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
-from gpunode.diagnoses.commands import edited
+from gpunode.diagnoses.commands import edited, edited_where
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
+    MODULES_OUT,
     by_hand,
-    install,
+    newer_driver,
     nvidia_report,
     power_cycle,
     reboot,
     rebuild_initramfs,
+    reinstall,
     replace,
     reset_gpu,
     run,
@@ -306,22 +308,30 @@ def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
     loaded = snapshot.view(driver.loaded)
     version = loaded.version if loaded else _wanted(tuple(_missing(snapshot)))
     yield _firmware_package(snapshot, version.split(".")[0], version)
+    if snapshot.view(package_manager) == "apt":
+        text = "or install another release of the driver, which brings the firmware that belongs to it"
+        yield from newer_driver(snapshot, text, here=version, when="no archive has that version any more")
     yield rebuild_initramfs(snapshot)
-    yield run("load", "load the module anew", remedies.MODULES_OUT, "sudo modprobe nvidia")
+    yield run("load", "load the module anew", MODULES_OUT, "sudo modprobe nvidia")
 
 
 def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
     manager, known = snapshot.view(package_manager), distro(snapshot)
     text = "install the firmware of the loaded driver's very version"
     if manager == "apt" and known is not None and known.id == "debian":
-        return install(snapshot, text, "firmware-nvidia-gsp")
+        return reinstall(snapshot, text, "firmware-nvidia-gsp")
     if manager == "apt" and branch and known is not None and "ubuntu" in {known.id, *known.like}:
-        return install(snapshot, text, f"nvidia-firmware-{branch}-{version}")
+        return reinstall(snapshot, text, f"nvidia-firmware-{branch}-{version}")
     if manager == "apt":
-        return remedies.driver(snapshot, text + ", with the driver that it belongs to")
+        # Debian calls it by one name, Ubuntu by that of the version.
+        ubuntus = quote(f"nvidia-firmware-{branch}-{version}") if branch else '"nvidia-firmware-${v%%.*}-$v"'
+        find = f"apt-cache pkgnames | grep -xF -e firmware-nvidia-gsp -e {ubuntus}"
+        known_version = "" if branch else "v=$(modinfo -F version nvidia); "
+        return run("install", text, f"{known_version}sudo apt-get install --reinstall $({find})")
     if manager == "dnf":
-        return install(snapshot, text, "nvidia-kmod-common")
-    return install(snapshot, text, "nvidia-utils" if manager == "pacman" else "kernel-firmware-nvidia-gspx-G06")
+        # The one does nothing where the package is there, the other where it is not.
+        return run("install", text, "sudo dnf install nvidia-kmod-common", "sudo dnf reinstall nvidia-kmod-common")
+    return reinstall(snapshot, text, "nvidia-utils" if manager == "pacman" else "kernel-firmware-nvidia-gspx-G06")
 
 
 def _platform(snapshot: Snapshot) -> Iterable[Fix]:
@@ -357,12 +367,13 @@ def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
 def _option_taken_out(snapshot: Snapshot) -> Iterator[str]:
     """The commands that take the option out of every place that has it, and leave what else stands on its line."""
     files = (item for item in snapshot.files("/*modprobe.d/*") if _SWITCHED_OFF.search(item.text))
-    corrected = edited("s/ *NVreg_EnableGpuFirmware=0//", *(item.subject for item in files))
+    option = "NVreg_EnableGpuFirmware=0"
+    corrected = edited(f"s/ *{option}//", *(item.subject for item in files))
     on_command_line = any(_SWITCHED_OFF.search(item.text) for item in snapshot.files("/proc/cmdline"))
     if corrected:
         yield from corrected
     elif not on_command_line:
-        yield "grep -rs NVreg_EnableGpuFirmware /etc/modprobe.d /lib/modprobe.d /etc/default/grub"
+        yield edited_where(option, f"s/ *{option}//", "/etc/modprobe.d")
     if on_command_line:
         yield from without_kernel_argument(snapshot, "nvidia.NVreg_EnableGpuFirmware=0")
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import build, chains, remedies
 from gpunode.diagnoses.addresses import DRIVER_README
-from gpunode.diagnoses.commands import command, edited
+from gpunode.diagnoses.commands import command, edited, edited_where
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import (
@@ -19,8 +19,9 @@ from gpunode.diagnoses.remedies import (
     run,
     setup_step,
     takes_gpunode,
+    without_kernel_argument,
 )
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -51,7 +52,7 @@ def _absence(snapshot: Snapshot) -> tuple[Citation, ...]:
         return modules.lsmod_line(snapshot, "nvidia")
     known = snapshot.facts.modules
     if isinstance(known, Known):
-        return (Citation("/proc/modules", "(nvidia is not among them)", None, known.probe),)
+        return (stated("/proc/modules", "nvidia is not among them", known.probe),)
     file = snapshot.file("/proc/driver/nvidia/version")
     return (cite(file),) if file is not None else ()
 
@@ -102,15 +103,26 @@ def _blacklist(snapshot: Snapshot) -> Iterator[Citation]:
             yield from lines_with(item, _BLACKLISTED_AT_BOOT)
 
 
+def _at_boot(snapshot: Snapshot) -> str:
+    """The kernel's argument that keeps this module alone away; empty where there is none."""
+    match = snapshot.match(_ALONE_AT_BOOT)
+    return match[0] if match else ""
+
+
+_ALONE_AT_BOOT: Final = Pattern(r"(?:modprobe\.|module_|rd\.driver\.)blacklist=nvidia(?=[ \t\"'\n]|$)")
+
+
 def _allow(snapshot: Snapshot) -> Iterator[Fix]:
     files = [item.subject for item in snapshot.files("*modprobe.d/*") if _BLACKLISTED.search(item.text)]
-    if files:
-        entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
-        text = "take the entries that keep nvidia away out of modprobe's configuration"
-        yield run("configure", text, *edited(f"/{entry}/d", *files))
-    else:
-        text = "take out what keeps nvidia away, of modprobe's configuration or of the kernel's command line"
-        yield run("configure", text, "grep -rnE '^(blacklist|install|alias) +nvidia' /etc/modprobe.d /lib/modprobe.d")
+    entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
+    taken_out = edited(f"/{entry}/d", *files) or (
+        edited_where(entry, f"/{entry}/d", "/etc/modprobe.d", "/lib/modprobe.d"),
+    )
+    text = "take the entries that keep nvidia away out of modprobe's configuration"
+    yield run("configure", text, *taken_out)
+    if at_boot := _at_boot(snapshot):
+        text = "take the argument that keeps nvidia away off the kernel's command line, from the next boot on"
+        yield run("configure", text, *without_kernel_argument(snapshot, at_boot))
     yield run("load", "load the module", "sudo modprobe nvidia")
     yield rebuild_initramfs(snapshot)
 
@@ -120,7 +132,7 @@ def _load(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("inspect", "read what the kernel said of it", "sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
     if takes_gpunode(snapshot):
         text = "have gpunode find what is missing and load it"
-        yield setup_step(snapshot, "load", text, "module-build", "module-load")
+        yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
 
 
 # A module that stands on disk, and not as the running kernel needs it.
@@ -132,7 +144,6 @@ _OTHER_KERNEL: Final = Pattern(
 _FORMAT: Final = Pattern(
     r"(?:insert(?: module)?|kernel module) ['‘]?\S*nvidia\S*:? ?(?:Exec format error|Invalid module format)"
 )
-_MAGIC: Final = Pattern(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
 
 
 def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -142,7 +153,7 @@ def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
     running = modules.kernel_of_search(snapshot)
     said = (*(message.citation for message in kernel.said(snapshot, _OTHER_KERNEL)), *snapshot.said(_FORMAT))
     if said:
-        match = snapshot.match(_MAGIC)
+        match = snapshot.match(modules.MAGIC)
         pair = (
             f" for {match['built']}, and {match['runs']} runs" if match else " for another kernel than the running one"
         )
@@ -233,7 +244,7 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
     absent = modules.not_found(snapshot)
     files = tuple(one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
     # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
-    files = tuple(one for one in files if _RENAMED.search(one.citation.line) is None)
+    files = tuple(one for one in files if _RENAMED.search(one.citation.words) is None)
     gone = _lacks_index(snapshot, running) if files else ()
     if said or empty or gone:
         summary = f"the module indexes of {running or 'this kernel'} are missing or empty, so modprobe finds nothing"
@@ -280,15 +291,25 @@ def _duplicates(snapshot: Snapshot) -> Iterator[Verdict]:
     running = modules.kernel_of_search(snapshot)
     for name in dict.fromkeys((running, *(one.kernel for one in snapshot.view(modules.on_disk)))):
         copies = [one for one in _copies(snapshot) if one.kernel == name and one.place and name]
-        # weak-updates holds links to modules of kernels with the same interface: no copies.
-        places = {one.place: one for one in copies if "weak-updates" not in one.place}
+        refused = _refused_link(snapshot, name)
+        # weak-updates holds links to modules of kernels with the same interface: no copies, as long as they fit.
+        places = {one.place: one for one in copies if "weak-updates" not in one.place or refused}
         if len(places) < 2 or (running and name != running):
             continue
-        if mark := tuple(_disagreement(snapshot, tuple(places.values()))):
+        if mark := (*_disagreement(snapshot, tuple(places.values())), *refused):
             where = " and in ".join(sorted(places))
-            summary = f"NVIDIA's module stands in {where} for kernel {name}, and the wrong one is loaded"
+            which = "the running kernel" if name == modules.RUNNING else f"kernel {name}"
+            summary = f"NVIDIA's module stands in {where} for {which}, and the wrong one is loaded"
             yield Proof(summary, (*(one.citation for one in places.values()), *mark))
         return
+
+
+def _refused_link(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
+    """What shows that modprobe takes a link to another kernel's module, which the kernel refuses."""
+    refused = (*(message.citation for message in kernel.said(snapshot, _OTHER_KERNEL)), *snapshot.said(_FORMAT))
+    taken = (info for info in snapshot.view(modules.driver_info) if f"/{name}/weak-updates/" in info.filename)
+    chosen = next((info.citation for info in taken), None)
+    return (chosen, *refused) if chosen is not None and refused else ()
 
 
 def _copies(snapshot: Snapshot) -> Iterator[modules.OnDisk]:
@@ -312,6 +333,8 @@ def _disagreement(snapshot: Snapshot, copies: tuple[modules.OnDisk, ...]) -> Ite
     infos = {info.version for info in snapshot.view(modules.driver_info) if info.version}
     if len(versions) > 1 or len(infos) > 1:
         yield from (one.citation for one in copies)
+    if len(built := modules.sources(snapshot)) > 1:
+        yield from (citation for _, citation in built)
     for row in snapshot.view(modules.driver_builds):
         if "diff" in row.remark.lower() or (infos and row.version not in infos and row.state == "installed"):
             yield row.citation
@@ -341,7 +364,7 @@ def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _stale_initramfs(snapshot: Snapshot) -> Iterator[Verdict]:
     """The kernel loaded another version than the one on disk, and the initramfs holds a module of its own."""
-    image = initramfs.holds(snapshot)
+    image = initramfs.brings(snapshot)
     here, there = driver.loaded(snapshot), driver.on_disk(snapshot) or driver.library(snapshot)
     if image and here and there and here.version != there.version:
         summary = (
@@ -436,7 +459,9 @@ FAMILY: Final = Family(
             sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{DRIVER_README}installdriver.html"),
             check=_duplicates,
             remedy=_keep_one,
-            explains=(chains.MISMATCHES - {"driver-library-mismatch-mixed-installs"}) | chains.LIBRARY_MISMATCH,
+            explains=(chains.MISMATCHES - {"driver-library-mismatch-mixed-installs"})
+            | chains.LIBRARY_MISMATCH
+            | {"module-built-for-other-kernel"},
         ),
         Rule(
             cause="initramfs-stale-module",

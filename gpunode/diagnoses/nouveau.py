@@ -20,7 +20,7 @@ from gpunode.diagnoses.remedies import (
     takes_gpunode,
 )
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import driver, kernel, modules, pci
+from gpunode.diagnoses.views import driver, initramfs, kernel, modules, pci
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -62,11 +62,14 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "nouveau-bound", Proof(summary, proofs, remedy=(left,), disruption="none", severity="info")
         return
     blacklisted, image = tuple(_blacklisted(snapshot)), tuple(_in_image(snapshot))
-    looked = any(item.outcome == "ok" for item in snapshot.of("initramfs"))
+    looked = any(item.outcome == "ok" for item in initramfs.of_running(snapshot))
     if blacklisted and (image or not looked):
         confidence: Confidence = "certain" if image else "likely"
-        summary = "nouveau is blacklisted and still loaded: the initramfs brings it before the blacklist counts"
-        yield "nouveau-in-initramfs", Proof(summary, (*image, *blacklisted, *proofs), confidence)
+        others = tuple(_in_images(initramfs.of_others(snapshot))) if image else ()
+        also = f" (so does the one of {', '.join(name for name, _ in others)})" if others else ""
+        summary = f"nouveau is blacklisted and still loaded: the initramfs brings it{also} before the blacklist counts"
+        cited = (*image, *blacklisted, *proofs, *(line for _, line in others))
+        yield "nouveau-in-initramfs", Proof(summary, cited, confidence)
         return
     if image and not _looked_for_blacklist(snapshot):
         yield (
@@ -137,8 +140,15 @@ _GREPPED: Final = Pattern(r"(?:^|modprobe\.d/[\w.-]+:)\s*blacklist\s+nouveau\b")
 
 
 def _in_image(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.of("initramfs"):
+    for item in initramfs.of_running(snapshot):
         yield from lines_with(item, _IN_IMAGE)
+
+
+def _in_images(items: tuple[Item, ...]) -> Iterator[tuple[str, Citation]]:
+    """The kernels whose images hold it, each with the line that shows it."""
+    for item in items:
+        if line := next(lines_with(item, _IN_IMAGE), None):
+            yield initramfs.release_of(item), line
 
 
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"

@@ -13,7 +13,7 @@ from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Pr
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.remedies import driver as driver_fix
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, kube, modules
+from gpunode.diagnoses.views import driver, history, kube, modules
 from gpunode.facts.patterns import Pattern
 
 _OPERATOR: Final = "https://github.com/NVIDIA/gpu-operator"
@@ -60,7 +60,7 @@ def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if _is_of_pod(snapshot, one)
     )
     host = tuple(dict.fromkeys(_host_driver(snapshot)))
-    asked = (Citation(i.written, i.text.strip(), 1, i.key) for i in snapshot.items if "upgrade-state" in i.written)
+    asked = (cite(item) for item in snapshot.items if "upgrade-state" in item.written)
     managed = (*kube.said(snapshot, _MANAGER, *_MANAGER_MARKS), *asked)
     failing = tuple(row.citation for row in snapshot.view(kube.rows) if _is_failing_driver(row))
     said_host = kube.said(snapshot, _HOST_SAYS, "installed")
@@ -131,6 +131,10 @@ def _host_driver(snapshot: Snapshot) -> Iterator[Citation]:
     """What shows that the host itself has a driver installed: packages, DKMS, its own nvidia-smi."""
     yield from (one.citation for one in driver.packaged(snapshot) if one.is_installed)
     yield from (row.citation for row in snapshot.view(modules.dkms) if row.module.startswith("nvidia"))
+    logs = "\n".join(item.text for item in snapshot.of("package-history"))
+    for one in history.upgrades(snapshot):
+        if not re.search(rf"\b(?:[Rr]emove|[Pp]urge|[Ee]rased?):? {re.escape(one.name)}\b", logs):
+            yield one.citation
     for state, place in snapshot.view(driver.smi):
         if state == "works" and not _runs_in_pod(snapshot, place):
             yield place

@@ -8,10 +8,11 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.commands import command, edited, is_gpu
+from gpunode.diagnoses.commands import command, edited, edited_where, is_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
+    boot_loader,
     by_hand,
     drain,
     power_cycle,
@@ -20,7 +21,7 @@ from gpunode.diagnoses.remedies import (
     run,
     with_kernel_argument,
 )
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import boards, driver, faults, kernel, links, pci, system
 from gpunode.facts.patterns import Pattern
 
@@ -54,7 +55,7 @@ def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
     wanted = wanted or _installed(snapshot)
     if wanted:
         listing = tuple(
-            Citation(item.written, "(no display or 3D controller of NVIDIA's)", None, item.key)
+            stated(item.written, "no display or 3D controller of NVIDIA's", item.key)
             for item in snapshot.of("lspci")
             if not item.source.is_part
         )[:1]
@@ -148,18 +149,23 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Proof(summary, proofs, confidence, severity=severity, gpu=bound[0].address if len(bound) == 1 else "")
 
 
+_WITHOUT_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
+_IN_GRUB: Final = "it stood in /etc/default/grub"
+
+
 def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
     bound = tuple(gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in _PASSERS)
     files = tuple(item.subject for item in snapshot.files("*modprobe.d/*") if _RESERVED.search(item.text))
     if files:
         text = "take NVIDIA's ids out of what is reserved for vfio-pci"
-        yield run("configure", text, *edited("/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g", *files))
+        yield run("configure", text, *edited(_WITHOUT_IDS, *files))
         yield rebuild_initramfs(snapshot)
     else:
-        places = "/etc/modprobe.d /etc/default/grub /etc/kernel/cmdline /proc/cmdline"
-        words = f"sudo grep -rnE 'vfio-pci|pci-stub' {places}"
-        yield run("configure", "find what reserves the GPU's id for vfio-pci, and take the id out there", words)
-        yield rebuild_initramfs(snapshot, when="the reservation stood in /etc/modprobe.d")
+        places = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
+        text = "take NVIDIA's ids out of what is reserved for vfio-pci, wherever it stands"
+        yield run("configure", text, edited_where("(vfio-pci|pci-stub).*10de:", _WITHOUT_IDS, *places))
+        yield run("rebuild", "write the boot loader's configuration anew", boot_loader(snapshot), when=_IN_GRUB)
+        yield rebuild_initramfs(snapshot, when="it stood in /etc/modprobe.d")
     if bound:
         unset = (command("sudo", "driverctl", "unset-override", gpu.address) for gpu in bound if is_gpu(gpu.address))
         yield run("configure", "take an override of driverctl back", *unset, when="driverctl set it")
@@ -448,25 +454,24 @@ def _degraded(snapshot: Snapshot) -> Iterator[Verdict]:
     seen = snapshot.view(links.links)
     is_odd = "baseboard" in snapshot.view(boards.carriers)
     is_odd = is_odd or any(link.width is not None and link.width == link.widest for link in seen)
-    for link in seen:
-        if _is_narrow(link):
-            yield _narrow(snapshot, link, is_odd=is_odd)
+    above = snapshot.view(links.lanes_above) if any(map(_is_narrow, seen)) else {}
+    for link in filter(_is_narrow, seen):
+        port = above.get(link.address)
+        # A slot that is wired for no more lanes has lost none.
+        if port is None or link.width is None or port.width > link.width:
+            yield _narrow(link, port, is_odd=is_odd)
 
 
-def _narrow(snapshot: Snapshot, link: links.Link, *, is_odd: bool) -> Proof:
-    """What fewer lanes than the GPU has come to: a fault only where the port above it has more as well.
+def _narrow(link: links.Link, port: links.Lanes | None, *, is_odd: bool) -> Proof:
+    """What fewer lanes than the GPU has come to.
 
     Args:
-        snapshot: the node.
         link: the GPU's.
+        port: what the port above it can use, which is more; None where that was not seen.
         is_odd: whether other GPUs of the node, or all nodes of its kind, have more lanes.
     """
-    port = snapshot.view(links.lanes_above).get(link.address)
     runs = f"the PCIe link of {link.address or 'a GPU'} runs x{link.width}"
     of = f" of x{link.widest}" if link.widest else ""
-    if port is not None and link.width is not None and port.width <= link.width:
-        summary = f"{runs}{of}: the slot above it has no more lanes"
-        return Proof(summary, (link.citation, port.citation), gpu=link.address, severity="info")
     is_known = port is not None or link.is_of_both
     is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
     severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"

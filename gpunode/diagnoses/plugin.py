@@ -19,7 +19,7 @@ from gpunode.diagnoses.cluster import (
 from gpunode.diagnoses.commands import command, is_unit
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import containerd, driver, kube, modules, nested, pci
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.items import Item
@@ -64,7 +64,7 @@ _HANDLER: Final = Pattern(
     re.MULTILINE,
 )
 _RUNTIME_FILES: Final = Pattern(
-    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
+    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|/cri/conf\.d/[\w.-]{1,80}\.(?:part|toml)$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
     r"|crio\.conf|\bcrio (?:status )?config"
 )
 # nvidia-ctk registers the handler; it makes it the default only when told to.
@@ -188,8 +188,11 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         has_class = runtime.has_nvidia is None and any(
             name.startswith("nvidia") for name in kube.runtime_classes(snapshot)
         )
-        if bare and is_plain and (runtime.has_nvidia or has_class) and not any(pod.runtime_class for pod in asked):
-            proof = _not_asked(bare, runtime, asked, is_plain=True, who="a pod with a GPU")
+        # Under a default of NVIDIA's a pod that asks for no class has the driver all the same.
+        asks_none = bool(asked) and not runtime.default.startswith("nvidia")
+        is_open = (is_plain or asks_none) and not any(pod.runtime_class for pod in asked)
+        if bare and is_open and (runtime.has_nvidia or has_class):
+            proof = _not_asked(bare, runtime, asked, is_plain=is_plain, who="a pod with a GPU")
             yield "nvidia-runtime-not-default-no-runtimeclass", proof
         return
     if runtime.has_nvidia is False and runtime.default != "nvidia":
@@ -259,7 +262,8 @@ def _asked(snapshot: Snapshot) -> list[kube.Pod]:
 
 
 _BARE: Final = Pattern(
-    r"nvidia-smi\\?[\"']?: (?:command |executable file )?not found|CUDA driver version is insufficient"
+    r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
+    r"|CUDA driver version is insufficient"
     r"|NVIDIA Driver was not detected|Found no NVIDIA driver|no CUDA-capable device"
 )
 
@@ -439,6 +443,8 @@ def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     booted = _boots(snapshot)
     restarted = () if booted else _restarts(snapshot)
+    if fewer and not booted:
+        stale = (*stale, *(cite(item) for item in _cures(snapshot)))
     if fewer and not (stale or restarted or booted) and (given := _gives_gpus_first(snapshot)):
         question = "the kubelet has no GPU left for a pod whose init containers have one: was it restarted meanwhile?"
         look_at = "systemctl show kubelet -p ActiveEnterTimestamp; journalctl -u kubelet around that time"
@@ -511,9 +517,9 @@ def _boots(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     """That the kubelet was restarted while the node stayed up, by the journal or by a command that was typed."""
     typed = tuple(
-        Citation(item.written, item.written, None, item.key)
+        stated(item.written, "that was run", item.key)
         for item in snapshot.items
-        if _KUBELET_RESTARTED.search(item.written)
+        if _KUBELET_RESTARTED.search(item.written) and item not in _cures(snapshot)
     )
     is_up_long = any(
         "uptime" in item.written and (match := _UP.search(item.text)) and not match["minutes"]
@@ -529,6 +535,13 @@ def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     return (*typed, *snapshot.said(_KUBELET_RESTARTED), *younger, *old)
 
 
+def _cures(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Where the kubelet was restarted and pods run after that: then it is no restart that broke them."""
+    typed = (item for item in snapshot.items if _KUBELET_RESTARTED.search(item.written))
+    return tuple(item for item in typed if _RUNS.search(item.text) and not _ADMISSION.search(item.text))
+
+
+_RUNS: Final = Pattern(r"\b[1-9]/[1-9]\s+Running\b|\b(?:is|are) running\b|^pod/\S+ created$", re.MULTILINE)
 _KUBELETS: Final = frozenset({"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service"})
 
 
@@ -547,7 +560,7 @@ def _restart_proof(snapshot: Snapshot, cited: tuple[Citation, ...], restarted: t
         "plugin was registered again"
     )
     ruled_out = ("device-plugin-not-ready-after-reboot: nothing shows that the node itself was rebooted",)
-    is_sure = bool(old and _has_bug(old[0])) and any(_KUBELET_RESTARTED.search(place.line) for place in restarted)
+    is_sure = bool(old and _has_bug(old[0])) and any(_KUBELET_RESTARTED.search(place.words) for place in restarted)
     return Proof(summary, (*cited, *restarted), "certain" if is_sure else "likely", ruled_out)
 
 
@@ -574,12 +587,25 @@ def _stale(snapshot: Snapshot) -> Iterator[Citation]:
     alive = {pod.uid for pod in snapshot.view(kube.pods) if pod.uid}
     alive |= {uid for item in snapshot.items if _lists_pods(item) for uid in _uids(item)}
     held = [one for one in snapshot.view(kube.allocations) if one.resource.startswith("nvidia.com/")]
+    if gone := [one for one in held if _was_sought_in_vain(snapshot, one.pod_uid)]:
+        yield from (one.citation for one in gone)
+        return
     if alive:
         yield from (one.citation for one in held if one.pod_uid not in alive)
         return
     used = [one.value for node in snapshot.view(kube.nodes) for one in node.allocated.values()]
     if held and used and not any(used):
         yield from (one.citation for one in held)
+
+
+def _was_sought_in_vain(snapshot: Snapshot, uid: str) -> bool:
+    """Whether somebody looked for the pod by its identifier, in the cluster or in the runtime, and found none."""
+    begin = uid.partition("-")[0]
+    asked = (item for item in snapshot.items if begin in item.written and item.kind in _ASKS_FOR_PODS)
+    return any(item.text.strip() in {"", "0", "No resources found"} for item in asked if not item.source.is_mixed)
+
+
+_ASKS_FOR_PODS: Final = frozenset({"kubernetes-pod", "kubernetes", "crictl", "container-inspect"})
 
 
 def _lists_pods(item: Item) -> bool:
@@ -650,7 +676,7 @@ def _wished(snapshot: Snapshot) -> Iterator[Citation]:
         if _is_config(item):
             yield from lines_with(item, _REPLICAS)
         elif _WISH.search(item.written):
-            yield Citation(item.written, item.written, None, item.key)
+            yield stated(item.written, "that was run", item.key)
     yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
     for item in snapshot.of("text", "kubernetes", "application"):
         if _LABEL_CONFIG in item.text and "label" in item.text:
@@ -730,8 +756,17 @@ def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
     yield restart_plugin()
 
 
+_REGISTERING: Final = Pattern(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b")
+
+
+def _was_registered(snapshot: Snapshot) -> bool:
+    """Whether somebody typed the command that registers the runtime, so that it need not be typed again."""
+    typed = (item for item in snapshot.of("text", "nvidia-ctk") if item.where == "host")
+    return any(_REGISTERING.search(f"{item.written}\n{item.text}") for item in typed)
+
+
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_runtime).has_nvidia:
+    if snapshot.view(_runtime).has_nvidia or _was_registered(snapshot):
         yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
     else:
         register = command(
@@ -749,14 +784,14 @@ def _heal(_: Snapshot) -> Iterable[Fix]:
 
 
 def _readmit(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods; those of a controller come back by themselves")
+    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
     yield by_hand(
         "configure", "give the device plugin the priority class system-node-critical, so that it starts first"
     )
 
 
 def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods; those of a controller come back by themselves")
+    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
     yield by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
 
 

@@ -104,5 +104,8 @@ def _explained(finding: Finding, root: Finding) -> frozenset[str]:
     """
     if root.severity == "info" and finding.severity != "info":
         return frozenset()
+    # Whoever may run a pod must not turn eyes away from what the node itself shows.
+    if root.heard_from and not finding.heard_from and finding.confidence == "certain":
+        return frozenset()
     shared = (gpu for gpu in _places(finding) if not gpu or not root.gpus or gpu in root.gpus)
     return frozenset(gpu for gpu in shared if min(_ahead(finding, root, gpu), default=0.0) <= _TOLD_LATE_S)

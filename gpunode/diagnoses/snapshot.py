@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
-from gpunode.facts import boots
+from gpunode.facts import boots, speakers
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
@@ -30,6 +30,8 @@ _WINDOW: Final = 3
 _CITED: Final = 12
 # Shorter texts are searched whole.
 _LONG: Final = 4096
+# A word that stands in so many lines is in nearly all, and spares nothing.
+_DENSE: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Snapshot:
 
     def of(self, *kinds: Kind) -> tuple[Item, ...]:
         """The items of these kinds that say something, in the order of the evidence."""
+        if len(kinds) == 1:
+            return self.view(_by_kind).get(kinds[0], ())
         return self._kept(kinds, lambda: (item for item in self.items if item.kind in kinds and item.is_seen))
 
     def files(self, pattern: str) -> tuple[Item, ...]:
@@ -115,9 +119,15 @@ class Snapshot:
 
 def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     """The node that ``evidence`` shows."""
-    whole = items(evidence)
+    whole = tuple(map(_of_daemon, items(evidence)))
     present = tuple(now for item in whole if (now := _of_running_boot(item)) is not None)
     return Snapshot(present, derive(evidence, image=image), whole)
+
+
+def _of_daemon(item: Item) -> Item:
+    """The item without what containers wrote into a daemon's journal."""
+    own = speakers.of_daemon(item.source, item.text)
+    return item if own == item.text else replace(item, text=own)
 
 
 def _of_running_boot(item: Item) -> Item | None:
@@ -128,6 +138,15 @@ def _of_running_boot(item: Item) -> Item | None:
     return item if now == item.text else replace(item, text=now)
 
 
+def _by_kind(snapshot: Snapshot) -> Mapping[Kind, tuple[Item, ...]]:
+    """The items that say something, by what they are."""
+    found: dict[Kind, list[Item]] = {}
+    for item in snapshot.items:
+        if item.is_seen:
+            found.setdefault(item.kind, []).append(item)
+    return {kind: tuple(items) for kind, items in found.items()}
+
+
 def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
     """Where messages stand."""
     found = (item for item in snapshot.items if item.kind not in _SILENT and item.is_seen)
@@ -135,7 +154,7 @@ def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
 
 
 def _all_said(snapshot: Snapshot) -> Vocabulary:
-    return Vocabulary("\n".join(item.view(_folded) for item in snapshot.view(_speaking)))
+    return Vocabulary("\n".join(item.view(_folded_text) for item in snapshot.view(_speaking)))
 
 
 def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
@@ -161,7 +180,10 @@ def _by_line(pattern: Pattern, text: str, lowered: str) -> Iterator[re.Match[str
     if not words or len(lowered) != len(text):  # a few letters of some alphabets are two in lower case
         yield from pattern.finditer(text)
         return
-    for start, end in _lines_with_any(lowered, words):
+    for count, (start, end) in enumerate(_lines_with_any(lowered, words)):
+        if count == _DENSE:
+            yield from pattern.finditer(text, start)
+            return
         yield from pattern.finditer(text, start, end)
 
 
@@ -193,8 +215,13 @@ def line_at(item: Item, offset: int) -> int:
     return item.number_at(offset)
 
 
-def _folded(item: Item) -> str:
+def _folded(item: Item) -> str | Vocabulary:
     """All that a pattern may be found in, in lower case."""
+    text = item.view(_folded_text)
+    return text if len(text) < _LONG else Vocabulary(text)
+
+
+def _folded_text(item: Item) -> str:
     return f"{item.lowered}\n{item.view(_wrapped_lowered)}"
 
 
@@ -211,6 +238,11 @@ def _wrapped(item: Item) -> str:
 
 
 _PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
+
+
+def stated(source: str, words: str, key: str = "") -> Citation:
+    """What gpunode says of the evidence in its own words: a typed fact, or that something does not stand there."""
+    return Citation(source, f"({words})", None, key)
 
 
 def cite(item: Item, number: int | None = None) -> Citation:

@@ -11,9 +11,9 @@ from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import at, command, edited, is_path
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Disruption, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, frameworks, inside, kernel, loader, modules, packages, pci, smi_query
 from gpunode.diagnoses.views.system import is_wsl, package_manager
 from gpunode.facts.items import Item
@@ -69,11 +69,18 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     # nvidia-smi that complains is installed: of a driver that is not there at all it would not be either.
     if kinds >= 2 and (absent or not snapshot.says(_SMI_ALONE)):
         what = "no NVIDIA driver is installed on this node: neither its module nor its libraries are there"
-        yield "driver-not-installed", Proof(what, (*missing, *absent), "certain" if absent else "likely")
+        disruption: Disruption | None = "reboot" if _nouveau_has_it(snapshot) else None
+        is_sure: Confidence = "certain" if absent else "likely"
+        yield "driver-not-installed", Proof(what, (*missing, *absent), is_sure, disruption=disruption)
     else:
         question = "is a driver installed on the node, and only its libraries or its module missing?"
         look = "nvidia-smi and lsmod on the node itself, and dpkg -l '*nvidia*' or rpm -qa '*nvidia*'"
         yield "driver-not-installed", Doubt(question, look, missing, ("driver-userspace-incomplete",))
+
+
+def _nouveau_has_it(snapshot: Snapshot) -> bool:
+    """Whether the kernel's own driver has a GPU, which it keeps as long as this boot lasts."""
+    return bool(modules.loaded(snapshot, "nouveau")) or any(gpu.driver == "nouveau" for gpu in snapshot.view(pci.gpus))
 
 
 def _is_lent(snapshot: Snapshot) -> bool:
@@ -95,7 +102,7 @@ def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     said = (*said, *snapshot.said(_HOOK_NO_LIBCUDA, "container-run"))
     caches = [item for item in snapshot.of("ldconfig") if item.where == "host" and not item.source.is_part]
     shown = [item for item in caches if not item.source.only or re.search(item.source.only, "libcuda.so.1")]
-    unlisted = tuple(Citation(item.written, "(libcuda.so.1 is not among them)", None, item.key) for item in shown)
+    unlisted = tuple(stated(item.written, "libcuda.so.1 is not among them", item.key) for item in shown)
     lacking = packages.installed(snapshot, "libcuda1") is False and bool(packages.matching(snapshot, "nvidia-smi"))
     if said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown))):
         what = "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
@@ -164,21 +171,23 @@ def _looked_for(snapshot: Snapshot) -> Iterator[Citation]:
             continue
         whole = not item.source.is_part and (not item.source.only or re.search(r"nvidia|cuda", item.source.only))
         if item.kind == "ldconfig" and whole and not _LIBRARIES.search(item.text):
-            yield Citation(item.written, "(neither libnvidia-ml nor libcuda is among them)", None, item.key)
+            yield stated(item.written, "neither libnvidia-ml nor libcuda is among them", item.key)
         elif item.kind == "modinfo" and _NO_MODULE.search(item.text):
             yield cite(item, 1)
         elif item.kind == "packages" and whole and not any(packages.is_drivers_row(line) for line in item.lines):
-            yield Citation(item.written, "(no package of a driver is among them)", None, item.key)
+            yield stated(item.written, "no package of a driver is among them", item.key)
     listed = [item for item in snapshot.of("lsmod") if item.where == "host"]
     if listed and modules.loaded(snapshot, "nvidia") is False:
         yield from modules.lsmod_line(snapshot, "nvidia")
     known = snapshot.facts.packages
     if isinstance(known, Known) and not driver.packaged(snapshot):
-        yield Citation("/var/lib/dpkg/status", "(no package of a driver is installed)", None, known.probe)
+        yield stated("/var/lib/dpkg/status", "no package of a driver is installed", known.probe)
 
 
 def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield remedies.driver(snapshot, "install the driver that this GPU, kernel and distribution take")
+    if _nouveau_has_it(snapshot):
+        yield reboot("reboot: until then nouveau keeps the GPU")
     yield run("inspect", "see that it works", "nvidia-smi")
 
 
@@ -318,7 +327,7 @@ def _version_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = _wanted(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True, least=_least(release))
+    yield from _another_driver(snapshot, f"upgrade the driver{least}")
     yield reboot()
     has = _supported(snapshot)
     up_to = f" for CUDA {_dotted(has)} or older" if has else " for an older CUDA"
@@ -328,9 +337,22 @@ def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
 _NUMBER: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
 
 
-def _least(release: cuda.CudaRelease | None) -> int:
-    """The branch of the first driver that supports all of that CUDA; 0 where none is asked for."""
-    return int(release.driver.partition(".")[0]) if release else 0
+def _another_driver(snapshot: Snapshot, text: str) -> Iterator[Fix]:
+    """A driver whose CUDA is newer: that of another branch, where nobody says which CUDA is enough."""
+    release, banner = _wanted(snapshot), snapshot.match(_BANNER)
+    asked = release.driver if release else banner["needs"] if banner else ""
+    least = int(asked.partition(".")[0]) if asked else 0
+    yield from remedies.newer_driver(snapshot, text, least=least, beyond=not asked, here=_told(snapshot))
+
+
+def _told(snapshot: Snapshot) -> str:
+    """The node's driver as the program was told it, or the first one with the CUDA that it was told; else empty."""
+    if banner := snapshot.match(_BANNER):
+        return banner["has"]
+    found = snapshot.match(_TOO_OLD)
+    number = int(found["found"]) if found else 0
+    known = cuda.find((number // 1000, number % 1000 // 10)) if number else None
+    return known.driver if known and driver.loaded(snapshot) is None else ""
 
 
 def _wanted(snapshot: Snapshot) -> cuda.CudaRelease | None:
@@ -367,6 +389,9 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             what = "programs load an empty or broken copy of the driver's library, left where the loader looks first"
         yield "library-path-shadows-libcuda", Proof(what, (*stub_said, *dict.fromkeys(lines)))
         return
+    if shadow := _shadow(snapshot):
+        yield "library-path-shadows-libcuda", shadow
+        return
     if snapshot.says(_804):
         if not _mismatches(snapshot):
             yield "cuda-compat-not-supported-hw", _compat_not_here(snapshot)
@@ -374,6 +399,24 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     yield from _other_copy(snapshot, places)
 
 
+def _shadow(snapshot: Snapshot) -> Proof | None:
+    """A library in a folder of LD_LIBRARY_PATH that is a stub, or of another version than the loaded driver's."""
+    node = driver.loaded(snapshot)
+    for folder, target, line in loader.in_front(snapshot):
+        match = _VERSIONED.search(target)
+        differs = match is not None and node is not None and match["version"] != node.version
+        is_stub = "stub" in (folder.sort, loader.sort_of(target))
+        if folder.sort == "compat" or not (is_stub or differs):
+            continue
+        of = "a stub, which is there for linking only" if is_stub else f"of {match['version'] if match else ''}"
+        where = f" of {folder.set_in}" if folder.set_in else " that is set"
+        what = f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {of}"
+        cited = (folder.citation, line, *((node.citation,) if node and differs else ()))
+        return Proof(what, cited)
+    return None
+
+
+_VERSIONED: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
 _LIBCUDA: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
 
 
@@ -474,7 +517,7 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
     yield by_hand("remove", text)
     text = "or upgrade the node's driver to the CUDA of the image"
-    yield remedies.driver(snapshot, text, upgrade=True, least=_least(_wanted(snapshot)))
+    yield from _another_driver(snapshot, text)
 
 
 # The line alone: other folders stand in the same file, and it may be a package's.
@@ -510,16 +553,17 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     if conf and not paths:
         return
     named = f" ({', '.join(paths)})" if paths else ""
-    yield by_hand(
-        "configure", f"take the folder out of LD_LIBRARY_PATH{named}, where it is set: a profile, a unit, an image"
-    )
-    find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc"
+    places = ", ".join(sorted({one.set_in for one in wrong if one.set_in}))
+    where = f"in {places}" if places else "where it is set: a profile, a unit, an image"
+    yield by_hand("configure", f"take the folder out of LD_LIBRARY_PATH{named}, {where}")
+    find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc /etc/systemd"
     yield run("inspect", "see where it is set", find)
 
 
 def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
     """Whether the loader finds there what hides the driver's library."""
     hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded) if one.sort != "driver"}
+    hiding |= {one.path.rstrip("/") for one, _, _ in loader.in_front(snapshot)}
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 

@@ -12,7 +12,7 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
+from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import archives, driver, history, initramfs, kernel, modules, packages
 from gpunode.diagnoses.views.driver import Seen
@@ -80,13 +80,12 @@ class _Scene:
 
     def is_loaded(self, version: str) -> bool:
         """Whether that is the version of the loaded module."""
-        return self.loaded is not None and _same(self.loaded.version, version)
+        return self.loaded is not None and _is(self.loaded.version, version)
 
 
-def _same(one: str, other: str) -> bool:
-    """Whether two versions are one driver's: NVML leaves the last part of its library's version away."""
-    short, long = sorted((one, other), key=len)
-    return one == other or (long.startswith(f"{short}.") and short.count(".") == 1)
+def _is(version: str, told: str) -> bool:
+    """Whether ``version`` is the one that was ``told``: NVML leaves the last part of its library's version away."""
+    return version == told or (told.count(".") == 1 and version.startswith(f"{told}."))
 
 
 def _scene(snapshot: Snapshot) -> _Scene:
@@ -94,11 +93,20 @@ def _scene(snapshot: Snapshot) -> _Scene:
     bringing = (*driver.kernel_side(snapshot), *driver.whole(snapshot))
     library = driver.library(snapshot)
     loaded = driver.loaded(snapshot)
-    if library is None:
+    if library is not None:
+        library = _whole(library, loaded, (*driver.libraries(snapshot), *(Seen(u.upstream, u.citation) for u in user)))
+    else:
         other = [one for one in user if loaded is None or one.upstream != loaded.version]
         library = Seen(other[0].upstream, other[0].citation) if other else None
     recent = _recent(history.upgrades(snapshot), loaded)
     return _Scene(_said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, recent)
+
+
+def _whole(library: Seen, loaded: Seen | None, known: Iterable[Seen]) -> Seen:
+    """The library in the version of which NVML told the beginning; it is not the loaded one, which NVML refused."""
+    found = [one for one in known if _is(one.version, library.version)]
+    other = next((one for one in found if loaded is None or one.version != loaded.version), None)
+    return Seen(other.version, library.citation) if other is not None else library
 
 
 def _recent(upgrades: tuple[Upgrade, ...], loaded: Seen | None) -> tuple[Upgrade, ...]:
@@ -182,7 +190,7 @@ def _differs(scene: _Scene) -> bool:
 
 
 def _initramfs_brings(snapshot: Snapshot, scene: _Scene) -> bool:
-    return bool(initramfs.holds(snapshot)) and (scene.disk is None or _differs(scene))
+    return bool(initramfs.brings(snapshot)) and (scene.disk is None or _differs(scene))
 
 
 def _two_programs(snapshot: Snapshot, scene: _Scene) -> Verdict | None:
@@ -217,7 +225,7 @@ def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...
         *((own.citation,) if own else ()),
         *_elsewhere(snapshot),
     )
-    differs = own is not None and node is not None and not _same(own.version, node.version)
+    differs = own is not None and node is not None and not _is(node.version, own.version)
     other = _elsewhere(snapshot)
     if not (driver.works(snapshot) or shipped or differs or other):
         question = "does nvidia-smi work on the node itself, or is its own driver at two versions?"
@@ -260,7 +268,7 @@ def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
         for item in snapshot.items
         if item.where == "container" or item.kind == "container-inspect"
         for match in _SHIPPED.finditer(item.text)
-        if not _same(match["version"], node)
+        if not _is(node, match["version"])
     )
     return (*(one.citation for one in found), *files)
 
@@ -336,12 +344,12 @@ def _run_beside_packages(snapshot: Snapshot, scene: _Scene, packaged: tuple[Pack
 
 def _run_beside_modules(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
     """The libraries are of NVIDIA's .run installer, which brings its own module, and the module on disk is another."""
-    if scene.disk is None or scene.wanted is None or _same(scene.disk.version, scene.wanted.version):
+    if scene.disk is None or scene.wanted is None or _is(scene.disk.version, scene.wanted.version):
         return
     for item in snapshot.of("installer-log", "listing", "text", "package-history"):
         for match in _RUN_SAYS.finditer(item.text):
             version = match["version"] or match["log"]
-            if _same(version, scene.wanted.version):
+            if _is(version, scene.wanted.version):
                 place = cite(item, item.number_at(match.start()))
                 yield f"libraries of {version} by NVIDIA's .run installer, modules of {scene.disk.version}", (place,)
                 return
@@ -406,13 +414,13 @@ def _by_disk(scene: _Scene) -> tuple[str, Verdict] | None:
     if scene.disk is None:
         return None
     if scene.loaded is not None and not scene.is_loaded(scene.disk.version):
-        if scene.wanted is not None and not _same(scene.wanted.version, scene.disk.version):
+        if scene.wanted is not None and not _is(scene.disk.version, scene.wanted.version):
             three = (scene.loaded.version, scene.disk.version, scene.wanted.version)
             what = "{} is loaded, {} is on disk, and the libraries are of {}".format(*three)
             return PARTIAL, Proof(what, scene.cited, "likely")
         what = f"the driver was upgraded to {scene.disk.version}{_while_loaded(scene)}"
         return PENDING, Proof(what, scene.cited, _who(scene), _no_partial(scene))
-    if scene.wanted is not None and not _same(scene.wanted.version, scene.disk.version):
+    if scene.wanted is not None and not _is(scene.disk.version, scene.wanted.version):
         what = f"the libraries are of {scene.wanted.version}, the kernel module on disk is still {scene.disk.version}"
         return PARTIAL, Proof(what, scene.cited, ruled_out=_no_reboot(scene))
     if scene.loaded is None:
@@ -433,7 +441,7 @@ def _by_packages(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | Non
     if old and scene.wanted is not None and not scene.is_loaded(scene.wanted.version):
         what = f"{old[0].name} is still {old[0].upstream}, the libraries are {scene.wanted.version}"
         return PARTIAL, Proof(what, cited, ruled_out=_no_reboot(scene))
-    if new and (scene.wanted is None or any(_same(scene.wanted.version, one.upstream) for one in new)):
+    if new and (scene.wanted is None or any(_is(one.upstream, scene.wanted.version) for one in new)):
         what = f"the driver's packages are at {new[0].upstream}{_while_loaded(scene)}"
         return PENDING, Proof(what, cited, _who(scene) if scene.loaded else "likely")
     by_hand_done = [one for one in scene.upgrades if one.driver and not scene.is_loaded(one.driver)]
@@ -564,14 +572,9 @@ def _complete(snapshot: Snapshot) -> Iterable[Fix]:
     holds = sorted(name for name in packages.holds(snapshot) if history.is_drivers(name))
     if holds:
         yield remedies.unhold(snapshot, "release the hold on the packages that stayed behind", *holds)
-    text = "let all of the driver's packages come from one repository"
-    if package_manager(snapshot) == "apt":
-        yield setup_step(
-            snapshot, "configure", text, "cuda-repository", "driver-pin", instead=("apt-cache policy nvidia-driver",)
-        )
+    yield remedies.one_archive(snapshot)
+    if package_manager(snapshot) in {"apt", "dnf"}:
         yield remedies.one_version(snapshot, "install", "bring every package to the same version")
-    else:
-        yield remedies.one_version(snapshot, "configure", text)
     yield remedies.driver(snapshot, "install what is missing of that version, its module included")
     yield reboot()
 
@@ -589,14 +592,17 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
         )
     else:
         yield _remove_the_other(snapshot, packaged)
-    yield remedies.driver(snapshot, "install the one that stays, whole")
+    text = "install the one that stays, whole"
+    if takes_gpunode(snapshot):
+        text += "; gpunode names each package of another one before it removes it"
+    yield remedies.driver(snapshot, text)
     yield reboot()
 
 
 def _remove_the_other(snapshot: Snapshot, packaged: tuple[Package, ...]) -> Fix:
     if package_manager(snapshot) == "apt" or not packaged:
-        text = "remove every driver but the one that is wanted; each is named before"
-        return setup_step(snapshot, "remove", text, "conflicts")
+        text = "take away what NVIDIA's .run installer has put beside the packages, where it has"
+        return run("remove", text, "[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent")
     fusion = sorted({one.name for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))})
     names = fusion or sorted({one.name for one in packaged})
     return uninstall(snapshot, "remove the packages of the driver that is not wanted", *names)

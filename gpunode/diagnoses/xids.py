@@ -77,7 +77,7 @@ _ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", 
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _NULL: Final = 0x10000
 _UPGRADE: Final = Pattern(
-    rf"(?:nvidia-driver|nvidia-kernel|libnvidia-compute|nvidia-dkms|nvidia-open|kmod-nvidia|nvidia-utils)[\w.-]*"
+    rf"(?:nvidia-driver|nvidia-kernel|libnvidia-compute|nvidia-dkms|nvidia-open|kmod-nvidia|nvidia-utils)[\w.-]{{0,60}}"
     rf"(?::\w+)?[ (-]+(?:\d+:)?(?P<old>{driver.VERSION})\S*(?:,| ->| =>| to)? +(?:\d+:)?(?P<new>{driver.VERSION})"
 )
 # Releases whose page faults were tracked down to the driver, each with the thread.
@@ -175,6 +175,10 @@ _COMPARED: Final = Pattern(
     r"|downgrading (?:the |to )[^\n]{0,40}(?:fixe[sd]|solve[sd]|helps|helped)"
     r"|\b(?:runs|works|fine|stable|none)\b[^\n]{0,40} (?:with|on|under) \d{3}\.\d[^\n]{0,80}"
     r"(?:fails|faults|crashes|breaks)[^\n]{0,40}\b\d{3}\.\d"
+    r"|\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:0\b|none|no (?:faults?|crash|xid|error)|zero|never|clean|stable|fine|ok\b)"
+    r"[^\n]{0,60}\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:[1-9]\d{0,4}\b|(?:xid |page )?faults?|crash|hang|every)"
+    r"|\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:[1-9]\d{0,4} (?:xid|fault|crash)|(?:xid |page )?faults?|crash|hang|every)"
+    r"[^\n]{0,60}\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:0\b|none|no (?:faults?|crash|xid|error)|zero|never|clean|stable)"
     r"|\bwith \d{3}\.\d[^\n]{0,80}[;,] with \d{3}\.\d[^\n]{0,60}\b(?:none|never|not|fine|works)\b",
     re.IGNORECASE,
 )
@@ -238,22 +242,28 @@ def _recovery(snapshot: Snapshot) -> Iterator[Verdict]:
     told = faults.of(snapshot, 154)
     for incident in told:
         yield _wanted(incident)
-    if not told and not snapshot.view(faults.incidents):
+    if not told:
         yield from _state(snapshot)
 
 
 def _state(snapshot: Snapshot) -> Iterator[Verdict]:
-    """The action that nvidia-smi or NVML shows, where nobody pasted what led to it."""
+    """The action that nvidia-smi or NVML shows of a GPU, where nobody pasted what led to it."""
+    faulty = {incident.gpu for incident in snapshot.view(faults.incidents)}
+
+    def is_told(bus: str) -> bool:
+        """Whether a fault of that GPU stands in the log; of a GPU without an address, any may be its own."""
+        return bus in faulty or "" in faulty or (not bus and bool(faulty))
+
     for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action"):
-        if row.value.strip().lower() not in _NO_ACTION:
+        if row.value.strip().lower() not in _NO_ACTION and not is_told(gpu.bus):
             summary = f"{faults.label(gpu.bus)} asks to be recovered: {row.value}; why, no line here says"
             yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
     for name in ("Reset Required", "Drain and Reset Recommended"):
         for gpu, row in smi_query.rows(snapshot, name):
-            if smi_query.is_yes(row.value):
+            if smi_query.is_yes(row.value) and not is_told(gpu.bus):
                 summary = f"{faults.label(gpu.bus)} has to be reset; why, no line here says"
                 yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
-    if said := snapshot.said(_RESET_REQUIRED):
+    if not faulty and (said := snapshot.said(_RESET_REQUIRED)):
         yield Proof("A GPU has to be reset before it can be used; why, no line here says", said, "likely")
 
 
@@ -319,7 +329,7 @@ def _debug_memory(_: Snapshot) -> Iterable[Fix]:
 
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
-    yield remedies.driver(snapshot, "go to another release of the driver", upgrade=True)
+    yield from remedies.newer_driver(snapshot, "go to another release of the driver", back=True)
     yield reboot("reboot, so that it is the one that is loaded")
     yield nvidia_report("that release faults too")
 
@@ -334,7 +344,7 @@ def _free_engine(snapshot: Snapshot) -> Iterable[Fix]:
 def _keep_state(snapshot: Snapshot) -> Fix:
     text = "keep the driver's state between programs, so that the GPU sleeps less"
     daemon = ("sudo systemctl enable --now nvidia-persistenced",)
-    return setup_step(snapshot, "configure", text, "persistence", instead=daemon)
+    return setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
 
 
 def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:

@@ -15,6 +15,8 @@ from gpunode.facts.sources import STATE, Kind, Source
 
 _PARTED: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "text"})
 _MARKED: Final = Pattern(r"^-- (?:Boot [0-9a-f]{32}|Reboot) --[ \t]*$", re.MULTILINE)
+# Where a daemon that appends to its log was started again (IMEX: NVIDIA's multi-node NVLink guide).
+_STARTED: Final = Pattern(r"^(?:Fabric Manager|IMEX) Log initializing at: ", re.MULTILINE)
 _BANNER: Final = Pattern(r"Linux version \d{1,2}\.\d{1,3}\.[^\n]{0,80} \(")
 _BEFORE_BANNER: Final = Pattern(r"[^\n]{0,120}(?:\]|kernel:) |")
 _CLOCK: Final = Pattern(r"^(?P<wall>[^\[\n]{0,80})\[[ \t]{0,6}(?P<seconds>\d{1,9})\.\d{3,6}\]", re.MULTILINE)
@@ -74,7 +76,7 @@ def _is_reversed(source: Source) -> bool:
 
 def _begins(text: str) -> int:
     """Where the last boot of the log begins; 0 where it has one only."""
-    at = max((match.start() for match in _MARKED.finditer(text)), default=0)
+    at = max((match.start() for pattern in (_MARKED, _STARTED) for match in pattern.finditer(text)), default=0)
     for match in _BANNER.finditer(text):
         start = text.rfind("\n", 0, match.start()) + 1
         if _BEFORE_BANNER.fullmatch(text, start, match.start()):

@@ -48,6 +48,16 @@ def main_pid(text: str, name: str) -> int:
     return 0
 
 
+def started_at(text: str, name: str) -> str:
+    """When the unit ``name`` was started, as RFC 3339 writes it in UTC; empty where it does not run."""
+    for block in re.split(r"\n{2,}", text.strip("\n")):
+        values = dict(line.partition("=")[::2] for line in block.split("\n"))
+        if values.get("Id") == name and values.get("ActiveState") in _RUNS:
+            match = _STAMP.fullmatch(values.get("ExecMainStartTimestamp", ""))
+            return f"{match[1]}{match[2] or ''}Z".replace(" ", "T") if match else ""
+    return ""
+
+
 def _unit(values: Mapping[str, str]) -> Unit:
     load, active = values.get("LoadState", ""), values.get("ActiveState", "") in _RUNS
     runs = active and values.get("MainPID", "0") != "0"

@@ -15,7 +15,8 @@ from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence
-from gpunode.facts.examination import EXAMINATION, follow_ups
+from gpunode.facts.examination import EXAMINATION
+from gpunode.facts.follow_ups import follow_ups
 from gpunode.facts.items import items
 from gpunode.facts.probes import PROBES
 from gpunode.facts.sources import recognise

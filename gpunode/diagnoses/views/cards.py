@@ -11,7 +11,7 @@ from gpunode.catalog import gpus as catalog
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import kernel, pci
+from gpunode.diagnoses.views import boards, kernel, pci
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -45,6 +45,13 @@ def cards(snapshot: Snapshot) -> tuple[Card, ...]:
     for card in _every(snapshot):
         found.setdefault(card.address or card.model.name, card)
     return tuple(found.values())
+
+
+def models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
+    """The models of the node's GPUs; where no card of them shows, those that nvidia-smi names."""
+    shown = tuple(card.model for card in snapshot.view(cards))
+    named_ones = (catalog.by_name(name) for name in snapshot.view(boards.names))
+    return shown or tuple(model for model in named_ones if model is not None)
 
 
 def _every(snapshot: Snapshot) -> Iterator[Card]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
 from gpunode.diagnoses.views import moments, packages
 from gpunode.errors import Refused
 from gpunode.facts.items import Item
@@ -27,8 +27,9 @@ _VALUE: Final = Pattern(r"^[ \t]*(?P<key>[\w-]+|\"[^\"\n]+\")\s*[:=]\s*(?P<value
 _PART: Final = Pattern(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)")
 # containerd's and its shims' words for a place below its data.
 _PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
-    ("k3s", Pattern(r"/var/lib/rancher/k3s|\+k3s\d|\bk3s(?:-agent)?\.service\b|/etc/rancher/k3s|/run/k3s/")),
+    # Its containerd has its socket in /run/k3s, too.
     ("rke2", Pattern(r"/var/lib/rancher/rke2|\+rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
+    ("k3s", Pattern(r"/var/lib/rancher/k3s|\+k3s\d|\bk3s(?:-agent)?\.service\b|/etc/rancher/k3s|/run/k3s/")),
     ("microk8s", Pattern(r"/var/snap/microk8s|\bmicrok8s\b")),
     ("k0s", Pattern(r"/etc/k0s/|\bk0s(?:worker|controller)\b|\+k0s")),
 )
@@ -97,7 +98,7 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         kind = kubelet.value.kind
-        return None if kind == "kubelet" else (kind, Citation("the kubelet", f"of {kind}", None, kubelet.probe))
+        return None if kind == "kubelet" else (kind, stated("the kubelet", f"of {kind}", kubelet.probe))
     for name, pattern in _PRODUCTS:
         for item in snapshot.items:
             # systemd is asked for units of every product; what it said of them is among the facts.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -47,7 +49,7 @@ _ROOTLESS_WRITTEN: Final = Pattern(
     re.IGNORECASE,
 )
 _REFUSED: Final = Pattern(
-    r"could not select device driver [\\\"'`]*(?:nvidia)?[\\\"'`]* with capabilities ?:? ?\[\[[^\]\n]{0,60}gpu"
+    r"could not select device driver [\\\"'`]*(?:nvidia)?[\\\"'`]* ?with capabilities ?:? ?\[\[[^\]\n]{0,60}gpu"
     r"|failed to discover GPU vendor from CDI",
     re.IGNORECASE,
 )
@@ -83,7 +85,7 @@ def snap(snapshot: Snapshot) -> tuple[Citation, ...]:
     found = [*snapshot.said(_SNAP, *_TOLD, "which", "snap"), *snapshot.said(_SNAP_ROW, "snap")]
     unit = snapshot.facts.unit(_SNAP_UNIT)
     if isinstance(unit, Known) and unit.value.exists and unit.value.state.active:
-        found.append(Citation(f"systemctl show {_SNAP_UNIT}", "ActiveState=active", None, unit.probe))
+        found.append(system.unit_line(snapshot, _SNAP_UNIT, "ActiveState"))
     found += [cite(item) for item in snapshot.items if _SNAP_WRITTEN.search(item.written) and item.outcome == "ok"]
     found += [cite(item) for item in snapshot.files("/var/snap/docker/*") if item.outcome == "ok"]
     return tuple(dict.fromkeys(found))
@@ -190,7 +192,9 @@ def _line(item: Item) -> int:
 
 
 _RUNTIMES: Final = Pattern(r"^[ \t]*Runtimes:\s*(?P<names>\S.*)$", re.MULTILINE)
-_RUNTIMES_JSON: Final = Pattern(r"\"Runtimes\":\s*\{(?P<rest>[^\n]{0,4000})")
+_RUNTIMES_JSON: Final = Pattern(r"\"Runtimes\":\s*(?=[{\[])")
+_KEY: Final = Pattern(r"\"([\w.-]+)\":\s*\{")
+_RUNTIMES_MAP: Final = Pattern(r"^map\[(?=[\w.-]+:\{)")
 _DEFAULT: Final = Pattern(r"^[ \t]*Default Runtime:\s*(?P<name>\S+)", re.MULTILINE)
 
 
@@ -213,9 +217,29 @@ def registered(snapshot: Snapshot) -> Registered | None:
             default = find(item, _DEFAULT)
             return Registered(frozenset(names), cite(item, _number(item, match)), default["name"] if default else "")
         if match := find(item, _RUNTIMES_JSON):
-            names = re.findall(r"\"([\w.-]+)\":\s*\{", match["rest"])
-            return Registered(frozenset(names), cite(item, _number(item, match)))
+            return Registered(_keys(item.text, match.end()), cite(item, item.number_at(match.start())))
+        if ".Runtimes" in item.written and (alone := _asked_alone(item)):
+            return Registered(alone, cite(item))
     return None
+
+
+def _keys(text: str, start: int) -> frozenset[str]:
+    """The names in the object or list that begins at ``start``; of one that was cut, those of a line."""
+    with suppress(ValueError, RecursionError):
+        told, _ = json.JSONDecoder().raw_decode(text, start)
+        return frozenset(name for name in told if isinstance(name, str))
+    return frozenset(_KEY.findall(text[start : start + 4000].partition("\n")[0]))
+
+
+def _asked_alone(item: Item) -> frozenset[str]:
+    """The runtimes in an answer that a format reduced to them: as JSON, as Go prints a map, as names in a row."""
+    text = item.text.strip()
+    if text[:1] in {"{", "["}:
+        return _keys(text, 0)
+    if _RUNTIMES_MAP.match(text):
+        return frozenset(re.findall(r"([\w.-]+):\{", text))
+    words = text.replace(",", " ").split()
+    return frozenset(words) if all(re.fullmatch(r"[\w.-]+", word) for word in words) else frozenset()
 
 
 def _number(item: Item, match: re.Match[str]) -> int:
@@ -252,8 +276,7 @@ def started(snapshot: Snapshot) -> Moment | None:
     """When the running dockerd was started; None where nothing tells."""
     unit = snapshot.facts.unit(UNIT)
     if isinstance(unit, Known) and unit.value.started_at is not None:
-        said = f"{UNIT} started {moments.written(unit.value.started_at)}"
-        place = Citation("systemctl show docker.service", said, None, unit.probe)
+        place = system.unit_line(snapshot, UNIT, "ExecMainStartTimestamp")
         return Moment(unit.value.started_at, place, is_fact=True)
     found = (
         moment

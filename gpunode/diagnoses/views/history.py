@@ -70,8 +70,17 @@ class Upgrade:
 
 def upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
     """What happened to the driver's packages, in the order of the evidence; within one log the oldest first."""
-    logs = snapshot.of("package-history", "package-output", "unit-log", "journal", "text")
+    # Stable: apart from logs that were put away, which are older than their successors, the order is the evidence's.
+    logs = sorted(snapshot.of("package-history", "package-output", "unit-log", "journal", "text"), key=_age)
     return tuple(one for item in logs if "nvidia" in item.text for one in _of(item))
+
+
+_PUT_AWAY: Final = Pattern(r"\.log\.(?P<number>\d{1,3})(?:\.\w{2,3})?$")
+
+
+def _age(item: Item) -> int:
+    match = _PUT_AWAY.search(item.subject)
+    return -int(match["number"]) if match else 0
 
 
 def is_drivers(name: str) -> bool:

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final, Literal, TypeAlias
 
@@ -242,5 +243,6 @@ def _iso(text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
+@lru_cache(maxsize=64)  # a second has many lines
 def _utc(text: str, form: str) -> float:
     return datetime.strptime(text, form).replace(tzinfo=timezone.utc).timestamp()

@@ -48,9 +48,10 @@ _POD: Final = Pattern(
     r"|\"?kind\"?: \"?(?:Pod|DaemonSet|Deployment|Job|StatefulSet)\b",
     re.MULTILINE,
 )
+# Of a label Kubernetes takes 253 characters before the slash and 63 behind it.
 _LABEL: Final = Pattern(
-    r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]+\.)?(?:nvidia\.com|node\.kubernetes\.io|kubernetes\.io|k8s\.io)/[\w.-]+"
-    r"|(?:[\w.-]+/)?[\w-]*accelerator[\w-]*)[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
+    r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]{1,253}\.)?(?:nvidia\.com|node\.kubernetes\.io|kubernetes\.io|k8s\.io)/[\w.-]+"
+    r"|(?:[\w.-]{1,253}/)?[\w-]{0,63}accelerator[\w-]{0,63})[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
 )
 _EFFECT: Final = r"(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)"
 _TAINT: Final = Pattern(rf"(?<![\w./-])(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?:{_EFFECT}\b(?!\s+op=)")
@@ -535,12 +536,24 @@ def pods(snapshot: Snapshot) -> tuple[Pod, ...]:
 
 def _asked_class(item: Item) -> Iterator[Pod]:
     """The runtime class of a pod, where it was asked for alone or before other fields (``-o jsonpath``)."""
+    if _is_without_class(item):
+        yield Pod(item.subject, runtime_class="", citation=cite(item, 1))
     said = item.text.strip("\n").strip("'\"%")
     if not _CLASS_FIRST.search(item.written) or not item.source.words or "\n" in said:
         return
     first = re.split(r"[ \t|,]", said, maxsplit=1)[0].strip("'\"%")
     if first in _NONE or not first or _NAME_OF_CLASS.fullmatch(first):
         yield Pod(item.subject, runtime_class="" if first in _NONE else first, citation=cite(item, 1))
+
+
+def _is_without_class(item: Item) -> bool:
+    """Whether lines of a pod's definition were picked so that a runtime class would be among them, and none is."""
+    if item.kind != "kubernetes-pod" or not item.source.only or "runtimeClass" in item.text or not item.text.strip():
+        return False
+    try:
+        return re.search(item.source.only, "  runtimeClassName: nvidia") is not None
+    except re.error:
+        return False
 
 
 _CLASS_FIRST: Final = Pattern(r"^[^{]*\{[^{}]*spec\.runtimeClassName\}?")
@@ -665,7 +678,23 @@ def allocations(snapshot: Snapshot) -> tuple[Allocation, ...]:
     for item in snapshot.items:
         if "PodDeviceEntries" in item.text:
             found.extend(_allocations(item))
+        elif "kubelet_internal_checkpoint" in item.written:
+            found.extend(_allocations_chosen(item))
     return tuple(found)
+
+
+_ANY_UID: Final = Pattern(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
+_ANY_NAME: Final = Pattern(r"\bnvidia\.com/[\w.-]+")
+
+
+def _allocations_chosen(item: Item) -> Iterator[Allocation]:
+    """What somebody took out of the record: lines with a pod's identifier, and with the resource if they had it."""
+    for number, line in enumerate(item.lines, 1):
+        # A GPU's identifier has the same form, with a word before it.
+        found = [match for match in _ANY_UID.finditer(line) if not line[: match.start()].endswith(("GPU-", "MIG-"))]
+        if found:
+            name = _ANY_NAME.search(line) or _ANY_NAME.search(item.written)
+            yield Allocation(found[0][0], name[0] if name else "nvidia.com/gpu", (), cite(item, number))
 
 
 def _allocations(item: Item) -> Iterator[Allocation]:

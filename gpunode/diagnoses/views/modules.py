@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import packages, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -36,6 +36,7 @@ _NOT_FOUND: Final = Pattern(
     r"module not found: '?nvidia\b"
 )
 _MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN}'? not found")
+MAGIC: Final = Pattern(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
 _PREBUILT: Final = Pattern(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d+)(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
@@ -71,11 +72,16 @@ class DkmsRow:
         return _DRIVER.fullmatch(self.module) is not None
 
 
+RUNNING: Final = "(running)"
+"""Stands for the running kernel where nothing names that."""
+
+
 @dataclass(frozen=True, slots=True)
 class OnDisk:
     """NVIDIA's main module for one kernel, as a file, a DKMS state or an installed package tells.
 
     Attributes:
+        kernel: ``RUNNING`` where a folder was named by the shell, and nothing tells what that made of it.
         place: the folder below /lib/modules/<kernel>; empty where only a package or DKMS tells.
         version: empty where nothing beside it tells.
     """
@@ -158,7 +164,7 @@ def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
     driver = snapshot.facts.loaded_driver
     if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
         return (told_version(snapshot),)
-    return tuple(Citation(item.written, f"({name} is not among them)", None, item.key) for item in tables)
+    return tuple(stated(item.written, f"{name} is not among them", item.key) for item in tables)
 
 
 def told_version(snapshot: Snapshot) -> Citation:
@@ -189,18 +195,36 @@ def _dkms_rows(snapshot: Snapshot) -> Iterator[DkmsRow]:
 
 def modinfo(snapshot: Snapshot) -> tuple[Modinfo, ...]:
     """What modinfo said, module by module."""
-    return tuple(_modinfo(item) for item in snapshot.of("modinfo") if item.outcome == "ok" and item.text.strip())
+    said = (item for item in snapshot.of("modinfo") if item.outcome == "ok" and item.text.strip())
+    return tuple(
+        info for item in said for info in (_each_file(item) if "-exec" in item.source.words else [_modinfo(item)])
+    )
+
+
+def _asked(item: Item) -> str:
+    words = item.source.words
+    return words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
+
+
+def _each_file(item: Item) -> Iterator[Modinfo]:
+    """What was said of each file that ``find`` found: a line for each, where one field was asked for."""
+    if not (asked := _asked(item)):
+        yield _modinfo(item)
+    for number, line in enumerate(item.lines if asked in _SHAPES else (), 1):
+        if _SHAPES[asked].match(value := line.strip()):
+            told = {name: value if name == asked else "" for name in ("filename", "version", "license", "vermagic")}
+            yield Modinfo(
+                item.subject.replace("-", "_"), signer="", citation=cite(item, number), is_whole=False, **told
+            )
 
 
 def _modinfo(item: Item) -> Modinfo:
-    words = item.source.words
-    asked = words[words.index("-F") + 1] if "-F" in words[:-1] else ""
+    asked = _asked(item)
     fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
     if asked and asked not in fields:
         fields[asked] = _shaped(item, asked)
-    name = item.subject if item.subject != asked else words[-1]
     return Modinfo(
-        name.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_"),
+        item.subject.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_"),
         fields.get("filename", ""),
         fields.get("version", ""),
         fields.get("license", ""),
@@ -227,6 +251,21 @@ def _shaped(item: Item, asked: str) -> str:
     return next((line for line in lines if asked in _SHAPES and _SHAPES[asked].match(line)), "")
 
 
+_SRCVERSION: Final = Pattern(r"^(?:srcversion:[ \t]*)?(?P<source>[0-9A-F]{16,24})[ \t]*$", re.MULTILINE)
+_PARTS: Final = Pattern(r"nvidia[-_](?:uvm|drm|modeset|peermem|fs)")
+
+
+def sources(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
+    """The checksums of the main module's source, each once, by modinfo of a file or by the kernel of the loaded one."""
+    found: dict[str, Citation] = {}
+    for item in snapshot.of("modinfo", "file"):
+        is_asked = "nvidia" in item.written and not _PARTS.search(item.written)
+        if is_asked and (item.kind == "modinfo" or item.subject.endswith("/srcversion")):
+            for match in _SRCVERSION.finditer(item.text):
+                found.setdefault(match["source"], cite(item, item.number_at(match.start())))
+    return tuple(found.items())
+
+
 def driver_info(snapshot: Snapshot) -> tuple[Modinfo, ...]:
     """What modinfo said of the driver's main module, under whatever name."""
     return tuple(info for info in snapshot.view(modinfo) if info.is_driver)
@@ -250,8 +289,8 @@ def _on_disk(snapshot: Snapshot) -> Iterator[OnDisk]:
     if isinstance(known, Known):
         for one in known.value:
             place = one.path.partition(one.kernel)[2].rpartition("/")[0].strip("/")
-            yield OnDisk(one.kernel, place, one.version, Citation(one.path, one.path, None, known.probe))
-    running = snapshot.view(system.running_kernel)
+            yield OnDisk(one.kernel, place, one.version, stated(one.path, "it is there", known.probe))
+    running = kernel_of_search(snapshot)
     for item in snapshot.of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
         if item.outcome == "ok":
             yield from _files_in(item, running)
@@ -275,16 +314,25 @@ def _packaged(snapshot: Snapshot, running: str) -> Iterator[OnDisk]:
 
 
 def _files_in(item: Item, running: str) -> Iterator[OnDisk]:
-    folder = _FOLDER.search(item.subject.replace("$(uname -r)", running).replace("`uname -r`", running).rstrip("/*"))
+    folder = _FOLDER.search(item.subject.replace("$(uname -r)", running or RUNNING).rstrip("/*"))
     for number, line in enumerate(item.lines, 1):
         if "nvidia" not in line or ".ko" not in line or "not found" in line:
             continue
         if match := _KO.search(line):
-            yield OnDisk(match["kernel"], match["place"].strip("/"), "", cite(item, number))
+            version = _VERSION_BEHIND.match(line, match.end())
+            yield OnDisk(
+                match["kernel"], match["place"].strip("/"), version["version"] if version else "", cite(item, number)
+            )
         elif folder and folder["kernel"] and item.kind == "listing" and (bare := _BARE_KO.search(line)):
             below = line[: bare.start(1)].rpartition(" ")[2].strip("./")
             place = "/".join(part for part in ((folder["place"] or "").strip("/"), below.strip("/")) if part)
             yield OnDisk(folder["kernel"], place, "", cite(item, number))
+
+
+# What a loop over the files writes beside each: "/lib/modules/6.8.0-40-generic/updates/dkms/nvidia.ko 535.129.03".
+_VERSION_BEHIND: Final = Pattern(
+    r"['\"]?[:,]?\s+(?:->\s+)?(?:version:?\s+)?(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b"
+)
 
 
 def not_found(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -300,11 +348,14 @@ def _is_of(match: re.Match[str] | None, running: str) -> bool:
 
 
 def kernel_of_search(snapshot: Snapshot) -> str:
-    """The running kernel: by uname, else by the folder in which modprobe looked."""
+    """The running kernel: by uname, else by the folder in which modprobe looked, else by what refused a module."""
     if running := snapshot.view(system.running_kernel):
         return running
     match = snapshot.match(_NOT_FOUND)
-    return (match["kernel"] or "") if match else ""
+    if match and match["kernel"]:
+        return match["kernel"]
+    magic = snapshot.match(MAGIC)
+    return magic["runs"] if magic else ""
 
 
 def built_for(snapshot: Snapshot, kernel: str) -> bool | None:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -102,9 +102,22 @@ def holds(snapshot: Snapshot) -> Mapping[str, Citation]:
             for number, line in enumerate(item.lines, 1):
                 if match := _HELD.match(line.strip()):
                     found[match["name"]] = cite(item, number)
+    for pattern, row in _LOCKS.items():
+        for item in snapshot.files(pattern):
+            for match in finds(item, row):
+                found |= dict.fromkeys(match["names"].split(), cite(item, item.number_at(match.start("names"))))
     return found
 
 
+# The files of dnf 4 and yum, dnf 5, zypper and pacman; dnf 4 writes a lock that keeps packages away with "!".
+_LOCKS: Final[Mapping[str, Pattern]] = {
+    "*/versionlock.list": Pattern(
+        r"^!?(?:\d+:)?(?P<names>[a-zA-Z][\w.+]*(?:-[a-zA-Z][\w.+]*)*)-(?:\d+:)?\d", re.MULTILINE
+    ),
+    "*/versionlock.toml": Pattern(r"^[ \t]*name[ \t]*=[ \t]*[\"'](?P<names>[^\"'\n]+)[\"']", re.MULTILINE),
+    "/etc/zypp/locks": Pattern(r"^solvable_name:[ \t]*(?P<names>\S+)[ \t]*$", re.MULTILINE),
+    "/etc/pacman.conf": Pattern(r"^[ \t]*IgnorePkg[ \t]*=[ \t]*(?P<names>\S[^\n#]*)", re.MULTILINE),
+}
 _HELD: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]+(?:\.\*)?|:\w+)?$")
 
 
@@ -155,9 +168,8 @@ def _every(snapshot: Snapshot) -> Iterator[Package]:
     known = snapshot.facts.packages
     if isinstance(known, Known):
         for name, state in known.value.items():
-            line = f"{name} {state.version}"
             letter = "c" if state.config_files_only else "i"
-            place = Citation("/var/lib/dpkg/status", line, None, known.probe)
+            place = stated("/var/lib/dpkg/status", f"{name} {state.version}", known.probe)
             yield Package(name, state.version, letter, "h" if state.held else "i", place)
     yield from _begun(snapshot)
     for item in snapshot.of("packages", "package-output", "text"):
@@ -183,7 +195,7 @@ def _begun(snapshot: Snapshot) -> Iterator[Package]:
         stanza = status.text[max(start, 0) : end if end > 0 else None]
         fields = {one["name"]: one["value"] for one in _FIELD.finditer(stanza)}
         name, version = fields.get("Package", ""), fields.get("Version", "")
-        place = Citation(status.written, f"Package: {name}, {match[0]}", None, status.key)
+        place = stated(status.written, f"{name}: {match[0]}", status.key)
         yield Package(name, version, _LETTERS[match["state"]], match["want"], place)
 
 

@@ -322,6 +322,7 @@ def kubeadm(gpus: int, *, free: int | None = None, resource: str = "nvidia.com/g
         "containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\ncpuManagerReconcilePeriod: 0s\n",
         "file:/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--pod-infra-container-image=registry.k8s.io/pause:3.10"\n',
         "kubelet-conf": listed("/etc/kubernetes/kubelet.conf"),
+        "kubelet-conf-programs": "",
         "kubelet-pods": listed("/var/lib/kubelet/pods/0a1b2c3d-0000-4000-8000-000000000001"),
         **plugin_files(gpus),
         "pod-logs": held({"/var/log/pods/kube-system_nvidia-device-plugin-daemonset-7kq2x_0a1b/nvidia-device-plugin-ctr/0.log":

@@ -1,0 +1,73 @@
+"""The law of hearsay: what a pod prints proves nothing against the node that it runs on.
+
+Whoever may run a pod writes its log; the node's own layers are judged by what the node shows itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+import pytest
+
+from gpunode.diagnoses.views import hearsay
+from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, decode_found, encode_found
+from gpunode.workflow.doctor import Examined, diagnosed
+from tests.scenarios.healthy.captures import evidence
+from tests.scenarios.healthy.nodes import HEALTHY
+from tests.scenarios.reports import Report, reports
+
+# Each report is one pod's log; so many pods run on a node, that all reports are soon through.
+PODS = 20
+FORMS = ("as it is", "as a transcript", "as a runtime writes it")
+BATCHES = range(-(-len(reports()) // PODS))
+
+
+def log(report: Report, form: str) -> str:
+    """The evidence of ``report`` as somebody may have a container print it."""
+    prompt = "$ {source}\n{text}" if form == "as a transcript" else "{text}"
+    text = "\n".join(prompt.format(**one) for one in report.evidence)
+    stamp = "2026-11-16T06:12:43.123456789Z stdout F "
+    return "".join(f"{stamp}{line}\n" for line in text.split("\n")) if form == FORMS[2] else text
+
+
+def with_pods(node: Evidence, logs: Mapping[str, str]) -> Evidence:
+    """``node`` with a pod of each name, which has printed that."""
+    glob = node["pod-logs"]
+    added = (
+        Found(f"/var/log/pods/tenant_my-nvidia-{name}_6f1c1f3e-{at:04}/app/0.log", data=text.encode(errors="replace"),
+              ownership=Ownership(0o640, 0, 0))
+        for at, (name, text) in enumerate(logs.items())
+    )  # fmt: skip
+    found = (*decode_found(glob.data), *added)
+    return {**node, "pod-logs": Capture(glob.source, "ok", encode_found(iter(found)))}
+
+
+@cache
+def node(name: str) -> Evidence:
+    return evidence(HEALTHY[name]())
+
+
+def against_the_node(examined: Examined) -> Iterable[object]:
+    """What speaks against the node, or is told for certain."""
+    for one in examined.diagnosis.findings:
+        if one.severity != "info" and (one.layer in hearsay.OF_NODE or one.confidence == "certain"):
+            yield one.cause, one.layer, one.confidence
+        elif one.severity != "info":
+            assert one.heard_from, one
+            assert one.summary.startswith(f"By {one.heard_from}: ")
+
+
+@pytest.mark.parametrize("at", BATCHES)
+def test_what_a_pod_prints_is_nothing_against_a_healthy_node(at: int) -> None:
+    names = sorted(set(HEALTHY) - {"one-gpu-lent-to-a-guest"})
+    chosen = reports()[at * PODS : (at + 1) * PODS]
+    logs = {f"app-{number}": log(one, FORMS[at % len(FORMS)]) for number, one in enumerate(chosen)}
+    assert list(against_the_node(diagnosed(with_pods(node(names[at % len(names)]), logs)))) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("at", range(len(reports())), ids=lambda at: reports()[at].name)
+def test_nor_is_any_of_them_by_itself(at: int) -> None:
+    seen = with_pods(node("kubeadm-with-device-plugin"), {"app": log(reports()[at], FORMS[at % len(FORMS)])})
+    assert list(against_the_node(diagnosed(seen))) == []

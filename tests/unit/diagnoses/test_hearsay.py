@@ -1,0 +1,107 @@
+"""What containers say of a node that was looked at, and of one that was not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.views import hearsay
+from gpunode.facts import pasted
+from gpunode.facts.evidence import Evidence, Found, encode_found
+from gpunode.facts.sources import Source
+from gpunode.facts.speakers import of_daemon
+from tests.laws.test_hearsay_laws import with_pods
+from tests.scenarios.healthy.captures import evidence, journal
+from tests.scenarios.healthy.nodes import HEALTHY
+
+FELL = "[  100.000000] NVRM: Xid (PCI:0000:31:00): 79, pid=1, GPU has fallen off the bus.\n"
+HEADERS = (
+    "Error! Your kernel headers for kernel 6.8.0-50-generic cannot be found.\n"
+    "Please install the linux-headers-6.8.0-50-generic package or use the --kernelsourcedir option.\n"
+)
+SHADOWED = (
+    "RuntimeError: Unexpected error from cudaGetDeviceCount(). "
+    "Error 803: system has unsupported display driver / cuda driver combination\n"
+)
+
+
+@cache
+def healthy(name: str = "kubeadm-with-device-plugin") -> Evidence:
+    return evidence(HEALTHY[name]())
+
+
+def causes(found: Diagnosis) -> list[str]:
+    return [one.cause for one in found.findings if one.severity != "info"]
+
+
+@pytest.mark.parametrize("said", [FELL, HEADERS, "NVRM: GPU 0000:31:00.0: RmInitAdapter failed! (0x62:0xffff:2477)\n"])
+def test_a_pod_says_nothing_of_the_nodes_own_layers(said: str) -> None:
+    found = diagnose(snapshot(with_pods(healthy(), {"app": said})))
+    assert (found.findings, found.unknown) == ((), ())
+
+
+def test_what_a_pod_is_the_first_to_notice_is_likely_and_names_the_pod() -> None:
+    found = diagnose(snapshot(with_pods(healthy(), {"app": SHADOWED})))
+    (one,) = found.findings
+    assert (one.cause, one.confidence) == ("cuda-compat-lib-mismatch", "likely")
+    assert one.summary.startswith("By the log of pod tenant/my-nvidia-app: ")
+    assert one.heard_from == "the log of pod tenant/my-nvidia-app"
+
+
+def test_no_pod_hides_what_the_node_shows() -> None:
+    """Nor does it become the root of it."""
+    node = evidence(
+        {**HEALTHY["kubeadm-with-device-plugin"](), "kernel-journal": journal(("kernel: " + FELL[16:].strip(),))}
+    )
+    node = {key: capture for key, capture in node.items() if key not in {"nvml", "smi", "smi-query"}}
+    alone = diagnose(snapshot(node))
+    assert (alone.roots[0].cause, alone.roots[0].confidence) == ("gpu-fallen-off-bus", "certain")
+    logs = {"one": HEADERS + SHADOWED, "two": "Insufficient nvidia.com/gpu; untolerated taint\n"}
+    beside = diagnose(snapshot(with_pods(node, logs)))
+    assert (beside.roots[0].cause, beside.roots[0].confidence) == ("gpu-fallen-off-bus", "certain")
+
+
+def test_a_report_of_nothing_but_a_pods_log_is_heard() -> None:
+    log = [{"source": "kubectl logs -n gpu-operator nvidia-driver-daemonset-x7k2p", "text": FELL}]
+    found = diagnose(snapshot(pasted.from_json(json.dumps(log), "a report")))
+    assert causes(found) == ["gpu-fallen-off-bus"]
+
+
+def test_what_a_pod_prints_is_not_what_somebody_typed_on_the_node() -> None:
+    gpu = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GK208B [10de:128b]"
+    text = f"$ lspci -nnk\n{gpu}\n\tKernel driver in use: nouveau\n"
+    for source in ("kubectl logs app", "docker logs app", "/var/log/pods/a_b_c/app/0.log"):
+        rows = [{"source": source, "text": text}]
+        (item,) = snapshot(pasted.from_json(json.dumps(rows), "a report")).items
+        assert (item.kind, item.where) == ("lspci", "container")
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_only_where_no_driver_is_loaded_the_pod_that_loads_it_is_heard(is_loaded: bool) -> None:
+    node = {key: one for key, one in healthy().items() if key != "nvidia-version"}
+    if not is_loaded:
+        node["modules"] = replace(node["modules"], data=b"overlay 200704 12 - Live 0x0000000000000000\n")
+    path = "/var/log/pods/gpu-operator_nvidia-driver-daemonset-x7k2p_6f1c/nvidia-driver-ctr/0.log"
+    found = (Found(path, data=HEADERS.encode()), Found(path.replace("nvidia-driver", "app"), data=HEADERS.encode()))
+    node["pod-logs"] = replace(node["pod-logs"], data=encode_found(iter(found)))
+    heard = [item.written for item in hearsay.node_alone(snapshot(node)).items if item.key == "pod-logs"]
+    assert heard == ([] if is_loaded else [path])
+
+
+def test_of_dockers_journal_only_its_own_lines_are_dockers() -> None:
+    unit = Source("unit-log", "docker.service")
+    lines = [
+        "2026-11-16T06:12:43.123456+0000 n1 dockerd[812]: level=info msg=\"API listen on /run/docker.sock\"",
+        "2026-11-16T06:12:44.123456+0000 n1 3f2a9c1b7d5e[812]: NVRM: Xid (PCI:0000:31:00): 79",
+        "                                                      and more of it",
+        "2026-11-16T06:12:45.123456+0000 n1 systemd[1]: docker.service: Deactivated successfully.",
+    ]  # fmt: skip
+    assert of_daemon(unit, "\n".join(lines)).split("\n") == [lines[0], "", "", lines[3]]
+    other = Source("unit-log", "kubelet.service")
+    assert of_daemon(other, "\n".join(lines)) == "\n".join(lines)
