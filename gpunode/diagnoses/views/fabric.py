@@ -292,6 +292,12 @@ def nvlinks(snapshot: Snapshot) -> tuple[Links, ...]:
     return tuple(one for one in seen if one.up or one.name or not (whole and one.index is None))
 
 
+def asked_for_some(snapshot: Snapshot) -> bool:
+    """Whether nvidia-smi was asked for the links of some GPUs only, each time."""
+    asked = [item.source.words for item in snapshot.of("nvidia-smi-nvlink")]
+    return bool(asked) and all({"-i", "--id"} & {word.partition("=")[0] for word in words} for words in asked)
+
+
 def _each_once(found: Iterable[Links]) -> tuple[Links, ...]:
     """The fullest answer for each GPU that has a number; of two tools that were asked, both name it."""
     best: dict[object, Links] = {}
