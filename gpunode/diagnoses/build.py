@@ -392,7 +392,7 @@ _TREES_MODULE: Final = Pattern(r"nvidia(?:-[a-z0-9]+)*")
 def _leftover(snapshot: Snapshot) -> tuple[str, str] | None:
     failure = snapshot.view(_failure)
     texts = [citation.line for citation in failure.citations] if failure else []
-    texts.extend(proof.citations[0].line for _, proof in _without_source(snapshot) if isinstance(proof, Proof))
+    texts.extend(proof.citations[0].source for _, proof in _without_source(snapshot) if isinstance(proof, Proof))
     texts.extend(item.text for item in snapshot.of("dkms-status", "dkms-output", "package-output", "text"))
     for text in texts:
         if match := _LEFTOVER.search(text):

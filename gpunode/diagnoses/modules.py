@@ -76,8 +76,22 @@ def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
     cited = (*_absence(snapshot), *said, *blacklist)
     if blacklist:
         yield Proof(f"{summary}: it is blacklisted", cited, remedy=tuple(_allow(snapshot)))
+    elif state is None and (signed := _is_signed_here(snapshot)):
+        question = "the module is there and signed with a key of this machine's own: does the kernel take it?"
+        look_at = "sudo modprobe nvidia; mokutil --sb-state"
+        yield Doubt(question, look_at, (*cited, *signed), ("secure-boot-key-not-enrolled",))
     else:
         yield Proof(summary, cited, "certain" if said and state is False else "likely")
+
+
+_OWN_KEY: Final = Pattern(r"DKMS module signing key|Secure Boot Module Signature key")
+_SECURE_BOOT: Final = Pattern(r"Secure ?Boot|lockdown|Key was rejected|Loading of ", re.IGNORECASE)
+
+
+def _is_signed_here(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """That the machine signed the module itself, where nothing tells whether the kernel asks for signatures."""
+    signed = (info for info in snapshot.view(modules.driver_info) if _OWN_KEY.search(info.signer))
+    return () if snapshot.says(_SECURE_BOOT) else tuple(info.citation for info in signed)
 
 
 def _blacklist(snapshot: Snapshot) -> Iterator[Citation]:
@@ -230,7 +244,7 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
     absent = modules.not_found(snapshot)
     files = tuple(one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
     # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
-    files = tuple(one for one in files if _RENAMED.search(one.citation.line) is None)
+    files = tuple(one for one in files if _RENAMED.search(one.citation.words) is None)
     gone = _lacks_index(snapshot, running) if files else ()
     if said or empty or gone:
         summary = f"the module indexes of {running or 'this kernel'} are missing or empty, so modprobe finds nothing"

@@ -118,6 +118,8 @@ _LISTED: Final = {
     "docker-binaries": "/usr/*bin/dockerd",
     "toolkit-binaries": "/usr/*bin/nvidia-c*",
     "docker-socket": "/run/docker.sock",
+    "cri-sockets": "/run/c*/c*.sock",
+    "cri-sockets-rancher": "/run/k3s/containerd/containerd.sock",
     "smi-binary": "/usr/bin/nvidia-smi",
     "rpm-database": "/var/lib/rpm/*",
     "driver-containers": "/run/nvidia/*",
@@ -208,7 +210,6 @@ def _containers() -> Iterator[Probe]:
     yield _command("toolkit-version", "nvidia-container-cli", "-V")
     yield _command("cdi-list", "nvidia-ctk", "cdi", "list")
     yield _command("podman-version", "podman", "--version")
-    yield _command("cri-info", "crictl", "info")
     yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False)
     # Of the file, which holds keys, no more than the names of what would have kubectl start a program.
     yield _command("kubelet-conf-programs", "sed", "-nE", _STARTS_PROGRAM, _KUBELET_CONF)
