@@ -35,6 +35,8 @@ _DEPTH: Final[tuple[Layer, ...]] = (
     *("hardware", "pci", "power-thermal", "kernel", "package", "driver", "nvlink", "userspace"),
     *("config", "toolkit", "runtime", "cdi", "kubernetes"),
 )
+# As a warning these speak of the next boot.
+_TO_COME: Final = frozenset({"module-built-for-other-kernel"})
 _WEIGHT: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
 
@@ -219,6 +221,9 @@ def _explainers(finding: Finding, present: Mapping[str, Finding]) -> list[str]:
 def _may_concern(root: Finding, consequence: Finding) -> bool:
     """Whether one can be the other's reason: what is no fault is nobody's, and one GPU's is another's over NVLink."""
     if root.severity == "info" and consequence.severity != "info":
+        return False
+    # What is to come brings nothing about today.
+    if root.severity == "warning" and root.cause in _TO_COME:
         return False
     # Whoever may run a pod must not turn eyes away from what the node itself shows.
     if root.heard_from and not consequence.heard_from and consequence.confidence == "certain":
