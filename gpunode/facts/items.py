@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind, Source, Where, recognise, recognise_all
+from gpunode.facts.shares import Share, share_out
+from gpunode.facts.sources import Kind, Source, Where, commands, recognise, recognise_all
 
 T = TypeVar("T")
 
@@ -120,28 +121,33 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
         return
     said = _said(capture)
     sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
-    for source in sources:
-        own = _own(source, said, sources)
+    parts = share_out(commands(capture.source), said) if sources[0].is_mixed else None
+    for source, own in (_own(source, said, sources, parts) for source in sources):
         outcome = _outcome(capture, own)
-        if source.is_mixed and outcome == "absent" and not tells_absence(own):
+        if len(sources) > 1 and outcome == "absent" and not tells_absence(own):
             outcome = "ok"  # another of the commands said that
         yield Item(key, capture.source, source, own, outcome, capture.error, capture.exit_status)
 
 
-def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
-    """What of the text of several commands may be this one's.
+def _own(source: Source, text: str, sources: tuple[Source, ...], parts: Sequence[Share] | None) -> tuple[Source, str]:
+    """What of the text of several commands may be this one's; of a part that is nobody else's, the source is alone.
 
     A JSON file ends where its object does. A complaint is of the program that it names: for the others its line is
     empty, and a shell's word that there is no such program is all that this one said.
     """
     if not source.is_mixed:
-        return text
+        return source, text
     if source.kind == "file" and source.subject.endswith(".json"):
         start = text.find("{")
         with suppress(ValueError, RecursionError):
-            return text[start : json.JSONDecoder().raw_decode(text, start)[1]] if start >= 0 else text
-    if (line := _line_of(source, text, sources)) is not None:
-        return line
+            return source, text[start : json.JSONDecoder().raw_decode(text, start)[1]] if start >= 0 else text
+    if parts is not None and source.place < len(parts):
+        part = parts[source.place]
+        return replace(source, is_mixed=not part.is_alone), part.text
+    return source, _without_complaints(source, text, sources)
+
+
+def _without_complaints(source: Source, text: str, sources: tuple[Source, ...]) -> str:
     own = program_of(source)
     others = {program_of(one) for one in sources} - {own, ""}
     lines = text.split("\n")
@@ -156,26 +162,6 @@ def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
         return lacks
     theirs = {line for line, name in complaints if name in others}
     return "\n".join("" if line in theirs else line for line in lines) if theirs else text
-
-
-def _line_of(source: Source, text: str, sources: tuple[Source, ...]) -> str | None:
-    """The line of its own, where every command gives one: they stand in the order of the commands."""
-    lines = text.strip("\n").split("\n")
-    if len(lines) != len(sources) or not all(map(_gives_one_line, sources)):
-        return None
-    at = sources.index(source)
-    return "\n" * at + lines[at]
-
-
-def _gives_one_line(source: Source) -> bool:
-    words = source.words
-    if source.kind == "file":
-        return source.subject.startswith(("/sys/", "/proc/sys/"))
-    if source.kind == "modinfo":
-        return bool({"-F", "-n"} & set(words))
-    if source.kind == "unit-status":
-        return any(word.startswith("is-") for word in words)
-    return source.kind == "uname" or words[:2] == ("mokutil", "--sb-state")
 
 
 # bash: nvidia-container-cli: command not found; ls: cannot access '/dev/nvidia*': No such file or directory

@@ -86,6 +86,7 @@ class Source:
             lines that match it, all of them unless ``is_part``. Empty where nothing was left out that way.
         is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
         is_mixed: whether the text is that of several commands, of which this is one.
+        place: which of them, in their order.
     """
 
     kind: Kind
@@ -95,6 +96,24 @@ class Source:
     only: str = ""
     is_part: bool = False
     is_mixed: bool = False
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One of the commands of a line, with what its output was sent through.
+
+    Attributes:
+        words: its words without what stands before it (sudo, assignments) and without redirections.
+        filters: the same of each command behind it in the pipeline.
+        is_optional: whether it runs only when the one before it succeeded, or failed.
+        is_quiet: whether its output went into a file.
+    """
+
+    words: tuple[str, ...]
+    filters: tuple[tuple[str, ...], ...] = ()
+    is_optional: bool = False
+    is_quiet: bool = False
 
 
 _PROMPT: Final = Pattern(
@@ -211,10 +230,7 @@ def recognise(source: str, text: str = "") -> Source:
 def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
     source = source[:_LONGEST].strip()
-    written, where, is_part = _without_remarks(_PROMPT.sub("", source))
-    if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
-        where = "container" if _INSIDE.search(label[0]) else where
-        written = written[label.end() :]
+    written, where, is_part = _unwrapped(source)
     found = _as_found(_by_commands(written), text) or _only(_by_path(written)) or _only(_by_words(source))
     if not found or found[0].kind == "text":
         found = _only(_by_text(text)) or found or (Source("text"),)
@@ -223,6 +239,34 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     if folder := _FOLDER.match(source):
         found = tuple(_in_folder(one, folder["folder"]) for one in found)
     return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
+
+
+def commands(source: str) -> tuple[Command, ...]:
+    """The commands of a line, in the order in which they ran; none where a loop ran some of them several times.
+
+    The ``place`` of a ``Source`` counts them.
+    """
+    written = _unwrapped(source[:_LONGEST].strip())[0]
+    if re.search(r"(?:^|[;\s])(?:do|while|until)\s", written):
+        return ()
+    return tuple(_command(before, pipeline) for before, pipeline in _in_order(written))
+
+
+def _command(before: str, pipeline: list[list[str]]) -> Command:
+    last = pipeline[-1]
+    into = [index for index, word in enumerate(last) if word in {">", ">>", "&>", "&>>"}]
+    is_quiet = any(last[index] not in {">", ">>"} or last[index - 1] != "2" for index in into)
+    plain = [words for words in map(_plain, pipeline) if words]
+    return Command(plain[0] if plain else (), tuple(plain[1:]), before in {"&&", "||"}, is_quiet)
+
+
+def _unwrapped(source: str) -> tuple[str, Where, bool]:
+    """The source without prompt, remarks and label; whether they say ``container``, or that it is a part."""
+    written, where, is_part = _without_remarks(_PROMPT.sub("", source))
+    if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
+        where = "container" if _INSIDE.search(label[0]) else where
+        written = written[label.end() :]
+    return written, where, is_part
 
 
 # "root@gpu1:/etc/crio/crio.conf.d# cat 99-nvidia.conf".
@@ -235,8 +279,8 @@ def _in_folder(found: Source, folder: str) -> Source:
     return replace(found, subject=f"{folder}/{found.subject.removeprefix('./')}") if is_relative else found
 
 
-# "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod".
-_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()-]{0,60}:\s+")
+# "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod", "root@gpu-3 (Ubuntu): lsmod".
+_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()@-]{0,60}:\s+")
 # What shows the state in which the node is, not what happened.
 STATE: Final[frozenset[Kind]] = frozenset(
     {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
@@ -263,7 +307,7 @@ def changes_state(source: Source) -> bool:
     """Whether the command loads a module or starts a unit: what is seen after it, it may have made so."""
     if source.kind == "modprobe":
         words = source.words
-        return _program(words) in {"modprobe", "insmod"} and not {"-r", "--remove", "-n", "-D", "-c"} & set(words)
+        return program(words) in {"modprobe", "insmod"} and not {"-r", "--remove", "-n", "-D", "-c"} & set(words)
     return source.kind == "unit-action" and bool({"start", "restart"} & set(source.words[1:3]))
 
 
@@ -286,27 +330,39 @@ def _without_remarks(source: str) -> tuple[str, Where, bool]:
 
 def _by_commands(source: str) -> tuple[Source, ...]:
     """What each command of a line shows; they share one text where they are several."""
-    single = (part for pipeline in _pipelines(source) for part in _one_by_one(pipeline))
-    found = tuple(one for pipeline in single for one in _by_pipelines(pipeline))
+    every = _in_order(source)
+    found = tuple(
+        replace(one, place=place) for place, (_, pipeline) in enumerate(every) if (one := _by_pipeline(pipeline))
+    )
     return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
 
 
-def _by_pipelines(pipeline: list[list[str]]) -> tuple[Source, ...]:
-    """What a pipeline shows, or each of the commands that one of its words, in quotes, hands to another shell."""
+def _in_order(source: str) -> list[tuple[str, list[list[str]]]]:
+    """The pipelines of a line, each with the sign before it."""
+    single = ((before, one) for before, pipeline in _pipelines(source) for one in _one_by_one(pipeline))
+    return [(before, handed) for before, pipeline in single for handed in _handed(pipeline)]
+
+
+def _handed(pipeline: list[list[str]]) -> list[list[list[str]]]:
+    """The pipeline, or each of those that one of its words, in quotes, hands to another shell."""
     if (found := _by_pipeline(pipeline)) is not None and found.kind != "text":
-        return (found,)
+        return [pipeline]
     words = _plain(pipeline[0])
-    handed = next((word for word in reversed(words[1:]) if " " in word), "") if _program(words) in _SHELLS else ""
-    return _by_commands(handed) or _only(found)
+    handed = next((word for word in reversed(words[1:]) if " " in word), "") if program(words) in _SHELLS else ""
+    inner = [one for _, one in _in_order(handed)]
+    return inner if any(map(_by_pipeline, inner)) else [pipeline]
 
 
 def _one_by_one(pipeline: list[list[str]]) -> list[list[list[str]]]:
-    """The pipeline, or one for each file where several of sysfs are read at once: each is one line."""
+    """The pipeline, or one for each file where several are read of which each is one line."""
     words = list(_plain(pipeline[0])) if len(pipeline) == 1 else []
-    paths = [word for word in words[1:] if word.startswith("/sys/")]
-    if _program(words) != "cat" or len(paths) < _SEVERAL or any("*" in path for path in paths):
+    paths = [word for word in words[1:] if word.startswith("/")]
+    is_lines = program(words) == "readlink" or (
+        program(words) == "cat" and all(path.startswith("/sys/") for path in paths)
+    )
+    if not is_lines or len(paths) < _SEVERAL or any("*" in path for path in paths):
         return [pipeline]
-    return [[["cat", path]] for path in paths]
+    return [[[*(word for word in words if word not in paths), path]] for path in paths]
 
 
 _SEVERAL: Final = 2
@@ -318,27 +374,37 @@ def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
     found = _of(head) if head else None
     if found is None:
         return None
-    patterns = [_pattern(words) for words in commands[1:] if _program(words) in {"grep", "egrep", "rg", "zgrep"}]
-    cut = any(_program(words) in _CUTTERS for words in commands[1:]) or _program(head) in {"head", "tail"}
+    patterns = [_pattern(words) for words in commands[1:] if program(words) in {"grep", "egrep", "rg", "zgrep"}]
+    cut = any(program(words) in _CUTTERS for words in commands[1:]) or program(head) in {"head", "tail"}
     only = "|".join(pattern for pattern in (found.only, *patterns) if pattern)
     return replace(found, only=only, is_part=found.is_part or cut)
 
 
-def _pipelines(source: str) -> list[list[list[str]]]:
-    """The words of every command of every pipeline in a line of shell."""
+def _pipelines(source: str) -> list[tuple[str, list[list[str]]]]:
+    """The words of every command of every pipeline in a line of shell, and the sign that stands before the pipeline."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
     source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
     words = _words(source)
-    pipelines: list[list[list[str]]] = [[[]]]
+    pipelines: list[tuple[str, list[list[str]]]] = [("", [[]])]
     for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
         if word in {"|", "|&"}:
-            pipelines[-1].append([])
+            pipelines[-1][1].append([])
         elif word in {"&&", ";", "||", "&"}:
-            pipelines.append([[]])
+            pipelines.append((word, [[]]))
         else:
-            pipelines[-1][-1].append(word)
-    found = [[command for command in pipeline if command] for pipeline in pipelines]
-    return [pipeline for pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
+            pipelines[-1][1][-1].extend(_expanded(word))
+    found = [(before, [command for command in pipeline if command]) for before, pipeline in pipelines]
+    return [(before, pipeline) for before, pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
+
+
+# /sys/bus/pci/devices/0000:0a:00.{0,1}/driver
+_BRACES: Final = Pattern(r"(?P<before>/[^\s{}]*)\{(?P<choices>[^\s{},]*(?:,[^\s{},]*){1,20})\}(?P<after>[^\s{}]*)")
+
+
+def _expanded(word: str) -> list[str]:
+    """The paths that a shell makes of one with a choice in braces."""
+    match = _BRACES.fullmatch(word)
+    return [match["before"] + one + match["after"] for one in match["choices"].split(",")] if match else [word]
 
 
 def _words(source: str) -> list[str]:
@@ -370,7 +436,8 @@ def _plain(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(rest)
 
 
-def _program(words: Sequence[str]) -> str:
+def program(words: Sequence[str]) -> str:
+    """The name of the program that these words run; empty without any."""
     return words[0].rsplit("/", 1)[-1].removesuffix(".exe") if words else ""
 
 
@@ -380,7 +447,8 @@ def _pattern(words: Sequence[str]) -> str:
     plain = [word for word in words[1:] if not word.startswith("-")]
     if any(re.fullmatch(r"-\w*v\w*|--invert-match", option) for option in options) or not plain:
         return ""
-    return plain[0].replace(r"\|", "|")
+    chosen = [word for before, word in pairwise(words) if before in {"-e", "--regexp"}]
+    return "|".join(chosen or plain[:1]).replace(r"\|", "|")
 
 
 def _operands(words: Sequence[str]) -> list[str]:
@@ -410,13 +478,13 @@ def _value(words: Sequence[str], *names: str) -> str:
 
 def _of(words: tuple[str, ...]) -> Source | None:
     """What a command's output is; None where nobody knows the command."""
-    program = _program(words)
-    if program in _READERS:
+    name = program(words)
+    if name in _READERS:
         path = next((word for word in reversed(words[1:]) if "/" in word or "." in word), "")
         return _file(path) if path else None
-    if program in {"grep", "egrep", "zgrep", "rg"}:
+    if name in {"grep", "egrep", "zgrep", "rg"}:
         return _grep(words)
-    reader = _PROGRAMS.get(program)
+    reader = _PROGRAMS.get(name)
     if reader is None and _OWN_PROGRAM.fullmatch(words[0]):
         return Source("application", words=words)
     found = reader(words) if reader else None
@@ -517,8 +585,19 @@ def _module(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
 _OF_MODULES: Final = frozenset({"-F", "--field", "-k", "--set-version", "-b", "--basedir", "-C", "-d", "-S"})
 
 
+def _find(words: tuple[str, ...]) -> Source:
+    """A listing, or what modinfo says of each file that was found."""
+    inner = words[words.index("-exec") + 1 :] if "-exec" in words else ()
+    if inner[:1] == ("modinfo",) and "-name" in words:
+        return Source("modinfo", words[words.index("-name") + 1].split(".ko")[0], words)
+    return _listed(words)
+
+
 def _listed(words: tuple[str, ...]) -> Source:
     """A listing; unlike kubectl's, the options of ls take no value: the first other word is the path."""
+    if "-c" in words and program(words) == "stat":
+        at = words.index("-c")
+        return Source("listing", next((word for word in words[at + 2 :] if word[:1] != "-"), ""), words)
     return Source("listing", next((word for word in words[1:] if not word.startswith("-")), ""), words)
 
 
@@ -566,7 +645,7 @@ def _container(words: tuple[str, ...]) -> Source | None:
         verb = operands[1]
     if verb == "exec":
         inner = words[words.index("exec") + 1 :]
-        after = [index for index, word in enumerate(inner) if _program((word,)) in _PROGRAMS]
+        after = [index for index, word in enumerate(inner) if program((word,)) in _PROGRAMS]
         found = _of(tuple(inner[after[0] :])) if after else None
         return replace(found, where="container") if found else Source("container-run", words=words, where="container")
     by_verb: dict[str, Kind] = {
@@ -604,11 +683,11 @@ def _dkms(words: tuple[str, ...]) -> Source:
 
 
 def _packager(words: tuple[str, ...]) -> Source:
-    program, operands = _program(words), _operands(words)
+    name, operands = program(words), _operands(words)
     flags = {word for word in words if word.startswith("-")}
-    if program == "dpkg" and flags & {"-l", "--list", "-s", "--status", "--get-selections"}:
+    if name == "dpkg" and flags & {"-l", "--list", "-s", "--status", "--get-selections"}:
         return Source("packages", words=words, subject=" ".join(word for word in words[1:] if word[:1] != "-"))
-    if program == "dpkg" and flags & {"-S", "--search"}:
+    if name == "dpkg" and flags & {"-S", "--search"}:
         return Source("package-owner", words=words, subject=next(iter(operands), ""))
     if operands[:1] == ["policy"]:
         return Source("package-policy", words=words)
@@ -616,7 +695,7 @@ def _packager(words: tuple[str, ...]) -> Source:
         return Source("packages", words=words)
     if operands[:1] == ["history"]:
         return Source("package-history", words=words)
-    if operands[:1] == ["versionlock"] or (program == "pacman" and any(re.match(r"-Q[ims]*$", word) for word in words)):
+    if operands[:1] == ["versionlock"] or (name == "pacman" and any(re.match(r"-Q[ims]*$", word) for word in words)):
         return Source("packages", words=words)
     return Source("package-output", words=words)
 
@@ -653,7 +732,7 @@ def _apt_mark(words: tuple[str, ...]) -> Source:
 def _product(words: tuple[str, ...]) -> Source | None:
     """k3s, microk8s, minikube …: a kubectl or ctr of its own, or itself."""
     rest = words[1:]
-    if rest[:1] and _program(rest) in _PROGRAMS:
+    if rest[:1] and program(rest) in _PROGRAMS:
         return _of(tuple(rest))
     return Source("kubernetes", words=words)
 
@@ -663,7 +742,7 @@ def _application(words: tuple[str, ...]) -> Source:
 
 
 def _ssh(words: tuple[str, ...]) -> Source | None:
-    after = [index for index, word in enumerate(words[1:], 1) if _program((word,)) in _PROGRAMS]
+    after = [index for index, word in enumerate(words[1:], 1) if program((word,)) in _PROGRAMS]
     return _of(tuple(words[after[0] :])) if after else None
 
 
@@ -707,7 +786,8 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("kubeadm", "helm", "kubelet"), _always("kubernetes")),
     "ldconfig": _always("ldconfig"),
     **dict.fromkeys(("which", "whereis", "type"), _subject("which")),
-    **dict.fromkeys(("ls", "find", "stat", "ll", "tree", "lsof", "fuser"), _listed),
+    **dict.fromkeys(("ls", "stat", "ll", "tree", "lsof", "fuser", "readlink", "realpath"), _listed),
+    "find": _find,
     **dict.fromkeys(("env", "printenv"), _always("environment")),
     "snap": _always("snap"),
     **dict.fromkeys(("ausearch", "sealert", "aureport"), _always("audit")),
@@ -715,5 +795,5 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("systemd-detect-virt", "virsh", "virt-what"), _always("virtualization")),
     "echo": lambda words: Source("exit-status" if "$?" in words else "text", words=words),
     **dict.fromkeys(("python", "python3", "nvcc", "ollama", "vllm", "torchrun", "deviceQuery", "mpirun"), _application),
-    **dict.fromkeys(("ssh", "chroot", "nsenter"), _ssh),
+    **dict.fromkeys(("ssh", "chroot", "nsenter", "wsl"), _ssh),
 }

@@ -328,7 +328,7 @@ def smi_version(snapshot: Snapshot) -> Seen | None:
     return _first(snapshot, _SMI) or _queried(snapshot)
 
 
-_CELL: Final = Pattern(rf"(?:^|,)\s*(?P<version>{VERSION})\s*(?:,|$)", re.MULTILINE)
+_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
 
 
 def _queried(snapshot: Snapshot) -> Seen | None:
@@ -375,4 +375,7 @@ def is_loaded(snapshot: Snapshot) -> bool | None:
     file = snapshot.file("/proc/driver/nvidia/version")
     if file is not None and file.is_seen:
         return "NVRM version" in file.text
+    own = snapshot.file("/sys/module/nvidia/version")
+    if own is not None and own.is_seen and not own.source.is_mixed:
+        return re.fullmatch(VERSION, own.text.strip()) is not None
     return None
