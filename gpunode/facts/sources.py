@@ -447,7 +447,8 @@ def _pattern(words: Sequence[str]) -> str:
     plain = [word for word in words[1:] if not word.startswith("-")]
     if any(re.fullmatch(r"-\w*v\w*|--invert-match", option) for option in options) or not plain:
         return ""
-    return plain[0].replace(r"\|", "|")
+    chosen = [word for before, word in pairwise(words) if before in {"-e", "--regexp"}]
+    return "|".join(chosen or plain[:1]).replace(r"\|", "|")
 
 
 def _operands(words: Sequence[str]) -> list[str]:
