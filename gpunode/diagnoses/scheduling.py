@@ -425,6 +425,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-node-not-labelled",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="none",
             title="no label leads the device plugin to the GPU node",

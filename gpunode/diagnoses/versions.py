@@ -157,14 +157,18 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if _differs(scene) and not snapshot.view(driver.smi):
             yield PENDING, _silent(scene)
         return
-    if _initramfs_brings(snapshot, scene):
-        return  # an old copy in the initramfs: the kernel's rules tell that
+    # An old copy in the initramfs: the kernel's rules tell that.
+    if not _initramfs_brings(snapshot, scene):
+        yield _on_node(snapshot, scene)
+
+
+def _on_node(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict]:
+    """Which of the node's own mismatches it is."""
     if scene.loaded is None and (held := initramfs.holds(snapshot)):
-        yield PENDING, _of_image(scene, held)
-        return
+        return PENDING, _of_image(scene, held)
     ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(scene), _by_packages(snapshot, scene))
     found = next((found for found in ways if found), None)
-    yield found or _newer(snapshot, scene) or (PENDING, _undecided(scene))
+    return found or _newer(snapshot, scene) or (PENDING, _undecided(scene))
 
 
 def _shown(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
