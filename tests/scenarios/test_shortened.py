@@ -16,6 +16,7 @@ EQUALLY_RIGHT = {
     ("device-plugin-library-not-found", "nvidia-runtime-not-default-no-runtimeclass"): _NOT_SHOWN,
     ("docker-not-restarted", "nvidia-runtime-not-registered"): _NOT_SHOWN,
     ("docker-rootless-config", "docker-not-restarted"): _NOT_SHOWN,
+    ("dpkg-unconfigured-packages", "dkms-build-no-space"): _STILL_TRUE,
     ("driver-library-mismatch-mixed-installs", "driver-library-mismatch-reboot-pending"): _NOT_SHOWN,
     ("driver-library-mismatch-partial-upgrade", "driver-library-mismatch-reboot-pending"): _NOT_SHOWN,
     ("driver-library-mismatch-unattended-upgrade", "driver-library-mismatch-reboot-pending"): _STILL_TRUE,
@@ -39,6 +40,7 @@ EQUALLY_RIGHT = {
     ("xid-62-pmu-halt", "gsp-task-exception"): "of the kernel's log only the later part is left, with what followed",
     ("xid-74-nvlink-error", "nvlink-link-inactive"): _STILL_TRUE,
     ("xid-94-contained-ecc", "ecc-dbe-uncorrectable"): _STILL_TRUE,
+    ("xid-95-uncontained-ecc", "ecc-dbe-uncorrectable"): _STILL_TRUE,
 }
 SHORTENED = [
     pytest.param(report, left, id=f"{report.name}-{left}")

@@ -73,8 +73,8 @@ class Package:
 
     @property
     def upstream(self) -> str:
-        """The version without epoch and packaging revision (``550.107.02``)."""
-        return self.version.split(":")[-1].split("-")[0].split("~")[0]
+        """The version without epoch, packaging revision and the kernel that openSUSE adds (``550.107.02``)."""
+        return self.version.split(":")[-1].split("-")[0].split("~")[0].split("_k")[0]
 
 
 def packages(snapshot: Snapshot) -> Mapping[str, Package]:
