@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from typing import Final
+from typing import Final, TypeAlias
 
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
@@ -30,6 +30,8 @@ _FAMILIES: Final[tuple[str, ...]] = (
     *("build", "packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect", "userspace", "mig"),
     *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "operator"),
 )
+# Where the tracebacks of rules that fail go; None where their exceptions are raised.
+_Bugs: TypeAlias = "list[str] | None"
 
 
 @cache
@@ -52,14 +54,15 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
         guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
     """
     snapshot = alive.without_what_is_over(snapshot)
-    findings, doubts = _judged(snapshot, guarded=guarded)
+    bugs: list[str] | None = [] if guarded else None
+    findings, doubts = _judged(snapshot, bugs)
     before = snapshot.with_history
     if before is None or driver.works(snapshot) or any(_is_settled(finding) for finding in findings):
         found = _ranked(findings)
-        return Diagnosis(found, tuple(_open(doubts, found)))
-    earlier, doubts = _judged(before, guarded=guarded)
+        return Diagnosis(found, tuple(_open(doubts, found)), tuple(bugs or ()))
+    earlier, doubts = _judged(before, bugs)
     found = _ranked((*findings, *_told_by_history(findings, earlier, snapshot)))
-    return Diagnosis(found, tuple(_open(doubts, found)))
+    return Diagnosis(found, tuple(_open(doubts, found)), tuple(bugs or ()))
 
 
 def _told_by_history(
@@ -74,16 +77,16 @@ def _told_by_history(
     return tuple(finding for finding in told if finding.cause in roots)
 
 
-def _judged(snapshot: Snapshot, *, guarded: bool) -> tuple[tuple[Finding, ...], list[tuple[str, Doubt]]]:
+def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[tuple[Finding, ...], list[tuple[str, Doubt]]]:
     """What the rules say, in their order."""
     found: list[Finding] = []
     doubts: list[tuple[str, Doubt]] = []
     for rule in rules().values():
         seen = _seen_by(rule, snapshot)
-        proofs, open_ = _verdicts(rule, seen, guarded=guarded)
+        proofs, open_ = _verdicts(rule, seen, bugs)
         doubts += ((rule.cause, doubt) for doubt in open_)
         if proofs:
-            found.append(_weighed(rule, proofs, seen, guarded=guarded))
+            found.append(_weighed(rule, proofs, seen, bugs))
     return tuple(found), doubts
 
 
@@ -92,10 +95,10 @@ def _seen_by(rule: Rule, snapshot: Snapshot) -> Snapshot:
     return hearsay.node_alone(snapshot) if rule.layer in hearsay.OF_NODE else snapshot
 
 
-def _verdicts(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[list[Proof], list[Doubt]]:
+def _verdicts(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[list[Proof], list[Doubt]]:
     proofs: list[Proof] = []
     doubts: list[Doubt] = []
-    for verdict in _guarded(rule, snapshot) if guarded else rule.check(snapshot):
+    for verdict in rule.check(snapshot) if bugs is None else _guarded(rule, snapshot, bugs):
         if isinstance(verdict, Proof):
             proofs.append(verdict)
         else:
@@ -103,14 +106,14 @@ def _verdicts(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[list[Pr
     return proofs, doubts
 
 
-def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bool) -> Finding:
+def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
     """The finding, by the node's own word where that is enough; a container's makes nothing certain."""
     alone = hearsay.without_containers(snapshot)
     if alone is snapshot:
-        return _finding(rule, proofs, snapshot, guarded=guarded)
-    if own := _verdicts(rule, alone, guarded=guarded)[0]:
-        return _finding(rule, own, alone, guarded=guarded)
-    found = _finding(rule, proofs, snapshot, guarded=guarded)
+        return _finding(rule, proofs, snapshot, bugs)
+    if own := _verdicts(rule, alone, bugs)[0]:
+        return _finding(rule, own, alone, bugs)
+    found = _finding(rule, proofs, snapshot, bugs)
     said_by = hearsay.speaker(snapshot, found.citations)
     return replace(found, confidence="likely", summary=f"By {said_by}: {found.summary}", heard_from=said_by)
 
@@ -127,24 +130,32 @@ def _as_history(finding: Finding, snapshot: Snapshot) -> Finding:
     return replace(finding, confidence="likely", summary=summary)
 
 
-def _guarded(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:
+def _guarded(rule: Rule, snapshot: Snapshot, bugs: list[str]) -> Iterable[Verdict]:
     """What the rule says; on evidence that nobody has thought of, one rule's bug must not silence all others."""
     try:
         return tuple(rule.check(snapshot))
     except Exception as error:  # whatever it is, the other rules go on
-        said = f"{type(error).__name__}: {error}"[:200]
+        said = _noted(rule, error, bugs)
         question = f"{rule.cause} could not be judged, by a bug in gpunode ({said}); please report it"
         return (Doubt(question, "gpunode capture FILE"),)
 
 
-def _remedy(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[Fix, ...]:
+def _noted(rule: Rule, error: Exception, bugs: list[str]) -> str:
+    """The error in a few words; ``bugs`` has its traceback."""
+    import traceback  # a rule that fails is rare
+
+    bugs.append(f"{rule.cause}:\n{''.join(traceback.format_exception(error))}")
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
     """What the rule has to be done; what it found stands, though it could not say what to do."""
     try:
         return tuple(rule.remedy(snapshot))
     except Exception as error:
-        if not guarded:
+        if bugs is None:
             raise
-        said = f"{type(error).__name__}: {error}"[:200]
+        said = _noted(rule, error, bugs)
         return (
             Fix(
                 "inspect",
@@ -154,7 +165,7 @@ def _remedy(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[Fix, ...]
         )
 
 
-def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bool) -> Finding:
+def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
     """One finding of all that a rule said: several GPUs with one fault are one finding."""
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
     return Finding(
@@ -167,7 +178,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bo
         summary=first.summary,
         citations=_distinct(citation for proof in proofs for citation in proof.citations),
         ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
-        remedy=first.remedy or _remedy(rule, snapshot, guarded=guarded),
+        remedy=first.remedy or _remedy(rule, snapshot, bugs),
         disruption=max((p.disruption or rule.disruption for p in proofs), key=DISRUPTIONS.index),
         sources=rule.sources,
         gpus=tuple(sorted({proof.gpu for proof in proofs if proof.gpu})),

@@ -72,9 +72,7 @@ def _of_files(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     path = gone["path"]
     of = _LIBRARY_VERSION.search(path)
     is_older = of is not None and now is not None and of["version"] != now[0]
-    if not (
-        is_older or snapshot.view(cdi.specifications) or any(_BY_CDI.search(f"{c.source}\n{c.line}") for c in said)
-    ):
+    if not (is_older or snapshot.view(cdi.specifications) or any(_BY_CDI.search(c.words) for c in said)):
         return None
     if path.startswith("/dev/nvidia"):
         return None  # the driver has not made its nodes: not the specification's fault
@@ -291,6 +289,9 @@ _IN_THE_HOME: Final = (
         'mkdir -p "$HOME/.docker/cdi"',
         'nvidia-ctk cdi generate --output="$HOME/.docker/cdi/nvidia.yaml"',
         'gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json" --cdi.enabled',
+        'python3 -c \'import json, pathlib; home = pathlib.Path.home(); file = home / ".config/docker/daemon.json"; '
+        'whole = json.loads(file.read_text()); whole["cdi-spec-dirs"] = [str(home / ".docker/cdi")]; '
+        "file.write_text(json.dumps(whole, indent=4))'",
     ),
     run("restart", "restart that user's docker", "systemctl --user restart docker"),
 )

@@ -89,9 +89,11 @@ def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if not _was_started_again(snapshot, incident):
             yield "gsp-rpc-timeout", faults.proof(incident)
     # Of a log with its beginning cut off, a halt of the PMU may have come before.
-    cut = all(item.source.is_part for item in snapshot.of("kernel-log", "journal"))
     for incident in faults.of(snapshot, 120):
-        yield "gsp-task-exception", faults.proof(incident, confidence="likely" if cut else "certain")
+        if _is_later_part(snapshot):
+            yield "gsp-task-exception", _what_came_before(incident)
+        else:
+            yield "gsp-task-exception", faults.proof(incident, confidence="likely" if _is_cut(snapshot) else "certain")
     if any(one.root.weight > 2 for one in snapshot.view(faults.incidents)):
         return
     if crashed := kernel.said(snapshot, _TASK):
@@ -111,6 +113,26 @@ def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
                 ("gpu-fallen-off-bus", "gsp-task-exception"),
             ),
         )
+
+
+def _is_cut(snapshot: Snapshot) -> bool:
+    """Whether of the kernel's log only parts are there, so that what they do not tell may have been told."""
+    return all(item.source.is_part for item in snapshot.of("kernel-log", "journal"))
+
+
+_LATER: Final = Pattern(r"\b(?:further down|later on|continued)\b", re.IGNORECASE)
+
+
+def _is_later_part(snapshot: Snapshot) -> bool:
+    """Whether whoever pasted the log says himself that more stood above."""
+    logs = snapshot.of("kernel-log", "journal")
+    return bool(logs) and all(_LATER.search(item.written) for item in logs)
+
+
+def _what_came_before(incident: faults.Incident) -> Doubt:
+    question = f"{faults.label(incident.gpu)} reported Xid 120, a crash of the GSP: what did the log say before that?"
+    causes = ("xid-62-pmu-halt", "gsp-rpc-timeout", "gpu-fallen-off-bus")
+    return Doubt(question, "sudo dmesg --ctime | grep -iE 'xid|nvrm'", incident.citations, causes)
 
 
 def _was_started_again(snapshot: Snapshot, incident: faults.Incident) -> bool:
@@ -139,10 +161,10 @@ def _not_started(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "gsp-bad-state-wpr2", _told(summary, up, *places[:3])
     elif kernel.said(snapshot, _UNSUPPORTED) or any(one.root.weight > 2 for one in snapshot.view(faults.incidents)):
         return
-    elif failed:
+    elif failed and not _is_cut(snapshot):
         yield "gsp-init-failed-platform", _unable(snapshot, failed, codes)
-    elif codes:
-        yield "gsp-init-failed-platform", _undecided(codes)
+    elif failed or codes:
+        yield "gsp-init-failed-platform", _undecided((*failed, *codes))
 
 
 def _unable(snapshot: Snapshot, failed: tuple[kernel.Message, ...], codes: tuple[kernel.Message, ...]) -> Proof:

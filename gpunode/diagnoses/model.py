@@ -88,6 +88,11 @@ class Citation:
     number: int | None = None
     key: str = ""
 
+    @property
+    def words(self) -> str:
+        """Source and line: of what has no line, a file that is there or a command that was run, the one names it."""
+        return f"{self.source}\n{self.line}"
+
 
 @dataclass(frozen=True, slots=True)
 class Fix:
@@ -233,10 +238,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, the root cause first, and what could not be told."""
+    """What was found, the root cause first, and what could not be told.
+
+    Attributes:
+        bugs: tracebacks of rules that failed by a bug of their own; each is a doubt, too.
+    """
 
     findings: tuple[Finding, ...]
     unknown: tuple[Doubt, ...]
+    bugs: tuple[str, ...] = ()
 
     @property
     def roots(self) -> tuple[Finding, ...]:
@@ -261,7 +271,7 @@ class Only:
 
     def __call__(self, snapshot: Snapshot) -> Iterator[Verdict]:
         """The verdicts about the cause."""
-        for decided, verdict in snapshot.view(_decided(self.decide)):
+        for decided, verdict in snapshot.view(_Decided(self.decide)):
             if decided == self.cause:
                 yield verdict
 
@@ -271,14 +281,11 @@ def only(cause: str, decide: Decision) -> Check:
     return Only(cause, decide)
 
 
-def _decided(decide: Decision) -> Callable[[Snapshot], tuple[tuple[str, Verdict], ...]]:
-    if (known := _DECIDED.get(decide)) is None:
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """A view of all that ``decide`` says: of equal decisions a snapshot makes it once, whichever cause asks."""
 
-        def known(snapshot: Snapshot) -> tuple[tuple[str, Verdict], ...]:
-            return tuple(decide(snapshot))
+    decide: Decision
 
-        _DECIDED[decide] = known
-    return known
-
-
-_DECIDED: dict[Decision, Callable[[Snapshot], tuple[tuple[str, Verdict], ...]]] = {}
+    def __call__(self, snapshot: Snapshot) -> tuple[tuple[str, Verdict], ...]:
+        return tuple(self.decide(snapshot))

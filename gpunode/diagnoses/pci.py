@@ -469,25 +469,24 @@ def _degraded(snapshot: Snapshot) -> Iterator[Verdict]:
     seen = snapshot.view(links.links)
     is_odd = "baseboard" in snapshot.view(boards.carriers)
     is_odd = is_odd or any(link.width is not None and link.width == link.widest for link in seen)
-    for link in seen:
-        if _is_narrow(link):
-            yield _narrow(snapshot, link, is_odd=is_odd)
+    above = snapshot.view(links.lanes_above) if any(map(_is_narrow, seen)) else {}
+    for link in filter(_is_narrow, seen):
+        port = above.get(link.address)
+        # A slot that is wired for no more lanes has lost none.
+        if port is None or link.width is None or port.width > link.width:
+            yield _narrow(link, port, is_odd=is_odd)
 
 
-def _narrow(snapshot: Snapshot, link: links.Link, *, is_odd: bool) -> Proof:
-    """What fewer lanes than the GPU has come to: a fault only where the port above it has more as well.
+def _narrow(link: links.Link, port: links.Lanes | None, *, is_odd: bool) -> Proof:
+    """What fewer lanes than the GPU has come to.
 
     Args:
-        snapshot: the node.
         link: the GPU's.
+        port: what the port above it can use, which is more; None where that was not seen.
         is_odd: whether other GPUs of the node, or all nodes of its kind, have more lanes.
     """
-    port = snapshot.view(links.lanes_above).get(link.address)
     runs = f"the PCIe link of {link.address or 'a GPU'} runs x{link.width}"
     of = f" of x{link.widest}" if link.widest else ""
-    if port is not None and link.width is not None and port.width <= link.width:
-        summary = f"{runs}{of}: the slot above it has no more lanes"
-        return Proof(summary, (link.citation, port.citation), gpu=link.address, severity="info")
     is_known = port is not None or link.is_of_both
     is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
     severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"

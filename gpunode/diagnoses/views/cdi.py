@@ -16,12 +16,12 @@ from gpunode.facts.items import Item, tells_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import podman
 
-_DEVICE: Final = Pattern(r"(?<![\w./])(?P<kind>(?:[\w-]+\.)*nvidia\.com/[\w-]+)=(?P<name>[\w.:-]+)")
+_DEVICE: Final = Pattern(r"(?<![\w./-])(?P<kind>(?:[\w-]+\.)*nvidia\.com/[\w-]+)=(?P<name>[\w.:-]+)")
 _UNRESOLVED: Final = Pattern(
     r"unresolvable CDI devices?|(?:could not|cannot) resolve (?:the following )?CDI devices?", re.IGNORECASE
 )
 _FOLDER: Final = Pattern(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
-_SPEC_NAME: Final = Pattern(r"(?P<name>[\w.+-]+\.(?:ya?ml|json))\s*$")
+_SPEC_NAME: Final = Pattern(r"(?<![\w.+-])(?P<name>[\w.+-]+\.(?:ya?ml|json))[ \t]*$")
 _HEADING: Final = Pattern(r"^(?P<folder>/\S+):$")
 _VERSION: Final = Pattern(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
 _LIBRARY: Final = Pattern(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")

@@ -149,6 +149,15 @@ def version(snapshot: Snapshot) -> tuple[str, Citation] | None:
     return next(((one.upstream, one.citation) for one in installed), None)
 
 
+_IMEX_SAYS: Final = Pattern(rf"\bIMEX version(?: is)?\s*:?\s*(?P<version>{driver.VERSION})")
+
+
+def imex_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """The version of IMEX, which joins the fabrics of several nodes, by its own word; None where it says none."""
+    match = snapshot.match(_IMEX_SAYS)
+    return (match["version"], snapshot.said(_IMEX_SAYS)[0]) if match else None
+
+
 def _is_driver(package: packages.Package) -> bool:
     return bool(re.match(driver.VERSION, package.upstream)) and "dev" not in package.name
 
@@ -288,6 +297,12 @@ def nvlinks(snapshot: Snapshot) -> tuple[Links, ...]:
     whole = {one.index for one in seen if one.up or one.name}
     # A monitor lists those that are down alone.
     return tuple(one for one in seen if one.up or one.name or not (whole and one.index is None))
+
+
+def asked_for_some(snapshot: Snapshot) -> bool:
+    """Whether nvidia-smi was asked for the links of some GPUs only, each time."""
+    asked = [item.source.words for item in snapshot.of("nvidia-smi-nvlink")]
+    return bool(asked) and all({"-i", "--id"} & {word.partition("=")[0] for word in words} for words in asked)
 
 
 def _each_once(found: Iterable[Links]) -> tuple[Links, ...]:

@@ -48,9 +48,10 @@ _POD: Final = Pattern(
     r"|\"?kind\"?: \"?(?:Pod|DaemonSet|Deployment|Job|StatefulSet)\b",
     re.MULTILINE,
 )
+# Of a label Kubernetes takes 253 characters before the slash and 63 behind it.
 _LABEL: Final = Pattern(
-    r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]+\.)?(?:nvidia\.com|node\.kubernetes\.io|kubernetes\.io|k8s\.io)/[\w.-]+"
-    r"|(?:[\w.-]+/)?[\w-]*accelerator[\w-]*)[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
+    r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]{1,253}\.)?(?:nvidia\.com|node\.kubernetes\.io|kubernetes\.io|k8s\.io)/[\w.-]+"
+    r"|(?:[\w.-]{1,253}/)?[\w-]{0,63}accelerator[\w-]{0,63})[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
 )
 _EFFECT: Final = r"(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)"
 _TAINT: Final = Pattern(rf"(?<![\w./-])(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?:{_EFFECT}\b(?!\s+op=)")
