@@ -7,7 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, TypeVar, cast
 
@@ -126,6 +126,24 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
         if source.is_mixed and outcome == "absent" and not tells_absence(own):
             outcome = "ok"  # another of the commands said that
         yield Item(key, capture.source, source, own, outcome, capture.error, capture.exit_status)
+        if source.kind == "listing" and program_of(source) in _SEARCHERS and outcome == "ok":
+            yield from _searched(key, capture.source, source, own)
+
+
+_SEARCHERS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})
+_IN_FILE: Final = Pattern(r"^(?P<path>/[^\s:]{2,200}):(?:\d{1,6}:)?(?P<line>.*)$", re.MULTILINE)
+
+
+def _searched(key: str, written: str, source: Source, text: str) -> Iterator[Item]:
+    """The lines that a search through a folder found, file by file, each under the number of its line there."""
+    found: dict[str, str] = {}
+    for number, match in enumerate(_IN_FILE.finditer(text)):
+        before = found.get(match["path"], "")
+        found[match["path"]] = f"{before}{chr(10) * (number - before.count(chr(10)))}{match['line']}"
+    for path, lines in found.items():
+        seen = recognise(path)
+        if seen.kind == "file":
+            yield Item(key, written, replace(seen, only=source.only or ".", is_part=True), lines)
 
 
 def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
