@@ -25,7 +25,9 @@ def compare(good: str, bad: str | None, how: How) -> None:
     healthy, sick = (snapshot(_evidence(name)) for name in (good, bad))
     diagnosis = diagnose(sick, guarded=True)
     found = comparison.compare(healthy, sick, diagnosis)
-    how.report_screen().comparison(found, diagnosis, good, bad or "this machine")
+    screen = how.report_screen()
+    screen.comparison(found, diagnosis, good, bad or "this machine")
+    screen.bugs(diagnosis.bugs)
     causes = [finding.cause for finding in diagnosis.roots if finding.severity != "info"]
     how.answer(
         Envelope(

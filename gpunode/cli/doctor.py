@@ -69,7 +69,8 @@ def _examine(report: str, how: How, html: str, prometheus: str) -> None:
             _write_textfile(prometheus, examined, monotonic() - started)
         if is_read_here:
             screen.diagnosis(examined, page=html)
-    how.answer(_envelope(examined, html), changed_nothing=True)
+        kept = screen.bugs(examined.diagnosis.bugs)
+    how.answer(_envelope(examined, html, kept), changed_nothing=True)
 
 
 def _read(report: str) -> Evidence:
@@ -206,7 +207,7 @@ def _tell(cause: str, how: How, xid: Xid | None = None) -> None:
     how.answer(Envelope("doctor", result=result))
 
 
-def _envelope(examined: Examined, page: str) -> Envelope:
+def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
     kind = _KINDS[examined.verdict]
     return Envelope(
         "doctor",
@@ -219,12 +220,15 @@ def _envelope(examined: Examined, page: str) -> Envelope:
             "works": examined.works,
             "denied": examined.denied,
             **({"page": page} if page else {}),
+            **({"bugs": bugs} if bugs else {}),
         },
     )
 
 
 def _finding(finding: Finding) -> dict[str, object]:
-    row: dict[str, object] = {field.name: getattr(finding, field.name) for field in fields(finding)}
+    # Its events are for ranking: their clocks are those of this run's evidence.
+    told = (field.name for field in fields(finding) if field.name != "events")
+    row: dict[str, object] = {name: getattr(finding, name) for name in told}
     return {**row, "citations": _cited(finding.citations)}
 
 

@@ -63,6 +63,18 @@ class ReportScreen:
         if page:
             self._put(line("page:  ", span(page, "command"), hang=7))
 
+    def bugs(self, tracebacks: Sequence[str]) -> str:
+        """Says where the tracebacks of rules that failed are kept, and with --verbose what they are; returns where."""
+        from gpunode.host.bugs import keep_those_of_rules
+
+        place = keep_those_of_rules(tracebacks)
+        if tracebacks:
+            said = f"the traceback is in {place}; please report it with that file" if place else "please report it"
+            self._put(line("bug:   ", f"a rule failed; {said}", hang=7))
+            if self._verbose or not place:
+                self._put(*(line(f"  {row}") for text in tracebacks for row in text.splitlines()))
+        return place
+
     def comparison(self, found: Comparison, diagnosis: Diagnosis, good: str, bad: str) -> None:
         """How a bad node differs from a good one."""
         from gpunode.cli.screen.comparison import comparison_lines

@@ -12,8 +12,8 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULE
 from gpunode.diagnoses.commands import Shell, command, is_package, is_release
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import install, newer_driver, reboot, run, setup_step, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, run, setup_step, takes_gpunode
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import build, driver, modules, packages, pci, system
 from gpunode.diagnoses.views.build import Failure
 from gpunode.diagnoses.views.system import PackageManager
@@ -133,7 +133,7 @@ def _without_source(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if target not in sources:
             what = "lost the link to its source" if _source_of(entry) in sources else "is of a driver without source"
             summary = f"{entry} {what}, so DKMS stops at it"
-            place = Citation(f"{entry}/source", f"{entry}/source -> {target or 'nothing'}", None)
+            place = stated(f"{entry}/source", f"it leads to {target or 'nothing'}")
             yield "dkms-tree-corrupt", Proof(summary, (place,), "likely")
 
 
@@ -162,7 +162,7 @@ def _headers_cited(snapshot: Snapshot, kernel: str) -> Iterator[Citation]:
     known = snapshot.facts.headers
     if isinstance(known, Known):
         have = ", ".join(sorted(known.value)) or "none"
-        yield Citation("/lib/modules/*/build", f"kernels with headers: {have}", None, known.probe)
+        yield stated("/lib/modules/*/build", f"kernels with headers: {have}", known.probe)
     for item in snapshot.of("listing", "file", "packages"):
         if "headers" in item.written or "/build" in item.subject:
             yield cite(item)
@@ -237,7 +237,7 @@ def _get_headers(snapshot: Snapshot) -> Iterable[Fix]:
     yield build_again(snapshot, kernel)
     if takes_gpunode(snapshot):
         text = "have the headers of later kernels installed with them: gpunode finds the right meta package"
-        yield setup_step(snapshot, "install", text, "headers")
+        yield setup_step(snapshot, "install", text, "headers", when="no package brings those of later kernels yet")
     if meta := _upgrade_kernel(snapshot):
         yield meta
 
@@ -380,8 +380,9 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
         else:
             yield run("remove", text, gone)
     else:
-        text = "remove the one version from DKMS's tree whose link to its source leads nowhere, by its whole name"
-        yield run("remove", text, "find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l")
+        find = "find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l"
+        yield run("inspect", "find the version in DKMS's tree whose link to its source leads nowhere", find)
+        yield by_hand("remove", "remove the folder of that version, by its whole name and no other")
     yield build_again(snapshot, snapshot.view(system.running_kernel))
 
 
@@ -401,12 +402,19 @@ def _leftover(snapshot: Snapshot) -> tuple[str, str] | None:
 
 
 def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "remove", "free some space; old kernels take most of what is below /boot and /lib/modules", "df -h", "df -i"
-    )
+    text = "free some space: packages that were downloaded, then kernels and what else nothing needs any more"
+    yield run("remove", text, *_SPACE[snapshot.view(system.package_manager)])
+    yield run("inspect", "see that there is room, and inodes too", "df -h /boot /usr /var /tmp", "df -i /usr /var /tmp")
     yield build_again(snapshot, _kernel(snapshot))
 
 
+# Each names what it takes before it does.
+_SPACE: Final[dict[PackageManager, tuple[str, ...]]] = {
+    "apt": ("sudo apt-get clean", "sudo apt-get autoremove --purge"),
+    "dnf": ("sudo dnf clean packages", "sudo dnf remove --oldinstallonly"),
+    "zypper": ("sudo zypper clean", "sudo zypper purge-kernels"),
+    "pacman": ("sudo pacman -Sc",),
+}
 _DKMS: Final = "https://github.com/dkms-project/dkms"
 
 FAMILY: Final = Family(

@@ -324,7 +324,7 @@ def _offered_or_not(
         summary = f"the specification offers {has}, and not {wanted[0]}: the GPUs have changed since"
         return "cdi-spec-stale", Proof(summary, (*cited, *places[:3]), "likely")
     if empty and not names and not specs:
-        there = toolkit.presence(snapshot)
+        there = snapshot.view(toolkit.presence)
         lacking = (there.citation,) if there is not None and not there.is_there else ()
         summary = f"no CDI specification on this node offers {wanted[0]}"
         return "cdi-spec-missing", Proof(summary, (*cited, *empty, *lacking))

@@ -87,6 +87,18 @@ def edited(expression: str, *paths: str) -> tuple[str, ...]:
     return (command("sudo", "sed", "-i.bak", "-E", expression, *sound),) if sound else ()
 
 
+def edited_where(pattern: str, expression: str, *places: str) -> str:
+    """The command by which sed edits those files below ``places`` that have such a line, and keeps what they were.
+
+    Args:
+        pattern: of grep, extended.
+        expression: of sed, extended.
+        places: as this program names them; a file that is not there is passed over.
+    """
+    find = command("grep", "-rlsE", "--exclude=*.bak", "--", pattern, *places)
+    return f"{find} | xargs -r -d '\\n' {command('sudo', 'sed', '-i.bak', '-E', expression)}"
+
+
 def kernel(release: str, before: str = "", after: str = "") -> str:
     """A word with a kernel's release in it; where that is not known, the shell puts the running one there."""
     if is_release(release):

@@ -10,7 +10,7 @@ from gpunode.diagnoses.addresses import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
 from gpunode.diagnoses.views import cdi, containerd, driver, packages, toolkit
 from gpunode.diagnoses.views.containerd import Effective, Value
 from gpunode.facts.model import CgroupDriver, Known
@@ -234,7 +234,7 @@ _WRONG_FOLDER: Final = ((1, 18), (1, 19, 1))
 
 
 def _missing(snapshot: Snapshot) -> tuple[str, Verdict] | None:
-    there = toolkit.presence(snapshot)
+    there = snapshot.view(toolkit.presence)
     if there is not None and not there.is_there:
         return None
     if said := snapshot.said(_NO_HANDLER):
@@ -281,7 +281,7 @@ def _unasked(snapshot: Snapshot, effective: Effective | None) -> tuple[str, Verd
 
 def _unserved(snapshot: Snapshot, effective: Effective) -> tuple[str, Verdict] | None:
     """A live kubelet with this containerd, a driver that works and the toolkit, and no way by which a pod has a GPU."""
-    kubelet, there = snapshot.facts.kubelet, toolkit.presence(snapshot)
+    kubelet, there = snapshot.facts.kubelet, snapshot.view(toolkit.presence)
     is_known = isinstance(kubelet, Known) and kubelet.value is not None and _has_kubelet(snapshot)
     if not is_known or not driver.works(snapshot) or there is None or snapshot.view(cdi.specifications):
         return None
@@ -407,7 +407,7 @@ def _kubelets(snapshot: Snapshot) -> tuple[CgroupDriver, Citation] | None:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.cgroup_driver is not None:
         driver = kubelet.value.cgroup_driver
-        return driver, Citation("the kubelet's configuration", f"cgroupDriver: {driver}", None, kubelet.probe)
+        return driver, stated("the kubelet's configuration", f"cgroup driver {driver}", kubelet.probe)
     return None
 
 

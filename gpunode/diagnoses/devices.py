@@ -8,10 +8,10 @@ from typing import Final
 
 from gpunode.diagnoses import chains, remedies
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Shell, command, edited, is_name
+from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_name
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import boards, driver, inside, modules, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -44,7 +44,7 @@ def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
     """Where it is seen that /dev/nvidia0 and /dev/nvidiactl are not there."""
     known = snapshot.facts.device_nodes
     if isinstance(known, Known) and driver.is_loaded(snapshot) and not any("nvidiactl" in node for node in known.value):
-        yield Citation("/dev/nvidia*", "(neither nvidia0 nor nvidiactl)", None, known.probe)
+        yield stated("/dev/nvidia*", "neither nvidia0 nor nvidiactl", known.probe)
     for item in snapshot.of("listing"):
         asked = (item.subject, *item.source.words)
         if item.where == "host" and item.outcome == "absent" and any(map(_NODES.match, asked)):
@@ -88,7 +88,7 @@ def _raced(snapshot: Snapshot) -> Iterator[Verdict]:
     unit = snapshot.facts.unit(_PERSISTENCED)
     failed = [*snapshot.said(_DAEMON_FAILED)]
     if isinstance(unit, Known) and unit.value.failed:
-        failed.append(Citation(_PERSISTENCED, "failed", None, unit.probe))
+        failed.append(system.unit_line(snapshot, _PERSISTENCED, "ActiveState"))
     if isinstance(unit, Known) and unit.value.state.active:
         return  # its log tells of an earlier start
     there = _present_nodes(snapshot)
@@ -319,12 +319,13 @@ def _is_wrong(mode: int) -> bool:
 def _set_mode(snapshot: Snapshot) -> Iterator[Fix]:
     set_in = (item.subject for item in snapshot.files("*modprobe.d/*") if "NVreg_DeviceFileMode" in item.text)
     text = "write the mode in octal, with a leading zero: 0666 is what the driver does by itself"
-    corrected = edited("s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/", *set_in)
-    yield run("configure", text, *(corrected or ("grep -r NVreg_DeviceFileMode /etc/modprobe.d /lib/modprobe.d",)))
+    octal = "s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/"
+    yield run("configure", text, *(edited(octal, *set_in) or (edited_where("DeviceFileMode=", octal, _MODPROBE),)))
     yield run("configure", "correct the files that are there now", "sudo chmod 0666 /dev/nvidia[0-9]* /dev/nvidiactl")
     yield reboot(when="the module's options are to be read again")
 
 
+_MODPROBE: Final = "/etc/modprobe.d"
 # Groups that give a user GPUs and nothing else; docker, disk and the like would give the machine.
 _OF_GPUS: Final = frozenset({"video", "render", "nvidia", "gpu", "cuda", "nvidia-persistenced", "vglusers"})
 

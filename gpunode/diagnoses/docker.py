@@ -134,7 +134,6 @@ def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
         yield run(
             "configure",
             "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json: one of the two",
-            "systemctl cat docker.service",
             "sudo systemctl edit docker.service",
         )
     yield run(
@@ -308,7 +307,7 @@ def _registers(snapshot: Snapshot) -> DaemonFile | None:
 
 
 def _older_than_the_toolkit(snapshot: Snapshot, refused: tuple[Citation, ...]) -> tuple[str, Verdict] | None:
-    there = toolkit.presence(snapshot)
+    there = snapshot.view(toolkit.presence)
     if not refused or there is None or not there.is_there:
         return None
     started, installed = docker.started(snapshot), toolkit.installed_at(snapshot)
@@ -323,7 +322,7 @@ def _older_than_the_toolkit(snapshot: Snapshot, refused: tuple[Citation, ...]) -
 
 
 def _not_registered(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] | None:
-    there, running = toolkit.presence(snapshot), docker.registered(snapshot)
+    there, running = snapshot.view(toolkit.presence), docker.registered(snapshot)
     if there is not None and not there.is_there:
         return None
     files = snapshot.view(docker.files)

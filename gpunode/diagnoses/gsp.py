@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
-from gpunode.diagnoses.commands import edited
+from gpunode.diagnoses.commands import edited, edited_where
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
     MODULES_OUT,
@@ -345,12 +345,13 @@ def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
 def _option_taken_out(snapshot: Snapshot) -> Iterator[str]:
     """The commands that take the option out of every place that has it, and leave what else stands on its line."""
     files = (item for item in snapshot.files("/*modprobe.d/*") if _SWITCHED_OFF.search(item.text))
-    corrected = edited("s/ *NVreg_EnableGpuFirmware=0//", *(item.subject for item in files))
+    option = "NVreg_EnableGpuFirmware=0"
+    corrected = edited(f"s/ *{option}//", *(item.subject for item in files))
     on_command_line = any(_SWITCHED_OFF.search(item.text) for item in snapshot.files("/proc/cmdline"))
     if corrected:
         yield from corrected
     elif not on_command_line:
-        yield "grep -rs NVreg_EnableGpuFirmware /etc/modprobe.d /lib/modprobe.d /etc/default/grub"
+        yield edited_where(option, f"s/ *{option}//", "/etc/modprobe.d")
     if on_command_line:
         yield from without_kernel_argument(snapshot, "nvidia.NVreg_EnableGpuFirmware=0")
 

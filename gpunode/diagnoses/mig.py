@@ -12,7 +12,7 @@ from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import at, command, is_gpu
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -129,8 +129,9 @@ _NOT_RESET: Final = Pattern(r"The following GPUs could not be reset")
 
 def _not_reset(item: Item) -> Iterator[Citation]:
     """The lines by which a manager of MIG could not reset the GPUs whose mode it had changed."""
-    concerns = _OF_MIG.search(item.written) or _OF_MIG.search(item.text[:4000])
-    return lines_with(item, _NOT_RESET) if concerns and item.is_seen else iter(())
+    for citation in lines_with(item, _NOT_RESET) if item.is_seen else ():
+        if _OF_MIG.search(item.written) or _OF_MIG.search(item.text[:4000]):
+            yield citation
 
 
 def _reset(snapshot: Snapshot) -> Iterable[Fix]:
@@ -161,9 +162,7 @@ def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
     if isinstance(layout, Known) and layout.value is not None:
         if layout.value.mig_caps:
             return
-        none = none or (
-            Citation("/proc/driver/nvidia/capabilities", "(no compute instance is there)", None, layout.probe),
-        )
+        none = none or (stated("/proc/driver/nvidia/capabilities", "no compute instance is there", layout.probe),)
     what = "MIG is enabled and no instance was created, so CUDA finds no device to use"
     if told := snapshot.said(_PLUGIN_FINDS_NONE):
         yield Proof(what, (*told, *none, *(mode.citation for mode in enabled)))
@@ -192,9 +191,9 @@ _NO_DEVICE: Final = Pattern(
 def _create(snapshot: Snapshot) -> Iterable[Fix]:
     one = at(next((mode.bus for mode in snapshot.view(_modes) if mode.current and mode.bus), ""))
     offers = command("sudo", "nvidia-smi", "mig", *one, "-lgip")
-    yield run("configure", "see which profiles the GPU offers", offers)
     largest = command("sudo", "nvidia-smi", "mig", *one, "-cgi", "0", "-C")
-    yield run("configure", "create instances; profile 0 is the whole GPU as one", largest)
+    yield run("configure", "create instances, of which profile 0 is the whole GPU as one", largest)
+    yield run("inspect", "see which other profiles the GPU offers", offers, when="it is to be divided")
     off = command("sudo", "nvidia-smi", *one, "-mig", "0")
     yield run("configure", "or switch MIG off again", off, when="the GPU is not to be shared")
 
@@ -247,7 +246,7 @@ def _permit(snapshot: Snapshot) -> Iterable[Fix]:
         text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
         yield by_hand("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
         return
-    yield run("configure", "ask as root", "sudo nvidia-smi mig -lgi")
+    yield run("inspect", "ask as root", "sudo nvidia-smi mig -lgi")
 
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"

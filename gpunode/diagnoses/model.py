@@ -74,12 +74,12 @@ FixKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A line that proves something.
+    """A line that proves something, or in parentheses what the evidence comes to without one line that says so.
 
     Attributes:
         source: where it stands, as it was written there.
-        line: the line, whole.
-        number: counted from 1 within that piece of evidence; None where absence is the proof.
+        line: the line, whole; of one that is very long the part that proves it.
+        number: counted from 1 within that piece of evidence; None where the words are gpunode's own.
         key: of the evidence; not shown.
     """
 
@@ -186,12 +186,29 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """When a fault began on a GPU.
+
+    Attributes:
+        gpu: PCI address; empty where it is not told.
+        at: seconds on ``clock``.
+        clock: times of equal clocks compare, no others do; empty for a clock of which nothing is known.
+    """
+
+    gpu: str
+    at: float
+    clock: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One cause that was found.
 
     Attributes:
         explained_by: the cause whose consequence this is; empty for a root.
         gpus: PCI addresses of those concerned, where it concerns some only.
+        at: seconds, when it began first.
+        events: when it began on each GPU, where the time is known.
         heard_from: who says so, where the node was looked at and only a container's word proves it; else empty.
     """
 
@@ -210,15 +227,21 @@ class Finding:
     explained_by: str = ""
     gpus: tuple[str, ...] = ()
     at: float | None = None
+    events: tuple[Event, ...] = ()
     heard_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, the root cause first, and what could not be told."""
+    """What was found, the root cause first, and what could not be told.
+
+    Attributes:
+        bugs: tracebacks of rules that failed by a bug of their own; each is a doubt, too.
+    """
 
     findings: tuple[Finding, ...]
     unknown: tuple[Doubt, ...]
+    bugs: tuple[str, ...] = ()
 
     @property
     def roots(self) -> tuple[Finding, ...]:
@@ -243,7 +266,7 @@ class Only:
 
     def __call__(self, snapshot: Snapshot) -> Iterator[Verdict]:
         """The verdicts about the cause."""
-        for decided, verdict in snapshot.view(_decided(self.decide)):
+        for decided, verdict in snapshot.view(_Decided(self.decide)):
             if decided == self.cause:
                 yield verdict
 
@@ -253,14 +276,11 @@ def only(cause: str, decide: Decision) -> Check:
     return Only(cause, decide)
 
 
-def _decided(decide: Decision) -> Callable[[Snapshot], tuple[tuple[str, Verdict], ...]]:
-    if (known := _DECIDED.get(decide)) is None:
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """A view of all that ``decide`` says: of equal decisions a snapshot makes it once, whichever cause asks."""
 
-        def known(snapshot: Snapshot) -> tuple[tuple[str, Verdict], ...]:
-            return tuple(decide(snapshot))
+    decide: Decision
 
-        _DECIDED[decide] = known
-    return known
-
-
-_DECIDED: dict[Decision, Callable[[Snapshot], tuple[tuple[str, Verdict], ...]]] = {}
+    def __call__(self, snapshot: Snapshot) -> tuple[tuple[str, Verdict], ...]:
+        return tuple(self.decide(snapshot))

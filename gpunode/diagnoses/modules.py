@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import build, chains, remedies
 from gpunode.diagnoses.addresses import DRIVER_README
-from gpunode.diagnoses.commands import command, edited
+from gpunode.diagnoses.commands import command, edited, edited_where
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import (
@@ -19,8 +19,9 @@ from gpunode.diagnoses.remedies import (
     run,
     setup_step,
     takes_gpunode,
+    without_kernel_argument,
 )
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -51,7 +52,7 @@ def _absence(snapshot: Snapshot) -> tuple[Citation, ...]:
         return modules.lsmod_line(snapshot, "nvidia")
     known = snapshot.facts.modules
     if isinstance(known, Known):
-        return (Citation("/proc/modules", "(nvidia is not among them)", None, known.probe),)
+        return (stated("/proc/modules", "nvidia is not among them", known.probe),)
     file = snapshot.file("/proc/driver/nvidia/version")
     return (cite(file),) if file is not None else ()
 
@@ -88,15 +89,26 @@ def _blacklist(snapshot: Snapshot) -> Iterator[Citation]:
             yield from lines_with(item, _BLACKLISTED_AT_BOOT)
 
 
+def _at_boot(snapshot: Snapshot) -> str:
+    """The kernel's argument that keeps this module alone away; empty where there is none."""
+    match = snapshot.match(_ALONE_AT_BOOT)
+    return match[0] if match else ""
+
+
+_ALONE_AT_BOOT: Final = Pattern(r"(?:modprobe\.|module_|rd\.driver\.)blacklist=nvidia(?=[ \t\"'\n]|$)")
+
+
 def _allow(snapshot: Snapshot) -> Iterator[Fix]:
     files = [item.subject for item in snapshot.files("*modprobe.d/*") if _BLACKLISTED.search(item.text)]
-    if files:
-        entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
-        text = "take the entries that keep nvidia away out of modprobe's configuration"
-        yield run("configure", text, *edited(f"/{entry}/d", *files))
-    else:
-        text = "take out what keeps nvidia away, of modprobe's configuration or of the kernel's command line"
-        yield run("configure", text, "grep -rnE '^(blacklist|install|alias) +nvidia' /etc/modprobe.d /lib/modprobe.d")
+    entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
+    taken_out = edited(f"/{entry}/d", *files) or (
+        edited_where(entry, f"/{entry}/d", "/etc/modprobe.d", "/lib/modprobe.d"),
+    )
+    text = "take the entries that keep nvidia away out of modprobe's configuration"
+    yield run("configure", text, *taken_out)
+    if at_boot := _at_boot(snapshot):
+        text = "take the argument that keeps nvidia away off the kernel's command line, from the next boot on"
+        yield run("configure", text, *without_kernel_argument(snapshot, at_boot))
     yield run("load", "load the module", "sudo modprobe nvidia")
     yield rebuild_initramfs(snapshot)
 
@@ -106,7 +118,7 @@ def _load(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("inspect", "read what the kernel said of it", "sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
     if takes_gpunode(snapshot):
         text = "have gpunode find what is missing and load it"
-        yield setup_step(snapshot, "load", text, "module-build", "module-load")
+        yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
 
 
 # A module that stands on disk, and not as the running kernel needs it.

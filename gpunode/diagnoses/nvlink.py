@@ -14,6 +14,7 @@ from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Pr
 from gpunode.diagnoses.remedies import by_hand, drain, install, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, system
+from gpunode.diagnoses.views.topology import addresses
 from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
 
@@ -189,7 +190,7 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if not down and "card" not in snapshot.view(boards.carriers):
         for one in snapshot.view(fabric.left_out):
             summary = f"GPU {one.index} has no NVLink to any other GPU, and the others are all linked to each other"
-            yield "nvlink-all-links-inactive-gpu", Proof(summary, (one.citation,))
+            yield "nvlink-all-links-inactive-gpu", Proof(summary, (one.citation,), gpu=_address(snapshot, one))
     if not down and not complaints:
         return
     dark = tuple(one for one in down if one.all_down)
@@ -206,7 +207,7 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             out = ("a fabric manager that does not run: then no GPU would have links",) if alive else ()
             yield (
                 "nvlink-all-links-inactive-gpu",
-                Proof(summary, (one.citation,), "certain" if alive else "likely", out),
+                Proof(summary, (one.citation,), "certain" if alive else "likely", out, _address(snapshot, one)),
             )
     elif len(dark) > 1 and "card" not in kinds:
         question = "no GPU of this node has a link: that is the fabric manager's work undone, or GPUs without a bridge"
@@ -217,11 +218,21 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         )
     # Of what took the links down the kernel's log tells, so without it they may be a consequence.
     confidence: Confidence = "certain" if snapshot.view(kernel.messages) else "likely"
-    yield from _some_down(tuple(one for one in down if not one.all_down), alive, confidence)
+    yield from _some_down(snapshot, tuple(one for one in down if not one.all_down), alive, confidence)
+
+
+def _address(snapshot: Snapshot, one: fabric.Links) -> str:
+    """The GPU whose links these are; empty where that is not told, or where another GPU may be at their other end.
+
+    Links to an NVSwitch do not go down with another GPU. Those of a bridge do.
+    """
+    if one.index is None or not (snapshot.view(fabric.switches) or "baseboard" in snapshot.view(boards.carriers)):
+        return ""
+    return snapshot.view(addresses).get(one.index, "")
 
 
 def _some_down(
-    some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...], confidence: Confidence
+    snapshot: Snapshot, some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...], confidence: Confidence
 ) -> Iterator[tuple[str, Verdict]]:
     """The GPUs with fewer links than they have; where all lack the same ones, the board was built so."""
     if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1:
@@ -231,7 +242,7 @@ def _some_down(
         links = ", ".join(str(link) for link in one.down)
         summary = f"{len(one.down)} of the {len(one.down) + one.up} NVLinks of {which} are down: {links}"
         out = ("a fabric manager that does not run: the other links are up",)
-        yield "nvlink-link-inactive", Proof(summary, (one.citation,), confidence, out)
+        yield "nvlink-link-inactive", Proof(summary, (one.citation,), confidence, out, _address(snapshot, one))
 
 
 # ---- faults by message
@@ -272,7 +283,7 @@ def _switched(snapshot: Snapshot) -> Iterator[Verdict]:
     gpus = [one.root for one in incidents if one.root.source == "xid" and one.root.kind in _FELT_BY_SWITCHES]
     for incident in incidents:
         said = incident.root.sxid
-        if said is None or any(gpu.order < incident.root.order for gpu in gpus):
+        if said is None or any(faults.is_earlier(gpu, incident.root) for gpu in gpus):
             continue
         grade = {True: "a fatal error", False: "a non-fatal error", None: "an error"}[said.fatal]
         link = f" on link {said.link}" if said.link is not None else ""

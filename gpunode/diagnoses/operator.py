@@ -60,7 +60,7 @@ def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if _is_of_pod(snapshot, one)
     )
     host = tuple(dict.fromkeys(_host_driver(snapshot)))
-    asked = (Citation(i.written, i.text.strip(), 1, i.key) for i in snapshot.items if "upgrade-state" in i.written)
+    asked = (cite(item) for item in snapshot.items if "upgrade-state" in item.written)
     managed = (*kube.said(snapshot, _MANAGER, *_MANAGER_MARKS), *asked)
     failing = tuple(row.citation for row in snapshot.view(kube.rows) if _is_failing_driver(row))
     said_host = kube.said(snapshot, _HOST_SAYS, "installed")

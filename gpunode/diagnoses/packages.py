@@ -12,11 +12,11 @@ from gpunode.diagnoses.chains import MISMATCHES, NO_DRIVER, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, edited, is_path
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode, uninstall
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.diagnoses.views import archives, driver, packages
 from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
 from gpunode.diagnoses.views.history import is_drivers
-from gpunode.diagnoses.views.system import PackageManager, distro, package_manager
+from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -331,7 +331,7 @@ def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
             else "dpkg left packages half installed"
         )
         cited = (*(one.citation for one in half), *said)
-        yield Proof(what, cited or (Citation("/var/lib/dpkg/updates", "(notes of an interrupted run)", None),))
+        yield Proof(what, cited or (stated("/var/lib/dpkg/updates", "notes of an interrupted run"),))
     elif left := _left(snapshot):
         what = f"{left[0]}'s own script failed, and its package is left half installed"
         yield Proof(what, snapshot.said(_LEFT), "likely")
@@ -340,7 +340,8 @@ def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
 def _left(snapshot: Snapshot) -> tuple[str, ...]:
     """The driver's packages that the package manager says it could not finish."""
     said = snapshot.of("package-output", "text", "package-history", "application")
-    named = (match["one"] or match["two"] for item in said for match in _FAILED.finditer(item.text))
+    told = (item for item in said if not item.is_register)
+    named = (match["one"] or match["two"] for item in told for match in _FAILED.finditer(item.text))
     return tuple(dict.fromkeys(name for name in named if is_drivers(name)))
 
 
@@ -534,32 +535,21 @@ def _release(snapshot: Snapshot) -> Iterable[Fix]:
             yield run("install", "bring what depends on each other to one version", "sudo apt-get -f install")
     elif old := _other_branch(snapshot):
         yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))
+    elif takes_gpunode(snapshot):
+        # One transaction: the node has a driver all the time.
+        text = "remove the packages of other branches and install the one that fits; gpunode names each before it does"
+        yield setup_step(snapshot, "remove", text)
+        return
     elif snapshot.view(package_manager) == "apt":
-        text = "remove the packages of other branches; gpunode names each before it does"
-        yield setup_step(snapshot, "remove", text, "conflicts", instead=("sudo apt-get -f install",))
+        yield run("remove", "let apt take away what stands in the way; it names it first", "sudo apt-get -f install")
     else:
         text = "let the package manager replace what is installed; it names each package before it does"
         yield remedies.one_version(snapshot, "remove", text)
     yield remedies.driver(snapshot, "then install the branch that is wanted")
 
 
-_ORIGINS: Final[dict[PackageManager, tuple[str, ...]]] = {
-    "apt": ("apt-cache policy",),
-    "dnf": ("sudo dnf repolist", "sudo dnf list --installed '*nvidia*'"),
-    "zypper": ("zypper repos --priority", "zypper search --installed-only --details nvidia"),
-    "pacman": ("pacman -Qs nvidia",),
-}
-
-
 def _one_origin(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(package_manager) == "apt":
-        text = "keep to one repository: gpunode pins the driver's packages to it"
-        yield setup_step(
-            snapshot, "configure", text, "cuda-repository", "driver-pin", instead=("apt-cache policy nvidia-driver",)
-        )
-    else:
-        text = "keep to one repository: exclude the driver's packages from all but the one that is wanted"
-        yield run("configure", text, *_ORIGINS[snapshot.view(package_manager)])
+    yield remedies.one_archive(snapshot)
     yield remedies.driver(snapshot, "bring every package of the driver to its version")
 
 
@@ -626,11 +616,7 @@ def _leftover(snapshot: Snapshot) -> Iterator[Verdict]:
 def _run_trace(snapshot: Snapshot) -> tuple[Citation, ...]:
     known = snapshot.facts.run_installer
     if isinstance(known, Known):
-        return (
-            (Citation("/usr/bin/nvidia-uninstall", "/usr/bin/nvidia-uninstall", None, known.probe),)
-            if known.value
-            else ()
-        )
+        return (stated("/usr/bin/nvidia-uninstall", "it is there", known.probe),) if known.value else ()
     seen = snapshot.of("listing", "which", "file", "installer-log")
     found = (item for item in seen if item.outcome == "ok" and item.where == "host" and "nvidia-uninstall" in item.text)
     return tuple(

@@ -8,10 +8,11 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.commands import command, edited, is_gpu
+from gpunode.diagnoses.commands import command, edited, edited_where, is_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
+    boot_loader,
     by_hand,
     drain,
     power_cycle,
@@ -20,7 +21,7 @@ from gpunode.diagnoses.remedies import (
     run,
     with_kernel_argument,
 )
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import boards, driver, faults, kernel, links, pci, system
 from gpunode.facts.patterns import Pattern
 
@@ -54,7 +55,7 @@ def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
     wanted = wanted or _installed(snapshot)
     if wanted:
         listing = tuple(
-            Citation(item.written, "(no display or 3D controller of NVIDIA's)", None, item.key)
+            stated(item.written, "no display or 3D controller of NVIDIA's", item.key)
             for item in snapshot.of("lspci")
             if not item.source.is_part
         )[:1]
@@ -148,18 +149,23 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Proof(summary, proofs, confidence, severity=severity, gpu=bound[0].address if len(bound) == 1 else "")
 
 
+_WITHOUT_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
+_IN_GRUB: Final = "it stood in /etc/default/grub"
+
+
 def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
     bound = tuple(gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in _PASSERS)
     files = tuple(item.subject for item in snapshot.files("*modprobe.d/*") if _RESERVED.search(item.text))
     if files:
         text = "take NVIDIA's ids out of what is reserved for vfio-pci"
-        yield run("configure", text, *edited("/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g", *files))
+        yield run("configure", text, *edited(_WITHOUT_IDS, *files))
         yield rebuild_initramfs(snapshot)
     else:
-        places = "/etc/modprobe.d /etc/default/grub /etc/kernel/cmdline /proc/cmdline"
-        words = f"sudo grep -rnE 'vfio-pci|pci-stub' {places}"
-        yield run("configure", "find what reserves the GPU's id for vfio-pci, and take the id out there", words)
-        yield rebuild_initramfs(snapshot, when="the reservation stood in /etc/modprobe.d")
+        places = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
+        text = "take NVIDIA's ids out of what is reserved for vfio-pci, wherever it stands"
+        yield run("configure", text, edited_where("(vfio-pci|pci-stub).*10de:", _WITHOUT_IDS, *places))
+        yield run("rebuild", "write the boot loader's configuration anew", boot_loader(snapshot), when=_IN_GRUB)
+        yield rebuild_initramfs(snapshot, when="it stood in /etc/modprobe.d")
     if bound:
         unset = (command("sudo", "driverctl", "unset-override", gpu.address) for gpu in bound if is_gpu(gpu.address))
         yield run("configure", "take an override of driverctl back", *unset, when="driverctl set it")
@@ -446,18 +452,39 @@ def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _degraded(snapshot: Snapshot) -> Iterator[Verdict]:
     seen = snapshot.view(links.links)
-    full = any(link.width is not None and link.width == link.widest for link in seen)
+    is_odd = "baseboard" in snapshot.view(boards.carriers)
+    is_odd = is_odd or any(link.width is not None and link.width == link.widest for link in seen)
     for link in seen:
-        if not _is_narrow(link):
-            continue
-        widest = f" of x{link.widest}" if link.widest else ""
-        which = link.address or "a GPU"
-        is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
-        is_odd = full or "baseboard" in snapshot.view(boards.carriers)
-        severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"
-        summary = f"the PCIe link of {which} runs x{link.width}{widest}: fewer lanes than both ends have"
-        out = ("saving power at idle: that lowers the speed, never the width",)
-        yield Proof(summary, (link.citation,), gpu=link.address, severity=severity, ruled_out=out)
+        if _is_narrow(link):
+            yield _narrow(snapshot, link, is_odd=is_odd)
+
+
+def _narrow(snapshot: Snapshot, link: links.Link, *, is_odd: bool) -> Proof:
+    """What fewer lanes than the GPU has come to: a fault only where the port above it has more as well.
+
+    Args:
+        snapshot: the node.
+        link: the GPU's.
+        is_odd: whether other GPUs of the node, or all nodes of its kind, have more lanes.
+    """
+    port = snapshot.view(links.lanes_above).get(link.address)
+    runs = f"the PCIe link of {link.address or 'a GPU'} runs x{link.width}"
+    of = f" of x{link.widest}" if link.widest else ""
+    if port is not None and link.width is not None and port.width <= link.width:
+        summary = f"{runs}{of}: the slot above it has no more lanes"
+        return Proof(summary, (link.citation, port.citation), gpu=link.address, severity="info")
+    is_known = port is not None or link.is_of_both
+    is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
+    severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"
+    than = "both ends have" if is_known else "the GPU has; how many the slot has was not seen"
+    return Proof(
+        f"{runs}{of}: fewer lanes than {than}",
+        (link.citation, *((port.citation,) if port else ())),
+        "certain" if is_known else "likely",
+        ("saving power at idle: that lowers the speed, never the width",),
+        link.address,
+        severity=severity,
+    )
 
 
 def _is_narrow(link: links.Link) -> bool:
@@ -490,7 +517,20 @@ def _storm(snapshot: Snapshot) -> Iterator[Verdict]:
         "certain" if any(links.slot(port) in snapshot.view(links.nvidia) for port in ports) else "likely"
     )
     citations = (*(one.citation for one in corrected), *counted)
-    yield Proof(summary, citations[:12], confidence, ("a single corrected error, which is none",))
+    out = ("a single corrected error, which is none",)
+    gpu, at = _whose(snapshot, corrected), _first(corrected)
+    yield Proof(summary, citations[:12], confidence, out, gpu, at)
+
+
+def _whose(snapshot: Snapshot, reports: tuple[links.Report, ...]) -> str:
+    """The GPU whose link all reports are of; empty where they are of several, or nobody tells."""
+    gpus = {links.gpu_at(snapshot, one.address) for one in reports if one.address}
+    return gpus.pop() if len(gpus) == 1 else ""
+
+
+def _first(reports: tuple[links.Report, ...]) -> float | None:
+    """When the first of them was."""
+    return next((one.at for one in reports if one.at is not None), None)
 
 
 def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -502,7 +542,8 @@ def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     what = ", ".join(sorted(bits)) or "an uncorrected error"
     citations = (*(one.citation for one in found), *latched)
-    yield Proof(f"a transfer on the GPU's PCIe link was lost beyond repair ({what})", citations[:12])
+    summary = f"a transfer on the GPU's PCIe link was lost beyond repair ({what})"
+    yield Proof(summary, citations[:12], gpu=_whose(snapshot, found), at=_first(found))
 
 
 _ANY_XID: Final = Pattern(r"\bXid \(")
@@ -780,9 +821,10 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="the GPU's PCIe link has fewer lanes than it could",
             story=(
-                "Card and slot agree on a width when the link is trained. Dirt, a bad riser, a slot with fewer wires "
-                "or a bifurcation setting leave it at x8, x4 or x1, and copies between host and GPU are slower by "
-                "that much. A lower speed at idle is power saving and no fault; a lower width never is."
+                "Card and slot agree on a width when the link is trained. Dirt, a bad riser or a bifurcation setting "
+                "leave it at x8, x4 or x1, and copies between host and GPU are slower by that much. It is a fault "
+                "where both ends have more lanes: a slot that is wired for fewer gives no more, and a lower speed at "
+                "idle is power saving."
             ),
             sources=(
                 "https://github.com/geerlingguy/raspberry-pi-pcie-devices/issues/480",

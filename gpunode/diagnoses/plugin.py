@@ -19,7 +19,7 @@ from gpunode.diagnoses.cluster import (
 from gpunode.diagnoses.commands import command, is_unit
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import containerd, driver, kube, modules, nested, pci
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.items import Item
@@ -466,7 +466,7 @@ def _boots(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     """That the kubelet was restarted while the node stayed up, by the journal or by a command that was typed."""
     typed = tuple(
-        Citation(item.written, item.written, None, item.key)
+        stated(item.written, "that was run", item.key)
         for item in snapshot.items
         if _KUBELET_RESTARTED.search(item.written)
     )
@@ -605,7 +605,7 @@ def _wished(snapshot: Snapshot) -> Iterator[Citation]:
         if _is_config(item):
             yield from lines_with(item, _REPLICAS)
         elif _WISH.search(item.written):
-            yield Citation(item.written, item.written, None, item.key)
+            yield stated(item.written, "that was run", item.key)
     yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
     for item in snapshot.of("text", "kubernetes", "application"):
         if _LABEL_CONFIG in item.text and "label" in item.text:

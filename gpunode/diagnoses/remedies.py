@@ -9,13 +9,14 @@ from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice, choose
-from gpunode.diagnoses.commands import command, edited, is_gpu, is_package, is_unit
+from gpunode.diagnoses.commands import command, edited, edited_where, is_gpu, is_package, is_unit
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, modules, packages, pci
 from gpunode.diagnoses.views import driver as installed
 from gpunode.diagnoses.views.engine import engine
-from gpunode.diagnoses.views.system import PackageManager, distro, package_manager
+from gpunode.diagnoses.views.system import PackageManager, distro, package_manager, running_kernel
+from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Driver
 
 _INSTALL: Final[dict[PackageManager, tuple[str, ...]]] = {
@@ -98,8 +99,8 @@ def reinstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix
 
 _ONE_ORIGIN: Final[dict[PackageManager, tuple[str, ...]]] = {
     "apt": ("sudo apt-get update", "sudo apt-get -f install"),
-    "dnf": ("sudo dnf repolist", "sudo dnf distro-sync '*nvidia*'"),
-    "zypper": ("sudo zypper repos --priority", "sudo zypper dist-upgrade --dry-run"),
+    "dnf": ("sudo dnf distro-sync '*nvidia*'",),
+    "zypper": ("sudo zypper refresh", "sudo zypper update"),
     "pacman": ("sudo pacman -Syu",),
 }
 
@@ -107,6 +108,29 @@ _ONE_ORIGIN: Final[dict[PackageManager, tuple[str, ...]]] = {
 def one_version(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") -> Fix:
     """Brings packages that stayed behind to the version of the others."""
     return Fix(kind, text, _ONE_ORIGIN[snapshot.view(package_manager)], when)
+
+
+# Debian's and Ubuntu's archives have the first word of the system's name for their origin.
+_OF_DISTRIBUTION: Final = (
+    r". /etc/os-release; printf 'Package: *nvidia* libcuda*\nPin: release o=%s\nPin-Priority: 1001\n' "
+    '"${NAME%% *}" | sudo tee /etc/apt/preferences.d/nvidia-of-the-distribution'
+)
+_WITHOUT_DRIVER: Final = r"/^excludepkgs=\*nvidia\*$/d; /^\[/a excludepkgs=*nvidia*"
+
+
+def one_archive(snapshot: Snapshot) -> Fix:
+    """Has all of the driver's packages come from one archive."""
+    manager, known = snapshot.view(package_manager), distro(snapshot)
+    text = "let all of the driver's packages come from one archive"
+    if takes_gpunode(snapshot):
+        return setup_step(snapshot, "configure", f"{text}: gpunode pins them to it", "cuda-repository", "driver-pin")
+    if manager == "apt":
+        return Fix("configure", f"{text}, the distribution's own", (_OF_DISTRIBUTION,))
+    if manager == "dnf":
+        is_fedora = known is not None and known.id == "fedora"
+        kept, others = ("RPM Fusion", "compute/cuda|negativo17") if is_fedora else ("NVIDIA's", "rpmfusion|negativo17")
+        return Fix("configure", f"{text}, {kept}", (edited_where(others, _WITHOUT_DRIVER, "/etc/yum.repos.d"),))
+    return one_version(snapshot, "install", text)
 
 
 _LINUX: Final = "/^GRUB_CMDLINE_LINUX(_DEFAULT)?=/"
@@ -140,6 +164,11 @@ def without_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...
     return *edited(f"{_LINUX}s/ *{plain}//", "/etc/default/grub"), _GRUB[manager]
 
 
+def boot_loader(snapshot: Snapshot) -> str:
+    """The command that has grub take up what its configuration says."""
+    return _GRUB[snapshot.view(package_manager)]
+
+
 _UNHOLD: Final[dict[PackageManager, tuple[str, ...]]] = {
     "apt": ("sudo", "apt-mark", "unhold"),
     "dnf": ("sudo", "dnf", "versionlock", "delete"),
@@ -158,11 +187,19 @@ def unhold(snapshot: Snapshot, text: str, *names: str) -> Fix:
 
 def takes_gpunode(snapshot: Snapshot) -> bool:
     """Whether gpunode sets up nodes of this release; one that nobody has named counts where it has apt."""
-    known = distro(snapshot)
+    known, machine = distro(snapshot), running_kernel(snapshot)
     if known is None:
-        return snapshot.view(package_manager) == "apt"
+        is_older = (match := _KERNEL.match(machine)) and (int(match["major"]), int(match["minor"])) < _OLDEST
+        return snapshot.view(package_manager) == "apt" and not is_older and not _DEBIAN_ON_ARM.search(machine)
     found = distros.family(known)
-    return found is not None and found.supported(known)
+    is_without_archive = known.id == "debian" and _DEBIAN_ON_ARM.search(machine)
+    return found is not None and found.supported(known) and not is_without_archive
+
+
+# Of the releases that gpunode knows, Ubuntu 22.04 began with the oldest kernel; NVIDIA has none for Debian on arm64.
+_KERNEL: Final = Pattern(r"(?P<major>\d+)\.(?P<minor>\d+)\.")
+_OLDEST: Final = (5, 15)
+_DEBIAN_ON_ARM: Final = Pattern(r"-arm64(?:-16k)?$")
 
 
 # Without a runtime named, setup takes none of these.

@@ -259,7 +259,8 @@ def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
 def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
     names = [node.name for node in snapshot.view(kube.nodes) if node.name]
     show = command("kubectl", "describe", "node", node_word(names[0] if names else ""))
-    yield Fix("application", "end a pod that holds a GPU, or wait for it: this command shows who does", (show,))
+    yield by_hand("application", "end a pod that holds a GPU, or wait for it")
+    yield run("inspect", "see which pods hold one", show)
     yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes, where this happens often")
 
 

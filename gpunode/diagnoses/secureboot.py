@@ -19,7 +19,7 @@ from gpunode.diagnoses.commands import Shell, command, is_name, is_path, is_rele
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, kernel, modules, packages, system
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -196,7 +196,7 @@ def _ends_signed(item: Item) -> bool | None:
 
 def _signature_line(item: Item, *, is_there: bool) -> Citation:
     number = next((n for n, line in enumerate(item.lines, 1) if re.match(r"\s*sig(?:ner|_key|nature)", line)), None)
-    return cite(item, number) if is_there else Citation(item.written, "(no signer, no sig_key)", None, item.key)
+    return cite(item, number) if is_there else stated(item.written, "no signer, no sig_key", item.key)
 
 
 def _anywhere(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:

@@ -30,6 +30,8 @@ _WINDOW: Final = 3
 _CITED: Final = 12
 # Shorter texts are searched whole.
 _LONG: Final = 4096
+# A word that stands in so many lines is in nearly all, and spares nothing.
+_DENSE: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
 
 
 def _all_said(snapshot: Snapshot) -> Vocabulary:
-    return Vocabulary("\n".join(item.view(_folded) for item in snapshot.view(_speaking)))
+    return Vocabulary("\n".join(item.view(_folded_text) for item in snapshot.view(_speaking)))
 
 
 def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
@@ -167,7 +169,10 @@ def _by_line(pattern: Pattern, text: str, lowered: str) -> Iterator[re.Match[str
     if not words or len(lowered) != len(text):  # a few letters of some alphabets are two in lower case
         yield from pattern.finditer(text)
         return
-    for start, end in _lines_with_any(lowered, words):
+    for count, (start, end) in enumerate(_lines_with_any(lowered, words)):
+        if count == _DENSE:
+            yield from pattern.finditer(text, start)
+            return
         yield from pattern.finditer(text, start, end)
 
 
@@ -199,8 +204,13 @@ def line_at(item: Item, offset: int) -> int:
     return item.number_at(offset)
 
 
-def _folded(item: Item) -> str:
+def _folded(item: Item) -> str | Vocabulary:
     """All that a pattern may be found in, in lower case."""
+    text = item.view(_folded_text)
+    return text if len(text) < _LONG else Vocabulary(text)
+
+
+def _folded_text(item: Item) -> str:
     return f"{item.lowered}\n{item.view(_wrapped_lowered)}"
 
 
@@ -217,6 +227,11 @@ def _wrapped(item: Item) -> str:
 
 
 _PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
+
+
+def stated(source: str, words: str, key: str = "") -> Citation:
+    """What gpunode says of the evidence in its own words: a typed fact, or that something does not stand there."""
+    return Citation(source, f"({words})", None, key)
 
 
 def cite(item: Item, number: int | None = None) -> Citation:

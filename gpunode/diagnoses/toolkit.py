@@ -13,7 +13,7 @@ from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, restart, run, setup_step
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import containerd, docker, driver, system, toolkit
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.patterns import Pattern
@@ -35,7 +35,7 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
     asked = (*refused, *docker.unknown_runtime(snapshot), *gone, *snapshot.said(_NO_RUNTIME), *_registered(snapshot))
     if not asked or docker.snap(snapshot) or docker.desktop(snapshot):
         return
-    there = toolkit.presence(snapshot)
+    there = snapshot.view(toolkit.presence)
     if there is not None and not there.is_there:
         summary = "nvidia-container-toolkit is not installed, so no container can be given a GPU"
         yield Proof(summary, (*asked, there.citation), ruled_out=_driver_is_well(snapshot))
@@ -174,7 +174,7 @@ def _not_there(snapshot: Snapshot, place: str) -> Citation | None:
     folder = place.rstrip("/").rpartition("/")[0]
     for item in snapshot.of("listing"):
         if item.written == f"{folder}/*" and place.rstrip("/") not in item.lines:
-            return Citation(item.written, f"(no {place})", None, item.key)
+            return stated(item.written, f"no {place}", item.key)
     return None
 
 
@@ -245,7 +245,7 @@ _REAL_LISTED: Final = Pattern(r"/sbin/ldconfig\.real\b")
 def _lacks_real(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that there is no ldconfig.real."""
     found = (item for item in snapshot.of("listing") if item.written == _LDCONFIGS and item.text.strip())
-    listed = tuple(Citation(item.written, f"(no {_REAL})", None, item.key) for item in found if _REAL not in item.text)
+    listed = tuple(stated(item.written, f"no {_REAL}", item.key) for item in found if _REAL not in item.text)
     looked = (item for item in snapshot.items if item.outcome == "absent" and item.where == "host")
     return (*listed, *(cite(item) for item in looked if item.subject == _REAL or item.written.endswith(_REAL)))
 

@@ -245,9 +245,12 @@ def _links(snapshot: Snapshot) -> Reading:
             if item.subject.split("/")[5] in wanted and item.outcome == "ok":
                 found.setdefault(name, Counter())[item.text.strip()] += 1
     if not found:
-        for link in snapshot.view(links.nvidia):
-            if width := getattr(link, "width", None):
-                found.setdefault("link width", Counter())[str(width)] += 1
+        # Of a GPU that several tools tell of, the first one's word.
+        of_each = {link.address: link for link in reversed(snapshot.view(links.links))}
+        for link in of_each.values():
+            for name, width in (("link width", link.width), ("widest", link.widest)):
+                if width is not None:
+                    found.setdefault(name, Counter())[str(width)] += 1
     return {name: _counted(values) for name, values in found.items()} or None
 
 

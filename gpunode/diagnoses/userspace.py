@@ -13,7 +13,7 @@ from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import at, command, edited, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, frameworks, inside, kernel, loader, modules, packages, pci, smi_query
 from gpunode.diagnoses.views.system import is_wsl, package_manager
 from gpunode.facts.items import Item
@@ -95,7 +95,7 @@ def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     said = (*said, *snapshot.said(_HOOK_NO_LIBCUDA, "container-run"))
     caches = [item for item in snapshot.of("ldconfig") if item.where == "host" and not item.source.is_part]
     shown = [item for item in caches if not item.source.only or re.search(item.source.only, "libcuda.so.1")]
-    unlisted = tuple(Citation(item.written, "(libcuda.so.1 is not among them)", None, item.key) for item in shown)
+    unlisted = tuple(stated(item.written, "libcuda.so.1 is not among them", item.key) for item in shown)
     lacking = packages.installed(snapshot, "libcuda1") is False and bool(packages.matching(snapshot, "nvidia-smi"))
     if said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown))):
         what = "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
@@ -164,17 +164,17 @@ def _looked_for(snapshot: Snapshot) -> Iterator[Citation]:
             continue
         whole = not item.source.is_part and (not item.source.only or re.search(r"nvidia|cuda", item.source.only))
         if item.kind == "ldconfig" and whole and not _LIBRARIES.search(item.text):
-            yield Citation(item.written, "(neither libnvidia-ml nor libcuda is among them)", None, item.key)
+            yield stated(item.written, "neither libnvidia-ml nor libcuda is among them", item.key)
         elif item.kind == "modinfo" and _NO_MODULE.search(item.text):
             yield cite(item, 1)
         elif item.kind == "packages" and whole and not any(packages.is_drivers_row(line) for line in item.lines):
-            yield Citation(item.written, "(no package of a driver is among them)", None, item.key)
+            yield stated(item.written, "no package of a driver is among them", item.key)
     listed = [item for item in snapshot.of("lsmod") if item.where == "host"]
     if listed and modules.loaded(snapshot, "nvidia") is False:
         yield from modules.lsmod_line(snapshot, "nvidia")
     known = snapshot.facts.packages
     if isinstance(known, Known) and not driver.packaged(snapshot):
-        yield Citation("/var/lib/dpkg/status", "(no package of a driver is installed)", None, known.probe)
+        yield stated("/var/lib/dpkg/status", "no package of a driver is installed", known.probe)
 
 
 def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:

@@ -12,7 +12,7 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
+from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import archives, driver, history, initramfs, modules, packages
 from gpunode.diagnoses.views.driver import Seen
@@ -538,14 +538,9 @@ def _complete(snapshot: Snapshot) -> Iterable[Fix]:
     holds = sorted(name for name in packages.holds(snapshot) if history.is_drivers(name))
     if holds:
         yield remedies.unhold(snapshot, "release the hold on the packages that stayed behind", *holds)
-    text = "let all of the driver's packages come from one repository"
-    if package_manager(snapshot) == "apt":
-        yield setup_step(
-            snapshot, "configure", text, "cuda-repository", "driver-pin", instead=("apt-cache policy nvidia-driver",)
-        )
+    yield remedies.one_archive(snapshot)
+    if package_manager(snapshot) in {"apt", "dnf"}:
         yield remedies.one_version(snapshot, "install", "bring every package to the same version")
-    else:
-        yield remedies.one_version(snapshot, "configure", text)
     yield remedies.driver(snapshot, "install what is missing of that version, its module included")
     yield reboot()
 
@@ -563,14 +558,17 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
         )
     else:
         yield _remove_the_other(snapshot, packaged)
-    yield remedies.driver(snapshot, "install the one that stays, whole")
+    text = "install the one that stays, whole"
+    if takes_gpunode(snapshot):
+        text += "; gpunode names each package of another one before it removes it"
+    yield remedies.driver(snapshot, text)
     yield reboot()
 
 
 def _remove_the_other(snapshot: Snapshot, packaged: tuple[Package, ...]) -> Fix:
     if package_manager(snapshot) == "apt" or not packaged:
-        text = "remove every driver but the one that is wanted; each is named before"
-        return setup_step(snapshot, "remove", text, "conflicts")
+        text = "take away what NVIDIA's .run installer has put beside the packages, where it has"
+        return run("remove", text, "[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent")
     fusion = sorted({one.name for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))})
     names = fusion or sorted({one.name for one in packaged})
     return uninstall(snapshot, "remove the packages of the driver that is not wanted", *names)

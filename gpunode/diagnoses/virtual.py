@@ -142,13 +142,9 @@ def _guest_driver(_: Snapshot) -> Iterable[Fix]:
 
 
 def _token(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "configure",
-        "put the client configuration token of the licence server into its folder, set FeatureType in gridd.conf, "
-        "start gridd again",
-        "ls -l /etc/nvidia/ClientConfigToken/ /etc/nvidia/gridd.conf",
-        "sudo systemctl restart nvidia-gridd",
-    )
+    text = "put the client configuration token of the licence server into /etc/nvidia/ClientConfigToken"
+    yield by_hand("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
+    yield run("restart", "have the licence asked for anew", "sudo systemctl restart nvidia-gridd")
     yield run(
         "inspect",
         "it must say Licensed",

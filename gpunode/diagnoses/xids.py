@@ -242,22 +242,28 @@ def _recovery(snapshot: Snapshot) -> Iterator[Verdict]:
     told = faults.of(snapshot, 154)
     for incident in told:
         yield _wanted(incident)
-    if not told and not snapshot.view(faults.incidents):
+    if not told:
         yield from _state(snapshot)
 
 
 def _state(snapshot: Snapshot) -> Iterator[Verdict]:
-    """The action that nvidia-smi or NVML shows, where nobody pasted what led to it."""
+    """The action that nvidia-smi or NVML shows of a GPU, where nobody pasted what led to it."""
+    faulty = {incident.gpu for incident in snapshot.view(faults.incidents)}
+
+    def is_told(bus: str) -> bool:
+        """Whether a fault of that GPU stands in the log; of a GPU without an address, any may be its own."""
+        return bus in faulty or "" in faulty or (not bus and bool(faulty))
+
     for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action"):
-        if row.value.strip().lower() not in _NO_ACTION:
+        if row.value.strip().lower() not in _NO_ACTION and not is_told(gpu.bus):
             summary = f"{faults.label(gpu.bus)} asks to be recovered: {row.value}; why, no line here says"
             yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
     for name in ("Reset Required", "Drain and Reset Recommended"):
         for gpu, row in smi_query.rows(snapshot, name):
-            if smi_query.is_yes(row.value):
+            if smi_query.is_yes(row.value) and not is_told(gpu.bus):
                 summary = f"{faults.label(gpu.bus)} has to be reset; why, no line here says"
                 yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
-    if said := snapshot.said(_RESET_REQUIRED):
+    if not faulty and (said := snapshot.said(_RESET_REQUIRED)):
         yield Proof("A GPU has to be reset before it can be used; why, no line here says", said, "likely")
 
 
@@ -338,7 +344,7 @@ def _free_engine(snapshot: Snapshot) -> Iterable[Fix]:
 def _keep_state(snapshot: Snapshot) -> Fix:
     text = "keep the driver's state between programs, so that the GPU sleeps less"
     daemon = ("sudo systemctl enable --now nvidia-persistenced",)
-    return setup_step(snapshot, "configure", text, "persistence", instead=daemon)
+    return setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
 
 
 def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:

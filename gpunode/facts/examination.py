@@ -46,6 +46,7 @@ _FILES: Final = (
     "/etc/dnf/plugins/versionlock.list",
     "/etc/dnf/versionlock.toml",
     "/etc/environment",
+    "/etc/ld.so.conf",
     "/etc/ld.so.preload",
     "/etc/modules",
     "/etc/nvidia/gridd.conf",
@@ -71,6 +72,7 @@ _FILES: Final = (
     "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
     "/var/run/reboot-required.pkgs",
     "/root/.docker/config.json",
+    "/var/snap/docker/current/config/daemon.json",
 )
 _READ: Final = {
     "ld-so-conf-d": "/etc/ld.so.conf.d/*.conf",
@@ -79,6 +81,7 @@ _READ: Final = {
     "modprobe-d-lib": "/lib/modprobe.d/*.conf",
     "modprobe-d-run": "/run/modprobe.d/*.conf",
     "driverctl": "/etc/driverctl.d/*",
+    "grub-d": "/etc/default/grub.d/*.cfg",
     "modules-load-d": "/etc/modules-load.d/*.conf",
     "pod-logs": "/var/log/pods/*nvidia*/*/*.log",
     "nvidia-fs": "/proc/driver/nvidia-fs/*",

@@ -24,8 +24,8 @@ _PROMPT: Final = Pattern(
     r"[$#❯%]\s+(?P<command>\S[^\n]*)$"
 )
 _HEADING: Final = Pattern(r"^(?:#{1,6}\s+|\*\*|==+\s*)?`?(?P<source>[^`*=\n]{2,120}?)`?(?:\*\*|\s*==+)?:\s*$")
-# What a compiler begins with: "/usr/src/nvidia-470/nv-caps.c: In function 'f':".
-_IN_SOURCE: Final = Pattern(r"\S+\.[chS](?::|$)")
+# What a compiler or Python begins with: "/usr/src/nvidia-470/nv-caps.c: In function 'f':", "/a/b.py:235: UserWarning:".
+_IN_SOURCE: Final = Pattern(r"\S+\.[chS](?::|$)|\S+:\d+(?::|$)")
 _FENCE: Final = Pattern(r"^\s*(?:```|~~~)")
 # The probes whose answer a person can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
 _PROBE_KEYS: Final = {

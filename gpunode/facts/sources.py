@@ -379,13 +379,7 @@ def _pipelines(source: str) -> list[list[list[str]]]:
     """The words of every command of every pipeline in a line of shell."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
     source = _without_comment(source).replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
-    try:
-        lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
-        lexer.whitespace_split = True
-        lexer.commenters = ""
-        words = list(lexer)
-    except ValueError:
-        words = source.split()
+    words = _words(source)
     pipelines: list[list[list[str]]] = [[[]]]
     for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
         if word in {"|", "|&"}:
@@ -408,6 +402,22 @@ def _without_comment(line: str) -> str:
 
 
 _COMMENT: Final = Pattern(r"\s#\s")
+
+
+def _words(source: str) -> list[str]:
+    if not _SHELL_SIGNS.intersection(source):
+        return source.split()
+    try:
+        lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
+        lexer.whitespace_split = True
+        lexer.commenters = ""
+        return list(lexer)
+    except ValueError:
+        return source.split()
+
+
+# shlex reads character by character; most sources have none of these.
+_SHELL_SIGNS: Final = frozenset("'\"\\|;&<>")
 
 
 def _plain(words: Sequence[str]) -> tuple[str, ...]:

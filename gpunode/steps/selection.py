@@ -110,7 +110,7 @@ def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
 
     A lock has the first word. Where the recipe leaves the branch to gpunode, NVIDIA's pinning package follows, then the
     installed driver: a branch that is still maintained and fits is kept, also by an upgrade, which brings the newest of
-    it.
+    it. An upgrade of a branch that has ended goes on to a newer one, not back.
     """
     present = models(need(facts.devices, "which PCI devices there are"))
     if recipe.lock is not None:
@@ -121,6 +121,8 @@ def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
             return replace(found, reason=f"{_PINNING}{pinned} is installed, and is respected")
         if not pinned and (kept := _kept(recipe, facts, present)) is not None:
             return kept
+        if not pinned and recipe.upgrade and (onward := _onward(recipe, facts, present)) is not None:
+            return onward
     return _as_refusal(choose(present, recipe.driver))
 
 
@@ -150,6 +152,22 @@ def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice
     if not recipe.upgrade and isinstance(found, Family) and (exact := _held_by_file(found, chosen, facts)):
         return replace(chosen, exact=exact, reason=f"{PIN_FILE} holds it at {exact}, as was asked for earlier")
     return replace(chosen, reason=kept)
+
+
+def _onward(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
+    """The next maintained branch, where the installed one ended and is newer than the one that would be chosen."""
+    best, found = choose(present, recipe.driver), family_of(facts)
+    if not isinstance(best, Choice) or isinstance(found, Refusal):
+        return None
+    may_be = (replace(best, branch=n, flavour=f) for n in installed_branches(facts) for f in ("open", "proprietary"))
+    former = next((one.branch for one in may_be if _builds(found.dkms_package(one), one, facts)), 0)
+    newer = [row for row in branches.known() if row.active and row.number > former > best.branch]
+    for row in sorted(newer, key=lambda row: (row.kind == "new-feature", row.number)):
+        chosen = choose(present, replace(recipe.driver, version=str(row.number)))
+        if isinstance(chosen, Choice):
+            reason = f"branch {former} has ended, and an upgrade does not go back to {best.branch}"
+            return replace(chosen, reason=reason)
+    return None
 
 
 def _held_by_file(found: Family, chosen: Choice, facts: Facts) -> str:

@@ -110,6 +110,13 @@ def packages_of(facts: Facts) -> dict[str, PackageState]:
     return dict(facts.packages.value) if isinstance(facts.packages, Known) else {}
 
 
+def driver_of(facts: Facts) -> tuple[int, ...]:
+    """The newest version of a package of the driver, as numbers."""
+    of_driver = (packages_of(facts)[name].version for name in driver_packages(packages_of(facts)))
+    versions = (match[0] for version in of_driver if (match := _DRIVER_VERSION.match(version)))
+    return max(tuple(map(int, version.split("."))) for version in versions)
+
+
 # ---- the commands
 
 
@@ -171,11 +178,11 @@ class Scene:
     version: str
 
 
-def scene(snapshot: Snapshot, cause: str) -> Scene:
-    """The node of the evidence, which names neither GPU nor driver as a rule."""
-    device, version = _USUAL_FOR.get(cause, (T4.device, USUAL_DRIVER))
+def scene(snapshot: Snapshot, cause: str, version: str = "") -> Scene:
+    """The node of the evidence, which names neither GPU nor driver as a rule; ``version`` where it names none."""
+    device, usual = _USUAL_FOR.get(cause, (T4.device, USUAL_DRIVER))
     fresh = _fresh(snapshot, device)
-    version = _version(snapshot) or version
+    version = version_told(snapshot) or version or usual
     return Scene(snapshot, fresh, _set_up(fresh, version, engine(snapshot)), version)
 
 
@@ -189,7 +196,7 @@ _USUAL_FOR: Final = {
 }
 
 
-def _version(snapshot: Snapshot) -> str:
+def version_told(snapshot: Snapshot) -> str:
     """The version of the driver that the evidence names; empty where it names none."""
     views = (seen_driver.loaded, seen_driver.on_disk, seen_driver.library, seen_driver.smi_version, release)
     seen = (found.version for view in views if (found := view(snapshot)))
@@ -201,7 +208,7 @@ def _version(snapshot: Snapshot) -> str:
 # What a program was told of its node's driver: the version, or the newest CUDA as 1000 * major + 10 * minor.
 _TOLD: Final = re.compile(
     r"version (?P<driver>\d{3}\.[\d.]+) was detected|\(found version (?P<cuda>\d{4,5})\)"
-    r"|nvidia/(?P<file>\d{3}[\d.]+)/gsp"
+    r"|nvidia/(?P<file>\d{3}[\d.]+)/(?:gsp|build)"
 )
 
 
@@ -216,7 +223,7 @@ def _distro(snapshot: Snapshot) -> Distro:
     found = distro(snapshot)
     if found and found.id in USUAL and found.version_id:
         return replace(found, like=USUAL[found.id].like)
-    is_debian = running_kernel(snapshot).endswith("-amd64")
+    is_debian = running_kernel(snapshot).endswith("amd64")
     return USUAL["debian" if is_debian else "ubuntu"]
 
 
@@ -233,8 +240,8 @@ _FOLDERS: Final = (
 
 def _fresh(snapshot: Snapshot, device: str) -> Facts:
     which = _distro(snapshot)
-    flavour = "amd64" if which.id == "debian" else "generic"
-    kernel = running_kernel(snapshot) or ("6.1.0-40-amd64" if flavour == "amd64" else "6.8.0-79-generic")
+    kernel = running_kernel(snapshot) or ("6.1.0-40-amd64" if which.id == "debian" else "6.8.0-79-generic")
+    flavour = re.sub(r"^[^-]*-(\d[^-]*-)*", "", kernel)
     packages = {
         f"linux-image-{flavour}": PackageState("6.1.1-1"),
         "docker.io": PackageState("26.1.5"),
@@ -381,6 +388,24 @@ def _without_user_side(node: Scene) -> Facts:
     return facts if facts.packages != node.whole.packages else node.fresh
 
 
+def _nouveau_beside_driver(node: Scene) -> Facts:
+    """The distribution's driver is there, and nouveau was first."""
+    installed = _by_distribution(node.fresh, node.version)
+    return replace(installed, loaded_driver=Known(None, HERE), modules=Known(frozenset({"nouveau"}), HERE))
+
+
+def _headless(node: Scene) -> Facts:
+    builds = re.compile(r"nvidia-(?:kernel|dkms)|linux-")
+    return _with_packages(_by_distribution(node.fresh, node.version), lambda name: bool(builds.match(name)))
+
+
+def _half_of_distribution(node: Scene) -> Facts:
+    whole = _by_distribution(node.fresh, node.version)
+    name = max(driver_packages(packages_of(whole)))
+    behind = replace(packages_of(whole)[name], version="535.288.01-0ubuntu1")
+    return replace(whole, packages=Known({**packages_of(whole), name: behind}, HERE))
+
+
 def _half_upgraded(node: Scene) -> Facts:
     """Some packages stayed behind, of the branch before; nothing holds the driver to one repository."""
     facts = _unpinned(node)
@@ -410,6 +435,21 @@ def _run_file(node: Scene) -> Facts:
     return replace(_by_run_file(node), run_installer=Known(True, HERE))
 
 
+def _run_over_packages(node: Scene) -> Facts:
+    """The .run installer's libraries stand beside the distribution's driver, or its packages are there twice."""
+    if seen_driver.packaged(node.snapshot):
+        return _two_branches(node)
+    return replace(_by_distribution(node.fresh, node.version), run_installer=Known(True, HERE))
+
+
+def _keyless_cuda(node: Scene) -> Facts:
+    return replace(node.whole, files={**node.whole.files, CUDA_KEYRING: Known(None, HERE)})
+
+
+def _keyless_toolkit(node: Scene) -> Facts:
+    return replace(node.whole, files={**node.whole.files, TOOLKIT_KEYRING: Known(None, HERE)})
+
+
 def _unkeyed_cuda(node: Scene) -> Facts:
     return _unkeyed(node.whole, CUDA_KEYRING)
 
@@ -436,6 +476,10 @@ def _without_toolkit(node: Scene) -> Facts:
     return replace(bare, files=lists, sources=Known(sources, HERE))
 
 
+def _without_packages_of_toolkit(node: Scene) -> Facts:
+    return _with_packages(node.whole, lambda name: name not in TOOLKIT_PACKAGES)
+
+
 def _old_toolkit(node: Scene) -> Facts:
     packages = {
         name: replace(state, version="1.5.1-1") if name in TOOLKIT_PACKAGES else state
@@ -454,47 +498,57 @@ def _no_persistence(node: Scene) -> Facts:
     return replace(node.whole, units=units)
 
 
-STATES: Final[Mapping[str, Callable[[Scene], Facts]]] = {
-    "apt-nvidia-key-rotated": _unkeyed_cuda,
-    "apt-signed-by-conflict": _signed_twice,
-    "apt-toolkit-key-missing": _unkeyed_toolkit,
-    "cgroup-driver-mismatch": _other_cgroups,
-    "cuda-compat-lib-mismatch": _unchanged,
-    "cuda-compat-not-supported-hw": _unchanged,
-    "cuda-init-802-kaslr-or-hmm": _unchanged,
-    "dkms-build-kernel-api": _unbuilt,
-    "driver-library-mismatch-mixed-installs": _two_branches,
-    "driver-library-mismatch-partial-upgrade": _half_upgraded,
-    "driver-module-not-loaded": _unbuilt,
-    "driver-not-installed": _no_driver,
-    "driver-too-old-for-image": _unchanged,
-    "driver-userspace-incomplete": _without_user_side,
-    "gpu-legacy-unsupported-by-branch": _proprietary,
-    "gpu-too-new-for-driver": _proprietary,
-    "gsp-firmware-missing": _unchanged,
-    "held-or-broken-packages": _two_branches,
-    "kernel-headers-missing": _without_headers,
-    "mixed-repo-packages": _half_upgraded,
-    "module-built-for-other-kernel": _by_run_file,
-    "nouveau-bound": _nouveau,
-    "old-command-form": _old_toolkit,
-    "open-module-on-pre-turing": _open,
-    "operator-no-driver-image": _no_driver,
-    "proprietary-module-on-blackwell": _proprietary,
-    "runfile-leftover": _run_file,
-    "toolkit-not-installed": _without_toolkit,
-    "toolkit-too-old-cgroupv2": _old_toolkit,
-    "vm-passthrough-hypervisor-detected": _unchanged,
-    "xid-31-driver-regression": _unchanged,
-    "xid-61-pmu-breakpoint": _no_persistence,
-    "xid-62-pmu-halt": _no_persistence,
+STATES: Final[Mapping[str, tuple[Callable[[Scene], Facts], ...]]] = {
+    "apt-nvidia-key-rotated": (_unkeyed_cuda, _keyless_cuda),
+    "apt-signed-by-conflict": (_signed_twice,),
+    "apt-toolkit-key-missing": (_unkeyed_toolkit, _keyless_toolkit),
+    "cgroup-driver-mismatch": (_other_cgroups,),
+    "cuda-compat-lib-mismatch": (_unchanged,),
+    "cuda-compat-not-supported-hw": (_unchanged,),
+    "cuda-init-802-kaslr-or-hmm": (_unchanged,),
+    "dkms-build-kernel-api": (_unbuilt,),
+    "driver-library-mismatch-mixed-installs": (_two_branches, _run_over_packages),
+    "driver-library-mismatch-partial-upgrade": (_half_upgraded, _half_of_distribution),
+    "driver-module-not-loaded": (_unbuilt,),
+    "driver-not-installed": (_no_driver, _nouveau),
+    "driver-too-old-for-image": (_unchanged,),
+    "driver-userspace-incomplete": (_without_user_side, _headless),
+    "gpu-legacy-unsupported-by-branch": (_proprietary,),
+    "gpu-too-new-for-driver": (_proprietary,),
+    "gsp-firmware-missing": (_unchanged,),
+    "held-or-broken-packages": (_two_branches, _proprietary),
+    "kernel-headers-missing": (_without_headers,),
+    "mixed-repo-packages": (_half_upgraded, _half_of_distribution),
+    "module-built-for-other-kernel": (_by_run_file,),
+    "nouveau-bound": (_nouveau, _nouveau_beside_driver),
+    "old-command-form": (_old_toolkit,),
+    "open-module-on-pre-turing": (_open,),
+    "operator-no-driver-image": (_no_driver,),
+    "proprietary-module-on-blackwell": (_proprietary,),
+    "runfile-leftover": (_run_file,),
+    "toolkit-not-installed": (_without_toolkit, _without_packages_of_toolkit),
+    "toolkit-too-old-cgroupv2": (_old_toolkit,),
+    "vm-passthrough-hypervisor-detected": (_unchanged,),
+    "xid-31-driver-regression": (_unchanged,),
+    "xid-61-pmu-breakpoint": (_no_persistence,),
+    "xid-62-pmu-halt": (_no_persistence,),
 }
-"""The state of a node that each cause means, for those whose remedy names a command of ``gpunode setup``."""
+"""The states of a node that each cause means, for those whose remedy names a command of ``gpunode setup``."""
 
 
-def node_of(snapshot: Snapshot, cause: str) -> Facts:
-    """The node: what its evidence tells for certain, and the rest as the cause means it."""
-    supposed = STATES[cause](scene(snapshot, cause))
+def nodes_of(snapshot: Snapshot, cause: str) -> tuple[Facts, ...]:
+    """The nodes that it may be: what its evidence tells for certain, and the rest as the cause means it."""
+    there = scene(snapshot, cause)
+    return tuple(_with_evidence(broken(there), snapshot) for broken in STATES[cause])
+
+
+def node_with(snapshot: Snapshot, cause: str, version: str) -> Facts:
+    """The node with that driver, unless its evidence names another."""
+    return _with_evidence(STATES[cause][0](scene(snapshot, cause, version)), snapshot)
+
+
+def _with_evidence(supposed: Facts, snapshot: Snapshot) -> Facts:
+    """What the evidence tells for certain, and the rest as it was supposed."""
     told: dict[str, Any] = {
         field.name: fact for field in fields(Facts) if isinstance(fact := getattr(snapshot.facts, field.name), Known)
     }
@@ -523,14 +577,19 @@ def steps(remedy: Sequence[Fix], facts: Facts) -> Iterator[tuple[Setup, Facts]]:
 
 def _typed(command: str, facts: Facts) -> Facts:
     """The node after a command of the system, as far as a plan looks at what it does."""
-    words = [word for word in shlex.split(command) if not word.startswith("-")]
+    running = known(facts.kernels, Kernels("", ())).running or ""
+    words = [word for word in shlex.split(command.replace("$(uname -r)", running)) if not word.startswith("-")]
     packages = packages_of(facts)
     match words:
         case ["sudo", "apt-mark", "unhold", *names]:
             packages |= {name: replace(packages[name], held=False) for name in names if name in packages}
         case ["sudo", "apt-get", "purge", *names]:
             packages = {name: state for name, state in packages.items() if name not in names}
-        case ["sudo", "nvidia-uninstall"]:
+        case ["sudo", "apt-get", "install", name] if "-headers-" in name:
+            kernel = name.partition("-headers-")[2]
+            packages[name] = PackageState("6.1.1-1")
+            facts = replace(facts, headers=Known(known(facts.headers, frozenset()) | {kernel}, HERE))
+        case [*_, "nvidia-uninstall"]:
             return replace(facts, run_installer=Known(False, HERE))
         case _:
             return facts

@@ -121,7 +121,8 @@ def too_much(command: str) -> Iterator[str]:
                     break
                 operands.append(operand)
             yield from _removed(operands)
-        if word in {"remove", "purge", "-Rns", "erase", "autoremove"}:
+        # dkms takes one version of one module.
+        if word in {"remove", "purge", "-Rns", "erase", "autoremove"} and words[number - 1] != "dkms":
             yield from (f"packages by a pattern: {one}" for one in words[number + 1 :] if set(one) & set("*?$`"))
 
 
@@ -224,6 +225,30 @@ def test_a_sound_word_needs_no_quotes_but_a_path(word: str) -> None:
     if commands.is_path(word):
         assert word.isprintable()
         assert not set(word.split("/")) & {".", ".."}
+
+
+# What only looks, as it begins; and how a command goes on that does something with what it found.
+LOOKS = re.compile(
+    r"(?:sudo )?(?:grep|egrep|find|ls|cat|head|tail|awk|sed -n|df|du|stat|which|test|lsof|fuser|lspci|lsmod|modinfo"
+    r"|dmesg|journalctl|uname|lsinitr|dkms status|rpm -q|dpkg -[lSs]|dpkg-query|apt-cache|apt-mark show|pacman -Q"
+    r"|zypper (?:repos|search|info|locks)|dnf (?:repolist|list|info|versionlock list|module list)|mokutil --(?:sb|list)"
+    r"|systemctl (?:status|cat|show|is-|list)|kubectl (?:-n \S+ )?(?:get|describe|logs)"
+    r"|docker (?:info|ps|version|inspect)|virsh (?:list|dump)"
+    r"|nvidia-smi(?: -[Lq]| -i \S+ -q| topo| nvlink| mig.* -lgip?|$)|nvidia-bug-report|dcgmi)\b"
+)
+ACTS_ON = re.compile(
+    r"xargs .*sudo|while read .*(?:delete|restart|patch|set)|(?:\|\||&&|;|\|) sudo (?:rm|tee|sed|dkms)"
+)
+
+
+def only_looks(command: str) -> bool:
+    return bool(LOOKS.match(command)) and not ACTS_ON.search(command)
+
+
+def test_a_fix_that_is_no_look_does_something() -> None:
+    looking = [(fix.kind, fix.text, fix.commands[0]) for fix in fixes() if fix.commands and only_looks(fix.commands[0])]
+    assert {one for one in looking if one[0] != "inspect"} == set()
+    assert len(looking) > 20
 
 
 # ---- what gpunode's own commands, and the system's, come to

@@ -10,7 +10,7 @@ from gpunode.catalog import tables
 from gpunode.catalog.openpgp import fingerprints
 from gpunode.catalog.repositories import CUDA_BASE, TOOLKIT, TOOLKIT_BASE
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.diagnoses.views.packages import Package
 from gpunode.facts import apt_sources
 from gpunode.facts.items import Item
@@ -70,7 +70,9 @@ def refused_keys(snapshot: Snapshot) -> tuple[RefusedKey, ...]:
 
 
 def _speaks(item: Item) -> bool:
-    return item.is_seen and item.kind not in {"file", "packages", "lspci", "lsmod", "kernel-log"}
+    return (
+        item.is_seen and not item.is_register and item.kind not in {"file", "packages", "lspci", "lsmod", "kernel-log"}
+    )
 
 
 def _refused(item: Item) -> Iterator[RefusedKey]:
@@ -133,7 +135,9 @@ def sources(snapshot: Snapshot) -> tuple[Listed, ...]:
 def _sources(snapshot: Snapshot) -> Iterator[Listed]:
     if isinstance(snapshot.facts.sources, Known):
         for one in snapshot.facts.sources.value:
-            yield Listed(one, Citation(one.file, _written(one), one.line, snapshot.facts.sources.probe))
+            file = snapshot.file(one.file)
+            place = cite(file, one.line) if file else stated(one.file, _written(one), snapshot.facts.sources.probe)
+            yield Listed(one, place)
         return
     for item in snapshot.items:
         if item.outcome != "ok":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, stated
 from gpunode.diagnoses.views import containerd, docker, packages
 from gpunode.facts import cdi
 from gpunode.facts.cdi_places import FOLDERS
@@ -171,14 +171,14 @@ def _empty(snapshot: Snapshot) -> Iterator[Citation]:
         is_folder = item.kind == "listing" and any(_FOLDER.match(word) for word in words)
         is_file = item.kind == "file" and _FOLDER.match(item.subject) and item.outcome == "absent"
         if is_file or (is_folder and not any(_SPEC_NAME.search(line) for line in _told(item))):
-            yield cite(item, 1) if item.text.strip() else Citation(item.written, "(nothing)", None, item.key)
+            yield cite(item, 1) if item.text.strip() else stated(item.written, "nothing", item.key)
         elif (match := find(item, _FOUND)) and match["count"] == "0":
             yield cite(item, item.number_at(match.start()))
         elif item.source.words[:3] == ("nvidia-ctk", "cdi", "list") and not item.text.strip():
             yield cite(item)
     for key, folder in (("cdi-etc", FOLDERS[0]), ("cdi-run", FOLDERS[1])):
         if folder in snapshot.facts.folders and not any(path.startswith(folder) for path in snapshot.facts.files):
-            yield Citation(f"ls {folder}", "(nothing)", None, key)
+            yield stated(f"ls {folder}", "nothing", key)
 
 
 def _told(item: Item) -> Iterator[str]:

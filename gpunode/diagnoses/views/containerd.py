@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
 from gpunode.diagnoses.views import moments, packages
 from gpunode.errors import Refused
 from gpunode.facts.items import Item
@@ -98,7 +98,7 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         kind = kubelet.value.kind
-        return None if kind == "kubelet" else (kind, Citation("the kubelet", f"of {kind}", None, kubelet.probe))
+        return None if kind == "kubelet" else (kind, stated("the kubelet", f"of {kind}", kubelet.probe))
     for name, pattern in _PRODUCTS:
         for item in snapshot.items:
             # systemd is asked for units of every product; what it said of them is among the facts.

@@ -85,7 +85,7 @@ def snap(snapshot: Snapshot) -> tuple[Citation, ...]:
     found = [*snapshot.said(_SNAP, *_TOLD, "which", "snap"), *snapshot.said(_SNAP_ROW, "snap")]
     unit = snapshot.facts.unit(_SNAP_UNIT)
     if isinstance(unit, Known) and unit.value.exists and unit.value.state.active:
-        found.append(Citation(f"systemctl show {_SNAP_UNIT}", "ActiveState=active", None, unit.probe))
+        found.append(system.unit_line(snapshot, _SNAP_UNIT, "ActiveState"))
     found += [cite(item) for item in snapshot.items if _SNAP_WRITTEN.search(item.written) and item.outcome == "ok"]
     found += [cite(item) for item in snapshot.files("/var/snap/docker/*") if item.outcome == "ok"]
     return tuple(dict.fromkeys(found))
@@ -276,8 +276,7 @@ def started(snapshot: Snapshot) -> Moment | None:
     """When the running dockerd was started; None where nothing tells."""
     unit = snapshot.facts.unit(UNIT)
     if isinstance(unit, Known) and unit.value.started_at is not None:
-        said = f"{UNIT} started {moments.written(unit.value.started_at)}"
-        place = Citation("systemctl show docker.service", said, None, unit.probe)
+        place = system.unit_line(snapshot, UNIT, "ExecMainStartTimestamp")
         return Moment(unit.value.started_at, place, is_fact=True)
     found = (
         moment

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import kernel, modules, packages
 from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kmod
@@ -152,7 +152,7 @@ def _on_disk_by_path(snapshot: Snapshot, running: str) -> Seen | None:
     if len(found) != 1:
         return None
     version, path = next(iter(found.items()))
-    return Seen(version, Citation(path, f"{path} ({version})", None, files.probe))
+    return Seen(version, stated(path, f"driver {version}", files.probe))
 
 
 def library(snapshot: Snapshot) -> Seen | None:
@@ -261,7 +261,7 @@ def _smi(snapshot: Snapshot) -> Iterator[tuple[SmiState, Citation]]:
         if item.where == "container":
             continue
         if item.key == _PROGRAM and item.outcome == "ok" and not item.text.strip():
-            yield "missing", Citation(item.written, "(not there)", None, item.key)
+            yield "missing", stated(item.written, "not there", item.key)
         elif (found := _state(item)) is not None:
             yield found
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import boards, driver, kernel, packages, pci, smi_query
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.views import boards, driver, kernel, packages, pci, smi_query, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -162,7 +162,8 @@ def manager(snapshot: Snapshot) -> Manager:
         if fact.value.exists:
             running: UnitState = "active" if fact.value.state.active else "inactive"
             state = "masked" if fact.value.masked else ("failed" if fact.value.failed else running)
-        return Manager(state, (Citation("systemctl show nvidia-fabricmanager", f"({state})", None, fact.probe),))
+        shown = "LoadState" if state in {"missing", "masked"} else "ActiveState"
+        return Manager(state, (system.unit_line(snapshot, UNIT, shown),))
     found = [known for item in snapshot.items if item.where == "host" and (known := _of(item)) is not None]
     for state in ("masked", "failed", "missing", "inactive", "active"):
         cited = tuple(citation for one, citation in found if one == state)
@@ -183,7 +184,7 @@ def _absent(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _of_packages(snapshot: Snapshot) -> tuple[Citation, ...]:
     listings = (item for item in snapshot.of("packages") if _ABOUT.search(item.written))
-    return tuple(Citation(item.written, "(no fabric manager among them)", None, item.key) for item in listings)
+    return tuple(stated(item.written, "no fabric manager among them", item.key) for item in listings)
 
 
 def _of(item: Item) -> tuple[UnitState, Citation] | None:

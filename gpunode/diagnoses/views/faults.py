@@ -283,7 +283,7 @@ def _root(episode: list[Fault]) -> Fault:
 def _dragged_along(one: Incident, by: Incident) -> bool:
     """Whether ``one`` is what the fault of another GPU or of a switch did to this one's links and programs."""
     first, second = by.root, one.root
-    if first.weight < 2 or _apart(first, second) or _later(first, second):
+    if first.weight < 2 or _apart(first, second) or is_earlier(second, first):
         return False
     if second.is_late or second.kind in {"application", "information", "consequence"}:
         return first.kind not in {"application", "information", "consequence"}
@@ -292,7 +292,8 @@ def _dragged_along(one: Incident, by: Incident) -> bool:
     return False
 
 
-def _later(first: Fault, second: Fault) -> bool:
-    if first.at is not None and second.at is not None and _clock(first) == _clock(second):
-        return (first.at, first.order) > (second.at, second.order)
-    return first.order > second.order
+def is_earlier(one: Fault, other: Fault) -> bool:
+    """Whether ``one`` came first: by their clock where both have the same, else as they stand in the evidence."""
+    if one.at is not None and other.at is not None and _clock(one) == _clock(other):
+        return (one.at, one.order) < (other.at, other.order)
+    return one.order < other.order

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation, Doubt
-from gpunode.diagnoses.snapshot import Snapshot, cite, find
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
 from gpunode.diagnoses.views import nested, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -84,7 +84,7 @@ def _signs(snapshot: Snapshot) -> Iterator[Container]:
     platform = snapshot.facts.platform
     if isinstance(platform, Known) and platform.value.kind == "container":
         by = platform.value.detail
-        yield Container(_BY_VIRT.get(by, ""), Citation("systemd-detect-virt", by, None, platform.probe))
+        yield Container(_BY_VIRT.get(by, ""), stated("systemd-detect-virt", by or "a container", platform.probe))
     for item in snapshot.items:
         if item.where == "host" and item.outcome == "ok":
             yield from _of(item)

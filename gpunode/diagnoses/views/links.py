@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.diagnoses.views import boards, kernel, pci, smi_query
+from gpunode.diagnoses.views.topology import topology
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -87,9 +88,10 @@ class Link:
 
     Attributes:
         address: of the GPU; empty where the piece does not tell.
-        width: lanes in use; ``widest`` what both ends could; either None where nobody says.
-        generation: of the speed in use; ``newest`` what both ends could.
+        width: lanes in use; ``widest`` what could be; either None where nobody says.
+        generation: of the speed in use; ``newest`` what could be.
         narrow: whether lspci itself calls the width downgraded.
+        is_of_both: whether ``widest`` is what both ends could; else it is the GPU's own, and the slot may have less.
     """
 
     address: str
@@ -99,6 +101,15 @@ class Link:
     newest: int | None
     citation: Citation
     narrow: bool = False
+    is_of_both: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How many lanes a device can use, and the line that says so."""
+
+    width: int
+    citation: Citation
 
 
 def devices(snapshot: Snapshot) -> tuple[Device, ...]:
@@ -167,6 +178,42 @@ def links(snapshot: Snapshot) -> tuple[Link, ...]:
     return (*_of_lspci(snapshot), *_of_sysfs(snapshot), *_of_smi(snapshot), *_of_log(snapshot))
 
 
+def lanes_above(snapshot: Snapshot) -> Mapping[str, Lanes]:
+    """How many lanes the port above each GPU has, where that was seen."""
+    ports = {gpu.address: gpu.above[-1] for gpu in snapshot.view(topology).gpus if gpu.above}
+    ports = {**snapshot.view(tree), **ports}
+    seen = snapshot.view(_capable)
+    return {gpu: seen[port] for gpu, port in ports.items() if port in seen}
+
+
+def _capable(snapshot: Snapshot) -> Mapping[str, Lanes]:
+    """How many lanes each device on the bus can use, bridges among them."""
+    found: dict[str, Lanes] = {}
+    for device in snapshot.view(devices):
+        for number, line in device.lines:
+            if device.address and (match := _CAPABLE.search(line)):
+                found[device.address] = Lanes(int(match["width"]), cite(device.item, number))
+    for item in snapshot.of("file", "listing", "text"):
+        for match in _SYSFS.finditer(item.text) if "max_link_width" in item.text else ():
+            if match["what"] == "max_link_width":
+                place = cite(item, item.number_at(match.start()))
+                found[pci.address(match["address"])] = Lanes(int(float(match["value"])), place)
+        path = _SYSFS_PATH.search(item.subject)
+        if path and path["what"] == "max_link_width" and (width := _whole(item.text)) is not None:
+            found[pci.address(path["address"])] = Lanes(width, cite(item, 1))
+    return found
+
+
+def gpu_at(snapshot: Snapshot, address: str) -> str:
+    """The GPU at this address, or the only one below the bridge at it; empty where that is not known."""
+    if slot(address) in snapshot.view(nvidia):
+        return f"{slot(address)}.0"
+    gpus = snapshot.view(topology).gpus
+    below = [gpu.address for gpu in gpus if address in gpu.above]
+    below = below or [gpu for gpu, port in snapshot.view(tree).items() if port == address]
+    return below[0] if len(below) == 1 else ""
+
+
 def _of_lspci(snapshot: Snapshot) -> Iterator[Link]:
     for device in snapshot.view(devices):
         if not device.is_nvidia or not (device.address == "" or device.address.endswith(".0")):
@@ -222,6 +269,8 @@ def _of_smi(snapshot: Snapshot) -> Iterator[Link]:
                 _first(gpu, ("PCIe Generation", "Current"), ("link", "gen", "current"), ("link", "gen", "gpucurrent")),
                 _first(gpu, ("PCIe Generation", "Max"), ("link", "gen", "max")),
                 row.citation,
+                # NVML's maximum is that of the GPU in this system: of an x8 slot it is 8.
+                is_of_both=True,
             )
 
 
@@ -241,6 +290,7 @@ def _of_log(snapshot: Snapshot) -> Iterator[Link]:
                 _generation(match["speed"]),
                 _generation(match["most"]),
                 message.citation,
+                is_of_both=True,
             )
 
 
@@ -327,6 +377,7 @@ class Report:
     many: bool
     address: str
     citation: Citation
+    at: float | None = None
 
 
 def reports(snapshot: Snapshot) -> tuple[Report, ...]:
@@ -349,12 +400,13 @@ def _reports(snapshot: Snapshot) -> Iterator[Report]:
             continue
         if report := _REPORT.search(text):
             last = "uncorrected" if (report["un"] or report["un2"]) == "Unc" else "corrected"
-            yield Report(last, "", bool(report["many"]), address, message.citation)
+            yield Report(last, "", bool(report["many"]), address, message.citation, message.at)
         elif _UNRECOVERED.search(text):
-            yield Report("uncorrected", "", False, address, message.citation)
+            yield Report("uncorrected", "", False, address, message.citation, message.at)
         for bit in _BIT.finditer(text):
             severity: Severity = "corrected" if bit["corrected"] else "uncorrected"
-            yield Report(severity, bit["corrected"] or bit["uncorrected"], False, address, message.citation)
+            bits = bit["corrected"] or bit["uncorrected"]
+            yield Report(severity, bits, False, address, message.citation, message.at)
 
 
 _PORTS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-pci", "nouveau", "nvidia-gpu"})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import packages, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -188,7 +188,7 @@ def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
     driver = snapshot.facts.loaded_driver
     if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
         return (told_version(snapshot),)
-    return tuple(Citation(item.written, f"({name} is not among them)", None, item.key) for item in tables)
+    return tuple(stated(item.written, f"{name} is not among them", item.key) for item in tables)
 
 
 def told_version(snapshot: Snapshot) -> Citation:
@@ -295,7 +295,7 @@ def _on_disk(snapshot: Snapshot) -> Iterator[OnDisk]:
     if isinstance(known, Known):
         for one in known.value:
             place = one.path.partition(one.kernel)[2].rpartition("/")[0].strip("/")
-            yield OnDisk(one.kernel, place, one.version, Citation(one.path, one.path, None, known.probe))
+            yield OnDisk(one.kernel, place, one.version, stated(one.path, "it is there", known.probe))
     running = kernel_of_search(snapshot)
     for item in snapshot.of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
         if item.outcome == "ok":

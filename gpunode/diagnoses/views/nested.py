@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import kube
 from gpunode.facts.patterns import Pattern
 
@@ -63,7 +63,7 @@ def _signs(snapshot: Snapshot) -> Iterator[Citation]:
         if item.kind in {"nvml", "packages", "listing", "kernel-log", "journal"}:
             continue
         if _MADE.search(item.written):
-            yield Citation(item.written, item.written, None, item.key)
+            yield stated(item.written, "that was run", item.key)
         if item.kind in {"kubernetes-node", "text"}:
             names = ((number, line.split()[:2]) for number, line in enumerate(item.lines[:200], 1))
             yield from (

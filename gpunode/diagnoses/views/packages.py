@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -166,9 +166,8 @@ def _every(snapshot: Snapshot) -> Iterator[Package]:
     known = snapshot.facts.packages
     if isinstance(known, Known):
         for name, state in known.value.items():
-            line = f"{name} {state.version}"
             letter = "c" if state.config_files_only else "i"
-            place = Citation("/var/lib/dpkg/status", line, None, known.probe)
+            place = stated("/var/lib/dpkg/status", f"{name} {state.version}", known.probe)
             yield Package(name, state.version, letter, "h" if state.held else "i", place)
     yield from _begun(snapshot)
     for item in snapshot.of("packages", "package-output", "text"):
@@ -194,7 +193,7 @@ def _begun(snapshot: Snapshot) -> Iterator[Package]:
         stanza = status.text[max(start, 0) : end if end > 0 else None]
         fields = {one["name"]: one["value"] for one in _FIELD.finditer(stanza)}
         name, version = fields.get("Package", ""), fields.get("Version", "")
-        place = Citation(status.written, f"Package: {name}, {match[0]}", None, status.key)
+        place = stated(status.written, f"{name}: {match[0]}", status.key)
         yield Package(name, version, _LETTERS[match["state"]], match["want"], place)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.catalog.gpus import GpuModel, is_nvswitch, lookup
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -123,7 +123,7 @@ def _every(snapshot: Snapshot) -> Iterator[Function]:
         for one in devices.value:
             if one.vendor == "10de":
                 said = f"{one.address} [10de:{one.device}] driver: {one.driver or 'none'}"
-                place = Citation("lspci", said, None, devices.probe)
+                place = stated("lspci", said, devices.probe)
                 yield Function(one.address, one.device, one.name, one.class_code, one.driver, True, (), place)
     for item in snapshot.of("lspci", "text", "kernel-log"):
         if item.kind == "lspci" and "Slot:" not in item.text[:2000]:

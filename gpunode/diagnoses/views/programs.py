@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
@@ -74,11 +74,17 @@ def _shows_all(item: Item, name: str) -> bool:
 
 def _listed(item: Item, name: str) -> int:
     """The line of a listing that ends in the program's path; 0 where none does."""
+    return item.view(_paths).get(name, 0)
+
+
+def _paths(item: Item) -> Mapping[str, int]:
+    """The programs of a listing, each with the line that shows it first."""
+    found: dict[str, int] = {}
     for number, line in enumerate(item.lines, 1):
         words = line.split(" -> ")[0].split()
-        if words and words[-1].rsplit("/", 1)[-1] == name and "/bin" in f"{item.subject} {words[-1]}":
-            return number
-    return 0
+        if words and "/bin" in f"{item.subject} {words[-1]}":
+            found.setdefault(words[-1].rsplit("/", 1)[-1], number)
+    return found
 
 
 def _denials(item: Item, name: str) -> Iterator[int]:

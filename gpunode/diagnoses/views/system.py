@@ -6,7 +6,8 @@ import re
 from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
-from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.facts import os_release
 from gpunode.facts.model import Distro, Known
 from gpunode.facts.patterns import Pattern
@@ -24,6 +25,17 @@ _TRACES: Final[tuple[tuple[PackageManager, Pattern], ...]] = (
     ("zypper", Pattern(r"\bzypper\b|-default\b.*SUSE|openSUSE")),
     ("pacman", Pattern(r"\bpacman\b|-arch\d-|\bArch Linux\b")),
 )
+
+
+def unit_line(snapshot: Snapshot, unit: str, name: str) -> Citation:
+    """The line in which systemd gave the property ``name`` of ``unit``; a note of it where only the fact is known."""
+    for item in snapshot.of("unit-show"):
+        inside = False
+        for number, line in enumerate(item.lines, 1):
+            inside = bool(line) and (inside or line == f"Id={unit}")
+            if inside and line.startswith(f"{name}="):
+                return cite(item, number)
+    return stated(f"systemctl show {unit}", f"its {name}", "units")
 
 
 def distro(snapshot: Snapshot) -> Distro | None:

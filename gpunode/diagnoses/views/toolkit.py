@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.diagnoses.views import moments, packages, programs
 from gpunode.diagnoses.views.moments import Moment
 from gpunode.diagnoses.views.programs import Presence
@@ -106,7 +106,7 @@ def _not_listed(snapshot: Snapshot) -> Citation | None:
         said = next((number for number, line in enumerate(item.lines, 1) if name in line), 0)
         if said or item.source.only or _would_list(item, name):
             return cite(item, said or None)
-    return Citation("/var/lib/dpkg/status", f"no {name}", None, "dpkg-status")
+    return stated("/var/lib/dpkg/status", f"no {name}", "dpkg-status")
 
 
 def _would_list(item: Item, name: str) -> bool:
@@ -133,8 +133,8 @@ _APT: Final = Pattern(
 def installed_at(snapshot: Snapshot) -> Moment | None:
     """When the toolkit was installed last; None where nothing tells."""
     if (at := snapshot.facts.changed_at.get(TOOLKIT_LIST)) is not None:
-        said = f"{TOOLKIT_LIST} written {moments.written(at)}"
-        return Moment(at, Citation(TOOLKIT_LIST, said, None, f"file:{TOOLKIT_LIST}"), is_fact=True)
+        said = f"written {moments.written(at)}"
+        return Moment(at, stated(TOOLKIT_LIST, said, f"file:{TOOLKIT_LIST}"), is_fact=True)
     items = snapshot.of("package-history", "text", "package-output", "packages")
     found = [moment for item in items for moment in moments.told(item, *_INSTALLED, _APT)]
     return max(found, key=lambda moment: moment.at, default=None)

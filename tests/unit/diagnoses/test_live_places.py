@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
-from gpunode.diagnoses.views import fabric, history, initramfs, packages
+from gpunode.diagnoses.views import fabric, history, initramfs, packages, system
 from gpunode.facts import pasted
+from gpunode.facts.evidence import Capture
 from gpunode.workflow.doctor import Examined, diagnosed
 from tests.scenarios.healthy.captures import Said, evidence, held, listed
 from tests.scenarios.healthy.nodes import HEALTHY
@@ -190,3 +192,63 @@ def test_a_container_that_runs_is_no_fault() -> None:
     fine = inspected("", DeviceRequests=REQUEST).replace("created", "running").replace("128", "0")
     node = {"docker-containers": "df199bdda2c3 cuda Up 2 hours\n", "docker-inspect": fine}
     assert causes(ask("debian-12-docker", node)) == []
+
+
+# --- what systemd said is quoted as it said it ---------------------------------------------------------------------
+
+
+def test_a_units_state_is_quoted_where_it_stands() -> None:
+    units = "Id=a.service\nActiveState=active\n\nId=docker.service\nLoadState=loaded\nActiveState=failed\n"
+    node = snapshot({"units": Capture("systemctl show -p Id,LoadState,ActiveState a docker b", "ok", units.encode())})
+    shown = system.unit_line(node, "docker.service", "ActiveState")
+    assert (shown.line, shown.number, shown.key) == ("ActiveState=failed", 6, "units")
+    assert system.unit_line(node, "b.service", "ActiveState").line == "(its ActiveState)"
+
+
+# --- a slot's own lanes --------------------------------------------------------------------------------------------
+
+
+def lspci(lanes: int) -> Snapshot:
+    """An A100 that runs at eight of its sixteen lanes, in a slot with so many."""
+    shown = (
+        "40:01.0 PCI bridge [0604]: Intel Corporation Device [8086:347a] (prog-if 00 [Normal decode])\n"
+        "\tBus: primary=40, secondary=41, subordinate=41, sec-latency=0\n"
+        f"\tLnkCap:\tPort #1, Speed 16GT/s, Width x{lanes}, ASPM not supported\n\tLnkSta:\tSpeed 16GT/s, Width x8\n\n"
+        "41:00.0 3D controller [0302]: NVIDIA Corporation GA100 [A100 PCIe 40GB] [10de:20f1] (rev a1)\n"
+        "\tLnkCap:\tPort #0, Speed 16GT/s, Width x16, ASPM not supported\n"
+        "\tLnkSta:\tSpeed 16GT/s, Width x8 (downgraded)\n"
+    )
+    return pieces(("lspci -nnvvv", shown))
+
+
+def test_a_slot_with_fewer_lanes_is_no_fault_of_the_link() -> None:
+    assert [one.cause for one in diagnose(lspci(8)).findings] == []
+    (found,) = diagnose(lspci(16)).findings
+    assert (found.cause, found.confidence) == ("pcie-link-degraded", "certain")
+    assert [line.number for line in found.citations] == [8, 3]
+
+
+# --- one GPU's fault hides nothing of another's --------------------------------------------------------------------
+
+
+def test_what_a_gpu_asks_for_is_told_beside_the_fault_of_another() -> None:
+    query = (
+        "==============NVSMI LOG==============\n\nDriver Version                            : 570.54.15\n\n"
+        "GPU 00000000:01:00.0\n    GPU Recovery Action                   : Reset\n"
+        "GPU 00000000:41:00.0\n    GPU Recovery Action                   : None\n"
+    )
+    log = "[ 100.0] NVRM: Xid (PCI:0000:{}:00): 13, pid=1234, name=a.out, Graphics SM Warp Exception on (GPC 0)\n"
+    found = {one.cause: one for one in diagnose(pieces(("nvidia-smi -q", query), ("dmesg", log.format(41)))).findings}
+    assert found["xid-154-recovery-action"].gpus == ("0000:01:00.0",)
+    same = {one.cause for one in diagnose(pieces(("nvidia-smi -q", query), ("dmesg", log.format("01")))).findings}
+    assert "xid-154-recovery-action" not in same, "its own log tells what it is"
+
+
+def test_a_warnings_place_in_a_program_is_no_heading() -> None:
+    text = (
+        '$ python -c "import torch; print(torch.cuda.is_available())"\n'
+        "/home/u/venv/lib/python3.12/site-packages/torch/cuda/__init__.py:235: UserWarning: \n"
+        "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n"
+    )
+    (capture,) = pasted.from_text(text).values()
+    assert "UserWarning" in capture.text

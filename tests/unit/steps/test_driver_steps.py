@@ -213,6 +213,20 @@ def test_an_upgrade_brings_the_newest_of_the_branch_and_no_other_branch() -> Non
     assert chosen(upgrade, with_driver("535.261.03", open_module=False)).branch == PRODUCTION
 
 
+def test_an_upgrade_goes_on_from_a_branch_that_has_ended_and_not_back() -> None:
+    upgrade = replace(recipe(), upgrade=True)
+    ended = with_driver("610.57.04")
+    assert chosen(recipe(), ended).branch == PRODUCTION
+    assert chosen(upgrade, ended).branch == 615
+    only_a_library = machine(packages={"libnvidia-nvvm4": "610.57.04-1"})
+    assert chosen(upgrade, only_a_library).branch == PRODUCTION
+
+
+def test_an_upgrade_goes_back_where_the_gpu_needs_it() -> None:
+    upgrade = replace(recipe(), upgrade=True)
+    assert chosen(upgrade, with_driver("595.91.07", gpus=(gpu(GTX_1080),))).branch == 580
+
+
 def test_a_stray_library_of_another_branch_decides_nothing() -> None:
     node = machine(gpus=(gpu(GTX_1080),), packages={"libnvidia-ml1": "595.91.07-1"})
     assert chosen(recipe(), node).branch == 580

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
+from gpunode import diagnoses
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
@@ -61,6 +65,23 @@ def test_what_would_load_the_driver_start_docker_or_make_a_database_is_not_asked
     later = follow_ups({**EVERYTHING, "units": stopped})
     assert "docker-info" not in {probe.key for probe in later}
     assert "docker-info" in {probe.key for probe in follow_ups(EVERYTHING)}
+
+
+def test_every_file_that_a_rule_reads_is_looked_at() -> None:
+    families = Path(diagnoses.__file__).parent
+    asked = {
+        match[1]
+        for source in families.rglob("*.py")
+        for match in re.finditer(r'snapshot\.files?\("(/?[^"{]+)"\)', source.read_text("utf-8"))
+    }
+    looked_at = [probe.source for probe in (*PROBES, *EXAMINATION, *follow_ups(EVERYTHING)) if not probe.argv]
+    assert len(asked) > 10
+    unseen = {
+        path
+        for path in asked
+        if not any(fnmatchcase(source, path) or fnmatchcase(path, source) for source in looked_at)
+    }
+    assert unseen == set()
 
 
 def test_no_command_writes() -> None:
