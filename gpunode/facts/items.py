@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.facts import nvml
@@ -131,19 +132,21 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
 
 
 _SEARCHERS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})
+# Longer searches are for the rules that read the listing itself.
+_MOST_FOUND: Final = 500
 _IN_FILE: Final = Pattern(r"^(?P<path>/[^\s:]{2,200}):(?:\d{1,6}:)?(?P<line>.*)$", re.MULTILINE)
 
 
 def _searched(key: str, written: str, source: Source, text: str) -> Iterator[Item]:
     """The lines that a search through a folder found, file by file, each under the number of its line there."""
-    found: dict[str, str] = {}
-    for number, match in enumerate(_IN_FILE.finditer(text)):
-        before = found.get(match["path"], "")
-        found[match["path"]] = f"{before}{chr(10) * (number - before.count(chr(10)))}{match['line']}"
+    found: dict[str, list[str]] = {}
+    for number, match in enumerate(islice(_IN_FILE.finditer(text), _MOST_FOUND)):
+        lines = found.setdefault(match["path"], [])
+        lines += [""] * (number - len(lines)) + [match["line"]]
     for path, lines in found.items():
         seen = recognise(path)
         if seen.kind == "file":
-            yield Item(key, written, replace(seen, only=source.only or ".", is_part=True), lines)
+            yield Item(key, written, replace(seen, only=source.only or ".", is_part=True), "\n".join(lines))
 
 
 def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
@@ -158,8 +161,9 @@ def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
         start = text.find("{")
         with suppress(ValueError, RecursionError):
             return text[start : json.JSONDecoder().raw_decode(text, start)[1]] if start >= 0 else text
-    if (line := _line_of(source, text, sources)) is not None:
-        return line
+    lines = text.rstrip("\n").split("\n")
+    if source.share is not None and (share := source.share.of(len(lines))) is not None:
+        return "\n" * (share.start or 0) + "\n".join(lines[share])
     own = program_of(source)
     others = {program_of(one) for one in sources} - {own, ""}
     lines = text.split("\n")
@@ -174,26 +178,6 @@ def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
         return lacks
     theirs = {line for line, name in complaints if name in others}
     return "\n".join("" if line in theirs else line for line in lines) if theirs else text
-
-
-def _line_of(source: Source, text: str, sources: tuple[Source, ...]) -> str | None:
-    """The line of its own, where every command gives one: they stand in the order of the commands."""
-    lines = text.strip("\n").split("\n")
-    if len(lines) != len(sources) or not all(map(_gives_one_line, sources)):
-        return None
-    at = sources.index(source)
-    return "\n" * at + lines[at]
-
-
-def _gives_one_line(source: Source) -> bool:
-    words = source.words
-    if source.kind == "file":
-        return source.subject.startswith(("/sys/", "/proc/sys/"))
-    if source.kind == "modinfo":
-        return bool({"-F", "-n"} & set(words))
-    if source.kind == "unit-status":
-        return any(word.startswith("is-") for word in words)
-    return source.kind == "uname" or words[:2] == ("mokutil", "--sb-state")
 
 
 # bash: nvidia-container-cli: command not found; ls: cannot access '/dev/nvidia*': No such file or directory

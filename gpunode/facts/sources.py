@@ -76,6 +76,35 @@ Where: TypeAlias = Literal["host", "container"]
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A command's lines among those of others; each number is None where it is not known.
+
+    Attributes:
+        before: how many lines the commands before it print.
+        own: how many it prints itself.
+        after: how many the commands after it print.
+    """
+
+    before: int | None
+    own: int | None
+    after: int | None
+
+    def of(self, count: int) -> slice | None:
+        """Which of ``count`` lines are its own; None where that cannot be told."""
+        if count < (self.before or 0) + (self.own or 0) + (self.after or 0):
+            return None
+        if None not in {self.before, self.own, self.after}:
+            is_all = count == (self.before or 0) + (self.own or 0) + (self.after or 0)
+            return slice(self.before, (self.before or 0) + (self.own or 0)) if is_all else None
+        if self.before is not None and self.own is not None:
+            return slice(self.before, self.before + self.own)
+        if self.after is not None and (self.own is not None or self.before is not None):
+            end = count - self.after
+            return slice(end - self.own if self.own is not None else self.before, end)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Where a piece of evidence comes from.
 
@@ -86,6 +115,7 @@ class Source:
             lines that match it, all of them unless ``is_part``. Empty where nothing was left out that way.
         is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
         is_mixed: whether the text is that of several commands, of which this is one.
+        share: where in that text its own lines are; None where that cannot be told.
     """
 
     kind: Kind
@@ -95,6 +125,7 @@ class Source:
     only: str = ""
     is_part: bool = False
     is_mixed: bool = False
+    share: Share | None = None
 
 
 _PROMPT: Final = Pattern(
@@ -297,9 +328,61 @@ def _without_remarks(source: str) -> tuple[str, Where, bool]:
 
 def _by_commands(source: str) -> tuple[Source, ...]:
     """What each command of a line shows; they share one text where they are several."""
-    single = (part for pipeline in _pipelines(source) for part in _one_by_one(pipeline))
-    found = tuple(one for pipeline in single for one in _by_pipelines(pipeline))
-    return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
+    single = [part for pipeline in _pipelines(source) for part in _one_by_one(pipeline)]
+    if len(single) == 1:
+        return _by_pipelines(single[0])
+    printed = [None if _LOOP.search(source) else _prints(pipeline) for pipeline in single]
+    found: list[Source] = []
+    for index, pipeline in enumerate(single):
+        share = Share(_sum(printed[:index]), printed[index], _sum(printed[index + 1 :]))
+        seen = _by_pipelines(pipeline)
+        found += (replace(one, is_mixed=True, share=share if len(seen) == 1 else None) for one in seen)
+    is_alone = len(found) == 1 and sum(count != 0 for count in printed) == 1
+    return (replace(found[0], is_mixed=False, share=None),) if is_alone else tuple(found)
+
+
+_LOOP: Final = Pattern(r"(?:^|[;&|]\s*)(?:for|while|until)\s|\bxargs\b")
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _prints(pipeline: Sequence[Sequence[str]]) -> int | None:
+    """How many lines it prints, be it with success or in complaint; None where that hangs on what it finds."""
+    last = pipeline[-1]
+    if ">" in last and last[last.index(">") - 1] != "2":
+        return 0
+    if _counts(last):
+        return 1
+    if len(pipeline) > 1:
+        is_one = _program(last) in {"head", "tail"} and {"-1", "-n1"} & set(last)
+        return 1 if is_one and not any(_program(words) in _GREPS for words in pipeline) else None
+    return _prints_alone(_plain(last))
+
+
+_OF_ONE_LINE: Final = frozenset({"uname", "uptime", "date", "hostname", "whoami", "nproc", "getenforce", "echo"})
+
+
+def _prints_alone(words: tuple[str, ...]) -> int | None:
+    program, operands = _program(words), [word for word in words[1:] if word[:1] != "-"]
+    if any("*" in word or "{" in word for word in operands) and program not in {"echo", "date", "kubectl"}:
+        return None
+    if program == "cat" and len(operands) == 1:
+        return 1 if operands[0].startswith(("/sys/", "/proc/sys/")) or operands[0] == "/proc/cmdline" else None
+    if program == "rpm":
+        return len(operands) if words[1] == "-q" else None
+    is_one = (
+        program in _OF_ONE_LINE
+        or (program == "modinfo" and bool({"-F", "-n"} & set(words)))
+        or (program == "systemctl" and any(word.startswith("is-") for word in words))
+        or (program in {"readlink", "realpath", "stat"} and len(operands) - (program == "stat") == 1)
+        or (program == "kubectl" and any(re.search(r"jsonpath=(?!.*(?:range|\\n))", word) for word in words))
+        or words[:2] in {("mokutil", "--sb-state"), ("who", "-b")}
+        or words[1:] == ("--version",)
+    )
+    return 1 if is_one else None
 
 
 def _by_pipelines(pipeline: list[list[str]]) -> tuple[Source, ...]:

@@ -94,3 +94,24 @@ def test_files_under_headings_and_lines_found_in_files_are_those_files() -> None
     assert (first.subject, first.lines[0]) == ("/etc/modprobe.d/a.conf", "one")
     assert (second.subject, second.lines[1]) == ("/etc/modprobe.d/b.conf", "two")
     assert first.source.is_part
+
+
+@pytest.mark.parametrize(
+    ("written", "said", "own"),
+    [
+        (
+            "uname -r; lsmod; cat /sys/module/nvidia/version",
+            "6.8.0\na 1 0\nb 1 0\n550.54",
+            ["6.8.0", "a 1 0\nb 1 0", "550.54"],
+        ),
+        ("who -b; modinfo -F version nvidia", "   system boot  2025-01-01 10:00\n550.54", ["550.54"]),
+        ("lsmod > /tmp/l; uname -r", "6.8.0", ["", "6.8.0"]),
+        ("dmesg | wc -l; lsmod", "4711\na 1 0", ["4711", "a 1 0"]),
+        ("lsmod; dmesg", "a 1 0\nb", ["a 1 0\nb", "a 1 0\nb"]),
+        ("for m in a b; do modinfo -F version $m; done; uname -r", "1\n2\n6.8.0", ["1\n2\n6.8.0", "1\n2\n6.8.0"]),
+    ],
+)
+def test_what_each_of_several_commands_prints_is_known_by_how_much_the_others_do(
+    written: str, said: str, own: list[str]
+) -> None:
+    assert [one.text.strip("\n") for one in items(pasted.evidence([(written, said)]))] == own
