@@ -108,7 +108,7 @@ _SUBJECTS = (
         "Container runtimes",
         "which daemon answers, what it reads, what it runs with, what a container's runtime said",
         "docker-* snap-docker file:*daemon.json file:/root/.docker/config.json containerd-* "
-        "file:/etc/containerd/* rancher-containerd crio-* containers-conf* podman-version cri-info "
+        "file:/etc/containerd/* rancher-containerd crio-* containers-conf* podman-version cri-* "
         "log:docker log:containerd log:crio file:*containerd*.toml* cgroup-version reloads",
     ),
     Subject(
@@ -149,6 +149,7 @@ _NOT = """\
 | --- | --- |
 | `nvidia-smi`, NVML without a loaded driver | nvidia-modprobe, setuid root, would load it and make device files |
 | `docker` where its daemon does not run | systemd would start it for the first who asks its socket |
+| `crictl` without an endpoint | it would try cri-dockerd's socket, and systemd would start that |
 | `rpm` without a database, or without the files that its readers share | it would make them |
 | `dnf history` | it writes its database, cache and logs for a question; its log of packages tells the same |
 | `gdscheck`, `dcgmi diag`, CUDA programs | they load `nvidia-uvm`, or disturb what runs |
@@ -229,6 +230,7 @@ def _everything() -> Mapping[str, Capture]:
     listed = {
         "dev-nvidia": "/dev/nvidiactl",
         "docker-socket": "/run/docker.sock",
+        "cri-sockets": "/run/containerd/containerd.sock",
         "rpm-database": "/var/lib/rpm/Packages.db",
         "kubelet-conf": "/etc/kubernetes/kubelet.conf",
         "initramfs-tools": "/usr/bin/lsinitramfs",
@@ -248,6 +250,7 @@ def _everything() -> Mapping[str, Capture]:
         "kernel-release": f"{_KERNEL}\n",
         "node-name": f"{_NODE}\n",
         "kubelet-conf-programs": "",
+        "apt-sources": "deb [signed-by=/etc/apt/keyrings/example.gpg] https://archive.example/ /\n",
         "docker-containers": "0123456789ab image Up 2 hours\n",
         "file:/etc/environment": "LD_LIBRARY_PATH=/a/folder/of/it\n",
     }

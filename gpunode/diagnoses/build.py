@@ -257,7 +257,7 @@ def _upgrade_kernel(snapshot: Snapshot) -> Fix | None:
 
 _BUILT_BY: Final = Pattern(r"kernel was built by:?\s+(?P<by>[^\n]{1,160})|compile the kernel:\s*(?P<old>[^\n]{1,160})")
 _LINUX: Final = Pattern(r"Linux version \S+ [^\n]{0,80}\((?P<by>[^\n]{0,160})")
-_VERSION: Final = Pattern(r"(?P<name>gcc|clang)\b[^\n]*?(?:-|version |\) |\s)(?P<major>\d{1,2})(?:\.\d|\b)")
+_VERSION: Final = Pattern(r"(?P<name>gcc|clang)\b[^\n]{0,200}?(?:-|version |\) |\s)(?P<major>\d{1,2})(?:\.\d|\b)")
 _FLAGS: Final = (
     (Pattern(r"-ftrivial-auto-var-init|-fzero-call-used-regs|-mharden-sls"), "gcc-12"),
     (Pattern(r"-fmin-function-alignment"), "gcc-14"),
@@ -392,7 +392,7 @@ _TREES_MODULE: Final = Pattern(r"nvidia(?:-[a-z0-9]+)*")
 def _leftover(snapshot: Snapshot) -> tuple[str, str] | None:
     failure = snapshot.view(_failure)
     texts = [citation.line for citation in failure.citations] if failure else []
-    texts.extend(proof.citations[0].line for _, proof in _without_source(snapshot) if isinstance(proof, Proof))
+    texts.extend(proof.citations[0].source for _, proof in _without_source(snapshot) if isinstance(proof, Proof))
     texts.extend(item.text for item in snapshot.of("dkms-status", "dkms-output", "package-output", "text"))
     for text in texts:
         if match := _LEFTOVER.search(text):

@@ -72,9 +72,7 @@ def _of_files(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     path = gone["path"]
     of = _LIBRARY_VERSION.search(path)
     is_older = of is not None and now is not None and of["version"] != now[0]
-    if not (
-        is_older or snapshot.view(cdi.specifications) or any(_BY_CDI.search(f"{c.source}\n{c.line}") for c in said)
-    ):
+    if not (is_older or snapshot.view(cdi.specifications) or any(_BY_CDI.search(c.words) for c in said)):
         return None
     if path.startswith("/dev/nvidia"):
         return None  # the driver has not made its nodes: not the specification's fault
@@ -155,8 +153,12 @@ def _switch(snapshot: Snapshot) -> Iterable[Fix]:
 # A specification that the engine cannot read.
 
 
+_NOT_THERE: Final = Pattern(r"no such file or directory|permission denied", re.IGNORECASE)
+
+
 def _unreadable(snapshot: Snapshot) -> tuple[str, Verdict] | None:
-    said = tuple(one for one in snapshot.said(_UNREADABLE) if _ABOUT_CDI.search(one.line))
+    told = (one for one in snapshot.said(_UNREADABLE) if _ABOUT_CDI.search(one.line))
+    said = tuple(one for one in told if not _NOT_THERE.search(one.line))
     version = cdi.podman_version(snapshot)
     if said:
         name = f"podman {'.'.join(map(str, version[0]))}" if version else "the engine"
@@ -287,6 +289,9 @@ _IN_THE_HOME: Final = (
         'mkdir -p "$HOME/.docker/cdi"',
         'nvidia-ctk cdi generate --output="$HOME/.docker/cdi/nvidia.yaml"',
         'gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json" --cdi.enabled',
+        'python3 -c \'import json, pathlib; home = pathlib.Path.home(); file = home / ".config/docker/daemon.json"; '
+        'whole = json.loads(file.read_text()); whole["cdi-spec-dirs"] = [str(home / ".docker/cdi")]; '
+        "file.write_text(json.dumps(whole, indent=4))'",
     ),
     run("restart", "restart that user's docker", "systemctl --user restart docker"),
 )

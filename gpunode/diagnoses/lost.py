@@ -42,9 +42,30 @@ def _lost(snapshot: Snapshot) -> Iterator[Verdict]:
     """GPUs off the bus: by the kernel's word, else by NVML's, else by a configuration space that reads as ones."""
     told = faults.of(snapshot, *_FALLEN)
     for incident in told:
-        yield _fallen(incident)
+        if not _was_cut_off(snapshot, incident):
+            yield _fallen(incident)
     if not told and not _is_told_otherwise(snapshot):
         yield from _without_kernel(snapshot)
+
+
+_CUT_OFF: Final = Pattern(r"\bpcieport \S{7,16}: DPC: containment event")
+_WENT_DOWN: Final = Pattern(r"\[ {0,2}\d{1,2}\] ?(?:SDES|Surprise Down)")
+_SOON_S: Final = 60.0
+
+
+def _was_cut_off(snapshot: Snapshot, incident: faults.Incident) -> bool:
+    """Whether the port above took its link down after an error, before the GPU was missed: that took it off the bus.
+
+    A surprise down is the other way round: the link went down because the GPU did.
+    """
+    cut = kernel.said(snapshot, _CUT_OFF)
+    if not cut or kernel.said(snapshot, _WENT_DOWN):
+        return False
+    at = incident.root.at
+    if at is not None and cut[0].at is not None:
+        return 0 <= at - cut[0].at <= _SOON_S
+    missed, first = incident.root.citation, cut[0].citation
+    return first.key == missed.key and (first.number or 0) < (missed.number or 0)
 
 
 def _fallen(incident: faults.Incident) -> Proof:

@@ -88,6 +88,11 @@ class Citation:
     number: int | None = None
     key: str = ""
 
+    @property
+    def words(self) -> str:
+        """Source and line: of what has no line, a file that is there or a command that was run, the one names it."""
+        return f"{self.source}\n{self.line}"
+
 
 @dataclass(frozen=True, slots=True)
 class Fix:

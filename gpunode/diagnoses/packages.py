@@ -379,8 +379,8 @@ _BROKEN: Final = Pattern(
 )
 _DRIVERS: Final = Pattern(r"nvidia|cuda|libcuda", re.IGNORECASE)
 _WANTS: Final = Pattern(
-    r"(?:(?P<by>[\w.+-]+)(?::\w+)?\s*: )?(?:Pre)?Depends: (?P<name>[a-z0-9][\w.+-]*)(?::\w+)? "
-    r"\((?P<op>[<>=]{1,2}) (?P<wanted>[^)]+)\) but (?P<offered>\d\S*) is (?:to be )?installed"
+    r"(?:(?<![\w.+-])(?P<by>[\w.+-]+)(?::\w+)?\s*: )?(?:Pre)?Depends: (?P<name>[a-z0-9][\w.+-]*)(?::\w+)? "
+    r"\((?P<op>[<>=]{1,2}) (?P<wanted>[^)]{1,200})\) but (?P<offered>\d\S*) is (?:to be )?installed"
 )
 _VERSIONS: Final = Pattern(r"\b\d{3}\.\d{2,3}(?:\.\d{2})?-[\w.~+]+")
 _HELD_SAID: Final = Pattern(r"Held packages were changed|following held packages will be changed")

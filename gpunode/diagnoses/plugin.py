@@ -197,6 +197,11 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     if runtime.has_nvidia is False and runtime.default != "nvidia":
         return
+    if runtime.default.startswith("nvidia") and not any(asked) and not _is_in_force(snapshot, runtime):
+        question = "this file makes NVIDIA's runtime the default: is it the one that the node's kubelet uses, and read?"
+        cited = (*said, *runtime.citations)
+        yield "device-plugin-library-not-found", Doubt(question, _WHICH_RUNTIME, cited, _NO_LIBRARY_CAUSES)
+        return
     under = runtime.default.startswith("nvidia") or any(pod.runtime_class for pod in asked)
     elsewhere = (*kube.said(snapshot, _TOLD_ROOT, "DriverRoot", "DRIVER_ROOT"), *_elsewhere(snapshot))
     if under or (elsewhere and not (is_plain and asked)):
@@ -205,11 +210,35 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     elif is_plain or runtime.has_nvidia or asking or any(asked) or _is_registered_only(snapshot):
         yield "nvidia-runtime-not-default-no-runtimeclass", _not_asked(said, runtime, asked, is_plain=is_plain)
     else:
-        summary = (
-            "the device plugin's container has no libnvidia-ml.so.1: it was started without NVIDIA's runtime, or that "
-            "runtime looks for the driver in another place"
+        question = (
+            "the device plugin's container has no libnvidia-ml.so.1: was it started without NVIDIA's runtime, or does "
+            "that runtime look for the driver in another place?"
         )
-        yield "device-plugin-library-not-found", Proof(summary, said, "likely")
+        yield "nvidia-runtime-not-default-no-runtimeclass", Doubt(question, _WHICH_RUNTIME, said, _NO_LIBRARY_CAUSES)
+
+
+_WHICH_RUNTIME: Final = (
+    "on the node `containerd config dump | grep -E 'default_runtime_name|nvidia'` (or `docker info`), and "
+    "`kubectl get daemonset -A -o yaml | grep runtimeClassName`"
+)
+_NO_LIBRARY_CAUSES: Final = (
+    *("device-plugin-library-not-found", "containerd-nvidia-runtime-missing", "k3s-runtime-config-overwritten"),
+    *("nvidia-runtime-not-default-no-runtimeclass", "nested-node-config-not-applied", "driver-not-installed"),
+)
+
+
+_OF_HOST: Final = Pattern(r"\((?:on )?(?:the )?host\)\s*$")
+
+
+def _is_in_force(snapshot: Snapshot, runtime: _Runtime) -> bool:
+    """Whether what a file makes the default is what the node's pods run under, as far as that can be told of a file.
+
+    One that does not describe the runtime that it names is a part of a file. Who says that a file is the host's has a
+    node inside it. And docker's is not what a daemon has that was not restarted, or that the kubelet does not use.
+    """
+    found = [item for item in snapshot.items if _is_runtime(item) and item.where == "host"]
+    is_dockers = bool(found) and all(item.kind == "file" and "docker" in item.subject for item in found)
+    return bool(runtime.has_nvidia) and not is_dockers and not any(_OF_HOST.search(item.written) for item in found)
 
 
 def _offers_gpus(snapshot: Snapshot) -> bool:
@@ -414,7 +443,13 @@ def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     booted = _boots(snapshot)
     restarted = () if booted else _restarts(snapshot)
-    if stale or (fewer and not restarted and not booted):
+    if fewer and not booted:
+        stale = (*stale, *(cite(item) for item in _cures(snapshot)))
+    if fewer and not (stale or restarted or booted) and (given := _gives_gpus_first(snapshot)):
+        question = "the kubelet has no GPU left for a pod whose init containers have one: was it restarted meanwhile?"
+        look_at = "systemctl show kubelet -p ActiveEnterTimestamp; journalctl -u kubelet around that time"
+        yield "kubelet-stale-device-allocation", Doubt(question, look_at, (*cited, *given), _OF_ADMISSION)
+    elif stale or (fewer and not restarted and not booted):
         yield "kubelet-stale-device-allocation", _stale_proof(snapshot, cited, stale)
     elif restarted:
         yield "kubelet-restart-admission-bug", _restart_proof(snapshot, cited, restarted)
@@ -431,6 +466,22 @@ _OF_ADMISSION: Final = (
     "kubelet-restart-admission-bug",
     "kubelet-stale-device-allocation",
 )
+
+
+# Its containers begin where the line is not indented as deep.
+_GIVEN_FIRST: Final = Pattern(r"^[ \t]*Init Containers:", re.MULTILINE)
+_CONTAINERS: Final = Pattern(r"^[ \t]*Containers:", re.MULTILINE)
+
+
+def _gives_gpus_first(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Where a pod is shown whose init containers ask for a GPU: a restarted kubelet counts theirs twice."""
+    found = list[Citation]()
+    for item in snapshot.of("kubernetes-pod", "kubernetes"):
+        for match in _GIVEN_FIRST.finditer(item.text):
+            end = _CONTAINERS.search(item.text, match.end())
+            if "nvidia.com/" in item.text[match.end() : end.start() if end else None]:
+                found.append(cite(item, item.number_at(match.start())))
+    return tuple(found)
 
 
 def _is_past(snapshot: Snapshot, refusals: tuple[Citation, ...]) -> bool:
@@ -468,7 +519,7 @@ def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     typed = tuple(
         stated(item.written, "that was run", item.key)
         for item in snapshot.items
-        if _KUBELET_RESTARTED.search(item.written)
+        if _KUBELET_RESTARTED.search(item.written) and item not in _cures(snapshot)
     )
     is_up_long = any(
         "uptime" in item.written and (match := _UP.search(item.text)) and not match["minutes"]
@@ -484,6 +535,13 @@ def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     return (*typed, *snapshot.said(_KUBELET_RESTARTED), *younger, *old)
 
 
+def _cures(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Where the kubelet was restarted and pods run after that: then it is no restart that broke them."""
+    typed = (item for item in snapshot.items if _KUBELET_RESTARTED.search(item.written))
+    return tuple(item for item in typed if _RUNS.search(item.text) and not _ADMISSION.search(item.text))
+
+
+_RUNS: Final = Pattern(r"\b[1-9]/[1-9]\s+Running\b|\b(?:is|are) running\b|^pod/\S+ created$", re.MULTILINE)
 _KUBELETS: Final = frozenset({"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service"})
 
 
@@ -502,7 +560,7 @@ def _restart_proof(snapshot: Snapshot, cited: tuple[Citation, ...], restarted: t
         "plugin was registered again"
     )
     ruled_out = ("device-plugin-not-ready-after-reboot: nothing shows that the node itself was rebooted",)
-    is_sure = bool(old and _has_bug(old[0])) and any(_KUBELET_RESTARTED.search(place.line) for place in restarted)
+    is_sure = bool(old and _has_bug(old[0])) and any(_KUBELET_RESTARTED.search(place.words) for place in restarted)
     return Proof(summary, (*cited, *restarted), "certain" if is_sure else "likely", ruled_out)
 
 
@@ -529,12 +587,25 @@ def _stale(snapshot: Snapshot) -> Iterator[Citation]:
     alive = {pod.uid for pod in snapshot.view(kube.pods) if pod.uid}
     alive |= {uid for item in snapshot.items if _lists_pods(item) for uid in _uids(item)}
     held = [one for one in snapshot.view(kube.allocations) if one.resource.startswith("nvidia.com/")]
+    if gone := [one for one in held if _was_sought_in_vain(snapshot, one.pod_uid)]:
+        yield from (one.citation for one in gone)
+        return
     if alive:
         yield from (one.citation for one in held if one.pod_uid not in alive)
         return
     used = [one.value for node in snapshot.view(kube.nodes) for one in node.allocated.values()]
     if held and used and not any(used):
         yield from (one.citation for one in held)
+
+
+def _was_sought_in_vain(snapshot: Snapshot, uid: str) -> bool:
+    """Whether somebody looked for the pod by its identifier, in the cluster or in the runtime, and found none."""
+    begin = uid.partition("-")[0]
+    asked = (item for item in snapshot.items if begin in item.written and item.kind in _ASKS_FOR_PODS)
+    return any(item.text.strip() in {"", "0", "No resources found"} for item in asked if not item.source.is_mixed)
+
+
+_ASKS_FOR_PODS: Final = frozenset({"kubernetes-pod", "kubernetes", "crictl", "container-inspect"})
 
 
 def _lists_pods(item: Item) -> bool:
@@ -685,8 +756,17 @@ def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
     yield restart_plugin()
 
 
+_REGISTERING: Final = Pattern(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b")
+
+
+def _was_registered(snapshot: Snapshot) -> bool:
+    """Whether somebody typed the command that registers the runtime, so that it need not be typed again."""
+    typed = (item for item in snapshot.of("text", "nvidia-ctk") if item.where == "host")
+    return any(_REGISTERING.search(f"{item.written}\n{item.text}") for item in typed)
+
+
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_runtime).has_nvidia:
+    if snapshot.view(_runtime).has_nvidia or _was_registered(snapshot):
         yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
     else:
         register = command(
@@ -704,14 +784,14 @@ def _heal(_: Snapshot) -> Iterable[Fix]:
 
 
 def _readmit(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods; those of a controller come back by themselves")
+    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
     yield by_hand(
         "configure", "give the device plugin the priority class system-node-critical, so that it starts first"
     )
 
 
 def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods; those of a controller come back by themselves")
+    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
     yield by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
 
 

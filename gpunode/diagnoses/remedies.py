@@ -429,7 +429,13 @@ def drain(text: str = "move the work away from this node first") -> Fix:
     return Fix("drain", text)
 
 
-def reset_gpu(gpu: str = "", text: str = "move the work away from the GPU, then reset it", when: str = "") -> Fix:
+_RESET: Final = (
+    "move the work away from the GPU, then reset it; where that is refused as in use, switch persistence mode off "
+    "(nvidia-smi -pm 0) and reset it again"
+)
+
+
+def reset_gpu(gpu: str = "", text: str = _RESET, when: str = "") -> Fix:
     """Resets the GPU at a PCI address; without one all that can be."""
     if gpu and not is_gpu(gpu):
         return Fix("reset", text, (), when)

@@ -276,7 +276,7 @@ def _register(_: Snapshot) -> Iterable[Fix]:
 
 
 def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
-    words = " ".join(place.line for place in snapshot.view(nested.signs))
+    words = " ".join(place.words for place in snapshot.view(nested.signs))
     if "kind" in words and "minikube" not in words:
         yield run(
             "configure",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
@@ -68,6 +68,8 @@ class Snapshot:
 
     def of(self, *kinds: Kind) -> tuple[Item, ...]:
         """The items of these kinds that say something, in the order of the evidence."""
+        if len(kinds) == 1:
+            return self.view(_by_kind).get(kinds[0], ())
         return self._kept(kinds, lambda: (item for item in self.items if item.kind in kinds and item.is_seen))
 
     def files(self, pattern: str) -> tuple[Item, ...]:
@@ -134,6 +136,15 @@ def _of_running_boot(item: Item) -> Item | None:
     if now is None:
         return None
     return item if now == item.text else replace(item, text=now)
+
+
+def _by_kind(snapshot: Snapshot) -> Mapping[Kind, tuple[Item, ...]]:
+    """The items that say something, by what they are."""
+    found: dict[Kind, list[Item]] = {}
+    for item in snapshot.items:
+        if item.is_seen:
+            found.setdefault(item.kind, []).append(item)
+    return {kind: tuple(items) for kind, items in found.items()}
 
 
 def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:

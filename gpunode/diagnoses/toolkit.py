@@ -79,7 +79,7 @@ def _install(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("configure", "describe the GPUs for podman, which asks for them by CDI", *write)
         return
     register = command("sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={runtime}", "--restart")
-    yield run("configure", f"register it with {runtime}", register, when="another runtime is in use: name that one")
+    yield run("configure", f"register it with {runtime}, or name the runtime that is in use instead", register)
 
 
 def _packages(snapshot: Snapshot, kind: FixKind, text: str, *, upgrade: bool = False) -> Iterable[Fix]:

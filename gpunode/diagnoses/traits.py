@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import StoreyId
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, links, packages, pci, system
+from gpunode.diagnoses.views import driver, fabric, links, packages, pci, system
 from gpunode.facts import nvml
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -156,6 +156,8 @@ def _versions(snapshot: Snapshot) -> Reading:
         "nvidia-smi": driver.smi_version(snapshot),
     }
     known = {name: seen.version for name, seen in found.items() if seen}
+    services = {"fabric manager": fabric.version(snapshot), "IMEX": fabric.imex_version(snapshot)}
+    known |= {name: told[0] for name, told in services.items() if told}
     if (loaded := found["loaded module"]) and loaded.is_open is not None:
         known["flavour"] = "open" if loaded.is_open else "proprietary"
     if isinstance(fact := snapshot.facts.loaded_driver, Known) and fact.value is None:

@@ -11,7 +11,7 @@ from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import at, command, edited, is_path
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Disruption, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, frameworks, inside, kernel, loader, modules, packages, pci, smi_query
@@ -43,7 +43,7 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether no driver is there, or its kernel side alone."""
     if is_wsl(snapshot) or _is_elsewhere(snapshot):
         return
-    if driver.works(snapshot):
+    if driver.works(snapshot) or snapshot.says(_CTK_ASKED, "nvidia-ctk"):
         yield from _without_libcuda(snapshot)
         return
     if _is_lent(snapshot):
@@ -69,11 +69,18 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     # nvidia-smi that complains is installed: of a driver that is not there at all it would not be either.
     if kinds >= 2 and (absent or not snapshot.says(_SMI_ALONE)):
         what = "no NVIDIA driver is installed on this node: neither its module nor its libraries are there"
-        yield "driver-not-installed", Proof(what, (*missing, *absent), "certain" if absent else "likely")
+        disruption: Disruption | None = "reboot" if _nouveau_has_it(snapshot) else None
+        is_sure: Confidence = "certain" if absent else "likely"
+        yield "driver-not-installed", Proof(what, (*missing, *absent), is_sure, disruption=disruption)
     else:
         question = "is a driver installed on the node, and only its libraries or its module missing?"
         look = "nvidia-smi and lsmod on the node itself, and dpkg -l '*nvidia*' or rpm -qa '*nvidia*'"
         yield "driver-not-installed", Doubt(question, look, missing, ("driver-userspace-incomplete",))
+
+
+def _nouveau_has_it(snapshot: Snapshot) -> bool:
+    """Whether the kernel's own driver has a GPU, which it keeps as long as this boot lasts."""
+    return bool(modules.loaded(snapshot, "nouveau")) or any(gpu.driver == "nouveau" for gpu in snapshot.view(pci.gpus))
 
 
 def _is_lent(snapshot: Snapshot) -> bool:
@@ -85,6 +92,9 @@ def _is_lent(snapshot: Snapshot) -> bool:
 _NO_LIBCUDA: Final = Pattern(r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found")
 
 
+# nvidia-ctk has asked the driver for its version, and looks for its libraries on the node.
+_CTK_ASKED: Final = Pattern(r"Using driver version \d")
+_CTK_NO_LIBCUDA: Final = Pattern(r"Could not locate libcuda\.so\.\d+\.\d")
 _HOOK_NO_LIBCUDA: Final = Pattern(r"load library failed: libcuda\.so\.1: cannot open shared object")
 
 
@@ -97,9 +107,15 @@ def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     shown = [item for item in caches if not item.source.only or re.search(item.source.only, "libcuda.so.1")]
     unlisted = tuple(stated(item.written, "libcuda.so.1 is not among them", item.key) for item in shown)
     lacking = packages.installed(snapshot, "libcuda1") is False and bool(packages.matching(snapshot, "nvidia-smi"))
-    if said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown))):
+    sought = [
+        line
+        for item in snapshot.of("nvidia-ctk")
+        if not any("-root" in word for word in item.source.words)
+        for line in lines_with(item, _CTK_NO_LIBCUDA)
+    ]
+    if sought or (said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown)))):
         what = "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
-        yield "driver-userspace-incomplete", Proof(what, (*said, *unlisted))
+        yield "driver-userspace-incomplete", Proof(what, (*said, *sought, *unlisted))
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
@@ -179,6 +195,8 @@ def _looked_for(snapshot: Snapshot) -> Iterator[Citation]:
 
 def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield remedies.driver(snapshot, "install the driver that this GPU, kernel and distribution take")
+    if _nouveau_has_it(snapshot):
+        yield reboot("reboot: until then nouveau keeps the GPU")
     yield run("inspect", "see that it works", "nvidia-smi")
 
 
@@ -226,10 +244,6 @@ _NEWER_CALL: Final = Pattern(
 _804: Final = Pattern(
     r"[Ee]rror:? 804\b|\(804 vs\. 0\)|returned 804|forward compatibility was attempted on non supported HW"
     r"|cudaErrorCompatNotSupportedOnDevice|CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
-)
-_803: Final = Pattern(
-    r"[Ee]rror:? 803\b|\(803 vs\. 0\)|returned 803|unsupported display driver ?/ ?cuda driver combination"
-    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
 )
 
 
@@ -430,7 +444,7 @@ def _listed_compat(snapshot: Snapshot) -> Iterator[Citation]:
 def _other_copy(
     snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
 ) -> Iterator[tuple[str, Verdict]]:
-    said = snapshot.said(_803)
+    said = snapshot.said(driver.UNFIT)
     compat = [one.citation for one in places if one.sort == "compat"] or [*_listed_compat(snapshot)]
     other = [one for one in places if one.sort == "other" and isinstance(one, loader.Library)]
     front = [one for one in places if isinstance(one, loader.Folder)]
@@ -484,7 +498,7 @@ def _mismatches(snapshot: Snapshot) -> bool:
     """Whether the node's own driver is at two versions; then all that CUDA says follows from that."""
     loaded, disk = driver.loaded(snapshot), driver.on_disk(snapshot)
     differs = loaded is not None and disk is not None and loaded.version != disk.version
-    return differs or any(state == "mismatch" for state, _ in snapshot.view(driver.smi))
+    return differs or bool(driver.strayed(snapshot)) or any(s == "mismatch" for s, _ in snapshot.view(driver.smi))
 
 
 def _compat_not_here(snapshot: Snapshot) -> Proof:

@@ -8,10 +8,10 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import XID_CATALOG
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
-from gpunode.diagnoses.model import Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.pci import regions
 from gpunode.diagnoses.remedies import always, by_hand, newer_driver, restart, run, uninstall
-from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import boards, driver, faults, kernel, packages, smi_query, system
 from gpunode.facts.patterns import Pattern
 
@@ -83,19 +83,34 @@ def _larger_window(_: Snapshot) -> Iterable[Fix]:
 _UNLICENSED: Final = Pattern(r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)", re.IGNORECASE)
 # The journal's head, that of its own log ("…2025:<1>:"), or a container's without any.
 _GRIDD: Final = r"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*"
-_UNCONFIGURED: Final = Pattern(
-    _GRIDD + r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
+# `journalctl -o cat` leaves the head away, which in gridd's own log says nothing.
+_ALONE: Final = r"^[ \t]*"
+
+
+def _by_gridd(words: str) -> tuple[Pattern, Pattern]:
+    """What finds these words of nvidia-gridd's anywhere, and in its own log."""
+    return Pattern(_GRIDD + words, re.IGNORECASE), Pattern(_ALONE + words, re.IGNORECASE | re.MULTILINE)
+
+
+_UNCONFIGURED: Final = _by_gridd(
+    r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
     r"Valid [^:\n]{0,20}license not (?:found|acquired)|Client configuration token (?:file )?(?:not found|missing)|"
-    r"No (?:valid )?client configuration token)",
-    re.IGNORECASE,
+    r"No (?:valid )?client configuration token)"
 )
-_SERVER: Final = Pattern(
-    _GRIDD + r"(?:Failed server communication|Failed to (?:acquire|borrow|renew|register|update local trusted|fetch|"
+_SERVER: Final = _by_gridd(
+    r"(?:Failed server communication|Failed to (?:acquire|borrow|renew|register|update local trusted|fetch|"
     r"validate|connect|initialize [a-z ]{4,20})|[^\n]{0,80}Error: (?:Unable to|Could ?n.t|Failed to)|"
-    r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)",
-    re.IGNORECASE,
+    r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)"
 )
-_ACQUIRED: Final = Pattern(_GRIDD + r"License (?:acquired|renewed) successfully", re.IGNORECASE)
+_ACQUIRED: Final = _by_gridd(r"License (?:acquired|renewed) successfully")
+
+
+def _gridd_said(snapshot: Snapshot, words: tuple[Pattern, Pattern]) -> tuple[Citation, ...]:
+    anywhere, alone = words
+    own = (item for item in snapshot.of("unit-log") if item.subject == "nvidia-gridd.service")
+    return snapshot.said(anywhere) or tuple(line for item in own for line in lines_with(item, alone))
+
+
 _NO_GRIDD: Final = Pattern(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )
@@ -108,14 +123,14 @@ def _licence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         for _, row in smi_query.rows(snapshot, "License Status")
         if row.value.lower().startswith(("unlicensed", "expired", "restricted"))
     ) or snapshot.said(_UNLICENSED, *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"))
-    failed = snapshot.said(_SERVER)
-    unconfigured = snapshot.said(_UNCONFIGURED)
+    failed = _gridd_said(snapshot, _SERVER)
+    unconfigured = _gridd_said(snapshot, _UNCONFIGURED)
     absent = snapshot.said(_NO_GRIDD)
-    if failed and not snapshot.says(_ACQUIRED):
+    if failed and not _gridd_said(snapshot, _ACQUIRED):
         summary = "nvidia-gridd asks the licence server and gets no licence, so this vGPU runs restricted"
         yield "vgpu-license-server-failure", Proof(summary, (*failed, *status))
     elif status or unconfigured:
-        if snapshot.says(_ACQUIRED) and not status:
+        if _gridd_said(snapshot, _ACQUIRED) and not status:
             return
         if absent:
             summary = "this vGPU has no licence: nvidia-gridd, which asks for one, is not installed"

@@ -77,7 +77,7 @@ _ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", 
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _NULL: Final = 0x10000
 _UPGRADE: Final = Pattern(
-    rf"(?:nvidia-driver|nvidia-kernel|libnvidia-compute|nvidia-dkms|nvidia-open|kmod-nvidia|nvidia-utils)[\w.-]*"
+    rf"(?:nvidia-driver|nvidia-kernel|libnvidia-compute|nvidia-dkms|nvidia-open|kmod-nvidia|nvidia-utils)[\w.-]{{0,60}}"
     rf"(?::\w+)?[ (-]+(?:\d+:)?(?P<old>{driver.VERSION})\S*(?:,| ->| =>| to)? +(?:\d+:)?(?P<new>{driver.VERSION})"
 )
 # Releases whose page faults were tracked down to the driver, each with the thread.

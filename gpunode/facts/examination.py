@@ -38,6 +38,8 @@ _JOURNAL: Final = ("journalctl", "-b", "-q", "--no-pager", "-o", "short-iso-prec
 _FILES: Final = (
     "/etc/apt/apt.conf.d/20auto-upgrades",
     "/etc/apt/apt.conf.d/50unattended-upgrades",
+    "/etc/containers/containers.conf",
+    "/etc/crio/crio.conf",
     "/etc/cufile.json",
     "/etc/default/grub",
     "/etc/bash.bashrc",
@@ -89,10 +91,8 @@ _READ: Final = {
     "docker-user": "/home/*/.config/docker/daemon.json",
     "containerd-drop-ins": "/etc/containerd/conf.d/*.toml",
     "rancher-containerd": "/var/lib/rancher/*/agent/etc/containerd/*.toml",
-    "crio-conf": "/etc/crio/crio.conf",
     "crio-conf-d": "/etc/crio/crio.conf.d/*",
     "crio-dead-d": "/etc/crio/conf.d/*",
-    "containers-conf": "/etc/containers/containers.conf",
     "containers-conf-d": "/etc/containers/containers.conf.d/*.conf",
     "nvidia-parameters": "/sys/module/nvidia*/parameters/*",
     "aer-counters": "/sys/bus/pci/devices/*/aer_dev_*",
@@ -118,6 +118,8 @@ _LISTED: Final = {
     "docker-binaries": "/usr/*bin/dockerd",
     "toolkit-binaries": "/usr/*bin/nvidia-c*",
     "docker-socket": "/run/docker.sock",
+    "cri-sockets": "/run/c*/c*.sock",
+    "cri-sockets-rancher": "/run/k3s/containerd/containerd.sock",
     "smi-binary": "/usr/bin/nvidia-smi",
     "rpm-database": "/var/lib/rpm/*",
     "driver-containers": "/run/nvidia/*",
@@ -208,7 +210,6 @@ def _containers() -> Iterator[Probe]:
     yield _command("toolkit-version", "nvidia-container-cli", "-V")
     yield _command("cdi-list", "nvidia-ctk", "cdi", "list")
     yield _command("podman-version", "podman", "--version")
-    yield _command("cri-info", "crictl", "info")
     yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False)
     # Of the file, which holds keys, no more than the names of what would have kubectl start a program.
     yield _command("kubelet-conf-programs", "sed", "-nE", _STARTS_PROGRAM, _KUBELET_CONF)

@@ -103,6 +103,7 @@ _CONTAINER: Final = Pattern(r"^(?P<id>[0-9a-f]{12})\s", re.MULTILINE)
 # variable leaves the daemon, so no secret does.
 _VARIABLES: Final = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_DISABLE_REQUIRE",
                      "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD")  # fmt: skip
+_ONE_OF_THEM: Final = " ".join(f'"{name}"' for name in _VARIABLES)
 _NAME: Final = '{{$name := index (split . "=") 0}}'
 _WITH_GPU: Final = '{{if or .HostConfig.DeviceRequests (eq .HostConfig.Runtime "nvidia")}}'
 _INSPECTED: Final = (
@@ -111,8 +112,9 @@ _INSPECTED: Final = (
     '{{else}}""{{end}}},"HostConfig":{"Runtime":{{json .HostConfig.Runtime}},"Privileged":{{.HostConfig.Privileged}},'
     '"Devices":{{json .HostConfig.Devices}},"DeviceRequests":{{json .HostConfig.DeviceRequests}}},'
     '"Config":{"Image":{{json .Config.Image}},"Env":[{{range .Config.Env}}'
-    f"{_NAME}{{{{if eq $name {' '.join(f'{chr(34)}{name}{chr(34)}' for name in _VARIABLES)}}}}}"
-    "{{json .}},{{end}}{{end}}null]}}{{end}}"
+    + _NAME
+    + "{{if eq $name NAMES}}".replace("NAMES", _ONE_OF_THEM)
+    + "{{json .}},{{end}}{{end}}null]}}{{end}}"
 )
 
 
@@ -133,6 +135,14 @@ def _tried(evidence: Evidence) -> str:
     return f'or ({again}) (gt .Created "{started}")' if started else again
 
 
+def _of_cri(evidence: Evidence) -> Iterator[Probe]:
+    # Without an endpoint crictl tries those that it knows, of which cri-dockerd's socket has systemd start that one.
+    sockets = (*_found(evidence, "cri-sockets"), *_found(evidence, "cri-sockets-rancher"))
+    known = [path for path in sockets if path.endswith(("/containerd.sock", "/crio.sock"))]
+    for path in known[:1]:
+        yield _command("cri-info", "crictl", "--runtime-endpoint", f"unix://{path}", "info")
+
+
 # ---- packages
 
 
@@ -141,6 +151,21 @@ def _of_rpm(evidence: Evidence) -> Iterator[Probe]:
     names = {path.rpartition("/")[2] for path in _found(evidence, "rpm-database")}
     if names and not ("rpmdb.sqlite" in names and "rpmdb.sqlite-shm" not in names):
         yield _command("rpms", "rpm", "-qa", "*nvidia*", "cuda*", "kernel*", "*container*", "*fabric*manager*")
+
+
+_SIGNED_BY: Final = Pattern(r"signed-by[ \t]*[=:][ \t]*(?P<keyring>/[\w./+-]+)", re.IGNORECASE)
+_KEYRINGS: Final = 8
+
+
+def _keyrings(evidence: Evidence) -> Iterator[Probe]:
+    """The keyrings that lists name, beside those that every node with these archives has."""
+    lists = [one.data.decode("utf-8", "replace") for one in _matches(evidence, "apt-sources-d") if one.data]
+    told = (
+        match["keyring"] for text in (_text(evidence, "apt-sources"), *lists) for match in _SIGNED_BY.finditer(text)
+    )
+    others = (path for path in dict.fromkeys(told) if f"file:{path}" not in evidence)
+    for path, _ in zip(others, range(_KEYRINGS), strict=False):
+        yield Probe(f"file:{path}", path=path)
 
 
 _NEWEST_ROTATED: Final = 3
@@ -278,8 +303,10 @@ def _node_name(evidence: Evidence) -> str:
 FOLLOW_UPS: Final = (
     FollowUp("the driver is loaded and its device files are there", _of_loaded_driver),
     FollowUp("dockerd runs on this machine", _of_running_docker),
+    FollowUp("a socket of containerd's or CRI-O's is there", _of_cri),
     FollowUp("rpm has a database", _of_rpm),
     FollowUp("the driver is not loaded, another one is on disk, or nouveau is loaded", _of_missing_driver),
+    FollowUp("apt's lists name it", _keyrings),
     FollowUp("apt's present log says nothing of NVIDIA", _rotated),
     FollowUp("the log is there", _tails),
     FollowUp("LD_LIBRARY_PATH is set for all: the folders in it", _in_front),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +15,8 @@ from typing import Any, Final, TypeVar, cast
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind, Source, Where, recognise, recognise_all
+from gpunode.facts.shares import Share, share_out
+from gpunode.facts.sources import Kind, Source, Where, commands, recognise, recognise_all
 
 T = TypeVar("T")
 
@@ -121,10 +122,10 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
         return
     said = _said(capture)
     sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
-    for source in sources:
-        own = _own(source, said, sources)
+    parts = share_out(commands(capture.source), said) if sources[0].is_mixed else None
+    for source, own in (_own(source, said, sources, parts) for source in sources):
         outcome = _outcome(capture, own)
-        if source.is_mixed and outcome == "absent" and not tells_absence(own):
+        if len(sources) > 1 and outcome == "absent" and not tells_absence(own):
             outcome = "ok"  # another of the commands said that
         yield Item(key, capture.source, source, own, outcome, capture.error, capture.exit_status)
         if source.kind == "listing" and program_of(source) in _SEARCHERS and outcome == "ok":
@@ -149,21 +150,25 @@ def _searched(key: str, written: str, source: Source, text: str) -> Iterator[Ite
             yield Item(key, written, replace(seen, only=source.only or ".", is_part=True), "\n".join(lines))
 
 
-def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
-    """What of the text of several commands may be this one's.
+def _own(source: Source, text: str, sources: tuple[Source, ...], parts: Sequence[Share] | None) -> tuple[Source, str]:
+    """What of the text of several commands may be this one's; of a part that is nobody else's, the source is alone.
 
     A JSON file ends where its object does. A complaint is of the program that it names: for the others its line is
     empty, and a shell's word that there is no such program is all that this one said.
     """
     if not source.is_mixed:
-        return text
+        return source, text
     if source.kind == "file" and source.subject.endswith(".json"):
         start = text.find("{")
         with suppress(ValueError, RecursionError):
-            return text[start : json.JSONDecoder().raw_decode(text, start)[1]] if start >= 0 else text
-    lines = text.rstrip("\n").split("\n")
-    if source.share is not None and (share := source.share.of(len(lines))) is not None:
-        return "\n" * (share.start or 0) + "\n".join(lines[share])
+            return source, text[start : json.JSONDecoder().raw_decode(text, start)[1]] if start >= 0 else text
+    if parts is not None and source.place < len(parts):
+        part = parts[source.place]
+        return replace(source, is_mixed=not part.is_alone), part.text
+    return source, _without_complaints(source, text, sources)
+
+
+def _without_complaints(source: Source, text: str, sources: tuple[Source, ...]) -> str:
     own = program_of(source)
     others = {program_of(one) for one in sources} - {own, ""}
     lines = text.split("\n")

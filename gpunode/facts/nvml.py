@@ -375,7 +375,7 @@ class VersionProblem:
     hint: str
 
 
-_VERSION = Pattern(r"(?:\d+:)?(\d{3,}(?:\.\d+){1,2})(?![\d.])")
+_VERSION = Pattern(r"(?:\d{1,4}:)?(\d{3,5}(?:\.\d{1,6}){1,2})(?![\d.])")
 _RELOAD = (
     "reboot; or stop everything that uses the GPUs, unload the modules "
     "(`modprobe -r nvidia_drm nvidia_modeset nvidia_uvm nvidia`) and load them again (`modprobe nvidia`)"

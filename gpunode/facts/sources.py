@@ -76,35 +76,6 @@ Where: TypeAlias = Literal["host", "container"]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A command's lines among those of others; each number is None where it is not known.
-
-    Attributes:
-        before: how many lines the commands before it print.
-        own: how many it prints itself.
-        after: how many the commands after it print.
-    """
-
-    before: int | None
-    own: int | None
-    after: int | None
-
-    def of(self, count: int) -> slice | None:
-        """Which of ``count`` lines are its own; None where that cannot be told."""
-        if count < (self.before or 0) + (self.own or 0) + (self.after or 0):
-            return None
-        if None not in {self.before, self.own, self.after}:
-            is_all = count == (self.before or 0) + (self.own or 0) + (self.after or 0)
-            return slice(self.before, (self.before or 0) + (self.own or 0)) if is_all else None
-        if self.before is not None and self.own is not None:
-            return slice(self.before, self.before + self.own)
-        if self.after is not None and (self.own is not None or self.before is not None):
-            end = count - self.after
-            return slice(end - self.own if self.own is not None else self.before, end)
-        return None
-
-
-@dataclass(frozen=True, slots=True)
 class Source:
     """Where a piece of evidence comes from.
 
@@ -115,7 +86,7 @@ class Source:
             lines that match it, all of them unless ``is_part``. Empty where nothing was left out that way.
         is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
         is_mixed: whether the text is that of several commands, of which this is one.
-        share: where in that text its own lines are; None where that cannot be told.
+        place: which of them, in their order.
     """
 
     kind: Kind
@@ -125,7 +96,24 @@ class Source:
     only: str = ""
     is_part: bool = False
     is_mixed: bool = False
-    share: Share | None = None
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One of the commands of a line, with what its output was sent through.
+
+    Attributes:
+        words: its words without what stands before it (sudo, assignments) and without redirections.
+        filters: the same of each command behind it in the pipeline.
+        is_optional: whether it runs only when the one before it succeeded, or failed.
+        is_quiet: whether its output went into a file.
+    """
+
+    words: tuple[str, ...]
+    filters: tuple[tuple[str, ...], ...] = ()
+    is_optional: bool = False
+    is_quiet: bool = False
 
 
 _PROMPT: Final = Pattern(
@@ -243,13 +231,8 @@ def recognise(source: str, text: str = "") -> Source:
 def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
     source = source[:_LONGEST].strip()
-    written, where, is_part = _without_remarks(_PROMPT.sub("", source))
-    if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
-        where = "container" if _INSIDE.search(label[0]) else where
-        written = written[label.end() :]
+    written, where, is_part = _unwrapped(source)
     found = _as_found(_by_commands(written), text) or _only(_by_path(written)) or _only(_by_words(source))
-    if quoted := _QUOTED.search(written):
-        found = _by_commands(quoted["command"] or quoted["said"]) or found
     if not found or found[0].kind == "text":
         found = _only(_by_text(text)) or found or (Source("text"),)
     inside = where == "container"
@@ -257,6 +240,36 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     if folder := _FOLDER.match(source):
         found = tuple(_in_folder(one, folder["folder"]) for one in found)
     return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
+
+
+def commands(source: str) -> tuple[Command, ...]:
+    """The commands of a line, in the order in which they ran; none where a loop ran some of them several times.
+
+    The ``place`` of a ``Source`` counts them.
+    """
+    written = _unwrapped(source[:_LONGEST].strip())[0]
+    if re.search(r"(?:^|[;\s])(?:do|while|until)\s", written):
+        return ()
+    return tuple(_command(before, pipeline) for before, pipeline in _in_order(written))
+
+
+def _command(before: str, pipeline: list[list[str]]) -> Command:
+    last = pipeline[-1]
+    into = [index for index, word in enumerate(last) if word in {">", ">>", "&>", "&>>"}]
+    is_quiet = any(last[index] not in {">", ">>"} or last[index - 1] != "2" for index in into)
+    plain = [words for words in map(_plain, pipeline) if words]
+    return Command(plain[0] if plain else (), tuple(plain[1:]), before in {"&&", "||"}, is_quiet)
+
+
+def _unwrapped(source: str) -> tuple[str, Where, bool]:
+    """The source without prompt, remarks and label; whether they say ``container``, or that it is a part."""
+    written, where, is_part = _without_remarks(_PROMPT.sub("", source))
+    if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
+        where = "container" if _INSIDE.search(label[0]) else where
+        written = written[label.end() :]
+    if (quoted := _QUOTED.search(written)) and _by_commands(inner := quoted["command"] or quoted["said"]):
+        written = inner
+    return written, where, is_part
 
 
 # "output of nvidia-smi -q", "Result from `dkms status`", "`lsmod` says".
@@ -277,8 +290,8 @@ def _in_folder(found: Source, folder: str) -> Source:
     return replace(found, subject=f"{folder}/{found.subject.removeprefix('./')}") if is_relative else found
 
 
-# "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod".
-_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()-]{0,60}:\s+")
+# "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod", "root@gpu-3 (Ubuntu): lsmod".
+_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()@-]{0,60}:\s+")
 # What shows the state in which the node is, not what happened.
 STATE: Final[frozenset[Kind]] = frozenset(
     {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
@@ -305,7 +318,7 @@ def changes_state(source: Source) -> bool:
     """Whether the command loads a module or starts a unit: what is seen after it, it may have made so."""
     if source.kind == "modprobe":
         words = source.words
-        return _program(words) in {"modprobe", "insmod"} and not {"-r", "--remove", "-n", "-D", "-c"} & set(words)
+        return program(words) in {"modprobe", "insmod"} and not {"-r", "--remove", "-n", "-D", "-c"} & set(words)
     return source.kind == "unit-action" and bool({"start", "restart"} & set(source.words[1:3]))
 
 
@@ -328,93 +341,51 @@ def _without_remarks(source: str) -> tuple[str, Where, bool]:
 
 def _by_commands(source: str) -> tuple[Source, ...]:
     """What each command of a line shows; they share one text where they are several."""
-    single = [part for pipeline in _pipelines(source) for part in _one_by_one(pipeline)]
-    if len(single) == 1:
-        return _by_pipelines(single[0])
-    printed = [None if _LOOP.search(source) else _prints(pipeline) for pipeline in single]
-    found: list[Source] = []
-    for index, pipeline in enumerate(single):
-        share = Share(_sum(printed[:index]), printed[index], _sum(printed[index + 1 :]))
-        seen = _by_pipelines(pipeline)
-        found += (replace(one, is_mixed=True, share=share if len(seen) == 1 else None) for one in seen)
-    is_alone = len(found) == 1 and sum(count != 0 for count in printed) == 1
-    return (replace(found[0], is_mixed=False, share=None),) if is_alone else tuple(found)
-
-
-_LOOP: Final = Pattern(r"(?:^|[;&|]\s*)(?:for|while|until)\s|\bxargs\b")
-
-
-def _sum(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
-
-
-def _prints(pipeline: Sequence[Sequence[str]]) -> int | None:
-    """How many lines it prints, be it with success or in complaint; None where that hangs on what it finds."""
-    last = pipeline[-1]
-    if ">" in last and last[last.index(">") - 1] != "2":
-        return 0
-    if _counts(last):
-        return 1
-    if len(pipeline) > 1:
-        is_one = _program(last) in {"head", "tail"} and {"-1", "-n1"} & set(last)
-        return 1 if is_one and not any(_program(words) in _GREPS for words in pipeline) else None
-    return _prints_alone(_plain(last))
-
-
-_OF_ONE_LINE: Final = frozenset({"uname", "uptime", "date", "hostname", "whoami", "nproc", "getenforce", "echo"})
-
-
-def _prints_alone(words: tuple[str, ...]) -> int | None:
-    program, operands = _program(words), [word for word in words[1:] if word[:1] != "-"]
-    if any("*" in word or "{" in word for word in operands) and program not in {"echo", "date", "kubectl"}:
-        return None
-    if program == "cat" and len(operands) == 1:
-        return 1 if operands[0].startswith(("/sys/", "/proc/sys/")) or operands[0] == "/proc/cmdline" else None
-    if program == "rpm":
-        return len(operands) if words[1] == "-q" else None
-    is_one = (
-        program in _OF_ONE_LINE
-        or (program == "modinfo" and bool({"-F", "-n"} & set(words)))
-        or (program == "systemctl" and any(word.startswith("is-") for word in words))
-        or (program in {"readlink", "realpath", "stat"} and len(operands) - (program == "stat") == 1)
-        or (program == "kubectl" and any(re.search(r"jsonpath=(?!.*(?:range|\\n))", word) for word in words))
-        or words[:2] in {("mokutil", "--sb-state"), ("who", "-b")}
-        or words[1:] == ("--version",)
+    every = _in_order(source)
+    found = tuple(
+        replace(one, place=place) for place, (_, pipeline) in enumerate(every) if (one := _by_pipeline(pipeline))
     )
-    return 1 if is_one else None
+    return tuple(replace(one, is_mixed=True) for one in found) if len(every) > 1 else found
 
 
-def _by_pipelines(pipeline: list[list[str]]) -> tuple[Source, ...]:
-    """What a pipeline shows, or each of the commands that one of its words, in quotes, hands to another shell."""
+def _in_order(source: str) -> list[tuple[str, list[list[str]]]]:
+    """The pipelines of a line, each with the sign before it."""
+    single = ((before, one) for before, pipeline in _pipelines(source) for one in _one_by_one(pipeline))
+    return [(before, handed) for before, pipeline in single for handed in _handed(pipeline)]
+
+
+def _handed(pipeline: list[list[str]]) -> list[list[list[str]]]:
+    """The pipeline, or each of those that one of its words, in quotes, hands to another shell."""
     if (found := _by_pipeline(pipeline)) is not None and found.kind != "text":
-        return (found,)
-    return _handed(_plain(pipeline[0])) or _only(found)
+        return [pipeline]
+    inner = [one for _, one in _in_order(_line_handed(_plain(pipeline[0])))]
+    return inner if any(map(_by_pipeline, inner)) else [pipeline]
 
 
-def _handed(words: Sequence[str]) -> tuple[Source, ...]:
-    """What the command line shows that one of the words is, which a shell takes."""
-    line = _value(words, "-c") or next((word for word in reversed(words[1:]) if " " in word), "")
-    return _by_commands(line) if line and _program(words) in _SHELLS else ()
+def _line_handed(words: Sequence[str]) -> str:
+    """The command line that is one of the words, which a shell takes; empty without."""
+    if program(words) not in _SHELLS:
+        return ""
+    return _value(words, "-c") or next((word for word in reversed(words[1:]) if " " in word), "")
 
 
-def _handed_alone(words: Sequence[str]) -> Source | None:
-    """The one command that a shell in a container is handed."""
-    start = next((index for index, word in enumerate(words) if _program((word,)) in _SHELLS), None)
-    found = _handed(words[start:]) if start is not None else ()
+def _in_shell(words: Sequence[str]) -> Source | None:
+    """What the one command shows that a shell in a container is handed."""
+    start = next((index for index, word in enumerate(words) if program((word,)) in _SHELLS), None)
+    found = _by_commands(_line_handed(words[start:])) if start is not None else ()
     return found[0] if len(found) == 1 else None
 
 
 def _one_by_one(pipeline: list[list[str]]) -> list[list[list[str]]]:
-    """The pipeline, or one for each file or unit where several are asked for at once, and each gives one line."""
+    """The pipeline, or one for each file where several are read of which each is one line."""
     words = list(_plain(pipeline[0])) if len(pipeline) == 1 else []
-    if _program(words) == "systemctl" and (verbs := [word for word in words if word.startswith("is-")]):
-        units = words[words.index(verbs[0]) + 1 :]
-        return [[["systemctl", verbs[0], unit]] for unit in units if unit[:1] != "-"] or [pipeline]
-    paths = [word for word in words[1:] if word.startswith("/sys/")]
-    if _program(words) != "cat" or len(paths) < _SEVERAL or any("*" in path for path in paths):
+    paths = [word for word in words[1:] if word.startswith("/")]
+    is_lines = program(words) == "readlink" or (
+        program(words) == "cat" and all(path.startswith("/sys/") for path in paths)
+    )
+    if not is_lines or len(paths) < _SEVERAL or any("*" in path for path in paths):
         return [pipeline]
-    return [[["cat", path]] for path in paths]
+    return [[[*(word for word in words if word not in paths), path]] for path in paths]
 
 
 _SEVERAL: Final = 2
@@ -424,19 +395,19 @@ def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
     commands = [_plain(words) for words in pipeline]
     head = commands[0] if commands else ()
     found = _of(head) if head else None
-    if found is None or (found.kind == "file" and _is_silenced(pipeline[-1])):
+    if found is None:
         return None
-    patterns = [_pattern(words) for words in commands[1:] if _program(words) in _GREPS]
-    cut = any(_program(words) in _CUTTERS for words in commands[1:]) or _begins_or_ends(head)
+    if found.kind == "file" and _is_silenced(pipeline[-1]):
+        return None
+    patterns = [_pattern(words) for words in commands[1:] if program(words) in _GREPS]
+    cut = any(program(words) in _CUTTERS for words in commands[1:]) or _begins_or_ends(head)
     return replace(found, only=_all_of(found.only, *patterns), is_part=found.is_part or cut or _counts(commands[-1]))
 
 
 def _is_silenced(words: Sequence[str]) -> bool:
     """Whether what the command says goes nowhere, so that only its status is seen."""
-    return any(
-        sign == ">" and place == "/dev/null" and before != "2"
-        for before, sign, place in zip(words, words[1:], words[2:], strict=False)
-    )
+    into = (index for index, word in enumerate(words[:-1]) if word == ">" and words[index - 1] != "2")
+    return any(words[index + 1] == "/dev/null" for index in into)
 
 
 def _all_of(*patterns: str) -> str:
@@ -447,32 +418,42 @@ def _all_of(*patterns: str) -> str:
 
 def _begins_or_ends(words: Sequence[str]) -> bool:
     """Whether it shows the beginning or the end of something; ``tail -n +1`` shows the whole of several files."""
-    return _program(words) in {"head", "tail"} and not any(re.fullmatch(r"(?:-n)?\+[01]", word) for word in words)
+    return program(words) in {"head", "tail"} and not any(re.fullmatch(r"(?:-n)?\+[01]", word) for word in words)
 
 
 def _counts(words: Sequence[str]) -> bool:
     """Whether it prints how many lines there are in place of them."""
     options = [word for word in words[1:] if word.startswith("-")]
-    if _program(words) == "wc":
+    if program(words) == "wc":
         return True
-    return _program(words) in _GREPS and any(re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in options)
+    return program(words) in _GREPS and any(re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in options)
 
 
-def _pipelines(source: str) -> list[list[list[str]]]:
-    """The words of every command of every pipeline in a line of shell."""
+def _pipelines(source: str) -> list[tuple[str, list[list[str]]]]:
+    """The words of every command of every pipeline in a line of shell, and the sign that stands before the pipeline."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
     source = _without_comment(source).replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
     words = _words(source)
-    pipelines: list[list[list[str]]] = [[[]]]
+    pipelines: list[tuple[str, list[list[str]]]] = [("", [[]])]
     for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
         if word in {"|", "|&"}:
-            pipelines[-1].append([])
+            pipelines[-1][1].append([])
         elif word in {"&&", ";", "||", "&"}:
-            pipelines.append([[]])
+            pipelines.append((word, [[]]))
         else:
-            pipelines[-1][-1].append(word)
-    found = [[command for command in pipeline if command] for pipeline in pipelines]
-    return [pipeline for pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
+            pipelines[-1][1][-1].extend(_expanded(word))
+    found = [(before, [command for command in pipeline if command]) for before, pipeline in pipelines]
+    return [(before, pipeline) for before, pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
+
+
+# /sys/bus/pci/devices/0000:0a:00.{0,1}/driver
+_BRACES: Final = Pattern(r"(?P<before>/[^\s{}]*)\{(?P<choices>[^\s{},]*(?:,[^\s{},]*){1,20})\}(?P<after>[^\s{}]*)")
+
+
+def _expanded(word: str) -> list[str]:
+    """The paths that a shell makes of one with a choice in braces."""
+    match = _BRACES.fullmatch(word)
+    return [match["before"] + one + match["after"] for one in match["choices"].split(",")] if match else [word]
 
 
 def _without_comment(line: str) -> str:
@@ -510,7 +491,7 @@ def _plain(words: Sequence[str]) -> tuple[str, ...]:
         rest[0] in _BEFORE or rest[0] in _SHELL or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0]) or rest[0].startswith("-")
     ):
         rest.pop(0)
-    if "<" in rest[1:-1] and (_program(rest) in _READERS | {"jq", "yq"} or "json.tool" in rest):
+    if "<" in rest[1:-1] and (program(rest) in _READERS | {"jq", "yq"} or "json.tool" in rest):
         rest = [*rest[: rest.index("<")], rest[rest.index("<") + 1]]
     for sign in (">", ">>", "<", ">&", "2"):
         if sign in rest[1:]:
@@ -518,7 +499,8 @@ def _plain(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(rest)
 
 
-def _program(words: Sequence[str]) -> str:
+def program(words: Sequence[str]) -> str:
+    """The name of the program that these words run; empty without any."""
     return words[0].rsplit("/", 1)[-1].removesuffix(".exe") if words else ""
 
 
@@ -528,6 +510,9 @@ def _pattern(words: Sequence[str]) -> str:
     if any(re.fullmatch(r"-\w*v\w*|--invert-match", option) for option in options) or _ALL & set(patterns):
         return ""
     return "|".join(patterns).replace(r"\|", "|")
+
+
+_ALL: Final = frozenset({".", "", "^", ".*"})
 
 
 def _asked(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -547,9 +532,6 @@ def _asked(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         else:
             plain.append(word)
     return (options, patterns, plain) if patterns else (options, plain[:1], plain[1:])
-
-
-_ALL: Final = frozenset({".", "", "^", ".*"})
 
 
 def _operands(words: Sequence[str]) -> list[str]:
@@ -579,17 +561,17 @@ def _value(words: Sequence[str], *names: str) -> str:
 
 def _of(words: tuple[str, ...]) -> Source | None:
     """What a command's output is; None where nobody knows the command."""
-    program = _program(words)
-    if program in _READERS:
+    name = program(words)
+    if name in _READERS:
         path = next((word for word in reversed(words[1:]) if "/" in word or "." in word), "")
         return _file(path) if path else None
-    if program in _GREPS:
+    if name in _GREPS:
         return _grep(words)
-    if program in _EXCERPTERS:
+    if name in _EXCERPTERS:
         return _excerpt(words)
-    if found := _formatted(words):
-        return found
-    reader = _PROGRAMS.get(program)
+    if shown := _formatted(words):
+        return shown
+    reader = _PROGRAMS.get(name)
     if reader is None and _OWN_PROGRAM.fullmatch(words[0]):
         return Source("application", words=words)
     found = reader(words) if reader else None
@@ -603,16 +585,16 @@ _EXCERPTERS: Final = frozenset({"sed", "awk", "gawk", "cut", "tac", "sort", "col
 def _excerpt(words: tuple[str, ...]) -> Source | None:
     path = words[-1] if len(words) > 1 and re.fullmatch(r"~?/\S+", words[-1]) else ""
     script = next((word for word in words[1:] if word[:1] == "/" and word != path), "")
-    picked = re.match(r"/([^/]+)/", script) if _program(words) in {"awk", "gawk"} else None
+    picked = re.match(r"/([^/]+)/", script) if program(words) in {"awk", "gawk"} else None
     return replace(_file(path), words=words, only=picked[1] if picked else "", is_part=True) if path else None
 
 
 def _formatted(words: tuple[str, ...]) -> Source | None:
     """The JSON file that ``jq .``, or Python's tool for it, writes out anew."""
-    program, path = _program(words), words[-1]
+    name, path = program(words), words[-1]
     plain = [word for word in words[1:] if word[:1] != "-"]
-    is_whole = plain[:-1] == ["."] if program in {"jq", "yq"} else words[1:3] == ("-m", "json.tool")
-    is_one = program in {"jq", "yq"} or program.startswith("python")
+    is_whole = plain[:-1] == ["."] if name in {"jq", "yq"} else words[1:3] == ("-m", "json.tool")
+    is_one = name in {"jq", "yq"} or name.startswith("python")
     return _file(path) if is_one and is_whole and "/" in path else None
 
 
@@ -711,14 +693,19 @@ def _module(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
 _OF_MODULES: Final = frozenset({"-F", "--field", "-k", "--set-version", "-b", "--basedir", "-C", "-d", "-S"})
 
 
+def _find(words: tuple[str, ...]) -> Source:
+    """A listing, or what modinfo says of each file that was found."""
+    inner = words[words.index("-exec") + 1 :] if "-exec" in words else ()
+    if inner[:1] == ("modinfo",) and "-name" in words:
+        return Source("modinfo", words[words.index("-name") + 1].split(".ko")[0], words)
+    return _listed(words)
+
+
 def _listed(words: tuple[str, ...]) -> Source:
     """A listing; unlike kubectl's, the options of ls take no value: the first other word is the path."""
-    if _program(words) == "find" and "-exec" in words:
-        run = words[words.index("-exec") + 1 :]
-        named = _value(words, "-name", "-iname").split(".")[0].rstrip("*")
-        found = _of(tuple(word for word in run if word not in {"{}", ";", "+", "\\;"}))
-        if found is not None and found.kind in {"modinfo", "package-owner"}:
-            return replace(found, subject=found.subject or named, words=words)
+    if "-c" in words and program(words) == "stat":
+        at = words.index("-c")
+        return Source("listing", next((word for word in words[at + 2 :] if word[:1] != "-"), ""), words)
     return Source("listing", next((word for word in words[1:] if not word.startswith("-")), ""), words)
 
 
@@ -766,8 +753,8 @@ def _container(words: tuple[str, ...]) -> Source | None:
         verb = operands[1]
     if verb == "exec":
         inner = words[words.index("exec") + 1 :]
-        after = [index for index, word in enumerate(inner) if _program((word,)) in _PROGRAMS]
-        found = _of(tuple(inner[after[0] :])) if after else _handed_alone(inner)
+        after = [index for index, word in enumerate(inner) if program((word,)) in _PROGRAMS]
+        found = _of(tuple(inner[after[0] :])) if after else _in_shell(inner)
         return replace(found, where="container") if found else Source("container-run", words=words, where="container")
     by_verb: dict[str, Kind] = {
         "info": "docker-info",
@@ -787,7 +774,7 @@ def _kubectl(words: tuple[str, ...]) -> Source | None:
         return Source("kubernetes-log", what.removeprefix("pod/"), words, where="container")
     if verb == "exec":
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
-        found = _of(tuple(inner)) or _handed_alone(inner)
+        found = _of(tuple(inner)) or _in_shell(inner)
         return replace(found, where="container") if found else Source("application", words=words, where="container")
     if verb == "debug" and kind_of(what) in _NODES and "--" in words:
         return _of(words[words.index("--") + 1 :]) or Source("kubernetes-node", words=words)
@@ -814,11 +801,11 @@ def _dkms(words: tuple[str, ...]) -> Source:
 
 
 def _packager(words: tuple[str, ...]) -> Source:
-    program, operands = _program(words), _operands(words)
+    name, operands = program(words), _operands(words)
     flags = {word for word in words if word.startswith("-")}
-    if program == "dpkg" and flags & {"-l", "--list", "-s", "--status", "--get-selections"}:
+    if name == "dpkg" and flags & {"-l", "--list", "-s", "--status", "--get-selections"}:
         return Source("packages", words=words, subject=" ".join(word for word in words[1:] if word[:1] != "-"))
-    if program == "dpkg" and flags & {"-S", "--search"}:
+    if name == "dpkg" and flags & {"-S", "--search"}:
         return Source("package-owner", words=words, subject=next(iter(operands), ""))
     if operands[:1] == ["policy"]:
         return Source("package-policy", words=words)
@@ -826,7 +813,7 @@ def _packager(words: tuple[str, ...]) -> Source:
         return Source("packages", words=words)
     if operands[:1] == ["history"]:
         return Source("package-history", words=words)
-    if operands[:1] == ["versionlock"] or (program == "pacman" and any(re.match(r"-Q[ims]*$", word) for word in words)):
+    if operands[:1] == ["versionlock"] or (name == "pacman" and any(re.match(r"-Q[ims]*$", word) for word in words)):
         return Source("packages", words=words)
     return Source("package-output", words=words)
 
@@ -863,7 +850,7 @@ def _apt_mark(words: tuple[str, ...]) -> Source:
 def _product(words: tuple[str, ...]) -> Source | None:
     """k3s, microk8s, minikube …: a kubectl or ctr of its own, or itself."""
     rest = words[1:]
-    if rest[:1] and _program(rest) in _PROGRAMS:
+    if rest[:1] and program(rest) in _PROGRAMS:
         return _of(tuple(rest))
     return Source("kubernetes", words=words)
 
@@ -874,7 +861,7 @@ def _application(words: tuple[str, ...]) -> Source:
 
 def _ssh(words: tuple[str, ...]) -> Source | None:
     known = _PROGRAMS.keys() | _READERS | _GREPS
-    after = [index for index, word in enumerate(words[1:], 1) if _program((word,)) in known]
+    after = [index for index, word in enumerate(words[1:], 1) if program((word,)) in known]
     return _of(tuple(words[after[0] :])) if after else None
 
 
@@ -925,7 +912,8 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("kubeadm", "helm", "kubelet"), _always("kubernetes")),
     "ldconfig": _always("ldconfig"),
     **dict.fromkeys(("which", "whereis", "type"), _subject("which")),
-    **dict.fromkeys(("ls", "find", "stat", "ll", "tree", "lsof", "fuser", "readlink", "realpath"), _listed),
+    **dict.fromkeys(("ls", "stat", "ll", "tree", "lsof", "fuser", "readlink", "realpath"), _listed),
+    "find": _find,
     **dict.fromkeys(("env", "printenv"), _always("environment")),
     "snap": _always("snap"),
     **dict.fromkeys(("ausearch", "sealert", "aureport"), _always("audit")),
@@ -933,5 +921,5 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("systemd-detect-virt", "virsh", "virt-what"), _always("virtualization")),
     "echo": _echo,
     **dict.fromkeys(("python", "python3", "nvcc", "ollama", "vllm", "torchrun", "deviceQuery", "mpirun"), _application),
-    **dict.fromkeys(("ssh", "chroot", "nsenter"), _ssh),
+    **dict.fromkeys(("ssh", "chroot", "nsenter", "wsl"), _ssh),
 }

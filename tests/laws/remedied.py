@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, Final
 
 import typer.main
+from typer.core import TyperGroup
 
 from gpunode.catalog import branches, cuda
 from gpunode.catalog.conflicts import driver_packages
@@ -31,7 +32,7 @@ from gpunode.diagnoses.views.cards import models
 from gpunode.diagnoses.views.engine import engine
 from gpunode.diagnoses.views.system import distro, running_kernel
 from gpunode.distros.family import PIN_FILE, TOOLKIT_PACKAGES
-from gpunode.facts.evidence import Capture, Probe
+from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.model import (
     Distro,
     Facts,
@@ -47,9 +48,13 @@ from gpunode.facts.model import (
 )
 from gpunode.host.port import Action, Simulation
 from gpunode.recipe import Driver, Recipe, Runtime
+from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes.toolkit import CONFIG, settings
 from gpunode.steps.blacklist import BLACKLIST
 from gpunode.steps.persistence import UNIT as PERSISTENCED
+from gpunode.workflow import edits, toolkit_config
 from gpunode.workflow.converge import StagePlan, projected, walk
+from gpunode.workflow.edits import Draft
 from gpunode.workflow.transaction import resolved
 
 HERE: Final = "evidence"
@@ -594,3 +599,53 @@ def _typed(command: str, facts: Facts) -> Facts:
         case _:
             return facts
     return replace(facts, packages=Known(packages, HERE))
+
+
+# ---- gpunode ctk
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A node of which there is what its evidence shows, and nothing else."""
+
+    evidence: Evidence
+
+    def look(self, probe: Probe, /) -> Capture:
+        """What the evidence has of it."""
+        return self.evidence.get(probe.key, Capture(probe.source, "absent"))
+
+    def simulate(self, changes: Sequence[PackageChange], /) -> None:
+        """Nothing: packages are no matter of these commands."""
+        del changes
+
+
+@cache
+def ctk_of(command: str) -> tuple[str, Mapping[str, Any]] | None:
+    """The subcommand of ``gpunode ctk`` and what it is given, as the command line reads it; None where it is none."""
+    words = shlex.split(command.removeprefix("sudo "))
+    if words[:2] != ["gpunode", "ctk"]:
+        return None
+    at: Any = typer.main.get_command(app)
+    context = at.make_context("gpunode", words[1:])
+    while isinstance(at, TyperGroup) and (left := [*context._protected_args, *context.args]):
+        name, found, rest = at.resolve_command(context, left)
+        assert found is not None
+        at, context = found, found.make_context(name, rest, parent=context)
+    return str(at.name), context.params
+
+
+def without_moved(evidence: Evidence, commands: Iterable[str]) -> Evidence:
+    """What there is when the files were set aside that commands move."""
+    moved = {words[2] for words in map(shlex.split, commands) if words[:2] == ["sudo", "mv"]}
+    return {key: one for key, one in evidence.items() if key.removeprefix("file:") not in moved}
+
+
+def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> Draft:
+    """What ``gpunode ctk`` would write on the node of that evidence."""
+    host = Shown(evidence)
+    if name == "config":
+        return toolkit_config.configuring(host, given["config_file"] or CONFIG, settings(given["set_"]))
+    cdi, cri, default = given["cdi_enabled"], given["enable_cri"], given["nvidia_set_as_default"]
+    wish = Wish(config=given["config"], default=default, cdi=cdi, enable_cri=cri)
+    where = edits.place(host, runtime(given["runtime"]), wish)
+    return edits.configuring(host, where.row, where.wish)

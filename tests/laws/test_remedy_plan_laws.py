@@ -14,6 +14,8 @@ from gpunode.facts import pasted
 from tests.laws.remedied import (
     STATES,
     after,
+    ctk_changes,
+    ctk_of,
     driver_of,
     node_with,
     nodes_of,
@@ -21,6 +23,7 @@ from tests.laws.remedied import (
     planned,
     steps,
     version_told,
+    without_moved,
 )
 from tests.laws.systems import SYSTEMS
 from tests.scenarios.reports import reports
@@ -77,6 +80,17 @@ def test_another_driver_is_another_one(case: tuple[str, str, Snapshot, tuple[Fix
         facts = node_with(node, cause, version)
         brought = [driver_of(after(now, planned(setup.recipe, now, setup.only))) for setup, now in steps(remedy, facts)]
         assert any(ANOTHER[cause](driver_of(facts), one) for one in brought), (version, brought)
+
+
+def test_ctk_writes_something_where_a_remedy_names_it() -> None:
+    named = 0
+    for report in reports():
+        evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
+        for fix in (fix for finding in diagnose(snapshot(evidence)).findings for fix in finding.remedy):
+            for asked in filter(None, map(ctk_of, fix.commands)):
+                named += 1
+                assert ctk_changes(without_moved(evidence, fix.commands), *asked).changes, (report.name, fix)
+    assert named > 30
 
 
 def test_every_cause_with_such_a_command_has_its_state() -> None:

@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.views import system
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -172,7 +173,9 @@ class Failure:
 
 def failures(snapshot: Snapshot) -> tuple[Failure, ...]:
     """The failed builds, one of each log that tells of one."""
-    return tuple(found for item in snapshot.items if (found := _failure(item)) is not None)
+    found = tuple(found for item in snapshot.items if (found := _failure(item)) is not None)
+    # A disk that was full once, and is not any more, keeps no build from being done.
+    return tuple(one for one in found if one.reason != "space" or not system.has_room(snapshot))
 
 
 def decisive(found: Iterable[Failure]) -> Failure | None:

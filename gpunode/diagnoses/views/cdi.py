@@ -16,12 +16,12 @@ from gpunode.facts.items import Item, tells_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import podman
 
-_DEVICE: Final = Pattern(r"(?<![\w./])(?P<kind>(?:[\w-]+\.)*nvidia\.com/[\w-]+)=(?P<name>[\w.:-]+)")
+_DEVICE: Final = Pattern(r"(?<![\w./-])(?P<kind>(?:[\w-]+\.)*nvidia\.com/[\w-]+)=(?P<name>[\w.:-]+)")
 _UNRESOLVED: Final = Pattern(
     r"unresolvable CDI devices?|(?:could not|cannot) resolve (?:the following )?CDI devices?", re.IGNORECASE
 )
 _FOLDER: Final = Pattern(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
-_SPEC_NAME: Final = Pattern(r"(?P<name>[\w.+-]+\.(?:ya?ml|json))\s*$")
+_SPEC_NAME: Final = Pattern(r"(?<![\w.+-])(?P<name>[\w.+-]+\.(?:ya?ml|json))[ \t]*$")
 _HEADING: Final = Pattern(r"^(?P<folder>/\S+):$")
 _VERSION: Final = Pattern(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
 _LIBRARY: Final = Pattern(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
@@ -216,6 +216,8 @@ def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     for item in snapshot.of("docker-info"):
         if dirs := _docker_dirs(item):
             return dirs
+    if opened := snapshot.match(_OPENED):
+        return (_at(opened["folder"].rstrip("/")),), snapshot.said(_OPENED)[0]
     if (told := podman_version(snapshot)) is not None:
         files = {item.subject: item.text.encode() for item in snapshot.files("*containers.conf*") if item.text}
         folders = tuple(_at(one) for one in podman.spec_folders(files, told[0]))
@@ -229,6 +231,12 @@ def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     return _named(snapshot) or (FOLDERS, None)
 
 
+# What an engine says of where it looks goes before what is known of its release.
+_OPENED: Final = Pattern(
+    r"CDI spec\w*[^\n]{0,60}: (?:open|stat|read\w*|scan\w*) [\"']?(?P<folder>/(?:[\w-]+/){0,8}[\w-]+/?)[\"']?: "
+    r"no such file",
+    re.IGNORECASE,
+)
 _DIRS: Final = Pattern(r"^\s*(?:cdi_spec_dirs|spec-dirs)\s*=\s*\[(?P<dirs>[^\]]{1,600})\]", re.MULTILINE)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from gpunode.catalog.conflicts import parts
+from gpunode.change import PackageState
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import kernel, modules, packages
@@ -252,6 +254,33 @@ def packaged(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     )
 
 
+# CUDA's error 803: the library and the module do not fit.
+UNFIT: Final = Pattern(
+    r"[Ee]rror:? 803\b|\(803 vs\. 0\)|returned 803|unsupported display driver ?/ ?cuda driver combination"
+    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+)
+
+
+def strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """The installed libraries that are of another version than the driver that answers, of which others are there.
+
+    nvidia-smi needs one library alone: it works where all others do not fit.
+    """
+    return snapshot.view(_strayed)
+
+
+def _strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    node = smi_version(snapshot) if works(snapshot) else None
+    if node is None:
+        return ()
+    there = {name: one for name, one in snapshot.view(packages.packages).items() if one.is_installed}
+    states = {name: PackageState(one.version) for name, one in there.items()}
+    found = parts(states, int(node.version.partition(".")[0]))
+    if node.version not in found.values():
+        return ()  # they were listed at another time, or another driver is there beside them
+    return tuple(there[name] for name, own in found.items() if own != node.version and name.startswith("lib"))
+
+
 def headless(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """The installed packages of Ubuntu's that bring a driver without its programs."""
     return tuple(one for one in whole(snapshot) if one.name.startswith("nvidia-headless-"))
@@ -310,7 +339,7 @@ def smi_version(snapshot: Snapshot) -> Seen | None:
     return _first(snapshot, _SMI) or _queried(snapshot)
 
 
-_CELL: Final = Pattern(rf"(?:^|,)\s*(?P<version>{VERSION})\s*(?:,|$)", re.MULTILINE)
+_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
 
 
 def _queried(snapshot: Snapshot) -> Seen | None:
@@ -357,4 +386,7 @@ def is_loaded(snapshot: Snapshot) -> bool | None:
     file = snapshot.file("/proc/driver/nvidia/version")
     if file is not None and file.is_seen:
         return "NVRM version" in file.text
+    own = snapshot.file("/sys/module/nvidia/version")
+    if own is not None and own.is_seen and not own.source.is_mixed:
+        return re.fullmatch(VERSION, own.text.strip()) is not None
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -94,7 +94,14 @@ def switches(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def not_ready(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which CUDA or NCCL says that the system's fabric is not ready (802 most often)."""
-    return snapshot.said(_NOT_READY)
+    return snapshot.said(_NOT_READY) or tuple(_returned(snapshot))
+
+
+def _returned(snapshot: Snapshot) -> Iterator[Citation]:
+    """The bare code that a line of a program's prints of cuInit."""
+    for item in snapshot.of("application"):
+        if "cuInit" in item.written:
+            yield from (cite(item, number) for number, line in enumerate(item.lines, 1) if line.strip() == "802")
 
 
 def in_progress(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -140,6 +147,15 @@ def version(snapshot: Snapshot) -> tuple[str, Citation] | None:
         return match["version"], snapshot.said(_SAYS)[0]
     installed = (one for one in packages.matching(snapshot, *_PACKAGES) if one.is_installed and _is_driver(one))
     return next(((one.upstream, one.citation) for one in installed), None)
+
+
+_IMEX_SAYS: Final = Pattern(rf"\bIMEX version(?: is)?\s*:?\s*(?P<version>{driver.VERSION})")
+
+
+def imex_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """The version of IMEX, which joins the fabrics of several nodes, by its own word; None where it says none."""
+    match = snapshot.match(_IMEX_SAYS)
+    return (match["version"], snapshot.said(_IMEX_SAYS)[0]) if match else None
 
 
 def _is_driver(package: packages.Package) -> bool:
@@ -239,6 +255,7 @@ _ALL_DOWN: Final = Pattern(r"all links are inActive", re.IGNORECASE)
 _DCGM_DOWN: Final = Pattern(
     r"\bNvLink link \d+ is currently down|\bDCGM_FR_NVLINK_DOWN\b|\bNVLINK_DOWN\b", re.IGNORECASE
 )
+_DCGM_GPU: Final = Pattern(r"^[ \t]*(?:gpuId (?P<index>\d{1,3})|physicalId \d+):\s*$")
 # Every monitor has its own words for it.
 _ALERT: Final = Pattern(
     r"\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
@@ -276,10 +293,30 @@ class Links:
 def nvlinks(snapshot: Snapshot) -> tuple[Links, ...]:
     """The links of each GPU, as ``nvidia-smi nvlink`` and ``dcgmi nvlink`` show them."""
     found = snapshot.of("nvidia-smi-nvlink", "nvidia-smi", "text", "application", "nvidia-smi-q")
-    seen = tuple(one for item in found for one in (*_of_smi(item), *_of_dcgm(item)))
+    seen = _each_once(one for item in found for one in (*_of_smi(item), *_of_dcgm(item)))
     whole = {one.index for one in seen if one.up or one.name}
     # A monitor lists those that are down alone.
     return tuple(one for one in seen if one.up or one.name or not (whole and one.index is None))
+
+
+def asked_for_some(snapshot: Snapshot) -> bool:
+    """Whether nvidia-smi was asked for the links of some GPUs only, each time."""
+    asked = [item.source.words for item in snapshot.of("nvidia-smi-nvlink")]
+    return bool(asked) and all({"-i", "--id"} & {word.partition("=")[0] for word in words} for words in asked)
+
+
+def _each_once(found: Iterable[Links]) -> tuple[Links, ...]:
+    """The fullest answer for each GPU that has a number; of two tools that were asked, both name it."""
+    best: dict[object, Links] = {}
+    for place, one in enumerate(found):
+        key = ("a GPU", place) if one.index is None else one.index
+        before = best.get(key)
+        if before is None or (len(one.down) + one.up, bool(one.name)) > (
+            len(before.down) + before.up,
+            bool(before.name),
+        ):
+            best[key] = one
+    return tuple(best.values())
 
 
 def _of_smi(item: Item) -> Iterator[Links]:
@@ -306,12 +343,15 @@ def _of_smi(item: Item) -> Iterator[Links]:
 def _of_dcgm(item: Item) -> Iterator[Links]:
     if "NvLink Link Status" not in item.text:
         return
+    index: int | None = None
     for number, line in enumerate(item.lines, 1):
-        if match := _DCGM_ROW.match(line):
+        if match := _DCGM_GPU.match(line):
+            index = int(match["index"]) if match["index"] else None
+        elif match := _DCGM_ROW.match(line):
             states = match["links"].split()
             down = tuple(place for place, state in enumerate(states) if state == "D")
-            if down:
-                yield Links(None, "", down, states.count("U"), False, cite(item, number))
+            if down or index is not None:
+                yield Links(index, "", down, states.count("U"), False, cite(item, number))
 
 
 _TOPOLOGY_ROW: Final = Pattern(r"^\s*GPU(?P<index>\d{1,3})\s+(?P<cells>(?:X|NV\d+|SYS|NODE|PHB|PXB|PIX)(?:\s+\S+)*)")

@@ -13,7 +13,7 @@ from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
 # In an image paths have no leading slash; one that has is of the node.
-_FILE: Final = Pattern(r"(?<![\w/])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b")
+_FILE: Final = Pattern(r"(?<![\w/.+-])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b")
 # lsinitcpio -a names the modules alone.
 _NAMED: Final = Pattern(r"^[ \t]+(?:\S+ (?:\[explicit\])?[ \t]*)*?nvidia(?: \[explicit\])?(?=\s|$)")
 _COUNT: Final = Pattern(r"^\s*(?P<count>\d{1,4})\s*$", re.MULTILINE)

@@ -48,9 +48,10 @@ _POD: Final = Pattern(
     r"|\"?kind\"?: \"?(?:Pod|DaemonSet|Deployment|Job|StatefulSet)\b",
     re.MULTILINE,
 )
+# Of a label Kubernetes takes 253 characters before the slash and 63 behind it.
 _LABEL: Final = Pattern(
-    r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]+\.)?(?:nvidia\.com|node\.kubernetes\.io|kubernetes\.io|k8s\.io)/[\w.-]+"
-    r"|(?:[\w.-]+/)?[\w-]*accelerator[\w-]*)[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
+    r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]{1,253}\.)?(?:nvidia\.com|node\.kubernetes\.io|kubernetes\.io|k8s\.io)/[\w.-]+"
+    r"|(?:[\w.-]{1,253}/)?[\w-]{0,63}accelerator[\w-]{0,63})[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
 )
 _EFFECT: Final = r"(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)"
 _TAINT: Final = Pattern(rf"(?<![\w./-])(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?:{_EFFECT}\b(?!\s+op=)")
@@ -677,7 +678,23 @@ def allocations(snapshot: Snapshot) -> tuple[Allocation, ...]:
     for item in snapshot.items:
         if "PodDeviceEntries" in item.text:
             found.extend(_allocations(item))
+        elif "kubelet_internal_checkpoint" in item.written:
+            found.extend(_allocations_chosen(item))
     return tuple(found)
+
+
+_ANY_UID: Final = Pattern(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
+_ANY_NAME: Final = Pattern(r"\bnvidia\.com/[\w.-]+")
+
+
+def _allocations_chosen(item: Item) -> Iterator[Allocation]:
+    """What somebody took out of the record: lines with a pod's identifier, and with the resource if they had it."""
+    for number, line in enumerate(item.lines, 1):
+        # A GPU's identifier has the same form, with a word before it.
+        found = [match for match in _ANY_UID.finditer(line) if not line[: match.start()].endswith(("GPU-", "MIG-"))]
+        if found:
+            name = _ANY_NAME.search(line) or _ANY_NAME.search(item.written)
+            yield Allocation(found[0][0], name[0] if name else "nvidia.com/gpu", (), cite(item, number))
 
 
 def _allocations(item: Item) -> Iterator[Allocation]:

@@ -219,12 +219,31 @@ def _dkms_rows(snapshot: Snapshot) -> Iterator[DkmsRow]:
 
 def modinfo(snapshot: Snapshot) -> tuple[Modinfo, ...]:
     """What modinfo said, module by module."""
-    return tuple(_modinfo(item) for item in snapshot.of("modinfo") if item.outcome == "ok" and item.text.strip())
+    said = (item for item in snapshot.of("modinfo") if item.outcome == "ok" and item.text.strip())
+    return tuple(
+        info for item in said for info in (_each_file(item) if "-exec" in item.source.words else [_modinfo(item)])
+    )
+
+
+def _asked(item: Item) -> str:
+    words = item.source.words
+    return words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
+
+
+def _each_file(item: Item) -> Iterator[Modinfo]:
+    """What was said of each file that ``find`` found: a line for each, where one field was asked for."""
+    if not (asked := _asked(item)):
+        yield _modinfo(item)
+    for number, line in enumerate(item.lines if asked in _SHAPES else (), 1):
+        if _SHAPES[asked].match(value := line.strip()):
+            told = {name: value if name == asked else "" for name in ("filename", "version", "license", "vermagic")}
+            yield Modinfo(
+                item.subject.replace("-", "_"), signer="", citation=cite(item, number), is_whole=False, **told
+            )
 
 
 def _modinfo(item: Item) -> Modinfo:
-    words = item.source.words
-    asked = words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
+    asked = _asked(item)
     fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
     if asked and asked not in fields:
         fields[asked] = _shaped(item, asked)
@@ -325,11 +344,20 @@ def _files_in(item: Item, running: str) -> Iterator[OnDisk]:
         if "nvidia" not in line or ".ko" not in line or "not found" in line:
             continue
         if match := _KO.search(line):
-            yield OnDisk(match["kernel"], match["place"].strip("/"), "", cite(item, number))
+            version = _VERSION_BEHIND.match(line, match.end())
+            yield OnDisk(
+                match["kernel"], match["place"].strip("/"), version["version"] if version else "", cite(item, number)
+            )
         elif folder and folder["kernel"] and item.kind == "listing" and (bare := _BARE_KO.search(line)):
             below = line[: bare.start(1)].rpartition(" ")[2].strip("./")
             place = "/".join(part for part in ((folder["place"] or "").strip("/"), below.strip("/")) if part)
             yield OnDisk(folder["kernel"], place, "", cite(item, number))
+
+
+# What a loop over the files writes beside each: "/lib/modules/6.8.0-40-generic/updates/dkms/nvidia.ko 535.129.03".
+_VERSION_BEHIND: Final = Pattern(
+    r"['\"]?[:,]?\s+(?:->\s+)?(?:version:?\s+)?(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b"
+)
 
 
 def not_found(snapshot: Snapshot) -> tuple[Citation, ...]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.facts import os_release
 from gpunode.facts.model import Distro, Known
 from gpunode.facts.patterns import Pattern
@@ -112,6 +112,19 @@ def running_kernel(snapshot: Snapshot) -> str:
             # A driver's version beside it has no dash.
             return next((one for one in found if "-" in one), found[0]) if item.source.is_mixed else found[0]
     return ""
+
+
+_DF_ROW: Final = Pattern(r"^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$", re.MULTILINE)
+_NEARLY_FULL: Final = 97
+# Where modules are built and installed.
+_BUILT_IN: Final = ("/", "/var", "/usr", "/lib", "/boot")
+
+
+def has_room(snapshot: Snapshot) -> bool:
+    """Whether ``df`` shows the file systems in which modules are built, none of them full."""
+    rows = [match for item in snapshot.items if re.search(r"\bdf\b", item.written) for match in finds(item, _DF_ROW)]
+    ours = [row for row in rows if row["place"] in _BUILT_IN or row["place"].startswith(_BUILT_IN[1:])]
+    return bool(ours) and all(int(row["used"]) < _NEARLY_FULL for row in ours)
 
 
 def hostname(snapshot: Snapshot) -> str:

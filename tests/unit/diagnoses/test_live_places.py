@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.comparison import compare
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.views import fabric, history, initramfs, packages, system
 from gpunode.facts import pasted
@@ -111,6 +112,18 @@ def test_the_locks_of_dnf_zypper_and_pacman() -> None:
     assert set(packages.holds(seen)) == wanted
 
 
+def test_a_keyring_of_another_name_is_looked_at_too() -> None:
+    """Written by hand, as many guides for NVIDIA's archives have it: below /etc/apt/keyrings."""
+    own = "/etc/apt/keyrings/nvidia.gpg"
+    entry = f"deb [signed-by={own}] https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /\n"
+    node = {**HEALTHY["debian-12-docker"](), "apt-sources-d": held({"/etc/apt/sources.list.d/own.list": entry})}
+    found = diagnosed(evidence(node))
+    assert causes(found) == ["apt-toolkit-key-missing"]
+    assert own in found.diagnosis.findings[0].summary
+    there = {**node, f"file:{own}": "of a form that nobody reads here\n"}
+    assert causes(diagnosed(evidence(there))) == []
+
+
 def test_dnfs_own_log_tells_what_came_in() -> None:
     log = (
         "2026-11-21T23:19:08+0000 INFO --- logging initialized ---\n"
@@ -132,6 +145,21 @@ def test_the_fabric_managers_own_word_for_its_version() -> None:
     found = fabric.mismatch(seen)
     assert found is not None
     assert (found.manager, found.driver) == ("535.161.08", "550.54.15")
+
+
+ENDS = ("124.06", "86.15")
+
+
+def test_imex_names_its_version_in_its_log() -> None:
+    """As NVIDIA's guides for its DRA driver print it."""
+    log = (
+        "IMEX Log initializing at: 3/27/2025 15:47:10.092\n"
+        "[Mar 27 2025 15:47:10] [INFO] [tid 39] IMEX version 570.124.06 is running with the following configuration"
+        " options\n"
+    )
+    good, bad = (pieces(("tail -c 1048576 /var/log/nvidia-imex.log", log.replace("124.06", end))) for end in ENDS)
+    found = compare(good, bad, diagnose(bad)).differences
+    assert [(one.name, one.good, one.bad) for one in found] == [("IMEX", "570.124.06", "570.86.15")]
 
 
 def test_of_a_log_that_goes_on_over_many_starts_only_the_last_counts() -> None:
@@ -222,7 +250,7 @@ def lspci(lanes: int) -> Snapshot:
 
 
 def test_a_slot_with_fewer_lanes_is_no_fault_of_the_link() -> None:
-    assert [one.cause for one in diagnose(lspci(8)).findings] == []
+    assert all(one.severity == "info" for one in diagnose(lspci(8)).findings)
     (found,) = diagnose(lspci(16)).findings
     assert (found.cause, found.confidence) == ("pcie-link-degraded", "certain")
     assert [line.number for line in found.citations] == [8, 3]

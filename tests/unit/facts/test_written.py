@@ -73,14 +73,6 @@ def test_what_goes_nowhere_is_not_the_text() -> None:
     assert [one.kind for one in recognise_all("jq . /etc/docker/daemon.json >/dev/null && lsmod")] == ["lsmod"]
 
 
-def test_units_that_are_asked_for_together_have_a_line_each() -> None:
-    found = items(pasted.evidence([("systemctl is-active docker containerd", "active\ninactive")]))
-    assert [(one.subject, one.text.strip()) for one in found] == [
-        ("docker.service", "active"),
-        ("containerd.service", "inactive"),
-    ]
-
-
 def test_files_under_headings_and_lines_found_in_files_are_those_files() -> None:
     shown = "==> /etc/modprobe.d/a.conf <==\none\n\n==> /etc/modprobe.d/b.conf <==\ntwo\n"
     found = items(pasted.evidence([("tail -n +1 /etc/modprobe.d/a.conf /etc/modprobe.d/b.conf", shown)]))

@@ -37,6 +37,7 @@ EVERYTHING = {
     "dev-nvidia": listing("/dev/nvidiactl"),
     "nvidia-version": Capture("/proc/driver/nvidia/version", "ok", b"NVRM version: x\n"),
     "docker-socket": listing("/run/docker.sock"),
+    "cri-sockets": listing("/run/containerd/containerd.sock"),
     "rpm-database": listing("/var/lib/rpm/rpmdb.sqlite", "/var/lib/rpm/rpmdb.sqlite-shm"),
     "kubelet-conf": listing("/etc/kubernetes/kubelet.conf"),
     "kubelet-conf-programs": Capture("sed", "ok"),
@@ -55,7 +56,7 @@ def test_what_would_load_the_driver_start_docker_or_make_a_database_is_not_asked
     asked = {
         probe.argv[0] for probe in (*EXAMINATION, *follow_ups({})) if probe.argv and probe.argv[1:2] != ("--version",)
     }
-    assert not asked & {"nvidia-smi", "rpm", "kubectl"}
+    assert not asked & {"nvidia-smi", "rpm", "kubectl", "crictl"}
     assert not [probe for probe in EXAMINATION if probe.argv[:2] in {("docker", "info"), ("docker", "version")}]
     unloaded = {**EVERYTHING, "nvidia-version": Capture("/proc/driver/nvidia/version", "absent")}
     assert not [probe for probe in follow_ups(unloaded) if "nvidia-smi" in probe.argv], "its files outlive the module"
