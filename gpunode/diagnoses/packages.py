@@ -422,14 +422,17 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             f"{names} {'is' if len(holds) == 1 else 'are'} on hold, so the driver's packages cannot come to one version"
         )
         yield "held-or-broken-packages", Proof(what, (*holds.values(), *said), ruled_out=("a conflict of branches",))
-        return
+    elif not driver.strayed(snapshot):  # else what stands in the way is there, and no repository offers it
+        yield _offered(snapshot, said, mixed)
+
+
+def _offered(snapshot: Snapshot, said: tuple[Citation, ...], mixed: tuple[Citation, ...]) -> tuple[str, Verdict]:
+    """Which repository's packages do not fit those that are installed."""
     if lines := (_differing(snapshot) or mixed):
-        yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), (*lines, *said))
-        return
+        return "mixed-repo-packages", Proof(_mixed_summary(snapshot), (*lines, *said))
     if foreign := snapshot.said(_FOREIGN):
         what = "the driver's packages come from a repository for another release than this one, with a newer C library"
-        yield "mixed-repo-packages", Proof(what, (*foreign, *said))
-        return
+        return "mixed-repo-packages", Proof(what, (*foreign, *said))
     old = _other_branch(snapshot)
     what = "the packages asked for cannot stand beside those that are installed"
     if old:
@@ -439,7 +442,7 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     ruled_out = ("a hold: apt-mark shows none",) if none else ()
     certain = bool(old) or none or snapshot.says(_HELD_SAID)
     cited = (*said, *(one.citation for one in old))
-    yield "held-or-broken-packages", Proof(what, cited, "certain" if certain else "likely", ruled_out)
+    return "held-or-broken-packages", Proof(what, cited, "certain" if certain else "likely", ruled_out)
 
 
 def _shows_no_holds(snapshot: Snapshot) -> bool:

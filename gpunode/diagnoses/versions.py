@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
-from gpunode.diagnoses.commands import command
+from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -626,8 +626,8 @@ def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
         yield by_hand("configure", "keep the driver out of automatic updates: zypper addlock, or IgnorePkg of pacman")
     else:
         text = "keep the driver out of automatic updates"
-        line = r"sudo sed -i.bak '/^\[base\]/a excludepkgs=*nvidia*' /etc/dnf/automatic.conf"
-        yield run("configure", text, line)
+        once = r"/^excludepkgs=\*nvidia\*$/d; /^\[base\]/a excludepkgs=*nvidia*"
+        yield run("configure", text, *edited(once, "/etc/dnf/automatic.conf"))
 
 
 def _complete(snapshot: Snapshot) -> Iterable[Fix]:

@@ -22,7 +22,7 @@ _DNF: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol",
 _TRACES: Final[tuple[tuple[PackageManager, Pattern], ...]] = (
     ("apt", Pattern(r"\bapt(?:-get)?\b|\bdpkg\b|-(?:generic|amd64)\b|0ubuntu|linux-headers-|\bubuntu\d")),
     ("dnf", Pattern(r"\.(?:el\d|fc\d\d|amzn)[\d_.]*|\b(?:dnf|yum|rpm)\b|/etc/redhat-release|\bakmods?\b")),
-    ("zypper", Pattern(r"\bzypper\b|-default\b.*SUSE|openSUSE")),
+    ("zypper", Pattern(r"\bzypper\b|-default\b.*SUSE|openSUSE|\b\d+\.\d+\.\d+-\d[\d.]*-default\b")),
     ("pacman", Pattern(r"\bpacman\b|-arch\d-|\bArch Linux\b")),
 )
 
