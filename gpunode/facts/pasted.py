@@ -160,7 +160,7 @@ def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
     text = cut_lines(text)
     typed = _typed(text) if len(text) <= _TRANSCRIPT else []
     if not typed:
-        yield source, text
+        yield from _files(source, text)
         return
     is_inside = recognise(source).where == "container"
     if text[: typed[0].start()].strip():
@@ -174,6 +174,22 @@ def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
         is_mended = is_mended or (changes_state(kind) and not said.strip())
         inside = " (in the container)" if is_inside or _OF_CONTAINER.search(match["place"] or "") else ""
         yield f"{match['command']}{inside}", said
+
+
+# What head and tail write before each of several files.
+_FILE: Final = Pattern(r"^==> (?P<path>/\S+) <==$\n?", re.MULTILINE)
+
+
+def _files(source: str, text: str) -> Iterator[tuple[str, str]]:
+    """The piece, split into the files that head or tail showed in it."""
+    starts = list(_FILE.finditer(text)) if len(text) <= _TRANSCRIPT else []
+    if not starts or text[: starts[0].start()].strip():
+        yield source, text
+        return
+    reader = "head " if recognise(source).is_part else ""
+    for match, after in zip(starts, (*starts[1:], None), strict=True):
+        said = text[match.end() : after.start() if after is not None else len(text)]
+        yield f"{reader}{match['path']}", said.strip("\n")
 
 
 # Docker names a container so, and a shell in it shows that as its host.
