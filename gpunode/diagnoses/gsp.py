@@ -86,7 +86,8 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     for incident in faults.of(snapshot, 119):
-        yield "gsp-rpc-timeout", faults.proof(incident)
+        if not _was_started_again(snapshot, incident):
+            yield "gsp-rpc-timeout", faults.proof(incident)
     # Of a log with its beginning cut off, a halt of the PMU may have come before.
     for incident in faults.of(snapshot, 120):
         if _is_later_part(snapshot):
@@ -132,6 +133,15 @@ def _what_came_before(incident: faults.Incident) -> Doubt:
     question = f"{faults.label(incident.gpu)} reported Xid 120, a crash of the GSP: what did the log say before that?"
     causes = ("xid-62-pmu-halt", "gsp-rpc-timeout", "gpu-fallen-off-bus")
     return Doubt(question, "sudo dmesg --ctime | grep -iE 'xid|nvrm'", incident.citations, causes)
+
+
+def _was_started_again(snapshot: Snapshot, incident: faults.Incident) -> bool:
+    """Whether a driver that was loaded after the timeout met what the dead GSP left: then that is what is so now."""
+    missed = incident.root.citation
+    return any(
+        message.citation.key == missed.key and (message.citation.number or 0) > (missed.number or 0)
+        for message in kernel.said(snapshot, _WPR2)
+    )
 
 
 def _told(summary: str, messages: tuple[kernel.Message, ...], *more: Citation) -> Proof:

@@ -158,8 +158,36 @@ def _is_pending(fault: faults.Fault) -> bool:
     return bool(fault.xid and _PENDING.search(fault.xid.text))
 
 
-def _failing(_: Snapshot, memory: _Memory) -> Proof | None:
+# NVIDIA's field diagnostic, whose verdict is what a board is taken back for.
+_FIELD_DIAGNOSTIC: Final = Pattern(r"\b(?:fieldiag|field diag\w*|MODS)\b", re.IGNORECASE)
+_MEMORY_FAILED: Final = Pattern(
+    r"\b(?:Mats|\w*mem(?:ory)?\w*|HBM\w*|FB(?:IO|PA)?|DRAM|ECC)\b[^\n]{0,60}\bFAIL|\bFAIL(?:ED)?\b[^\n]{0,60}\b(?:FBIO|FBPA|HBM|DRAM|memory)",
+    re.IGNORECASE,
+)
+
+
+def _failed_diagnostic(snapshot: Snapshot, memory: _Memory) -> tuple[Citation, ...]:
+    """The lines in which the field diagnostic finds this GPU's memory bad."""
+    found = []
+    for item in snapshot.of("text", "application"):
+        if not _FIELD_DIAGNOSTIC.search(item.written) and not _FIELD_DIAGNOSTIC.search(item.text[:4000]):
+            continue
+        gpu = ""
+        for number, line in enumerate(item.lines, 1):
+            named = _ADDRESSED.search(line)
+            gpu = pci.address(named[0]) if named else gpu
+            if _MEMORY_FAILED.search(line) and (not gpu or memory.gpu in {"", gpu}):
+                found.append(cite(item, number))
+    return tuple(found)
+
+
+_ADDRESSED: Final = Pattern(r"\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", re.IGNORECASE)
+
+
+def _failing(snapshot: Snapshot, memory: _Memory) -> Proof | None:
     """Memory that goes on failing: by NVIDIA's own limits, else by how often it did."""
+    if failed := _failed_diagnostic(snapshot, memory):
+        return _proof(memory, "NVIDIA's field diagnostic finds its memory bad", *failed)
     if rows := memory.says("Unrepairable Memory"):
         return _proof(memory, "part of the memory is beyond repair", *rows)
     if rows := memory.says("SRAM Threshold Exceeded"):
@@ -179,6 +207,10 @@ def _failing(_: Snapshot, memory: _Memory) -> Proof | None:
 
 def _again_and_again(memory: _Memory) -> Proof | None:
     """Uncorrectable errors hours apart, or at many places: one bad row makes one of them, and is then replaced."""
+    rows = _apart(tuple(fault for fault in memory.of(63) if not _is_of_pages(fault)))
+    if len(rows) >= _TOO_OFTEN and (spent := _banks(memory, "Low")):
+        what = f"rows of one bank went bad at {len(rows)} times, and it has hardly a spare one left"
+        return _proof(memory, what, *(fault.citation for fault in rows[:6]), *spent, confidence="likely")
     told = memory.of(48)
     times = _apart(told)
     places = {match[0] for fault in told if fault.xid and (match := _PLACE.search(fault.xid.text))}

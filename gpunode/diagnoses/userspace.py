@@ -43,7 +43,7 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether no driver is there, or its kernel side alone."""
     if is_wsl(snapshot) or _is_elsewhere(snapshot):
         return
-    if driver.works(snapshot):
+    if driver.works(snapshot) or snapshot.says(_CTK_ASKED, "nvidia-ctk"):
         yield from _without_libcuda(snapshot)
         return
     if _is_lent(snapshot):
@@ -92,6 +92,9 @@ def _is_lent(snapshot: Snapshot) -> bool:
 _NO_LIBCUDA: Final = Pattern(r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found")
 
 
+# nvidia-ctk has asked the driver for its version, and looks for its libraries on the node.
+_CTK_ASKED: Final = Pattern(r"Using driver version \d")
+_CTK_NO_LIBCUDA: Final = Pattern(r"Could not locate libcuda\.so\.\d+\.\d")
 _HOOK_NO_LIBCUDA: Final = Pattern(r"load library failed: libcuda\.so\.1: cannot open shared object")
 
 
@@ -104,9 +107,15 @@ def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     shown = [item for item in caches if not item.source.only or re.search(item.source.only, "libcuda.so.1")]
     unlisted = tuple(stated(item.written, "libcuda.so.1 is not among them", item.key) for item in shown)
     lacking = packages.installed(snapshot, "libcuda1") is False and bool(packages.matching(snapshot, "nvidia-smi"))
-    if said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown))):
+    sought = [
+        line
+        for item in snapshot.of("nvidia-ctk")
+        if not any("-root" in word for word in item.source.words)
+        for line in lines_with(item, _CTK_NO_LIBCUDA)
+    ]
+    if sought or (said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown)))):
         what = "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
-        yield "driver-userspace-incomplete", Proof(what, (*said, *unlisted))
+        yield "driver-userspace-incomplete", Proof(what, (*said, *sought, *unlisted))
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:

@@ -94,7 +94,14 @@ def switches(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def not_ready(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which CUDA or NCCL says that the system's fabric is not ready (802 most often)."""
-    return snapshot.said(_NOT_READY)
+    return snapshot.said(_NOT_READY) or tuple(_returned(snapshot))
+
+
+def _returned(snapshot: Snapshot) -> Iterator[Citation]:
+    """The bare code that a line of a program's prints of cuInit."""
+    for item in snapshot.of("application"):
+        if "cuInit" in item.written:
+            yield from (cite(item, number) for number, line in enumerate(item.lines, 1) if line.strip() == "802")
 
 
 def in_progress(snapshot: Snapshot) -> tuple[Citation, ...]:
