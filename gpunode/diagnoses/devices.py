@@ -12,7 +12,7 @@ from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import boards, driver, inside, modules, packages, pci, system
+from gpunode.diagnoses.views import boards, driver, fabric, inside, modules, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -369,14 +369,14 @@ _FABRIC: Final = Pattern(
 
 def _hmm(snapshot: Snapshot) -> Iterator[Verdict]:
     """CUDA does not start on a node whose GPUs have no NVSwitch, and whose driver answers."""
-    said = snapshot.said(_NOT_READY)
+    said = snapshot.said(_NOT_READY) or fabric.not_ready(snapshot)
     if not said or driver.is_loaded(snapshot) is False or not _is_plain(snapshot):
         return
     done = tuple(_anywhere(snapshot, _WORKED_AROUND))
     # Where that cured it, the driver itself works.
     if tuple(_anywhere(snapshot, _CONFIDENTIAL)) or not (driver.is_loaded(snapshot) or done):
         return
-    if done and (cured := snapshot.said(_CURED)):
+    if done and (cured := (*snapshot.said(_CURED), *_worked_after(snapshot))):
         summary = (
             "cuInit fails until heterogeneous memory management of nvidia_uvm, or the kernel's address layout, is off"
         )
@@ -393,6 +393,13 @@ def _hmm(snapshot: Snapshot) -> Iterator[Verdict]:
     )
     not_so = ("fabric manager: these GPUs have no NVSwitch", "nvidia-smi fails: it works")
     yield Proof(summary, (*said, *works), "likely", not_so)
+
+
+def _worked_after(snapshot: Snapshot) -> Iterator[Citation]:
+    """The last line behind a command that switched it off, where that is success: a code of 0, or True."""
+    for item in snapshot.items:
+        if _WORKED_AROUND.search(item.written) and item.text.split()[-1:] in (["0"], ["True"]):
+            yield cite(item, len(item.lines))
 
 
 def _anywhere(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:

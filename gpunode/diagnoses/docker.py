@@ -12,7 +12,7 @@ from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, restart, run
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cdi, docker, driver, moments, toolkit
+from gpunode.diagnoses.views import cdi, docker, driver, moments, packages, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.model import Known
@@ -340,13 +340,20 @@ def _not_registered(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] 
         *(file.citation for file in files if not dangling),
         *((running.citation,) if running else ()),
     )
+    registers = snapshot.view(packages.packages).get("nvidia-docker2")
+    if not files and running is None and registers is not None and registers.is_installed:
+        question = "nvidia-docker2 registers the runtime, and docker does not know it: does it read that file?"
+        look_at = "cat /etc/docker/daemon.json; systemctl show docker -p ActiveEnterTimestamp; journalctl -u docker"
+        causes = ("docker-not-restarted", "daemon-json-invalid", "docker-rootless-config")
+        return "nvidia-runtime-not-registered", Doubt(question, look_at, (*cited, registers.citation), causes)
     certain = bool(dangling or files)
     what = (
         "names nvidia as the default runtime and describes none of that name"
         if dangling
         else "registers no such runtime"
     )
-    summary = f"docker has no runtime called nvidia: {files[0].path if files else 'its configuration'} {what}"
+    of_file = f": {files[0].path} {what}" if files else ""
+    summary = f"docker knows no runtime called nvidia{of_file}"
     return "nvidia-runtime-not-registered", Proof(summary, cited, "certain" if certain else "likely")
 
 

@@ -86,11 +86,14 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     for incident in faults.of(snapshot, 119):
-        yield "gsp-rpc-timeout", faults.proof(incident)
+        if not _was_started_again(snapshot, incident):
+            yield "gsp-rpc-timeout", faults.proof(incident)
     # Of a log with its beginning cut off, a halt of the PMU may have come before.
-    cut = all(item.source.is_part for item in snapshot.of("kernel-log", "journal"))
     for incident in faults.of(snapshot, 120):
-        yield "gsp-task-exception", faults.proof(incident, confidence="likely" if cut else "certain")
+        if _is_later_part(snapshot):
+            yield "gsp-task-exception", _what_came_before(incident)
+        else:
+            yield "gsp-task-exception", faults.proof(incident, confidence="likely" if _is_cut(snapshot) else "certain")
     if any(one.root.weight > 2 for one in snapshot.view(faults.incidents)):
         return
     if crashed := kernel.said(snapshot, _TASK):
@@ -112,6 +115,35 @@ def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         )
 
 
+def _is_cut(snapshot: Snapshot) -> bool:
+    """Whether of the kernel's log only parts are there, so that what they do not tell may have been told."""
+    return all(item.source.is_part for item in snapshot.of("kernel-log", "journal"))
+
+
+_LATER: Final = Pattern(r"\b(?:further down|later on|continued)\b", re.IGNORECASE)
+
+
+def _is_later_part(snapshot: Snapshot) -> bool:
+    """Whether whoever pasted the log says himself that more stood above."""
+    logs = snapshot.of("kernel-log", "journal")
+    return bool(logs) and all(_LATER.search(item.written) for item in logs)
+
+
+def _what_came_before(incident: faults.Incident) -> Doubt:
+    question = f"{faults.label(incident.gpu)} reported Xid 120, a crash of the GSP: what did the log say before that?"
+    causes = ("xid-62-pmu-halt", "gsp-rpc-timeout", "gpu-fallen-off-bus")
+    return Doubt(question, "sudo dmesg --ctime | grep -iE 'xid|nvrm'", incident.citations, causes)
+
+
+def _was_started_again(snapshot: Snapshot, incident: faults.Incident) -> bool:
+    """Whether a driver that was loaded after the timeout met what the dead GSP left: then that is what is so now."""
+    missed = incident.root.citation
+    return any(
+        message.citation.key == missed.key and (message.citation.number or 0) > (missed.number or 0)
+        for message in kernel.said(snapshot, _WPR2)
+    )
+
+
 def _told(summary: str, messages: tuple[kernel.Message, ...], *more: Citation) -> Proof:
     return Proof(summary, (*(message.citation for message in messages[:6]), *more), at=messages[0].at)
 
@@ -129,10 +161,10 @@ def _not_started(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "gsp-bad-state-wpr2", _told(summary, up, *places[:3])
     elif kernel.said(snapshot, _UNSUPPORTED) or any(one.root.weight > 2 for one in snapshot.view(faults.incidents)):
         return
-    elif failed:
+    elif failed and not _is_cut(snapshot):
         yield "gsp-init-failed-platform", _unable(snapshot, failed, codes)
-    elif codes:
-        yield "gsp-init-failed-platform", _undecided(codes)
+    elif failed or codes:
+        yield "gsp-init-failed-platform", _undecided((*failed, *codes))
 
 
 def _unable(snapshot: Snapshot, failed: tuple[kernel.Message, ...], codes: tuple[kernel.Message, ...]) -> Proof:

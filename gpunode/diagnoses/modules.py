@@ -23,6 +23,8 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
+from gpunode.facts.items import Item
+from gpunode.facts.kernels import version_key
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -76,8 +78,22 @@ def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
     cited = (*_absence(snapshot), *said, *blacklist)
     if blacklist:
         yield Proof(f"{summary}: it is blacklisted", cited, remedy=tuple(_allow(snapshot)))
+    elif state is None and (signed := _is_signed_here(snapshot)):
+        question = "the module is there and signed with a key of this machine's own: does the kernel take it?"
+        look_at = "sudo modprobe nvidia; mokutil --sb-state"
+        yield Doubt(question, look_at, (*cited, *signed), ("secure-boot-key-not-enrolled",))
     else:
         yield Proof(summary, cited, "certain" if said and state is False else "likely")
+
+
+_OWN_KEY: Final = Pattern(r"DKMS module signing key|Secure Boot Module Signature key")
+_SECURE_BOOT: Final = Pattern(r"Secure ?Boot|lockdown|Key was rejected|Loading of ", re.IGNORECASE)
+
+
+def _is_signed_here(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """That the machine signed the module itself, where nothing tells whether the kernel asks for signatures."""
+    signed = (info for info in snapshot.view(modules.driver_info) if _OWN_KEY.search(info.signer))
+    return () if snapshot.says(_SECURE_BOOT) else tuple(info.citation for info in signed)
 
 
 def _blacklist(snapshot: Snapshot) -> Iterator[Citation]:
@@ -133,8 +149,11 @@ _FORMAT: Final = Pattern(
 
 
 def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
-    """The module was built, for another kernel than the one that runs."""
-    if driver.is_loaded(snapshot) or system.is_wsl(snapshot):
+    """The module was built, for another kernel than the one that runs, or than the one that boots next."""
+    if system.is_wsl(snapshot):
+        return
+    if driver.is_loaded(snapshot):
+        yield from _next_boot(snapshot)
         return
     running = modules.kernel_of_search(snapshot)
     said = (*(message.citation for message in kernel.said(snapshot, _OTHER_KERNEL)), *snapshot.said(_FORMAT))
@@ -159,6 +178,70 @@ def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
         is_sure = bool(absent) or isinstance(snapshot.facts.module_files, Known)
         summary = f"the NVIDIA module was built for {names}, and not for the running kernel {running}"
         yield Proof(summary, cited, "certain" if is_sure else "likely")
+
+
+def _next_boot(snapshot: Snapshot) -> Iterator[Verdict]:
+    """All is well until the next boot: the newest kernel has no module of NVIDIA's, and the running one has."""
+    running, newest = snapshot.view(system.running_kernel), _newest_kernel(snapshot)
+    built = snapshot.view(modules.on_disk)
+    if not newest or newest == running or not any(one.kernel == running for one in built):
+        return
+    if modules.built_for(snapshot, newest) is not False:
+        return
+    headers = build.headers_present(snapshot, newest)
+    why = ", whose headers are not installed" if headers is False else ""
+    known = snapshot.facts.kernels
+    shown = (
+        (Citation(f"/boot/vmlinuz-{newest}", f"/boot/vmlinuz-{newest}", None, known.probe),)
+        if isinstance(known, Known)
+        else tuple(cite(item, number) for item, number in _listed_kernels(snapshot, newest))
+    )
+    yield Proof(
+        f"the next boot will have no driver: NVIDIA's module is built for {running}, and not for {newest}{why}",
+        (*shown, *(one.citation for one in built if one.kernel == running)),
+        "certain" if isinstance(snapshot.facts.module_files, Known) and isinstance(known, Known) else "likely",
+        ruled_out=("the driver does not work now: it is loaded",),
+        remedy=tuple(_build_for_next(snapshot, newest, has_headers=headers is True)),
+        severity="warning",
+    )
+
+
+def _newest_kernel(snapshot: Snapshot) -> str:
+    """The kernel that boots next: the newest that is installed; empty where nobody listed them."""
+    known = snapshot.facts.kernels
+    if isinstance(known, Known):
+        return known.value.installed[-1] if known.value.installed else ""
+    listed = {match[1] for item in _kernel_listings(snapshot) for match in _RELEASE.finditer(item.text)}
+    return max(listed, key=version_key, default="")
+
+
+# A folder of /lib/modules, a kernel of /boot; in a long listing the last word of its line.
+_RELEASE: Final = Pattern(r"(?<![\w.-])(?:vmlinuz-)?(\d\.\d{1,3}\.\d{1,3}-[\w.+-]{1,60})(?![\w.+-])")
+_TREES: Final = Pattern(r"(?:/usr)?/lib/modules/?|/boot/?|/boot/vmlinuz-?\*")
+
+
+def _kernel_listings(snapshot: Snapshot) -> Iterator[Item]:
+    for item in snapshot.of("listing"):
+        if item.where == "host" and _TREES.fullmatch(item.subject) and not item.source.is_part:
+            yield item
+
+
+def _listed_kernels(snapshot: Snapshot, kernel: str) -> Iterator[tuple[Item, int]]:
+    for item in _kernel_listings(snapshot):
+        yield from ((item, number) for number, line in enumerate(item.lines, 1) if kernel in line)
+
+
+def _build_for_next(snapshot: Snapshot, newest: str, *, has_headers: bool) -> Iterator[Fix]:
+    if prebuilt := packages.matching(snapshot, "linux-modules-nvidia-*"):
+        stem = re.sub(r"-\d+\.\d+\.\d+-\d+-\w.*$", "", prebuilt[0].name)
+        yield install(snapshot, f"install the prebuilt modules for {newest}", of_kernel(newest, f"{stem}-"))
+    elif takes_gpunode(snapshot):
+        text = f"install the headers of {newest} and build the module for it, before the next boot"
+        yield setup_step(snapshot, "rebuild", text, "headers", "module-build")
+    else:
+        if not has_headers:
+            yield install(snapshot, f"install the headers of {newest}", *build.headers_packages(snapshot, newest))
+        yield build.build_again(snapshot, newest)
 
 
 def _built_elsewhere(snapshot: Snapshot, running: str) -> tuple[modules.Modinfo, ...]:
@@ -405,7 +488,8 @@ FAMILY: Final = Family(
                 "A kernel module fits one kernel. After a kernel upgrade the node boots into a new one, and NVIDIA's "
                 "module is there for the old one only: DKMS did not build it, the prebuilt package for the new kernel "
                 "is missing, or NVIDIA's installer had been run without DKMS. modprobe finds no module, or the kernel "
-                "refuses it for its version magic."
+                "refuses it for its version magic. Before that boot it is a warning: the driver works, and the newest "
+                "installed kernel has no module."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/365",

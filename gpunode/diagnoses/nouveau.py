@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.catalog import branches
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README
-from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
     by_hand,
     reboot,
@@ -71,11 +71,23 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         cited = (*image, *blacklisted, *proofs, *(line for _, line in others))
         yield "nouveau-in-initramfs", Proof(summary, cited, confidence)
         return
+    if image and not _looked_for_blacklist(snapshot):
+        yield (
+            "nouveau-bound",
+            Doubt(_WHICH, "grep -r nouveau /etc/modprobe.d /lib/modprobe.d", (*proofs, *image), _BOTH),
+        )
+        return
     ruled_out = ("an initramfs that holds it: it does not",) if blacklisted and looked else ()
     summary = "nouveau owns the GPU, so NVIDIA's module is never given it"
     # Where nobody has looked for a blacklist, nouveau may have come from the initramfs in spite of it.
     is_sure = not image and (looked or _looked_for_blacklist(snapshot))
     yield "nouveau-bound", Proof(summary, (*proofs, *image), "certain" if is_sure else "likely", ruled_out)
+
+
+_WHICH: Final = (
+    "nouveau owns the GPU and is in the initramfs: is it blacklisted, and loaded from there in spite of that?"
+)
+_BOTH: Final = ("nouveau-in-initramfs",)
 
 
 def _is_all_there_is(snapshot: Snapshot) -> bool:

@@ -200,7 +200,12 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         summary = "these GPUs are PCIe cards without an NVLink bridge between them: that no link is up is as it must be"
         yield "nvlink-not-present-false-positive", Proof(summary, (*(one.citation for one in dark), *complaints)[:6])
         return
-    if dark and (alive or (len(dark) == 1 and "baseboard" in kinds)):
+    if dark and not alive and snapshot.view(fabric.asked_for_some):
+        question = "all NVLinks of the GPU that was asked for are down: are those of the other GPUs up?"
+        causes = ("nvlink-link-inactive", *_LINK_CAUSES, *_MANAGER_CAUSES)
+        places = tuple(one.citation for one in dark)
+        yield "nvlink-all-links-inactive-gpu", Doubt(question, "`nvidia-smi nvlink -s`", places, causes)
+    elif dark and (alive or (len(dark) == 1 and "baseboard" in kinds)):
         for one in dark:
             which = f"GPU {one.index}" if one.index is not None else "one GPU"
             summary = f"all NVLinks of {which} are down, and the node is made to have them: it is out of the fabric"

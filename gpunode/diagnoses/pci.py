@@ -23,6 +23,7 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import boards, driver, faults, kernel, links, pci, system
+from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
@@ -322,7 +323,7 @@ _P2P_TROUBLE: Final = Pattern(
     r"Watchdog caught collective operation timeout|setpci\b.{0,60}ECAP_ACS|peer access is not supported",
     re.IGNORECASE,
 )
-_MATRIX: Final = Pattern(r"P2P=Enabled Bandwidth")
+_MATRIX: Final = Pattern(r"(?P<way>\w+) P2P=(?P<state>Enabled|Disabled) Bandwidth")
 _MATRIX_ROW: Final = Pattern(r"^[ \t]+\d+((?:\s+\d+\.\d+)+)\s*$")
 
 
@@ -426,16 +427,30 @@ def _iommu_settings(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _slow_matrix(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The rows of p2pBandwidthLatencyTest in which a peer is reached at less than 1 GB/s."""
+    """The rows of p2pBandwidthLatencyTest in which a peer is reached at less than 1 GB/s, or slower than by the CPU."""
     found = []
     for item in snapshot.of("application", "text"):
-        begun = False
-        for number, line in enumerate(item.lines, 1):
-            begun = bool(_MATRIX.search(line)) or (begun and "Matrix" not in line)
-            row = _MATRIX_ROW.match(line) if begun else None
-            if row and any(float(cell) < 1.0 for cell in row[1].split()):
+        rows = tuple(_matrix_rows(item))
+        over_host = {(way, place): cells for way, state, place, _, cells in rows if state == "Disabled"}
+        for way, state, place, number, cells in rows:
+            others = over_host.get((way, place), ())
+            slower = any(cell < other / 2 for cell, other in zip(cells, others, strict=False))
+            if state == "Enabled" and (slower or min(cells) < 1.0):
                 found.append(cite(item, number))
     return tuple(found)
+
+
+def _matrix_rows(item: Item) -> Iterator[tuple[str, str, int, int, tuple[float, ...]]]:
+    """The rows of each matrix: one way or both, whether peers were allowed, the row's place, its line, its cells."""
+    head, place = None, 0
+    for number, line in enumerate(item.lines, 1):
+        if match := _MATRIX.search(line):
+            head, place = match, 0
+        elif "Matrix" in line:
+            head = None
+        elif head is not None and (row := _MATRIX_ROW.match(line)):
+            yield head["way"], head["state"], place, number, tuple(float(cell) for cell in row[1].split())
+            place += 1
 
 
 def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
@@ -454,25 +469,24 @@ def _degraded(snapshot: Snapshot) -> Iterator[Verdict]:
     seen = snapshot.view(links.links)
     is_odd = "baseboard" in snapshot.view(boards.carriers)
     is_odd = is_odd or any(link.width is not None and link.width == link.widest for link in seen)
-    for link in seen:
-        if _is_narrow(link):
-            yield _narrow(snapshot, link, is_odd=is_odd)
+    above = snapshot.view(links.lanes_above) if any(map(_is_narrow, seen)) else {}
+    for link in filter(_is_narrow, seen):
+        port = above.get(link.address)
+        # A slot that is wired for no more lanes has lost none.
+        if port is None or link.width is None or port.width > link.width:
+            yield _narrow(link, port, is_odd=is_odd)
 
 
-def _narrow(snapshot: Snapshot, link: links.Link, *, is_odd: bool) -> Proof:
-    """What fewer lanes than the GPU has come to: a fault only where the port above it has more as well.
+def _narrow(link: links.Link, port: links.Lanes | None, *, is_odd: bool) -> Proof:
+    """What fewer lanes than the GPU has come to.
 
     Args:
-        snapshot: the node.
         link: the GPU's.
+        port: what the port above it can use, which is more; None where that was not seen.
         is_odd: whether other GPUs of the node, or all nodes of its kind, have more lanes.
     """
-    port = snapshot.view(links.lanes_above).get(link.address)
     runs = f"the PCIe link of {link.address or 'a GPU'} runs x{link.width}"
     of = f" of x{link.widest}" if link.widest else ""
-    if port is not None and link.width is not None and port.width <= link.width:
-        summary = f"{runs}{of}: the slot above it has no more lanes"
-        return Proof(summary, (link.citation, port.citation), gpu=link.address, severity="info")
     is_known = port is not None or link.is_of_both
     is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
     severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"

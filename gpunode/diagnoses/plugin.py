@@ -197,6 +197,11 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     if runtime.has_nvidia is False and runtime.default != "nvidia":
         return
+    if runtime.default.startswith("nvidia") and not any(asked) and not _is_in_force(snapshot, runtime):
+        question = "this file makes NVIDIA's runtime the default: is it the one that the node's kubelet uses, and read?"
+        cited = (*said, *runtime.citations)
+        yield "device-plugin-library-not-found", Doubt(question, _WHICH_RUNTIME, cited, _NO_LIBRARY_CAUSES)
+        return
     under = runtime.default.startswith("nvidia") or any(pod.runtime_class for pod in asked)
     elsewhere = (*kube.said(snapshot, _TOLD_ROOT, "DriverRoot", "DRIVER_ROOT"), *_elsewhere(snapshot))
     if under or (elsewhere and not (is_plain and asked)):
@@ -205,11 +210,35 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     elif is_plain or runtime.has_nvidia or asking or any(asked) or _is_registered_only(snapshot):
         yield "nvidia-runtime-not-default-no-runtimeclass", _not_asked(said, runtime, asked, is_plain=is_plain)
     else:
-        summary = (
-            "the device plugin's container has no libnvidia-ml.so.1: it was started without NVIDIA's runtime, or that "
-            "runtime looks for the driver in another place"
+        question = (
+            "the device plugin's container has no libnvidia-ml.so.1: was it started without NVIDIA's runtime, or does "
+            "that runtime look for the driver in another place?"
         )
-        yield "device-plugin-library-not-found", Proof(summary, said, "likely")
+        yield "nvidia-runtime-not-default-no-runtimeclass", Doubt(question, _WHICH_RUNTIME, said, _NO_LIBRARY_CAUSES)
+
+
+_WHICH_RUNTIME: Final = (
+    "on the node `containerd config dump | grep -E 'default_runtime_name|nvidia'` (or `docker info`), and "
+    "`kubectl get daemonset -A -o yaml | grep runtimeClassName`"
+)
+_NO_LIBRARY_CAUSES: Final = (
+    *("device-plugin-library-not-found", "containerd-nvidia-runtime-missing", "k3s-runtime-config-overwritten"),
+    *("nvidia-runtime-not-default-no-runtimeclass", "nested-node-config-not-applied", "driver-not-installed"),
+)
+
+
+_OF_HOST: Final = Pattern(r"\((?:on )?(?:the )?host\)\s*$")
+
+
+def _is_in_force(snapshot: Snapshot, runtime: _Runtime) -> bool:
+    """Whether what a file makes the default is what the node's pods run under, as far as that can be told of a file.
+
+    One that does not describe the runtime that it names is a part of a file. Who says that a file is the host's has a
+    node inside it. And docker's is not what a daemon has that was not restarted, or that the kubelet does not use.
+    """
+    found = [item for item in snapshot.items if _is_runtime(item) and item.where == "host"]
+    is_dockers = bool(found) and all(item.kind == "file" and "docker" in item.subject for item in found)
+    return bool(runtime.has_nvidia) and not is_dockers and not any(_OF_HOST.search(item.written) for item in found)
 
 
 def _offers_gpus(snapshot: Snapshot) -> bool:
@@ -416,7 +445,11 @@ def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     restarted = () if booted else _restarts(snapshot)
     if fewer and not booted:
         stale = (*stale, *(cite(item) for item in _cures(snapshot)))
-    if stale or (fewer and not restarted and not booted):
+    if fewer and not (stale or restarted or booted) and (given := _gives_gpus_first(snapshot)):
+        question = "the kubelet has no GPU left for a pod whose init containers have one: was it restarted meanwhile?"
+        look_at = "systemctl show kubelet -p ActiveEnterTimestamp; journalctl -u kubelet around that time"
+        yield "kubelet-stale-device-allocation", Doubt(question, look_at, (*cited, *given), _OF_ADMISSION)
+    elif stale or (fewer and not restarted and not booted):
         yield "kubelet-stale-device-allocation", _stale_proof(snapshot, cited, stale)
     elif restarted:
         yield "kubelet-restart-admission-bug", _restart_proof(snapshot, cited, restarted)
@@ -433,6 +466,22 @@ _OF_ADMISSION: Final = (
     "kubelet-restart-admission-bug",
     "kubelet-stale-device-allocation",
 )
+
+
+# Its containers begin where the line is not indented as deep.
+_GIVEN_FIRST: Final = Pattern(r"^[ \t]*Init Containers:", re.MULTILINE)
+_CONTAINERS: Final = Pattern(r"^[ \t]*Containers:", re.MULTILINE)
+
+
+def _gives_gpus_first(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Where a pod is shown whose init containers ask for a GPU: a restarted kubelet counts theirs twice."""
+    found = list[Citation]()
+    for item in snapshot.of("kubernetes-pod", "kubernetes"):
+        for match in _GIVEN_FIRST.finditer(item.text):
+            end = _CONTAINERS.search(item.text, match.end())
+            if "nvidia.com/" in item.text[match.end() : end.start() if end else None]:
+                found.append(cite(item, item.number_at(match.start())))
+    return tuple(found)
 
 
 def _is_past(snapshot: Snapshot, refusals: tuple[Citation, ...]) -> bool:

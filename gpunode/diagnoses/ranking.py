@@ -14,6 +14,8 @@ from gpunode.diagnoses.model import STOREYS, Finding, Severity
 WEIGHT: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 # So long does the driver wait for a dead GSP before it says so; what follows may be told before.
 _TOLD_LATE_S: Final = 45.0
+# As a warning these speak of the next boot.
+_TO_COME: Final = frozenset({"module-built-for-other-kernel"})
 
 
 def ranked(findings: tuple[Finding, ...], explains: Mapping[str, frozenset[str]]) -> tuple[Finding, ...]:
@@ -103,6 +105,9 @@ def _explained(finding: Finding, root: Finding) -> frozenset[str]:
     What is no fault is nobody's reason.
     """
     if root.severity == "info" and finding.severity != "info":
+        return frozenset()
+    # What is to come brings nothing about today.
+    if root.severity == "warning" and root.cause in _TO_COME:
         return frozenset()
     # Whoever may run a pod must not turn eyes away from what the node itself shows.
     if root.heard_from and not finding.heard_from and finding.confidence == "certain":

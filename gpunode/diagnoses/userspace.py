@@ -43,7 +43,7 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether no driver is there, or its kernel side alone."""
     if is_wsl(snapshot) or _is_elsewhere(snapshot):
         return
-    if driver.works(snapshot):
+    if driver.works(snapshot) or snapshot.says(_CTK_ASKED, "nvidia-ctk"):
         yield from _without_libcuda(snapshot)
         return
     if _is_lent(snapshot):
@@ -92,6 +92,9 @@ def _is_lent(snapshot: Snapshot) -> bool:
 _NO_LIBCUDA: Final = Pattern(r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found")
 
 
+# nvidia-ctk has asked the driver for its version, and looks for its libraries on the node.
+_CTK_ASKED: Final = Pattern(r"Using driver version \d")
+_CTK_NO_LIBCUDA: Final = Pattern(r"Could not locate libcuda\.so\.\d+\.\d")
 _HOOK_NO_LIBCUDA: Final = Pattern(r"load library failed: libcuda\.so\.1: cannot open shared object")
 
 
@@ -104,9 +107,15 @@ def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     shown = [item for item in caches if not item.source.only or re.search(item.source.only, "libcuda.so.1")]
     unlisted = tuple(stated(item.written, "libcuda.so.1 is not among them", item.key) for item in shown)
     lacking = packages.installed(snapshot, "libcuda1") is False and bool(packages.matching(snapshot, "nvidia-smi"))
-    if said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown))):
+    sought = [
+        line
+        for item in snapshot.of("nvidia-ctk")
+        if not any("-root" in word for word in item.source.words)
+        for line in lines_with(item, _CTK_NO_LIBCUDA)
+    ]
+    if sought or (said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown)))):
         what = "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
-        yield "driver-userspace-incomplete", Proof(what, (*said, *unlisted))
+        yield "driver-userspace-incomplete", Proof(what, (*said, *sought, *unlisted))
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
@@ -244,10 +253,6 @@ _NEWER_CALL: Final = Pattern(
 _804: Final = Pattern(
     r"[Ee]rror:? 804\b|\(804 vs\. 0\)|returned 804|forward compatibility was attempted on non supported HW"
     r"|cudaErrorCompatNotSupportedOnDevice|CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
-)
-_803: Final = Pattern(
-    r"[Ee]rror:? 803\b|\(803 vs\. 0\)|returned 803|unsupported display driver ?/ ?cuda driver combination"
-    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
 )
 
 
@@ -448,7 +453,7 @@ def _listed_compat(snapshot: Snapshot) -> Iterator[Citation]:
 def _other_copy(
     snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
 ) -> Iterator[tuple[str, Verdict]]:
-    said = snapshot.said(_803)
+    said = snapshot.said(driver.UNFIT)
     compat = [one.citation for one in places if one.sort == "compat"] or [*_listed_compat(snapshot)]
     other = [one for one in places if one.sort == "other" and isinstance(one, loader.Library)]
     front = [one for one in places if isinstance(one, loader.Folder)]
@@ -502,7 +507,7 @@ def _mismatches(snapshot: Snapshot) -> bool:
     """Whether the node's own driver is at two versions; then all that CUDA says follows from that."""
     loaded, disk = driver.loaded(snapshot), driver.on_disk(snapshot)
     differs = loaded is not None and disk is not None and loaded.version != disk.version
-    return differs or any(state == "mismatch" for state, _ in snapshot.view(driver.smi))
+    return differs or bool(driver.strayed(snapshot)) or any(s == "mismatch" for s, _ in snapshot.view(driver.smi))
 
 
 def _compat_not_here(snapshot: Snapshot) -> Proof:

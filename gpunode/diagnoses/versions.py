@@ -14,7 +14,7 @@ from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import archives, driver, history, initramfs, modules, packages
+from gpunode.diagnoses.views import archives, driver, history, initramfs, kernel, modules, packages
 from gpunode.diagnoses.views.driver import Seen
 from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
@@ -126,6 +126,7 @@ def _said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
         citation
         for item in snapshot.items
         if item.where == "host" and item.kind not in {"file", "packages", "container-inspect"}
+        if not driver.is_beside_container(snapshot, item)
         for citation in lines_with(item, _MISMATCH)
         if item.kind not in driver.CONTAINED or _ASKED_ON_NODE.search(item.text)
     )
@@ -143,26 +144,56 @@ def _said_inside(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Which of the mismatches it is, by which pair of versions differs and how that came about."""
     scene = snapshot.view(_scene)
+    if shown := _shown(snapshot, scene):
+        yield shown
+        return
     inside = _said_inside(snapshot)
-    if brought := snapshot.said(_IN_THE_WAY):
-        what = "the image brings libraries of a driver, and those of the node cannot be put in their place"
-        yield CONTAINER, Proof(what, brought, ruled_out=("the node's driver: its libraries were found",))
-        return
-    if twice := _two_programs(snapshot, scene):
-        yield MIXED, twice
-        return
     if not inside and scene.says and driver.works(snapshot) and _shipped(snapshot, scene):
         inside = scene.says  # nobody wrote that this was said in the container whose packages are shown
     if driver.works(snapshot) or (inside and not _fails_on_node(scene) and not _is_behind(scene)):
         if inside:
             yield CONTAINER, _in_container(snapshot, scene, inside)
         return
-    if not scene.says and not inside and not (_differs(scene) and not snapshot.view(driver.smi)):
+    if not scene.says and not inside:
+        if _differs(scene) and not snapshot.view(driver.smi):
+            yield PENDING, _silent(scene)
         return
-    if _initramfs_brings(snapshot, scene):
-        return  # an old copy in the initramfs: the kernel's rules tell that
-    ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(scene), _by_packages(snapshot, scene), _newer(scene))
-    yield next((found for found in ways if found), (PENDING, _undecided(scene)))
+    # An old copy in the initramfs: the kernel's rules tell that.
+    if not _initramfs_brings(snapshot, scene):
+        yield _on_node(snapshot, scene)
+
+
+def _on_node(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict]:
+    """Which of the node's own mismatches it is."""
+    if scene.loaded is None and (held := initramfs.holds(snapshot)):
+        return PENDING, _of_image(scene, held)
+    ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(scene), _by_packages(snapshot, scene))
+    found = next((found for found in ways if found), None)
+    return found or _newer(snapshot, scene) or (PENDING, _undecided(scene))
+
+
+def _shown(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
+    """The mismatch whose two sides are shown themselves, so that no version needs to be weighed."""
+    if brought := snapshot.said(_IN_THE_WAY):
+        what = "the image brings libraries of a driver, and those of the node cannot be put in their place"
+        return CONTAINER, Proof(what, brought, ruled_out=("the node's driver: its libraries were found",))
+    if twice := _two_programs(snapshot, scene):
+        return MIXED, twice
+    strayed = driver.strayed(snapshot)
+    return (PARTIAL, _strayed(snapshot, strayed)) if strayed else None
+
+
+def _strayed(snapshot: Snapshot, strayed: tuple[Package, ...]) -> Proof:
+    """Libraries that are not of the driver which nvidia-smi shows."""
+    node = driver.smi_version(snapshot)
+    more = f", {len(strayed) - 1} more packages are neither" if strayed[1:] else ""
+    what = f"{strayed[0].name} is {strayed[0].upstream}{more}, and the driver {node.version if node else ''}"
+    said = snapshot.said(driver.UNFIT)
+    cited = (*(one.citation for one in strayed), *((node.citation,) if node else ()), *said)
+    ruled_out = ("the kernel module: nvidia-smi answers with it",)
+    text = "bring every package of the driver to the version of its kernel modules"
+    remedy = (remedies.driver(snapshot, text),) if remedies.takes_gpunode(snapshot) else tuple(_complete(snapshot))
+    return Proof(what, cited, "certain" if said else "likely", ruled_out, remedy=remedy)
 
 
 def _fails_on_node(scene: _Scene) -> bool:
@@ -188,21 +219,48 @@ def _initramfs_brings(snapshot: Snapshot, scene: _Scene) -> bool:
 
 
 def _two_programs(snapshot: Snapshot, scene: _Scene) -> Verdict | None:
-    """Two nvidia-smi on the node, of which one fits the module and the one that is found first does not."""
-    tried = [item for item in snapshot.of("nvidia-smi", "nvidia-smi-q") if item.where == "host"]
+    """Two drivers' programs or libraries on the node: what is found first fails, and what is found otherwise fits."""
+    tried = [item for item in snapshot.of("nvidia-smi", "nvidia-smi-q") if item.where == "host" and item.source.words]
     failing = [item for item in tried if _MISMATCH.search(item.text)]
-    ways = {item.source.words[0] for item in failing if item.source.words}
-    working = [
-        item
-        for item in tried
-        if item not in failing and driver.answers(item) and item.source.words[:1] != ("nvidia-smi",)
-    ]
-    other = next((item for item in working if item.source.words and item.source.words[0] not in ways), None)
-    if not failing or other is None:
+    working = [item for item in tried if item not in failing and driver.answers(item)]
+    ways = {item.source.words[0] for item in failing}
+    other = next((item for item in working if item.source.words[0] not in {"nvidia-smi", *ways}), None)
+    if failing and other is not None:
+        how = f"{other.source.words[0]} fits the module, the other does not"
+    elif failing and (other := next((item for item in working if _WITHOUT.search(item.written)), None)):
+        how = "without what the environment puts first, the libraries fit the module"
+    else:
         return None
-    what = f"two drivers are installed side by side: {other.source.words[0]} fits the module, the other does not"
     stores = tuple(citation for _, cited in _of_two_stores(snapshot) for citation in cited)
-    return Proof(what, tuple(dict.fromkeys((*scene.says, cite(other, 1), *stores))))
+    also = (cite(other, 1), *stores, *_put_first(snapshot))
+    return Proof(f"two drivers are installed side by side: {how}", tuple(dict.fromkeys((*scene.says, *also))))
+
+
+# What takes the libraries out of the way that a site's or a user's environment puts before the system's.
+_WITHOUT: Final = Pattern(
+    r"\b(?:module|ml) (?:purge|unload|rm|del|-)|\bspack unload\b|\bconda deactivate\b|\bunset LD_LIBRARY_PATH\b"
+    r"|\bLD_LIBRARY_PATH=|\benv (?:-i|-u LD_)"
+)
+# A folder of a driver's own that is none of the system's.
+_OWN_TREE: Final = Pattern(rf"^\S*/[\w.+-]*(?:nvidia|driver)[\w.+-]*/(?:\S*/)?{driver.VERSION}/\S*", re.IGNORECASE)
+_OF_SYSTEM: Final = Pattern(r"^/(?:usr|lib|lib64|bin|sbin|run|proc|sys|var|boot)/")
+
+
+def _put_first(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The entries of a search path that lead into a driver's tree outside the system's folders."""
+    found = []
+    for item in snapshot.items:
+        if item.where == "host" and _SEARCHES.search(item.written):
+            for number, line in enumerate(item.lines, 1):
+                entries = line.rpartition("=")[2].strip().split(":")
+                if any(_OWN_TREE.match(entry) and not _OF_SYSTEM.match(entry) for entry in entries):
+                    found.append(cite(item, number))
+    return tuple(found)
+
+
+_SEARCHES: Final = Pattern(
+    r"LD_LIBRARY_PATH|\bwhich\b|\btype -|\bwhereis\b|\bprintenv\b|^env\b|\b(?:ldd|readlink)\b|\$PATH"
+)
 
 
 # --- inside a container only --------------------------------------------------------------------------------------
@@ -289,6 +347,7 @@ def _two_installs(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
     yield from _run_beside_packages(snapshot, scene, packaged)
     yield from _run_beside_modules(snapshot, scene)
     yield from _of_two_stores(snapshot)
+    yield from _beside_the_system(snapshot, scene)
     found = driver.libraries(snapshot)
     if len(found) > 1 and any(scene.is_loaded(one.version) for one in found):
         yield f"libraries of {' and '.join(sorted(one.version for one in found))}", tuple(o.citation for o in found)
@@ -350,6 +409,19 @@ def _run_beside_modules(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs
 
 
 _STORE: Final = Pattern(rf"/nix/store/\w+-nvidia-x11-(?P<version>{driver.VERSION})-")
+
+
+def _beside_the_system(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
+    """Module, module on disk and packages are all of one version, and what a search path puts first is of another."""
+    if scene.loaded is None or (scene.disk is not None and not scene.is_loaded(scene.disk.version)):
+        return
+    whole = [one for one in (*scene.bringing, *scene.user) if scene.is_loaded(one.upstream)]
+    first = _put_first(snapshot)
+    named = (version for one in first for version in re.findall(rf"/({driver.VERSION})/", f"{one.line}/"))
+    other = next((version for version in named if not scene.is_loaded(version)), "")
+    if other and len(whole) == len((*scene.bringing, *scene.user)):
+        reason = f"the system's is {scene.loaded.version}, and the environment puts one of {other} first"
+        yield reason, (*first, *(one.citation for one in whole))
 
 
 def _of_two_stores(snapshot: Snapshot) -> Iterator[_Installs]:
@@ -457,9 +529,20 @@ def _apart(snapshot: Snapshot) -> tuple[Package, Package] | None:
     return next(((one, other) for one, other in pairs if one.upstream != other.upstream), None)
 
 
-def _newer(scene: _Scene) -> tuple[str, Verdict] | None:
-    """The library is newer than the loaded module and nothing more is known: mostly an upgrade before a reboot."""
+_API: Final = Pattern(r"API mismatch")
+# By then a node has started all that it starts.
+_BOOTED_S: Final = 600.0
+
+
+def _newer(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
+    """The kernel hears of newer libraries while the node runs: mostly they came by an upgrade before a reboot.
+
+    What it hears of at boot, a reboot did not put right. Without a time, nobody knows which it is.
+    """
     if scene.loaded is None or scene.wanted is None or _number(scene.wanted.version) <= _number(scene.loaded.version):
+        return None
+    times = [message.at for message in kernel.said(snapshot, _API)]
+    if not any(at is not None and at > _BOOTED_S for at in times):
         return None
     what = f"the libraries are of {scene.wanted.version} already{_while_loaded(scene)}"
     return PENDING, Proof(what, scene.cited, "likely")
@@ -485,6 +568,23 @@ def _undecided(scene: _Scene) -> Doubt:
     question = "is the module on disk of the libraries' version, so that a reboot is enough, or is it an old one?"
     look = "modinfo -F version nvidia; cat /proc/driver/nvidia/version; grep nvidia /var/log/apt/history.log"
     return Doubt(question, look, scene.cited, (UNATTENDED, PARTIAL, MIXED, CONTAINER))
+
+
+def _silent(scene: _Scene) -> Doubt:
+    """Nobody tells that anything fails; the module on disk is another than the one that is loaded."""
+    question = "the module on disk is not the one that is loaded: does it wait for a reboot, or did a reboot load this?"
+    look = "nvidia-smi; uptime -s; grep nvidia /var/log/apt/history.log; lsinitramfs /boot/initrd.img-$(uname -r)"
+    return Doubt(question, look, scene.cited, (UNATTENDED, PARTIAL, MIXED, _IMAGE))
+
+
+def _of_image(scene: _Scene, held: tuple[Citation, ...]) -> Doubt:
+    """The initramfs holds a module, and which version is loaded was not shown."""
+    question = "is the loaded module the one of the initramfs, older than that on disk, or the one before the upgrade?"
+    look = "cat /proc/driver/nvidia/version; modinfo -F version nvidia"
+    return Doubt(question, look, (*scene.cited, *held), (UNATTENDED, PARTIAL, _IMAGE))
+
+
+_IMAGE: Final = "initramfs-stale-module"
 
 
 def _no_partial(scene: _Scene) -> tuple[str, ...]:

@@ -103,6 +103,7 @@ _CONTAINER: Final = Pattern(r"^(?P<id>[0-9a-f]{12})\s", re.MULTILINE)
 # variable leaves the daemon, so no secret does.
 _VARIABLES: Final = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_DISABLE_REQUIRE",
                      "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD")  # fmt: skip
+_ONE_OF_THEM: Final = " ".join(f'"{name}"' for name in _VARIABLES)
 _NAME: Final = '{{$name := index (split . "=") 0}}'
 _WITH_GPU: Final = '{{if or .HostConfig.DeviceRequests (eq .HostConfig.Runtime "nvidia")}}'
 _INSPECTED: Final = (
@@ -111,8 +112,9 @@ _INSPECTED: Final = (
     '{{else}}""{{end}}},"HostConfig":{"Runtime":{{json .HostConfig.Runtime}},"Privileged":{{.HostConfig.Privileged}},'
     '"Devices":{{json .HostConfig.Devices}},"DeviceRequests":{{json .HostConfig.DeviceRequests}}},'
     '"Config":{"Image":{{json .Config.Image}},"Env":[{{range .Config.Env}}'
-    f"{_NAME}{{{{if eq $name {' '.join(f'{chr(34)}{name}{chr(34)}' for name in _VARIABLES)}}}}}"
-    "{{json .}},{{end}}{{end}}null]}}{{end}}"
+    + _NAME
+    + "{{if eq $name NAMES}}".replace("NAMES", _ONE_OF_THEM)
+    + "{{json .}},{{end}}{{end}}null]}}{{end}}"
 )
 
 

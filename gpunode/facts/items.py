@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.facts import nvml
@@ -127,6 +128,26 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
         if len(sources) > 1 and outcome == "absent" and not tells_absence(own):
             outcome = "ok"  # another of the commands said that
         yield Item(key, capture.source, source, own, outcome, capture.error, capture.exit_status)
+        if source.kind == "listing" and program_of(source) in _SEARCHERS and outcome == "ok":
+            yield from _searched(key, capture.source, source, own)
+
+
+_SEARCHERS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})
+# Longer searches are for the rules that read the listing itself.
+_MOST_FOUND: Final = 500
+_IN_FILE: Final = Pattern(r"^(?P<path>/[^\s:]{2,200}):(?:\d{1,6}:)?(?P<line>.*)$", re.MULTILINE)
+
+
+def _searched(key: str, written: str, source: Source, text: str) -> Iterator[Item]:
+    """The lines that a search through a folder found, file by file, each under the number of its line there."""
+    found: dict[str, list[str]] = {}
+    for number, match in enumerate(islice(_IN_FILE.finditer(text), _MOST_FOUND)):
+        lines = found.setdefault(match["path"], [])
+        lines += [""] * (number - len(lines)) + [match["line"]]
+    for path, lines in found.items():
+        seen = recognise(path)
+        if seen.kind == "file":
+            yield Item(key, written, replace(seen, only=source.only or ".", is_part=True), "\n".join(lines))
 
 
 def _own(source: Source, text: str, sources: tuple[Source, ...], parts: Sequence[Share] | None) -> tuple[Source, str]:

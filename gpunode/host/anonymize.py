@@ -1,8 +1,9 @@
-"""Evidence that names neither the machine nor its parts: serial numbers, UUIDs, MAC addresses and host names masked.
+"""Evidence that names neither the machine nor its parts nor its network, nor its neighbours.
 
-What is equal stays equal and keeps its form, so that a diagnosis of the masked evidence is that of the evidence. The
-replacements are numbers in the order of their first appearance: they tell nothing, also not to one who tries all MAC
-addresses of a vendor, and the same evidence gives the same bytes.
+Serial numbers, UUIDs, MAC and IP addresses, host names and servers of somebody's own are masked. What is equal stays
+equal and keeps its form, so that a diagnosis of the masked evidence is that of the evidence. The replacements are
+numbers in the order of their first appearance: they tell nothing, also not to one who tries all MAC addresses of a
+vendor, and the same evidence gives the same bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
@@ -51,12 +53,45 @@ _SAID: Final = re.compile(
     r"(\bHostname set to <|^[ \t]*(?:Host ?name|Static hostname|Node Name):[ \t]*"
     r"|kubernetes\.io/hostname[:=][ \t]*[\"']?"
     # docker info; the licence server of a virtual GPU
-    r"|(?-i:^ Name: )|^[ \t]*(?:Backup)?ServerAddress=(?=[\d.]*[a-z]))"
-    r"([\w.-]{1,253})",
+    r"|(?-i:^ Name: )|^[ \t]*(?:Backup)?ServerAddress=(?=[\d.]*[a-z])"
+    # Kubernetes: of a pod, in describe, in the kubelet's log, and in the node's own object
+    r"|[\"']?nodeName[\"']?[:=][ \t]*[\"']?(?=[\w-])|^Node:[ \t]+|\bnode=[\"']|--hostname-override[= \0]"
+    r"|\"type\":[ ]?\"(?:Hostname|InternalDNS|ExternalDNS)\",[ ]?\"address\":[ ]?\"|\bnode \"(?=[\w.-]{1,253}\" ))"
+    r"([\w.-]{1,253})"
+    r"|(?P<row>^[\w.-]{1,253})(?=[ ]+(?:Not)?Ready[, ])|(?P<cloud>\bip-\d{1,3}-\d{1,3}-\d{1,3}-\d{1,3})\b",
     re.IGNORECASE | re.MULTILINE,
+)
+# A server that is named in an address, with its own domain; a name of one word is left to the rules above.
+_SERVER: Final = re.compile(
+    r"(?<=://)(?:[^\s/@\"'<>]{1,256}@)?(?P<host>(?:[a-z\d-]{1,63}\.){1,8}[a-z][a-z\d-]{1,62})", re.IGNORECASE
+)
+# Those of everybody, of which the diagnosis may speak.
+_PUBLIC: Final = re.compile(
+    r"(?:.*\.)?(?:nvidia\.com|nvidia\.github\.io|nvcr\.io|ghcr\.io|github\.(?:com|io)|githubusercontent\.com|gitlab\.com"
+    r"|docker\.(?:com|io)|quay\.io|gcr\.io|k8s\.io|kubernetes\.io|pkg\.dev|googleapis\.com|google\.com|mcr\.microsoft\.com"
+    r"|microsoft\.com|amazonaws\.com|public\.ecr\.aws|azureedge\.net|ubuntu\.com|launchpad(?:content)?\.net|canonical\.com"
+    r"|snapcraft\.io|debian\.(?:org|net)|redhat\.com|redhat\.io|fedoraproject\.org|centos\.org|rockylinux\.org|almalinux\.org"
+    r"|oracle\.com|suse\.(?:com|de)|opensuse\.org|archlinux\.org|kernel\.org|freedesktop\.org|gnome\.org|mozilla\.org"
+    r"|python\.org|pypi\.org|pythonhosted\.org|pytorch\.org|anaconda\.(?:com|org)|huggingface\.co|hf\.co|rancher\.io|k3s\.io"
+    r"|mellanox\.com|gnu\.org|sourceforge\.net|stackoverflow\.com|wikipedia\.org|json-schema\.org|opencontainers\.org|cncf\.io"
+    r"|schema\.org|w3\.org|svc|cluster\.local|example\.(?:com|org|net))",
+    re.IGNORECASE,
+)
+_IPV4: Final = re.compile(r"(?<![\w.+~-])(?<!\d:)(?:\d{1,3}\.){3}\d{1,3}(?![\w+~-]|\.\d)")
+_IPV6: Final = re.compile(
+    r"(?<![\w:.])(?=[0-9a-f:]{0,40}\d)(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?![\w:.])", re.IGNORECASE
+)
+# What stands before a public address: four numbers may be a version.
+_ADDRESSED: Final = re.compile(
+    r"(?:://|@|\b(?:inet|addr|address|server|host|from|to|ip|via|dial tcp|nameserver)[\"':= \t]{1,4})$", re.IGNORECASE
 )
 # A word of other meanings, too: hidden only where a host's name stands.
 _COMMON: Final = re.compile(r"[a-z]*|.{1,5}|localhost.*|.*(?:nvidia|docker|containerd|kernel|systemd).*", re.IGNORECASE)
+# Names that tools give: they tell what the node is, and of nobody.
+_OF_TOOLS: Final = re.compile(
+    r"(?:minikube|kind|k3d|docker-desktop|rancher-desktop|colima|orbstack|microk8s-vm)(?:-[\w-]{0,60})?",
+    re.IGNORECASE,
+)
 _NODE_NAME: Final = "node-name"
 
 
@@ -67,13 +102,18 @@ def anonymized(evidence: Evidence) -> Evidence:
     another thing.
     """
     texts = [capture.text for capture in evidence.values()]
-    names = {match[2].partition(".")[0].lower() for text in texts for match in _named(text)}
+    names = {_name(match).partition(".")[0].lower() for text in texts for match in _named(text)}
+    servers = {match["host"].lower() for text in texts for match in _SERVER.finditer(text)}
     if _NODE_NAME in evidence:
         names.add(evidence[_NODE_NAME].text.strip().partition(".")[0].lower())
     serials = {match[2].lower() for text in texts for match in _SERIAL.finditer(text)}
     masks = _Masks(
-        _anywhere((name for name in names if not _COMMON.fullmatch(name)), r"(?:\.[a-z][\w-]*)*"),
+        _anywhere(
+            (name for name in names if not (_COMMON.fullmatch(name) or _OF_TOOLS.fullmatch(name))),
+            r"(?:\.[a-z][\w-]*)*",
+        ),
         _anywhere(filter(_LONG.fullmatch, serials), ""),
+        _anywhere((name for name in servers if not _PUBLIC.fullmatch(name)), ""),
     )
     masked = {key: _capture(capture, masks.text) for key, capture in sorted(evidence.items())}
     if name := evidence.get(_NODE_NAME):
@@ -84,6 +124,12 @@ def anonymized(evidence: Evidence) -> Evidence:
 def _named(text: str) -> Iterable[re.Match[str]]:
     yield from _BEFORE_MESSAGE.finditer(text)
     yield from _SAID.finditer(text)
+
+
+def _name(match: re.Match[str]) -> str:
+    """The host's name in it, wherever it stands there."""
+    found = match.groupdict()
+    return found.get("row") or found.get("cloud") or match[2]
 
 
 def _anywhere(words: Iterable[str], tail: str) -> re.Pattern[str] | None:
@@ -98,6 +144,7 @@ class _Masks:
 
     hosts: re.Pattern[str] | None
     serials: re.Pattern[str] | None
+    servers: re.Pattern[str] | None
     given: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def text(self, value: str) -> str:
@@ -107,14 +154,34 @@ class _Masks:
         value = _NUMBER.sub(self._numbered, value)
         value = _SERIAL.sub(lambda match: match[1] + self._serial(match[2]), value)
         value = _BEFORE_MESSAGE.sub(lambda match: match[1] + self.host(match[2]), value)
-        value = _SAID.sub(lambda match: match[1] + self.host(match[2]), value)
+        value = _SAID.sub(lambda match: (match[1] or "") + self.host(_name(match)), value)
         if self.serials:
             value = self.serials.sub(lambda match: self._serial(match[0]), value)
+        if self.servers:
+            value = self.servers.sub(lambda match: f"server-{self._number('server', match[0])}.example.com", value)
+        value = _IPV4.sub(self._ipv4, value)
+        value = _IPV6.sub(self._ipv6, value)
         return self.hosts.sub(lambda match: self.host(match[0]), value) if self.hosts else value
+
+    def _ipv4(self, match: re.Match[str]) -> str:
+        address = _ip(match[0])
+        is_own = address is not None and (address.is_private or address in _OF_CARRIERS)
+        if address is None or not (is_own or _ADDRESSED.search(match.string, 0, match.start())):
+            return match[0]
+        if address in _OF_NOBODY or address.is_loopback or address.is_link_local or address.packed[0] in {0, 255}:
+            return match[0]
+        return str(_OF_NOBODY[self._number("ipv4", match[0])])
+
+    def _ipv6(self, match: re.Match[str]) -> str:
+        address = _ip(match[0])
+        if address is None or address in _OF_NO_NETWORK or address.is_loopback or address.is_link_local:
+            return match[0]
+        return str(_OF_NO_NETWORK[self._number("ipv6", str(address))])
 
     def host(self, name: str) -> str:
         """What stands for the host ``name``, with or without its domain."""
-        return name if re.fullmatch(r"host-\d+", name) else f"host-{self._number('host', name.partition('.')[0])}"
+        is_kept = re.fullmatch(r"host-\d+", name) or _OF_TOOLS.fullmatch(name)
+        return name if is_kept else f"host-{self._number('host', name.partition('.')[0])}"
 
     def _serial(self, value: str) -> str:
         return f"serial-{self._number('serial', value)}"
@@ -132,6 +199,19 @@ class _Masks:
     def _number(self, kind: str, value: str) -> int:
         known = self.given.setdefault(kind, {})
         return known.setdefault(value.lower(), len(known) + 1)
+
+
+# The addresses of tests and of documentation (RFC 2544, RFC 3849): they lead nowhere.
+_OF_NOBODY: Final = ip_network("198.18.0.0/15")
+_OF_CARRIERS: Final = ip_network("100.64.0.0/10")
+_OF_NO_NETWORK: Final = ip_network("2001:db8::/32")
+
+
+def _ip(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
 
 
 def _as_mac(number: int) -> str:

@@ -25,19 +25,20 @@ _SENSITIVE: Final = (
     # The counts are bounded, so that a long word costs no more than its length.
     r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|(?:api|access|private|client)[_-]?key)[\w.-]{0,40}"
     r"|auth|_auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}"
-    r"|[\w.-]{0,40}(?:account|storage|encryption|licen[cs]e|shared|master|webhook)key"
-    r"|[\w.-]{0,40}rootpw|pgpass|(?:set-)?cookie|sumo-url"
+    r"|[\w.-]{0,40}(?:account|storage|encryption|licen[cs]e|shared|master|webhook|activation|auth)[_-]?key"
+    r"|[\w.-]{0,40}rootpw|pgpass|(?:set-)?cookie|sumo-url|(?:[\w-]{0,40}[_-])?psk|\.dockerc(?:fg|onfigjson)"
 )
 # Words with other meanings, too: modinfo's sig_key and dkms's signing key are those of secure boot.
 _OPEN_KEY: Final = r"(?![\w.-]{0,40}(?:sig|pub|public|signing|mok|host|sort|cache|partition|topology)[_-]?key\b)"
-_AMBIGUOUS: Final = rf"{_OPEN_KEY}[\w.-]{{1,40}}[_.-](?:key|pass|pat|pwd|pw|creds?)|bindpw"
-_CREDENTIAL: Final = r"[\w.-]{0,40}credentials?|pass"
+_AMBIGUOUS: Final = rf"{_OPEN_KEY}[\w.-]{{1,40}}[_.-](?:key|pass|pat|pwd|pw|creds?)|bindpw|pwd"
+_CREDENTIAL: Final = r"[\w.-]{0,40}credentials?|pass|(?:[\w-]{0,40}[_-])?community"
 # As a name that stands by itself, in a list of names and values.
 _NAME: Final = rf"{_SENSITIVE}|{_AMBIGUOUS}|{_CREDENTIAL}"
 # Messages speak of credentials, and of tests that pass, before a colon.
 _KEYS: Final = (
     rf"{_SENSITIVE}|{_AMBIGUOUS}(?![\w.-])"
     rf"|(?:{_CREDENTIAL})(?=\\{{0,7}}[\"']?[ \t]{{0,8}}=|\\{{0,7}}[\"'][ \t]{{0,8}}:)|(?-i:pass)(?=:[ \t])"
+    r"|(?-i:community)(?=:[ \t]+(?!https?:)\S+[ \t]*(?:\n|\Z))"
 )
 # Backslashes: JSON that stands as a string in a line of a log.
 _KEY: Final = rf"(?<![\w.?&-])(?:[\"']?)(?:{_KEYS})(?:\\{{0,7}}[\"'])?[ \t]*[=:][ \t]*"
@@ -59,7 +60,8 @@ _HEADERS: Final = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 _PERHAPS_KEY: Final = re.compile(rf"({_STRING})(\s*[=:])?", re.DOTALL)
-_USERINFO: Final = re.compile(r"(?<=://)[^\s/?#\"'<>]*(?=@)")
+# A slash has no place in a password there, and stands in many; an image's digest follows a path.
+_USERINFO: Final = re.compile(r"(?<=://)(?:[^\s/?#\"'<>]*|[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}/)[^\s?#\"'<>@]{1,200})(?=@)")
 _QUERY: Final = re.compile(
     r"(?<=[?&])((?:[\w-]*(?:token|signature|credential|key)|sig|password)=)([^&\s\"'#]+)", re.IGNORECASE
 )
@@ -67,6 +69,18 @@ _PRIVATE_KEY: Final = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)
 # Where no sign of assignment stands before it: an Authorization spoken of, an option's value (also as a list of words),
 # docker login -p, mysql -p, curl -u, a line of netrc(5), grub's password, an entry of a pod's environment.
 _WORDS: Final = r"(?:[^\n\s]{1,200}[ \t]+){0,8}"
+# An option whose value is the next word, of a list as well; a file's name is none.
+_ASKED_FOR: Final = (
+    r"(?:[\w-]{0,40}(?:passw(?:or)?d|passphrase|token|secret(?:-id)?|credentials?|requirepass"
+    r"|(?:api|access|private|client|auth|licen[cs]e|activation|shared|account|encryption)[_-]?key)"
+    r"|(?:[\w-]{0,40}[_-])?(?:pass|pwd|psk|community))"
+)
+_NEXT: Final = r"(?:[ \t]+[\"']?|[\"'],\s{0,80}[\"']|[\"']?\n[ \t]{0,80}-[ \t]+[\"']?)"
+_NO_FILE: Final = r"(?!/?(?:[\w.+-]{1,80}/){1,20}[\w.+-]{1,80}(?:[\s'\"]|$))"
+# What an image is called, with which `-e NAME IMAGE` goes on where the value is the caller's own.
+_NO_IMAGE: Final = r"(?!(?-i:[a-z]+|[a-z\d._/-]*[/:][^\s'\"A-Z]*)(?:[\s'\"]|$))"
+# A word that somebody has drawn: sentences go on with others.
+_DRAWN: Final = r"((?=[^\s'\"]{0,200}\d)[^\s'\"]{8,})"
 _VERDICT: Final = (
     r"(?!(?:not|no|required|incorrect|wrong|invalid|expired|missing|empty|needed|set|too|an?|the|in|on|only|used|asked"
     r"|unknown|stored|being|never|now|already|correct|valid|accepted|protected|disabled|enabled|locked|for|at|to)\b)"
@@ -75,17 +89,31 @@ _SPOKEN: Final = re.compile(
     r"(\bbearer[ \t]+)([\w.~+/=-]{8,})"
     r"|(\bbasic[ \t]+)((?=[a-z+/]{0,400}[\d=])[\w+/-]{6,}={0,2})"
     r"|(\bauthorization:[ \t]*(?:digest|negotiate|ntlm|oauth|hawk|aws4-hmac-sha256)[ \t]+)([^\n]+)"
-    r"|((?<!\w)--?[\w-]{0,40}(?:passw(?:or)?d|passphrase|token|secret|api-key|access-key)"
-    r"(?:[ \t]+[\"']?|[\"'],[ \t]?[\"']))([^\s'\"-][^\s'\"]*)"
+    rf"|((?<![\w-])-{{1,2}}(?=[a-z]){_ASKED_FOR}{_NEXT}){_NO_FILE}{_VERDICT}([^\s'\"-][^\s'\"]*)"
+    rf"|((?:(?<!\w)-e|--env|\bsetenv)[ \t]+(?:{_NAME})[ \t]+){_NO_IMAGE}([^\s'\"-][^\s'\"]*)"
+    rf"|(\bsnmp\w{{1,20}}[ \t]{_WORDS}-[cAX][ \t]*[\"']?)(?!redacted)([^\s'\"]+)"
+    r"|(\br[ow]community6?[ \t]+)(\S+)"
+    r"|((?:^|[ \t])(?:root)?(?:bindpw|requirepass|masterauth)[ \t]+)([^\s=:]\S*)"
+    r"|(\bpass(?:in|out)?[ \t]+pass:)([^\s'\"]+)"
+    r"|(\bPSK[ \t]+[\"'])([^\n\"']+)"
+    rf"|(\bldap\w{{1,20}}[ \t]{_WORDS}-w[ \t]*[\"']?)([^\s'\"]+)"
+    r"|((?<!\w)-U[ \t]*[\"']?[\w.\\-]{1,80}%)([^\s'\"]+)"
+    r"|(\bhtpasswd[ \t]+-\w{0,9}b\w{0,9}[ \t]+\S{1,200}[ \t]+\S{1,200}[ \t]+[\"']?)([^\s'\"]+)"
+    r"|(\becho[ \t]+(?:-\w[ \t]+)?[\"']?(?:[\w.-]{1,80}:)?)([^\s'\"|]+)"
+    r"(?=[\"']?[ \t]*\|[^\n|]{0,80}(?:sudo[ \t][^\n|]{0,40}-S\b|\bchpasswd|\bpasswd|--password-stdin))"
+    r"|(\bpro[ \t]+attach[ \t]+)([^\s-]\S{7,})"
     rf"|(\blogin[ \t]{_WORDS}-p[ \t]+)([^\s'\"]+)"
     rf"|(\b(?:mysql(?:dump|admin)?|mariadb(?:-dump|-admin)?)[ \t]{_WORDS}-p)([^\s'\"]+)"
     r"|(\bsshpass[ \t]+-p[ \t]*[\"']?)([^\s'\"]+)"
     rf"|(\bipmitool[ \t]{_WORDS}-P[ \t]*[\"']?)([^\s'\"]+)"
     rf"|(\bcurl[ \t]{_WORDS}(?:-u|--user|-U|--proxy-user|-x|--proxy)[ \t]*[\"']?[^\s:/'\"]{{1,80}}:)([^\s'\"]+)"
     r"|(\blogin\s+\S{1,256}\s+password\s+)(\S+)"
-    rf"|(\bpassw(?:or)?d (?:is|was):?[ \t]+[\"']?){_VERDICT}([^\s'\"]+)"
+    rf"|(\bpassw(?:or)?d (?:for [^\s:]{{1,80}} )?(?:is|was):?[ \t]+[\"']?){_VERDICT}([^\s'\"]+)"
+    r"|((?<!\[sudo\] )\bpassw(?:or)?d for [^\n:]{1,80}:[ \t]+[\"']?)([^\s'\"]+)(?=[\"']?[ \t]*$)"
+    rf"|(\b(?:token|secret|key) (?:for [^\s:]{{1,80}} )?(?:is|was):?[ \t]+[\"']?){_DRAWN}"
+    rf"|(\b(?:api|access) key:[ \t]+[\"']?){_DRAWN}"
     r"|(\bauthorization[\"']?:[ \t]*\n[ \t]*-[ \t]+[\"']?)([^\s\"'][^\n\"']*)"
-    r"|(^[ \t]*rootpw[ \t]+(?:--\w+[ \t]+){0,4})([^\s-]\S*)"
+    r"|((?:^|[ \t])rootpw[ \t]+(?:--\w+[ \t]+){0,4})([^\s-]\S*)"
     r"|(\bgrub\.pbkdf2\.\w{1,20}\.\d{1,9}\.)([0-9a-f.]+)"
     r"|((?<![\w$])\$(?:1|2[aby]|5|6|7|y)\$)([\w./=,$-]{20,})"
     rf"|(\bname:[ \t]*[\"']?(?:{_NAME})[\"']?[ \t]*\n[ \t]*value:[ \t]*[\"']?)([^\s\"'][^\n\"']*)"
@@ -109,15 +137,31 @@ _YAML_HEADERS: Final = re.compile(
     r"^([ \t]*)\w{0,40}(?:url|http|request|custom)_?headers?:[ \t]*\n(?:\1[ \t]+[^\n]*(?:\n|\Z)){1,200}",
     re.IGNORECASE | re.MULTILINE,
 )
+# A Secret of Kubernetes, as YAML or JSON: its data are secrets, whatever they are called.
+_IS_SECRET: Final = re.compile(r"\bkind[\"']?:[ \t]*[\"']?Secret\b")
+_DOCUMENT: Final = re.compile(r"(^---[ \t]*\n)", re.MULTILINE)
+_YAML_DATA: Final = re.compile(r"^([ \t]*)(?:stringData|data):[ \t]*\n(?:\1[ \t]+[^\n]*(?:\n|\Z)){1,200}", re.MULTILINE)
+_JSON_DATA: Final = re.compile(r"[\"'](?:stringData|data)[\"'][ \t]*:\s*\{[^{}]*")
 _YAML_VALUE: Final = re.compile(r"^([ \t]+(?:-[ \t]+)?(?:[^\s:]{1,80}:[ \t]+)?)([^\s\[{][^\n]*(?<!:))$", re.MULTILINE)
 # What tells by its own shape that it is a key: JSON Web Tokens, and those of the services that GPU nodes log in to.
 _SHAPES: Final = re.compile(
     r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|\bA(?:KIA|SIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bnpm_[A-Za-z0-9]{30,}"
     r"|\bsk-(?:[A-Za-z0-9]{20,}|(?:proj|ant|or|svcacct|admin)-[\w-]{6,})|\b[sr]k_live_[A-Za-z0-9]{10,}|\bhvs\.[\w-]{16,}"
+    r"|\bya29\.[\w-]{16,}|\bdapi[0-9a-f]{32}\b|\bAGE-SECRET-KEY-[0-9A-Z]{16,}"
     r"|\b(?:nvapi-|gh[opsur]_|github_pat_|glpat-|hf_|xox[abprs]-|dckr_pat_|tskey-|pypi-AgE)[\w-]{16,}"
 )
 # Two passes do for what was found so far; the bound is for text that was made to go on for ever.
 _PASSES: Final = 8
+# A number may be a password; of other things it is a limit or a count.
+_NUMBER: Final = re.compile(r"\d{4,}")
+_HIDES: Final = re.compile(
+    r"(?:passw(?:or)?d|passphrase|pass|pwd|pw|pat|token|secret|key|psk|community|rootpw|auth|creds?|data|dockerc\w+)$",
+    re.IGNORECASE,
+)
+_COUNTS: Final = re.compile(
+    r"(?:^|[_.-])(?:max|min|num)|(?:^|[_.-])(?:count|limit|size|len|ttl|time|timeout|age|port|id|version)(?:[_.-]|$)",
+    re.IGNORECASE,
+)
 _PLAIN: Final = frozenset({"true", "false", "null", "none", "yes", "no", "y", "n", "m"})
 _FILE: Final = re.compile(r"/(?:boot|etc|home|lib|mnt|opt|root|run|srv|tmp|usr|var)(?:/[\w.+-]+)+;?")
 # The system's own tables: no person writes a secret there, and dpkg's descriptions speak of passwords. Of /var/lib only
@@ -176,6 +220,9 @@ def _words(data: bytes, mark: bytes) -> bytes:
         value = parts[at]
         if _OPTION.fullmatch(option) and not value.startswith(("-", "/")) and not _PORT.fullmatch(value):
             parts[at] = _mask(value)
+    # Read as one line, the words before an option tell whose it is: `snmpget -c`.
+    line = text(" ".join(parts)).split(" ")
+    parts = line if len(line) == len(" ".join(parts).split(" ")) == len(parts) else parts
     return "\0".join(parts).encode("utf-8", "surrogateescape")
 
 
@@ -242,12 +289,26 @@ def _once(value: str) -> str:
     value = _SPOKEN.sub(_spoken, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
     value = _YAML_HEADERS.sub(_yaml_headers, value)
+    value = _secret_objects(value) if _IS_SECRET.search(value) else value
     return _ASSIGNED.sub(_assigned, value)
+
+
+def _secret_objects(value: str) -> str:
+    """``value`` without what Kubernetes' Secrets hold, under whatever names."""
+    parts = _DOCUMENT.split(value)
+    return "".join(
+        _JSON_DATA.sub(lambda table: _headers(table[0]), _YAML_DATA.sub(_yaml_headers, part))
+        if _IS_SECRET.search(part)
+        else part
+        for part in parts
+    )
 
 
 def _mask(secret: str) -> str:
     if not secret:
         return ""
+    if _NUMBER.fullmatch(secret):
+        return "0"
     length = next((length for length in _LENGTHS if len(secret) <= length), _LENGTHS[-1])
     return "redacted" * (length // 8)
 
@@ -295,6 +356,11 @@ def _assigned(match: re.Match[str]) -> str:
 
 def _is_plain(word: str, name: str) -> bool:
     """Whether the value is none that must be hidden: a number, a word of configuration, the file that holds a key."""
+    name = name.rstrip(" \t=:\"'\\")
+    if _NUMBER.fullmatch(word):
+        return _HIDES.search(name) is None or _COUNTS.search(name) is not None
+    if name.lower().endswith("pwd") and word.startswith("/"):
+        return True
     return word.lower() in _PLAIN or re.fullmatch(r"[\d.+-]+", word) is not None or _names_file(word, name)
 
 

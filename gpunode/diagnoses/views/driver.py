@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from gpunode.catalog.conflicts import parts
+from gpunode.change import PackageState
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import kernel, modules, packages
@@ -158,7 +160,7 @@ def _on_disk_by_path(snapshot: Snapshot, running: str) -> Seen | None:
 def library(snapshot: Snapshot) -> Seen | None:
     """The version of the libraries that programs on the node load."""
     for item in snapshot.items:
-        asks = item.where == "host" and item.kind in {"nvidia-smi", "nvidia-smi-q", "text"}
+        asks = item.where == "host" and item.kind in _ON_NODE and not is_beside_container(snapshot, item)
         if asks and (match := _NVML_LIBRARY.search(item.text)):
             said = api_mismatch(snapshot)
             # NVML leaves the last part away; the kernel heard the whole.
@@ -168,6 +170,17 @@ def library(snapshot: Snapshot) -> Seen | None:
         return Seen(pair[0], pair[2])
     found = snapshot.view(libraries)
     return found[0] if len({one.version for one in found}) == 1 else None
+
+
+_ON_NODE: Final[frozenset[Kind]] = frozenset({"nvidia-smi", "nvidia-smi-q", "text"})
+
+
+def is_beside_container(snapshot: Snapshot, item: Item) -> bool:
+    """Whether its text is also that of a command in a container, so that nobody knows who said what."""
+    if not item.source.is_mixed:
+        return False
+    beside = (one for one in snapshot.items if one.key == item.key and one is not item and one.text == item.text)
+    return any(one.where == "container" or one.kind in CONTAINED for one in beside)
 
 
 def libraries(snapshot: Snapshot) -> tuple[Seen, ...]:
@@ -241,6 +254,33 @@ def packaged(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     )
 
 
+# CUDA's error 803: the library and the module do not fit.
+UNFIT: Final = Pattern(
+    r"[Ee]rror:? 803\b|\(803 vs\. 0\)|returned 803|unsupported display driver ?/ ?cuda driver combination"
+    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+)
+
+
+def strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """The installed libraries that are of another version than the driver that answers, of which others are there.
+
+    nvidia-smi needs one library alone: it works where all others do not fit.
+    """
+    return snapshot.view(_strayed)
+
+
+def _strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    node = smi_version(snapshot) if works(snapshot) else None
+    if node is None:
+        return ()
+    there = {name: one for name, one in snapshot.view(packages.packages).items() if one.is_installed}
+    states = {name: PackageState(one.version) for name, one in there.items()}
+    found = parts(states, int(node.version.partition(".")[0]))
+    if node.version not in found.values():
+        return ()  # they were listed at another time, or another driver is there beside them
+    return tuple(there[name] for name, own in found.items() if own != node.version and name.startswith("lib"))
+
+
 def headless(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """The installed packages of Ubuntu's that bring a driver without its programs."""
     return tuple(one for one in whole(snapshot) if one.name.startswith("nvidia-headless-"))
@@ -258,7 +298,7 @@ def smi(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
 
 def _smi(snapshot: Snapshot) -> Iterator[tuple[SmiState, Citation]]:
     for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text"):
-        if item.where == "container":
+        if item.where == "container" or is_beside_container(snapshot, item):
             continue
         if item.key == _PROGRAM and item.outcome == "ok" and not item.text.strip():
             yield "missing", stated(item.written, "not there", item.key)

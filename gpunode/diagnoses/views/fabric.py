@@ -94,7 +94,14 @@ def switches(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def not_ready(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which CUDA or NCCL says that the system's fabric is not ready (802 most often)."""
-    return snapshot.said(_NOT_READY)
+    return snapshot.said(_NOT_READY) or tuple(_returned(snapshot))
+
+
+def _returned(snapshot: Snapshot) -> Iterator[Citation]:
+    """The bare code that a line of a program's prints of cuInit."""
+    for item in snapshot.of("application"):
+        if "cuInit" in item.written:
+            yield from (cite(item, number) for number, line in enumerate(item.lines, 1) if line.strip() == "802")
 
 
 def in_progress(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -290,6 +297,12 @@ def nvlinks(snapshot: Snapshot) -> tuple[Links, ...]:
     whole = {one.index for one in seen if one.up or one.name}
     # A monitor lists those that are down alone.
     return tuple(one for one in seen if one.up or one.name or not (whole and one.index is None))
+
+
+def asked_for_some(snapshot: Snapshot) -> bool:
+    """Whether nvidia-smi was asked for the links of some GPUs only, each time."""
+    asked = [item.source.words for item in snapshot.of("nvidia-smi-nvlink")]
+    return bool(asked) and all({"-i", "--id"} & {word.partition("=")[0] for word in words} for words in asked)
 
 
 def _each_once(found: Iterable[Links]) -> tuple[Links, ...]:

@@ -17,7 +17,7 @@ _NEWEST: Final = 1 << 21
 _STAMP: Final = Pattern(r"^Start-Date:\s*(?P<at>\S+\s+\S+)")
 _COMMAND: Final = Pattern(r"^(?:Commandline|Command [Ll]ine)\s*:\s*(?P<command>.*)$")
 _CHANGES: Final = Pattern(r"^(?:Upgrade|Install|Reinstall|Downgrade):\s")
-_ENTRY: Final = Pattern(r"(?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<one>[^,)\s]+)(?:, (?P<two>[^)]+))?\)")
+_ENTRY: Final = Pattern(r"(?<![\w.+-])(?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<one>[^,)\s]+)(?:, (?P<two>[^)]+))?\)")
 _DPKG: Final = Pattern(
     r"^(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:upgrade|install) (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? "
     r"(?P<old>\S+) (?P<new>\S+)$"

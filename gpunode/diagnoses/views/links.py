@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
@@ -61,8 +62,8 @@ class Device:
     """What lspci -v says of one device.
 
     Attributes:
-        address: empty where the heading was cut away.
-        head: what stands behind the address.
+        address: empty where the heading was cut away and nothing else tells it.
+        head: what stands behind the address; empty where that was cut away.
         lines: below the heading, each with its number.
     """
 
@@ -74,12 +75,12 @@ class Device:
     @property
     def is_nvidia(self) -> bool:
         """Whether it is of NVIDIA's; people paste the lines of their GPU without its heading."""
-        return not self.address or bool(_NVIDIA.search(self.head))
+        return not self.head or bool(_NVIDIA.search(self.head))
 
     @property
     def is_bridge(self) -> bool:
         """Whether it is a bridge, or may be one."""
-        return not self.address or "bridge" in self.head.lower()
+        return not self.head or "bridge" in self.head.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,20 @@ def devices(snapshot: Snapshot) -> tuple[Device, ...]:
     return tuple(device for item in told if find(item, _DETAIL) for device in _devices(item))
 
 
+_ADDRESS: Final = Pattern(r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+
+
+def _value_of(words: tuple[str, ...], option: str) -> str:
+    return next((after for word, after in pairwise(words) if word == option), "")
+
+
 def _devices(item: Item) -> Iterator[Device]:
     address, head, lines = "", "", list[tuple[int, str]]()
+    if item.lines and not any(_HEAD.match(line) for line in item.lines):
+        # Its heading was cut away; which one it is, and that a port is a bridge, is told all the same.
+        asked = _value_of(item.source.words, "-s")
+        address = pci.address(asked) if _ADDRESS.fullmatch(asked) else ""
+        head = "bridge" if "driver in use: pcieport" in item.text else ""
     for number, line in enumerate(item.lines, 1):
         match = None if line[:1].isspace() else _HEAD.match(line)
         if match is None:

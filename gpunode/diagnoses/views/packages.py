@@ -24,7 +24,9 @@ _APT_LIST: Final = Pattern(
 )
 _RPM: Final = Pattern(
     r"^(?P<name>[a-zA-Z0-9][\w.+-]*?)-(?P<version>(?:\d+:)?\d[\w.+~^]*-[\w.+~^]+?)"
-    r"(?:\.(?:x86_64|aarch64|noarch|i686))?$"
+    r"(?:\.(?:x86_64|aarch64|noarch|i686))?"
+    # rpm --last puts a date behind each.
+    r"(?:\s+\w{3} (?:\d{1,2} \w{3}|\w{3} +\d{1,2}) [^\n]{4,40})?$"
 )
 # dnf list installed, yum list: "nvidia-driver.x86_64   3:550.54.15-1.el9   @cuda-rhel9-x86_64".
 _DNF_LIST: Final = Pattern(
@@ -73,8 +75,8 @@ class Package:
 
     @property
     def upstream(self) -> str:
-        """The version without epoch and packaging revision (``550.107.02``)."""
-        return self.version.split(":")[-1].split("-")[0].split("~")[0]
+        """The version without epoch, packaging revision and the kernel of SUSE's modules (``550.107.02``)."""
+        return self.version.split(":")[-1].split("-")[0].split("~")[0].split("_k")[0]
 
 
 def packages(snapshot: Snapshot) -> Mapping[str, Package]:

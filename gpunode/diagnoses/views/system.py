@@ -126,14 +126,24 @@ def running_kernel(snapshot: Snapshot) -> str:
 _DF_ROW: Final = Pattern(r"^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$", re.MULTILINE)
 _NEARLY_FULL: Final = 97
 # Where modules are built and installed.
-_BUILT_IN: Final = ("/", "/var", "/usr", "/lib", "/boot")
+_BUILT_IN: Final = ("/var", "/usr", "/lib", "/boot")
 
 
 def has_room(snapshot: Snapshot) -> bool:
     """Whether ``df`` shows the file systems in which modules are built, none of them full."""
+    used = _used(snapshot)
+    return bool(used) and max(used) < _NEARLY_FULL
+
+
+def is_full(snapshot: Snapshot) -> bool:
+    """Whether ``df`` shows one of them full."""
+    return max(_used(snapshot), default=0) >= _NEARLY_FULL
+
+
+def _used(snapshot: Snapshot) -> tuple[int, ...]:
+    """How full they are, in percent."""
     rows = [match for item in snapshot.items if re.search(r"\bdf\b", item.written) for match in finds(item, _DF_ROW)]
-    ours = [row for row in rows if row["place"] in _BUILT_IN or row["place"].startswith(_BUILT_IN[1:])]
-    return bool(ours) and all(int(row["used"]) < _NEARLY_FULL for row in ours)
+    return tuple(int(row["used"]) for row in rows if row["place"] == "/" or row["place"].startswith(_BUILT_IN))
 
 
 def hostname(snapshot: Snapshot) -> str:

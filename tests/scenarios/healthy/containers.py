@@ -235,7 +235,7 @@ def podman() -> dict[str, Said]:
     """podman, which takes GPUs from CDI alone."""
     return {
         "podman-version": "Client:       Podman Engine\nVersion:      5.4.0\nAPI Version:  5.4.0\nOS/Arch:      linux/amd64\n",
-        "containers-conf": held({"/etc/containers/containers.conf": "[containers]\n\n[engine]\n"}),
+        "file:/etc/containers/containers.conf": "[containers]\n\n[engine]\n",
     }
 
 

@@ -132,7 +132,7 @@ HAS, RUNS = "\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x{}\n", "\t\tLnkSta:\tSpe
     [
         (HAS.format(16), 16, 4, ("warning", "certain", "both ends have")),
         ("", 16, 4, ("warning", "likely", "how many the slot has was not seen")),
-        (HAS.format(4), 16, 4, ("info", "certain", "the slot above it has no more lanes")),
+        (HAS.format(4), 16, 4, None),
         (HAS.format(16), 2.5, 16, None),
         ("", 2.5, 16, None),
     ],
@@ -155,11 +155,10 @@ def test_the_port_above_is_known_by_sysfs_too() -> None:
         ("lspci -tv", "-[0000:00]-+-01.0-[01]----00.0  NVIDIA Corporation GA102\n"),
         ("grep . /sys/bus/pci/devices/*/*_link_width", "\n".join(sysfs.format(*row) for row in rows)),
     ]
-    (slot,) = seen(*pieces).findings
-    assert (slot.severity, slot.summary) == (
-        "info",
-        "the PCIe link of 0000:01:00.0 runs x8 of x16: the slot above it has no more lanes",
-    )
+    assert not seen(*pieces).findings
+    source, text = pieces[2]
+    (narrow,) = seen(*pieces[:2], (source, text.rpartition("\n")[0])).findings
+    assert (narrow.cause, narrow.confidence) == ("pcie-link-degraded", "likely")
 
 
 def test_errors_of_a_port_are_those_of_the_gpu_below_it() -> None:

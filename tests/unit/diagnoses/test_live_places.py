@@ -250,7 +250,7 @@ def lspci(lanes: int) -> Snapshot:
 
 
 def test_a_slot_with_fewer_lanes_is_no_fault_of_the_link() -> None:
-    assert [one.cause for one in diagnose(lspci(8)).findings] == []
+    assert all(one.severity == "info" for one in diagnose(lspci(8)).findings)
     (found,) = diagnose(lspci(16)).findings
     assert (found.cause, found.confidence) == ("pcie-link-degraded", "certain")
     assert [line.number for line in found.citations] == [8, 3]

@@ -70,6 +70,27 @@ def test_the_same_evidence_gives_the_same_masks_whatever_its_order() -> None:
         ("  providerID: aws:///eu-central-1a/i-0abc1234567890def\n", "i-0abc"),
         (" Name: secretcorp-node\n", "secretcorp"),
         ("ServerAddress=licsrv.corp.example.com\n", "licsrv"),
+        ("inet 10.20.30.40/24 brd 10.20.30.255\n", "10.20.30.40"),
+        ("dial tcp 100.64.3.9:6443: connect: refused, peer 192.168.7.11\n", "100.64.3.9"),
+        ("dial tcp 100.64.3.9:6443: connect: refused, peer 192.168.7.11\n", "192.168.7.11"),
+        ("lookup reg on 203.0.114.7:53 via 203.0.114.7\n", "via 203.0.114"),
+        ("curl https://8.7.6.5/x\n", "8.7.6.5"),
+        ("inet6 2a01:4f8:1:2::77/64 scope global\n", "2a01:4f8"),
+        ("server: https://api.prod.acme-gpu.io:6443\n", "acme-gpu"),
+        ("pull https://user@harbor.acme-gpu.io/x, then harbor.acme-gpu.io/x:1\n", "acme-gpu"),
+        ("Node:             worker-gpu-17/10.0.0.7\n", "worker-gpu-17"),
+        (
+            "NAME          STATUS   ROLES\nworker-gpu-9   Ready    <none>\nworker-gpu-10  NotReady,X\n",
+            "gpu-10",
+        ),
+        ("  nodeName: worker-gpu-17\n# worker-gpu-17 again\n", "worker-gpu-17"),
+        ('{"spec": {"nodeName": "worker-gpu-17"}}\n', "worker-gpu-17"),
+        ('{"type":"InternalDNS","address":"ip-10-0-1-2.eu-central-1.compute.internal"}\n', "eu-central-1"),
+        ("Failed on ip-10-0-1-2.eu-central-1.compute.internal today\n", "ip-10-0-1-2"),
+        (
+            'E1116 kubelet.go:1] err="node \\"worker-gpu-17\\" not found"\nnode "worker-gpu-17" x\n',
+            "gpu-17",
+        ),
     ],
 )
 def test_every_form_of_an_identity_is_masked(text: str, gone: str) -> None:
@@ -86,6 +107,9 @@ def test_every_form_of_an_identity_is_masked(text: str, gone: str) -> None:
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n",
         "SHA1 Fingerprint: 98:9d:0a:aa:bb:cc:dd:ee:ff:00:11:22:33:44:55:66:77:88:99:aa\n",
         "nvidia 56717312 0 - Live 0xffffffffc0a00000 (POE)\n",
+        "linux-generic 5.15.0.91.88, VBIOS Version : 96.00.74.00, libx.so.1.2.3.4, 12.4.1.0-1, 1:10.2.3.4-1\n",
+        "listen 127.0.0.1:10248, 0.0.0.0:80, [::]:22, ::1, 169.254.169.254, at 06:12:43 on 0000:65:00\n",
+        "https://developer.download.nvidia.com/compute/cuda https://nvcr.io/v2 https://registry.k8s.io/pause\n",
     ],
 )
 def test_what_names_no_machine_stays(text: str) -> None:
@@ -123,3 +147,16 @@ def test_json_stays_json() -> None:
 
 def test_bytes_that_are_no_text_stay() -> None:
     assert anonymized({"x": Capture("/x", "ok", b"\xff\x00\xfe")})["x"].data == b"\xff\x00\xfe"
+
+
+def test_addresses_and_servers_that_are_equal_stay_equal_and_keep_their_form() -> None:
+    text = (
+        "from 10.1.2.3:443 to 10.1.2.4, 10.1.2.3 again, 2a01::7 and 2A01:0::7, "
+        "https://a.acme.io https://b.acme.io a.acme.io\n"
+    )
+    words = masked(text).split()
+    assert words[1].removesuffix(":443") == words[4]
+    assert words[3].rstrip(",") != words[4]
+    assert words[6] == words[8].rstrip(",") == "2001:db8::1"
+    assert words[9] == f"https://{words[11]}" != words[10]
+    assert masked(masked(text)) == masked(text)

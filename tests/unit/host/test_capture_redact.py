@@ -286,6 +286,11 @@ def test_no_place_gives_a_secret_away(place: str) -> None:
         "the password is required; Basic authentication failed",
         "kube-proxy: proxy mode iptables, topology_key: kubernetes.io/hostname",
         "git@github.com:NVIDIA/libnvidia-container.git",
+        "docker run -e NVIDIA_VISIBLE_DEVICES=all -e HF_TOKEN vllm/vllm-openai:latest; docker run -e HF_TOKEN ubuntu",
+        "[sudo] password for bob: modprobe: ERROR: could not insert 'nvidia': No such device",
+        "PWD=/root OLDPWD=/ key-mgmt=wpa-psk --bypass yes max_tokens=4096 --max-num-batched-tokens=8192",
+        "https://nvcr.io:443/nvidia/cuda@sha256:0123 the token is invalid or expired 401, see community: https://x",
+        "kubectl logs snmp-exporter -c exporter; the secret is not found, kind: SecretProviderClass",
         "basic render, mkdir -p /etc/x, gpg: no valid OpenPGP data found",
     ],
 )
