@@ -101,6 +101,15 @@ def package_manager(snapshot: Snapshot) -> PackageManager:
     return "apt"
 
 
+def is_debians(snapshot: Snapshot) -> bool:
+    """Whether the system is Debian and none of those made of it, by its name or its kernel's."""
+    known = distro(snapshot)
+    return known.id == "debian" if known else bool(_DEBIANS_KERNEL.search(running_kernel(snapshot)))
+
+
+_DEBIANS_KERNEL: Final = Pattern(r"-(?:amd64|arm64|pve)$")
+
+
 def running_kernel(snapshot: Snapshot) -> str:
     """``uname -r``; empty where nothing tells."""
     kernels = snapshot.facts.kernels
