@@ -113,7 +113,7 @@ def _verdicts(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[list[Pr
 
 def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bool) -> Finding:
     """The finding, by the node's own word where that is enough; a container's makes nothing certain."""
-    alone = hearsay.without_containers(snapshot)
+    alone = hearsay.without_containers(snapshot, of_node=rule.layer in hearsay.OF_NODE)
     if alone is snapshot:
         return _finding(rule, proofs, snapshot, guarded=guarded)
     if own := _verdicts(rule, alone, guarded=guarded)[0]:

@@ -453,9 +453,16 @@ def _degraded(snapshot: Snapshot) -> Iterator[Verdict]:
         is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
         is_odd = full or "baseboard" in snapshot.view(boards.carriers)
         severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"
-        summary = f"the PCIe link of {which} runs x{link.width}{widest}: fewer lanes than both ends have"
+        is_sure = full or any(_is_narrow(one) and one.of_both and _are_one(one, link) for one in seen)
+        slot = "both ends have" if is_sure else "the GPU has; how many its slot is wired for was not seen"
+        summary = f"the PCIe link of {which} runs x{link.width}{widest}: fewer lanes than {slot}"
         out = ("saving power at idle: that lowers the speed, never the width",)
-        yield Proof(summary, (link.citation,), gpu=link.address, severity=severity, ruled_out=out)
+        confidence: Confidence = "certain" if is_sure else "likely"
+        yield Proof(summary, (link.citation,), confidence, out, gpu=link.address, severity=severity)
+
+
+def _are_one(one: links.Link, other: links.Link) -> bool:
+    return not one.address or not other.address or links.slot(one.address) == links.slot(other.address)
 
 
 def _is_narrow(link: links.Link) -> bool:
@@ -770,7 +777,8 @@ FAMILY: Final = Family(
             story=(
                 "Card and slot agree on a width when the link is trained. Dirt, a bad riser, a slot with fewer wires "
                 "or a bifurcation setting leave it at x8, x4 or x1, and copies between host and GPU are slower by "
-                "that much. A lower speed at idle is power saving and no fault; a lower width never is."
+                "that much. A lower speed at idle is power saving and no fault; a lower width is none only where "
+                "the slot is wired for no more, as second slots of consumer boards are."
             ),
             sources=(
                 "https://github.com/geerlingguy/raspberry-pi-pcie-devices/issues/480",

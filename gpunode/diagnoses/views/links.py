@@ -86,9 +86,10 @@ class Link:
 
     Attributes:
         address: of the GPU; empty where the piece does not tell.
-        width: lanes in use; ``widest`` what both ends could; either None where nobody says.
-        generation: of the speed in use; ``newest`` what both ends could.
+        width: lanes in use; ``widest`` what the GPU could; either None where nobody says.
+        generation: of the speed in use; ``newest`` what the GPU could.
         narrow: whether lspci itself calls the width downgraded.
+        of_both: whether the slot could as much, too, as nvidia-smi's maximum says.
     """
 
     address: str
@@ -98,6 +99,7 @@ class Link:
     newest: int | None
     citation: Citation
     narrow: bool = False
+    of_both: bool = False
 
 
 def devices(snapshot: Snapshot) -> tuple[Device, ...]:
@@ -221,6 +223,7 @@ def _of_smi(snapshot: Snapshot) -> Iterator[Link]:
                 _first(gpu, ("PCIe Generation", "Current"), ("link", "gen", "current"), ("link", "gen", "gpucurrent")),
                 _first(gpu, ("PCIe Generation", "Max"), ("link", "gen", "max")),
                 row.citation,
+                of_both=True,
             )
 
 
