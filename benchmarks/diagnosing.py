@@ -15,11 +15,14 @@ from benchmarks.measure import Cost, cost, row, side_by_side, title
 REPORTS = ROOT / "tests/scenarios/doctor"
 # What a stuck driver makes of nvidia-smi: it cannot even be ended politely.
 HANGING = "#!/bin/sh\ntrap '' TERM\nsleep 600 & sleep 600\n"
-# gpunode looks for programs in a path of its own; this one begins with the stand-ins.
+# gpunode looks for programs in a path of its own; this one begins with the stand-ins. Where no driver is loaded,
+# nvidia-smi is not asked, so that nothing is loaded by a look; here it is.
 WITH_STAND_INS = """\
 import sys
+from gpunode.facts import examination
 from gpunode.host import process
 process.PATH = {path!r} + ":" + process.PATH
+examination.may_ask_driver = lambda evidence: True
 sys.argv = ["gpunode", "doctor"]
 from gpunode.__main__ import main
 sys.exit(main())

@@ -45,12 +45,13 @@ def pages(folder: Path, made: str) -> dict[Path, str]:
 
 def _index(made: str) -> str:
     from gpunode.diagnoses import families
-    from gpunode.page.words import LAYERS
+    from gpunode.diagnoses.stack import TITLES
 
     rules = [(rule, family) for family in families() for rule in family.rules]
     lines = [made, _INDEX]
-    for layer, title in LAYERS.items():
-        found = sorted(((rule, family) for rule, family in rules if rule.layer == layer), key=lambda one: one[0].cause)
+    for storey, title in TITLES.items():
+        here = ((rule, family) for rule, family in rules if rule.storey == storey)
+        found = sorted(here, key=lambda one: one[0].cause)
         if not found:
             continue
         lines += [
@@ -78,11 +79,12 @@ def _family(family: Family, made: str) -> str:
 
 
 def _rule(rule: Rule, family: Family) -> Iterator[str]:
-    from gpunode.page.words import DISRUPTIONS, LAYERS
+    from gpunode.diagnoses.stack import TITLES
+    from gpunode.page.words import DISRUPTIONS
 
     yield from (f"## `{rule.cause}`", "", f"**{_plain(rule.title)}**", "")
-    yield from ("| layer | severity | the repair |", "| --- | --- | --- |")
-    yield f"| {LAYERS[rule.layer]} | {_SEVERITIES[rule.severity]} | {DISRUPTIONS[rule.disruption]} |"
+    yield from ("| in the stack | severity | the repair |", "| --- | --- | --- |")
+    yield f"| {TITLES[rule.storey]} | {_SEVERITIES[rule.severity]} | {DISRUPTIONS[rule.disruption]} |"
     for paragraph in rule.story.split("\n\n"):
         yield from ("", _plain(" ".join(paragraph.split())))
     yield from _remedy(rule)

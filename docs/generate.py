@@ -41,11 +41,13 @@ def pages() -> dict[Path, str]:
     # It stands beside this script, which is also imported from elsewhere.
     sys.path.insert(0, str(ROOT / "docs"))
     import causes
+    import looks
 
     whole = {
         FOLDER / "cli.md": cli(),
         FOLDER / "exit-codes.md": exit_codes(),
         FOLDER / "recipes.md": recipes(),
+        FOLDER / "what-doctor-looks-at.md": looks.page(_MADE),
     }
     whole |= causes.pages(FOLDER / "causes", _MADE)
     return whole | {page: with_outputs(page.read_text("utf-8")) for page in _with_outputs()}

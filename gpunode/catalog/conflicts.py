@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from gpunode.catalog import tables
+from gpunode.change import PackageState
+
+# The library of nvidia-settings talks to any X driver, and what is no driver's depends on it: libhwloc-plugins (so
+# OpenMPI) and Chromium. Its purge would take those along.
+STANDS_ALONE = "libxnvctrl"
+_NEEDED = frozenset({"libcuda1", "libnvidia-ml1"})
+_UPSTREAM = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
 
 
 def driver_packages(names: Iterable[str]) -> frozenset[str]:
@@ -33,6 +41,30 @@ def _matches(name: str, action: str) -> bool:
 def pinned_names(branch: int) -> tuple[str, ...]:
     """Names of packages that come at the driver's own version, in order. Source: pinned_names.csv."""
     return tuple(sorted({row["name"].format(branch=branch) for row in tables.rows("pinned_names.csv")}))
+
+
+def upstream(version: str) -> str:
+    """The driver's own version (``580.95.05``) in a package's; empty when the package has versions of its own."""
+    match = _UPSTREAM.match(version)
+    return match[1] if match else ""
+
+
+def parts(packages: Mapping[str, PackageState], branch: int) -> Mapping[str, str]:
+    """The installed packages that a driver of ``branch`` has in its own version, with the version that they are of.
+
+    Those of another branch are another driver's, but for the libraries that every branch has under the same name, and
+    without which nothing runs on a GPU.
+    """
+    names = {*pinned_names(branch)}
+    return {
+        name: version
+        for name, state in sorted(packages.items())
+        if not state.config_files_only
+        and (version := upstream(state.version))
+        and (bare := name.partition(":")[0]) in names
+        and not bare.startswith(STANDS_ALONE)
+        and (version.startswith(f"{branch}.") or bare in _NEEDED)
+    }
 
 
 @lru_cache(maxsize=2)

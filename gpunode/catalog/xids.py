@@ -96,6 +96,7 @@ class LinkFault:
     side: str
 
 
+@cache
 def lookup(code: int) -> Xid | None:
     """The code's entry; None where neither the catalog nor the driver's headers have it."""
     row = tables.find("xids.csv", str(code))

@@ -221,7 +221,7 @@ def doctor(
 ) -> None:
     """Name the true cause for which this node, or the node of a report, does not work; change nothing."""
     from gpunode.cli import doctor as cli
-    from gpunode.cli.commands import How
+    from gpunode.cli.how import How
 
     cli.doctor(tuple(named or ()), How(json=json, verbose=verbose), html=html, prometheus=prometheus)
 
@@ -237,7 +237,7 @@ def compare(
 ) -> None:
     """Rank how a bad node differs from a good one, the likeliest explanation first; end with 4 when one may be it."""
     from gpunode.cli import compare as cli
-    from gpunode.cli.commands import How
+    from gpunode.cli.how import How
 
     cli.compare(good, bad, How(json=json, verbose=verbose))
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import typer
 
 from gpunode.cli.answered import Answered
 from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 
-_LOG_FOLDER = Path("/var/log/gpunode")
 # Words that are no command yet: the one that follows is.
 _GROUPS = frozenset({"recipe", "ctk", "runtime"})
 
@@ -122,32 +120,17 @@ def _bug(arguments: list[str], error: Exception) -> int:
 
 
 def _keep(text: str) -> str:
-    """Where the traceback now is: under /var/log for root, else in a private temporary file."""
+    """Where the traceback now is."""
     import time
 
-    from gpunode.host.own import why_foreign
+    from gpunode.host import bugs
 
     # Two in one second are two bugs.
-    name = time.strftime(f"bug-%Y%m%dT%H%M%SZ-{os.getpid()}.txt", time.gmtime())
     try:
-        if os.geteuid() == 0 and not why_foreign(_LOG_FOLDER):
-            _LOG_FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return _written(
-                os.open(_LOG_FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), _LOG_FOLDER / name, text
-            )
-        import tempfile
-
-        descriptor, path = tempfile.mkstemp(prefix="gpunode-", suffix=f"-{name}")
-        return _written(descriptor, Path(path), text)
+        return bugs.keep(text, time.strftime(f"bug-%Y%m%dT%H%M%SZ-{os.getpid()}.txt", time.gmtime()))
     except OSError:
         sys.stderr.write(text)
         return "the lines above"
-
-
-def _written(descriptor: int, path: Path, text: str) -> str:
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    return str(path)
 
 
 def _reader_gone() -> int:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode import __version__, builtin
 from gpunode import recipe as recipes
-from gpunode.cli.answered import Answered
 from gpunode.cli.compose import Wanted, checked_root, digest, recipe_at, see
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.how import How as How
 from gpunode.cli.human import Screen
-from gpunode.cli.screen.printer import tell_program
 from gpunode.errors import (
     ChangesPending,
     GpunodeError,
@@ -33,33 +32,6 @@ if TYPE_CHECKING:
     from gpunode.workflow.verify import Report
 
 SAMPLE = "debian12-gtx1080"
-
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """How the answer is wanted; ``quiet`` tells errors alone."""
-
-    json: bool = False
-    verbose: bool = False
-    quiet: bool = False
-
-    def screen(self) -> Screen:
-        """Where a person reads; silent when a program does, or nobody."""
-        return Screen(verbose=self.verbose, silent=self.json or self.quiet)
-
-    def answer(self, envelope: Envelope, *, changed_nothing: bool = False) -> None:
-        """Tells a program the answer, and ends with its exit code unless that is 0.
-
-        Args:
-            envelope: the answer.
-            changed_nothing: whether the answer is all there is, so that losing it is what the exit code tells.
-        """
-        if self.json:
-            lost = tell_program(envelope.as_json())
-            if lost and (changed_nothing or not envelope.exit_code):
-                raise Answered(lost)
-        if envelope.exit_code:
-            raise Answered(envelope.exit_code)
 
 
 def plan(wanted: Wanted, how: How, only: Sequence[str], node: str, root: str, gpu: str, *, check: bool) -> None:
@@ -291,12 +263,14 @@ def capture(file: str, how: How, *, anonymize: bool) -> None:
 def incomplete(evidence: Evidence) -> list[str]:
     """The keys of what could not be seen; a tool that answers with an exit status of its own has answered."""
     from gpunode.facts.probes import PROBES
+    from gpunode.workflow.doctor import denied
 
     needed = {probe.key for probe in PROBES}
     return [
         key
         for key, seen in evidence.items()
         if seen.outcome in {"denied", "timeout"}
+        or denied(seen)
         or (seen.outcome == "failed" and (key in needed or seen.exit_status in {None, 0}))
     ]
 

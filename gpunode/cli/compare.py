@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpunode.cli.commands import How
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.how import How
 from gpunode.errors import ChangesPending, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ def compare(good: str, bad: str | None, how: How) -> None:
     healthy, sick = (snapshot(_evidence(name)) for name in (good, bad))
     diagnosis = diagnose(sick, guarded=True)
     found = comparison.compare(healthy, sick, diagnosis)
-    how.screen().comparison(found, diagnosis, good, bad or "this machine")
+    screen = how.report_screen()
+    screen.comparison(found, diagnosis, good, bad or "this machine")
+    screen.bugs(diagnosis.bugs)
     causes = [finding.cause for finding in diagnosis.roots if finding.severity != "info"]
     how.answer(
         Envelope(

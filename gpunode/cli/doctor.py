@@ -9,20 +9,20 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from gpunode.cli.commands import How
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.how import How
 from gpunode.diagnoses import rules
 from gpunode.errors import ProblemFound, Undetermined, UsageError
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
     from gpunode.diagnoses.model import Citation, Doubt, Finding
+    from gpunode.facts.evidence import Evidence
     from gpunode.workflow.doctor import Examined
 
 
 def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = "") -> None:
     """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
-    from gpunode.cli import doctor_page
     from gpunode.host.reports import is_fleet
 
     if "" in named:
@@ -42,32 +42,54 @@ def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = 
     if named and not _is_there(named[0]):
         raise _unknown_name(named[0])
     if html:
+        from gpunode.cli import doctor_page
+
         doctor_page.check(html, how)
     _examine(named[0] if named else "", how, html, prometheus)
 
 
 def _examine(report: str, how: How, html: str, prometheus: str) -> None:
     """What is wrong with one node: that of ``report``, without one this machine."""
-    from gpunode.cli import doctor_page
-    from gpunode.host.local import LocalHost
-    from gpunode.host.redact import redact
-    from gpunode.host.reports import read
-    from gpunode.workflow.doctor import diagnosed, examine
+    from gpunode.workflow.doctor import diagnosed
 
-    with how.screen() as screen:
+    is_read_here = True
+    with how.report_screen() as screen:
         if not report:
             screen.looking()
         started = monotonic()
-        evidence = read(report) if report else examine(LocalHost("/"))
+        evidence = _read(report) if report else _look_around()
         # A page leaves the machine: it is made of what a capture would hold.
-        examined = diagnosed(redact(evidence) if html else evidence)
+        examined = diagnosed(_redacted(evidence) if html else evidence)
         if html:
+            from gpunode.cli import doctor_page
+
             doctor_page.write(html, examined, report)
+            is_read_here = html != doctor_page.STANDARD_OUTPUT
         if prometheus:
             _write_textfile(prometheus, examined, monotonic() - started)
-        if html != doctor_page.STANDARD_OUTPUT:
+        if is_read_here:
             screen.diagnosis(examined, page=html)
-    how.answer(_envelope(examined, html), changed_nothing=True)
+        kept = screen.bugs(examined.diagnosis.bugs)
+    how.answer(_envelope(examined, html, kept), changed_nothing=True)
+
+
+def _read(report: str) -> Evidence:
+    from gpunode.host.reports import read
+
+    return read(report)
+
+
+def _look_around() -> Evidence:
+    from gpunode.host.local import LocalHost
+    from gpunode.workflow.doctor import examine
+
+    return examine(LocalHost("/"))
+
+
+def _redacted(evidence: Evidence) -> Evidence:
+    from gpunode.host.redact import redact
+
+    return redact(evidence)
 
 
 def _check_textfile(file: str, named: Sequence[str]) -> None:
@@ -109,7 +131,7 @@ def _fleet(named: Sequence[str], how: How) -> None:
             hint=f"gpunode doctor {alone[0]}",
         )  # fmt: skip
     found = fleet(named)
-    screen = how.screen()
+    screen = how.report_screen()
     answers = []
     for row in rows(found):
         screen.fleet_row(row, [one.name for one in found])
@@ -171,21 +193,21 @@ def _tell(cause: str, how: How, xid: Xid | None = None) -> None:
         from gpunode.workflow.doctor import cause_of_xid
 
         cause = cause_of_xid(xid.code)
-        how.screen().xid(xid, cause)
+        how.report_screen().xid(xid, cause)
         if not cause:
             how.answer(Envelope("doctor", result={"xid": xid}))
             return
     rule = rules()[cause]
     remedy = tuple(rule.remedy(snapshot({})))
     above = sorted(other.cause for other in rules().values() if cause in other.explains)
-    how.screen().story(rule, remedy, above)
-    told = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")
+    how.report_screen().story(rule, remedy, above)
+    told = ("cause", "title", "layer", "storey", "severity", "disruption", "story", "sources", "explains")
     row = {name: getattr(rule, name) for name in told}
     result = {"cause": {**row, "explained_by": above, "remedy": remedy}, **({"xid": xid} if xid else {})}
     how.answer(Envelope("doctor", result=result))
 
 
-def _envelope(examined: Examined, page: str) -> Envelope:
+def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
     kind = _KINDS[examined.verdict]
     return Envelope(
         "doctor",
@@ -198,12 +220,15 @@ def _envelope(examined: Examined, page: str) -> Envelope:
             "works": examined.works,
             "denied": examined.denied,
             **({"page": page} if page else {}),
+            **({"bugs": bugs} if bugs else {}),
         },
     )
 
 
 def _finding(finding: Finding) -> dict[str, object]:
-    row: dict[str, object] = {field.name: getattr(finding, field.name) for field in fields(finding)}
+    # Its events are for ranking: their clocks are those of this run's evidence.
+    told = (field.name for field in fields(finding) if field.name != "events")
+    row: dict[str, object] = {name: getattr(finding, name) for name in told}
     return {**row, "citations": _cited(finding.citations)}
 
 

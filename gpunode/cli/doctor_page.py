@@ -14,7 +14,7 @@ from gpunode.host import textfile
 from gpunode.host.reports import is_folder
 
 if TYPE_CHECKING:
-    from gpunode.cli.commands import How
+    from gpunode.cli.how import How
     from gpunode.workflow.doctor import Examined
 
 STANDARD_OUTPUT = "-"

@@ -8,17 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gpunode.cli.report_screen import ReportScreen
 from gpunode.cli.screen import results
 from gpunode.cli.screen.checks import report_lines
 from gpunode.cli.screen.commands import again_command
 from gpunode.cli.screen.events import applied_lines, applying, settled_line, triggering
 from gpunode.cli.screen.failures import error_lines
-from gpunode.cli.screen.live import LiveLine
 from gpunode.cli.screen.locks import lock_lines
 from gpunode.cli.screen.node import node_line, status_lines
 from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
-from gpunode.cli.screen.printer import standard_error, standard_output
-from gpunode.cli.screen.text import BLANK, Line, Span, line, prose, span
+from gpunode.cli.screen.printer import standard_error
+from gpunode.cli.screen.text import BLANK, Span, line, prose, span
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
 from gpunode.host.process import redact
 from gpunode.workflow.events import (
@@ -33,11 +33,8 @@ from gpunode.workflow.events import (
 )
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
 
-    from gpunode.catalog.xids import Xid
-    from gpunode.diagnoses.comparison import Comparison
-    from gpunode.diagnoses.model import Diagnosis, Fix, Rule
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
     from gpunode.journal.chronicle import Chronicle
@@ -46,9 +43,7 @@ if TYPE_CHECKING:
     from gpunode.recipe import Recipe, VersionLock
     from gpunode.workflow.converge import StagePlan
     from gpunode.workflow.ctk import CtkVerb, Done, Verdict
-    from gpunode.workflow.doctor import Examined
     from gpunode.workflow.edits import Draft
-    from gpunode.workflow.fleet import Row, Tally
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
@@ -57,36 +52,21 @@ if TYPE_CHECKING:
     from gpunode.workflow.verify import Report
 
 
-class Screen:
-    """Where a person reads; nothing is written when it is silent.
+class Screen(ReportScreen):
+    """Where a person reads, of every command; nothing is written when it is silent.
 
     Args:
         argv: the words after ``gpunode``, for the commands that are proposed.
     """
 
     def __init__(self, *, verbose: bool, silent: bool, argv: Sequence[str] | None = None) -> None:
-        self._verbose, self._silent = verbose, silent
+        super().__init__(verbose=verbose, silent=silent)
         self._argv = tuple(sys.argv[1:] if argv is None else argv)
-        self._printer = standard_output()
-        self._live = LiveLine(self._printer)
         self._node: tuple[Facts, Recipe] | None = None
         self._rehearsed = ""
-        self._said = False
 
     def __enter__(self) -> Screen:
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, GpunodeError):
-            self._mark_stopped()
-            if self._said:
-                self._put(BLANK)
-        self._live.close()
-
-    def _put(self, *lines: Line) -> None:
-        if not self._silent:
-            self._said = True
-            self._printer.put(lines)
 
     def progress(self, progress: Progress) -> None:
         """How far the running command is."""
@@ -128,7 +108,6 @@ class Screen:
                 pass
 
     def _mark_stopped(self) -> None:
-        """What was going on has failed, if anything was: what is told now is no part of it."""
         if going_on := self._live.end():
             self._put(results.stopped_line(*going_on))
 
@@ -188,51 +167,6 @@ class Screen:
     def plan(self, recipe: Recipe, facts: Facts, plans: Sequence[StagePlan]) -> None:
         """What setup would do, and why."""
         self._put(*plan_lines(recipe, facts, plans, self._argv, verbose=self._verbose))
-
-    def looking(self) -> None:
-        """Says on a terminal that the node is being looked at, until there is something to read."""
-        if not self._silent and self._printer.is_terminal:
-            self._live.begin("looking at this machine")
-
-    def diagnosis(self, examined: Examined, *, page: str = "") -> None:
-        """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""
-        from gpunode.cli.screen.doctor import diagnosis_lines
-
-        self._live.close()
-        if not self._silent:
-            self._put(*diagnosis_lines(examined, verbose=self._verbose, width=self._printer.width))
-        if page:
-            self._put(line("page:  ", span(page, "command"), hang=7))
-
-    def comparison(self, found: Comparison, diagnosis: Diagnosis, good: str, bad: str) -> None:
-        """How a bad node differs from a good one."""
-        from gpunode.cli.screen.comparison import comparison_lines
-
-        self._put(*comparison_lines(found, diagnosis, good, bad, verbose=self._verbose))
-
-    def fleet_row(self, row: Row, names: Sequence[str]) -> None:
-        """One report of a fleet; ``names`` are those of all, which tell how wide the column is."""
-        from gpunode.cli.screen.fleet import row_line
-
-        self._put(row_line(row, names))
-
-    def fleet(self, rows: Sequence[Row], tallies: Sequence[Tally]) -> None:
-        """What the reports of a fleet have in common, beneath their rows."""
-        from gpunode.cli.screen.fleet import fleet_lines
-
-        self._put(*fleet_lines(rows, tallies))
-
-    def xid(self, xid: Xid, cause: str) -> None:
-        """What an Xid is by its number, and as which cause it is known."""
-        from gpunode.cli.screen.doctor import xid_lines
-
-        self._put(*xid_lines(xid, cause))
-
-    def story(self, rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> None:
-        """The whole story of a cause."""
-        from gpunode.cli.screen.doctor import story_lines
-
-        self._put(*story_lines(rule, remedy, explained_by, verbose=self._verbose))
 
     def locked(self, lock: VersionLock, changed: Sequence[Moved], *, renewed: bool) -> None:
         """Which versions the lock file now holds."""

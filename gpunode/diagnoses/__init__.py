@@ -6,23 +6,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from typing import Final
+from typing import Final, TypeAlias
 
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
     Doubt,
+    Event,
     Family,
     Finding,
     Fix,
-    Layer,
     Proof,
     Rule,
-    Severity,
     Verdict,
 )
+from gpunode.diagnoses.ranking import WEIGHT, ranked
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, hearsay
+from gpunode.diagnoses.views import alive, driver, hearsay, kernel
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -30,14 +30,8 @@ _FAMILIES: Final[tuple[str, ...]] = (
     *("build", "packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect", "userspace", "mig"),
     *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "operator"),
 )
-# Where nothing explains the other, what lies deeper comes first.
-_DEPTH: Final[tuple[Layer, ...]] = (
-    *("hardware", "pci", "power-thermal", "kernel", "package", "driver", "nvlink", "userspace"),
-    *("config", "toolkit", "runtime", "cdi", "kubernetes"),
-)
-# As a warning these speak of the next boot.
-_TO_COME: Final = frozenset({"module-built-for-other-kernel"})
-_WEIGHT: Final[tuple[Severity, ...]] = ("error", "warning", "info")
+# Where the tracebacks of rules that fail go; None where their exceptions are raised.
+_Bugs: TypeAlias = "list[str] | None"
 
 
 @cache
@@ -60,14 +54,15 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
         guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
     """
     snapshot = alive.without_what_is_over(snapshot)
-    findings, doubts = _judged(snapshot, guarded=guarded)
+    bugs: list[str] | None = [] if guarded else None
+    findings, doubts = _judged(snapshot, bugs)
     before = snapshot.with_history
     if before is None or driver.works(snapshot) or any(_is_settled(finding) for finding in findings):
-        found = ranked(findings)
-        return Diagnosis(found, tuple(_open(doubts, found)))
-    earlier, doubts = _judged(before, guarded=guarded)
-    found = ranked((*findings, *_told_by_history(findings, earlier, snapshot)))
-    return Diagnosis(found, tuple(_open(doubts, found)))
+        found = _ranked(findings)
+        return Diagnosis(found, tuple(_open(doubts, found)), tuple(bugs or ()))
+    earlier, doubts = _judged(before, bugs)
+    found = _ranked((*findings, *_told_by_history(findings, earlier, snapshot)))
+    return Diagnosis(found, tuple(_open(doubts, found)), tuple(bugs or ()))
 
 
 def _told_by_history(
@@ -78,20 +73,20 @@ def _told_by_history(
     told = tuple(_as_history(finding, snapshot) for finding in earlier if finding.cause not in known)
     if not any(finding.severity == "error" for finding in findings):
         return told
-    roots = {finding.explained_by for finding in ranked((*findings, *told)) if finding.cause in known}
+    roots = {finding.explained_by for finding in _ranked((*findings, *told)) if finding.cause in known}
     return tuple(finding for finding in told if finding.cause in roots)
 
 
-def _judged(snapshot: Snapshot, *, guarded: bool) -> tuple[tuple[Finding, ...], list[tuple[str, Doubt]]]:
+def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[tuple[Finding, ...], list[tuple[str, Doubt]]]:
     """What the rules say, in their order."""
     found: list[Finding] = []
     doubts: list[tuple[str, Doubt]] = []
     for rule in rules().values():
         seen = _seen_by(rule, snapshot)
-        proofs, open_ = _verdicts(rule, seen, guarded=guarded)
+        proofs, open_ = _verdicts(rule, seen, bugs)
         doubts += ((rule.cause, doubt) for doubt in open_)
         if proofs:
-            found.append(_weighed(rule, proofs, seen, guarded=guarded))
+            found.append(_weighed(rule, proofs, seen, bugs))
     return tuple(found), doubts
 
 
@@ -100,10 +95,10 @@ def _seen_by(rule: Rule, snapshot: Snapshot) -> Snapshot:
     return hearsay.node_alone(snapshot) if rule.layer in hearsay.OF_NODE else snapshot
 
 
-def _verdicts(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[list[Proof], list[Doubt]]:
+def _verdicts(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[list[Proof], list[Doubt]]:
     proofs: list[Proof] = []
     doubts: list[Doubt] = []
-    for verdict in _guarded(rule, snapshot) if guarded else rule.check(snapshot):
+    for verdict in rule.check(snapshot) if bugs is None else _guarded(rule, snapshot, bugs):
         if isinstance(verdict, Proof):
             proofs.append(verdict)
         else:
@@ -111,14 +106,14 @@ def _verdicts(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[list[Pr
     return proofs, doubts
 
 
-def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bool) -> Finding:
+def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
     """The finding, by the node's own word where that is enough; a container's makes nothing certain."""
     alone = hearsay.without_containers(snapshot, of_node=rule.layer in hearsay.OF_NODE)
     if alone is snapshot:
-        return _finding(rule, proofs, snapshot, guarded=guarded)
-    if own := _verdicts(rule, alone, guarded=guarded)[0]:
-        return _finding(rule, own, alone, guarded=guarded)
-    found = _finding(rule, proofs, snapshot, guarded=guarded)
+        return _finding(rule, proofs, snapshot, bugs)
+    if own := _verdicts(rule, alone, bugs)[0]:
+        return _finding(rule, own, alone, bugs)
+    found = _finding(rule, proofs, snapshot, bugs)
     said_by = hearsay.speaker(snapshot, found.citations)
     return replace(found, confidence="likely", summary=f"By {said_by}: {found.summary}", heard_from=said_by)
 
@@ -135,24 +130,32 @@ def _as_history(finding: Finding, snapshot: Snapshot) -> Finding:
     return replace(finding, confidence="likely", summary=summary)
 
 
-def _guarded(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:
+def _guarded(rule: Rule, snapshot: Snapshot, bugs: list[str]) -> Iterable[Verdict]:
     """What the rule says; on evidence that nobody has thought of, one rule's bug must not silence all others."""
     try:
         return tuple(rule.check(snapshot))
     except Exception as error:  # whatever it is, the other rules go on
-        said = f"{type(error).__name__}: {error}"[:200]
+        said = _noted(rule, error, bugs)
         question = f"{rule.cause} could not be judged, by a bug in gpunode ({said}); please report it"
         return (Doubt(question, "gpunode capture FILE"),)
 
 
-def _remedy(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[Fix, ...]:
+def _noted(rule: Rule, error: Exception, bugs: list[str]) -> str:
+    """The error in a few words; ``bugs`` has its traceback."""
+    import traceback  # a rule that fails is rare
+
+    bugs.append(f"{rule.cause}:\n{''.join(traceback.format_exception(error))}")
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
     """What the rule has to be done; what it found stands, though it could not say what to do."""
     try:
         return tuple(rule.remedy(snapshot))
     except Exception as error:
-        if not guarded:
+        if bugs is None:
             raise
-        said = f"{type(error).__name__}: {error}"[:200]
+        said = _noted(rule, error, bugs)
         return (
             Fix(
                 "inspect",
@@ -162,74 +165,42 @@ def _remedy(rule: Rule, snapshot: Snapshot, *, guarded: bool) -> tuple[Fix, ...]
         )
 
 
-def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, *, guarded: bool) -> Finding:
+def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
     """One finding of all that a rule said: several GPUs with one fault are one finding."""
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
     return Finding(
         cause=rule.cause,
         title=rule.title,
         layer=rule.layer,
-        severity=min((p.severity or rule.severity for p in proofs), key=_WEIGHT.index),
+        storey=rule.storey,
+        severity=min((p.severity or rule.severity for p in proofs), key=WEIGHT.index),
         confidence="certain" if any(proof.confidence == "certain" for proof in proofs) else "likely",
         summary=first.summary,
         citations=_distinct(citation for proof in proofs for citation in proof.citations),
         ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
-        remedy=first.remedy or _remedy(rule, snapshot, guarded=guarded),
+        remedy=first.remedy or _remedy(rule, snapshot, bugs),
         disruption=max((p.disruption or rule.disruption for p in proofs), key=DISRUPTIONS.index),
         sources=rule.sources,
-        gpus=_distinct(proof.gpu for proof in proofs if proof.gpu),
+        gpus=tuple(sorted({proof.gpu for proof in proofs if proof.gpu})),
         at=first.at,
+        events=tuple(_event(proof, snapshot) for proof in proofs if proof.at is not None),
     )
+
+
+def _event(proof: Proof, snapshot: Snapshot) -> Event:
+    """When it happened, on the clock of the line that tells of it."""
+    messages = snapshot.view(kernel.by_place)
+    told = (messages.get((one.key, one.number or 0)) for one in proof.citations)
+    clock = next((message.clock for message in told if message and message.at == proof.at), "")
+    return Event(proof.gpu, proof.at or 0.0, clock)
+
+
+def _ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    return ranked(findings, {cause: rule.explains for cause, rule in rules().items()})
 
 
 def _distinct(values: Iterable[object]) -> tuple:  # type: ignore[type-arg]
     return tuple(dict.fromkeys(values))
-
-
-def ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Roots first, the most certain and deepest of them at the top, then what they explain."""
-    present = {finding.cause: finding for finding in findings}
-    explained = {finding.cause: _root_of(finding.cause, present) for finding in findings}
-    placed = (replace(finding, explained_by=explained[finding.cause]) for finding in findings)
-    return tuple(sorted(placed, key=_rank))
-
-
-def _rank(finding: Finding) -> tuple[object, ...]:
-    return (
-        bool(finding.explained_by),
-        _WEIGHT.index(finding.severity),
-        finding.confidence != "certain",
-        _DEPTH.index(finding.layer),
-        finding.cause,
-    )
-
-
-def _root_of(cause: str, present: Mapping[str, Finding]) -> str:
-    """The root among ``present`` that explains ``cause``; empty where it is one itself."""
-    way, at = {cause}, cause
-    while above := [other for other in _explainers(present[at], present) if other not in way]:
-        at = above[0]
-        way.add(at)
-    return "" if at == cause else at
-
-
-def _explainers(finding: Finding, present: Mapping[str, Finding]) -> list[str]:
-    found = (other for other in present.values() if finding.cause in rules()[other.cause].explains)
-    return sorted(other.cause for other in found if _may_concern(other, finding))
-
-
-def _may_concern(root: Finding, consequence: Finding) -> bool:
-    """Whether one can be the other's reason: what is no fault is nobody's, and one GPU's is another's over NVLink."""
-    if root.severity == "info" and consequence.severity != "info":
-        return False
-    # What is to come brings nothing about today.
-    if root.severity == "warning" and root.cause in _TO_COME:
-        return False
-    # Whoever may run a pod must not turn eyes away from what the node itself shows.
-    if root.heard_from and not consequence.heard_from and consequence.confidence == "certain":
-        return False
-    apart = root.gpus and consequence.gpus and not set(root.gpus) & set(consequence.gpus)
-    return not apart or consequence.layer == "nvlink"
 
 
 def _open(doubts: list[tuple[str, Doubt]], findings: tuple[Finding, ...]) -> Iterator[Doubt]:

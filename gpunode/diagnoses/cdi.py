@@ -13,29 +13,30 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cdi, docker, driver, packages, toolkit
 from gpunode.diagnoses.views.cdi import Asked, Specification
 from gpunode.facts.cdi_places import FOLDERS
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import podman
 
-_UNREADABLE: Final = re.compile(
+_UNREADABLE: Final = Pattern(
     r"failed to (?:parse|unmarshal|load) CDI Spec"
     r"|unknown field \\?\"(?:additionalGids|hostPath|intelRdt|annotations|containerEdits)"
     r"|(?:invalid|unknown|unsupported) (?:CDI )?(?:spec )?(?:version|cdiVersion)|cdi: invalid spec|invalid CDI Spec",
     re.IGNORECASE,
 )
-_ABOUT_CDI: Final = re.compile(r"\bCDI\b|/cdi/", re.IGNORECASE)
-_NO_DRIVER_CDI: Final = re.compile(r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities")
-_NO_CDI: Final = re.compile(
+_ABOUT_CDI: Final = Pattern(r"\bCDI\b|/cdi/", re.IGNORECASE)
+_NO_DRIVER_CDI: Final = Pattern(r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities")
+_NO_CDI: Final = Pattern(
     r"stat nvidia\.com/gpu=\S+: no such file or directory|invalid device (?:mode|specification): nvidia\.com/gpu="
 )
-_GONE: Final = re.compile(
+_GONE: Final = Pattern(
     r"(?:error stat'ing file|cannot stat|failed to stat CDI host device|failed to fulfil mount request:? open"
     r"|error mounting|failed to mount|stat|bind source path does not exist:|lstat|statfs)"
     r" [`'\"\\]*(?P<path>/[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*)"
     r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file",
 )
-_BY_CDI: Final = re.compile(
+_BY_CDI: Final = Pattern(
     r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b", re.IGNORECASE
 )
-_LIBRARY_VERSION: Final = re.compile(rf"\.so\.(?P<version>{driver.VERSION})$")
+_LIBRARY_VERSION: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
 _RENDER: Final = "/dev/dri/"
 _HAS_CDI: Final = (25,)
 # From here on dockerd-rootless.sh brings CDI's folders into the daemon's own tree (moby PR 48541).
@@ -71,9 +72,7 @@ def _of_files(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     path = gone["path"]
     of = _LIBRARY_VERSION.search(path)
     is_older = of is not None and now is not None and of["version"] != now[0]
-    if not (
-        is_older or snapshot.view(cdi.specifications) or any(_BY_CDI.search(f"{c.source}\n{c.line}") for c in said)
-    ):
+    if not (is_older or snapshot.view(cdi.specifications) or any(_BY_CDI.search(c.words) for c in said)):
         return None
     if path.startswith("/dev/nvidia"):
         return None  # the driver has not made its nodes: not the specification's fault
@@ -154,8 +153,12 @@ def _switch(snapshot: Snapshot) -> Iterable[Fix]:
 # A specification that the engine cannot read.
 
 
+_NOT_THERE: Final = Pattern(r"no such file or directory|permission denied", re.IGNORECASE)
+
+
 def _unreadable(snapshot: Snapshot) -> tuple[str, Verdict] | None:
-    said = tuple(one for one in snapshot.said(_UNREADABLE) if _ABOUT_CDI.search(one.line))
+    told = (one for one in snapshot.said(_UNREADABLE) if _ABOUT_CDI.search(one.line))
+    said = tuple(one for one in told if not _NOT_THERE.search(one.line))
     version = cdi.podman_version(snapshot)
     if said:
         name = f"podman {'.'.join(map(str, version[0]))}" if version else "the engine"
@@ -286,6 +289,9 @@ _IN_THE_HOME: Final = (
         'mkdir -p "$HOME/.docker/cdi"',
         'nvidia-ctk cdi generate --output="$HOME/.docker/cdi/nvidia.yaml"',
         'gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json" --cdi.enabled',
+        'python3 -c \'import json, pathlib; home = pathlib.Path.home(); file = home / ".config/docker/daemon.json"; '
+        'whole = json.loads(file.read_text()); whole["cdi-spec-dirs"] = [str(home / ".docker/cdi")]; '
+        "file.write_text(json.dumps(whole, indent=4))'",
     ),
     run("restart", "restart that user's docker", "systemctl --user restart docker"),
 )
@@ -323,7 +329,7 @@ def _offered_or_not(
         summary = f"the specification offers {has}, and not {wanted[0]}: the GPUs have changed since"
         return "cdi-spec-stale", Proof(summary, (*cited, *places[:3]), "likely")
     if empty and not names and not specs:
-        there = toolkit.presence(snapshot)
+        there = snapshot.view(toolkit.presence)
         lacking = (there.citation,) if there is not None and not there.is_there else ()
         summary = f"no CDI specification on this node offers {wanted[0]}"
         return "cdi-spec-missing", Proof(summary, (*cited, *empty, *lacking))
@@ -389,6 +395,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-missing",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="there is no CDI specification",
@@ -407,6 +414,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-stale",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="the CDI specification is of another driver, or of other GPUs",
@@ -425,6 +433,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-dir-not-read",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="the CDI specification lies where the engine does not look",
@@ -443,6 +452,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-version-unsupported",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="the engine is too old for the CDI specification",
@@ -461,6 +471,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-management-spec-missing",
             layer="cdi",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="a pod asks for a management device that is in no specification",
@@ -479,6 +490,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-cdi-feature-disabled",
             layer="cdi",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker's CDI support is switched off",

@@ -12,14 +12,15 @@ from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, kernel, modules
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
 # What runs in a container, whoever pasted it.
 _INSIDE: Final[tuple[Kind, ...]] = ("container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes")
-_CONTAINER: Final = re.compile(r"\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b", re.IGNORECASE)
+_CONTAINER: Final = Pattern(r"\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b", re.IGNORECASE)
 
 
-def _in_containers(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ...]:
+def _in_containers(snapshot: Snapshot, pattern: Pattern) -> tuple[Citation, ...]:
     items = (item for item in snapshot.items if item.is_seen and _is_inside(item))
     return tuple(citation for item in items for citation in lines_with(item, pattern))
 
@@ -30,18 +31,18 @@ def _is_inside(item: Item) -> bool:
 
 # Lost after a reload.
 
-_LOST: Final = re.compile(r"(?:Failed to initialize NVML|failed to initialize NVML|NVML)[^\n]{0,20}: Unknown Error")
-_RELOADED: Final = re.compile(
+_LOST: Final = Pattern(r"(?:Failed to initialize NVML|failed to initialize NVML|NVML)[^\n]{0,20}: Unknown Error")
+_RELOADED: Final = Pattern(
     r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload", re.MULTILINE
 )
-_SYSTEMD: Final = re.compile(
+_SYSTEMD: Final = Pattern(
     r"Cgroup Driver:\s*systemd|cgroupManager:\s*systemd|native\.cgroupdriver=systemd|SystemdCgroup = true"
 )
-_TAKEN_AWAY: Final = re.compile(r"^[ \t]*c 195:\* m\s*$", re.MULTILINE)
-_HARD_FAULT: Final = re.compile(
+_TAKEN_AWAY: Final = Pattern(r"^[ \t]*c 195:\* m\s*$", re.MULTILINE)
+_HARD_FAULT: Final = Pattern(
     r"fallen off the bus|GPU is lost|Unable to determine the device handle|\bXid \([^)]*\): (?:79|119|120)\b"
 )
-_VGPU: Final = re.compile(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd", re.IGNORECASE)
+_VGPU: Final = Pattern(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd", re.IGNORECASE)
 
 _DRIVER_FAILS: Final = frozenset({"no-driver", "mismatch", "no-devices", "missing"})
 
@@ -106,14 +107,12 @@ def _restart(_: Snapshot) -> Iterable[Fix]:
 
 # Links in /dev/char.
 
-_NO_LINKS: Final = re.compile(
+_NO_LINKS: Final = Pattern(
     r"error creating (?:symlink creator|symlinks)|Failed to create symlinks under /dev/char"
     r"|failed to create NVIDIA device nodes"
     r"|create-dev-char-symlinks[^\n]{0,80}(?:no NVIDIA devices found|failed)"
 )
-_NO_STAT: Final = re.compile(
-    r"Couldn't stat device /dev/char/(?:195|23\d|50\d|51\d):\d+|/dev/char/195:\d+: No such file"
-)
+_NO_STAT: Final = Pattern(r"Couldn't stat device /dev/char/(?:195|23\d|50\d|51\d):\d+|/dev/char/195:\d+: No such file")
 
 
 def _no_links(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -164,27 +163,27 @@ def _load(_: Snapshot) -> Iterable[Fix]:
 
 # SELinux.
 
-_AVC: Final = re.compile(
+_AVC: Final = Pattern(
     r"avc:\s+denied\s+\{[^}\n]{1,80}\}[^\n]{0,200}?(?:(?:name|path)=\"?(?:/dev/)?nvidia[\w-]*|\bcomm=\"nvidia-[\w-]+\")[^\n]*"
 )
-_OF_CONTAINER: Final = re.compile(
+_OF_CONTAINER: Final = Pattern(
     r"scontext=\S*:(?:container|svirt_lxc_net|spc|container_\w+|svirt_sandbox)\w*_t\b|:container_t:"
 )
-_PERMISSIVE: Final = re.compile(
+_PERMISSIVE: Final = Pattern(
     r"permissive=1|^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?Permissive\s*$", re.IGNORECASE | re.MULTILINE
 )
-_SEALERT: Final = re.compile(
+_SEALERT: Final = Pattern(
     r"Target Objects\s+/dev/nvidia\S*|SELinux is preventing \S+ from [^\n]{1,80}\bnvidia(?:\d|ctl|-\w+)"
 )
-_TARGET: Final = re.compile(r"xserver_misc_device_t|nvidia_device_t|device_t")
-_ENFORCING: Final = re.compile(
+_TARGET: Final = Pattern(r"xserver_misc_device_t|nvidia_device_t|device_t")
+_ENFORCING: Final = Pattern(
     r"^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing",
     re.IGNORECASE | re.MULTILINE,
 )
-_FORBIDDEN: Final = re.compile(
+_FORBIDDEN: Final = Pattern(
     r"(?:Failed to initialize NVML|nvml error)[^\n]{0,10}: insufficient permissions", re.IGNORECASE
 )
-_LABELS_OFF: Final = re.compile(r"label[=:]disable")
+_LABELS_OFF: Final = Pattern(r"label[=:]disable")
 
 
 def _selinux(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -230,6 +229,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cgroup-daemon-reload-loses-gpu",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-container",
             title="a reload of systemd took the GPU from running containers",
@@ -251,6 +251,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dev-char-symlinks-missing",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="none",
             title="the links in /dev/char cannot be made",
@@ -270,6 +271,7 @@ FAMILY: Final = Family(
         Rule(
             cause="selinux-denies-gpu",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-container",
             title="SELinux denies containers the GPU's device nodes",

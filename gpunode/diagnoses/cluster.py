@@ -23,10 +23,12 @@ def restart_plugin(text: str = "restart the device plugin", when: str = "") -> F
 
 
 def restart_failed_pods(text: str, reason: str = "UnexpectedAdmissionError") -> Fix:
-    """Deletes the pods that the kubelet refused, and that never run again: those with a controller are made anew."""
-    failed = "kubectl get pods -A --field-selector status.phase=Failed --no-headers"
+    """Deletes the pods that the kubelet refused, which never run again: those alone that have a controller."""
+    columns = "S:.metadata.namespace,N:.metadata.name,R:.status.reason,O:.metadata.ownerReferences[0].kind"
+    failed = f"kubectl get pods -A --field-selector status.phase=Failed --no-headers -o 'custom-columns={columns}'"
+    owned = f'awk \'$3 == "{reason}" && $4 != "<none>" {{print $1, $2}}\''
     delete = 'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
-    return run("restart", text, f"{failed} | awk '/{reason}/ {{print $1, $2}}' | {delete}")
+    return run("restart", text, f"{failed} | {owned} | {delete}")
 
 
 def plugin_logs(text: str, kind: FixKind = "inspect") -> Fix:

@@ -6,15 +6,16 @@ together of words, each quoted, and a word of the evidence is taken only where i
 
 from __future__ import annotations
 
-import re
 from shlex import quote
 from typing import Final
 
-_PACKAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,127}")
-_UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_@-]{0,127}")
-_RELEASE: Final = re.compile(r"\d[A-Za-z0-9.+~_-]{0,127}")
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_GPU: Final = re.compile(
+from gpunode.facts.patterns import Pattern
+
+_PACKAGE: Final = Pattern(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,127}")
+_UNIT: Final = Pattern(r"[A-Za-z0-9][A-Za-z0-9.:_@-]{0,127}")
+_RELEASE: Final = Pattern(r"\d[A-Za-z0-9.+~_-]{0,127}")
+_NAME: Final = Pattern(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_GPU: Final = Pattern(
     r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|\d{1,3}|(?:GPU|MIG)-[0-9A-Fa-f-]{36}"
 )
 _MOST: Final = 255
@@ -84,6 +85,18 @@ def edited(expression: str, *paths: str) -> tuple[str, ...]:
     """
     sound = tuple(path for path in dict.fromkeys(paths) if is_path(path))
     return (command("sudo", "sed", "-i.bak", "-E", expression, *sound),) if sound else ()
+
+
+def edited_where(pattern: str, expression: str, *places: str) -> str:
+    """The command by which sed edits those files below ``places`` that have such a line, and keeps what they were.
+
+    Args:
+        pattern: of grep, extended.
+        expression: of sed, extended.
+        places: as this program names them; a file that is not there is passed over.
+    """
+    find = command("grep", "-rlsE", "--exclude=*.bak", "--", pattern, *places)
+    return f"{find} | xargs -r -d '\\n' {command('sudo', 'sed', '-i.bak', '-E', expression)}"
 
 
 def kernel(release: str, before: str = "", after: str = "") -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.diagnoses.model import Diagnosis, Layer
+from gpunode.diagnoses.model import Diagnosis, StoreyId
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.traits import TRAITS, Reading, Trait, Weight
 
@@ -54,7 +54,7 @@ class Comparison:
 
 def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
     """How ``bad`` differs from ``good``; ``diagnosis`` is that of the bad one."""
-    layers = frozenset(finding.layer for finding in diagnosis.roots if finding.severity != "info")
+    storeys = frozenset(finding.storey for finding in diagnosis.roots if finding.severity != "info")
     found: list[Difference] = []
     unseen: list[str] = []
     for trait in TRAITS:
@@ -64,17 +64,17 @@ def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
         if before is None or after is None:
             unseen.append(trait.title)
         else:
-            found += _differences(trait, before, after, layers)
+            found += _differences(trait, before, after, storeys)
     return Comparison(tuple(sorted(found, key=_rank)), tuple(unseen))
 
 
-def _differences(trait: Trait, good: Reading, bad: Reading, layers: frozenset[Layer]) -> Iterator[Difference]:
+def _differences(trait: Trait, good: Reading, bad: Reading, storeys: frozenset[StoreyId]) -> Iterator[Difference]:
     before, after = dict(good or {}), dict(bad or {})
     for name in sorted(before.keys() | after.keys()):
         values = before.get(name), after.get(name)
         if values[0] != values[1]:
             weight, why = trait.judge(name, "\n".join(filter(None, values)))
-            near = weight != "background" and not layers.isdisjoint(trait.layers)
+            near = weight != "background" and not storeys.isdisjoint(trait.storeys)
             yield Difference(trait.id, trait.title, name, *values, weight, why, near)
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation, Doubt
 from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
 # What somebody ran because it does not work. Logs of services are full of errors that have nothing to do with GPUs.
@@ -17,11 +18,11 @@ _RUN: Final[frozenset[Kind]] = frozenset(
         *("modprobe", "dkms-output", "make-log", "package-output", "installer-log", "text"),
     }
 )
-_FAILS: Final = re.compile(
+_FAILS: Final = Pattern(
     r"(?:error|exception)\b|\b(?:failed|failure|fatal|cannot|could(?: not|n't)|unable to|not found|refused)\b",
     re.IGNORECASE,
 )
-_OF_GPUS: Final = re.compile(r"nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver", re.IGNORECASE)
+_OF_GPUS: Final = Pattern(r"nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver", re.IGNORECASE)
 _CITED: Final = 3
 
 

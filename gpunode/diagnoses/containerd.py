@@ -10,36 +10,35 @@ from gpunode.diagnoses.addresses import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
 from gpunode.diagnoses.views import cdi, containerd, driver, packages, toolkit
 from gpunode.diagnoses.views.containerd import Effective, Value
 from gpunode.facts.model import CgroupDriver, Known
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.containerd_files import CONFIG
 from gpunode.runtimes.crio import DEAD_FOLDER
 
-_NO_RUNTIME: Final = re.compile(
+_NO_RUNTIME: Final = Pattern(
     r"no runtime for [\\\"']*(?P<name>nvidia[\w.-]*)[\\\"']* is configured"
     r"|RuntimeHandler [\\\"']*nvidia[\w.-]*[\\\"']* not supported"
 )
-_NO_HANDLER: Final = re.compile(r"failed to find runtime handler [\\\"']*(?P<name>nvidia[\w.-]*)")
-_NO_DEFAULT: Final = re.compile(
+_NO_HANDLER: Final = Pattern(r"failed to find runtime handler [\\\"']*(?P<name>nvidia[\w.-]*)")
+_NO_DEFAULT: Final = Pattern(
     r"no corresponding runtime configured in `?containerd\.runtimes`? for `?containerd`? "
     r"`?default_runtime_name ?= ?[\\\"']*nvidia"
 )
-_UNIMPLEMENTED: Final = re.compile(
+_UNIMPLEMENTED: Final = Pattern(
     r"unknown service runtime\.v1(?:alpha2)?\.(?:Runtime|Image)Service|CRI v1 \w+ API is not implemented for endpoint"
 )
-_NEW_API: Final = re.compile(r"unknown service runtime\.v1\.")
-_OTHER_RUNTIME: Final = re.compile(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
-_CONFIGURED: Final = re.compile(
-    r"(?:Wrote updated config to|Loading config from) (?P<path>/\S*containerd/config\.toml)"
-)
-_COMPLAINT: Final = re.compile(
+_NEW_API: Final = Pattern(r"unknown service runtime\.v1\.")
+_OTHER_RUNTIME: Final = Pattern(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
+_CONFIGURED: Final = Pattern(r"(?:Wrote updated config to|Loading config from) (?P<path>/\S*containerd/config\.toml)")
+_COMPLAINT: Final = Pattern(
     r"could not load NVML library|libnvidia-ml\.so\.1: cannot open|Incompatible (?:platform|strategy) detected"
     r"|Detected non-NVML platform|no runtime for [\\\"']*nvidia|FailedCreatePodSandBox"
     r"|nvidia-smi[^\n]{0,20}executable file not found|0/\d+ nodes are available[^\n]{0,200}nvidia\.com/gpu"
 )
-_NO_LIBRARY: Final = re.compile(
+_NO_LIBRARY: Final = Pattern(
     r"could not load NVML library|Incompatible (?:platform|strategy) detected"
     r"|did you configure the NVIDIA Container Toolkit"
 )
@@ -90,7 +89,12 @@ def _overwritten(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     if product not in {"k3s", "rke2"}:
         return None
     theirs = f"/var/lib/rancher/{product}/agent/etc/containerd/config.toml"
-    edited = (*_edit_of_usual_file(snapshot), *_edit_by_ctk(snapshot, theirs), *_edit_that_is_gone(snapshot))
+    edited = (
+        *_edit_of_usual_file(snapshot),
+        *_edit_by_ctk(snapshot, theirs),
+        *_edit_by_operator(snapshot),
+        *_edit_that_is_gone(snapshot),
+    )
     said = snapshot.said(_COMPLAINT)
     effective = containerd.running(snapshot) or containerd.of_files(snapshot)
     differs = effective is not None and (effective.default is None or not effective.default.value.startswith("nvidia"))
@@ -118,8 +122,8 @@ def _edit_of_usual_file(snapshot: Snapshot) -> tuple[Citation, ...]:
     return (*((default.citation,) if default and default.value.startswith("nvidia") else ()), *named)[:2]
 
 
-_GONE: Final = re.compile(r"^[<-][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia", re.MULTILINE)
-_THERE: Final = re.compile(r"^[>+][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia", re.MULTILINE)
+_GONE: Final = Pattern(r"^[<-][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia", re.MULTILINE)
+_THERE: Final = Pattern(r"^[>+][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia", re.MULTILINE)
 
 
 def _edit_that_is_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -132,6 +136,21 @@ def _edit_that_is_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _edit_by_ctk(snapshot: Snapshot, theirs: str) -> tuple[Citation, ...]:
     match = snapshot.match(_CONFIGURED)
     return snapshot.said(_CONFIGURED) if match is not None and match["path"] in {CONFIG, theirs} else ()
+
+
+# The toolkit's daemon set is told so in its environment, in the operator's values or on helm's command line.
+_TOLD: Final = Pattern(
+    r"(?:CONTAINERD|RUNTIME)_CONFIG\b[^\n]{0,80}?(?P<path>/var/lib/rancher/(?:k3s|rke2)/agent/etc/containerd/config\.toml)"
+    r"(?!\.tmpl)"
+)
+
+
+def _edit_by_operator(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which the operator's toolkit writes into the file that is made anew, where nvidia is not in it."""
+    effective = containerd.running(snapshot) or containerd.of_files(snapshot)
+    if effective is not None and "nvidia" in effective.handlers:
+        return ()
+    return tuple(line for item in snapshot.items if item.is_seen for line in lines_with(item, _TOLD))
 
 
 def _for_rancher(product: str) -> Iterable[Fix]:
@@ -215,7 +234,7 @@ _WRONG_FOLDER: Final = ((1, 18), (1, 19, 1))
 
 
 def _missing(snapshot: Snapshot) -> tuple[str, Verdict] | None:
-    there = toolkit.presence(snapshot)
+    there = snapshot.view(toolkit.presence)
     if there is not None and not there.is_there:
         return None
     if said := snapshot.said(_NO_HANDLER):
@@ -262,7 +281,7 @@ def _unasked(snapshot: Snapshot, effective: Effective | None) -> tuple[str, Verd
 
 def _unserved(snapshot: Snapshot, effective: Effective) -> tuple[str, Verdict] | None:
     """A live kubelet with this containerd, a driver that works and the toolkit, and no way by which a pod has a GPU."""
-    kubelet, there = snapshot.facts.kubelet, toolkit.presence(snapshot)
+    kubelet, there = snapshot.facts.kubelet, snapshot.view(toolkit.presence)
     is_known = isinstance(kubelet, Known) and kubelet.value is not None and _has_kubelet(snapshot)
     if not is_known or not driver.works(snapshot) or there is None or snapshot.view(cdi.specifications):
         return None
@@ -315,17 +334,17 @@ def _register(_: Snapshot) -> Iterable[Fix]:
 
 # cgroup drivers.
 
-_DRIVERS_DIFFER: Final = re.compile(
+_DRIVERS_DIFFER: Final = Pattern(
     r"kubelet cgroup driver: [\\\"]*(?P<kubelet>systemd|cgroupfs)[\\\"]* is different from docker cgroup driver: "
     r"[\\\"]*(?P<docker>systemd|cgroupfs)"
 )
-_PATH_FORMAT: Final = re.compile(
+_PATH_FORMAT: Final = Pattern(
     r"expected cgroupsPath to be of format [\\\"]*slice:prefix:name|invalid slice name: /kubepods"
 )
-_COME_AND_GO: Final = re.compile(
+_COME_AND_GO: Final = Pattern(
     r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container"
 )
-_KUBELET: Final = re.compile(
+_KUBELET: Final = Pattern(
     r"^[ \t]*cgroupDriver:\s*[\"']?(?P<a>systemd|cgroupfs)|--cgroup-driver[= ](?P<b>systemd|cgroupfs)", re.MULTILINE
 )
 
@@ -388,7 +407,7 @@ def _kubelets(snapshot: Snapshot) -> tuple[CgroupDriver, Citation] | None:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.cgroup_driver is not None:
         driver = kubelet.value.cgroup_driver
-        return driver, Citation("the kubelet's configuration", f"cgroupDriver: {driver}", None, kubelet.probe)
+        return driver, stated("the kubelet's configuration", f"cgroup driver {driver}", kubelet.probe)
     return None
 
 
@@ -429,6 +448,7 @@ FAMILY: Final = Family(
         Rule(
             cause="containerd-cri-disabled",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="containerd's CRI plugin is switched off",
@@ -448,6 +468,7 @@ FAMILY: Final = Family(
         Rule(
             cause="containerd-nvidia-runtime-missing",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="containerd has no runtime called nvidia",
@@ -467,6 +488,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cgroup-driver-mismatch",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="kubelet and runtime use different cgroup drivers",
@@ -485,6 +507,7 @@ FAMILY: Final = Family(
         Rule(
             cause="k3s-runtime-config-overwritten",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="k3s or RKE2 does not read the containerd file that was edited",
@@ -505,6 +528,7 @@ FAMILY: Final = Family(
         Rule(
             cause="crio-dropin-dead",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="CRI-O's drop-in lies where CRI-O never looks",

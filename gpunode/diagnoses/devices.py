@@ -8,34 +8,35 @@ from typing import Final
 
 from gpunode.diagnoses import chains, remedies
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Shell, command, edited, is_name
+from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_name
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import boards, driver, inside, modules, packages, pci, system
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.views import boards, driver, fabric, inside, modules, packages, pci, system
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 # Device nodes and the daemon that holds them open.
 
-_NODES: Final = re.compile(r"/dev/nvidia(?:\*|\d+|ctl)?\*?$")
-_NO_FILES: Final = re.compile(
+_NODES: Final = Pattern(r"/dev/nvidia(?:\*|\d+|ctl)?\*?$")
+_NO_FILES: Final = Pattern(
     r"Failed to query NVIDIA devices|ensure that the NVIDIA device files"
     r"|(?:custom device|stat failed:|stat CDI host device) [\\'\"]*/dev/nvidia(?:ctl|0)[\\'\"]*: "
     r"(?:lstat \S+ )?no such file"
 )
-_DAEMON_FAILED: Final = re.compile(
+_DAEMON_FAILED: Final = Pattern(
     r"nvidia-persistenced failed to initialize|Failed to query NVIDIA devices"
     r"|Failed to start [^\n]{0,50}Persistence Daemon"
     r"|ConditionPathExists(?:Glob)?=\S*/dev/nvidia\S* was not met"
     r"|[Pp]ersistence Daemon[^\n]{0,40}(?:skipped|because of an? (?:unmet|failed) condition)"
     r"|nvidia-persistenced\.service: (?:Failed with result|Main process exited|Control process exited)"
 )
-_DAEMON_ELSE: Final = re.compile(
+_DAEMON_ELSE: Final = Pattern(
     r"already running|Failed to (?:create|open) (?:PID|lock|directory|/var/run)|no such user|Failed to find user"
     r"|Failed to determine user credentials|unable to look up user|Permission denied|API mismatch|version mismatch",
     re.IGNORECASE,
 )
-_UNMET: Final = re.compile(r"ConditionPathExists(?:Glob)?=\S*/dev/nvidia\S* was not met|unmet condition check")
+_UNMET: Final = Pattern(r"ConditionPathExists(?:Glob)?=\S*/dev/nvidia\S* was not met|unmet condition check")
 _PERSISTENCED: Final = "nvidia-persistenced.service"
 
 
@@ -43,14 +44,14 @@ def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
     """Where it is seen that /dev/nvidia0 and /dev/nvidiactl are not there."""
     known = snapshot.facts.device_nodes
     if isinstance(known, Known) and driver.is_loaded(snapshot) and not any("nvidiactl" in node for node in known.value):
-        yield Citation("/dev/nvidia*", "(neither nvidia0 nor nvidiactl)", None, known.probe)
+        yield stated("/dev/nvidia*", "neither nvidia0 nor nvidiactl", known.probe)
     for item in snapshot.of("listing"):
         asked = (item.subject, *item.source.words)
         if item.where == "host" and item.outcome == "absent" and any(map(_NODES.match, asked)):
             yield cite(item)
 
 
-_LISTED: Final = re.compile(r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$|^/dev/nvidia(?:ctl|0)(?:\s|$)", re.MULTILINE)
+_LISTED: Final = Pattern(r"^c[rwx-]{9}.*\s/?(?:dev/)?nvidia(?:ctl|0)$|^/dev/nvidia(?:ctl|0)(?:\s|$)", re.MULTILINE)
 
 
 def _present_nodes(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -87,7 +88,7 @@ def _raced(snapshot: Snapshot) -> Iterator[Verdict]:
     unit = snapshot.facts.unit(_PERSISTENCED)
     failed = [*snapshot.said(_DAEMON_FAILED)]
     if isinstance(unit, Known) and unit.value.failed:
-        failed.append(Citation(_PERSISTENCED, "failed", None, unit.probe))
+        failed.append(system.unit_line(snapshot, _PERSISTENCED, "ActiveState"))
     if isinstance(unit, Known) and unit.value.state.active:
         return  # its log tells of an earlier start
     there = _present_nodes(snapshot)
@@ -125,33 +126,33 @@ def _order(snapshot: Snapshot) -> Iterable[Fix]:
 
 # nvidia_uvm, which CUDA needs and nvidia-smi does not.
 
-_UNKNOWN_ERROR: Final = re.compile(
+_UNKNOWN_ERROR: Final = Pattern(
     r"CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA unknown error|(?:CUDA|cuda|cuInit)[^\n]{0,80}unknown error"
     r"|unknown error[^\n]{0,40}cuda|(?:CUDA|cuda|cuInit|driver library)[^\n]{0,80}\b999\b|error code 999"
     r"|cudaGetDeviceCount returned (?:30|999)|cuInit failed: unknown|UNKNOWN_ERROR\(99",
 )
-_UVM_WANTED: Final = re.compile(
+_UVM_WANTED: Final = Pattern(
     r"Could not load UVM kernel module|/dev/nvidia-uvm(?:-tools)?['\"]?: (?:[Nn]o such file|cannot open)"
     r"|(?:open|stat failed:|stat CDI host device|access) [\\'\"]*/dev/nvidia-uvm[^\n]{0,60}[Nn]o such file"
     r"|nvidia_uvm (?:module )?(?:is )?not loaded"
 )
-_NO_DEVICE: Final = re.compile(
+_NO_DEVICE: Final = Pattern(
     r"no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cuInit[^\n]{0,60}(?:failed|error)|No CUDA GPUs are available"
     r"|CUDA (?:driver )?initiali[sz]ation (?:failed|error)|failed to initialize CUDA"
 )
-_SUSPENDED: Final = re.compile(
+_SUSPENDED: Final = Pattern(
     r"PM: suspend (?:entry|exit)|suspend exit|Waking up from system sleep|systemd-suspend|PM: resume"
     r"|Entering sleep state|System returned from sleep"
     r"|(?:after|since|from) (?:a |the )?(?:suspend|resum|sleep|hibernat)"
 )
 # A person's word that loading it anew helps.
-_RELOADED: Final = re.compile(
+_RELOADED: Final = Pattern(
     r"(?:reload(?:ing|ed)?|rmmod|modprobe -r|remov(?:e|ing) and (?:load|insert)ing) (?:the )?nvidia[-_]uvm"
 )
-_UVM_NODE: Final = re.compile(r"/dev/nvidia-uvm")
+_UVM_NODE: Final = Pattern(r"/dev/nvidia-uvm")
 
 
-def _on_host(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ...]:
+def _on_host(snapshot: Snapshot, pattern: Pattern) -> tuple[Citation, ...]:
     """The lines with ``pattern`` that were not seen in a container, where a missing device file is another matter."""
     inside = {item.key for item in snapshot.items if item.where == "container" or item.kind == "container-run"}
     return tuple(citation for citation in snapshot.said(pattern) if citation.key not in inside)
@@ -225,13 +226,13 @@ def _reload_uvm(_: Snapshot) -> Iterable[Fix]:
 
 # The permissions of the device files.
 
-_NODE: Final = re.compile(
+_NODE: Final = Pattern(
     r"^c(?P<mode>[rwxstST-]{9})[.+@]?\s+\d+\s+(?P<owner>\S+)\s+(?P<group>\S+)\s+\d+,\s*\d+\s.*/?"
     r"(?P<name>(?:/dev/)?nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset))\s*$"
 )
-_FILE_MODE: Final = re.compile(r"^[ \t]*DeviceFileMode:\s*(?P<mode>\d+)", re.MULTILINE)
-_OPTION: Final = re.compile(r"NVreg_DeviceFileMode=(?P<mode>0[xX][0-9a-fA-F]+|\d+)")
-_DENIED: Final = re.compile(
+_FILE_MODE: Final = Pattern(r"^[ \t]*DeviceFileMode:\s*(?P<mode>\d+)", re.MULTILINE)
+_OPTION: Final = Pattern(r"NVreg_DeviceFileMode=(?P<mode>0[xX][0-9a-fA-F]+|\d+)")
+_DENIED: Final = Pattern(
     r"/dev/nvidia[\w-]*['\"]?:? [^\n]{0,60}[Pp]ermission denied|[Pp]ermission denied[^\n]{0,40}/dev/nvidia"
     r"|[Ii]nsufficient [Pp]ermissions|could not open the device file /dev/nvidia\w* \(Permission denied"
     r"|CUDA_ERROR_NOT_PERMITTED|Failed to open NVIDIA device"
@@ -268,7 +269,7 @@ def _nodes(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 
 
 # stat -c '%a %U:%G %n', in whatever order of user and group.
-_STAT: Final = re.compile(r"^(?P<mode>[0-7]{3,4})\s(?:.*\s)?/dev/nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)$")
+_STAT: Final = Pattern(r"^(?P<mode>[0-7]{3,4})\s(?:.*\s)?/dev/nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)$")
 
 
 def _letters(mode: str) -> str:
@@ -318,12 +319,13 @@ def _is_wrong(mode: int) -> bool:
 def _set_mode(snapshot: Snapshot) -> Iterator[Fix]:
     set_in = (item.subject for item in snapshot.files("*modprobe.d/*") if "NVreg_DeviceFileMode" in item.text)
     text = "write the mode in octal, with a leading zero: 0666 is what the driver does by itself"
-    corrected = edited("s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/", *set_in)
-    yield run("configure", text, *(corrected or ("grep -r NVreg_DeviceFileMode /etc/modprobe.d /lib/modprobe.d",)))
+    octal = "s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/"
+    yield run("configure", text, *(edited(octal, *set_in) or (edited_where("DeviceFileMode=", octal, _MODPROBE),)))
     yield run("configure", "correct the files that are there now", "sudo chmod 0666 /dev/nvidia[0-9]* /dev/nvidiactl")
     yield reboot(when="the module's options are to be read again")
 
 
+_MODPROBE: Final = "/etc/modprobe.d"
 # Groups that give a user GPUs and nothing else; docker, disk and the like would give the machine.
 _OF_GPUS: Final = frozenset({"video", "render", "nvidia", "gpu", "cuda", "nvidia-persistenced", "vglusers"})
 
@@ -341,39 +343,40 @@ def _open_up(snapshot: Snapshot, closed: tuple[Citation, ...]) -> Iterator[Fix]:
 
 # cuInit on a node where everything else works.
 
-_NOT_READY: Final = re.compile(
+_NOT_READY: Final = Pattern(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed"
     r"|(?:CUDA|cuda|cuInit)[^\n]{0,60}\b802\b"
     r"|code[= ]+802|CUDA_ERROR_NOT_INITIALIZED|cuInit[^\n]{0,60}(?:returned|failed|error|->)[^\n]{0,20}\b3\b"
     r"|driver library init failure: 3|cudaErrorInitializationError|CUDA driver initialization failed"
     r"|cuda(?:GetDeviceCount|Get\w+)[^\n]{0,60}(?:initialization error|returned 3\b)"
 )
-_WORKED_AROUND: Final = re.compile(r"uvm_disable_hmm=(?:1|Y)\b|\bnokaslr\b")
+_WORKED_AROUND: Final = Pattern(r"uvm_disable_hmm=(?:1|Y)\b|\bnokaslr\b")
 # What a person, or a program that found no GPU before, says when one is there now.
-_CURED: Final = re.compile(
+_CURED: Final = Pattern(
     r"(?:->|=>|now|then|after(?:wards| (?:that|this|reboot)))[^\n]{0,80}"
     r"(?:works|sees the|finds the|True\b|library=cuda)"
     r"|(?:works|fixed|solved|True\b)[^\n]{0,40}(?:with|after|by) [^\n]{0,60}(?:uvm_disable_hmm|nokaslr)"
     r"|(?:uvm_disable_hmm=1|nokaslr)[^\n]{0,60}(?:works|fixe[sd]|solve[sd]|helps|helped|True\b)",
     re.IGNORECASE,
 )
-_CONFIDENTIAL: Final = re.compile(
+_CONFIDENTIAL: Final = Pattern(
     r"conf-compute|Confidential Comput|CC status: ON|cc_mode=on|SEV-SNP|TDX guest", re.IGNORECASE
 )
-_FABRIC: Final = re.compile(
+_FABRIC: Final = Pattern(
     r"[Ff]abric ?[Mm]anager|NVSwitch|HGX|DGX|\bSXM|NVL72|^[ \t]*State\s+: In Progress", re.MULTILINE
 )
 
 
 def _hmm(snapshot: Snapshot) -> Iterator[Verdict]:
     """CUDA does not start on a node whose GPUs have no NVSwitch, and whose driver answers."""
-    said = snapshot.said(_NOT_READY)
+    said = snapshot.said(_NOT_READY) or fabric.not_ready(snapshot)
     if not said or driver.is_loaded(snapshot) is False or not _is_plain(snapshot):
         return
-    if tuple(_anywhere(snapshot, _CONFIDENTIAL)) or not (driver.works(snapshot) or modules.loaded(snapshot, "nvidia")):
-        return
     done = tuple(_anywhere(snapshot, _WORKED_AROUND))
-    if done and (cured := snapshot.said(_CURED)):
+    # Where that cured it, the driver itself works.
+    if tuple(_anywhere(snapshot, _CONFIDENTIAL)) or not (driver.is_loaded(snapshot) or done):
+        return
+    if done and (cured := (*snapshot.said(_CURED), *_worked_after(snapshot))):
         summary = (
             "cuInit fails until heterogeneous memory management of nvidia_uvm, or the kernel's address layout, is off"
         )
@@ -392,7 +395,14 @@ def _hmm(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Proof(summary, (*said, *works), "likely", not_so)
 
 
-def _anywhere(snapshot: Snapshot, pattern: re.Pattern[str]) -> Iterator[Citation]:
+def _worked_after(snapshot: Snapshot) -> Iterator[Citation]:
+    """The last line behind a command that switched it off, where that is success: a code of 0, or True."""
+    for item in snapshot.items:
+        if _WORKED_AROUND.search(item.written) and item.text.split()[-1:] in (["0"], ["True"]):
+            yield cite(item, len(item.lines))
+
+
+def _anywhere(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
     for item in snapshot.items:
         if item.is_seen:
             yield from lines_with(item, pattern)
@@ -414,9 +424,8 @@ def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     text = "load nvidia_uvm anew; stop the programs that use a GPU first"
     yield run("load", text, "sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm")
     yield run("configure", "or start the kernel with nokaslr", when="managed memory of CUDA needs HMM")
-    yield remedies.driver(
-        snapshot, "take a newer release of the driver, which knows this kernel's layout", upgrade=True
-    )
+    text = "take a newer release of the driver, which knows this kernel's layout"
+    yield from remedies.newer_driver(snapshot, text)
 
 
 _NODES_PAGE: Final = "https://docs.nvidia.com/cuda/cuda-installation-guide-linux/"
@@ -428,6 +437,7 @@ FAMILY: Final = Family(
         Rule(
             cause="no-device-nodes-driver-not-initialised",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the driver has made no device files",
@@ -449,6 +459,7 @@ FAMILY: Final = Family(
         Rule(
             cause="persistenced-start-race",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-service",
             title="nvidia-persistenced started before its device files were there",
@@ -470,6 +481,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-uvm-not-loaded",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="nvidia_uvm is not loaded",
@@ -490,6 +502,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-uvm-wedged",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-container",
             title="nvidia_uvm is loaded and has lost its state",
@@ -511,6 +524,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-node-permissions",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the device files have the wrong permissions",
@@ -527,6 +541,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-init-802-kaslr-or-hmm",
             layer="driver",
+            storey="kernel",
             severity="error",
             disruption="restart-container",
             title="CUDA does not start with this kernel's memory layout",

@@ -12,28 +12,27 @@ from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, restart, run
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cdi, docker, driver, moments, toolkit
+from gpunode.diagnoses.views import cdi, docker, driver, moments, packages, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.model import DOCKER_CONFIG
 
-_INVALID: Final = re.compile(
+_INVALID: Final = Pattern(
     r"(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
     r"[^\s:]*daemon\.json:? (?!the following directives are specified)[^\n]{0,80}?"
     r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)",
     re.IGNORECASE,
 )
-_CONFLICT: Final = re.compile(r"directives are specified (?:both )?as a flag and in the config")
-_NO_LIBRARY: Final = re.compile(
-    r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)"
-)
-_NOT_PERMITTED: Final = re.compile(
+_CONFLICT: Final = Pattern(r"directives are specified (?:both )?as a flag and in the config")
+_NO_LIBRARY: Final = Pattern(r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)")
+_NOT_PERMITTED: Final = Pattern(
     r"bpf_prog_query\(BPF_CGROUP_DEVICE\) failed: operation not permitted"
     r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
 )
-_NESTED: Final = re.compile(r"\b(?:lxc|lxd|incus)\b", re.IGNORECASE)
+_NESTED: Final = Pattern(r"\b(?:lxc|lxd|incus)\b", re.IGNORECASE)
 _CONFIGURE: Final = "sudo gpunode ctk runtime configure --runtime=docker --restart"
 
 
@@ -135,7 +134,6 @@ def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
         yield run(
             "configure",
             "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json: one of the two",
-            "systemctl cat docker.service",
             "sudo systemctl edit docker.service",
         )
     yield run(
@@ -309,7 +307,7 @@ def _registers(snapshot: Snapshot) -> DaemonFile | None:
 
 
 def _older_than_the_toolkit(snapshot: Snapshot, refused: tuple[Citation, ...]) -> tuple[str, Verdict] | None:
-    there = toolkit.presence(snapshot)
+    there = snapshot.view(toolkit.presence)
     if not refused or there is None or not there.is_there:
         return None
     started, installed = docker.started(snapshot), toolkit.installed_at(snapshot)
@@ -324,7 +322,7 @@ def _older_than_the_toolkit(snapshot: Snapshot, refused: tuple[Citation, ...]) -
 
 
 def _not_registered(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] | None:
-    there, running = toolkit.presence(snapshot), docker.registered(snapshot)
+    there, running = snapshot.view(toolkit.presence), docker.registered(snapshot)
     if there is not None and not there.is_there:
         return None
     files = snapshot.view(docker.files)
@@ -342,13 +340,20 @@ def _not_registered(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] 
         *(file.citation for file in files if not dangling),
         *((running.citation,) if running else ()),
     )
+    registers = snapshot.view(packages.packages).get("nvidia-docker2")
+    if not files and running is None and registers is not None and registers.is_installed:
+        question = "nvidia-docker2 registers the runtime, and docker does not know it: does it read that file?"
+        look_at = "cat /etc/docker/daemon.json; systemctl show docker -p ActiveEnterTimestamp; journalctl -u docker"
+        causes = ("docker-not-restarted", "daemon-json-invalid", "docker-rootless-config")
+        return "nvidia-runtime-not-registered", Doubt(question, look_at, (*cited, registers.citation), causes)
     certain = bool(dangling or files)
     what = (
         "names nvidia as the default runtime and describes none of that name"
         if dangling
         else "registers no such runtime"
     )
-    summary = f"docker has no runtime called nvidia: {files[0].path if files else 'its configuration'} {what}"
+    of_file = f": {files[0].path} {what}" if files else ""
+    summary = f"docker knows no runtime called nvidia{of_file}"
     return "nvidia-runtime-not-registered", Proof(summary, cited, "certain" if certain else "likely")
 
 
@@ -375,6 +380,7 @@ FAMILY: Final = Family(
         Rule(
             cause="daemon-json-invalid",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="dockerd cannot read its configuration file",
@@ -397,6 +403,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-directive-conflict",
             layer="config",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="a setting of dockerd stands in its file and on its command line",
@@ -419,6 +426,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker is the snap",
@@ -438,6 +446,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap-or-desktop-vm",
             layer="toolkit",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="the docker that answers cannot see the driver of this system",
@@ -458,6 +467,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-rootless-config",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="a rootless docker is set up as if it ran as root",
@@ -478,6 +488,7 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-not-restarted",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker runs since before the toolkit or its settings came",
@@ -493,6 +504,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-registered",
             layer="runtime",
+            storey="runtime",
             severity="error",
             disruption="restart-service",
             title="docker knows no runtime called nvidia",

@@ -6,23 +6,25 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses.commands import RUNNING_KERNEL, command, is_name, is_release
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, install, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, modules, system
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 # ---- peermem
 
 _PEERMEM: Final = r"(?:nvidia[-_]peermem|nv_peer_mem(?:ory)?)"
-_NOT_INSERTED: Final = re.compile(
+_NOT_INSERTED: Final = Pattern(
     rf"could not insert ['‘\"]?{_PEERMEM}['’\"]?: (?:Invalid argument|Unknown symbol)|failed to load {_PEERMEM} module|"
     rf"insmod: ERROR: could not insert module \S*{_PEERMEM}\S*: (?:Invalid|Unknown)"
 )
-_DISAGREES: Final = re.compile(rf"\b{_PEERMEM}: disagrees about version of symbol (?P<symbol>\w+)")
-_UNKNOWN: Final = re.compile(rf"\b{_PEERMEM}: Unknown symbol (?P<symbol>\w+) \(err (?P<error>-?\d+)\)")
-_NOT_BUILT: Final = re.compile(rf"Module {_PEERMEM} not found in directory")
-_SIGNATURE: Final = re.compile(
+_DISAGREES: Final = Pattern(rf"\b{_PEERMEM}: disagrees about version of symbol (?P<symbol>\w+)")
+_UNKNOWN: Final = Pattern(rf"\b{_PEERMEM}: Unknown symbol (?P<symbol>\w+) \(err (?P<error>-?\d+)\)")
+_NOT_BUILT: Final = Pattern(rf"Module {_PEERMEM} not found in directory")
+_SIGNATURE: Final = Pattern(
     rf"{_PEERMEM}['’\"]?: (?:Key was rejected|Required key not available)|{_PEERMEM}: .{{0,40}}(?:signature|signed)"
 )
 
@@ -62,7 +64,7 @@ def _not_built(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, absent, "likely")
 
 
-def _first(snapshot: Snapshot, pattern: re.Pattern[str]) -> str:
+def _first(snapshot: Snapshot, pattern: Pattern) -> str:
     match = snapshot.match(pattern)
     return match["symbol"] if match else "ib_register_peer_memory_client"
 
@@ -72,7 +74,7 @@ def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
         "install",
         "install the driver's modules again, so that they are built against the RDMA stack that is there",
         (
-            "sudo dkms autoinstall --force",
+            *_build_anew(snapshot),
             "sudo depmod -a",
             "sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem",
         ),
@@ -80,17 +82,20 @@ def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _dma_buf(snapshot)
 
 
+def _build_anew(snapshot: Snapshot) -> tuple[str, ...]:
+    """The commands that have DKMS build a driver that it has installed; its autoinstall passes over such a one."""
+    row = next((one for one in snapshot.view(modules.driver_builds) if is_release(one.version)), None)
+    if row is not None and is_name(row.module):
+        of = ("-m", row.module, "-v", row.version, "-k", RUNNING_KERNEL)
+        return command("sudo", "dkms", "remove", *of), command("sudo", "dkms", "install", *of)
+    each = 'sudo dkms {} -m nvidia -v "$v" -k "$(uname -r)"'
+    return (f"v=$(modinfo -F version nvidia) && {each.format('remove')} && {each.format('install')}",)
+
+
 def _other_stack(snapshot: Snapshot) -> Iterable[Fix]:
-    yield Fix(
-        "install",
-        "install MLNX_OFED or DOCA-OFED for the running kernel, then build the driver's modules again",
-        (
-            "ls -d /usr/src/ofa_kernel/*",
-            "sudo dkms autoinstall --force",
-            "sudo depmod -a",
-            "sudo modprobe nvidia_peermem",
-        ),
-    )
+    yield by_hand("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
+    text = "then build the driver's modules again, against it"
+    yield run("rebuild", text, *_build_anew(snapshot), "sudo depmod -a", "sudo modprobe nvidia_peermem")
     yield from _dma_buf(snapshot)
 
 
@@ -105,19 +110,19 @@ def _dma_buf(_: Snapshot) -> Iterable[Fix]:
 
 # ---- GPUDirect Storage
 
-_FS_MISSING: Final = re.compile(
+_FS_MISSING: Final = Pattern(
     r"nvidia-fs(?:\.ko)? driver (?:is )?not loaded|nvidia_fs (?:driver|module) (?:is )?not (?:loaded|found)"
     r"|NVFS driver initialization error|nvidia-fs driver (?:is )?not (?:installed|initialized)"
 )
-_FS_REFUSED: Final = re.compile(
+_FS_REFUSED: Final = Pattern(
     r"\bnvidia_fs: (?:module using GPL-only symbols|Unknown symbol|disagrees about)|"
     r"could not insert ['‘\"]?nvidia[-_]fs['’\"]?: |Module nvidia-fs not found"
 )
-_GPL_ONLY: Final = re.compile(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
-_NVME_UNREGISTERED: Final = re.compile(r"NVMe Driver not registered with nvidia-fs", re.IGNORECASE)
-_NVME_ROW: Final = re.compile(r"^ *NVMe\s*:\s*(?P<state>Supported|Unsupported|compat)", re.MULTILINE | re.IGNORECASE)
-_P2PDMA_ROW: Final = re.compile(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", re.MULTILINE | re.IGNORECASE)
-_FS_VERSION: Final = re.compile(r"nvidia_fs version:\s*(?P<version>\d+\.\d+)")
+_GPL_ONLY: Final = Pattern(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
+_NVME_UNREGISTERED: Final = Pattern(r"NVMe Driver not registered with nvidia-fs", re.IGNORECASE)
+_NVME_ROW: Final = Pattern(r"^ *NVMe\s*:\s*(?P<state>Supported|Unsupported|compat)", re.MULTILINE | re.IGNORECASE)
+_P2PDMA_ROW: Final = Pattern(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", re.MULTILINE | re.IGNORECASE)
+_FS_VERSION: Final = Pattern(r"nvidia_fs version:\s*(?P<version>\d+\.\d+)")
 
 
 def _storage_module(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -209,12 +214,12 @@ def _nvme_stack(_: Snapshot) -> Iterable[Fix]:
 # ---- RDMA
 
 # FastSocket goes over TCP: there is no RDMA to be had.
-_RDMA_OFF: Final = re.compile(
+_RDMA_OFF: Final = Pattern(
     r"(?<!FastSocket : )GPU Direct RDMA Disabled for (?:HCA|GPU)|NVIDIA peer memory driver not detected|"
     r"GPUDirect RDMA is (?:disabled|not supported)"
 )
-_RDMA_ON: Final = re.compile(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)|/GDRDMA\b")
-_NCCL: Final = re.compile(r"\bNCCL version (?P<major>\d+)\.(?P<minor>\d+)")
+_RDMA_ON: Final = Pattern(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)|/GDRDMA\b")
+_NCCL: Final = Pattern(r"\bNCCL version (?P<major>\d+)\.(?P<minor>\d+)")
 _LAST_BLIND_NCCL: Final = (2, 22)
 
 
@@ -244,7 +249,7 @@ def _rdma(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Proof(summary, (*off, *lines), "likely")
 
 
-_PEERS: Final = re.compile(r"/sys/kernel/mm/memory_peers")
+_PEERS: Final = Pattern(r"/sys/kernel/mm/memory_peers")
 
 
 def _lacks_peer(snapshot: Snapshot) -> bool:
@@ -292,6 +297,7 @@ FAMILY: Final = Family(
         Rule(
             cause="peermem-load-failed",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-container",
             title="nvidia_peermem does not load",
@@ -310,6 +316,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpudirect-rdma-disabled",
             layer="driver",
+            storey="driver",
             severity="warning",
             disruption="restart-container",
             title="NCCL does without GPUDirect RDMA",
@@ -329,6 +336,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-fs-not-loaded",
             layer="driver",
+            storey="driver",
             severity="warning",
             disruption="none",
             title="nvidia_fs is not loaded",
@@ -345,6 +353,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gds-nvme-unsupported",
             layer="driver",
+            storey="driver",
             severity="warning",
             disruption="reboot",
             title="GPUDirect Storage does not know the NVMe driver",

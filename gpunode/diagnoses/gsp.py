@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from shlex import quote
 from typing import Final
 
 from gpunode.catalog.gpus import GpuModel
-from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
-from gpunode.diagnoses.commands import edited
+from gpunode.diagnoses.commands import edited, edited_where
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
+    MODULES_OUT,
     by_hand,
-    install,
+    newer_driver,
     nvidia_report,
     power_cycle,
     reboot,
     rebuild_initramfs,
+    reinstall,
     replace,
     reset_gpu,
     run,
@@ -28,44 +30,45 @@ from gpunode.diagnoses.remedies import (
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, faults, kernel, modules, packages, pci
 from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.facts.patterns import Pattern
 
 _README: Final = f"{DRIVER_README}gsp.html"
 
-_RPC_TIMEOUT: Final = re.compile(
+_RPC_TIMEOUT: Final = Pattern(
     r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w* timed? ?out|"
     r"Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error",
     re.IGNORECASE,
 )
-_TASK: Final = re.compile(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
-_WPR2: Final = re.compile(r"WPR2 (?:is )?already up", re.IGNORECASE)
-_GFW: Final = re.compile(
+_TASK: Final = Pattern(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
+_WPR2: Final = Pattern(r"WPR2 (?:is )?already up", re.IGNORECASE)
+_GFW: Final = Pattern(
     r"failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not", re.IGNORECASE
 )
-_NO_FILE: Final = re.compile(
+_NO_FILE: Final = Pattern(
     r"Direct firmware load for nvidia/\S*gsp\S* failed with error -2|firmware: failed to load nvidia/\S*gsp\S* \(-2\)|"
     r"RmFetchGspRmImages: No firmware image found|"
     r"(?:can(?:no|')t|could not|failed to|unable to) (?:find|load|open|request|fetch) \S{0,60}gsp\w*\.bin",
     re.IGNORECASE,
 )
-_NOT_STARTED: Final = re.compile(
+_NOT_STARTED: Final = Pattern(
     r"cannot initialize GSP(?: firmware RM|-RM)|Failed to (?:boot|initialize|start) GSP|kgspBootstrap\w*: .{0,60}fail|"
     r"failed to (?:execute|prepare) .{0,40}(?:FWSEC|Booter)|GSP-?RM (?:boot|init\w*) fail",
     re.IGNORECASE,
 )
 # RmInitAdapter's first number says at what it failed: 0x61 to 0x63 at fetching the firmware and starting it.
-_INIT: Final = re.compile(r"RmInitAdapter failed! \((?P<step>0x6[1-3]):(?P<status>0x[0-9a-f]+):\d+\)", re.IGNORECASE)
+_INIT: Final = Pattern(r"RmInitAdapter failed! \((?P<step>0x6[1-3]):(?P<status>0x[0-9a-f]+):\d+\)", re.IGNORECASE)
 # Another cause of a failed start, told by the driver itself.
-_UNSUPPORTED: Final = re.compile(
+_UNSUPPORTED: Final = Pattern(
     r"not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported|"
     r"not supported by the (?:NVIDIA )?\d",
     re.IGNORECASE,
 )
-_SWITCHED_OFF: Final = re.compile(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
-_PARAMETER_OFF: Final = re.compile(r"^[ \t]*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
-_FIRMWARE_DIRS: Final = re.compile(r"/lib/firmware/nvidia\b")
+_SWITCHED_OFF: Final = Pattern(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
+_PARAMETER_OFF: Final = Pattern(r"^[ \t]*EnableGpuFirmware:\s*0\s*$", re.MULTILINE)
+_FIRMWARE_DIRS: Final = Pattern(r"/lib/firmware/nvidia\b")
 # From this branch on NVIDIA's packages and installer take the open modules where the GPU lets them.
 _OPEN_BY_DEFAULT: Final = 560
-_IN_USE: Final = re.compile(rf"GSP Firmware Version\s*:\s*(?P<version>{driver.VERSION})")
+_IN_USE: Final = Pattern(rf"GSP Firmware Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
 _ASKED: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
@@ -83,11 +86,14 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     for incident in faults.of(snapshot, 119):
-        yield "gsp-rpc-timeout", faults.proof(incident)
+        if not _was_started_again(snapshot, incident):
+            yield "gsp-rpc-timeout", faults.proof(incident)
     # Of a log with its beginning cut off, a halt of the PMU may have come before.
-    cut = all(item.source.is_part for item in snapshot.of("kernel-log", "journal"))
     for incident in faults.of(snapshot, 120):
-        yield "gsp-task-exception", faults.proof(incident, confidence="likely" if cut else "certain")
+        if _is_later_part(snapshot):
+            yield "gsp-task-exception", _what_came_before(incident)
+        else:
+            yield "gsp-task-exception", faults.proof(incident, confidence="likely" if _is_cut(snapshot) else "certain")
     if any(one.root.weight > 2 for one in snapshot.view(faults.incidents)):
         return
     if crashed := kernel.said(snapshot, _TASK):
@@ -109,6 +115,35 @@ def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         )
 
 
+def _is_cut(snapshot: Snapshot) -> bool:
+    """Whether of the kernel's log only parts are there, so that what they do not tell may have been told."""
+    return all(item.source.is_part for item in snapshot.of("kernel-log", "journal"))
+
+
+_LATER: Final = Pattern(r"\b(?:further down|later on|continued)\b", re.IGNORECASE)
+
+
+def _is_later_part(snapshot: Snapshot) -> bool:
+    """Whether whoever pasted the log says himself that more stood above."""
+    logs = snapshot.of("kernel-log", "journal")
+    return bool(logs) and all(_LATER.search(item.written) for item in logs)
+
+
+def _what_came_before(incident: faults.Incident) -> Doubt:
+    question = f"{faults.label(incident.gpu)} reported Xid 120, a crash of the GSP: what did the log say before that?"
+    causes = ("xid-62-pmu-halt", "gsp-rpc-timeout", "gpu-fallen-off-bus")
+    return Doubt(question, "sudo dmesg --ctime | grep -iE 'xid|nvrm'", incident.citations, causes)
+
+
+def _was_started_again(snapshot: Snapshot, incident: faults.Incident) -> bool:
+    """Whether a driver that was loaded after the timeout met what the dead GSP left: then that is what is so now."""
+    missed = incident.root.citation
+    return any(
+        message.citation.key == missed.key and (message.citation.number or 0) > (missed.number or 0)
+        for message in kernel.said(snapshot, _WPR2)
+    )
+
+
 def _told(summary: str, messages: tuple[kernel.Message, ...], *more: Citation) -> Proof:
     return Proof(summary, (*(message.citation for message in messages[:6]), *more), at=messages[0].at)
 
@@ -126,10 +161,10 @@ def _not_started(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "gsp-bad-state-wpr2", _told(summary, up, *places[:3])
     elif kernel.said(snapshot, _UNSUPPORTED) or any(one.root.weight > 2 for one in snapshot.view(faults.incidents)):
         return
-    elif failed:
+    elif failed and not _is_cut(snapshot):
         yield "gsp-init-failed-platform", _unable(snapshot, failed, codes)
-    elif codes:
-        yield "gsp-init-failed-platform", _undecided(codes)
+    elif failed or codes:
+        yield "gsp-init-failed-platform", _undecided((*failed, *codes))
 
 
 def _unable(snapshot: Snapshot, failed: tuple[kernel.Message, ...], codes: tuple[kernel.Message, ...]) -> Proof:
@@ -283,22 +318,30 @@ def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
     loaded = snapshot.view(driver.loaded)
     version = loaded.version if loaded else _wanted(tuple(_missing(snapshot)))
     yield _firmware_package(snapshot, version.split(".")[0], version)
+    if snapshot.view(package_manager) == "apt":
+        text = "or install another release of the driver, which brings the firmware that belongs to it"
+        yield from newer_driver(snapshot, text, here=version, when="no archive has that version any more")
     yield rebuild_initramfs(snapshot)
-    yield run("load", "load the module anew", remedies.MODULES_OUT, "sudo modprobe nvidia")
+    yield run("load", "load the module anew", MODULES_OUT, "sudo modprobe nvidia")
 
 
 def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
     manager, known = snapshot.view(package_manager), distro(snapshot)
     text = "install the firmware of the loaded driver's very version"
     if manager == "apt" and known is not None and known.id == "debian":
-        return install(snapshot, text, "firmware-nvidia-gsp")
+        return reinstall(snapshot, text, "firmware-nvidia-gsp")
     if manager == "apt" and branch and known is not None and "ubuntu" in {known.id, *known.like}:
-        return install(snapshot, text, f"nvidia-firmware-{branch}-{version}")
+        return reinstall(snapshot, text, f"nvidia-firmware-{branch}-{version}")
     if manager == "apt":
-        return remedies.driver(snapshot, text + ", with the driver that it belongs to")
+        # Debian calls it by one name, Ubuntu by that of the version.
+        ubuntus = quote(f"nvidia-firmware-{branch}-{version}") if branch else '"nvidia-firmware-${v%%.*}-$v"'
+        find = f"apt-cache pkgnames | grep -xF -e firmware-nvidia-gsp -e {ubuntus}"
+        known_version = "" if branch else "v=$(modinfo -F version nvidia); "
+        return run("install", text, f"{known_version}sudo apt-get install --reinstall $({find})")
     if manager == "dnf":
-        return install(snapshot, text, "nvidia-kmod-common")
-    return install(snapshot, text, "nvidia-utils" if manager == "pacman" else "kernel-firmware-nvidia-gspx-G06")
+        # The one does nothing where the package is there, the other where it is not.
+        return run("install", text, "sudo dnf install nvidia-kmod-common", "sudo dnf reinstall nvidia-kmod-common")
+    return reinstall(snapshot, text, "nvidia-utils" if manager == "pacman" else "kernel-firmware-nvidia-gspx-G06")
 
 
 def _platform(snapshot: Snapshot) -> Iterable[Fix]:
@@ -334,12 +377,13 @@ def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
 def _option_taken_out(snapshot: Snapshot) -> Iterator[str]:
     """The commands that take the option out of every place that has it, and leave what else stands on its line."""
     files = (item for item in snapshot.files("/*modprobe.d/*") if _SWITCHED_OFF.search(item.text))
-    corrected = edited("s/ *NVreg_EnableGpuFirmware=0//", *(item.subject for item in files))
+    option = "NVreg_EnableGpuFirmware=0"
+    corrected = edited(f"s/ *{option}//", *(item.subject for item in files))
     on_command_line = any(_SWITCHED_OFF.search(item.text) for item in snapshot.files("/proc/cmdline"))
     if corrected:
         yield from corrected
     elif not on_command_line:
-        yield "grep -rs NVreg_EnableGpuFirmware /etc/modprobe.d /lib/modprobe.d /etc/default/grub"
+        yield edited_where(option, f"s/ *{option}//", "/etc/modprobe.d")
     if on_command_line:
         yield from without_kernel_argument(snapshot, "nvidia.NVreg_EnableGpuFirmware=0")
 
@@ -355,6 +399,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-rpc-timeout",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reset-gpu",
             title="the GSP does not answer the driver",
@@ -375,6 +420,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-task-exception",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reset-gpu",
             title="the GSP's firmware crashed",
@@ -392,6 +438,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-bad-state-wpr2",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the GPU holds on to the memory of a dead GSP",
@@ -409,6 +456,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-firmware-boot-failed",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU's own firmware does not boot",
@@ -425,6 +473,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-firmware-missing",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-container",
             title="the GSP's firmware is not on disk",
@@ -443,6 +492,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-disable-ignored-open-module",
             layer="config",
+            storey="driver",
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",
@@ -459,6 +509,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-init-failed-platform",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the GSP cannot be started in this machine",

@@ -13,24 +13,25 @@ from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, V
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, power_cycle, replace
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import alive, driver, faults, kernel, pci
+from gpunode.facts.patterns import Pattern
 
 _FALLEN: Final = (79, 167)
 # NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h).
-_LOST: Final = re.compile(
+_LOST: Final = Pattern(
     r"\bGPU is lost\b|\bGPU_IS_LOST\b|has fallen off the (?:PCI(?:e)? )?bus|NVML_ERROR_GPU_IS_LOST", re.IGNORECASE
 )
-_NAME: Final = re.compile(r"\bname=[^,\n]{0,80}")
-_NO_HANDLE: Final = re.compile(r"Unable to determine the device handle for ", re.IGNORECASE)
-_BUS: Final = re.compile(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
+_NAME: Final = Pattern(r"\bname=[^,\n]{0,80}")
+_NO_HANDLE: Final = Pattern(r"Unable to determine the device handle for ", re.IGNORECASE)
+_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
 # Every read of a device that does not answer gives ones: so does its configuration space.
-_ALL_ONES: Final = re.compile(r"\(rev ff\)|Unknown header type 7f|\bprog-if ff\b", re.IGNORECASE)
-_MOBILE: Final = re.compile(r"\d{3,4}M\b|Mobile|Max-Q|Laptop|\b(?:GeForce )?MX\d")
-_ASLEEP: Final = re.compile(r"\bD3cold\b|device inaccessible|\bbbswitch\b", re.IGNORECASE)
-_REMOVED: Final = re.compile(
+_ALL_ONES: Final = Pattern(r"\(rev ff\)|Unknown header type 7f|\bprog-if ff\b", re.IGNORECASE)
+_MOBILE: Final = Pattern(r"\d{3,4}M\b|Mobile|Max-Q|Laptop|\b(?:GeForce )?MX\d")
+_ASLEEP: Final = Pattern(r"\bD3cold\b|device inaccessible|\bbbswitch\b", re.IGNORECASE)
+_REMOVED: Final = Pattern(
     r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
 )
-_UNPLUGGED: Final = re.compile(r"pciehp: Slot\([^)]*\): (?:Link Down|Card not present)", re.IGNORECASE)
-_NO_POWER: Final = re.compile(
+_UNPLUGGED: Final = Pattern(r"pciehp: Slot\([^)]*\): (?:Link Down|Card not present)", re.IGNORECASE)
+_NO_POWER: Final = Pattern(
     r"does not have the necessary power cables connected|auxiliary power (?:cable|connector)s? .{0,40}not connected|"
     r"connect the PCIe? (?:auxiliary )?power cable",
     re.IGNORECASE,
@@ -41,9 +42,30 @@ def _lost(snapshot: Snapshot) -> Iterator[Verdict]:
     """GPUs off the bus: by the kernel's word, else by NVML's, else by a configuration space that reads as ones."""
     told = faults.of(snapshot, *_FALLEN)
     for incident in told:
-        yield _fallen(incident)
+        if not _was_cut_off(snapshot, incident):
+            yield _fallen(incident)
     if not told and not _is_told_otherwise(snapshot):
         yield from _without_kernel(snapshot)
+
+
+_CUT_OFF: Final = Pattern(r"\bpcieport \S{7,16}: DPC: containment event")
+_WENT_DOWN: Final = Pattern(r"\[ {0,2}\d{1,2}\] ?(?:SDES|Surprise Down)")
+_SOON_S: Final = 60.0
+
+
+def _was_cut_off(snapshot: Snapshot, incident: faults.Incident) -> bool:
+    """Whether the port above took its link down after an error, before the GPU was missed: that took it off the bus.
+
+    A surprise down is the other way round: the link went down because the GPU did.
+    """
+    cut = kernel.said(snapshot, _CUT_OFF)
+    if not cut or kernel.said(snapshot, _WENT_DOWN):
+        return False
+    at = incident.root.at
+    if at is not None and cut[0].at is not None:
+        return 0 <= at - cut[0].at <= _SOON_S
+    missed, first = incident.root.citation, cut[0].citation
+    return first.key == missed.key and (first.number or 0) < (missed.number or 0)
 
 
 def _fallen(incident: faults.Incident) -> Proof:
@@ -91,7 +113,7 @@ def _without_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 # Of a GPU that works, nothing is unread: what a board lacks is N/A.
-_ERR: Final = re.compile(r"^\|[^|\n]{0,80}\bERR!", re.MULTILINE)
+_ERR: Final = Pattern(r"^\|[^|\n]{0,80}\bERR!", re.MULTILINE)
 _FAILS_TO_READ: Final = (
     *("gsp-rpc-timeout", "gsp-task-exception", "xid-62-pmu-halt", "xid-61-pmu-breakpoint", "inforom-corrupted"),
     *("gpu-stuck-d3cold", "thermal-slowdown", "power-brake-slowdown", "xid-54-aux-power"),
@@ -180,6 +202,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-fallen-off-bus",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU has fallen off the PCI bus",
@@ -209,6 +232,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-54-aux-power",
             layer="power-thermal",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="auxiliary power is not connected to the GPU",

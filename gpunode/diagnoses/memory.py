@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from gpunode.diagnoses.addresses import NVML_RETURNS, XID_CATALOG
 from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import faults, pci, smi_query
+from gpunode.diagnoses.views import faults, kernel, pci, smi_query
+from gpunode.facts.patterns import Pattern
 
 _MEMORY_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 _POLICY: Final = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
@@ -22,40 +23,40 @@ _RETIREMENT: Final = "https://docs.nvidia.com/deploy/dynamic-page-retirement/ind
 _RETIRED_LIMIT: Final = 60
 # How often a GPU may meet uncorrectable errors, each with its own reset, before nobody should wait for the next.
 _TOO_OFTEN: Final = 3
-_PLACE: Final = re.compile(
+_PLACE: Final = Pattern(
     r"physAddr (?P<place>0x[0-9a-f]+)|partition (?P<partition>\d+, subpartition \d+)", re.IGNORECASE
 )
-_PAGE: Final = re.compile(r"\bpage\b|retire|blacklist", re.IGNORECASE)
-_PENDING: Final = re.compile(r"already pending|due to pending", re.IGNORECASE)
-_ROW: Final = re.compile(r"\brow\b|remap", re.IGNORECASE)
+_PAGE: Final = Pattern(r"\bpage\b|retire|blacklist", re.IGNORECASE)
+_PENDING: Final = Pattern(r"already pending|due to pending", re.IGNORECASE)
+_ROW: Final = Pattern(r"\brow\b|remap", re.IGNORECASE)
 
 # In DCGM's words (dcgm_errors.h), for a node of which only its health check was pasted.
-_DCGM_PENDING: Final = re.compile(r"memory errors and row remappings are\s+pending", re.IGNORECASE)
-_DCGM_FAILURE: Final = re.compile(r"uncorrectable memory errors and row remapping\s+failed", re.IGNORECASE)
-_DCGM_RETIREMENT: Final = re.compile(
+_DCGM_PENDING: Final = Pattern(r"memory errors and row remappings are\s+pending", re.IGNORECASE)
+_DCGM_FAILURE: Final = Pattern(r"uncorrectable memory errors and row remapping\s+failed", re.IGNORECASE)
+_DCGM_RETIREMENT: Final = Pattern(
     r"A pending retired page has been detected|Pending page retirements together with a DBE", re.IGNORECASE
 )
-_DCGM_LIMIT: Final = re.compile(
+_DCGM_LIMIT: Final = Pattern(
     r"(?<!\d)\d{1,6} or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU",
     re.IGNORECASE,
 )
-_DCGM_DBE: Final = re.compile(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", re.IGNORECASE)
+_DCGM_DBE: Final = Pattern(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", re.IGNORECASE)
 # What CUDA, and the frameworks on it, say when their memory is hit (cudaErrorECCUncorrectable, 214).
-_CUDA: Final = re.compile(r"uncorrectable ECC error encountered|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE")
+_CUDA: Final = Pattern(r"uncorrectable ECC error encountered|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE")
 # The column "Volatile Uncorr. ECC" in nvidia-smi's table.
-_IN_TABLE: Final = re.compile(
+_IN_TABLE: Final = Pattern(
     r"\|\s*(?P<bus>[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0)\s+(?:On|Off|N/A)\s*\|\s*(?P<count>\d+)\s*\|"
 )
-_HELD: Final = re.compile(
+_HELD: Final = Pattern(
     r"In use by another client|currently being used by one or more other processes|currently in use by another process",
     re.IGNORECASE,
 )
-_INFOROM: Final = re.compile(
+_INFOROM: Final = Pattern(
     r"infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED_INFOROM|"
     r"InfoROM (?:validation|checksum) fail|NVML_ERROR_CORRUPTED",
     re.IGNORECASE,
 )
-_BUS: Final = re.compile(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
+_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
 _NVML_CORRUPTED_INFOROM: Final = 14
 
 
@@ -122,9 +123,10 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     found = set[str]()
     for memory in snapshot.view(_memories):
         for cause, judge in _JUDGES:
-            if (proof := judge(snapshot, memory)) is not None:
-                yield cause, proof
-                found.add(cause)
+            if (said := judge(snapshot, memory)) is not None:
+                yield cause, said
+                # What is left open, a program's words may settle.
+                found |= {cause} if isinstance(said, Proof) else set()
                 break
     yield from _by_others(snapshot, found)
 
@@ -156,8 +158,36 @@ def _is_pending(fault: faults.Fault) -> bool:
     return bool(fault.xid and _PENDING.search(fault.xid.text))
 
 
-def _failing(_: Snapshot, memory: _Memory) -> Proof | None:
+# NVIDIA's field diagnostic, whose verdict is what a board is taken back for.
+_FIELD_DIAGNOSTIC: Final = Pattern(r"\b(?:fieldiag|field diag\w*|MODS)\b", re.IGNORECASE)
+_MEMORY_FAILED: Final = Pattern(
+    r"\b(?:Mats|\w*mem(?:ory)?\w*|HBM\w*|FB(?:IO|PA)?|DRAM|ECC)\b[^\n]{0,60}\bFAIL|\bFAIL(?:ED)?\b[^\n]{0,60}\b(?:FBIO|FBPA|HBM|DRAM|memory)",
+    re.IGNORECASE,
+)
+
+
+def _failed_diagnostic(snapshot: Snapshot, memory: _Memory) -> tuple[Citation, ...]:
+    """The lines in which the field diagnostic finds this GPU's memory bad."""
+    found = []
+    for item in snapshot.of("text", "application"):
+        if not _FIELD_DIAGNOSTIC.search(item.written) and not _FIELD_DIAGNOSTIC.search(item.text[:4000]):
+            continue
+        gpu = ""
+        for number, line in enumerate(item.lines, 1):
+            named = _ADDRESSED.search(line)
+            gpu = pci.address(named[0]) if named else gpu
+            if _MEMORY_FAILED.search(line) and (not gpu or memory.gpu in {"", gpu}):
+                found.append(cite(item, number))
+    return tuple(found)
+
+
+_ADDRESSED: Final = Pattern(r"\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", re.IGNORECASE)
+
+
+def _failing(snapshot: Snapshot, memory: _Memory) -> Proof | None:
     """Memory that goes on failing: by NVIDIA's own limits, else by how often it did."""
+    if failed := _failed_diagnostic(snapshot, memory):
+        return _proof(memory, "NVIDIA's field diagnostic finds its memory bad", *failed)
     if rows := memory.says("Unrepairable Memory"):
         return _proof(memory, "part of the memory is beyond repair", *rows)
     if rows := memory.says("SRAM Threshold Exceeded"):
@@ -177,6 +207,10 @@ def _failing(_: Snapshot, memory: _Memory) -> Proof | None:
 
 def _again_and_again(memory: _Memory) -> Proof | None:
     """Uncorrectable errors hours apart, or at many places: one bad row makes one of them, and is then replaced."""
+    rows = _apart(tuple(fault for fault in memory.of(63) if not _is_of_pages(fault)))
+    if len(rows) >= _TOO_OFTEN and (spent := _banks(memory, "Low")):
+        what = f"rows of one bank went bad at {len(rows)} times, and it has hardly a spare one left"
+        return _proof(memory, what, *(fault.citation for fault in rows[:6]), *spent, confidence="likely")
     told = memory.of(48)
     times = _apart(told)
     places = {match[0] for fault in told if fault.xid and (match := _PLACE.search(fault.xid.text))}
@@ -242,16 +276,34 @@ def _contained(_: Snapshot, memory: _Memory) -> Proof | None:
     return faults.proof(memory.incident) if memory.incident and memory.incident.root.code == 94 else None
 
 
-def _uncorrectable(_: Snapshot, memory: _Memory) -> Proof | None:
+def _uncorrectable(snapshot: Snapshot, memory: _Memory) -> Proof | Doubt | None:
     if memory.incident and memory.of(48, 171, 172):
         where = "SRAM" if memory.of(172) else "DRAM" if memory.of(171) else ""
         return faults.proof(memory.incident, f"an uncorrectable ECC error in {where}" if where else "")
     rows = _volatile(memory)
+    if rows and not memory.xids and not snapshot.view(kernel.messages) and not _stops_at_any(snapshot, memory.gpu):
+        return _which_error(rows)
     return (
         _proof(memory, "uncorrectable ECC errors since the driver was loaded", *rows, confidence="likely")
         if rows
         else None
     )
+
+
+# From Ampere's A100 on most uncorrectable errors are contained: they end one program and leave the GPU at work.
+_WITHOUT_CONTAINMENT: Final = frozenset({"Kepler", "Maxwell", "Pascal", "Volta", "Turing"})
+
+
+def _stops_at_any(snapshot: Snapshot, gpu: str) -> bool:
+    """Whether any uncorrectable error ends all work of this GPU, as far as its model is known."""
+    models = [one.model for one in snapshot.view(pci.gpus) if gpu in {"", one.address}]
+    return bool(models) and all(model is not None and model.architecture in _WITHOUT_CONTAINMENT for model in models)
+
+
+def _which_error(rows: tuple[Citation, ...]) -> Doubt:
+    question = "uncorrectable ECC errors since the driver was loaded: whether they were contained, the Xids tell"
+    causes = ("xid-94-contained-ecc", "xid-95-uncontained-ecc", "xid-140-unrecovered-ecc")
+    return Doubt(question, "sudo dmesg --ctime | grep -E 'Xid'; nvidia-smi -q -d ECC,ROW_REMAPPER", rows, causes)
 
 
 def _volatile(memory: _Memory) -> tuple[Citation, ...]:
@@ -275,7 +327,7 @@ def _many_corrected(_: Snapshot, memory: _Memory) -> Proof | None:
     return faults.proof(memory.incident) if memory.incident and memory.incident.root.code == 92 else None
 
 
-_Judge = Callable[[Snapshot, _Memory], "Proof | None"]
+_Judge = Callable[[Snapshot, _Memory], "Proof | Doubt | None"]
 _JUDGES: Final[tuple[tuple[str, _Judge], ...]] = (
     ("row-remap-failure", _remap_failed),
     ("hbm-failing-rma", _failing),
@@ -417,6 +469,7 @@ FAMILY: Final = Family(
         Rule(
             cause="ecc-dbe-uncorrectable",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="uncorrectable memory errors",
@@ -436,6 +489,7 @@ FAMILY: Final = Family(
         Rule(
             cause="row-remap-pending",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="a row remapping waits for a reset",
@@ -454,6 +508,7 @@ FAMILY: Final = Family(
         Rule(
             cause="row-remap-failure",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="RMA",
             title="a bad row of memory cannot be remapped",
@@ -471,6 +526,7 @@ FAMILY: Final = Family(
         Rule(
             cause="hbm-failing-rma",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="RMA",
             title="the GPU's memory is wearing out",
@@ -489,6 +545,7 @@ FAMILY: Final = Family(
         Rule(
             cause="page-retirement-pending-handles-held",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="bad pages stay in use because something holds the GPU",
@@ -506,6 +563,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-92-high-sbe-rate",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="ECC corrects more single bits than it should have to",
@@ -522,6 +580,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-94-contained-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="restart-container",
             title="a memory error ended one program",
@@ -538,6 +597,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-95-uncontained-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="a memory error that no program's end contains",
@@ -554,6 +614,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-140-unrecovered-ecc",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="an ECC error escaped every recovery",
@@ -570,6 +631,7 @@ FAMILY: Final = Family(
         Rule(
             cause="inforom-corrupted",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the InfoROM is damaged",

@@ -24,6 +24,25 @@ Layer: TypeAlias = Literal[
     "cdi",
     "kubernetes",
 ]
+# Where in the stack of a node a cause lies, the lowest first. A layer is the field's word for the sort of thing that is
+# wrong; a missing driver may be one of the toolkit's troubles there, and is always the driver's storey here.
+StoreyId: TypeAlias = Literal[
+    "pci",
+    "gpu",
+    "kernel",
+    "packages",
+    "driver",
+    "fabric",
+    "libraries",
+    "toolkit",
+    "runtime",
+    "programs",
+    "kubernetes",
+]
+STOREYS: Final[tuple[StoreyId, ...]] = (
+    *("pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries"),
+    *("toolkit", "runtime", "programs", "kubernetes"),
+)
 # error: something does not work. warning: it works, and will not for long, or not as it could. info: not a fault.
 Severity: TypeAlias = Literal["error", "warning", "info"]
 # certain: what was seen leaves no other cause. likely: another is possible, and none was seen.
@@ -55,12 +74,12 @@ FixKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A line that proves something.
+    """A line that proves something, or in parentheses what the evidence comes to without one line that says so.
 
     Attributes:
         source: where it stands, as it was written there.
-        line: the line, whole.
-        number: counted from 1 within that piece of evidence; None where absence is the proof.
+        line: the line, whole; of one that is very long the part that proves it.
+        number: counted from 1 within that piece of evidence; None where the words are gpunode's own.
         key: of the evidence; not shown.
     """
 
@@ -68,6 +87,11 @@ class Citation:
     line: str
     number: int | None = None
     key: str = ""
+
+    @property
+    def words(self) -> str:
+        """Source and line: of what has no line, a file that is there or a command that was run, the one names it."""
+        return f"{self.source}\n{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +165,12 @@ class Rule:
         story: what happens, why, and how it looks from above; paragraphs of plain text.
         sources: addresses of the public texts that the facts come from.
         explains: causes that are this one's consequences when both are found.
+        storey: where in the stack it lies.
     """
 
     cause: str
     layer: Layer
+    storey: StoreyId
     severity: Severity
     disruption: Disruption
     title: str
@@ -165,18 +191,36 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """When a fault began on a GPU.
+
+    Attributes:
+        gpu: PCI address; empty where it is not told.
+        at: seconds on ``clock``.
+        clock: times of equal clocks compare, no others do; empty for a clock of which nothing is known.
+    """
+
+    gpu: str
+    at: float
+    clock: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One cause that was found.
 
     Attributes:
         explained_by: the cause whose consequence this is; empty for a root.
         gpus: PCI addresses of those concerned, where it concerns some only.
+        at: seconds, when it began first.
+        events: when it began on each GPU, where the time is known.
         heard_from: who says so, where the node was looked at and only a container's word proves it; else empty.
     """
 
     cause: str
     title: str
     layer: Layer
+    storey: StoreyId
     severity: Severity
     confidence: Confidence
     summary: str
@@ -188,15 +232,21 @@ class Finding:
     explained_by: str = ""
     gpus: tuple[str, ...] = ()
     at: float | None = None
+    events: tuple[Event, ...] = ()
     heard_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, the root cause first, and what could not be told."""
+    """What was found, the root cause first, and what could not be told.
+
+    Attributes:
+        bugs: tracebacks of rules that failed by a bug of their own; each is a doubt, too.
+    """
 
     findings: tuple[Finding, ...]
     unknown: tuple[Doubt, ...]
+    bugs: tuple[str, ...] = ()
 
     @property
     def roots(self) -> tuple[Finding, ...]:
@@ -221,7 +271,7 @@ class Only:
 
     def __call__(self, snapshot: Snapshot) -> Iterator[Verdict]:
         """The verdicts about the cause."""
-        for decided, verdict in snapshot.view(_decided(self.decide)):
+        for decided, verdict in snapshot.view(_Decided(self.decide)):
             if decided == self.cause:
                 yield verdict
 
@@ -231,14 +281,11 @@ def only(cause: str, decide: Decision) -> Check:
     return Only(cause, decide)
 
 
-def _decided(decide: Decision) -> Callable[[Snapshot], tuple[tuple[str, Verdict], ...]]:
-    if (known := _DECIDED.get(decide)) is None:
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """A view of all that ``decide`` says: of equal decisions a snapshot makes it once, whichever cause asks."""
 
-        def known(snapshot: Snapshot) -> tuple[tuple[str, Verdict], ...]:
-            return tuple(decide(snapshot))
+    decide: Decision
 
-        _DECIDED[decide] = known
-    return known
-
-
-_DECIDED: dict[Decision, Callable[[Snapshot], tuple[tuple[str, Verdict], ...]]] = {}
+    def __call__(self, snapshot: Snapshot) -> tuple[tuple[str, Verdict], ...]:
+        return tuple(self.decide(snapshot))

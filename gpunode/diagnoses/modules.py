@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import build, chains, remedies
 from gpunode.diagnoses.addresses import DRIVER_README
-from gpunode.diagnoses.commands import command, edited
+from gpunode.diagnoses.commands import command, edited, edited_where
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import (
@@ -19,26 +19,28 @@ from gpunode.diagnoses.remedies import (
     run,
     setup_step,
     takes_gpunode,
+    without_kernel_argument,
 )
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
 from gpunode.facts.items import Item
 from gpunode.facts.kernels import version_key
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
-_SAYS_NOT_LOADED: Final = re.compile(
+_SAYS_NOT_LOADED: Final = Pattern(
     r"[Dd]river [Nn]ot [Ll]oaded|couldn.t communicate with the NVIDIA driver|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
     r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?loaded|[Ff]ailed to load the NVIDIA kernel module"
     r"|Found no NVIDIA driver on your system"
 )
-_BLACKLISTED: Final = re.compile(
+_BLACKLISTED: Final = Pattern(
     r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$",
     re.MULTILINE,
 )
 # What modprobe makes of "alias nvidia off".
-_OFF: Final = re.compile(r"could not insert 'off'|module by name='off'")
-_BLACKLISTED_AT_BOOT: Final = re.compile(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b")
+_OFF: Final = Pattern(r"could not insert 'off'|module by name='off'")
+_BLACKLISTED_AT_BOOT: Final = Pattern(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b")
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
@@ -52,7 +54,7 @@ def _absence(snapshot: Snapshot) -> tuple[Citation, ...]:
         return modules.lsmod_line(snapshot, "nvidia")
     known = snapshot.facts.modules
     if isinstance(known, Known):
-        return (Citation("/proc/modules", "(nvidia is not among them)", None, known.probe),)
+        return (stated("/proc/modules", "nvidia is not among them", known.probe),)
     file = snapshot.file("/proc/driver/nvidia/version")
     return (cite(file),) if file is not None else ()
 
@@ -76,8 +78,22 @@ def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
     cited = (*_absence(snapshot), *said, *blacklist)
     if blacklist:
         yield Proof(f"{summary}: it is blacklisted", cited, remedy=tuple(_allow(snapshot)))
+    elif state is None and (signed := _is_signed_here(snapshot)):
+        question = "the module is there and signed with a key of this machine's own: does the kernel take it?"
+        look_at = "sudo modprobe nvidia; mokutil --sb-state"
+        yield Doubt(question, look_at, (*cited, *signed), ("secure-boot-key-not-enrolled",))
     else:
         yield Proof(summary, cited, "certain" if said and state is False else "likely")
+
+
+_OWN_KEY: Final = Pattern(r"DKMS module signing key|Secure Boot Module Signature key")
+_SECURE_BOOT: Final = Pattern(r"Secure ?Boot|lockdown|Key was rejected|Loading of ", re.IGNORECASE)
+
+
+def _is_signed_here(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """That the machine signed the module itself, where nothing tells whether the kernel asks for signatures."""
+    signed = (info for info in snapshot.view(modules.driver_info) if _OWN_KEY.search(info.signer))
+    return () if snapshot.says(_SECURE_BOOT) else tuple(info.citation for info in signed)
 
 
 def _blacklist(snapshot: Snapshot) -> Iterator[Citation]:
@@ -89,15 +105,26 @@ def _blacklist(snapshot: Snapshot) -> Iterator[Citation]:
             yield from lines_with(item, _BLACKLISTED_AT_BOOT)
 
 
+def _at_boot(snapshot: Snapshot) -> str:
+    """The kernel's argument that keeps this module alone away; empty where there is none."""
+    match = snapshot.match(_ALONE_AT_BOOT)
+    return match[0] if match else ""
+
+
+_ALONE_AT_BOOT: Final = Pattern(r"(?:modprobe\.|module_|rd\.driver\.)blacklist=nvidia(?=[ \t\"'\n]|$)")
+
+
 def _allow(snapshot: Snapshot) -> Iterator[Fix]:
     files = [item.subject for item in snapshot.files("*modprobe.d/*") if _BLACKLISTED.search(item.text)]
-    if files:
-        entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
-        text = "take the entries that keep nvidia away out of modprobe's configuration"
-        yield run("configure", text, *edited(f"/{entry}/d", *files))
-    else:
-        text = "take out what keeps nvidia away, of modprobe's configuration or of the kernel's command line"
-        yield run("configure", text, "grep -rnE '^(blacklist|install|alias) +nvidia' /etc/modprobe.d /lib/modprobe.d")
+    entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
+    taken_out = edited(f"/{entry}/d", *files) or (
+        edited_where(entry, f"/{entry}/d", "/etc/modprobe.d", "/lib/modprobe.d"),
+    )
+    text = "take the entries that keep nvidia away out of modprobe's configuration"
+    yield run("configure", text, *taken_out)
+    if at_boot := _at_boot(snapshot):
+        text = "take the argument that keeps nvidia away off the kernel's command line, from the next boot on"
+        yield run("configure", text, *without_kernel_argument(snapshot, at_boot))
     yield run("load", "load the module", "sudo modprobe nvidia")
     yield rebuild_initramfs(snapshot)
 
@@ -107,19 +134,18 @@ def _load(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("inspect", "read what the kernel said of it", "sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
     if takes_gpunode(snapshot):
         text = "have gpunode find what is missing and load it"
-        yield setup_step(snapshot, "load", text, "module-build", "module-load")
+        yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
 
 
 # A module that stands on disk, and not as the running kernel needs it.
 
-_OTHER_KERNEL: Final = re.compile(
+_OTHER_KERNEL: Final = Pattern(
     r"\bnvidia(?:_current|_drm|_modeset|_uvm)?: (?:version magic '[^'\n]*' should be|disagrees about version of symbol)"
     r"|\bnvidia: Unknown symbol \w+ \(err"
 )
-_FORMAT: Final = re.compile(
+_FORMAT: Final = Pattern(
     r"(?:insert(?: module)?|kernel module) ['‘]?\S*nvidia\S*:? ?(?:Exec format error|Invalid module format)"
 )
-_MAGIC: Final = re.compile(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
 
 
 def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -132,7 +158,7 @@ def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
     running = modules.kernel_of_search(snapshot)
     said = (*(message.citation for message in kernel.said(snapshot, _OTHER_KERNEL)), *snapshot.said(_FORMAT))
     if said:
-        match = snapshot.match(_MAGIC)
+        match = snapshot.match(modules.MAGIC)
         pair = (
             f" for {match['built']}, and {match['runs']} runs" if match else " for another kernel than the running one"
         )
@@ -190,8 +216,8 @@ def _newest_kernel(snapshot: Snapshot) -> str:
 
 
 # A folder of /lib/modules, a kernel of /boot; in a long listing the last word of its line.
-_RELEASE: Final = re.compile(r"(?<![\w.-])(?:vmlinuz-)?(\d\.\d{1,3}\.\d{1,3}-[\w.+-]{1,60})(?![\w.+-])")
-_TREES: Final = re.compile(r"(?:/usr)?/lib/modules/?|/boot/?|/boot/vmlinuz-?\*")
+_RELEASE: Final = Pattern(r"(?<![\w.-])(?:vmlinuz-)?(\d\.\d{1,3}\.\d{1,3}-[\w.+-]{1,60})(?![\w.+-])")
+_TREES: Final = Pattern(r"(?:/usr)?/lib/modules/?|/boot/?|/boot/vmlinuz-?\*")
 
 
 def _kernel_listings(snapshot: Snapshot) -> Iterator[Item]:
@@ -260,14 +286,14 @@ def _is_gone(snapshot: Snapshot, running: str) -> bool:
     return False
 
 
-_INDEX: Final = re.compile(
+_INDEX: Final = Pattern(
     r"could not open builtin file|could not (?:open|load|search|find) (?:index|module dependenc|modules\.\w+)"
     r"|/modules\.(?:dep|alias|symbols|builtin|softdep)(?:\.bin|\.modinfo)?['’]?[:,]? ?(?:No such file|is empty)"
     r"|Could not (?:load|open) (?:dependency file|\S*modules\.dep|moddep)|can't open '?modules\.dep"
     r"|lookup_builtin_file\(\)"
 )
-_INCOMPLETE: Final = re.compile(r"could not open modules\.(?:order|builtin)")
-_EMPTY: Final = re.compile(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$")
+_INCOMPLETE: Final = Pattern(r"could not open modules\.(?:order|builtin)")
+_EMPTY: Final = Pattern(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$")
 
 
 def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -287,7 +313,7 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
     absent = modules.not_found(snapshot)
     files = tuple(one for one in snapshot.view(modules.on_disk) if one.place and one.kernel == running)
     # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
-    files = tuple(one for one in files if _RENAMED.search(one.citation.line) is None)
+    files = tuple(one for one in files if _RENAMED.search(one.citation.words) is None)
     gone = _lacks_index(snapshot, running) if files else ()
     if said or empty or gone:
         summary = f"the module indexes of {running or 'this kernel'} are missing or empty, so modprobe finds nothing"
@@ -298,8 +324,8 @@ def _no_index(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, cited, ruled_out=("the module was not built: it was",))
 
 
-_RENAMED: Final = re.compile(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
-_UBUNTUS: Final = re.compile(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
+_RENAMED: Final = Pattern(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
+_UBUNTUS: Final = Pattern(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
 
 
 def _lacks_index(snapshot: Snapshot, kernel: str) -> tuple[Citation, ...]:
@@ -326,7 +352,7 @@ def _index(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("load", "load the module", "sudo modprobe nvidia")
 
 
-_API: Final = re.compile(r"API mismatch|Driver/library version mismatch|nvidia-modeset: Version mismatch")
+_API: Final = Pattern(r"API mismatch|Driver/library version mismatch|nvidia-modeset: Version mismatch")
 
 
 def _duplicates(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -334,15 +360,25 @@ def _duplicates(snapshot: Snapshot) -> Iterator[Verdict]:
     running = modules.kernel_of_search(snapshot)
     for name in dict.fromkeys((running, *(one.kernel for one in snapshot.view(modules.on_disk)))):
         copies = [one for one in _copies(snapshot) if one.kernel == name and one.place and name]
-        # weak-updates holds links to modules of kernels with the same interface: no copies.
-        places = {one.place: one for one in copies if "weak-updates" not in one.place}
+        refused = _refused_link(snapshot, name)
+        # weak-updates holds links to modules of kernels with the same interface: no copies, as long as they fit.
+        places = {one.place: one for one in copies if "weak-updates" not in one.place or refused}
         if len(places) < 2 or (running and name != running):
             continue
-        if mark := tuple(_disagreement(snapshot, tuple(places.values()))):
+        if mark := (*_disagreement(snapshot, tuple(places.values())), *refused):
             where = " and in ".join(sorted(places))
-            summary = f"NVIDIA's module stands in {where} for kernel {name}, and the wrong one is loaded"
+            which = "the running kernel" if name == modules.RUNNING else f"kernel {name}"
+            summary = f"NVIDIA's module stands in {where} for {which}, and the wrong one is loaded"
             yield Proof(summary, (*(one.citation for one in places.values()), *mark))
         return
+
+
+def _refused_link(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
+    """What shows that modprobe takes a link to another kernel's module, which the kernel refuses."""
+    refused = (*(message.citation for message in kernel.said(snapshot, _OTHER_KERNEL)), *snapshot.said(_FORMAT))
+    taken = (info for info in snapshot.view(modules.driver_info) if f"/{name}/weak-updates/" in info.filename)
+    chosen = next((info.citation for info in taken), None)
+    return (chosen, *refused) if chosen is not None and refused else ()
 
 
 def _copies(snapshot: Snapshot) -> Iterator[modules.OnDisk]:
@@ -366,6 +402,8 @@ def _disagreement(snapshot: Snapshot, copies: tuple[modules.OnDisk, ...]) -> Ite
     infos = {info.version for info in snapshot.view(modules.driver_info) if info.version}
     if len(versions) > 1 or len(infos) > 1:
         yield from (one.citation for one in copies)
+    if len(built := modules.sources(snapshot)) > 1:
+        yield from (citation for _, citation in built)
     for row in snapshot.view(modules.driver_builds):
         if "diff" in row.remark.lower() or (infos and row.version not in infos and row.state == "installed"):
             yield row.citation
@@ -376,18 +414,27 @@ _INSTALLERS: Final = "kernel/drivers/video"
 _PARTS: Final = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm", "nvidia-peermem")
 
 
+_OWNER: Final[dict[system.PackageManager, str]] = {
+    "apt": "dpkg -S",
+    "dnf": "rpm -qf",
+    "zypper": "rpm -qf",
+    "pacman": "pacman -Qo",
+}
+
+
 def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
     release = of_kernel(modules.kernel_of_search(snapshot))
-    is_apt = snapshot.view(system.package_manager) == "apt"
+    asks = _OWNER[snapshot.view(system.package_manager)]
     text = "remove the files that NVIDIA's installer left, which no package owns and DKMS does not replace"
     files = (of_kernel(release, "/lib/modules/", f"/{_INSTALLERS}/{name}.ko") for name in _PARTS)
     # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names.
-    owner = 'dpkg -S "*$f"' if is_apt else 'rpm -qf "$f"'
-    each = f'[ ! -e "$f" ] || {owner} || sudo rm -v "$f"'
+    name = '"*$f"' if asks.startswith("dpkg") else '"$f"'
+    # Where the package manager is another one than it seems, nobody has said that nobody owns it.
+    each = f'[ ! -e "$f" ] || ! command -v {asks.split()[0]} || {asks} {name} || sudo rm -v "$f"'
     yield run("remove", text, f"for f in {command(*files)}; do {each}; done")
     text = "see which package owns each copy that is left; the package whose driver is not wanted is to be removed"
     find = command("find", of_kernel(release, "/lib/modules/"), "-name", "nvidia*.ko*", "-exec")
-    yield run("inspect", text, f"{find} {'dpkg -S' if is_apt else 'rpm -qf'} {{}} +")
+    yield run("inspect", text, f"{find} {asks} {{}} +")
     yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", release))
     yield rebuild_initramfs(snapshot)
     yield reboot()
@@ -395,7 +442,7 @@ def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _stale_initramfs(snapshot: Snapshot) -> Iterator[Verdict]:
     """The kernel loaded another version than the one on disk, and the initramfs holds a module of its own."""
-    image = initramfs.holds(snapshot)
+    image = initramfs.brings(snapshot)
     here, there = driver.loaded(snapshot), driver.on_disk(snapshot) or driver.library(snapshot)
     if image and here and there and here.version != there.version:
         summary = (
@@ -414,6 +461,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-module-not-loaded",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="NVIDIA's kernel module is not loaded",
@@ -432,6 +480,7 @@ FAMILY: Final = Family(
         Rule(
             cause="module-built-for-other-kernel",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="none",
             title="the module was built for another kernel",
@@ -454,6 +503,7 @@ FAMILY: Final = Family(
         Rule(
             cause="depmod-index-missing",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="none",
             title="the kernel's module index does not know the module",
@@ -475,6 +525,7 @@ FAMILY: Final = Family(
         Rule(
             cause="duplicate-module-files",
             layer="kernel",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the module stands on disk twice, in different versions",
@@ -487,11 +538,14 @@ FAMILY: Final = Family(
             sources=("https://man7.org/linux/man-pages/man5/depmod.d.5.html", f"{DRIVER_README}installdriver.html"),
             check=_duplicates,
             remedy=_keep_one,
-            explains=(chains.MISMATCHES - {"driver-library-mismatch-mixed-installs"}) | chains.LIBRARY_MISMATCH,
+            explains=(chains.MISMATCHES - {"driver-library-mismatch-mixed-installs"})
+            | chains.LIBRARY_MISMATCH
+            | {"module-built-for-other-kernel"},
         ),
         Rule(
             cause="initramfs-stale-module",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="the initramfs loads an older module",

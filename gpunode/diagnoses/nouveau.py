@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.catalog import branches
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README
-from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
     by_hand,
     reboot,
@@ -20,30 +20,31 @@ from gpunode.diagnoses.remedies import (
     takes_gpunode,
 )
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import driver, kernel, modules, pci
+from gpunode.diagnoses.views import driver, initramfs, kernel, modules, pci
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 _OPEN_DRIVERS: Final = ("nouveau", "nova_core", "nova_drm", "nova")
-_TAKEN: Final = re.compile(r"probe routine was not called for \d+ device")
-_NAMED: Final = re.compile(r"\b(?:nouveau|nova[_-]core)\b", re.IGNORECASE)
+_TAKEN: Final = Pattern(r"probe routine was not called for \d+ device")
+_NAMED: Final = Pattern(r"\b(?:nouveau|nova[_-]core)\b", re.IGNORECASE)
 # NVIDIA's installer, its driver container, and what lists hardware without lspci.
-_IN_USE: Final = re.compile(
+_IN_USE: Final = Pattern(
     r"[Nn]ouveau kernel driver is currently in use|driver=(?:nouveau|nova[_-]core)|driver: (?:nouveau|nova[_-]core)\b"
     r"|drivers/(?:nouveau|NovaCore|nova[_-]core)/?$|[Cc]ould not unload (?:the )?nouveau"
     r"|Kernel driver in use: (?:nouveau|NovaCore|nova[_-]core)"
 )
 # What the driver itself says when it has taken up a GPU.
-_STARTED: Final = re.compile(
+_STARTED: Final = Pattern(
     r"nouveau [0-9a-f:.]{7,12}: (?:NVIDIA G\w|\[?drm\]?:? ?(?:VRAM|nouveau)|vgaarb|enabling device|DRM: VRAM)"
     r"|Initialized nouveau \d|nouveaudrmfb|NovaCore [0-9a-f:.]{7,12}: |Initialized nova \d"
 )
-_BLACKLIST: Final = re.compile(
+_BLACKLIST: Final = Pattern(
     r"^[ \t]*(?:blacklist\s+(?:nouveau|nova[_-]core)|install\s+nouveau\s+\S*/(?:false|true)|alias\s+nouveau\s+off)\b",
     re.MULTILINE,
 )
-_AT_BOOT: Final = re.compile(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b")
-_NO_MODESET: Final = re.compile(r"nouveau\.modeset=0")
-_IN_IMAGE: Final = re.compile(r"/(?:nouveau|nova[_-]core)\.ko")
+_AT_BOOT: Final = Pattern(r"(?:modprobe\.blacklist|rd\.driver\.blacklist|module_blacklist)=\S*\bnouveau\b")
+_NO_MODESET: Final = Pattern(r"nouveau\.modeset=0")
+_IN_IMAGE: Final = Pattern(r"/(?:nouveau|nova[_-]core)\.ko")
 
 
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -61,17 +62,32 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "nouveau-bound", Proof(summary, proofs, remedy=(left,), disruption="none", severity="info")
         return
     blacklisted, image = tuple(_blacklisted(snapshot)), tuple(_in_image(snapshot))
-    looked = any(item.outcome == "ok" for item in snapshot.of("initramfs"))
+    looked = any(item.outcome == "ok" for item in initramfs.of_running(snapshot))
     if blacklisted and (image or not looked):
         confidence: Confidence = "certain" if image else "likely"
-        summary = "nouveau is blacklisted and still loaded: the initramfs brings it before the blacklist counts"
-        yield "nouveau-in-initramfs", Proof(summary, (*image, *blacklisted, *proofs), confidence)
+        others = tuple(_in_images(initramfs.of_others(snapshot))) if image else ()
+        also = f" (so does the one of {', '.join(name for name, _ in others)})" if others else ""
+        summary = f"nouveau is blacklisted and still loaded: the initramfs brings it{also} before the blacklist counts"
+        cited = (*image, *blacklisted, *proofs, *(line for _, line in others))
+        yield "nouveau-in-initramfs", Proof(summary, cited, confidence)
+        return
+    if image and not _looked_for_blacklist(snapshot):
+        yield (
+            "nouveau-bound",
+            Doubt(_WHICH, "grep -r nouveau /etc/modprobe.d /lib/modprobe.d", (*proofs, *image), _BOTH),
+        )
         return
     ruled_out = ("an initramfs that holds it: it does not",) if blacklisted and looked else ()
     summary = "nouveau owns the GPU, so NVIDIA's module is never given it"
     # Where nobody has looked for a blacklist, nouveau may have come from the initramfs in spite of it.
     is_sure = not image and (looked or _looked_for_blacklist(snapshot))
     yield "nouveau-bound", Proof(summary, (*proofs, *image), "certain" if is_sure else "likely", ruled_out)
+
+
+_WHICH: Final = (
+    "nouveau owns the GPU and is in the initramfs: is it blacklisted, and loaded from there in spite of that?"
+)
+_BOTH: Final = ("nouveau-in-initramfs",)
 
 
 def _is_all_there_is(snapshot: Snapshot) -> bool:
@@ -105,7 +121,7 @@ def _in_use(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _shown(item: Item) -> Iterator[Citation]:
-    if item.where == "host" and item.is_seen:
+    if item.where == "host" and item.is_seen and not item.is_register:
         yield from lines_with(item, _IN_USE)
 
 
@@ -120,12 +136,19 @@ def _blacklisted(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 # "/etc/modprobe.d/blacklist-nouveau.conf:blacklist nouveau", as grep -r prints it.
-_GREPPED: Final = re.compile(r"(?:^|modprobe\.d/[\w.-]+:)\s*blacklist\s+nouveau\b")
+_GREPPED: Final = Pattern(r"(?:^|modprobe\.d/[\w.-]+:)\s*blacklist\s+nouveau\b")
 
 
 def _in_image(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.of("initramfs"):
+    for item in initramfs.of_running(snapshot):
         yield from lines_with(item, _IN_IMAGE)
+
+
+def _in_images(items: tuple[Item, ...]) -> Iterator[tuple[str, Citation]]:
+    """The kernels whose images hold it, each with the line that shows it."""
+    for item in items:
+        if line := next(lines_with(item, _IN_IMAGE), None):
+            yield initramfs.release_of(item), line
 
 
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
@@ -153,6 +176,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nouveau-bound",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="nouveau owns the GPU",
@@ -176,6 +200,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nouveau-in-initramfs",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="the initramfs still loads nouveau",

@@ -14,7 +14,9 @@ from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Pr
 from gpunode.diagnoses.remedies import by_hand, drain, install, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, system
+from gpunode.diagnoses.views.topology import addresses
 from gpunode.facts import xid
+from gpunode.facts.patterns import Pattern
 
 # ---- the fabric manager
 
@@ -188,7 +190,7 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if not down and "card" not in snapshot.view(boards.carriers):
         for one in snapshot.view(fabric.left_out):
             summary = f"GPU {one.index} has no NVLink to any other GPU, and the others are all linked to each other"
-            yield "nvlink-all-links-inactive-gpu", Proof(summary, (one.citation,))
+            yield "nvlink-all-links-inactive-gpu", Proof(summary, (one.citation,), gpu=_address(snapshot, one))
     if not down and not complaints:
         return
     dark = tuple(one for one in down if one.all_down)
@@ -198,14 +200,19 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         summary = "these GPUs are PCIe cards without an NVLink bridge between them: that no link is up is as it must be"
         yield "nvlink-not-present-false-positive", Proof(summary, (*(one.citation for one in dark), *complaints)[:6])
         return
-    if dark and (alive or (len(dark) == 1 and "baseboard" in kinds)):
+    if dark and not alive and snapshot.view(fabric.asked_for_some):
+        question = "all NVLinks of the GPU that was asked for are down: are those of the other GPUs up?"
+        causes = ("nvlink-link-inactive", *_LINK_CAUSES, *_MANAGER_CAUSES)
+        places = tuple(one.citation for one in dark)
+        yield "nvlink-all-links-inactive-gpu", Doubt(question, "`nvidia-smi nvlink -s`", places, causes)
+    elif dark and (alive or (len(dark) == 1 and "baseboard" in kinds)):
         for one in dark:
             which = f"GPU {one.index}" if one.index is not None else "one GPU"
             summary = f"all NVLinks of {which} are down, and the node is made to have them: it is out of the fabric"
             out = ("a fabric manager that does not run: then no GPU would have links",) if alive else ()
             yield (
                 "nvlink-all-links-inactive-gpu",
-                Proof(summary, (one.citation,), "certain" if alive else "likely", out),
+                Proof(summary, (one.citation,), "certain" if alive else "likely", out, _address(snapshot, one)),
             )
     elif len(dark) > 1 and "card" not in kinds:
         question = "no GPU of this node has a link: that is the fabric manager's work undone, or GPUs without a bridge"
@@ -216,11 +223,21 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         )
     # Of what took the links down the kernel's log tells, so without it they may be a consequence.
     confidence: Confidence = "certain" if snapshot.view(kernel.messages) else "likely"
-    yield from _some_down(tuple(one for one in down if not one.all_down), alive, confidence)
+    yield from _some_down(snapshot, tuple(one for one in down if not one.all_down), alive, confidence)
+
+
+def _address(snapshot: Snapshot, one: fabric.Links) -> str:
+    """The GPU whose links these are; empty where that is not told, or where another GPU may be at their other end.
+
+    Links to an NVSwitch do not go down with another GPU. Those of a bridge do.
+    """
+    if one.index is None or not (snapshot.view(fabric.switches) or "baseboard" in snapshot.view(boards.carriers)):
+        return ""
+    return snapshot.view(addresses).get(one.index, "")
 
 
 def _some_down(
-    some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...], confidence: Confidence
+    snapshot: Snapshot, some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...], confidence: Confidence
 ) -> Iterator[tuple[str, Verdict]]:
     """The GPUs with fewer links than they have; where all lack the same ones, the board was built so."""
     if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1:
@@ -230,12 +247,12 @@ def _some_down(
         links = ", ".join(str(link) for link in one.down)
         summary = f"{len(one.down)} of the {len(one.down) + one.up} NVLinks of {which} are down: {links}"
         out = ("a fabric manager that does not run: the other links are up",)
-        yield "nvlink-link-inactive", Proof(summary, (one.citation,), confidence, out)
+        yield "nvlink-link-inactive", Proof(summary, (one.citation,), confidence, out, _address(snapshot, one))
 
 
 # ---- faults by message
 
-_ON_LINK: Final = re.compile(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
+_ON_LINK: Final = Pattern(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
 
 
 def _linked_fault(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -271,7 +288,7 @@ def _switched(snapshot: Snapshot) -> Iterator[Verdict]:
     gpus = [one.root for one in incidents if one.root.source == "xid" and one.root.kind in _FELT_BY_SWITCHES]
     for incident in incidents:
         said = incident.root.sxid
-        if said is None or any(gpu.order < incident.root.order for gpu in gpus):
+        if said is None or any(faults.is_earlier(gpu, incident.root) for gpu in gpus):
             continue
         grade = {True: "a fatal error", False: "a non-fatal error", None: "an error"}[said.fatal]
         link = f" on link {said.link}" if said.link is not None else ""
@@ -359,6 +376,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-version-mismatch",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="restart-service",
             title="fabric manager and driver are of different versions",
@@ -376,6 +394,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-installed",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="none",
             title="NVSwitches, and no fabric manager",
@@ -393,6 +412,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-running",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="restart-service",
             title="the fabric manager is installed and does not run",
@@ -414,6 +434,7 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-needed",
             layer="nvlink",
+            storey="fabric",
             severity="info",
             disruption="none",
             title="a fabric manager on a node without NVSwitches",
@@ -429,6 +450,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvswitch-sxid",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reboot",
             title="an NVSwitch reported an error",
@@ -445,6 +467,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-74-nvlink-error",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="an NVLink failed (Xid 74)",
@@ -462,6 +485,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-145-149-nvlink5-fault",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="NVLink 5 fault (Xid 144 to 150)",
@@ -479,6 +503,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-all-links-inactive-gpu",
             layer="nvlink",
+            storey="fabric",
             severity="error",
             disruption="reset-gpu",
             title="one GPU has no NVLink at all",
@@ -497,6 +522,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-link-inactive",
             layer="nvlink",
+            storey="fabric",
             severity="warning",
             disruption="reboot",
             title="some NVLinks of a GPU are down",
@@ -512,6 +538,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-not-present-false-positive",
             layer="nvlink",
+            storey="fabric",
             severity="info",
             disruption="none",
             title="no NVLink where none is to be",

@@ -13,20 +13,21 @@ from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Pr
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.remedies import driver as driver_fix
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, kube, modules
+from gpunode.diagnoses.views import driver, history, kube, modules
+from gpunode.facts.patterns import Pattern
 
 _OPERATOR: Final = "https://github.com/NVIDIA/gpu-operator"
 
 # NVIDIA/gpu-driver-container, nvidia-driver's _unload_driver; NVIDIA/k8s-driver-manager.
-_IN_USE: Final = re.compile(
+_IN_USE: Final = Pattern(
     r"Could not unload NVIDIA driver kernel modules|driver is (?:currently )?in use|Module nvidia\w* is in use"
     r"|[Ff]ailed to (?:unload|uninstall) (?:the )?(?:nvidia )?driver|appears to (?:be )?already (?:be )?loaded"
     r"|nvidia(?:\.ko)?['’]? (?:kernel )?module is already loaded(?! with refcount)"
 )
-_UNLOADING: Final = re.compile(
+_UNLOADING: Final = Pattern(
     r"Unloading NVIDIA driver kernel modules|NVIDIA Software Installer|Stopping NVIDIA persistence"
 )
-_MANAGER: Final = re.compile(
+_MANAGER: Final = Pattern(
     r"k8s-driver-manager|nvidia driver module is already loaded with refcount|Shutting down all GPU clients"
     r"|Auto[- ]?drain of the node|Failed to uninstall nvidia driver components|Starting driver uninstallation"
     r"|Waiting for the (?:operator-validator|container-toolkit|device-plugin|dcgm(?:-exporter)?|gpu-feature-discovery"
@@ -36,15 +37,15 @@ _MANAGER: Final = re.compile(
     re.IGNORECASE,
 )
 _MANAGER_MARKS: Final = ("driver", "rain", "evict", "cannot delete", "clients", "to shutdown")
-_CANNOT_DRAIN: Final = re.compile(
+_CANNOT_DRAIN: Final = Pattern(
     r"Auto[- ]?(?:drain|eviction) of .{0,80}disabled|cannot delete Pods? (?:with|not|declare)|error when evicting"
     r"|failed to drain|unable to drain|upgrade-failed|timed out waiting for .{0,60}(?:drain|evict|terminat)",
     re.IGNORECASE,
 )
 # The driver manager evicts the pods with a GPU, and goes on when they are gone.
-_EVICTING: Final = re.compile(r"^\s*evicting pod (?P<pod>[\w./-]+)", re.IGNORECASE | re.MULTILINE)
-_DRIVER_POD: Final = re.compile(r"nvidia-(?:gpu-)?driver-(?:daemonset|ctr|[a-z0-9.-]+-)|gpu-driver|driver-daemonset")
-_HOST_SAYS: Final = re.compile(
+_EVICTING: Final = Pattern(r"^\s*evicting pod (?P<pod>[\w./-]+)", re.IGNORECASE | re.MULTILINE)
+_DRIVER_POD: Final = Pattern(r"nvidia-(?:gpu-)?driver-(?:daemonset|ctr|[a-z0-9.-]+-)|gpu-driver|driver-daemonset")
+_HOST_SAYS: Final = Pattern(
     r"driver (?:is )?(?:already |pre-?)installed (?:on|in) (?:the )?(?:host|node)|pre-?installed (?:host )?driver"
     r"|An NVIDIA (?:GPU )?driver is already installed",
     re.IGNORECASE,
@@ -59,7 +60,7 @@ def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if _is_of_pod(snapshot, one)
     )
     host = tuple(dict.fromkeys(_host_driver(snapshot)))
-    asked = (Citation(i.written, i.text.strip(), 1, i.key) for i in snapshot.items if "upgrade-state" in i.written)
+    asked = (cite(item) for item in snapshot.items if "upgrade-state" in item.written)
     managed = (*kube.said(snapshot, _MANAGER, *_MANAGER_MARKS), *asked)
     failing = tuple(row.citation for row in snapshot.view(kube.rows) if _is_failing_driver(row))
     said_host = kube.said(snapshot, _HOST_SAYS, "installed")
@@ -103,7 +104,7 @@ def _never_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
     return left if waiting else ()
 
 
-_RUNS: Final = re.compile(r"Running|Completed")
+_RUNS: Final = Pattern(r"Running|Completed")
 
 
 def _is_driver(row: kube.Row) -> bool:
@@ -130,6 +131,10 @@ def _host_driver(snapshot: Snapshot) -> Iterator[Citation]:
     """What shows that the host itself has a driver installed: packages, DKMS, its own nvidia-smi."""
     yield from (one.citation for one in driver.packaged(snapshot) if one.is_installed)
     yield from (row.citation for row in snapshot.view(modules.dkms) if row.module.startswith("nvidia"))
+    logs = "\n".join(item.text for item in snapshot.of("package-history"))
+    for one in history.upgrades(snapshot):
+        if not re.search(rf"\b(?:[Rr]emove|[Pp]urge|[Ee]rased?):? {re.escape(one.name)}\b", logs):
+            yield one.citation
     for state, place in snapshot.view(driver.smi):
         if state == "works" and not _runs_in_pod(snapshot, place):
             yield place
@@ -163,11 +168,11 @@ def _no_host_driver(snapshot: Snapshot) -> bool:
     return looked and not any(_host_driver(snapshot))
 
 
-_CLIENT: Final = re.compile(
+_CLIENT: Final = Pattern(
     r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+|^[ \t]*/dev/nvidia\w*:\s+\d+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia",
     re.MULTILINE,
 )
-_HOLDER: Final = re.compile(r"/dev/nvidia")
+_HOLDER: Final = Pattern(r"/dev/nvidia")
 
 
 def _clients(snapshot: Snapshot) -> Iterator[Citation]:
@@ -184,16 +189,16 @@ def _clients(snapshot: Snapshot) -> Iterator[Citation]:
 
 # No image.
 
-_DRIVER_IMAGE: Final = re.compile(r"/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver):(?P<tag>[\w.+-]+)")
-_ABSENT: Final = re.compile(
+_DRIVER_IMAGE: Final = Pattern(r"/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver):(?P<tag>[\w.+-]+)")
+_ABSENT: Final = Pattern(
     r"not found|manifest unknown|manifest for \S+ not found|does not exist|NotFound|name unknown|no such manifest"
 )
-_OTHER_REASON: Final = re.compile(
+_OTHER_REASON: Final = Pattern(
     r"unauthori[sz]ed|\b401\b|\b403\b|denied|x509|certificate|i/o timeout|no such host|connection refused|TLS handshake"
     r"|toomanyrequests|\b429\b|no space left|deadline exceeded",
     re.IGNORECASE,
 )
-_NO_KERNEL: Final = re.compile(
+_NO_KERNEL: Final = Pattern(
     r"Could not resolve Linux kernel version"
     r"|Unable to (?:find|locate) (?:a )?(?:package )?(?:linux-headers|kernel-(?:devel|headers))"
     r"|No match for argument: kernel-(?:devel|headers|core)|No package kernel-(?:headers|devel|core)\S* available"
@@ -203,8 +208,8 @@ _NO_KERNEL: Final = re.compile(
     re.IGNORECASE,
 )
 _KERNEL_MARKS: Final = ("Linux kernel version", "headers", "kernel-", "unsupported", "nvidia-", "recompiled", "driver")
-_SUFFIX: Final = re.compile(r"(?:-(?P<kernel>\d+\.\d+\.\d+[\w.-]*?))?-(?P<os>[a-z]+[\d.]*)$")
-_UNPULLED: Final = re.compile(r"ImagePullBackOff|ErrImagePull|InvalidImageName")
+_SUFFIX: Final = Pattern(r"(?:-(?P<kernel>\d+\.\d+\.\d+[\w.-]*?))?-(?P<os>[a-z]+[\d.]*)$")
+_UNPULLED: Final = Pattern(r"ImagePullBackOff|ErrImagePull|InvalidImageName")
 
 
 def _no_image(snapshot: Snapshot) -> bool:
@@ -320,6 +325,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-operator-vs-host-driver",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the operator installs a driver over the host's own",
@@ -341,6 +347,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-operator-driver-restart-blocked",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the restarted driver pod cannot unload the driver, programs still use it",
@@ -358,6 +365,7 @@ FAMILY: Final = Family(
         Rule(
             cause="operator-no-driver-image",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="none",
             title="there is no driver image for this system or kernel",

@@ -12,16 +12,17 @@ from gpunode.diagnoses.chains import MISMATCHES, NO_DRIVER, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode, uninstall
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.diagnoses.views import archives, driver, packages
 from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
 from gpunode.diagnoses.views.history import is_drivers
-from gpunode.diagnoses.views.system import PackageManager, distro, package_manager
+from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 # --- keys ---------------------------------------------------------------------------------------------------------
 
-_CUDA_DIR: Final = re.compile(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
+_CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 # apt-key went away with Debian 13 and Ubuntu 24.10.
 _SIGNED_WITH_IT: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
 _WITHOUT_APT_KEY: Final = {"debian": 13.0, "ubuntu": 24.10}
@@ -127,16 +128,16 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
 
 # --- one archive, two keys ----------------------------------------------------------------------------------------
 
-_CONFLICT: Final = re.compile(
+_CONFLICT: Final = Pattern(
     r"Conflicting values set for option (?:Signed-By|Trusted) regarding source (?P<url>\S+)(?P<rest>.*)"
 )
 # The list files of packages and instructions that today's have replaced.
-_OLD_LISTS: Final = re.compile(
+_OLD_LISTS: Final = Pattern(
     r"/(?:nvidia-docker|libnvidia-container|nvidia-container-runtime|cuda)\.list$|/archive_uri-"
 )
 # Those of today's.
-_CURRENT_LISTS: Final = re.compile(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
-_LIST_NAME: Final = re.compile(r"/etc/apt/(?:sources\.list\.d/[\w.-]+\.(?:list|sources)|sources\.list)")
+_CURRENT_LISTS: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
+_LIST_NAME: Final = Pattern(r"/etc/apt/(?:sources\.list\.d/[\w.-]+\.(?:list|sources)|sources\.list)")
 
 
 def _signed_by(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -187,7 +188,7 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _LISTS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
-_ARCHIVE: Final = re.compile(r"https?://(?P<archive>[a-z0-9][a-z0-9.-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,2})")
+_ARCHIVE: Final = Pattern(r"https?://(?P<archive>[a-z0-9][a-z0-9.-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,2})")
 
 
 def _archive(url: str) -> str:
@@ -243,7 +244,7 @@ def _files(surplus: Iterable[Listed], kept: Iterable[Listed]) -> tuple[str, ...]
 
 # --- another program at work --------------------------------------------------------------------------------------
 
-_LOCKED: Final = re.compile(
+_LOCKED: Final = Pattern(
     r"Could not get lock /\S+(?!.{0,40}Permission denied)|Unable to acquire the dpkg (?:frontend|database) lock"
     r"|dpkg (?:frontend|database) lock (?:was|is) locked by another process|Waiting for cache lock"
     r"|Unable to lock (?:the administration )?directory|Failed to lock apt for exclusive operation"
@@ -251,8 +252,8 @@ _LOCKED: Final = re.compile(
     r"|Waiting for process with pid \d+ to finish|System management is locked by the application with pid \d+"
     r"|unable to lock database|another process is using the (?:dpkg|package) (?:database|manager)"
 )
-_DENIED: Final = re.compile(r"are you root\?|13: Permission denied|requires root|superuser privilege")
-_HOLDER: Final = re.compile(
+_DENIED: Final = Pattern(r"are you root\?|13: Permission denied|requires root|superuser privilege")
+_HOLDER: Final = Pattern(
     r"held by process (?P<pid>\d+)(?: \((?P<name>[^)]+)\))?"
     r"|(?:with|as) pid[: ]+(?P<other>\d+)(?: \((?P<program>[^)]+)\))?"
 )
@@ -273,7 +274,7 @@ def _lock(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Proof(f"another program is at work on the package database{who}; its lock passes when it has finished", said)
 
 
-_LISTED_LOCK: Final = re.compile(r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d+)\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*")
+_LISTED_LOCK: Final = Pattern(r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d+)\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*")
 
 
 def _held_now(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -305,14 +306,14 @@ def _wait(snapshot: Snapshot) -> Iterable[Fix]:
 
 # --- half-done work -----------------------------------------------------------------------------------------------
 
-_INTERRUPTED: Final = re.compile(r"dpkg was interrupted, you must manually run|dpkg --configure -a")
-_NOT_FULLY: Final = re.compile(r"^[ \t]*[1-9]\d* not fully installed or removed", re.MULTILINE)
-_LEFT: Final = re.compile(
+_INTERRUPTED: Final = Pattern(r"dpkg was interrupted, you must manually run|dpkg --configure -a")
+_NOT_FULLY: Final = Pattern(r"^[ \t]*[1-9]\d* not fully installed or removed", re.MULTILINE)
+_LEFT: Final = Pattern(
     r"dependency problems - leaving unconfigured|Errors were encountered while processing:"
     r"|dpkg: error processing package (?P<package>\S+) \(--configure\)"
     r"|Sub-process \S*dpkg returned an error code|%(?:post|pre)\w*\(?\S*\)? scriptlet failed"
 )
-_OVERWRITE: Final = re.compile(
+_OVERWRITE: Final = Pattern(
     r"trying to overwrite (?:shared )?['‘\"“](?P<file>[^'’\"”]+)['’\"”], "
     r"which is (?:also in package (?P<owner>\S+)(?: (?P<theirs>\d\S*))?|different)"
     r"|file (?P<rpm>/\S+) (?:from install of (?P<new>\S+) )?conflicts (?:with file from package (?P<old>\S+)|between)"
@@ -320,7 +321,7 @@ _OVERWRITE: Final = re.compile(
     r"|\(--unpack\): .{0,60}?['‘«„\"](?P<unpacked>/(?:usr|lib|etc|opt)/[^'’»“\"]+)['’»“\"]"
     r"|: (?P<arch>/\S+) exists in filesystem(?: \(owned by (?P<by>\S+)\))?"
 )
-_DKMS: Final = re.compile(r"\bnvidia[\w-]*dkms|nvidia-kernel-\w*dkms|Bad return status for module build|make\.log")
+_DKMS: Final = Pattern(r"\bnvidia[\w-]*dkms|nvidia-kernel-\w*dkms|Bad return status for module build|make\.log")
 
 
 def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -336,7 +337,7 @@ def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
             else "dpkg left packages half installed"
         )
         cited = (*(one.citation for one in half), *said)
-        yield Proof(what, cited or (Citation("/var/lib/dpkg/updates", "(notes of an interrupted run)", None),))
+        yield Proof(what, cited or (stated("/var/lib/dpkg/updates", "notes of an interrupted run"),))
     elif left := _left(snapshot):
         what = f"{left[0]}'s own script failed, and its package is left half installed"
         yield Proof(what, snapshot.said(_LEFT), "likely")
@@ -345,11 +346,12 @@ def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
 def _left(snapshot: Snapshot) -> tuple[str, ...]:
     """The driver's packages that the package manager says it could not finish."""
     said = snapshot.of("package-output", "text", "package-history", "application")
-    named = (match["one"] or match["two"] for item in said for match in _FAILED.finditer(item.text))
+    told = (item for item in said if not item.is_register)
+    named = (match["one"] or match["two"] for item in told for match in _FAILED.finditer(item.text))
     return tuple(dict.fromkeys(name for name in named if is_drivers(name)))
 
 
-_FAILED: Final = re.compile(
+_FAILED: Final = Pattern(
     r"error processing package (?P<one>[a-z0-9][\w.+-]*)"
     r"|^(?:Errors were encountered while processing:)?\s(?P<two>[a-z0-9][\w.+-]*)(?::\w+)?\s*$",
     re.MULTILINE,
@@ -374,30 +376,30 @@ def _finish(snapshot: Snapshot) -> Iterable[Fix]:
 
 # --- dependencies that cannot be met ------------------------------------------------------------------------------
 
-_BROKEN: Final = re.compile(
+_BROKEN: Final = Pattern(
     r"held broken packages|Unmet dependencies|unmet dependencies|requested an impossible situation"
     r"|Depends: \S+ .{0,80}but .{1,60}(?:is to be installed|is installed|not going to be installed|not installable)"
     r"|Held packages were changed|conflicting requests|cannot install (?:both|the best)|nothing provides \S*nvidia"
     r"|filtered out by modular filtering|Problem: .{0,80}nvidia|Conflicts: \S*nvidia\S*"
     r"|package \S*nvidia\S* (?:from \S+ )?conflicts with|Processing Conflict: "
 )
-_DRIVERS: Final = re.compile(r"nvidia|cuda|libcuda", re.IGNORECASE)
-_WANTS: Final = re.compile(
-    r"(?:(?P<by>[\w.+-]+)(?::\w+)?\s*: )?(?:Pre)?Depends: (?P<name>[a-z0-9][\w.+-]*)(?::\w+)? "
-    r"\((?P<op>[<>=]{1,2}) (?P<wanted>[^)]+)\) but (?P<offered>\d\S*) is (?:to be )?installed"
+_DRIVERS: Final = Pattern(r"nvidia|cuda|libcuda", re.IGNORECASE)
+_WANTS: Final = Pattern(
+    r"(?:(?<![\w.+-])(?P<by>[\w.+-]+)(?::\w+)?\s*: )?(?:Pre)?Depends: (?P<name>[a-z0-9][\w.+-]*)(?::\w+)? "
+    r"\((?P<op>[<>=]{1,2}) (?P<wanted>[^)]{1,200})\) but (?P<offered>\d\S*) is (?:to be )?installed"
 )
-_VERSIONS: Final = re.compile(r"\b\d{3}\.\d{2,3}(?:\.\d{2})?-[\w.~+]+")
-_HELD_SAID: Final = re.compile(r"Held packages were changed|following held packages will be changed")
+_VERSIONS: Final = Pattern(r"\b\d{3}\.\d{2,3}(?:\.\d{2})?-[\w.~+]+")
+_HELD_SAID: Final = Pattern(r"Held packages were changed|following held packages will be changed")
 # A driver built for a release that has a newer C library than this one.
-_FOREIGN: Final = re.compile(
+_FOREIGN: Final = Pattern(
     r"Depends: (?:libc6|libssl\d\S*|libstdc\+\+6|libgcc-s1) \(>= [^)]+\) "
     r"but (?:\S+ is to be installed|it is not installable)"
 )
-_RPM_OTHER: Final = re.compile(
+_RPM_OTHER: Final = Pattern(
     r"package (?P<one>\S*nvidia\S*) (?:from \S+ )?(?:conflicts with|obsoletes) \S+ provided by "
     r"(?P<other>\S*nvidia\S*)"
 )
-_RPM_BOTH: Final = re.compile(r"cannot install both (?P<one>\S*nvidia\S*) (?:from \S+ )?and (?P<other>\S*nvidia\S*)")
+_RPM_BOTH: Final = Pattern(r"cannot install both (?P<one>\S*nvidia\S*) (?:from \S+ )?and (?P<other>\S*nvidia\S*)")
 
 
 def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -426,14 +428,17 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             f"{names} {'is' if len(holds) == 1 else 'are'} on hold, so the driver's packages cannot come to one version"
         )
         yield "held-or-broken-packages", Proof(what, (*holds.values(), *said), ruled_out=("a conflict of branches",))
-        return
+    elif not driver.strayed(snapshot):  # else what stands in the way is there, and no repository offers it
+        yield _offered(snapshot, said, mixed)
+
+
+def _offered(snapshot: Snapshot, said: tuple[Citation, ...], mixed: tuple[Citation, ...]) -> tuple[str, Verdict]:
+    """Which repository's packages do not fit those that are installed."""
     if lines := (_differing(snapshot) or mixed):
-        yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), (*lines, *said))
-        return
+        return "mixed-repo-packages", Proof(_mixed_summary(snapshot), (*lines, *said))
     if foreign := snapshot.said(_FOREIGN):
         what = "the driver's packages come from a repository for another release than this one, with a newer C library"
-        yield "mixed-repo-packages", Proof(what, (*foreign, *said))
-        return
+        return "mixed-repo-packages", Proof(what, (*foreign, *said))
     old = _other_branch(snapshot)
     what = "the packages asked for cannot stand beside those that are installed"
     if old:
@@ -443,7 +448,7 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     ruled_out = ("a hold: apt-mark shows none",) if none else ()
     certain = bool(old) or none or snapshot.says(_HELD_SAID)
     cited = (*said, *(one.citation for one in old))
-    yield "held-or-broken-packages", Proof(what, cited, "certain" if certain else "likely", ruled_out)
+    return "held-or-broken-packages", Proof(what, cited, "certain" if certain else "likely", ruled_out)
 
 
 def _shows_no_holds(snapshot: Snapshot) -> bool:
@@ -476,8 +481,8 @@ def _two_origins(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(one.citation for one in found) if len({archives.packager(one) for one in found}) > 1 else ()
 
 
-_BRANCH: Final = re.compile(r"\d{3}\.\d")
-_FUSION: Final = re.compile(r"xorg-x11-drv-nvidia|akmod-nvidia")
+_BRANCH: Final = Pattern(r"\d{3}\.\d")
+_FUSION: Final = Pattern(r"xorg-x11-drv-nvidia|akmod-nvidia")
 
 
 def _upstream(version: str) -> str:
@@ -493,7 +498,7 @@ def _mixed(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(one.citation for one in found) if len(packagers) > 1 and of_one_branch else ()
 
 
-_UNPACKED: Final = re.compile(r"[/ ](?P<name>[a-z][\w.+-]*)_(?P<version>[\w.+~%:-]+)_(?:amd64|arm64|all)\.deb")
+_UNPACKED: Final = Pattern(r"[/ ](?P<name>[a-z][\w.+-]*)_(?P<version>[\w.+~%:-]+)_(?:amd64|arm64|all)\.deb")
 
 
 def _between_packagers(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -539,32 +544,21 @@ def _release(snapshot: Snapshot) -> Iterable[Fix]:
             yield run("install", "bring what depends on each other to one version", "sudo apt-get -f install")
     elif old := _other_branch(snapshot):
         yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))
+    elif takes_gpunode(snapshot):
+        # One transaction: the node has a driver all the time.
+        text = "remove the packages of other branches and install the one that fits; gpunode names each before it does"
+        yield setup_step(snapshot, "remove", text)
+        return
     elif snapshot.view(package_manager) == "apt":
-        text = "remove the packages of other branches; gpunode names each before it does"
-        yield setup_step(snapshot, "remove", text, "conflicts", instead=("sudo apt-get -f install",))
+        yield run("remove", "let apt take away what stands in the way; it names it first", "sudo apt-get -f install")
     else:
         text = "let the package manager replace what is installed; it names each package before it does"
         yield remedies.one_version(snapshot, "remove", text)
     yield remedies.driver(snapshot, "then install the branch that is wanted")
 
 
-_ORIGINS: Final[dict[PackageManager, tuple[str, ...]]] = {
-    "apt": ("apt-cache policy",),
-    "dnf": ("sudo dnf repolist", "sudo dnf list --installed '*nvidia*'"),
-    "zypper": ("zypper repos --priority", "zypper search --installed-only --details nvidia"),
-    "pacman": ("pacman -Qs nvidia",),
-}
-
-
 def _one_origin(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(package_manager) == "apt":
-        text = "keep to one repository: gpunode pins the driver's packages to it"
-        yield setup_step(
-            snapshot, "configure", text, "cuda-repository", "driver-pin", instead=("apt-cache policy nvidia-driver",)
-        )
-    else:
-        text = "keep to one repository: exclude the driver's packages from all but the one that is wanted"
-        yield run("configure", text, *_ORIGINS[snapshot.view(package_manager)])
+    yield remedies.one_archive(snapshot)
     yield remedies.driver(snapshot, "bring every package of the driver to its version")
 
 
@@ -598,17 +592,17 @@ def _overwrite(snapshot: Snapshot) -> Iterable[Fix]:
 
 # --- a .run beside packages ---------------------------------------------------------------------------------------
 
-_UNINSTALLER: Final = re.compile(r"/usr/(?:local/)?bin/nvidia-uninstall")
-_UNOWNED: Final = re.compile(
+_UNINSTALLER: Final = Pattern(r"/usr/(?:local/)?bin/nvidia-uninstall")
+_UNOWNED: Final = Pattern(
     r"no path found matching pattern (?P<file>/\S*lib(?:nvidia|cuda|GLX_nvidia|EGL_nvidia)\S*)"
     r"|file (?P<rpm>/\S*lib(?:nvidia|cuda)\S*) is not owned by any package"
     r"|No package owns (?P<arch>/\S*lib(?:nvidia|cuda)\S*)"
 )
-_PURGE: Final = re.compile(
+_PURGE: Final = Pattern(
     r"Preparing to unpack \S*nvidia"
     r"|\b(?:apt|apt-get|dnf|yum|zypper)\b.{0,40}\b(?:install|remove|purge)\b.{0,60}(?:nvidia|cuda)"
 )
-_TOLD: Final = re.compile(r"driver installation has been altered since it was|nvidia-installer-cleanup")
+_TOLD: Final = Pattern(r"driver installation has been altered since it was|nvidia-installer-cleanup")
 
 
 def _leftover(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -631,11 +625,7 @@ def _leftover(snapshot: Snapshot) -> Iterator[Verdict]:
 def _run_trace(snapshot: Snapshot) -> tuple[Citation, ...]:
     known = snapshot.facts.run_installer
     if isinstance(known, Known):
-        return (
-            (Citation("/usr/bin/nvidia-uninstall", "/usr/bin/nvidia-uninstall", None, known.probe),)
-            if known.value
-            else ()
-        )
+        return (stated("/usr/bin/nvidia-uninstall", "it is there", known.probe),) if known.value else ()
     seen = snapshot.of("listing", "which", "file", "installer-log")
     found = (item for item in seen if item.outcome == "ok" and item.where == "host" and "nvidia-uninstall" in item.text)
     return tuple(
@@ -646,9 +636,23 @@ def _run_trace(snapshot: Snapshot) -> tuple[Citation, ...]:
     )
 
 
+# dpkg tells "ii " of what is installed; the container toolkit is no part of the driver.
+_ALL_AGAIN: Final = (
+    "sudo apt-get install --reinstall $(dpkg-query -W -f '${db:Status-Abbrev}${binary:Package}\\n' '*nvidia*' "
+    "'libcuda*' | sed -n '/container/d; s/^ii *//p')"
+)
+
+
 def _take_run_away(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("remove", "take the .run installation away with its own uninstaller", "sudo nvidia-uninstall --silent")
-    yield remedies.driver(snapshot, "put back the packages' files that it had replaced")
+    if there := [one.name for one in driver.packaged(snapshot) if one.is_installed]:
+        yield remedies.reinstall(snapshot, "put back the packages' files that it had replaced", *there)
+    elif snapshot.view(package_manager) == "apt" and snapshot.says(_PURGE):
+        # The package manager holds them to be whole, so nothing but this brings their files back.
+        text = "put back the files of every installed package of the driver, which it had replaced"
+        yield run("install", text, _ALL_AGAIN)
+    else:
+        yield remedies.driver(snapshot, "install the driver as packages")
     yield run("rebuild", "let the loader find the libraries that are left", "sudo ldconfig")
     yield rebuild_initramfs(snapshot)
     yield reboot()
@@ -668,6 +672,7 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-nvidia-key-rotated",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="the CUDA repository's key is not the one that this node trusts",
@@ -686,6 +691,7 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-toolkit-key-missing",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="the container toolkit's repository key is missing",
@@ -703,6 +709,7 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-signed-by-conflict",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="two source entries name one repository with different keys",
@@ -720,6 +727,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dpkg-lock-held",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="another program is using the package database",
@@ -736,6 +744,7 @@ FAMILY: Final = Family(
         Rule(
             cause="dpkg-unconfigured-packages",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="packages are half installed",
@@ -753,6 +762,7 @@ FAMILY: Final = Family(
         Rule(
             cause="held-or-broken-packages",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="installed or held packages keep the driver from changing",
@@ -770,6 +780,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mixed-repo-packages",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="the driver's packages come from two repositories",
@@ -790,6 +801,7 @@ FAMILY: Final = Family(
         Rule(
             cause="package-file-conflict",
             layer="package",
+            storey="packages",
             severity="error",
             disruption="none",
             title="two packages bring the same file",
@@ -807,6 +819,7 @@ FAMILY: Final = Family(
         Rule(
             cause="runfile-leftover",
             layer="package",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="a driver of NVIDIA's .run installer is left beside the packages",

@@ -8,10 +8,11 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.commands import command, edited, is_gpu
+from gpunode.diagnoses.commands import command, edited, edited_where, is_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
+    boot_loader,
     by_hand,
     drain,
     power_cycle,
@@ -20,19 +21,21 @@ from gpunode.diagnoses.remedies import (
     run,
     with_kernel_argument,
 )
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import boards, driver, faults, kernel, links, pci, system
+from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
 
-_NONE_FOUND: Final = re.compile(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE)
+_NONE_FOUND: Final = Pattern(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE)
 # Words of the driver about a GPU that it saw, whatever it then did with it.
-_GPU_SPOKEN_OF: Final = re.compile(
+_GPU_SPOKEN_OF: Final = Pattern(
     r"probe routine was not called for|already bound to|routine failed for|installed in this system|RmInitAdapter|"
     r"\bXid \(|fallen off the bus"
 )
-_NO_SUCH_DEVICE: Final = re.compile(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
-_NO_GPU_SAID: Final = re.compile(
+_NO_SUCH_DEVICE: Final = Pattern(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
+_NO_GPU_SAID: Final = Pattern(
     r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", re.IGNORECASE
 )
 
@@ -53,7 +56,7 @@ def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
     wanted = wanted or _installed(snapshot)
     if wanted:
         listing = tuple(
-            Citation(item.written, "(no display or 3D controller of NVIDIA's)", None, item.key)
+            stated(item.written, "no display or 3D controller of NVIDIA's", item.key)
             for item in snapshot.of("lspci")
             if not item.source.is_part
         )[:1]
@@ -81,16 +84,16 @@ def _attach(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- who owns it
 
-_BOUND_ELSEWHERE: Final = re.compile(r"GPU \S+ is already bound to (?P<driver>[\w-]+)")
+_BOUND_ELSEWHERE: Final = Pattern(r"GPU \S+ is already bound to (?P<driver>[\w-]+)")
 _PASSERS: Final = frozenset({"vfio-pci", "pci-stub", "xen-pciback", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"})
-_RESERVED: Final = re.compile(
+_RESERVED: Final = Pattern(
     r"\bvfio-pci\.ids=\S*10de:|\bpci-stub\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:",
     re.MULTILINE,
 )
 
 
 # Where sysfs or driverctl tells the owner; of other devices somebody who looks for a GPU does not ask.
-_LINKED: Final = re.compile(
+_LINKED: Final = Pattern(
     r"/sys/bus/pci/devices/[0-9a-f:.]+/driver -> \S*/(?:vfio-pci|pci-stub)\b"
     r"|^\S*/bus/pci/drivers/(?:vfio-pci|pci-stub)$"
     r"|^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d vfio-pci(?: \(NVIDIA| \(\*\)|[ \t]*$)",
@@ -99,11 +102,11 @@ _LINKED: Final = re.compile(
 
 
 # A row that somebody's loop over sysfs prints; whose device it is, the row or the loop's own words tell.
-_ROW_OF_OWNER: Final = re.compile(
+_ROW_OF_OWNER: Final = Pattern(
     r"^(?P<address>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)[ :]+[^\n]{0,80}\b(?:vfio-pci|pci-stub)\b",
     re.MULTILINE | re.IGNORECASE,
 )
-_ADDRESS: Final = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
+_ADDRESS: Final = Pattern(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
 
 
 def _links(snapshot: Snapshot) -> Iterator[Citation]:
@@ -147,18 +150,23 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Proof(summary, proofs, confidence, severity=severity, gpu=bound[0].address if len(bound) == 1 else "")
 
 
+_WITHOUT_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
+_IN_GRUB: Final = "it stood in /etc/default/grub"
+
+
 def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
     bound = tuple(gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in _PASSERS)
     files = tuple(item.subject for item in snapshot.files("*modprobe.d/*") if _RESERVED.search(item.text))
     if files:
         text = "take NVIDIA's ids out of what is reserved for vfio-pci"
-        yield run("configure", text, *edited("/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g", *files))
+        yield run("configure", text, *edited(_WITHOUT_IDS, *files))
         yield rebuild_initramfs(snapshot)
     else:
-        places = "/etc/modprobe.d /etc/default/grub /etc/kernel/cmdline /proc/cmdline"
-        words = f"sudo grep -rnE 'vfio-pci|pci-stub' {places}"
-        yield run("configure", "find what reserves the GPU's id for vfio-pci, and take the id out there", words)
-        yield rebuild_initramfs(snapshot, when="the reservation stood in /etc/modprobe.d")
+        places = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
+        text = "take NVIDIA's ids out of what is reserved for vfio-pci, wherever it stands"
+        yield run("configure", text, edited_where("(vfio-pci|pci-stub).*10de:", _WITHOUT_IDS, *places))
+        yield run("rebuild", "write the boot loader's configuration anew", boot_loader(snapshot), when=_IN_GRUB)
+        yield rebuild_initramfs(snapshot, when="it stood in /etc/modprobe.d")
     if bound:
         unset = (command("sudo", "driverctl", "unset-override", gpu.address) for gpu in bound if is_gpu(gpu.address))
         yield run("configure", "take an override of driverctl back", *unset, when="driverctl set it")
@@ -167,12 +175,12 @@ def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- awake, or stuck
 
-_D3: Final = re.compile(
+_D3: Final = Pattern(
     rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{links.ADDRESS}): "
     r"(?:(?:Unable to|can't) change power state from D3(?:cold|hot) to D0|"
     r"not ready \d+ms after [\w ]{1,30}; giving up|Refused to change power state, currently in D3)"
 )
-_GONE: Final = re.compile(r"fallen off the bus|\bXid \([^)]{1,40}\): 79\b")
+_GONE: Final = Pattern(r"fallen off the bus|\bXid \([^)]{1,40}\): 79\b")
 
 
 def _stuck(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -214,15 +222,15 @@ def _is_behind(citation: Citation, first: dict[str, int]) -> bool:
 
 # ---- regions
 
-_INVALID_REGION: Final = re.compile(r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0")
-_CLOSED_OR_BAR: Final = re.compile(r"RmInitAdapter failed! \(0x22:0x56")
+_INVALID_REGION: Final = Pattern(r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0")
+_CLOSED_OR_BAR: Final = Pattern(r"RmInitAdapter failed! \(0x22:0x56")
 # Something that happened in a slot; that the slot can do it, every boot tells.
-_HOTPLUG: Final = re.compile(
+_HOTPLUG: Final = Pattern(
     r"\bpciehp\b[^\n]{0,40}: Slot\([^)\n]{1,16}\): (?:Card|Link|Attention button|Button|Power)"
     r"|\bthunderbolt \d+-\d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)",
     re.IGNORECASE,
 )
-_BOX: Final = re.compile(r"\beGPU\b|\bOCuLink\b", re.IGNORECASE)
+_BOX: Final = Pattern(r"\beGPU\b|\bOCuLink\b", re.IGNORECASE)
 
 
 def regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -310,13 +318,13 @@ def _kernel_argument(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fi
 
 # ---- peers
 
-_P2P_TROUBLE: Final = re.compile(
+_P2P_TROUBLE: Final = Pattern(
     r"NCCL_P2P_DISABLE|\bP2P\b.{0,60}\b(?:hang|fail|slow|timeout)|nccl.{0,80}(?:hang|timeout|deadlock)|"
     r"Watchdog caught collective operation timeout|setpci\b.{0,60}ECAP_ACS|peer access is not supported",
     re.IGNORECASE,
 )
-_MATRIX: Final = re.compile(r"P2P=Enabled Bandwidth")
-_MATRIX_ROW: Final = re.compile(r"^[ \t]+\d+((?:\s+\d+\.\d+)+)\s*$")
+_MATRIX: Final = Pattern(r"(?P<way>\w+) P2P=(?P<state>Enabled|Disabled) Bandwidth")
+_MATRIX_ROW: Final = Pattern(r"^[ \t]+\d+((?:\s+\d+\.\d+)+)\s*$")
 
 
 def _acs(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -353,18 +361,18 @@ def _without_acs(_: Snapshot) -> Iterable[Fix]:
     )
 
 
-_PAGE_FAULT: Final = re.compile(
+_PAGE_FAULT: Final = Pattern(
     r"\bAMD-Vi: Event logged \[IO_PAGE_FAULT\b|\bDMAR: \[(?:DMA|INTR)[^\]]{0,30}\] Request device \[|"
     r"\barm-smmu\S* .{0,40}\bevent 0x10\b"
 )
-_FAULTY: Final = re.compile(
+_FAULTY: Final = Pattern(
     r"\bnvidia (?P<bound>\S+): AMD-Vi|\bdevice=(?P<amd>[0-9a-f:.]{7,12})\b|"
     r"Request device \[(?:0x)?(?P<intel>[0-9a-f:.x]{7,12})\]"
 )
-_TRANSLATED: Final = re.compile(
+_TRANSLATED: Final = Pattern(
     r"(?:intel_iommu|amd_iommu|iommu)=(?:on|force\w*)\b|Default domain type: Translated|iommu\.passthrough=0"
 )
-_PASSED_THROUGH: Final = re.compile(r"\biommu=(?:pt|off|soft)\b|(?:intel|amd)_iommu=off|iommu\.passthrough=1")
+_PASSED_THROUGH: Final = Pattern(r"\biommu=(?:pt|off|soft)\b|(?:intel|amd)_iommu=off|iommu\.passthrough=1")
 
 
 def _iommu(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -391,10 +399,10 @@ def _iommu(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, (*trouble, *addressed, *settings), "likely")
 
 
-_OVER_P2P: Final = re.compile(
+_OVER_P2P: Final = Pattern(
     r"\bvia P2P/|NCCL_P2P_DISABLE|NCCL_P2P_LEVEL|\bP2P\b.{0,60}\b(?:hang|timeout)", re.IGNORECASE
 )
-_HANGS: Final = re.compile(
+_HANGS: Final = Pattern(
     r"\bhang(?:s|ing)?\b|\bhung\b|\bstuck\b|\bstalls?\b|Watchdog caught collective operation timeout|"
     r"NCCL_P2P_DISABLE",
     re.IGNORECASE,
@@ -403,8 +411,9 @@ _HANGS: Final = re.compile(
 
 def _peers_hang(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What tells that transfers between peers hang, where no GPU of the report has an Xid that would hang them."""
-    over, hangs = snapshot.said(_OVER_P2P), snapshot.said(_HANGS)
-    if not over or not hangs or snapshot.view(faults.incidents):
+    over = snapshot.said(_OVER_P2P)
+    hangs = snapshot.said(_HANGS) if over else ()
+    if not hangs or snapshot.view(faults.incidents):
         return ()
     return tuple(dict.fromkeys((over[0], hangs[0])))
 
@@ -418,16 +427,30 @@ def _iommu_settings(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _slow_matrix(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The rows of p2pBandwidthLatencyTest in which a peer is reached at less than 1 GB/s."""
+    """The rows of p2pBandwidthLatencyTest in which a peer is reached at less than 1 GB/s, or slower than by the CPU."""
     found = []
     for item in snapshot.of("application", "text"):
-        begun = False
-        for number, line in enumerate(item.lines, 1):
-            begun = bool(_MATRIX.search(line)) or (begun and "Matrix" not in line)
-            row = _MATRIX_ROW.match(line) if begun else None
-            if row and any(float(cell) < 1.0 for cell in row[1].split()):
+        rows = tuple(_matrix_rows(item))
+        over_host = {(way, place): cells for way, state, place, _, cells in rows if state == "Disabled"}
+        for way, state, place, number, cells in rows:
+            others = over_host.get((way, place), ())
+            slower = any(cell < other / 2 for cell, other in zip(cells, others, strict=False))
+            if state == "Enabled" and (slower or min(cells) < 1.0):
                 found.append(cite(item, number))
     return tuple(found)
+
+
+def _matrix_rows(item: Item) -> Iterator[tuple[str, str, int, int, tuple[float, ...]]]:
+    """The rows of each matrix: one way or both, whether peers were allowed, the row's place, its line, its cells."""
+    head, place = None, 0
+    for number, line in enumerate(item.lines, 1):
+        if match := _MATRIX.search(line):
+            head, place = match, 0
+        elif "Matrix" in line:
+            head = None
+        elif head is not None and (row := _MATRIX_ROW.match(line)):
+            yield head["way"], head["state"], place, number, tuple(float(cell) for cell in row[1].split())
+            place += 1
 
 
 def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
@@ -444,25 +467,38 @@ def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _degraded(snapshot: Snapshot) -> Iterator[Verdict]:
     seen = snapshot.view(links.links)
-    full = any(link.width is not None and link.width == link.widest for link in seen)
-    for link in seen:
-        if not _is_narrow(link):
-            continue
-        widest = f" of x{link.widest}" if link.widest else ""
-        which = link.address or "a GPU"
-        is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
-        is_odd = full or "baseboard" in snapshot.view(boards.carriers)
-        severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"
-        is_sure = full or any(_is_narrow(one) and one.of_both and _are_one(one, link) for one in seen)
-        slot = "both ends have" if is_sure else "the GPU has; how many its slot is wired for was not seen"
-        summary = f"the PCIe link of {which} runs x{link.width}{widest}: fewer lanes than {slot}"
-        out = ("saving power at idle: that lowers the speed, never the width",)
-        confidence: Confidence = "certain" if is_sure else "likely"
-        yield Proof(summary, (link.citation,), confidence, out, gpu=link.address, severity=severity)
+    is_odd = "baseboard" in snapshot.view(boards.carriers)
+    is_odd = is_odd or any(link.width is not None and link.width == link.widest for link in seen)
+    above = snapshot.view(links.lanes_above) if any(map(_is_narrow, seen)) else {}
+    for link in filter(_is_narrow, seen):
+        port = above.get(link.address)
+        # A slot that is wired for no more lanes has lost none.
+        if port is None or link.width is None or port.width > link.width:
+            yield _narrow(link, port, is_odd=is_odd)
 
 
-def _are_one(one: links.Link, other: links.Link) -> bool:
-    return not one.address or not other.address or links.slot(one.address) == links.slot(other.address)
+def _narrow(link: links.Link, port: links.Lanes | None, *, is_odd: bool) -> Proof:
+    """What fewer lanes than the GPU has come to.
+
+    Args:
+        link: the GPU's.
+        port: what the port above it can use, which is more; None where that was not seen.
+        is_odd: whether other GPUs of the node, or all nodes of its kind, have more lanes.
+    """
+    runs = f"the PCIe link of {link.address or 'a GPU'} runs x{link.width}"
+    of = f" of x{link.widest}" if link.widest else ""
+    is_known = port is not None or link.is_of_both
+    is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
+    severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"
+    than = "both ends have" if is_known else "the GPU has; how many the slot has was not seen"
+    return Proof(
+        f"{runs}{of}: fewer lanes than {than}",
+        (link.citation, *((port.citation,) if port else ())),
+        "certain" if is_known else "likely",
+        ("saving power at idle: that lowers the speed, never the width",),
+        link.address,
+        severity=severity,
+    )
 
 
 def _is_narrow(link: links.Link) -> bool:
@@ -495,7 +531,20 @@ def _storm(snapshot: Snapshot) -> Iterator[Verdict]:
         "certain" if any(links.slot(port) in snapshot.view(links.nvidia) for port in ports) else "likely"
     )
     citations = (*(one.citation for one in corrected), *counted)
-    yield Proof(summary, citations[:12], confidence, ("a single corrected error, which is none",))
+    out = ("a single corrected error, which is none",)
+    gpu, at = _whose(snapshot, corrected), _first(corrected)
+    yield Proof(summary, citations[:12], confidence, out, gpu, at)
+
+
+def _whose(snapshot: Snapshot, reports: tuple[links.Report, ...]) -> str:
+    """The GPU whose link all reports are of; empty where they are of several, or nobody tells."""
+    gpus = {links.gpu_at(snapshot, one.address) for one in reports if one.address}
+    return gpus.pop() if len(gpus) == 1 else ""
+
+
+def _first(reports: tuple[links.Report, ...]) -> float | None:
+    """When the first of them was."""
+    return next((one.at for one in reports if one.at is not None), None)
 
 
 def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -507,10 +556,11 @@ def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     what = ", ".join(sorted(bits)) or "an uncorrected error"
     citations = (*(one.citation for one in found), *latched)
-    yield Proof(f"a transfer on the GPU's PCIe link was lost beyond repair ({what})", citations[:12])
+    summary = f"a transfer on the GPU's PCIe link was lost beyond repair ({what})"
+    yield Proof(summary, citations[:12], gpu=_whose(snapshot, found), at=_first(found))
 
 
-_ANY_XID: Final = re.compile(r"\bXid \(")
+_ANY_XID: Final = Pattern(r"\bXid \(")
 
 _RESEAT: Final = (
     by_hand(
@@ -524,7 +574,7 @@ _RESEAT: Final = (
 
 # ---- how many there are
 
-_TROUBLE_OF_ONE: Final = re.compile(
+_TROUBLE_OF_ONE: Final = Pattern(
     r"RmInitAdapter failed|rm_init_adapter failed|fallen off the bus|probe .{0,40}failed|is invalid:"
 )
 _SIZES: Final = frozenset({1, 2, 4, 8, 10, 16})
@@ -594,6 +644,7 @@ FAMILY: Final = Family(
         Rule(
             cause="no-gpu-present",
             layer="hardware",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
@@ -611,6 +662,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vfio-bound",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="vfio-pci owns the GPU",
@@ -631,6 +683,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-stuck-d3cold",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="the GPU does not wake up from D3cold",
@@ -659,6 +712,7 @@ FAMILY: Final = Family(
         Rule(
             cause="bar-above-4g-disabled",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="firmware gives the GPU's memory region no address",
@@ -687,6 +741,7 @@ FAMILY: Final = Family(
         Rule(
             cause="bar-allocation-failed",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="no room for the GPU's memory region behind its bridge",
@@ -704,6 +759,7 @@ FAMILY: Final = Family(
         Rule(
             cause="iommu-blocks-p2p",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="reboot",
             title="the IOMMU stops transfers between GPUs",
@@ -721,6 +777,7 @@ FAMILY: Final = Family(
         Rule(
             cause="acs-blocks-p2p",
             layer="pci",
+            storey="pci",
             severity="warning",
             disruption="none",
             title="access control on bridges keeps GPUs apart",
@@ -737,6 +794,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-uncorrectable-completion-timeout",
             layer="pci",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="transfers on the GPU's PCIe link are lost",
@@ -754,6 +812,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-aer-correctable-storm",
             layer="pci",
+            storey="pci",
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link corrects errors all the time",
@@ -771,14 +830,15 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-link-degraded",
             layer="pci",
+            storey="pci",
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link has fewer lanes than it could",
             story=(
-                "Card and slot agree on a width when the link is trained. Dirt, a bad riser, a slot with fewer wires "
-                "or a bifurcation setting leave it at x8, x4 or x1, and copies between host and GPU are slower by "
-                "that much. A lower speed at idle is power saving and no fault; a lower width is none only where "
-                "the slot is wired for no more, as second slots of consumer boards are."
+                "Card and slot agree on a width when the link is trained. Dirt, a bad riser or a bifurcation setting "
+                "leave it at x8, x4 or x1, and copies between host and GPU are slower by that much. It is a fault "
+                "where both ends have more lanes: a slot that is wired for fewer gives no more, and a lower speed at "
+                "idle is power saving."
             ),
             sources=(
                 "https://github.com/geerlingguy/raspberry-pi-pcie-devices/issues/480",
@@ -790,6 +850,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-missing-from-inventory",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="a GPU that should be there is not",

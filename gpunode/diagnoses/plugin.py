@@ -19,11 +19,12 @@ from gpunode.diagnoses.cluster import (
 from gpunode.diagnoses.commands import command, is_unit
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import containerd, driver, kube, modules, nested, pci
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.containerd_files import CONFIG
 
 _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
@@ -31,13 +32,13 @@ _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
 # The driver's library.
 
 # k8s-device-plugin: go-nvml's words, and its own when neither NVML nor Tegra is found.
-_NO_LIBRARY: Final = re.compile(
+_NO_LIBRARY: Final = Pattern(
     r"could not load NVML library|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
     r"|libnvidia-ml\.so(?:\.1)?['\"’]?: cannot open shared object|libnvidia-ml\.so\.1: not found"
     r"|Failed to initialize NVML: could not"
 )
 # What it adds only where it found nothing to work with at all.
-_ASKS_FOR_RUNTIME: Final = re.compile(
+_ASKS_FOR_RUNTIME: Final = Pattern(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
 )
@@ -50,36 +51,36 @@ _NVML_MARKS: Final = (
     "discovery strategy",
     "get plugins",
 )
-_OF_PLUGIN: Final = re.compile(
+_OF_PLUGIN: Final = Pattern(
     r"device[-_ ]?plugin|\bplugin\b|nvdp\b|gpu-feature-discovery|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE
 )
-_DEFAULT: Final = re.compile(
+_DEFAULT: Final = Pattern(
     r"default_runtime_name\s*=\s*[\"'](?P<toml>[\w.-]+)|\"default-runtime\"\s*:\s*\"(?P<json>[\w.-]+)"
     r"|default_runtime\s*=\s*\"(?P<crio>[\w.-]+)|Default Runtime:\s*(?P<docker>[\w.-]+)"
     r"|\"defaultRuntimeName\"\s*:\s*\"(?P<crictl>[\w.-]+)"
 )
-_HANDLER: Final = re.compile(
+_HANDLER: Final = Pattern(
     r"runtimes\.[\"']?nvidia[\"']?\s*\]|\"nvidia\"\s*:\s*\{|nvidia-container-runtime|^[ \t]*Runtimes:.*\bnvidia\b",
     re.MULTILINE,
 )
-_RUNTIME_FILES: Final = re.compile(
-    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
+_RUNTIME_FILES: Final = Pattern(
+    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|/cri/conf\.d/[\w.-]{1,80}\.(?:part|toml)$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
     r"|crio\.conf|\bcrio (?:status )?config"
 )
 # nvidia-ctk registers the handler; it makes it the default only when told to.
-_REGISTERED_ONLY: Final = re.compile(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
+_REGISTERED_ONLY: Final = Pattern(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
 # The root that the plugin was told; "/" is where a driver of packages is.
-_TOLD_ROOT: Final = re.compile(
+_TOLD_ROOT: Final = Pattern(
     r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?(?P<root>/[\w./-]+)"
     r"|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?(?P<env>/[\w./-]+)"
 )
 # Places where a driver stands that the plugin does not look into unasked.
-_ELSEWHERE: Final = re.compile(
+_ELSEWHERE: Final = Pattern(
     r"/(?:opt/nvidia|home/kubernetes/bin/nvidia|run/nvidia/driver|usr/lib/wsl|run/current-system|run/opengl-driver"
     r"|nix/store|usr/local/glibc|usr/local/nvidia|x86_64-bottlerocket|usr/x86_64-bottlerocket|talos)[\w./-]*"
 )
-_ROOT: Final = re.compile(r"/opt/nvidia\b|/home/kubernetes/bin/nvidia\b|/run/nvidia/driver\b|/usr/local/nvidia\b")
-_ODD_SYSTEM: Final = re.compile(
+_ROOT: Final = Pattern(r"/opt/nvidia\b|/home/kubernetes/bin/nvidia\b|/run/nvidia/driver\b|/usr/local/nvidia\b")
+_ODD_SYSTEM: Final = Pattern(
     r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
 )
 
@@ -151,7 +152,7 @@ def _at(item: Item, match: re.Match[str]) -> Citation:
     return cite(item, item.number_at(match.start()))
 
 
-def _in_plugin(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ...]:
+def _in_plugin(snapshot: Snapshot, pattern: Pattern) -> tuple[Citation, ...]:
     """The lines with ``pattern`` that the plugin, or one of its kin in a pod, wrote."""
     kinds = {"kubernetes-log", "kubernetes-pod", "kubernetes", "text", "application"}
     return tuple(
@@ -187,11 +188,19 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         has_class = runtime.has_nvidia is None and any(
             name.startswith("nvidia") for name in kube.runtime_classes(snapshot)
         )
-        if bare and is_plain and (runtime.has_nvidia or has_class) and not any(pod.runtime_class for pod in asked):
-            proof = _not_asked(bare, runtime, asked, is_plain=True, who="a pod with a GPU")
+        # Under a default of NVIDIA's a pod that asks for no class has the driver all the same.
+        asks_none = bool(asked) and not runtime.default.startswith("nvidia")
+        is_open = (is_plain or asks_none) and not any(pod.runtime_class for pod in asked)
+        if bare and is_open and (runtime.has_nvidia or has_class):
+            proof = _not_asked(bare, runtime, asked, is_plain=is_plain, who="a pod with a GPU")
             yield "nvidia-runtime-not-default-no-runtimeclass", proof
         return
     if runtime.has_nvidia is False and runtime.default != "nvidia":
+        return
+    if runtime.default.startswith("nvidia") and not any(asked) and not _is_in_force(snapshot, runtime):
+        question = "this file makes NVIDIA's runtime the default: is it the one that the node's kubelet uses, and read?"
+        cited = (*said, *runtime.citations)
+        yield "device-plugin-library-not-found", Doubt(question, _WHICH_RUNTIME, cited, _NO_LIBRARY_CAUSES)
         return
     under = runtime.default.startswith("nvidia") or any(pod.runtime_class for pod in asked)
     elsewhere = (*kube.said(snapshot, _TOLD_ROOT, "DriverRoot", "DRIVER_ROOT"), *_elsewhere(snapshot))
@@ -201,11 +210,35 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     elif is_plain or runtime.has_nvidia or asking or any(asked) or _is_registered_only(snapshot):
         yield "nvidia-runtime-not-default-no-runtimeclass", _not_asked(said, runtime, asked, is_plain=is_plain)
     else:
-        summary = (
-            "the device plugin's container has no libnvidia-ml.so.1: it was started without NVIDIA's runtime, or that "
-            "runtime looks for the driver in another place"
+        question = (
+            "the device plugin's container has no libnvidia-ml.so.1: was it started without NVIDIA's runtime, or does "
+            "that runtime look for the driver in another place?"
         )
-        yield "device-plugin-library-not-found", Proof(summary, said, "likely")
+        yield "nvidia-runtime-not-default-no-runtimeclass", Doubt(question, _WHICH_RUNTIME, said, _NO_LIBRARY_CAUSES)
+
+
+_WHICH_RUNTIME: Final = (
+    "on the node `containerd config dump | grep -E 'default_runtime_name|nvidia'` (or `docker info`), and "
+    "`kubectl get daemonset -A -o yaml | grep runtimeClassName`"
+)
+_NO_LIBRARY_CAUSES: Final = (
+    *("device-plugin-library-not-found", "containerd-nvidia-runtime-missing", "k3s-runtime-config-overwritten"),
+    *("nvidia-runtime-not-default-no-runtimeclass", "nested-node-config-not-applied", "driver-not-installed"),
+)
+
+
+_OF_HOST: Final = Pattern(r"\((?:on )?(?:the )?host\)\s*$")
+
+
+def _is_in_force(snapshot: Snapshot, runtime: _Runtime) -> bool:
+    """Whether what a file makes the default is what the node's pods run under, as far as that can be told of a file.
+
+    One that does not describe the runtime that it names is a part of a file. Who says that a file is the host's has a
+    node inside it. And docker's is not what a daemon has that was not restarted, or that the kubelet does not use.
+    """
+    found = [item for item in snapshot.items if _is_runtime(item) and item.where == "host"]
+    is_dockers = bool(found) and all(item.kind == "file" and "docker" in item.subject for item in found)
+    return bool(runtime.has_nvidia) and not is_dockers and not any(_OF_HOST.search(item.written) for item in found)
 
 
 def _offers_gpus(snapshot: Snapshot) -> bool:
@@ -228,13 +261,14 @@ def _asked(snapshot: Snapshot) -> list[kube.Pod]:
     return [pod for pod in shown if pod.is_device_plugin] or shown
 
 
-_BARE: Final = re.compile(
-    r"nvidia-smi\\?[\"']?: (?:command |executable file )?not found|CUDA driver version is insufficient"
+_BARE: Final = Pattern(
+    r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
+    r"|CUDA driver version is insufficient"
     r"|NVIDIA Driver was not detected|Found no NVIDIA driver|no CUDA-capable device"
 )
 
 
-_IN_POD: Final = re.compile(r"\bkubectl\b|\bpods?\b|\boc (?:exec|rsh)\b")
+_IN_POD: Final = Pattern(r"\bkubectl\b|\bpods?\b|\boc (?:exec|rsh)\b")
 
 
 def _bare_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -318,14 +352,14 @@ def _not_asked(
 
 # Health.
 
-_UNHEALTHY: Final = re.compile(
+_UNHEALTHY: Final = Pattern(
     r"marked unhealthy|(?:will go|is|went|as) unhealthy|Marking (?:it|device|.{0,60}) (?:as )?unhealthy"
     r"|XidCriticalError|device went unhealthy",
     re.IGNORECASE,
 )
-_OF_GPU: Final = re.compile(r"GPU|MIG-|nvidia|Xid|all devices")
-_XID: Final = re.compile(r"\bXid[= :]+(?P<xid>\d+)", re.IGNORECASE)
-_HEALTH_LOST: Final = re.compile(r"previously allocated devices are no longer healthy")
+_OF_GPU: Final = Pattern(r"GPU|MIG-|nvidia|Xid|all devices")
+_XID: Final = Pattern(r"\bXid[= :]+(?P<xid>\d+)", re.IGNORECASE)
+_HEALTH_LOST: Final = Pattern(r"previously allocated devices are no longer healthy")
 
 
 def _health_said(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -366,29 +400,29 @@ def _fewer(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 
 # Admission by the kubelet.
 
-_NONE_HEALTHY: Final = re.compile(r"no healthy devices present|cannot allocate unregistered device")
-_LESS: Final = re.compile(
+_NONE_HEALTHY: Final = Pattern(r"no healthy devices present|cannot allocate unregistered device")
+_LESS: Final = Pattern(
     rf"requested number of devices unavailable for (?P<resource>{kube.RESOURCE})\.? "
     r"Requested: ?(?P<wanted>\d+), Available: ?(?P<left>\d+)"
 )
-_REGISTERED: Final = re.compile(r"Registration Request received for device plugin|Got registration request")
-_ADMISSION: Final = re.compile(r"UnexpectedAdmissionError|Allocate failed due to|Pod was rejected: Allocate failed")
-_DEVICE: Final = re.compile(r"\b(?:devices?|unavailable for) (?P<name>[\w.-]+\.[a-z]{2,}/[\w.-]+)")
-_LOST_GPU: Final = re.compile(r"GPU is lost|GetPreferredAllocation rpc failed|rpc error")
-_KUBELET_RESTARTED: Final = re.compile(
+_REGISTERED: Final = Pattern(r"Registration Request received for device plugin|Got registration request")
+_ADMISSION: Final = Pattern(r"UnexpectedAdmissionError|Allocate failed due to|Pod was rejected: Allocate failed")
+_DEVICE: Final = Pattern(r"\b(?:devices?|unavailable for) (?P<name>[\w.-]+\.[a-z]{2,}/[\w.-]+)")
+_LOST_GPU: Final = Pattern(r"GPU is lost|GetPreferredAllocation rpc failed|rpc error")
+_KUBELET_RESTARTED: Final = Pattern(
     r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
     r"|kubelet (?:was |is )?restart(?:ed|s)?\b|Stopp(?:ed|ing) .{0,40}(?:kubelet|Node Agent)|pkill kubelet"
     r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart)",
     re.IGNORECASE,
 )
-_BOOTED: Final = re.compile(
+_BOOTED: Final = Pattern(
     r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) ",
     re.IGNORECASE | re.MULTILINE,
 )
-_FORCED: Final = re.compile(r"delete pods? .{0,80}--force|--grace-period[= ]0|force[- ]delet", re.IGNORECASE)
+_FORCED: Final = Pattern(r"delete pods? .{0,80}--force|--grace-period[= ]0|force[- ]delet", re.IGNORECASE)
 # Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods) are open after them.
 _FIXED: Final = {25: 14, 26: 9, 27: 6}
-_KUBELET: Final = re.compile(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d+)")
+_KUBELET: Final = Pattern(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d+)")
 
 
 def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -409,7 +443,13 @@ def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     booted = _boots(snapshot)
     restarted = () if booted else _restarts(snapshot)
-    if stale or (fewer and not restarted and not booted):
+    if fewer and not booted:
+        stale = (*stale, *(cite(item) for item in _cures(snapshot)))
+    if fewer and not (stale or restarted or booted) and (given := _gives_gpus_first(snapshot)):
+        question = "the kubelet has no GPU left for a pod whose init containers have one: was it restarted meanwhile?"
+        look_at = "systemctl show kubelet -p ActiveEnterTimestamp; journalctl -u kubelet around that time"
+        yield "kubelet-stale-device-allocation", Doubt(question, look_at, (*cited, *given), _OF_ADMISSION)
+    elif stale or (fewer and not restarted and not booted):
         yield "kubelet-stale-device-allocation", _stale_proof(snapshot, cited, stale)
     elif restarted:
         yield "kubelet-restart-admission-bug", _restart_proof(snapshot, cited, restarted)
@@ -428,6 +468,22 @@ _OF_ADMISSION: Final = (
 )
 
 
+# Its containers begin where the line is not indented as deep.
+_GIVEN_FIRST: Final = Pattern(r"^[ \t]*Init Containers:", re.MULTILINE)
+_CONTAINERS: Final = Pattern(r"^[ \t]*Containers:", re.MULTILINE)
+
+
+def _gives_gpus_first(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Where a pod is shown whose init containers ask for a GPU: a restarted kubelet counts theirs twice."""
+    found = list[Citation]()
+    for item in snapshot.of("kubernetes-pod", "kubernetes"):
+        for match in _GIVEN_FIRST.finditer(item.text):
+            end = _CONTAINERS.search(item.text, match.end())
+            if "nvidia.com/" in item.text[match.end() : end.start() if end else None]:
+                found.append(cite(item, item.number_at(match.start())))
+    return tuple(found)
+
+
 def _is_past(snapshot: Snapshot, refusals: tuple[Citation, ...]) -> bool:
     """Whether only the node's logs tell of refused pods, and none of the pods that are shown is one."""
     rows = snapshot.view(kube.rows)
@@ -442,10 +498,8 @@ def _is_about_gpus(cited: tuple[Citation, ...]) -> bool:
     return not named or any(name.startswith("nvidia.com/") for name in named)
 
 
-_UP: Final = re.compile(
-    r"\bup\s+(?:(?P<days>\d+) days?|(?P<minutes>\d+) min|(?P<hours>\d+):\d\d|\d+ weeks?|\d+ hours?)"
-)
-_SINCE: Final = re.compile(
+_UP: Final = Pattern(r"\bup\s+(?:(?P<days>\d+) days?|(?P<minutes>\d+) min|(?P<hours>\d+):\d\d|\d+ weeks?|\d+ hours?)")
+_SINCE: Final = Pattern(
     r"^[ \t]*Active: active \(running\) since .{0,60}; (?:\d+h )?(?:\d+min ?)?(?:\d+s)? ?ago", re.MULTILINE
 )
 
@@ -463,9 +517,9 @@ def _boots(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     """That the kubelet was restarted while the node stayed up, by the journal or by a command that was typed."""
     typed = tuple(
-        Citation(item.written, item.written, None, item.key)
+        stated(item.written, "that was run", item.key)
         for item in snapshot.items
-        if _KUBELET_RESTARTED.search(item.written)
+        if _KUBELET_RESTARTED.search(item.written) and item not in _cures(snapshot)
     )
     is_up_long = any(
         "uptime" in item.written and (match := _UP.search(item.text)) and not match["minutes"]
@@ -481,6 +535,13 @@ def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
     return (*typed, *snapshot.said(_KUBELET_RESTARTED), *younger, *old)
 
 
+def _cures(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Where the kubelet was restarted and pods run after that: then it is no restart that broke them."""
+    typed = (item for item in snapshot.items if _KUBELET_RESTARTED.search(item.written))
+    return tuple(item for item in typed if _RUNS.search(item.text) and not _ADMISSION.search(item.text))
+
+
+_RUNS: Final = Pattern(r"\b[1-9]/[1-9]\s+Running\b|\b(?:is|are) running\b|^pod/\S+ created$", re.MULTILINE)
 _KUBELETS: Final = frozenset({"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service"})
 
 
@@ -499,7 +560,7 @@ def _restart_proof(snapshot: Snapshot, cited: tuple[Citation, ...], restarted: t
         "plugin was registered again"
     )
     ruled_out = ("device-plugin-not-ready-after-reboot: nothing shows that the node itself was rebooted",)
-    is_sure = bool(old and _has_bug(old[0])) and any(_KUBELET_RESTARTED.search(place.line) for place in restarted)
+    is_sure = bool(old and _has_bug(old[0])) and any(_KUBELET_RESTARTED.search(place.words) for place in restarted)
     return Proof(summary, (*cited, *restarted), "certain" if is_sure else "likely", ruled_out)
 
 
@@ -526,12 +587,25 @@ def _stale(snapshot: Snapshot) -> Iterator[Citation]:
     alive = {pod.uid for pod in snapshot.view(kube.pods) if pod.uid}
     alive |= {uid for item in snapshot.items if _lists_pods(item) for uid in _uids(item)}
     held = [one for one in snapshot.view(kube.allocations) if one.resource.startswith("nvidia.com/")]
+    if gone := [one for one in held if _was_sought_in_vain(snapshot, one.pod_uid)]:
+        yield from (one.citation for one in gone)
+        return
     if alive:
         yield from (one.citation for one in held if one.pod_uid not in alive)
         return
     used = [one.value for node in snapshot.view(kube.nodes) for one in node.allocated.values()]
     if held and used and not any(used):
         yield from (one.citation for one in held)
+
+
+def _was_sought_in_vain(snapshot: Snapshot, uid: str) -> bool:
+    """Whether somebody looked for the pod by its identifier, in the cluster or in the runtime, and found none."""
+    begin = uid.partition("-")[0]
+    asked = (item for item in snapshot.items if begin in item.written and item.kind in _ASKS_FOR_PODS)
+    return any(item.text.strip() in {"", "0", "No resources found"} for item in asked if not item.source.is_mixed)
+
+
+_ASKS_FOR_PODS: Final = frozenset({"kubernetes-pod", "kubernetes", "crictl", "container-inspect"})
 
 
 def _lists_pods(item: Item) -> bool:
@@ -563,14 +637,14 @@ def _stale_proof(snapshot: Snapshot, cited: tuple[Citation, ...], stale: tuple[C
 
 # Time-slicing.
 
-_REPLICAS: Final = re.compile(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d+)")
-_SHARING: Final = re.compile(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
-_EMPTY: Final = re.compile(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
-_PRINTED: Final = re.compile(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
-_STATIC: Final = re.compile(r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml")
+_REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d+)")
+_SHARING: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
+_EMPTY: Final = Pattern(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
+_PRINTED: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
+_STATIC: Final = Pattern(r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml")
 _LABEL_CONFIG: Final = "nvidia.com/device-plugin.config"
-_BY_ENVIRONMENT: Final = re.compile(r"envFrom\s*:|configMapRef\s*:")
-_WISH: Final = re.compile(
+_BY_ENVIRONMENT: Final = Pattern(r"envFrom\s*:|configMapRef\s*:")
+_WISH: Final = Pattern(
     r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced",
 )
 
@@ -602,11 +676,11 @@ def _wished(snapshot: Snapshot) -> Iterator[Citation]:
         if _is_config(item):
             yield from lines_with(item, _REPLICAS)
         elif _WISH.search(item.written):
-            yield Citation(item.written, item.written, None, item.key)
+            yield stated(item.written, "that was run", item.key)
     yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
     for item in snapshot.of("text", "kubernetes", "application"):
         if _LABEL_CONFIG in item.text and "label" in item.text:
-            yield from lines_with(item, re.compile(re.escape(_LABEL_CONFIG)))
+            yield from lines_with(item, Pattern(re.escape(_LABEL_CONFIG)))
 
 
 def _is_config(item: Item) -> bool:
@@ -682,8 +756,17 @@ def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
     yield restart_plugin()
 
 
+_REGISTERING: Final = Pattern(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b")
+
+
+def _was_registered(snapshot: Snapshot) -> bool:
+    """Whether somebody typed the command that registers the runtime, so that it need not be typed again."""
+    typed = (item for item in snapshot.of("text", "nvidia-ctk") if item.where == "host")
+    return any(_REGISTERING.search(f"{item.written}\n{item.text}") for item in typed)
+
+
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_runtime).has_nvidia:
+    if snapshot.view(_runtime).has_nvidia or _was_registered(snapshot):
         yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
     else:
         register = command(
@@ -701,14 +784,14 @@ def _heal(_: Snapshot) -> Iterable[Fix]:
 
 
 def _readmit(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods; those of a controller come back by themselves")
+    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
     yield by_hand(
         "configure", "give the device plugin the priority class system-node-critical, so that it starts first"
     )
 
 
 def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods; those of a controller come back by themselves")
+    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
     yield by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
 
 
@@ -750,6 +833,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-library-not-found",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the device plugin does not find the driver's library",
@@ -773,6 +857,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-default-no-runtimeclass",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-service",
             title="the device plugin's pod does not run under NVIDIA's runtime",
@@ -803,6 +888,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-marked-unhealthy",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the device plugin calls a GPU unhealthy",
@@ -820,6 +906,7 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-not-ready-after-reboot",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="pods were admitted after a reboot before the device plugin was registered",
@@ -836,6 +923,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-restart-admission-bug",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the restarted kubelet refuses pods that it had already admitted",
@@ -857,6 +945,7 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-stale-device-allocation",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-service",
             title="the kubelet counts GPUs as given to pods that are gone",
@@ -874,6 +963,7 @@ FAMILY: Final = Family(
         Rule(
             cause="time-slicing-config-not-applied",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the running device plugin has not got the sharing configuration",

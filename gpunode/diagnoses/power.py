@@ -195,6 +195,7 @@ FAMILY: Final = Family(
         Rule(
             cause="thermal-slowdown",
             layer="power-thermal",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="the GPU is too hot and slows down",
@@ -218,6 +219,7 @@ FAMILY: Final = Family(
         Rule(
             cause="power-brake-slowdown",
             layer="power-thermal",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="the machine's power brake holds the GPU down",
@@ -245,6 +247,7 @@ FAMILY: Final = Family(
         Rule(
             cause="power-limit-set-low",
             layer="config",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="the GPU's power limit is below its default",

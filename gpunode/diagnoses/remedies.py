@@ -7,14 +7,16 @@ from typing import Final
 
 from gpunode import distros
 from gpunode.catalog import branches
+from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice, choose
-from gpunode.diagnoses.commands import command, edited, is_gpu, is_package, is_unit
+from gpunode.diagnoses.commands import command, edited, edited_where, is_gpu, is_package, is_unit
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import cards, modules, packages, pci
 from gpunode.diagnoses.views import driver as installed
-from gpunode.diagnoses.views import packages, pci
 from gpunode.diagnoses.views.engine import engine
-from gpunode.diagnoses.views.system import PackageManager, distro, package_manager
+from gpunode.diagnoses.views.system import PackageManager, distro, package_manager, running_kernel
+from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Driver
 
 _INSTALL: Final[dict[PackageManager, tuple[str, ...]]] = {
@@ -82,10 +84,23 @@ def upgrade(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     return _of_packages("install", text, _UPGRADE[snapshot.view(package_manager)], names, when)
 
 
+_AGAIN: Final[dict[PackageManager, tuple[str, ...]]] = {
+    "apt": ("sudo", "apt-get", "install", "--reinstall"),
+    "dnf": ("sudo", "dnf", "reinstall"),
+    "zypper": ("sudo", "zypper", "install", "--force"),
+    "pacman": ("sudo", "pacman", "-S"),
+}
+
+
+def reinstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
+    """Puts back the files of packages that are installed, and have lost some: to install them would do nothing."""
+    return _of_packages("install", text, _AGAIN[snapshot.view(package_manager)], names, when)
+
+
 _ONE_ORIGIN: Final[dict[PackageManager, tuple[str, ...]]] = {
     "apt": ("sudo apt-get update", "sudo apt-get -f install"),
-    "dnf": ("sudo dnf repolist", "sudo dnf distro-sync '*nvidia*'"),
-    "zypper": ("sudo zypper repos --priority", "sudo zypper dist-upgrade --dry-run"),
+    "dnf": ("sudo dnf distro-sync '*nvidia*'",),
+    "zypper": ("sudo zypper refresh", "sudo zypper update"),
     "pacman": ("sudo pacman -Syu",),
 }
 
@@ -93,6 +108,29 @@ _ONE_ORIGIN: Final[dict[PackageManager, tuple[str, ...]]] = {
 def one_version(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") -> Fix:
     """Brings packages that stayed behind to the version of the others."""
     return Fix(kind, text, _ONE_ORIGIN[snapshot.view(package_manager)], when)
+
+
+# Debian's and Ubuntu's archives have the first word of the system's name for their origin.
+_OF_DISTRIBUTION: Final = (
+    r". /etc/os-release; printf 'Package: *nvidia* libcuda*\nPin: release o=%s\nPin-Priority: 1001\n' "
+    '"${NAME%% *}" | sudo tee /etc/apt/preferences.d/nvidia-of-the-distribution'
+)
+_WITHOUT_DRIVER: Final = r"/^excludepkgs=\*nvidia\*$/d; /^\[/a excludepkgs=*nvidia*"
+
+
+def one_archive(snapshot: Snapshot) -> Fix:
+    """Has all of the driver's packages come from one archive."""
+    manager, known = snapshot.view(package_manager), distro(snapshot)
+    text = "let all of the driver's packages come from one archive"
+    if takes_gpunode(snapshot):
+        return setup_step(snapshot, "configure", f"{text}: gpunode pins them to it", "cuda-repository", "driver-pin")
+    if manager == "apt":
+        return Fix("configure", f"{text}, the distribution's own", (_OF_DISTRIBUTION,))
+    if manager == "dnf":
+        is_fedora = known is not None and known.id == "fedora"
+        kept, others = ("RPM Fusion", "compute/cuda|negativo17") if is_fedora else ("NVIDIA's", "rpmfusion|negativo17")
+        return Fix("configure", f"{text}, {kept}", (edited_where(others, _WITHOUT_DRIVER, "/etc/yum.repos.d"),))
+    return one_version(snapshot, "install", text)
 
 
 _LINUX: Final = "/^GRUB_CMDLINE_LINUX(_DEFAULT)?=/"
@@ -114,7 +152,9 @@ def with_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:
         place = f"/etc/default/grub.d/{argument.replace('=', '-').replace('.', '-')}.cfg"
         line = command("echo", f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {argument}"')
         return "sudo mkdir -p /etc/default/grub.d", f"{line} | {command('sudo', 'tee', place)}", _GRUB[manager]
-    return *edited(f'/^GRUB_CMDLINE_LINUX_DEFAULT=/s/"$/ {argument}"/', "/etc/default/grub"), _GRUB[manager]
+    plain = argument.replace(".", r"\.")
+    once = f'/^GRUB_CMDLINE_LINUX_DEFAULT=/{{/[" ]{plain}[" ]/!s/"$/ {argument}"/}}'
+    return *edited(once, "/etc/default/grub"), _GRUB[manager]
 
 
 def without_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:
@@ -124,6 +164,11 @@ def without_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...
         return (command("sudo", "grubby", "--update-kernel=ALL", f"--remove-args={argument}"),)
     plain = argument.replace(".", r"\.")
     return *edited(f"{_LINUX}s/ *{plain}//", "/etc/default/grub"), _GRUB[manager]
+
+
+def boot_loader(snapshot: Snapshot) -> str:
+    """The command that has grub take up what its configuration says."""
+    return _GRUB[snapshot.view(package_manager)]
 
 
 _UNHOLD: Final[dict[PackageManager, tuple[str, ...]]] = {
@@ -144,11 +189,19 @@ def unhold(snapshot: Snapshot, text: str, *names: str) -> Fix:
 
 def takes_gpunode(snapshot: Snapshot) -> bool:
     """Whether gpunode sets up nodes of this release; one that nobody has named counts where it has apt."""
-    known = distro(snapshot)
+    known, machine = distro(snapshot), running_kernel(snapshot)
     if known is None:
-        return snapshot.view(package_manager) == "apt"
+        is_older = (match := _KERNEL.match(machine)) and (int(match["major"]), int(match["minor"])) < _OLDEST
+        return snapshot.view(package_manager) == "apt" and not is_older and not _DEBIAN_ON_ARM.search(machine)
     found = distros.family(known)
-    return found is not None and found.supported(known)
+    is_without_archive = known.id == "debian" and _DEBIAN_ON_ARM.search(machine)
+    return found is not None and found.supported(known) and not is_without_archive
+
+
+# Of the releases that gpunode knows, Ubuntu 22.04 began with the oldest kernel; NVIDIA has none for Debian on arm64.
+_KERNEL: Final = Pattern(r"(?P<major>\d+)\.(?P<minor>\d+)\.")
+_OLDEST: Final = (5, 15)
+_DEBIAN_ON_ARM: Final = Pattern(r"-arm64(?:-16k)?$")
 
 
 # Without a runtime named, setup takes none of these.
@@ -183,23 +236,100 @@ def setup_step(
     return Fix(kind, text, (command("sudo", "gpunode", "setup", *words),), when)
 
 
-def driver(snapshot: Snapshot, text: str, *, upgrade: bool = False, least: int = 0, when: str = "") -> Fix:
+def driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
     """Installs the driver whole: by gpunode where it can, else by the node's own packages.
 
     Not by the step ``driver`` alone: without its repository, headers and loading a driver is not whole.
+    """
+    if takes_gpunode(snapshot):
+        return Fix("install", text, (_SETUP,), when)
+    return _by_packages(snapshot, text, when)
+
+
+_SETUP: Final = "sudo gpunode setup"
+_MAINTAINED: Final = "no branch that NVIDIA maintains does that for the GPUs of this node"
+
+
+def newer_driver(
+    snapshot: Snapshot,
+    text: str,
+    *,
+    least: int = 0,
+    beyond: bool = False,
+    back: bool = False,
+    here: str = "",
+    when: str = "",
+) -> Iterator[Fix]:
+    """Brings another release of the driver, the newest of a branch, in the place of the one that is installed.
+
+    An upgrade keeps a branch that is maintained, and brings nothing where its newest release is there already: another
+    branch is then asked for by its number, one that drives the GPUs of this node.
 
     Args:
         snapshot: of the node.
         text: what it does.
-        upgrade: whether a driver that is there is to become a newer one; else a fitting one stays.
         least: the oldest branch that will do.
+        beyond: whether another release of the same branch will not do.
+        back: whether an older branch will do as well.
+        here: the version that is installed, where the family knows it better than the views.
         when: the condition under which it is done.
     """
-    if takes_gpunode(snapshot):
-        wanted = _wanted(snapshot, least) if upgrade or least else ()
-        if wanted is None:
-            return by_hand("install", f"{text}; no maintained branch does that for the GPUs of this node", when)
-        return Fix("install", text, (command("sudo", "gpunode", "setup", *wanted),), when)
+    if not takes_gpunode(snapshot):
+        yield _by_packages(snapshot, text, when)
+        return
+    version = here or _installed(snapshot)
+    if not version and not least:
+        yield Fix("install", text, (f"{_SETUP} --upgrade",), when)
+        if others := _branches(snapshot, lambda one: one.kind != "new-feature"):
+            newest = max(one.number for one in others)
+            other = f"or install branch {newest}: an upgrade keeps a branch that is maintained"
+            again = f"that did not help, and {newest} is not the branch that is installed"
+            yield Fix("install", other, (f"{_SETUP} --driver {newest}",), again)
+        return
+    wanted = _wanted(snapshot, version, least, beyond=beyond, back=back)
+    named = (f"{_SETUP} {wanted}",) if wanted else ()
+    yield Fix("install", text if wanted else f"{text}; {_MAINTAINED}", named, when)
+
+
+def _installed(snapshot: Snapshot) -> str:
+    """The version of the driver that is installed, as far as anything tells."""
+    seen = snapshot.view(installed.loaded) or snapshot.view(installed.on_disk) or snapshot.view(installed.library)
+    builds = (row.version for row in snapshot.view(modules.driver_builds))
+    listed = (one.upstream for one in installed.packaged(snapshot))
+    return seen.version if seen else next((one for one in (*builds, *listed) if one[:3].isdigit()), "")
+
+
+def _wanted(snapshot: Snapshot, version: str, least: int, *, beyond: bool, back: bool) -> str:
+    """The option by which gpunode brings another driver than ``version``; empty where no branch will do."""
+    number = int(version.partition(".")[0]) if version[:3].isdigit() else 0
+    here = branches.find(number)
+    is_kept = here is not None and here.active
+    if is_kept and number >= least and not beyond and here and version != here.newest_seen:
+        return "--upgrade"
+    newer = _branches(snapshot, lambda one: one.number > number and one.number >= least)
+    # One that is maintained for years before one that ends with the next.
+    lasting = [one for one in newer if one.kind != "new-feature"]
+    older = _branches(snapshot, lambda one: back and one.number < number and one.number >= least)
+    for found in (lasting, [one for one in older if one.kind != "new-feature"], newer):
+        if found:
+            return f"--driver {min(found, key=lambda one: abs(one.number - number)).number}"
+    return ""
+
+
+def _branches(snapshot: Snapshot, will_do: Callable[[Branch], bool]) -> list[Branch]:
+    """The maintained branches that drive the GPUs of this node, as far as they are known, among those that will do."""
+    models = snapshot.view(cards.models)
+    return [
+        one
+        for one in branches.known()
+        if one.active
+        and will_do(one)
+        and (not models or isinstance(choose(models, Driver(version=str(one.number))), Choice))
+    ]
+
+
+def _by_packages(snapshot: Snapshot, text: str, when: str = "") -> Fix:
+    """The driver from the packages of a distribution that gpunode does not set up."""
     models = [gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model is not None]
     is_open = all(model.takes_open_modules for model in models)
     if snapshot.view(package_manager) == "pacman" and not is_open:
@@ -236,32 +366,6 @@ def cuda_repository(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 _TOOLKITS: Final = ("nvidia-container-", "nvidia-docker", "nvidia-fabric")
-
-
-def _wanted(snapshot: Snapshot, least: int) -> tuple[str, ...] | None:
-    """The words by which gpunode brings a newer driver; None where no branch that drives these GPUs is newer.
-
-    An upgrade stays within an installed branch that is maintained, so another one is asked for by its number.
-    """
-    here = snapshot.view(installed.loaded) or snapshot.view(installed.on_disk) or snapshot.view(installed.library)
-    version = here.version if here else ""
-    branch = branches.find(int(version.partition(".")[0])) if version[:1].isdigit() else None
-    if branch is None and not least:
-        return ("--upgrade",)
-    if branch is not None and branch.number >= least:
-        stays = branch.active and version != branch.newest_seen
-        return ("--upgrade",) if stays or not branch.active else _branch_from(snapshot, branch.number + 1)
-    return _branch_from(snapshot, least)
-
-
-def _branch_from(snapshot: Snapshot, least: int) -> tuple[str, ...] | None:
-    models = tuple(gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model is not None)
-    newer = [one for one in branches.known() if one.active and one.number >= least]
-    # One that is maintained for years before one that ends with the next.
-    for one in sorted(newer, key=lambda row: (row.kind == "new-feature", row.number)):
-        if not models or isinstance(choose(models, Driver(version=str(one.number))), Choice):
-            return ("--driver", str(one.number))
-    return None
 
 
 def _driver_of(snapshot: Snapshot, manager: PackageManager, *, is_open: bool) -> tuple[str, ...]:
@@ -327,7 +431,13 @@ def drain(text: str = "move the work away from this node first") -> Fix:
     return Fix("drain", text)
 
 
-def reset_gpu(gpu: str = "", text: str = "move the work away from the GPU, then reset it", when: str = "") -> Fix:
+_RESET: Final = (
+    "move the work away from the GPU, then reset it; where that is refused as in use, switch persistence mode off "
+    "(nvidia-smi -pm 0) and reset it again"
+)
+
+
+def reset_gpu(gpu: str = "", text: str = _RESET, when: str = "") -> Fix:
     """Resets the GPU at a PCI address; without one all that can be."""
     if gpu and not is_gpu(gpu):
         return Fix("reset", text, (), when)

@@ -13,21 +13,22 @@ from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, V
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import kube, nested, pci
+from gpunode.facts.patterns import Pattern
 
-_INSUFFICIENT: Final = re.compile(rf"Insufficient (?P<resource>{kube.RESOURCE})", re.IGNORECASE)
-_UNTOLERATED: Final = re.compile(
+_INSUFFICIENT: Final = Pattern(rf"Insufficient (?P<resource>{kube.RESOURCE})", re.IGNORECASE)
+_UNTOLERATED: Final = Pattern(
     r"untolerated taint[s(]*\)?:? ?\{\s*(?P<key>[\w./-]+)\s*(?::\s*(?P<value>[\w.-]*))?\s*\}"
     r"|had taints? \{\s*(?P<old>[\w./-]+)\s*(?::\s*(?P<old_value>[\w.-]*))?\s*\},? that the pod didn.t tolerate"
     r"|\bdid not tolerate (?:taint )?(?P<keyed>[\w./-]+)(?:=(?P<keyed_value>[\w.-]*))?:No(?:Schedule|Execute)\b"
 )
-_NOT_TOLERATED: Final = re.compile(r"had untolerated taint|had taints? .{0,80}didn.t tolerate")
+_NOT_TOLERATED: Final = Pattern(r"had untolerated taint|had taints? .{0,80}didn.t tolerate")
 # Taints that the cluster sets for a state of the node, or that keep work off its control plane.
-_OF_CLUSTER: Final = re.compile(
+_OF_CLUSTER: Final = Pattern(
     r"^(?:node\.kubernetes\.io/|node-role\.kubernetes\.io/|node\.cloudprovider\.kubernetes\.io/|node\.cilium\.io/"
     r"|node\.cluster\.x-k8s\.io/|CriticalAddonsOnly$|ToBeDeletedByClusterAutoscaler|DeletionCandidateOfClusterAutoscaler"
     r"|karpenter\.sh/|node\.ocs|ignore-taint\.)"
 )
-_OF_GPUS: Final = re.compile(r"nvidia|gpu|accelerat|cuda", re.IGNORECASE)
+_OF_GPUS: Final = Pattern(r"nvidia|gpu|accelerat|cuda", re.IGNORECASE)
 
 
 # Taints.
@@ -165,15 +166,15 @@ def _is_less(node: kube.Node) -> bool:
 # Labels without capacity.
 
 # Of the feature discovery, of the clouds, and of the discovery of PCI devices.
-_DISCOVERED: Final = re.compile(
+_DISCOVERED: Final = Pattern(
     r"^(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
     r"|feature\.node\.kubernetes\.io/pci-(?:\d{4}_)?10de|cloud\.google\.com/gke-accelerator$"
     r"|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator)"
 )
-_FROM_DRIVER: Final = re.compile(r"^nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute)|cuda\.|gfd\.)")
+_FROM_DRIVER: Final = Pattern(r"^nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute)|cuda\.|gfd\.)")
 
 
-_UNREGISTERED: Final = re.compile(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
+_UNREGISTERED: Final = Pattern(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
 
 
 def _labels_only(snapshot: Snapshot) -> tuple[tuple[kube.Node, Citation], ...]:
@@ -211,15 +212,15 @@ def _capacity_line(snapshot: Snapshot, node: kube.Node) -> Iterator[Citation]:
 # Labels that are missing.
 
 # What the chart of the device plugin wants a node to have, any of them; the operator looks for the labels of PCI too.
-_MARKS_GPU: Final = re.compile(
+_MARKS_GPU: Final = Pattern(
     r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
 )
-_FINDS_NO_NODE: Final = re.compile(
+_FINDS_NO_NODE: Final = Pattern(
     r"No GPU node in the cluster|Number of nodes with GPU label[\"',\s{}]*NodeCount[\"':\s]*0\b"
     r"|Could not get any nodes to match nvidia\.com/gpu\.present|did you run the node feature discovery"
     r"|\bNFDLabelsMissing\b|No NFD labels found"
 )
-_EVERY_NODE: Final = re.compile(r"kubernetes\.io/(?:arch|os|hostname)$")
+_EVERY_NODE: Final = Pattern(r"kubernetes\.io/(?:arch|os|hostname)$")
 
 
 def _unlabelled(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -265,7 +266,7 @@ def _label(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Nested nodes.
 
-_NO_GPU_INSIDE: Final = re.compile(
+_NO_GPU_INSIDE: Final = Pattern(
     r"could not load NVML library|NVML not detected|Detected non-NVML platform|Incompatible (?:strategy|platform)"
     r"|libnvidia-ml\.so\.1|no runtime for [\\\"']*nvidia|RuntimeHandler [\\\"']*nvidia[\\\"']* not supported"
     r"|Insufficient nvidia\.com/gpu|No devices found\. Waiting|Failed to initialize NVML"
@@ -313,7 +314,8 @@ def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
 def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
     names = [node.name for node in snapshot.view(kube.nodes) if node.name]
     show = command("kubectl", "describe", "node", node_word(names[0] if names else ""))
-    yield Fix("application", "end a pod that holds a GPU, or wait for it: this command shows who does", (show,))
+    yield by_hand("application", "end a pod that holds a GPU, or wait for it")
+    yield run("inspect", "see which pods hold one", show)
     yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes, where this happens often")
 
 
@@ -329,7 +331,7 @@ def _register(_: Snapshot) -> Iterable[Fix]:
 
 
 def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
-    words = " ".join(place.line for place in snapshot.view(nested.signs))
+    words = " ".join(place.words for place in snapshot.view(nested.signs))
     if "kind" in words and "minikube" not in words:
         yield run(
             "configure",
@@ -355,6 +357,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpus-all-allocated",
             layer="kubernetes",
+            storey="kubernetes",
             severity="info",
             disruption="none",
             title="every GPU is given to a pod",
@@ -373,6 +376,7 @@ FAMILY: Final = Family(
         Rule(
             cause="pod-missing-gpu-toleration",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="none",
             title="the pod does not tolerate the GPU node's taint",
@@ -394,6 +398,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-labels-without-capacity",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the node is labelled as a GPU node and offers none",
@@ -420,6 +425,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-node-not-labelled",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="none",
             title="no label leads the device plugin to the GPU node",
@@ -445,6 +451,7 @@ FAMILY: Final = Family(
         Rule(
             cause="nested-node-config-not-applied",
             layer="kubernetes",
+            storey="kubernetes",
             severity="error",
             disruption="restart-container",
             title="the host was set up, and the node is a container inside it",

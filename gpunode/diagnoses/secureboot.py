@@ -19,53 +19,54 @@ from gpunode.diagnoses.commands import Shell, command, is_name, is_path, is_rele
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, kernel, modules, packages, system
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 # modprobe, insmod, systemd-modules-load and NVIDIA's installer say it in the words of errno.
-_REFUSED: Final = re.compile(
+_REFUSED: Final = Pattern(
     r"Key was rejected by service|Required key not available|[Kk]ernel module load error: Operation not permitted"
     r"|(?:insert(?: module)?|kernel module) '?\S*nvidia\S*:? ?(?:Operation not permitted|Key has expired)"
 )
-_NAMED: Final = re.compile(r"(?:insert(?: module)?|kernel module) ['‘\"]?(?:\S*/)?(?P<module>[a-zA-Z][\w-]*)")
-_IN_LOG: Final = re.compile(
+_NAMED: Final = Pattern(r"(?:insert(?: module)?|kernel module) ['‘\"]?(?:\S*/)?(?P<module>[a-zA-Z][\w-]*)")
+_IN_LOG: Final = Pattern(
     r"Loading of (?:unsigned module|module with un\w+ (?:key|crypto)) is rejected"
     r"|Lockdown: \S{1,20}: unsigned module loading is restricted"
 )
-_LOCKED: Final = re.compile(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
-_UNSIGNED: Final = re.compile(
+_LOCKED: Final = Pattern(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
+_UNSIGNED: Final = Pattern(
     r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
     r"|sign the kernel module when prompted|Answer: Install without signing"
     r"|kernel module is not signed|modules won't be signed|will not be signed"
 )
-_UNKNOWN_KEY: Final = re.compile(
+_UNKNOWN_KEY: Final = Pattern(
     r"Loading of module with un(?:available|known) key is rejected|PKCS#7 signature not signed with a trusted key"
     r"|signed kernel module failed to load|does not trust any key which is capable"
 )
-_INSTALLER: Final = re.compile(
+_INSTALLER: Final = Pattern(
     r"Secure boot is enabled on this system, so this is likely|sign the kernel module when prompted"
     r"|signed kernel module failed to load|does not trust any key which is capable"
 )
-_ACCEPTED: Final = re.compile(r"^loading NVIDIA UNIX|module verification failed: signature and/or required key missing")
-_IS_ON: Final = re.compile(
+_ACCEPTED: Final = Pattern(r"^loading NVIDIA UNIX|module verification failed: signature and/or required key missing")
+_IS_ON: Final = Pattern(
     r"SecureBoot enabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✓✔]\s*)?[Ee]nabled|Kernel is locked down from EFI"
     r"|\[(?:integrity|confidentiality)\]|module\.sig_enforce(?!=0)"
 )
 # The firmware's variable, as od and xxd print it: four bytes of attributes, then the value.
-_VARIABLE: Final = re.compile(r"\b0*6(?:\s+0+){3}\s+0*1\s*$|\b0600\s?0000\s?01\b", re.MULTILINE)
-_IS_OFF: Final = re.compile(
+_VARIABLE: Final = Pattern(r"\b0*6(?:\s+0+){3}\s+0*1\s*$|\b0600\s?0000\s?01\b", re.MULTILINE)
+_IS_OFF: Final = Pattern(
     r"SecureBoot disabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✗✘]\s*)?(?:[Dd]isabled|could not be determined)"
     r"|doesn't support Secure Boot|EFI variables are not supported on this system|validation is disabled in shim"
 )
 # Who signs: DKMS 3, Ubuntu's and Fedora's tools each have a key of the machine's own.
-_SIGNS: Final = re.compile(
+_SIGNS: Final = Pattern(
     r"/var/lib/dkms/mok\.(?:pub|key)|/var/lib/shim-signed/mok/MOK\.|/etc/pki/akmods/|mok_signing_key|mok_certificate"
     r"|Signing module |Sign command: |Signing key: |Secure Boot Module Signature key|DKMS module signing key"
 )
-_NOT_ENROLLED: Final = re.compile(r"is not enrolled|MokListRT is empty")
-_PENDING: Final = re.compile(r"is already in the enrollment request")
-_CERTIFICATE: Final = re.compile(
+_NOT_ENROLLED: Final = Pattern(r"is not enrolled|MokListRT is empty")
+_PENDING: Final = Pattern(r"is already in the enrollment request")
+_CERTIFICATE: Final = Pattern(
     r"(?P<path>/var/lib/dkms/mok\.pub|/var/lib/shim-signed/mok/MOK\.der|/etc/pki/akmods/certs/\S+\.der)"
     r"|^[ \t]*mok_certificate=\"?(?P<set>/[^\s\"]+)",
     re.MULTILINE,
@@ -176,12 +177,12 @@ def _shows_signature(item: Item) -> bool | None:
 
 
 # The names that keys have: of a machine's own, of distributions, of NVIDIA; and the hex of a key's number.
-_SIGNER: Final = re.compile(
+_SIGNER: Final = Pattern(
     r"^[ \t]*(?:[^\n/]{0,80}\b(?:[Kk]ey|[Ss]ign\w*|[Ss]ecure ?[Bb]oot|MOK|CA|[Cc]ertificate|Canonical|Debian)\b"
     r"|(?:[0-9A-F]{2}:){7,}|sha(?:1|256|384|512)\s*$)",
     re.MULTILINE,
 )
-_SHOWS_TEXT: Final = re.compile(r"\b(?:xxd|strings|hexdump -C|od -\w*c|cat -v|grep)\b|^tail -c ?\d+ \S+$")
+_SHOWS_TEXT: Final = Pattern(r"\b(?:xxd|strings|hexdump -C|od -\w*c|cat -v|grep)\b|^tail -c ?\d+ \S+$")
 
 
 def _ends_signed(item: Item) -> bool | None:
@@ -195,13 +196,13 @@ def _ends_signed(item: Item) -> bool | None:
 
 def _signature_line(item: Item, *, is_there: bool) -> Citation:
     number = next((n for n, line in enumerate(item.lines, 1) if re.match(r"\s*sig(?:ner|_key|nature)", line)), None)
-    return cite(item, number) if is_there else Citation(item.written, "(no signer, no sig_key)", None, item.key)
+    return cite(item, number) if is_there else stated(item.written, "no signer, no sig_key", item.key)
 
 
-def _anywhere(snapshot: Snapshot, pattern: re.Pattern[str]) -> Iterator[Citation]:
+def _anywhere(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
     """The lines with ``pattern`` wherever they stand, files included."""
     for item in snapshot.items:
-        if item.kind not in _TABLES and item.is_seen:
+        if item.kind not in _TABLES and item.is_seen and not item.is_register:
             yield from lines_with(item, pattern)
 
 
@@ -289,6 +290,7 @@ FAMILY: Final = Family(
         Rule(
             cause="secure-boot-key-not-enrolled",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="the key that signed the module is not enrolled",
@@ -307,6 +309,7 @@ FAMILY: Final = Family(
         Rule(
             cause="secure-boot-module-unsigned",
             layer="kernel",
+            storey="kernel",
             severity="error",
             disruption="reboot",
             title="the module is not signed, and Secure Boot asks for it",

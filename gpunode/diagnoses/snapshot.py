@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
@@ -13,8 +13,9 @@ from gpunode.facts import boots, speakers
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
-from gpunode.facts.literals import may_match
+from gpunode.facts.literals import Vocabulary
 from gpunode.facts.model import Facts
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
 T = TypeVar("T")
@@ -27,6 +28,10 @@ _SILENT: Final[frozenset[Kind]] = frozenset(
 _WRAPPED_LINES: Final = 400
 _WINDOW: Final = 3
 _CITED: Final = 12
+# Shorter texts are searched whole.
+_LONG: Final = 4096
+# A word that stands in so many lines is in nearly all, and spares nothing.
+_DENSE: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,8 @@ class Snapshot:
 
     def of(self, *kinds: Kind) -> tuple[Item, ...]:
         """The items of these kinds that say something, in the order of the evidence."""
+        if len(kinds) == 1:
+            return self.view(_by_kind).get(kinds[0], ())
         return self._kept(kinds, lambda: (item for item in self.items if item.kind in kinds and item.is_seen))
 
     def files(self, pattern: str) -> tuple[Item, ...]:
@@ -81,7 +88,7 @@ class Snapshot:
         """The file at ``path``; None where nobody looked. Its ``outcome`` is ``absent`` where it is not there."""
         return next((item for item in self.items if item.subject == path and item.kind != "listing"), None)
 
-    def said(self, pattern: re.Pattern[str], *kinds: Kind) -> tuple[Citation, ...]:
+    def said(self, pattern: Pattern, *kinds: Kind) -> tuple[Citation, ...]:
         """The lines in which ``pattern`` occurs, in items of ``kinds``; without any, wherever messages stand.
 
         A pattern never matches over a line's end; a message that was wrapped when it was pasted is found all the same,
@@ -89,25 +96,25 @@ class Snapshot:
         """
         return tuple(citation for item in self._searched(kinds, pattern) for citation in lines_with(item, pattern))
 
-    def says(self, pattern: re.Pattern[str], *kinds: Kind) -> bool:
+    def says(self, pattern: Pattern, *kinds: Kind) -> bool:
         """Whether ``pattern`` occurs; see ``said``."""
         return any(True for item in self._searched(kinds, pattern) for _ in lines_with(item, pattern))
 
-    def match(self, pattern: re.Pattern[str], *kinds: Kind) -> re.Match[str] | None:
+    def match(self, pattern: Pattern, *kinds: Kind) -> re.Match[str] | None:
         """The first match of ``pattern``; see ``said``."""
         for item in self._searched(kinds, pattern):
-            if may_match(pattern, item.view(_folded)):
+            if pattern.may_match(item.view(_folded)):
                 match = pattern.search(item.text) or pattern.search(item.view(_wrapped))
                 if match is not None:
                     return match
         return None
 
-    def _searched(self, kinds: tuple[Kind, ...], pattern: re.Pattern[str]) -> tuple[Item, ...]:
+    def _searched(self, kinds: tuple[Kind, ...], pattern: Pattern) -> tuple[Item, ...]:
         """The items in which ``pattern`` is worth a search."""
         if kinds:
             return self.of(*kinds)
         # Most patterns have a word that is nowhere in the whole node.
-        return self.view(_speaking) if may_match(pattern, self.view(_all_said)) else ()
+        return self.view(_speaking) if pattern.may_match(self.view(_all_said)) else ()
 
 
 def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
@@ -131,38 +138,74 @@ def _of_running_boot(item: Item) -> Item | None:
     return item if now == item.text else replace(item, text=now)
 
 
+def _by_kind(snapshot: Snapshot) -> Mapping[Kind, tuple[Item, ...]]:
+    """The items that say something, by what they are."""
+    found: dict[Kind, list[Item]] = {}
+    for item in snapshot.items:
+        if item.is_seen:
+            found.setdefault(item.kind, []).append(item)
+    return {kind: tuple(items) for kind, items in found.items()}
+
+
 def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
-    """Where messages stand; dpkg's own log, the longest of all, has nothing but states and versions."""
+    """Where messages stand."""
     found = (item for item in snapshot.items if item.kind not in _SILENT and item.is_seen)
-    return tuple(item for item in found if not item.subject.endswith("/dpkg.log"))
+    return tuple(item for item in found if not item.is_register)
 
 
-def _all_said(snapshot: Snapshot) -> str:
-    return "\n".join(item.view(_folded) for item in snapshot.view(_speaking))
+def _all_said(snapshot: Snapshot) -> Vocabulary:
+    return Vocabulary("\n".join(item.view(_folded_text) for item in snapshot.view(_speaking)))
 
 
-def lines_with(item: Item, pattern: re.Pattern[str]) -> Iterator[Citation]:
+def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    if not may_match(pattern, item.view(_folded)):
+    if not pattern.may_match(item.view(_folded)):
         return
     numbers: list[int] = []
-    for match in pattern.finditer(item.text):
+    for match in _by_line(pattern, item.text, item.lowered):
         number = line_at(item, match.start())
         if number not in numbers[-1:]:
             numbers.append(number)
             yield cite(item, number)
         if len(numbers) == _CITED:
             return
-    if not numbers and (wrapped := pattern.search(item.view(_wrapped))):
-        yield cite(item, item.view(_wrapped).count("\n", 0, wrapped.start()) + 1)
+    wrapped = item.view(_wrapped)
+    if not numbers and (first := next(_by_line(pattern, wrapped, item.view(_wrapped_lowered)), None)):
+        yield cite(item, wrapped.count("\n", 0, first.start()) + 1)
 
 
-def finds(item: Item, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+def _by_line(pattern: Pattern, text: str, lowered: str) -> Iterator[re.Match[str]]:
+    """The matches of ``pattern``, which goes over no line's end; of a long text, only lines with its words are read."""
+    words = pattern.words if len(text) > _LONG else frozenset()
+    if not words or len(lowered) != len(text):  # a few letters of some alphabets are two in lower case
+        yield from pattern.finditer(text)
+        return
+    for count, (start, end) in enumerate(_lines_with_any(lowered, words)):
+        if count == _DENSE:
+            yield from pattern.finditer(text, start)
+            return
+        yield from pattern.finditer(text, start, end)
+
+
+def _lines_with_any(text: str, words: frozenset[str]) -> Iterator[tuple[int, int]]:
+    """Where each line of ``text`` that has one of ``words`` begins and ends, in their order."""
+    nearest = {word: text.find(word) for word in words}
+    while found := [at for at in nearest.values() if at >= 0]:
+        at = min(found)
+        end = text.find("\n", at)
+        end = end if end >= 0 else len(text)
+        yield text.rfind("\n", 0, at) + 1, end
+        for word, place in nearest.items():
+            if 0 <= place < end:
+                nearest[word] = text.find(word, end)
+
+
+def finds(item: Item, pattern: Pattern) -> Iterator[re.Match[str]]:
     """The matches of ``pattern`` in the text of ``item``."""
-    return pattern.finditer(item.text) if may_match(pattern, item.lowered) else iter(())
+    return pattern.finditer(item.text) if pattern.may_match(item.lowered) else iter(())
 
 
-def find(item: Item, pattern: re.Pattern[str]) -> re.Match[str] | None:
+def find(item: Item, pattern: Pattern) -> re.Match[str] | None:
     """The first match of ``pattern`` in the text of ``item``."""
     return next(finds(item, pattern), None)
 
@@ -172,9 +215,18 @@ def line_at(item: Item, offset: int) -> int:
     return item.number_at(offset)
 
 
-def _folded(item: Item) -> str:
+def _folded(item: Item) -> str | Vocabulary:
     """All that a pattern may be found in, in lower case."""
-    return f"{item.lowered}\n{item.view(_wrapped).lower()}"
+    text = item.view(_folded_text)
+    return text if len(text) < _LONG else Vocabulary(text)
+
+
+def _folded_text(item: Item) -> str:
+    return f"{item.lowered}\n{item.view(_wrapped_lowered)}"
+
+
+def _wrapped_lowered(item: Item) -> str:
+    return item.view(_wrapped).lower()
 
 
 def _wrapped(item: Item) -> str:
@@ -185,7 +237,12 @@ def _wrapped(item: Item) -> str:
     return "\n".join(" ".join(lines[start : start + _WINDOW]) for start in range(len(lines)))
 
 
-_PREFIX: Final = re.compile(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
+_PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
+
+
+def stated(source: str, words: str, key: str = "") -> Citation:
+    """What gpunode says of the evidence in its own words: a typed fact, or that something does not stand there."""
+    return Citation(source, f"({words})", None, key)
 
 
 def cite(item: Item, number: int | None = None) -> Citation:

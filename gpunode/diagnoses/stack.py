@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from gpunode.diagnoses.model import Diagnosis, Finding, Layer
+from gpunode.diagnoses.model import STOREYS, Diagnosis, Finding, StoreyId
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules, packages, pci, system
 from gpunode.facts import nvml
 from gpunode.facts.model import Known
 from gpunode.facts.nvml import Inventory
+from gpunode.facts.patterns import Pattern
 
 # broken: the root cause lies here. affected: a consequence shows here. works: it was seen to. seen: it was looked at,
 # and nothing is wrong with it. unseen: nothing of it was in the evidence. absent: this node has no such layer.
@@ -27,19 +29,11 @@ class Storey:
         findings: the causes that were found in it.
     """
 
-    id: str
+    id: StoreyId
     title: str
     state: State
     seen: str
     findings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    id: str
-    title: str
-    layers: frozenset[Layer]
-    look: Callable[[Snapshot], tuple[State, str]]
 
 
 def stack(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[Storey, ...]:
@@ -53,10 +47,11 @@ def is_shown_to_work(snapshot: Snapshot) -> bool:
 
 
 def _storeys(snapshot: Snapshot, diagnosis: Diagnosis) -> Iterator[Storey]:
-    for row in _ROWS:
-        state, seen = row.look(snapshot)
-        here = tuple(finding for finding in diagnosis.findings if finding.layer in row.layers)
-        yield Storey(row.id, row.title, _state(here) or state, seen, tuple(finding.cause for finding in here))
+    for storey in STOREYS:
+        state, seen = _LOOKS[storey](snapshot)
+        here = tuple(finding for finding in diagnosis.findings if finding.storey == storey)
+        causes = tuple(finding.cause for finding in here)
+        yield Storey(storey, TITLES[storey], _state(here) or state, seen, causes)
 
 
 def _state(findings: tuple[Finding, ...]) -> State | None:
@@ -156,6 +151,24 @@ def _runtime(snapshot: Snapshot) -> tuple[State, str]:
     return ("seen" if found else "unseen"), found
 
 
+def _packages(snapshot: Snapshot) -> tuple[State, str]:
+    known = snapshot.view(packages.packages)
+    manager = system.package_manager(snapshot)
+    return ("seen", f"{manager}: {len(known)} listed") if known else ("unseen", "")
+
+
+# The rows of nvidia-smi's last table: GPU, instances, process, type.
+_PROCESS: Final = Pattern(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
+
+
+def _programs(snapshot: Snapshot) -> tuple[State, str]:
+    for item in snapshot.of("nvidia-smi"):
+        if item.where == "host" and "Processes:" in item.text:
+            count = len(_PROCESS.findall(item.text))
+            return "seen", f"{count} on the GPUs" if count else "none on a GPU"
+    return ("seen", "") if snapshot.of("application", "container-run") else ("unseen", "")
+
+
 def _kubernetes(snapshot: Snapshot) -> tuple[State, str]:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known):
@@ -164,14 +177,29 @@ def _kubernetes(snapshot: Snapshot) -> tuple[State, str]:
     return ("seen", "") if asked else ("unseen", "")
 
 
-_ROWS: Final = (
-    _Row("pci", "PCI bus", frozenset({"pci"}), _bus),
-    _Row("gpu", "GPU hardware", frozenset({"hardware", "power-thermal"}), _health),
-    _Row("kernel", "kernel", frozenset({"kernel"}), _kernel),
-    _Row("driver", "driver", frozenset({"package", "driver"}), _driver),
-    _Row("fabric", "NVLink", frozenset({"nvlink"}), _fabric),
-    _Row("libraries", "libraries", frozenset({"userspace"}), _libraries),
-    _Row("toolkit", "toolkit, CDI", frozenset({"toolkit", "cdi"}), _toolkit),
-    _Row("runtime", "container runtime", frozenset({"runtime", "config"}), _runtime),
-    _Row("kubernetes", "Kubernetes", frozenset({"kubernetes"}), _kubernetes),
-)
+TITLES: Final[Mapping[StoreyId, str]] = {
+    "pci": "PCI bus",
+    "gpu": "GPU",
+    "kernel": "kernel",
+    "packages": "packages",
+    "driver": "driver",
+    "fabric": "NVLink",
+    "libraries": "libraries",
+    "toolkit": "toolkit, CDI",
+    "runtime": "container runtime",
+    "programs": "programs",
+    "kubernetes": "Kubernetes",
+}
+_LOOKS: Final[Mapping[StoreyId, Callable[[Snapshot], tuple[State, str]]]] = {
+    "pci": _bus,
+    "gpu": _health,
+    "kernel": _kernel,
+    "packages": _packages,
+    "driver": _driver,
+    "fabric": _fabric,
+    "libraries": _libraries,
+    "toolkit": _toolkit,
+    "runtime": _runtime,
+    "programs": _programs,
+    "kubernetes": _kubernetes,
+}

@@ -6,9 +6,8 @@ know it and whether it takes the open modules, and the module on disk its versio
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode import distros
@@ -24,22 +23,23 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, driver, kernel, modules, packages, system
 from gpunode.diagnoses.views.cards import Card
 from gpunode.diagnoses.views.driver import VERSION
+from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Driver
 
-_LEGACY: Final = re.compile(
+_LEGACY: Final = Pattern(
     r"supported through the NVIDIA (?P<branch>\d{2,3})\.\S{0,4} [Ll]egacy"
     r"|only supported (?:by|up to) the (?:Tesla )?(?P<series>\d{3}) (?:legacy )?drivers"
 )
-_IGNORED: Final = re.compile(rf"[Tt]he (?P<version>{VERSION}|\d+\.xx) NVIDIA (?:Linux graphics )?driver will ignore")
-_NO_GSP: Final = re.compile(
+_IGNORED: Final = Pattern(rf"[Tt]he (?P<version>{VERSION}|\d+\.xx) NVIDIA (?:Linux graphics )?driver will ignore")
+_NO_GSP: Final = Pattern(
     r"not supported by open nvidia\.ko because it does not include|does not include the required GPU System Processor"
 )
-_NEEDS_OPEN: Final = re.compile(r"requires use of the NVIDIA open kernel modules")
-_UNKNOWN: Final = re.compile(
+_NEEDS_OPEN: Final = Pattern(r"requires use of the NVIDIA open kernel modules")
+_UNKNOWN: Final = Pattern(
     rf"not supported by the\s+(?:NVIDIA )?(?P<version>{VERSION}) (?:NVIDIA )?(?:Linux graphics )?driver release"
 )
 # NVIDIA's installer says so also where there is no GPU at all.
-_NONE_OF_MINE: Final = re.compile(rf"do not appear to have an NVIDIA GPU supported by the (?P<version>{VERSION})")
+_NONE_OF_MINE: Final = Pattern(rf"do not appear to have an NVIDIA GPU supported by the (?P<version>{VERSION})")
 _OPEN_PACKAGES: Final = ("nvidia-dkms-*open", "nvidia-kernel-open*", "nvidia-open*", "kmod-nvidia-open*", "*-open-dkms")
 _CLOSED_PACKAGES: Final = ("nvidia-dkms-*", "nvidia-kernel-dkms", "kmod-nvidia-latest*", "nvidia-driver-[0-9]*")
 
@@ -145,7 +145,7 @@ def _in_truth(cause: str, card: Card | None, found: Release) -> str:
     return cause
 
 
-def _card_of(snapshot: Snapshot, pattern: re.Pattern[str]) -> Card | None:
+def _card_of(snapshot: Snapshot, pattern: Pattern) -> Card | None:
     """The GPU that the message is about, where it names one, else the only one."""
     known = snapshot.view(cards.cards)
     lines = {message.citation for message in kernel.said(snapshot, pattern)}
@@ -285,35 +285,40 @@ def _of_distribution(snapshot: Snapshot, last: int) -> Fix:
     text = f"install branch {last}, the last that drives this GPU, from the distribution"
     manager, known = snapshot.view(system.package_manager), system.distro(snapshot)
     if manager == "dnf":
-        return install(snapshot, f"{text} (RPM Fusion)", f"akmod-nvidia-{last}xx", f"xorg-x11-drv-nvidia-{last}xx-cuda")
+        names = (f"akmod-nvidia-{last}xx", f"xorg-x11-drv-nvidia-{last}xx-cuda")
+        return run("install", f"{text} (RPM Fusion)", command("sudo", "dnf", "install", "--allowerasing", *names))
     if manager == "pacman":
         return by_hand("install", f"{text}: nvidia-{last}xx-dkms is in the AUR")
     if manager == "zypper":
         return install(snapshot, text, "nvidia-driver-G05-kmp-default")
     if known is not None and known.id == "debian":
-        return install(snapshot, text, "nvidia-tesla-470-driver" if last == 470 else f"nvidia-legacy-{last}xx-driver")
+        # Debian's legacy drivers stand beside the current one, which is named with a dash: apt removes it.
+        legacy = "nvidia-tesla-470-driver" if last == 470 else f"nvidia-legacy-{last}xx-driver"
+        return install(snapshot, text, legacy, "nvidia-driver-")
     return install(snapshot, text, f"nvidia-driver-{last}")
 
 
-_LISTS: Final[dict[system.PackageManager, str]] = {
-    "apt": "dpkg -l 'nvidia-driver*' 'nvidia-dkms*' 'nvidia-kernel-*' 'nvidia-headless*' 'linux-modules-nvidia-*'",
-    "dnf": "rpm -qa 'nvidia-driver*' '*kmod-nvidia*' 'dkms-nvidia*' 'nvidia-open*' 'xorg-x11-drv-nvidia*'",
-    "zypper": "rpm -qa 'nvidia-driver*' 'nvidia-open*' 'nvidia-*-kmp-*' 'nvidia-*G0[4-9]*'",
-    "pacman": "pacman -Qs '^nvidia'",
-}
-
-
-def _remove(snapshot: Snapshot, why: str) -> Fix:
-    """Takes the packages of the driver away, by their names; where those are not known, they are to be looked up."""
+def _in_the_place_of(snapshot: Snapshot, old: str, cause: str, *, keep_branch: bool = False) -> Iterator[Fix]:
+    """Takes the packages of the driver away, by their names; where those are not known, by what takes their place."""
+    instead = tuple(_install(snapshot, cause, keep_branch=keep_branch))
     if names := [one.name for one in (*driver.kernel_side(snapshot), *driver.whole(snapshot))]:
-        return uninstall(snapshot, why, *names)
-    text = f"{why}, each by its name, which this lists; leave the container toolkit and its libraries in place"
-    return run("remove", text, _LISTS[snapshot.view(system.package_manager)])
+        yield uninstall(snapshot, f"remove the packages {old}", *names)
+        yield from instead
+        return
+    first, *rest = instead
+    if first.commands:
+        # What conflicts goes in the same transaction, and is named before.
+        yield replace(first, kind="remove", text=f"replace the packages {old}: {first.text}")
+    else:
+        yield by_hand("remove", f"remove the packages {old}; leave the container toolkit and its libraries in place")
+        yield first
+    yield from rest
 
 
 def _go_back(snapshot: Snapshot) -> Iterable[Fix]:
-    yield _remove(snapshot, "remove the packages of the branch that no longer drives this GPU")
-    yield from _install(snapshot, "gpu-legacy-unsupported-by-branch")
+    yield from _in_the_place_of(
+        snapshot, "of the branch that no longer drives this GPU", "gpu-legacy-unsupported-by-branch"
+    )
     yield reboot()
 
 
@@ -328,8 +333,8 @@ def _close(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _open(snapshot: Snapshot) -> Iterable[Fix]:
-    yield _remove(snapshot, "remove the packages with the proprietary kernel modules")
-    yield from _install(snapshot, "proprietary-module-on-blackwell", keep_branch=True)
+    old = "with the proprietary kernel modules"
+    yield from _in_the_place_of(snapshot, old, "proprietary-module-on-blackwell", keep_branch=True)
     yield reboot()
 
 
@@ -343,6 +348,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-legacy-unsupported-by-branch",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the installed branch no longer drives this GPU",
@@ -364,6 +370,7 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-too-new-for-driver",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the installed driver does not know this GPU yet",
@@ -385,6 +392,7 @@ FAMILY: Final = Family(
         Rule(
             cause="open-module-on-pre-turing",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the open kernel modules on a GPU before Turing",
@@ -402,6 +410,7 @@ FAMILY: Final = Family(
         Rule(
             cause="proprietary-module-on-blackwell",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the proprietary kernel modules on a GPU that needs the open ones",

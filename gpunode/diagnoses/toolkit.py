@@ -13,16 +13,17 @@ from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, restart, run, setup_step
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import containerd, docker, driver, system, toolkit
 from gpunode.diagnoses.views.engine import engine
+from gpunode.facts.patterns import Pattern
 
 _CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
 _RPM_REPOSITORY: Final = (
     "curl -fsSL https://nvidia.github.io/libnvidia-container/stable/rpm/nvidia-container-toolkit.repo"
     " | sudo tee /etc/yum.repos.d/nvidia-container-toolkit.repo"
 )
-_NO_RUNTIME: Final = re.compile(r"no runtime for [\\\"]*nvidia|failed to find runtime handler nvidia")
+_NO_RUNTIME: Final = Pattern(r"no runtime for [\\\"]*nvidia|failed to find runtime handler nvidia")
 
 
 # It is not there.
@@ -34,7 +35,7 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
     asked = (*refused, *docker.unknown_runtime(snapshot), *gone, *snapshot.said(_NO_RUNTIME), *_registered(snapshot))
     if not asked or docker.snap(snapshot) or docker.desktop(snapshot):
         return
-    there = toolkit.presence(snapshot)
+    there = snapshot.view(toolkit.presence)
     if there is not None and not there.is_there:
         summary = "nvidia-container-toolkit is not installed, so no container can be given a GPU"
         yield Proof(summary, (*asked, there.citation), ruled_out=_driver_is_well(snapshot))
@@ -78,7 +79,7 @@ def _install(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("configure", "describe the GPUs for podman, which asks for them by CDI", *write)
         return
     register = command("sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={runtime}", "--restart")
-    yield run("configure", f"register it with {runtime}", register, when="another runtime is in use: name that one")
+    yield run("configure", f"register it with {runtime}, or name the runtime that is in use instead", register)
 
 
 def _packages(snapshot: Snapshot, kind: FixKind, text: str, *, upgrade: bool = False) -> Iterable[Fix]:
@@ -100,9 +101,9 @@ _FOLDER: Final = {"zypper": "zypp/repos.d"}
 
 # It is older than the system's cgroups.
 
-_NO_DEVICES: Final = re.compile(r"cgroup subsystem devices not found")
-_NO_FOLDER: Final = re.compile(r"/sys/fs/cgroup/devices\S*/devices\.allow: no such file")
-_V2: Final = re.compile(
+_NO_DEVICES: Final = Pattern(r"cgroup subsystem devices not found")
+_NO_FOLDER: Final = Pattern(r"/sys/fs/cgroup/devices\S*/devices\.allow: no such file")
+_V2: Final = Pattern(
     r"^[ \t]*cgroup2fs\s*$|Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2", re.MULTILINE
 )
 _KNOWS_V2: Final = (1, 8)
@@ -137,10 +138,10 @@ def _upgrade(snapshot: Snapshot) -> Iterable[Fix]:
 
 # It looks for the driver in another place.
 
-_NO_ROOT: Final = re.compile(
+_NO_ROOT: Final = Pattern(
     r"change root failed: no such file|failed to change root directory: No such file", re.IGNORECASE
 )
-_USING: Final = re.compile(r"using root (?P<root>/\S+)")
+_USING: Final = Pattern(r"using root (?P<root>/\S+)")
 
 
 def _wrong_root(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -161,7 +162,7 @@ def _wrong_root(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, (*cited, *complaint), "likely", _host_driver(snapshot))
 
 
-_COMPLAINTS: Final = re.compile(
+_COMPLAINTS: Final = Pattern(
     r"nvidia-container-cli(?:\.real)?: (?:initialization|detection|driver|ldcache) error"
     r"|load library failed: libnvidia-ml"
     r"|/run/nvidia/driver/\S*: no such file"
@@ -173,7 +174,7 @@ def _not_there(snapshot: Snapshot, place: str) -> Citation | None:
     folder = place.rstrip("/").rpartition("/")[0]
     for item in snapshot.of("listing"):
         if item.written == f"{folder}/*" and place.rstrip("/") not in item.lines:
-            return Citation(item.written, f"(no {place})", None, item.key)
+            return stated(item.written, f"no {place}", item.key)
     return None
 
 
@@ -205,14 +206,14 @@ def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
 
 # It runs another ldconfig than there is.
 
-_NO_LDCONFIG: Final = re.compile(
+_NO_LDCONFIG: Final = Pattern(
     r"ldcache error: open failed: (?P<path>/\S*ldconfig\S*?): no such file"
     r"|(?:open|stat|lstat) (?P<other>/\S*ldconfig\S*?): no such file"
     r"|fork/exec (?P<third>/\S*ldconfig\S*?): no such file"
     r"|could not start (?P<fourth>/\S*ldconfig\S*?): [\w ]{0,40}:? ?no such file",
     re.IGNORECASE,
 )
-_WRAPPER: Final = re.compile(r"ldcache error: process (?P<path>\S*/ldconfig) failed with error code: 127")
+_WRAPPER: Final = Pattern(r"ldcache error: process (?P<path>\S*/ldconfig) failed with error code: 127")
 _REAL: Final = "/sbin/ldconfig.real"
 
 
@@ -238,13 +239,13 @@ def _has_real(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(c for item in snapshot.of("listing") for c in lines_with(item, _REAL_LISTED))
 
 
-_REAL_LISTED: Final = re.compile(r"/sbin/ldconfig\.real\b")
+_REAL_LISTED: Final = Pattern(r"/sbin/ldconfig\.real\b")
 
 
 def _lacks_real(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that there is no ldconfig.real."""
     found = (item for item in snapshot.of("listing") if item.written == _LDCONFIGS and item.text.strip())
-    listed = tuple(Citation(item.written, f"(no {_REAL})", None, item.key) for item in found if _REAL not in item.text)
+    listed = tuple(stated(item.written, f"no {_REAL}", item.key) for item in found if _REAL not in item.text)
     looked = (item for item in snapshot.items if item.outcome == "absent" and item.where == "host")
     return (*listed, *(cite(item) for item in looked if item.subject == _REAL or item.written.endswith(_REAL)))
 
@@ -273,7 +274,7 @@ def _set_ldconfig(path: str) -> tuple[Fix, ...]:
 class _Form:
     """A form that nothing answers to any more, by what is said when it is used."""
 
-    said: re.Pattern[str]
+    said: Pattern
     summary: str
     instead: str = ""
 
@@ -282,12 +283,12 @@ _DOCKER_RUN: Final = "docker run --rm --gpus all ubuntu nvidia-smi"
 # Those whose place the packages of today take.
 _PACKAGES: Final = (
     _Form(
-        re.compile(r"# ?Unsupported distribution!"),
+        Pattern(r"# ?Unsupported distribution!"),
         "the article's repositories, one for each distribution, are gone: what it saves as nvidia-docker.list is an "
         "error page",
     ),
     _Form(
-        re.compile(
+        Pattern(
             r"Type ['‘\"]?(?:<!doctype|<html|#)\S* is not known on line \d+ in source list "
             r"\S*(?:nvidia-docker|nvidia-container|libnvidia)",
             re.IGNORECASE,
@@ -295,7 +296,7 @@ _PACKAGES: Final = (
         "the article's address of nvidia-docker.list is gone, and its error page was saved as a source of APT",
     ),
     _Form(
-        re.compile(
+        Pattern(
             r"(?:Unable to locate package|No match for argument:|No package|Package) ['‘\"]?"
             r"(?:nvidia-docker2?|nvidia-container-runtime)\b(?! is already)",
             re.IGNORECASE,
@@ -305,7 +306,7 @@ _PACKAGES: Final = (
 )
 _USES: Final = (
     _Form(
-        re.compile(
+        Pattern(
             r"nvidia-docker: (?:command )?not found|Command 'nvidia-docker' not found"
             r"|Error looking up volume plugin nvidia-docker",
             re.IGNORECASE,
@@ -314,7 +315,7 @@ _USES: Final = (
         _DOCKER_RUN,
     ),
     _Form(
-        re.compile(
+        Pattern(
             r"(?:manifest for |docker\.io/|\s)nvidia/cuda:\S+ not found|/nvidia/cuda:[\w.-]+: not found"
             r"|reading manifest \S+ in \S*nvidia/cuda: manifest unknown",
             re.IGNORECASE,
@@ -323,11 +324,11 @@ _USES: Final = (
         _DOCKER_RUN,
     ),
     _Form(
-        re.compile(r"umount: /proc/driver/nvidia: (?:not mounted|no mount point)", re.IGNORECASE),
+        Pattern(r"umount: /proc/driver/nvidia: (?:not mounted|no mount point)", re.IGNORECASE),
         "the article's `umount -R /proc/driver/nvidia` has nothing to do any more: toolkit 1.19 masks one file only",
     ),
     _Form(
-        re.compile(r"unable to read URL \"\S*/k8s-device-plugin/\S*\.yml\"[^\n]{0,80}404", re.IGNORECASE),
+        Pattern(r"unable to read URL \"\S*/k8s-device-plugin/\S*\.yml\"[^\n]{0,80}404", re.IGNORECASE),
         "the article's address of the device plugin is gone: its manifests lie in deployments/static now",
         "kubectl get runtimeclass; kubectl get daemonset -A | grep -i device-plugin",
     ),
@@ -335,9 +336,7 @@ _USES: Final = (
 
 
 # Where APT could not read its archives, it knows no package of theirs, old or new.
-_UNSIGNED: Final = re.compile(
-    r"NO_PUBKEY|EXPKEYSIG|Conflicting values set for option|is not signed|could not be verified"
-)
+_UNSIGNED: Final = Pattern(r"NO_PUBKEY|EXPKEYSIG|Conflicting values set for option|is not signed|could not be verified")
 
 
 def _old_form(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -369,6 +368,7 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-not-installed",
             layer="toolkit",
+            storey="toolkit",
             severity="error",
             disruption="restart-service",
             title="the container toolkit is not installed",
@@ -389,6 +389,7 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-too-old-cgroupv2",
             layer="toolkit",
+            storey="toolkit",
             severity="error",
             disruption="restart-container",
             title="the container toolkit is too old for cgroup v2",
@@ -408,6 +409,7 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-wrong-driver-root",
             layer="config",
+            storey="toolkit",
             severity="error",
             disruption="restart-container",
             title="the container toolkit looks for the driver in another place",
@@ -428,6 +430,7 @@ FAMILY: Final = Family(
         Rule(
             cause="ldconfig-path-wrong",
             layer="config",
+            storey="toolkit",
             severity="error",
             disruption="restart-container",
             title="the container toolkit is told to run an ldconfig that is not there",
@@ -447,6 +450,7 @@ FAMILY: Final = Family(
         Rule(
             cause="old-command-form",
             layer="toolkit",
+            storey="toolkit",
             severity="error",
             disruption="none",
             title="a command of an old article, which nothing answers to any more",

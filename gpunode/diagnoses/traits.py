@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeAlias
 
-from gpunode.diagnoses.model import Layer
+from gpunode.diagnoses.model import StoreyId
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, links, packages, pci, system
+from gpunode.diagnoses.views import driver, fabric, links, packages, pci, system
 from gpunode.facts import nvml
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.toml import loads
 
 # likely: it breaks GPU nodes by itself, often. possible: it can. background: it differs, and explains little.
@@ -34,14 +35,14 @@ class Trait:
 
     Attributes:
         id: of its row in JSON.
-        layers: those in which a fault that it explains would show.
+        storeys: those in which a fault that it explains would lie.
         read: every value by name.
         judge: how much a difference in the value of that name weighs, and why it matters.
     """
 
     id: str
     title: str
-    layers: frozenset[Layer]
+    storeys: frozenset[StoreyId]
     read: Callable[[Snapshot], Reading]
     judge: Callable[[str, str], Judgement]
 
@@ -52,7 +53,7 @@ def _always(weight: Weight, why: str) -> Callable[[str, str], Judgement]:
 
 def _by_name(*rules: tuple[str, Weight, str]) -> Callable[[str, str], Judgement]:
     """The judgement of the first pattern that the name, or a value, fits; the last rule takes what is left."""
-    compiled = [(re.compile(pattern, re.IGNORECASE), weight, why) for pattern, weight, why in rules]
+    compiled = [(Pattern(pattern, re.IGNORECASE), weight, why) for pattern, weight, why in rules]
 
     def judge(name: str, values: str) -> Judgement:
         found = ((weight, why) for pattern, weight, why in compiled if pattern.search(f"{name}\n{values}"))
@@ -63,7 +64,7 @@ def _by_name(*rules: tuple[str, Weight, str]) -> Callable[[str, str], Judgement]
 
 # The kernel and its command line.
 
-_UNTOLD: Final = re.compile(
+_UNTOLD: Final = Pattern(
     r"^(?:BOOT_IMAGE|root|resume|initrd|rootflags|rootfstype|ro|rw|quiet|splash|console|crashkernel|net\.ifnames|"
     r"biosdevname|rd\.(?:lvm|luks|md)[\w.]*|ip|nosplash|vt\.handoff|loglevel|earlyprintk|mitigations|apparmor)$"
 )
@@ -155,6 +156,8 @@ def _versions(snapshot: Snapshot) -> Reading:
         "nvidia-smi": driver.smi_version(snapshot),
     }
     known = {name: seen.version for name, seen in found.items() if seen}
+    services = {"fabric manager": fabric.version(snapshot), "IMEX": fabric.imex_version(snapshot)}
+    known |= {name: told[0] for name, told in services.items() if told}
     if (loaded := found["loaded module"]) and loaded.is_open is not None:
         known["flavour"] = "open" if loaded.is_open else "proprietary"
     if isinstance(fact := snapshot.facts.loaded_driver, Known) and fact.value is None:
@@ -162,7 +165,7 @@ def _versions(snapshot: Snapshot) -> Reading:
     return known or None
 
 
-_PACKAGE: Final = re.compile(
+_PACKAGE: Final = Pattern(
     r"^(?:nvidia|libnvidia|libcuda|cuda|libnv|xserver-xorg-video-nvidia|linux-(?:image|headers|modules|objects|signatures)|"
     r"kernel|containerd|docker|runc|podman|crun|cri-o|kube|k3s|rke2|dkms|gcc|shim|mokutil|datacenter-gpu|dcgm|nvlsm|imex|"
     r"mlnx|ofed|doca|mft|rdma|ibverbs|libibverbs|gdrcopy|golang-github-nvidia)"
@@ -244,9 +247,12 @@ def _links(snapshot: Snapshot) -> Reading:
             if item.subject.split("/")[5] in wanted and item.outcome == "ok":
                 found.setdefault(name, Counter())[item.text.strip()] += 1
     if not found:
-        for link in snapshot.view(links.nvidia):
-            if width := getattr(link, "width", None):
-                found.setdefault("link width", Counter())[str(width)] += 1
+        # Of a GPU that several tools tell of, the first one's word.
+        of_each = {link.address: link for link in reversed(snapshot.view(links.links))}
+        for link in of_each.values():
+            for name, width in (("link width", link.width), ("widest", link.widest)):
+                if width is not None:
+                    found.setdefault(name, Counter())[str(width)] += 1
     return {name: _counted(values) for name, values in found.items()} or None
 
 
@@ -376,7 +382,7 @@ def _specification(snapshot: Snapshot) -> Reading:
     found = snapshot.files("/etc/cdi/*") + snapshot.files("/var/run/cdi/*")
     if not found and not snapshot.facts.folders:
         return None
-    version = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.[\d.]+\d)")
+    version = Pattern(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.[\d.]+\d)")
     return {item.subject: ", ".join(sorted(set(version.findall(item.text)))) or "no driver in it" for item in found}
 
 
@@ -386,7 +392,7 @@ class _File:
 
     path: str
     judge: Callable[[str, str], Judgement]
-    layers: frozenset[Layer]
+    storeys: frozenset[StoreyId]
 
     def read(self, snapshot: Snapshot) -> Reading:
         """Its settings; none where it is not there."""
@@ -457,25 +463,25 @@ _PIN: Final = _by_name(
     (r"", "background", "packages are pinned otherwise"),
 )
 _FILES: Final = (
-    _File("/etc/docker/daemon.json", _RUNTIME, frozenset({"runtime", "config"})),
-    _File("/etc/containerd/config.toml", _RUNTIME, frozenset({"runtime", "config"})),
-    _File("/etc/nvidia-container-runtime/config.toml", _TOOLKIT, frozenset({"toolkit", "config"})),
+    _File("/etc/docker/daemon.json", _RUNTIME, frozenset({"runtime"})),
+    _File("/etc/containerd/config.toml", _RUNTIME, frozenset({"runtime"})),
+    _File("/etc/nvidia-container-runtime/config.toml", _TOOLKIT, frozenset({"toolkit"})),
     _File("/etc/modprobe.d/*", _BOOT, frozenset({"kernel", "driver"})),
     _File("/etc/modules-load.d/*", _BOOT, frozenset({"kernel", "driver"})),
     _File("/etc/modules", _BOOT, frozenset({"kernel", "driver"})),
-    _File("/etc/ld.so.conf.d/*", _LOADER, frozenset({"userspace"})),
-    _File("/etc/ld.so.preload", _LOADER, frozenset({"userspace"})),
-    _File("/etc/environment", _LOADER, frozenset({"userspace"})),
+    _File("/etc/ld.so.conf.d/*", _LOADER, frozenset({"libraries"})),
+    _File("/etc/ld.so.preload", _LOADER, frozenset({"libraries"})),
+    _File("/etc/environment", _LOADER, frozenset({"libraries"})),
     _File("/etc/nvidia/gridd.conf", _TOOLKIT, frozenset({"driver"})),
     _File("/var/lib/kubelet/config.yaml", _KUBELET, frozenset({"kubernetes"})),
-    _File("/etc/apt/preferences.d/*", _PIN, frozenset({"package"})),
+    _File("/etc/apt/preferences.d/*", _PIN, frozenset({"packages"})),
 )
 
 TRAITS: Final[tuple[Trait, ...]] = (
-    Trait("devices", "PCI devices", frozenset({"pci", "hardware", "driver"}), _devices, _DEVICE),
-    Trait("driver", "driver versions", frozenset({"driver", "userspace", "package"}), _versions,
+    Trait("devices", "PCI devices", frozenset({"pci", "gpu", "driver"}), _devices, _DEVICE),
+    Trait("driver", "driver versions", frozenset({"driver", "libraries", "packages"}), _versions,
           _always("likely", "module, libraries and tools must be of one version")),
-    Trait("kernel", "kernel", frozenset({"kernel", "driver", "package"}), _kernel,
+    Trait("kernel", "kernel", frozenset({"kernel", "driver", "packages"}), _kernel,
           _always("likely", "a module is built for one kernel, and breaks against others")),
     Trait("arguments", "kernel arguments", frozenset({"kernel", "pci", "driver"}), _arguments, _ARGUMENT),
     Trait("modules", "loaded modules", frozenset({"kernel", "driver"}), _modules, _MODULE),
@@ -483,20 +489,20 @@ TRAITS: Final[tuple[Trait, ...]] = (
           _always("likely", "NVIDIA's modules run with another parameter")),
     Trait("secure", "Secure Boot", frozenset({"kernel", "driver"}), _secure,
           _always("likely", "it decides which modules may load")),
-    Trait("packages", "packages", frozenset({"package", "driver", "toolkit", "runtime"}), _packages, _PACKAGED),
-    Trait("links", "PCI links", frozenset({"pci", "hardware"}), _links,
+    Trait("packages", "packages", frozenset({"packages", "driver", "toolkit", "runtime"}), _packages, _PACKAGED),
+    Trait("links", "PCI links", frozenset({"pci", "gpu"}), _links,
           _always("likely", "lanes are lost by dirt, a riser or a slot; a slower slot costs bandwidth")),
-    Trait("firmware", "firmware", frozenset({"pci", "hardware", "kernel"}), _firmware, _BOARD),
-    Trait("gpus", "GPU settings", frozenset({"hardware", "driver", "userspace"}), _gpu_settings, _SETTING),
-    Trait("units", "services", frozenset({"nvlink", "runtime", "driver", "kubernetes"}), _units, _UNIT),
-    Trait("docker", "docker", frozenset({"runtime", "config"}), _docker, _DOCKER),
-    *(Trait(f"file:{one.path}", one.path, one.layers, one.read, one.judge) for one in _FILES),
-    Trait("cdi", "CDI specifications", frozenset({"cdi"}), _specification,
+    Trait("firmware", "firmware", frozenset({"pci", "gpu", "kernel"}), _firmware, _BOARD),
+    Trait("gpus", "GPU settings", frozenset({"gpu", "driver", "libraries"}), _gpu_settings, _SETTING),
+    Trait("units", "services", frozenset({"fabric", "runtime", "driver", "kubernetes"}), _units, _UNIT),
+    Trait("docker", "docker", frozenset({"runtime"}), _docker, _DOCKER),
+    *(Trait(f"file:{one.path}", one.path, one.storeys, one.read, one.judge) for one in _FILES),
+    Trait("cdi", "CDI specifications", frozenset({"toolkit"}), _specification,
           _always("likely", "a specification names the files of one driver version; of another it is stale")),
     Trait("cgroups", "cgroups", frozenset({"runtime", "toolkit"}), _cgroups,
           _always("likely", "device nodes are given to containers in another way, which old toolkits do not know")),
     Trait("kubernetes", "Kubernetes", frozenset({"kubernetes"}), _cluster,
           _always("likely", "the scheduler sees other GPUs, or other labels, on the node")),
-    Trait("system", "system", frozenset({"package", "kernel"}), _system,
+    Trait("system", "system", frozenset({"packages", "kernel"}), _system,
           _always("possible", "another system: packages and their names differ, too")),
 )  # fmt: skip

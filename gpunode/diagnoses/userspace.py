@@ -11,38 +11,39 @@ from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import at, command, edited, is_path
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Disruption, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, frameworks, inside, kernel, loader, modules, packages, pci, smi_query
 from gpunode.diagnoses.views.system import is_wsl, package_manager
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 # --- is there a driver --------------------------------------------------------------------------------------------
 
-_NO_LIBRARY: Final = re.compile(
+_NO_LIBRARY: Final = Pattern(
     r"(?:load library failed: )?lib(?:nvidia-ml|cuda)\.so(?:\.1)?: cannot open shared object"
     r"|couldn.t find libnvidia-ml\.so|could not load NVML library|Could not load dynamic library 'libcuda\.so"
     r"|NVML(?:Error_LibraryNotFound|_ERROR_LIBRARY_NOT_FOUND| Shared Library Not Found)|ERROR_LIBRARY_NOT_FOUND",
     re.IGNORECASE,
 )
-_NO_MODULE: Final = re.compile(
+_NO_MODULE: Final = Pattern(
     r"modinfo: ERROR: Module (?:nvidia\S*) not found|modprobe: FATAL: Module (?:nvidia\S*) not found"
 )
-_OTHER_HOUSE: Final = re.compile(
+_OTHER_HOUSE: Final = Pattern(
     r"docker[- ]desktop|linuxkit|/snap/(?:bin/)?docker|minikube|/run/nvidia/driver|kind-control-plane|desktop-linux",
     re.IGNORECASE,
 )
-_SMI_ALONE: Final = re.compile(r"NVIDIA-SMI couldn't find libnvidia-ml", re.IGNORECASE)
-_LIBRARIES: Final = re.compile(r"lib(?:nvidia-ml|cuda)\.so")
+_SMI_ALONE: Final = Pattern(r"NVIDIA-SMI couldn't find libnvidia-ml", re.IGNORECASE)
+_LIBRARIES: Final = Pattern(r"lib(?:nvidia-ml|cuda)\.so")
 
 
 def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether no driver is there, or its kernel side alone."""
     if is_wsl(snapshot) or _is_elsewhere(snapshot):
         return
-    if driver.works(snapshot):
+    if driver.works(snapshot) or snapshot.says(_CTK_ASKED, "nvidia-ctk"):
         yield from _without_libcuda(snapshot)
         return
     if _is_lent(snapshot):
@@ -68,11 +69,18 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     # nvidia-smi that complains is installed: of a driver that is not there at all it would not be either.
     if kinds >= 2 and (absent or not snapshot.says(_SMI_ALONE)):
         what = "no NVIDIA driver is installed on this node: neither its module nor its libraries are there"
-        yield "driver-not-installed", Proof(what, (*missing, *absent), "certain" if absent else "likely")
+        disruption: Disruption | None = "reboot" if _nouveau_has_it(snapshot) else None
+        is_sure: Confidence = "certain" if absent else "likely"
+        yield "driver-not-installed", Proof(what, (*missing, *absent), is_sure, disruption=disruption)
     else:
         question = "is a driver installed on the node, and only its libraries or its module missing?"
         look = "nvidia-smi and lsmod on the node itself, and dpkg -l '*nvidia*' or rpm -qa '*nvidia*'"
         yield "driver-not-installed", Doubt(question, look, missing, ("driver-userspace-incomplete",))
+
+
+def _nouveau_has_it(snapshot: Snapshot) -> bool:
+    """Whether the kernel's own driver has a GPU, which it keeps as long as this boot lasts."""
+    return bool(modules.loaded(snapshot, "nouveau")) or any(gpu.driver == "nouveau" for gpu in snapshot.view(pci.gpus))
 
 
 def _is_lent(snapshot: Snapshot) -> bool:
@@ -81,10 +89,13 @@ def _is_lent(snapshot: Snapshot) -> bool:
     return bool(owners) and all(owner in {"vfio-pci", "pci-stub", "pciback", "xen-pciback"} for owner in owners)
 
 
-_NO_LIBCUDA: Final = re.compile(r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found")
+_NO_LIBCUDA: Final = Pattern(r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found")
 
 
-_HOOK_NO_LIBCUDA: Final = re.compile(r"load library failed: libcuda\.so\.1: cannot open shared object")
+# nvidia-ctk has asked the driver for its version, and looks for its libraries on the node.
+_CTK_ASKED: Final = Pattern(r"Using driver version \d")
+_CTK_NO_LIBCUDA: Final = Pattern(r"Could not locate libcuda\.so\.\d+\.\d")
+_HOOK_NO_LIBCUDA: Final = Pattern(r"load library failed: libcuda\.so\.1: cannot open shared object")
 
 
 def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -94,11 +105,17 @@ def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     said = (*said, *snapshot.said(_HOOK_NO_LIBCUDA, "container-run"))
     caches = [item for item in snapshot.of("ldconfig") if item.where == "host" and not item.source.is_part]
     shown = [item for item in caches if not item.source.only or re.search(item.source.only, "libcuda.so.1")]
-    unlisted = tuple(Citation(item.written, "(libcuda.so.1 is not among them)", None, item.key) for item in shown)
+    unlisted = tuple(stated(item.written, "libcuda.so.1 is not among them", item.key) for item in shown)
     lacking = packages.installed(snapshot, "libcuda1") is False and bool(packages.matching(snapshot, "nvidia-smi"))
-    if said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown))):
+    sought = [
+        line
+        for item in snapshot.of("nvidia-ctk")
+        if not any("-root" in word for word in item.source.words)
+        for line in lines_with(item, _CTK_NO_LIBCUDA)
+    ]
+    if sought or (said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown)))):
         what = "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
-        yield "driver-userspace-incomplete", Proof(what, (*said, *unlisted))
+        yield "driver-userspace-incomplete", Proof(what, (*said, *sought, *unlisted))
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
@@ -163,21 +180,23 @@ def _looked_for(snapshot: Snapshot) -> Iterator[Citation]:
             continue
         whole = not item.source.is_part and (not item.source.only or re.search(r"nvidia|cuda", item.source.only))
         if item.kind == "ldconfig" and whole and not _LIBRARIES.search(item.text):
-            yield Citation(item.written, "(neither libnvidia-ml nor libcuda is among them)", None, item.key)
+            yield stated(item.written, "neither libnvidia-ml nor libcuda is among them", item.key)
         elif item.kind == "modinfo" and _NO_MODULE.search(item.text):
             yield cite(item, 1)
         elif item.kind == "packages" and whole and not any(packages.is_drivers_row(line) for line in item.lines):
-            yield Citation(item.written, "(no package of a driver is among them)", None, item.key)
+            yield stated(item.written, "no package of a driver is among them", item.key)
     listed = [item for item in snapshot.of("lsmod") if item.where == "host"]
     if listed and modules.loaded(snapshot, "nvidia") is False:
         yield from modules.lsmod_line(snapshot, "nvidia")
     known = snapshot.facts.packages
     if isinstance(known, Known) and not driver.packaged(snapshot):
-        yield Citation("/var/lib/dpkg/status", "(no package of a driver is installed)", None, known.probe)
+        yield stated("/var/lib/dpkg/status", "no package of a driver is installed", known.probe)
 
 
 def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield remedies.driver(snapshot, "install the driver that this GPU, kernel and distribution take")
+    if _nouveau_has_it(snapshot):
+        yield reboot("reboot: until then nouveau keeps the GPU")
     yield run("inspect", "see that it works", "nvidia-smi")
 
 
@@ -205,42 +224,38 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 # --- is it new enough ---------------------------------------------------------------------------------------------
 
-_REQUIRES: Final = re.compile(r"unsatisfied condition: (?P<what>(?:cuda|driver|brand)[^\n]{0,80})")
-_FIRST_DOCKER: Final = re.compile(r"unsupported CUDA version: driver (?P<has>[1-9]\d*\.\d) < image (?P<needs>\d+\.\d)")
-_TOO_OLD: Final = re.compile(r"NVIDIA driver on your system is too old \(found version (?P<found>\d+)\)")
-_BANNER: Final = re.compile(
+_REQUIRES: Final = Pattern(r"unsatisfied condition: (?P<what>(?:cuda|driver|brand)[^\n]{0,80})")
+_FIRST_DOCKER: Final = Pattern(r"unsupported CUDA version: driver (?P<has>[1-9]\d*\.\d) < image (?P<needs>\d+\.\d)")
+_TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d+)\)")
+_BANNER: Final = Pattern(
     r"built for NVIDIA Driver Release (?P<needs>[\d.]+) or later, but\s+version (?P<has>[\d.]+) was detected"
     r"(?:\s+and compatibility mode is (?P<mode>\w+))?"
 )
-_INSUFFICIENT: Final = re.compile(
+_INSUFFICIENT: Final = Pattern(
     r"CUDA driver version is insufficient for CUDA runtime version|cudaErrorInsufficientDriver"
     r"|cudart failed to initialize: 35"
     r"|driver is too old|CUDA driver version too old|driver too old"
 )
-_NEWER_CALL: Final = re.compile(
+_NEWER_CALL: Final = Pattern(
     r"API call is not supported in the installed CUDA driver|cudaErrorCallRequiresNewerDriver"
     r"|PTX was compiled with an unsupported toolchain|(?:CUDA_ERROR|cudaError)_?UnsupportedPtxVersion"
     r"|CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
 )
-_804: Final = re.compile(
+_804: Final = Pattern(
     r"[Ee]rror:? 804\b|\(804 vs\. 0\)|returned 804|forward compatibility was attempted on non supported HW"
     r"|cudaErrorCompatNotSupportedOnDevice|CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
-)
-_803: Final = re.compile(
-    r"[Ee]rror:? 803\b|\(803 vs\. 0\)|returned 803|unsupported display driver ?/ ?cuda driver combination"
-    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
 )
 
 
 def _too_old(snapshot: Snapshot) -> Iterator[Verdict]:
     if _mismatches(snapshot):
         return
-    plain = snapshot.match(_REQUIRES) or snapshot.match(_FIRST_DOCKER) or snapshot.match(_TOO_OLD)
+    plain = ((one, snapshot.match(one)) for one in (_REQUIRES, _FIRST_DOCKER, _TOO_OLD))
+    pattern, told = next(((one, match) for one, match in plain if match is not None), (None, None))
     banner = snapshot.match(_BANNER)
     has = _supported(snapshot)
-    if plain is not None:
-        pattern = plain.re
-        yield Proof(_too_old_summary(snapshot, plain), (*snapshot.said(pattern), *_version_lines(snapshot)))
+    if pattern is not None and told is not None:
+        yield Proof(_too_old_summary(snapshot, told), (*snapshot.said(pattern), *_version_lines(snapshot)))
     elif banner is not None and banner["mode"] == "UNAVAILABLE" and not snapshot.says(_804):
         what = f"the image was built for driver {banner['needs']} or later, the node's is {banner['has']}"
         yield Proof(what, (*snapshot.said(_BANNER), *_version_lines(snapshot)))
@@ -317,19 +332,32 @@ def _version_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = _wanted(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    yield remedies.driver(snapshot, f"upgrade the driver{least}", upgrade=True, least=_least(release))
+    yield from _another_driver(snapshot, f"upgrade the driver{least}")
     yield reboot()
     has = _supported(snapshot)
     up_to = f" for CUDA {_dotted(has)} or older" if has else " for an older CUDA"
     yield by_hand("application", f"or use an image{up_to}")
 
 
-_NUMBER: Final = re.compile(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
+_NUMBER: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
 
 
-def _least(release: cuda.CudaRelease | None) -> int:
-    """The branch of the first driver that supports all of that CUDA; 0 where none is asked for."""
-    return int(release.driver.partition(".")[0]) if release else 0
+def _another_driver(snapshot: Snapshot, text: str) -> Iterator[Fix]:
+    """A driver whose CUDA is newer: that of another branch, where nobody says which CUDA is enough."""
+    release, banner = _wanted(snapshot), snapshot.match(_BANNER)
+    asked = release.driver if release else banner["needs"] if banner else ""
+    least = int(asked.partition(".")[0]) if asked else 0
+    yield from remedies.newer_driver(snapshot, text, least=least, beyond=not asked, here=_told(snapshot))
+
+
+def _told(snapshot: Snapshot) -> str:
+    """The node's driver as the program was told it, or the first one with the CUDA that it was told; else empty."""
+    if banner := snapshot.match(_BANNER):
+        return banner["has"]
+    found = snapshot.match(_TOO_OLD)
+    number = int(found["found"]) if found else 0
+    known = cuda.find((number // 1000, number % 1000 // 10)) if number else None
+    return known.driver if known and driver.loaded(snapshot) is None else ""
 
 
 def _wanted(snapshot: Snapshot) -> cuda.CudaRelease | None:
@@ -341,14 +369,14 @@ def _wanted(snapshot: Snapshot) -> cuda.CudaRelease | None:
 
 # --- which libcuda ------------------------------------------------------------------------------------------------
 
-_STUB_SAID: Final = re.compile(
+_STUB_SAID: Final = Pattern(
     r"CUDA driver is a stub library|cudaErrorStubLibrary|CUDA_ERROR_STUB_LIBRARY|CudaAPIError: \[34\]"
     r"|CUDA error: error code 34"
     r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
     r"|Linked to libnvidia-ml library at wrong path|libnvidia-ml\.so in GDK package is a stub library"
 )
-_EMPTY: Final = re.compile(r"file too short|invalid ELF header")
-_STUB_PATH: Final = re.compile(r"/\S*/stubs/lib(?:cuda|nvidia-ml)\.so\S*|/\S*/lib(?:64)?/stubs\b")
+_EMPTY: Final = Pattern(r"file too short|invalid ELF header")
+_STUB_PATH: Final = Pattern(r"/\S*/stubs/lib(?:cuda|nvidia-ml)\.so\S*|/\S*/lib(?:64)?/stubs\b")
 
 
 def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -366,6 +394,9 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             what = "programs load an empty or broken copy of the driver's library, left where the loader looks first"
         yield "library-path-shadows-libcuda", Proof(what, (*stub_said, *dict.fromkeys(lines)))
         return
+    if shadow := _shadow(snapshot):
+        yield "library-path-shadows-libcuda", shadow
+        return
     if snapshot.says(_804):
         if not _mismatches(snapshot):
             yield "cuda-compat-not-supported-hw", _compat_not_here(snapshot)
@@ -373,10 +404,28 @@ def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     yield from _other_copy(snapshot, places)
 
 
-_LIBCUDA: Final = re.compile(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
+def _shadow(snapshot: Snapshot) -> Proof | None:
+    """A library in a folder of LD_LIBRARY_PATH that is a stub, or of another version than the loaded driver's."""
+    node = driver.loaded(snapshot)
+    for folder, target, line in loader.in_front(snapshot):
+        match = _VERSIONED.search(target)
+        differs = match is not None and node is not None and match["version"] != node.version
+        is_stub = "stub" in (folder.sort, loader.sort_of(target))
+        if folder.sort == "compat" or not (is_stub or differs):
+            continue
+        of = "a stub, which is there for linking only" if is_stub else f"of {match['version'] if match else ''}"
+        where = f" of {folder.set_in}" if folder.set_in else " that is set"
+        what = f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {of}"
+        cited = (folder.citation, line, *((node.citation,) if node and differs else ()))
+        return Proof(what, cited)
+    return None
 
 
-_DRIVEN: Final = re.compile(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
+_VERSIONED: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
+_LIBCUDA: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
+
+
+_DRIVEN: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
 def _listed_compat(snapshot: Snapshot) -> Iterator[Citation]:
@@ -395,7 +444,7 @@ def _listed_compat(snapshot: Snapshot) -> Iterator[Citation]:
 def _other_copy(
     snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
 ) -> Iterator[tuple[str, Verdict]]:
-    said = snapshot.said(_803)
+    said = snapshot.said(driver.UNFIT)
     compat = [one.citation for one in places if one.sort == "compat"] or [*_listed_compat(snapshot)]
     other = [one for one in places if one.sort == "other" and isinstance(one, loader.Library)]
     front = [one for one in places if isinstance(one, loader.Folder)]
@@ -426,7 +475,7 @@ def _other_copy(
         yield "cuda-compat-lib-mismatch", Doubt(question, look, said, causes)
 
 
-_FAILS: Final = re.compile(
+_FAILS: Final = Pattern(
     r"Driver/library version mismatch|Failed to initialize NVML|CUDA_ERROR_\w+|cudaError\w+|CUDA initialization: "
     r"|No CUDA GPUs are available|no CUDA-capable device"
 )
@@ -438,7 +487,7 @@ def _fails(snapshot: Snapshot) -> bool:
 
 def _cured_by_unsetting(snapshot: Snapshot) -> tuple[Citation, ...]:
     """nvidia-smi fails, and works where LD_LIBRARY_PATH is taken away from it."""
-    bare = re.compile(r"env -u LD_LIBRARY_PATH|unset LD_LIBRARY_PATH|LD_LIBRARY_PATH=(?:''|\"\"|\s|$)")
+    bare = Pattern(r"env -u LD_LIBRARY_PATH|unset LD_LIBRARY_PATH|LD_LIBRARY_PATH=(?:''|\"\"|\s|$)")
     states = snapshot.view(driver.smi)
     works = [citation for state, citation in states if state == "works" and bare.search(citation.source)]
     fails = [citation for state, citation in states if state in {"mismatch", "failed"}]
@@ -449,7 +498,7 @@ def _mismatches(snapshot: Snapshot) -> bool:
     """Whether the node's own driver is at two versions; then all that CUDA says follows from that."""
     loaded, disk = driver.loaded(snapshot), driver.on_disk(snapshot)
     differs = loaded is not None and disk is not None and loaded.version != disk.version
-    return differs or any(state == "mismatch" for state, _ in snapshot.view(driver.smi))
+    return differs or bool(driver.strayed(snapshot)) or any(s == "mismatch" for s, _ in snapshot.view(driver.smi))
 
 
 def _compat_not_here(snapshot: Snapshot) -> Proof:
@@ -473,7 +522,7 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
     yield by_hand("remove", text)
     text = "or upgrade the node's driver to the CUDA of the image"
-    yield remedies.driver(snapshot, text, upgrade=True, least=_least(_wanted(snapshot)))
+    yield from _another_driver(snapshot, text)
 
 
 # The line alone: other folders stand in the same file, and it may be a package's.
@@ -483,7 +532,7 @@ _COMPAT_COMMENTED_OUT: Final = (
         "xargs -r -d '\\n' sudo sed -i.bak -E 's,^[[:space:]]*/[^#]*/compat/*[[:space:]]*$,#&,'"
     ),
 )
-_PLAIN: Final = re.compile(r"/[A-Za-z0-9/._+-]+")
+_PLAIN: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
 
 
 def _commented_out(folders: Iterable[loader.Folder]) -> tuple[str, ...]:
@@ -509,22 +558,23 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     if conf and not paths:
         return
     named = f" ({', '.join(paths)})" if paths else ""
-    yield by_hand(
-        "configure", f"take the folder out of LD_LIBRARY_PATH{named}, where it is set: a profile, a unit, an image"
-    )
-    find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc"
+    places = ", ".join(sorted({one.set_in for one in wrong if one.set_in}))
+    where = f"in {places}" if places else "where it is set: a profile, a unit, an image"
+    yield by_hand("configure", f"take the folder out of LD_LIBRARY_PATH{named}, {where}")
+    find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc /etc/systemd"
     yield run("inspect", "see where it is set", find)
 
 
 def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
     """Whether the loader finds there what hides the driver's library."""
     hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded) if one.sort != "driver"}
+    hiding |= {one.path.rstrip("/") for one, _, _ in loader.in_front(snapshot)}
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 
 # --- what a program was built for ---------------------------------------------------------------------------------
 
-_NO_KERNEL: Final = re.compile(
+_NO_KERNEL: Final = Pattern(
     r"no kernel image is available for execution|cudaErrorNoKernelImageForDevice|CUDA_ERROR_NO_BINARY_FOR_GPU"
     r"|is not compatible with the current PyTorch installation|no longer supported by (?:the current )?PyTorch"
     r"|PyTorch no longer supports this GPU|has no device code compatible with CUDA arch"
@@ -533,7 +583,7 @@ _NO_KERNEL: Final = re.compile(
     r"|is for sm\d+-sm\d+, but was built for|invalid value for --gpu-architecture"
     r"|kernel for this GPU architecture was not (?:built|found)"
 )
-_CPU_ONLY: Final = re.compile(
+_CPU_ONLY: Final = Pattern(
     r"[Nn]ot compiled with CUDA enabled|Torch not compiled with CUDA|CUDA-enabled jaxlib is not installed"
     r"|\b\d+\.\d+(?:\.\d+)?\+cpu\b|\bpytorch\s+\S+\s+(?:py[\w.]*_cpu_|cpu_)\S*"
     r"|was not compiled with CUDA support|compiled without (?:CUDA|GPU) support"
@@ -544,8 +594,8 @@ _CPU_ONLY: Final = re.compile(
     r"|not compiled with GPU offload support|using CPU version PaddlePaddle|has no attribute 'StandardGpuResources'"
     r"|requires CUDA support but .{0,40}CPU[- ]only|CPU-only (?:build|version) of"
 )
-_TORCH_NONE: Final = re.compile(r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: None")
-_PROVIDERS: Final = re.compile(
+_TORCH_NONE: Final = Pattern(r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: None")
+_PROVIDERS: Final = Pattern(
     r"CUDAExecutionProvider' is not in available provider|Available providers: "
     r"\[?'?(?!.{0,200}CUDAExecution).{0,80}CPUExecutionProvider"
 )
@@ -583,7 +633,7 @@ def _lacks(
     return None
 
 
-_TORCH: Final = re.compile(r"torch", re.IGNORECASE)
+_TORCH: Final = Pattern(r"torch", re.IGNORECASE)
 
 
 def _other_build(snapshot: Snapshot) -> Iterable[Fix]:
@@ -608,15 +658,15 @@ def _cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
 
 # --- compute mode -------------------------------------------------------------------------------------------------
 
-_BUSY: Final = re.compile(
+_BUSY: Final = Pattern(
     r"devices?(?:\(s\))? (?:is/)?are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
     r"|device already in use|cudaErrorDeviceAlreadyInUse|cuda(?: runtime)? error \(?(?:46|54)\b"
     r"|exclusive-(?:thread|process) (?:device|mode)|Device is in (?:exclusive|prohibited)"
 )
-_MODE_IN_TABLE: Final = re.compile(r"\|\s+(?:\d+%|N/A)\s+(?P<mode>E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
-_SHOWS_MODE: Final = re.compile(r"Compute (?:Mode|M\.)")
-_XID: Final = re.compile(r"\bXid\b")
-_INDEX: Final = re.compile(r"^\|\s+(?P<index>\d+)\s+\S")
+_MODE_IN_TABLE: Final = Pattern(r"\|\s+(?:\d+%|N/A)\s+(?P<mode>E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
+_SHOWS_MODE: Final = Pattern(r"Compute (?:Mode|M\.)")
+_XID: Final = Pattern(r"\bXid\b")
+_INDEX: Final = Pattern(r"^\|\s+(?P<index>\d+)\s+\S")
 
 
 def _exclusive(snapshot: Snapshot) -> tuple[tuple[str, str, Citation], ...]:
@@ -674,6 +724,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-not-installed",
             layer="toolkit",
+            storey="driver",
             severity="error",
             disruption="none",
             title="no NVIDIA driver is installed",
@@ -690,6 +741,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-userspace-incomplete",
             layer="toolkit",
+            storey="libraries",
             severity="error",
             disruption="none",
             title="the driver's libraries and programs are not installed",
@@ -707,6 +759,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-too-old-for-image",
             layer="toolkit",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the driver is older than the program's CUDA needs",
@@ -723,6 +776,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-compat-lib-mismatch",
             layer="userspace",
+            storey="libraries",
             severity="error",
             disruption="restart-container",
             title="a libcuda of another version than the driver is loaded",
@@ -739,6 +793,7 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-compat-not-supported-hw",
             layer="userspace",
+            storey="libraries",
             severity="error",
             disruption="restart-container",
             title="CUDA's compatibility libraries are used on a GPU that may not have them",
@@ -758,6 +813,7 @@ FAMILY: Final = Family(
         Rule(
             cause="library-path-shadows-libcuda",
             layer="userspace",
+            storey="libraries",
             severity="error",
             disruption="restart-container",
             title="another library stands before the driver's libcuda",
@@ -780,6 +836,7 @@ FAMILY: Final = Family(
         Rule(
             cause="framework-without-this-architecture",
             layer="userspace",
+            storey="programs",
             severity="error",
             disruption="none",
             title="the program has no code for this GPU's architecture",
@@ -800,6 +857,7 @@ FAMILY: Final = Family(
         Rule(
             cause="framework-cpu-only",
             layer="userspace",
+            storey="programs",
             severity="error",
             disruption="none",
             title="the framework was built without CUDA",
@@ -816,6 +874,7 @@ FAMILY: Final = Family(
         Rule(
             cause="compute-mode-exclusive",
             layer="config",
+            storey="gpu",
             severity="error",
             disruption="none",
             title="the GPU's compute mode lets one process in, or none",

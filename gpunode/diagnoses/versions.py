@@ -10,16 +10,17 @@ from typing import Final, TypeAlias
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
-from gpunode.diagnoses.commands import command
+from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, setup_step, uninstall
+from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import archives, driver, history, initramfs, modules, packages
+from gpunode.diagnoses.views import archives, driver, history, initramfs, kernel, modules, packages
 from gpunode.diagnoses.views.driver import Seen
 from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
 from gpunode.diagnoses.views.system import package_manager, running_kernel
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 UNATTENDED: Final = "driver-library-mismatch-unattended-upgrade"
 PENDING: Final = "driver-library-mismatch-reboot-pending"
@@ -27,33 +28,31 @@ PARTIAL: Final = "driver-library-mismatch-partial-upgrade"
 MIXED: Final = "driver-library-mismatch-mixed-installs"
 CONTAINER: Final = "container-driver-mismatch"
 
-_MISMATCH: Final = re.compile(
+_MISMATCH: Final = Pattern(
     r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
     r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch",
     re.IGNORECASE,
 )
 # libnvidia-container asks NVML on the node, before there is a container.
-_ASKED_ON_NODE: Final = re.compile(
+_ASKED_ON_NODE: Final = Pattern(
     r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
 )
 # libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
-_IN_THE_WAY: Final = re.compile(
-    r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
-)
-_BRANCH: Final = re.compile(
+_IN_THE_WAY: Final = Pattern(r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists")
+_BRANCH: Final = Pattern(
     r"^(?:nvidia-(?:driver|dkms|utils|headless|kernel-source|compute-utils|open)"
     r"|libnvidia-compute|linux-modules-nvidia)"
     r"(?:-no-dkms|-open)*-(?P<branch>\d{3})\b"
 )
 # Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
-_RUN_PLACE: Final = re.compile(r"/kernel/drivers/video/nvidia\.ko")
-_RUN_SAYS: Final = re.compile(
+_RUN_PLACE: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
+_RUN_SAYS: Final = Pattern(
     rf"NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
     rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
     re.IGNORECASE,
 )
-_REBOOT_LIST: Final = re.compile(r"^[ \t]*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
-_HEADER: Final = re.compile(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
+_REBOOT_LIST: Final = Pattern(r"^[ \t]*(?:lib)?nvidia-\S+\s*$", re.MULTILINE)
+_HEADER: Final = Pattern(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +80,12 @@ class _Scene:
 
     def is_loaded(self, version: str) -> bool:
         """Whether that is the version of the loaded module."""
-        return self.loaded is not None and _same(self.loaded.version, version)
+        return self.loaded is not None and _is(self.loaded.version, version)
 
 
-def _same(one: str, other: str) -> bool:
-    """Whether two versions are one driver's: NVML leaves the last part of its library's version away."""
-    short, long = sorted((one, other), key=len)
-    return one == other or (long.startswith(f"{short}.") and short.count(".") == 1)
+def _is(version: str, told: str) -> bool:
+    """Whether ``version`` is the one that was ``told``: NVML leaves the last part of its library's version away."""
+    return version == told or (told.count(".") == 1 and version.startswith(f"{told}."))
 
 
 def _scene(snapshot: Snapshot) -> _Scene:
@@ -95,11 +93,20 @@ def _scene(snapshot: Snapshot) -> _Scene:
     bringing = (*driver.kernel_side(snapshot), *driver.whole(snapshot))
     library = driver.library(snapshot)
     loaded = driver.loaded(snapshot)
-    if library is None:
+    if library is not None:
+        library = _whole(library, loaded, (*driver.libraries(snapshot), *(Seen(u.upstream, u.citation) for u in user)))
+    else:
         other = [one for one in user if loaded is None or one.upstream != loaded.version]
         library = Seen(other[0].upstream, other[0].citation) if other else None
     recent = _recent(history.upgrades(snapshot), loaded)
     return _Scene(_said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, recent)
+
+
+def _whole(library: Seen, loaded: Seen | None, known: Iterable[Seen]) -> Seen:
+    """The library in the version of which NVML told the beginning; it is not the loaded one, which NVML refused."""
+    found = [one for one in known if _is(one.version, library.version)]
+    other = next((one for one in found if loaded is None or one.version != loaded.version), None)
+    return Seen(other.version, library.citation) if other is not None else library
 
 
 def _recent(upgrades: tuple[Upgrade, ...], loaded: Seen | None) -> tuple[Upgrade, ...]:
@@ -119,6 +126,7 @@ def _said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
         citation
         for item in snapshot.items
         if item.where == "host" and item.kind not in {"file", "packages", "container-inspect"}
+        if not driver.is_beside_container(snapshot, item)
         for citation in lines_with(item, _MISMATCH)
         if item.kind not in driver.CONTAINED or _ASKED_ON_NODE.search(item.text)
     )
@@ -136,26 +144,56 @@ def _said_inside(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Which of the mismatches it is, by which pair of versions differs and how that came about."""
     scene = snapshot.view(_scene)
+    if shown := _shown(snapshot, scene):
+        yield shown
+        return
     inside = _said_inside(snapshot)
-    if brought := snapshot.said(_IN_THE_WAY):
-        what = "the image brings libraries of a driver, and those of the node cannot be put in their place"
-        yield CONTAINER, Proof(what, brought, ruled_out=("the node's driver: its libraries were found",))
-        return
-    if twice := _two_programs(snapshot, scene):
-        yield MIXED, twice
-        return
     if not inside and scene.says and driver.works(snapshot) and _shipped(snapshot, scene):
         inside = scene.says  # nobody wrote that this was said in the container whose packages are shown
     if driver.works(snapshot) or (inside and not _fails_on_node(scene) and not _is_behind(scene)):
         if inside:
             yield CONTAINER, _in_container(snapshot, scene, inside)
         return
-    if not scene.says and not inside and not (_differs(scene) and not snapshot.view(driver.smi)):
+    if not scene.says and not inside:
+        if _differs(scene) and not snapshot.view(driver.smi):
+            yield PENDING, _silent(scene)
         return
-    if _initramfs_brings(snapshot, scene):
-        return  # an old copy in the initramfs: the kernel's rules tell that
-    ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(scene), _by_packages(snapshot, scene), _newer(scene))
-    yield next((found for found in ways if found), (PENDING, _undecided(scene)))
+    # An old copy in the initramfs: the kernel's rules tell that.
+    if not _initramfs_brings(snapshot, scene):
+        yield _on_node(snapshot, scene)
+
+
+def _on_node(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict]:
+    """Which of the node's own mismatches it is."""
+    if scene.loaded is None and (held := initramfs.holds(snapshot)):
+        return PENDING, _of_image(scene, held)
+    ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(scene), _by_packages(snapshot, scene))
+    found = next((found for found in ways if found), None)
+    return found or _newer(snapshot, scene) or (PENDING, _undecided(scene))
+
+
+def _shown(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
+    """The mismatch whose two sides are shown themselves, so that no version needs to be weighed."""
+    if brought := snapshot.said(_IN_THE_WAY):
+        what = "the image brings libraries of a driver, and those of the node cannot be put in their place"
+        return CONTAINER, Proof(what, brought, ruled_out=("the node's driver: its libraries were found",))
+    if twice := _two_programs(snapshot, scene):
+        return MIXED, twice
+    strayed = driver.strayed(snapshot)
+    return (PARTIAL, _strayed(snapshot, strayed)) if strayed else None
+
+
+def _strayed(snapshot: Snapshot, strayed: tuple[Package, ...]) -> Proof:
+    """Libraries that are not of the driver which nvidia-smi shows."""
+    node = driver.smi_version(snapshot)
+    more = f", {len(strayed) - 1} more packages are neither" if strayed[1:] else ""
+    what = f"{strayed[0].name} is {strayed[0].upstream}{more}, and the driver {node.version if node else ''}"
+    said = snapshot.said(driver.UNFIT)
+    cited = (*(one.citation for one in strayed), *((node.citation,) if node else ()), *said)
+    ruled_out = ("the kernel module: nvidia-smi answers with it",)
+    text = "bring every package of the driver to the version of its kernel modules"
+    remedy = (remedies.driver(snapshot, text),) if remedies.takes_gpunode(snapshot) else tuple(_complete(snapshot))
+    return Proof(what, cited, "certain" if said else "likely", ruled_out, remedy=remedy)
 
 
 def _fails_on_node(scene: _Scene) -> bool:
@@ -177,25 +215,52 @@ def _differs(scene: _Scene) -> bool:
 
 
 def _initramfs_brings(snapshot: Snapshot, scene: _Scene) -> bool:
-    return bool(initramfs.holds(snapshot)) and (scene.disk is None or _differs(scene))
+    return bool(initramfs.brings(snapshot)) and (scene.disk is None or _differs(scene))
 
 
 def _two_programs(snapshot: Snapshot, scene: _Scene) -> Verdict | None:
-    """Two nvidia-smi on the node, of which one fits the module and the one that is found first does not."""
-    tried = [item for item in snapshot.of("nvidia-smi", "nvidia-smi-q") if item.where == "host"]
+    """Two drivers' programs or libraries on the node: what is found first fails, and what is found otherwise fits."""
+    tried = [item for item in snapshot.of("nvidia-smi", "nvidia-smi-q") if item.where == "host" and item.source.words]
     failing = [item for item in tried if _MISMATCH.search(item.text)]
-    ways = {item.source.words[0] for item in failing if item.source.words}
-    working = [
-        item
-        for item in tried
-        if item not in failing and driver.answers(item) and item.source.words[:1] != ("nvidia-smi",)
-    ]
-    other = next((item for item in working if item.source.words and item.source.words[0] not in ways), None)
-    if not failing or other is None:
+    working = [item for item in tried if item not in failing and driver.answers(item)]
+    ways = {item.source.words[0] for item in failing}
+    other = next((item for item in working if item.source.words[0] not in {"nvidia-smi", *ways}), None)
+    if failing and other is not None:
+        how = f"{other.source.words[0]} fits the module, the other does not"
+    elif failing and (other := next((item for item in working if _WITHOUT.search(item.written)), None)):
+        how = "without what the environment puts first, the libraries fit the module"
+    else:
         return None
-    what = f"two drivers are installed side by side: {other.source.words[0]} fits the module, the other does not"
     stores = tuple(citation for _, cited in _of_two_stores(snapshot) for citation in cited)
-    return Proof(what, tuple(dict.fromkeys((*scene.says, cite(other, 1), *stores))))
+    also = (cite(other, 1), *stores, *_put_first(snapshot))
+    return Proof(f"two drivers are installed side by side: {how}", tuple(dict.fromkeys((*scene.says, *also))))
+
+
+# What takes the libraries out of the way that a site's or a user's environment puts before the system's.
+_WITHOUT: Final = Pattern(
+    r"\b(?:module|ml) (?:purge|unload|rm|del|-)|\bspack unload\b|\bconda deactivate\b|\bunset LD_LIBRARY_PATH\b"
+    r"|\bLD_LIBRARY_PATH=|\benv (?:-i|-u LD_)"
+)
+# A folder of a driver's own that is none of the system's.
+_OWN_TREE: Final = Pattern(rf"^\S*/[\w.+-]*(?:nvidia|driver)[\w.+-]*/(?:\S*/)?{driver.VERSION}/\S*", re.IGNORECASE)
+_OF_SYSTEM: Final = Pattern(r"^/(?:usr|lib|lib64|bin|sbin|run|proc|sys|var|boot)/")
+
+
+def _put_first(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The entries of a search path that lead into a driver's tree outside the system's folders."""
+    found = []
+    for item in snapshot.items:
+        if item.where == "host" and _SEARCHES.search(item.written):
+            for number, line in enumerate(item.lines, 1):
+                entries = line.rpartition("=")[2].strip().split(":")
+                if any(_OWN_TREE.match(entry) and not _OF_SYSTEM.match(entry) for entry in entries):
+                    found.append(cite(item, number))
+    return tuple(found)
+
+
+_SEARCHES: Final = Pattern(
+    r"LD_LIBRARY_PATH|\bwhich\b|\btype -|\bwhereis\b|\bprintenv\b|^env\b|\b(?:ldd|readlink)\b|\$PATH"
+)
 
 
 # --- inside a container only --------------------------------------------------------------------------------------
@@ -212,7 +277,7 @@ def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...
         *((own.citation,) if own else ()),
         *_elsewhere(snapshot),
     )
-    differs = own is not None and node is not None and not _same(own.version, node.version)
+    differs = own is not None and node is not None and not _is(node.version, own.version)
     other = _elsewhere(snapshot)
     if not (driver.works(snapshot) or shipped or differs or other):
         question = "does nvidia-smi work on the node itself, or is its own driver at two versions?"
@@ -226,7 +291,7 @@ def _in_container(snapshot: Snapshot, scene: _Scene, inside: tuple[Citation, ...
     return Proof(what, cited, "certain" if certain else "likely", ("the node's driver: nvidia-smi works there",))
 
 
-_ANSWERS: Final = re.compile(r"Driver Version\s*:")
+_ANSWERS: Final = Pattern(r"Driver Version\s*:")
 
 
 def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -235,11 +300,11 @@ def _elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(citation for item in runs for citation in lines_with(item, _ANSWERS))
 
 
-_SHIPPED: Final = re.compile(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
+_SHIPPED: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
 
 
 # Ubuntu's until 2018.
-_NAMED_BY_BRANCH: Final = re.compile(r"nvidia-\d{3}")
+_NAMED_BY_BRANCH: Final = Pattern(r"nvidia-\d{3}")
 
 
 def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
@@ -255,7 +320,7 @@ def _shipped(snapshot: Snapshot, scene: _Scene) -> tuple[Citation, ...]:
         for item in snapshot.items
         if item.where == "container" or item.kind == "container-inspect"
         for match in _SHIPPED.finditer(item.text)
-        if not _same(match["version"], node)
+        if not _is(node, match["version"])
     )
     return (*(one.citation for one in found), *files)
 
@@ -282,6 +347,7 @@ def _two_installs(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
     yield from _run_beside_packages(snapshot, scene, packaged)
     yield from _run_beside_modules(snapshot, scene)
     yield from _of_two_stores(snapshot)
+    yield from _beside_the_system(snapshot, scene)
     found = driver.libraries(snapshot)
     if len(found) > 1 and any(scene.is_loaded(one.version) for one in found):
         yield f"libraries of {' and '.join(sorted(one.version for one in found))}", tuple(o.citation for o in found)
@@ -331,18 +397,31 @@ def _run_beside_packages(snapshot: Snapshot, scene: _Scene, packaged: tuple[Pack
 
 def _run_beside_modules(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
     """The libraries are of NVIDIA's .run installer, which brings its own module, and the module on disk is another."""
-    if scene.disk is None or scene.wanted is None or _same(scene.disk.version, scene.wanted.version):
+    if scene.disk is None or scene.wanted is None or _is(scene.disk.version, scene.wanted.version):
         return
     for item in snapshot.of("installer-log", "listing", "text", "package-history"):
         for match in _RUN_SAYS.finditer(item.text):
             version = match["version"] or match["log"]
-            if _same(version, scene.wanted.version):
+            if _is(version, scene.wanted.version):
                 place = cite(item, item.number_at(match.start()))
                 yield f"libraries of {version} by NVIDIA's .run installer, modules of {scene.disk.version}", (place,)
                 return
 
 
-_STORE: Final = re.compile(rf"/nix/store/\w+-nvidia-x11-(?P<version>{driver.VERSION})-")
+_STORE: Final = Pattern(rf"/nix/store/\w+-nvidia-x11-(?P<version>{driver.VERSION})-")
+
+
+def _beside_the_system(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
+    """Module, module on disk and packages are all of one version, and what a search path puts first is of another."""
+    if scene.loaded is None or (scene.disk is not None and not scene.is_loaded(scene.disk.version)):
+        return
+    whole = [one for one in (*scene.bringing, *scene.user) if scene.is_loaded(one.upstream)]
+    first = _put_first(snapshot)
+    named = (version for one in first for version in re.findall(rf"/({driver.VERSION})/", f"{one.line}/"))
+    other = next((version for version in named if not scene.is_loaded(version)), "")
+    if other and len(whole) == len((*scene.bringing, *scene.user)):
+        reason = f"the system's is {scene.loaded.version}, and the environment puts one of {other} first"
+        yield reason, (*first, *(one.citation for one in whole))
 
 
 def _of_two_stores(snapshot: Snapshot) -> Iterator[_Installs]:
@@ -401,13 +480,13 @@ def _by_disk(scene: _Scene) -> tuple[str, Verdict] | None:
     if scene.disk is None:
         return None
     if scene.loaded is not None and not scene.is_loaded(scene.disk.version):
-        if scene.wanted is not None and not _same(scene.wanted.version, scene.disk.version):
+        if scene.wanted is not None and not _is(scene.disk.version, scene.wanted.version):
             three = (scene.loaded.version, scene.disk.version, scene.wanted.version)
             what = "{} is loaded, {} is on disk, and the libraries are of {}".format(*three)
             return PARTIAL, Proof(what, scene.cited, "likely")
         what = f"the driver was upgraded to {scene.disk.version}{_while_loaded(scene)}"
         return PENDING, Proof(what, scene.cited, _who(scene), _no_partial(scene))
-    if scene.wanted is not None and not _same(scene.wanted.version, scene.disk.version):
+    if scene.wanted is not None and not _is(scene.disk.version, scene.wanted.version):
         what = f"the libraries are of {scene.wanted.version}, the kernel module on disk is still {scene.disk.version}"
         return PARTIAL, Proof(what, scene.cited, ruled_out=_no_reboot(scene))
     if scene.loaded is None:
@@ -428,7 +507,7 @@ def _by_packages(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | Non
     if old and scene.wanted is not None and not scene.is_loaded(scene.wanted.version):
         what = f"{old[0].name} is still {old[0].upstream}, the libraries are {scene.wanted.version}"
         return PARTIAL, Proof(what, cited, ruled_out=_no_reboot(scene))
-    if new and (scene.wanted is None or any(_same(scene.wanted.version, one.upstream) for one in new)):
+    if new and (scene.wanted is None or any(_is(one.upstream, scene.wanted.version) for one in new)):
         what = f"the driver's packages are at {new[0].upstream}{_while_loaded(scene)}"
         return PENDING, Proof(what, cited, _who(scene) if scene.loaded else "likely")
     by_hand_done = [one for one in scene.upgrades if one.driver and not scene.is_loaded(one.driver)]
@@ -450,9 +529,20 @@ def _apart(snapshot: Snapshot) -> tuple[Package, Package] | None:
     return next(((one, other) for one, other in pairs if one.upstream != other.upstream), None)
 
 
-def _newer(scene: _Scene) -> tuple[str, Verdict] | None:
-    """The library is newer than the loaded module and nothing more is known: mostly an upgrade before a reboot."""
+_API: Final = Pattern(r"API mismatch")
+# By then a node has started all that it starts.
+_BOOTED_S: Final = 600.0
+
+
+def _newer(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
+    """The kernel hears of newer libraries while the node runs: mostly they came by an upgrade before a reboot.
+
+    What it hears of at boot, a reboot did not put right. Without a time, nobody knows which it is.
+    """
     if scene.loaded is None or scene.wanted is None or _number(scene.wanted.version) <= _number(scene.loaded.version):
+        return None
+    times = [message.at for message in kernel.said(snapshot, _API)]
+    if not any(at is not None and at > _BOOTED_S for at in times):
         return None
     what = f"the libraries are of {scene.wanted.version} already{_while_loaded(scene)}"
     return PENDING, Proof(what, scene.cited, "likely")
@@ -480,6 +570,23 @@ def _undecided(scene: _Scene) -> Doubt:
     return Doubt(question, look, scene.cited, (UNATTENDED, PARTIAL, MIXED, CONTAINER))
 
 
+def _silent(scene: _Scene) -> Doubt:
+    """Nobody tells that anything fails; the module on disk is another than the one that is loaded."""
+    question = "the module on disk is not the one that is loaded: does it wait for a reboot, or did a reboot load this?"
+    look = "nvidia-smi; uptime -s; grep nvidia /var/log/apt/history.log; lsinitramfs /boot/initrd.img-$(uname -r)"
+    return Doubt(question, look, scene.cited, (UNATTENDED, PARTIAL, MIXED, _IMAGE))
+
+
+def _of_image(scene: _Scene, held: tuple[Citation, ...]) -> Doubt:
+    """The initramfs holds a module, and which version is loaded was not shown."""
+    question = "is the loaded module the one of the initramfs, older than that on disk, or the one before the upgrade?"
+    look = "cat /proc/driver/nvidia/version; modinfo -F version nvidia"
+    return Doubt(question, look, (*scene.cited, *held), (UNATTENDED, PARTIAL, _IMAGE))
+
+
+_IMAGE: Final = "initramfs-stale-module"
+
+
 def _no_partial(scene: _Scene) -> tuple[str, ...]:
     if scene.disk is None:
         return ()
@@ -499,7 +606,7 @@ _RELOAD: Final = (
     "sudo modprobe -a nvidia nvidia_uvm",
 )
 _UNIT: Final = "nvidia-persistenced.service"
-_PERSISTENCED: Final = re.compile(r"persistenced")
+_PERSISTENCED: Final = Pattern(r"persistenced")
 
 
 def _reload(snapshot: Snapshot) -> Iterable[Fix]:
@@ -523,22 +630,17 @@ def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
         yield by_hand("configure", "keep the driver out of automatic updates: zypper addlock, or IgnorePkg of pacman")
     else:
         text = "keep the driver out of automatic updates"
-        line = r"sudo sed -i.bak '/^\[base\]/a excludepkgs=*nvidia*' /etc/dnf/automatic.conf"
-        yield run("configure", text, line)
+        once = r"/^excludepkgs=\*nvidia\*$/d; /^\[base\]/a excludepkgs=*nvidia*"
+        yield run("configure", text, *edited(once, "/etc/dnf/automatic.conf"))
 
 
 def _complete(snapshot: Snapshot) -> Iterable[Fix]:
     holds = sorted(name for name in packages.holds(snapshot) if history.is_drivers(name))
     if holds:
         yield remedies.unhold(snapshot, "release the hold on the packages that stayed behind", *holds)
-    text = "let all of the driver's packages come from one repository"
-    if package_manager(snapshot) == "apt":
-        yield setup_step(
-            snapshot, "configure", text, "cuda-repository", "driver-pin", instead=("apt-cache policy nvidia-driver",)
-        )
+    yield remedies.one_archive(snapshot)
+    if package_manager(snapshot) in {"apt", "dnf"}:
         yield remedies.one_version(snapshot, "install", "bring every package to the same version")
-    else:
-        yield remedies.one_version(snapshot, "configure", text)
     yield remedies.driver(snapshot, "install what is missing of that version, its module included")
     yield reboot()
 
@@ -556,14 +658,17 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
         )
     else:
         yield _remove_the_other(snapshot, packaged)
-    yield remedies.driver(snapshot, "install the one that stays, whole")
+    text = "install the one that stays, whole"
+    if takes_gpunode(snapshot):
+        text += "; gpunode names each package of another one before it removes it"
+    yield remedies.driver(snapshot, text)
     yield reboot()
 
 
 def _remove_the_other(snapshot: Snapshot, packaged: tuple[Package, ...]) -> Fix:
     if package_manager(snapshot) == "apt" or not packaged:
-        text = "remove every driver but the one that is wanted; each is named before"
-        return setup_step(snapshot, "remove", text, "conflicts")
+        text = "take away what NVIDIA's .run installer has put beside the packages, where it has"
+        return run("remove", text, "[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent")
     fusion = sorted({one.name for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))})
     names = fusion or sorted({one.name for one in packaged})
     return uninstall(snapshot, "remove the packages of the driver that is not wanted", *names)
@@ -590,6 +695,7 @@ FAMILY: Final = Family(
         Rule(
             cause=UNATTENDED,
             layer="package",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the system upgraded the driver by itself while the old module was loaded",
@@ -608,6 +714,7 @@ FAMILY: Final = Family(
         Rule(
             cause=PENDING,
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="the driver was upgraded and its new module is not loaded yet",
@@ -625,6 +732,7 @@ FAMILY: Final = Family(
         Rule(
             cause=PARTIAL,
             layer="package",
+            storey="packages",
             severity="error",
             disruption="reboot",
             title="only a part of the driver's packages was upgraded",
@@ -642,6 +750,7 @@ FAMILY: Final = Family(
         Rule(
             cause=MIXED,
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="two drivers are installed side by side",
@@ -659,6 +768,7 @@ FAMILY: Final = Family(
         Rule(
             cause=CONTAINER,
             layer="userspace",
+            storey="programs",
             severity="error",
             disruption="restart-container",
             title="the container has driver libraries of another version",

@@ -8,20 +8,20 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import XID_CATALOG
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
-from gpunode.diagnoses.model import Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.pci import regions
-from gpunode.diagnoses.remedies import always, by_hand, restart, run, uninstall
-from gpunode.diagnoses.remedies import driver as driver_fix
-from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.remedies import always, by_hand, newer_driver, restart, run, uninstall
+from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import boards, driver, faults, kernel, packages, smi_query, system
+from gpunode.facts.patterns import Pattern
 
 # ---- a GPU passed through to a guest
 
-_NO_HANDLE: Final = re.compile(r"Unable to determine the device handle for (?:GPU|gpu)")
-_NOT_STARTED: Final = re.compile(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)")
+_NO_HANDLE: Final = Pattern(r"Unable to determine the device handle for (?:GPU|gpu)")
+_NOT_STARTED: Final = Pattern(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)")
 # What Windows says of a device whose driver gave up.
-_CODE_43: Final = re.compile(r"\bcode 43\b", re.IGNORECASE)
-_HIDDEN: Final = re.compile(r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b")
+_CODE_43: Final = Pattern(r"\bcode 43\b", re.IGNORECASE)
+_HIDDEN: Final = Pattern(r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b")
 # From 465 on GeForce cards work in guests of any kind.
 _LAST_SHY: Final = 465
 
@@ -57,7 +57,7 @@ def _shy(snapshot: Snapshot) -> Iterator[Verdict]:
 
 def _newer(snapshot: Snapshot) -> Iterable[Fix]:
     text = "install a driver of branch 465 or newer: it starts GeForce cards in virtual machines"
-    yield driver_fix(snapshot, text, least=465)
+    yield from newer_driver(snapshot, text, least=465)
     yield by_hand(
         "configure",
         "or hide the hypervisor on the host: <kvm><hidden state='on'/></kvm> in the domain's features",
@@ -80,23 +80,38 @@ def _larger_window(_: Snapshot) -> Iterable[Fix]:
 
 # ---- vGPU
 
-_UNLICENSED: Final = re.compile(r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)", re.IGNORECASE)
+_UNLICENSED: Final = Pattern(r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)", re.IGNORECASE)
 # The journal's head, that of its own log ("…2025:<1>:"), or a container's without any.
 _GRIDD: Final = r"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*"
-_UNCONFIGURED: Final = re.compile(
-    _GRIDD + r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
+# `journalctl -o cat` leaves the head away, which in gridd's own log says nothing.
+_ALONE: Final = r"^[ \t]*"
+
+
+def _by_gridd(words: str) -> tuple[Pattern, Pattern]:
+    """What finds these words of nvidia-gridd's anywhere, and in its own log."""
+    return Pattern(_GRIDD + words, re.IGNORECASE), Pattern(_ALONE + words, re.IGNORECASE | re.MULTILINE)
+
+
+_UNCONFIGURED: Final = _by_gridd(
+    r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
     r"Valid [^:\n]{0,20}license not (?:found|acquired)|Client configuration token (?:file )?(?:not found|missing)|"
-    r"No (?:valid )?client configuration token)",
-    re.IGNORECASE,
+    r"No (?:valid )?client configuration token)"
 )
-_SERVER: Final = re.compile(
-    _GRIDD + r"(?:Failed server communication|Failed to (?:acquire|borrow|renew|register|update local trusted|fetch|"
+_SERVER: Final = _by_gridd(
+    r"(?:Failed server communication|Failed to (?:acquire|borrow|renew|register|update local trusted|fetch|"
     r"validate|connect|initialize [a-z ]{4,20})|[^\n]{0,80}Error: (?:Unable to|Could ?n.t|Failed to)|"
-    r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)",
-    re.IGNORECASE,
+    r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)"
 )
-_ACQUIRED: Final = re.compile(_GRIDD + r"License (?:acquired|renewed) successfully", re.IGNORECASE)
-_NO_GRIDD: Final = re.compile(
+_ACQUIRED: Final = _by_gridd(r"License (?:acquired|renewed) successfully")
+
+
+def _gridd_said(snapshot: Snapshot, words: tuple[Pattern, Pattern]) -> tuple[Citation, ...]:
+    anywhere, alone = words
+    own = (item for item in snapshot.of("unit-log") if item.subject == "nvidia-gridd.service")
+    return snapshot.said(anywhere) or tuple(line for item in own for line in lines_with(item, alone))
+
+
+_NO_GRIDD: Final = Pattern(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )
 
@@ -108,14 +123,14 @@ def _licence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         for _, row in smi_query.rows(snapshot, "License Status")
         if row.value.lower().startswith(("unlicensed", "expired", "restricted"))
     ) or snapshot.said(_UNLICENSED, *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"))
-    failed = snapshot.said(_SERVER)
-    unconfigured = snapshot.said(_UNCONFIGURED)
+    failed = _gridd_said(snapshot, _SERVER)
+    unconfigured = _gridd_said(snapshot, _UNCONFIGURED)
     absent = snapshot.said(_NO_GRIDD)
-    if failed and not snapshot.says(_ACQUIRED):
+    if failed and not _gridd_said(snapshot, _ACQUIRED):
         summary = "nvidia-gridd asks the licence server and gets no licence, so this vGPU runs restricted"
         yield "vgpu-license-server-failure", Proof(summary, (*failed, *status))
     elif status or unconfigured:
-        if snapshot.says(_ACQUIRED) and not status:
+        if _gridd_said(snapshot, _ACQUIRED) and not status:
             return
         if absent:
             summary = "this vGPU has no licence: nvidia-gridd, which asks for one, is not installed"
@@ -142,13 +157,9 @@ def _guest_driver(_: Snapshot) -> Iterable[Fix]:
 
 
 def _token(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "configure",
-        "put the client configuration token of the licence server into its folder, set FeatureType in gridd.conf, "
-        "start gridd again",
-        "ls -l /etc/nvidia/ClientConfigToken/ /etc/nvidia/gridd.conf",
-        "sudo systemctl restart nvidia-gridd",
-    )
+    text = "put the client configuration token of the licence server into /etc/nvidia/ClientConfigToken"
+    yield by_hand("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
+    yield run("restart", "have the licence asked for anew", "sudo systemctl restart nvidia-gridd")
     yield run(
         "inspect",
         "it must say Licensed",
@@ -172,12 +183,12 @@ def _server(_: Snapshot) -> Iterable[Fix]:
     yield restart("nvidia-gridd")
 
 
-_START_FAILED: Final = re.compile(
+_START_FAILED: Final = Pattern(
     r"error: vmiop_log: (?:\(0x[0-9a-f]+\): )?(?:Incompatible Guest/Host drivers|init_device_instance failed|"
     r"Initialization: |vGPU is supported only on|Assertion Failed|NVOS status 0x(?!0\b))|"
     r"error: vmiop_(?:env_)?log: .{0,80}(?:failed to (?:start|initialize)|VGPU initialization failed)"
 )
-_TOO_OLD: Final = re.compile(r"Incompatible Guest/Host drivers")
+_TOO_OLD: Final = Pattern(r"Incompatible Guest/Host drivers")
 
 
 def _not_started(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -195,9 +206,9 @@ def _not_started(snapshot: Snapshot) -> Iterator[Verdict]:
 
 # ---- WSL
 
-_BLOCKED: Final = re.compile(r"GPU access blocked by the operating system", re.IGNORECASE)
-_ABOUT_WSL: Final = re.compile(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b", re.IGNORECASE)
-_TCC: Final = re.compile(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", re.MULTILINE)
+_BLOCKED: Final = Pattern(r"GPU access blocked by the operating system", re.IGNORECASE)
+_ABOUT_WSL: Final = Pattern(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b", re.IGNORECASE)
+_TCC: Final = Pattern(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", re.MULTILINE)
 _LINUX_DRIVER: Final = (
     "nvidia-driver-*",
     "nvidia-utils-*",
@@ -271,6 +282,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vm-passthrough-mmio-config",
             layer="driver",
+            storey="pci",
             severity="error",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
@@ -291,6 +303,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vm-passthrough-hypervisor-detected",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="an old driver refuses a GeForce in a virtual machine",
@@ -310,6 +323,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vgpu-license-server-failure",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-service",
             title="the licence server gives this vGPU no licence",
@@ -326,6 +340,7 @@ FAMILY: Final = Family(
         Rule(
             cause="vgpu-unlicensed",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="restart-service",
             title="the vGPU has no licence",
@@ -343,6 +358,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-78-vgpu-start-error",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="none",
             title="a vGPU could not be started (Xid 78)",
@@ -368,6 +384,7 @@ FAMILY: Final = Family(
         Rule(
             cause="wsl-gpu-tcc-mode",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="Windows drives the GPU in TCC mode",
@@ -397,6 +414,7 @@ FAMILY: Final = Family(
         Rule(
             cause="wsl-gpu-access-blocked",
             layer="driver",
+            storey="libraries",
             severity="error",
             disruption="none",
             title="WSL is not given the GPU",

@@ -26,6 +26,7 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, faults, kernel, smi_query
+from gpunode.facts.patterns import Pattern
 
 # What rules of this and other families make of a code; the rest comes to a question with the catalog's advice.
 _GRAPHICS: Final = (13, 69)
@@ -71,12 +72,12 @@ _NEAREST: Final[dict[XidKind, tuple[str, ...]]] = {
     "bus": ("pcie-aer-correctable-storm", "gpu-fallen-off-bus"),
 }
 
-_PMU_HALTED: Final = re.compile(r"PmuHalted|PMU has halted")
-_ADDRESS: Final = re.compile(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
+_PMU_HALTED: Final = Pattern(r"PmuHalted|PMU has halted")
+_ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _NULL: Final = 0x10000
-_UPGRADE: Final = re.compile(
-    rf"(?:nvidia-driver|nvidia-kernel|libnvidia-compute|nvidia-dkms|nvidia-open|kmod-nvidia|nvidia-utils)[\w.-]*"
+_UPGRADE: Final = Pattern(
+    rf"(?:nvidia-driver|nvidia-kernel|libnvidia-compute|nvidia-dkms|nvidia-open|kmod-nvidia|nvidia-utils)[\w.-]{{0,60}}"
     rf"(?::\w+)?[ (-]+(?:\d+:)?(?P<old>{driver.VERSION})\S*(?:,| ->| =>| to)? +(?:\d+:)?(?P<new>{driver.VERSION})"
 )
 # Releases whose page faults were tracked down to the driver, each with the thread.
@@ -86,22 +87,22 @@ _FAULTY_RELEASES: Final = {
     "595.71.05": f"{OPEN_MODULES}/issues/1134",
 }
 # Programs that run code of whoever started them.
-_OWN_CODE: Final = re.compile(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
+_OWN_CODE: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
 # The kernel's complaint about nvidia-drm, of a mapping that reaches over the end of the GPU's memory window.
-_BAD_MAPPING: Final = re.compile(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
+_BAD_MAPPING: Final = Pattern(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
 # How many messages after a page fault are still its own doing.
 _SOON: Final = 40
-_SM: Final = re.compile(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
-_TO_ACTION: Final = re.compile(
+_SM: Final = Pattern(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
+_TO_ACTION: Final = Pattern(
     r"changed (?:from 0x\d \([^)]*\) )?to 0x(?P<action>\d)(?: \((?P<name>[^)]*)\))?", re.IGNORECASE
 )
 # NVML's word (NVML_ERROR_RESET_REQUIRED) and DCGM's (DCGM_FR_GPU_RECOVERY_…).
-_RESET_REQUIRED: Final = re.compile(
+_RESET_REQUIRED: Final = Pattern(
     r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED|"
     r"requires a (?:reset|reboot) to recover from a fault"
 )
 _NO_ACTION: Final = frozenset({"", "none", "n/a", "[n/a]"})
-_NOT_INITIALISED: Final = re.compile(
+_NOT_INITIALISED: Final = Pattern(
     r"RmInitAdapter failed! \((?P<code>0x(?!2[26]:0x56|6[1-3]:)[0-9a-f:x]+)\)", re.IGNORECASE
 )
 
@@ -162,18 +163,43 @@ def _page_faults(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             )
             places = tuple(dict.fromkeys((*proof.citations, *citations)))
             yield "xid-31-driver-regression", Proof(proof.summary, places, "likely", gpu=proof.gpu, at=proof.at)
+        elif _is_of_desktop(incident):
+            yield "xid-31-mmu-fault", _whose(incident)
         else:
             proof = faults.proof(incident, confidence="likely", severity=_weight(snapshot, incident))
             yield "xid-31-mmu-fault", proof
 
 
+# Programs that draw, which everybody runs and nobody who runs them wrote.
+_DRAWS: Final = Pattern(
+    r"^(?:mpv|vlc|obs|totem|Xorg|Xwayland|kwin|plasmashell|gnome-shell|mutter|sway|Hyprland|firefox|chrom|brave|electron"
+    r"|steam|blender|vulkan)",
+    re.IGNORECASE,
+)
+
+
+def _is_of_desktop(incident: faults.Incident) -> bool:
+    return bool(incident.root.xid and _DRAWS.match(incident.root.xid.process))
+
+
+def _whose(incident: faults.Incident) -> Doubt:
+    said = incident.root.xid
+    question = f"{said.process if said else 'a program'} met a page fault (Xid 31): by its own bug, or by the driver's?"
+    look_at = "/var/log/apt/history.log, or its like, for an upgrade before the first of them; sudo dmesg | grep Xid"
+    return Doubt(question, look_at, incident.citations, ("xid-31-driver-regression",))
+
+
 # A person's word on two releases on one machine.
-_COMPARED: Final = re.compile(
+_COMPARED: Final = Pattern(
     r"(?:roll(?:ed|ing) back|downgrad(?:ed|ing)|revert(?:ed|ing)|went back|going back)[^\n]{0,40}\b\d{3}\.\d[^\n]{0,60}"
     r"(?:works|fixe[sd]|fine|gone|stable|solve[sd]|no more)"
     r"|downgrading (?:the |to )[^\n]{0,40}(?:fixe[sd]|solve[sd]|helps|helped)"
     r"|\b(?:runs|works|fine|stable|none)\b[^\n]{0,40} (?:with|on|under) \d{3}\.\d[^\n]{0,80}"
     r"(?:fails|faults|crashes|breaks)[^\n]{0,40}\b\d{3}\.\d"
+    r"|\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:0\b|none|no (?:faults?|crash|xid|error)|zero|never|clean|stable|fine|ok\b)"
+    r"[^\n]{0,60}\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:[1-9]\d{0,4}\b|(?:xid |page )?faults?|crash|hang|every)"
+    r"|\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:[1-9]\d{0,4} (?:xid|fault|crash)|(?:xid |page )?faults?|crash|hang|every)"
+    r"[^\n]{0,60}\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:0\b|none|no (?:faults?|crash|xid|error)|zero|never|clean|stable)"
     r"|\bwith \d{3}\.\d[^\n]{0,80}[;,] with \d{3}\.\d[^\n]{0,60}\b(?:none|never|not|fine|works)\b",
     re.IGNORECASE,
 )
@@ -237,22 +263,28 @@ def _recovery(snapshot: Snapshot) -> Iterator[Verdict]:
     told = faults.of(snapshot, 154)
     for incident in told:
         yield _wanted(incident)
-    if not told and not snapshot.view(faults.incidents):
+    if not told:
         yield from _state(snapshot)
 
 
 def _state(snapshot: Snapshot) -> Iterator[Verdict]:
-    """The action that nvidia-smi or NVML shows, where nobody pasted what led to it."""
+    """The action that nvidia-smi or NVML shows of a GPU, where nobody pasted what led to it."""
+    faulty = {incident.gpu for incident in snapshot.view(faults.incidents)}
+
+    def is_told(bus: str) -> bool:
+        """Whether a fault of that GPU stands in the log; of a GPU without an address, any may be its own."""
+        return bus in faulty or "" in faulty or (not bus and bool(faulty))
+
     for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action"):
-        if row.value.strip().lower() not in _NO_ACTION:
+        if row.value.strip().lower() not in _NO_ACTION and not is_told(gpu.bus):
             summary = f"{faults.label(gpu.bus)} asks to be recovered: {row.value}; why, no line here says"
             yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
     for name in ("Reset Required", "Drain and Reset Recommended"):
         for gpu, row in smi_query.rows(snapshot, name):
-            if smi_query.is_yes(row.value):
+            if smi_query.is_yes(row.value) and not is_told(gpu.bus):
                 summary = f"{faults.label(gpu.bus)} has to be reset; why, no line here says"
                 yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
-    if said := snapshot.said(_RESET_REQUIRED):
+    if not faulty and (said := snapshot.said(_RESET_REQUIRED)):
         yield Proof("A GPU has to be reset before it can be used; why, no line here says", said, "likely")
 
 
@@ -318,7 +350,7 @@ def _debug_memory(_: Snapshot) -> Iterable[Fix]:
 
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
-    yield remedies.driver(snapshot, "go to another release of the driver", upgrade=True)
+    yield from remedies.newer_driver(snapshot, "go to another release of the driver", back=True)
     yield reboot("reboot, so that it is the one that is loaded")
     yield nvidia_report("that release faults too")
 
@@ -333,7 +365,7 @@ def _free_engine(snapshot: Snapshot) -> Iterable[Fix]:
 def _keep_state(snapshot: Snapshot) -> Fix:
     text = "keep the driver's state between programs, so that the GPU sleeps less"
     daemon = ("sudo systemctl enable --now nvidia-persistenced",)
-    return setup_step(snapshot, "configure", text, "persistence", instead=daemon)
+    return setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
 
 
 def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:
@@ -393,6 +425,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-13-graphics-exception",
             layer="driver",
+            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
@@ -412,6 +445,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-mmu-fault",
             layer="driver",
+            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
@@ -430,6 +464,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-driver-regression",
             layer="driver",
+            storey="driver",
             severity="error",
             disruption="reboot",
             title="this release of the driver lets programs fault",
@@ -447,6 +482,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-61-pmu-breakpoint",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reboot",
             title="the GPU's power controller stopped",
@@ -465,6 +501,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-62-pmu-halt",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
@@ -483,6 +520,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-109-ctx-switch-timeout",
             layer="driver",
+            storey="programs",
             severity="error",
             disruption="restart-container",
             title="a program does not let go of the GPU",
@@ -500,6 +538,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-121-c2c-link",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="none",
             title="errors on the link between CPU and GPU",
@@ -520,6 +559,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-122-spi-rpc",
             layer="hardware",
+            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the GPU's flash memory does not answer",
@@ -537,6 +577,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-143-gpu-init-error",
             layer="hardware",
+            storey="gpu",
             severity="error",
             disruption="power-cycle",
             title="the GPU could not be initialised",
@@ -554,6 +595,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-154-recovery-action",
             layer="driver",
+            storey="gpu",
             severity="error",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+from gpunode.facts.patterns import Pattern
+
 MAIN: Final = "/etc/apt/preferences"
 FOLDER: Final = "/etc/apt/preferences.d"
 # As apt reads a folder of its own: other names are passed over.
-_NAME = re.compile(r"[A-Za-z0-9_-]+(\.pref)?|[A-Za-z0-9_.-]+\.pref")
+_NAME = Pattern(r"[A-Za-z0-9_-]+(\.pref)?|[A-Za-z0-9_.-]+\.pref")
 
 
 @dataclass(frozen=True, slots=True)

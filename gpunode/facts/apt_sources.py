@@ -6,15 +6,16 @@ import re
 from collections.abc import Iterator, Mapping
 
 from gpunode.facts.model import AptSource
+from gpunode.facts.patterns import Pattern
 
 EMBEDDED = "(embedded key)"
 _TYPES = ("deb", "deb-src")
-_WORD = re.compile(r"(?:\[[^\]]*\]|\"[^\"]*\"|[^\s\[\"])+")
+_WORD = Pattern(r"(?:\[[^\]]*\]|\"[^\"]*\"|[^\s\[\"])+")
 # A number sign inside brackets is part of a word: apt, pkgSourceList::ReadFileListDist.
-_BEFORE_COMMENT = re.compile(r"(?:\[[^\]]*\]|[^#\[])*")
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:\S")
+_BEFORE_COMMENT = Pattern(r"(?:\[[^\]]*\]|[^#\[])*")
+_URI = Pattern(r"[A-Za-z][A-Za-z0-9+.-]*:\S")
 _FALSE = frozenset({"no", "false", "without", "off", "disable", "0"})
-_FILE_NAME = re.compile(r"[A-Za-z0-9_.-]+\.(?:list|sources)")
+_FILE_NAME = Pattern(r"[A-Za-z0-9_.-]+\.(?:list|sources)")
 
 
 def is_source_list(path: str) -> bool:

@@ -10,32 +10,35 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import STATE, Kind, Source
 
 _PARTED: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "text"})
-_MARKED: Final = re.compile(r"^-- (?:Boot [0-9a-f]{32}|Reboot) --[ \t]*$", re.MULTILINE)
-_BANNER: Final = re.compile(r"Linux version \d{1,2}\.\d{1,3}\.[^\n]{0,80} \(")
-_BEFORE_BANNER: Final = re.compile(r"[^\n]{0,120}(?:\]|kernel:) |")
-_CLOCK: Final = re.compile(r"^(?P<wall>[^\[\n]{0,80})\[[ \t]{0,6}(?P<seconds>\d{1,9})\.\d{3,6}\]", re.MULTILINE)
+_MARKED: Final = Pattern(r"^-- (?:Boot [0-9a-f]{32}|Reboot) --[ \t]*$", re.MULTILINE)
+# Where a daemon that appends to its log was started again (IMEX: NVIDIA's multi-node NVLink guide).
+_STARTED: Final = Pattern(r"^(?:Fabric Manager|IMEX) Log initializing at: ", re.MULTILINE)
+_BANNER: Final = Pattern(r"Linux version \d{1,2}\.\d{1,3}\.[^\n]{0,80} \(")
+_BEFORE_BANNER: Final = Pattern(r"[^\n]{0,120}(?:\]|kernel:) |")
+_CLOCK: Final = Pattern(r"^(?P<wall>[^\[\n]{0,80})\[[ \t]{0,6}(?P<seconds>\d{1,9})\.\d{3,6}\]", re.MULTILINE)
 # Processors write past each other by less; and where no date stands, pasted excerpts may be in any order.
 _AGAIN_S: Final = 5
 _FIRST_S: Final = 1
 # What a log begins its lines with, to leave the rest of a paste alone.
-_STAMPED: Final = re.compile(
+_STAMPED: Final = Pattern(
     r"^[ \t]*(?:\[\s*\d{1,9}\.\d{3,6}\]|\[\w{3} \w{3}\s+\d|\w{3}\s+\d{1,2} \d\d:\d\d:\d\d\s|\d{4}-\d\d-\d\d[T ]\d\d:"
     r"|<\d>|kernel:|NVRM:|-- )"
 )
-_OLD_FILE: Final = re.compile(
+_OLD_FILE: Final = Pattern(
     r"(?:^|/)(?:kern\.log|syslog|messages|dmesg|boot\.dmesg|fabricmanager\.log)(?:[.-](?:\d{1,8}|old)(?:\.\w{2,3})?)$"
     r"|(?:^|/)boot\.omsg$|/pstore/|/var/crash/|(?:^|/)vmcore-dmesg\.txt$"
 )
-_SAYS_SO: Final = re.compile(
+_SAYS_SO: Final = Pattern(
     r"\b(?:previous|earlier|prior|preceding|crashed) boot\b|\bbefore (?:the |my |that |last )*(?:re)?boot(?:ing)?\b",
     re.IGNORECASE,
 )
-_BOOT_OPTION: Final = re.compile(r"(?:--boot[= ]|-[a-zA-Z]*b ?)(?P<which>\S+)")
-_OTHER_BOOT: Final = re.compile(r"-[1-9]\d{0,3}|\+?[1-9]\d{0,3}|\S{32}-[1-9]\d{0,3}")
-_REVERSED: Final = re.compile(r"-(?:-reverse|[a-qs-z]*r[a-z]*)")
+_BOOT_OPTION: Final = Pattern(r"(?:--boot[= ]|-[a-zA-Z]*b ?)(?P<which>\S+)")
+_OTHER_BOOT: Final = Pattern(r"-[1-9]\d{0,3}|\+?[1-9]\d{0,3}|\S{32}-[1-9]\d{0,3}")
+_REVERSED: Final = Pattern(r"-(?:-reverse|[a-qs-z]*r[a-z]*)")
 
 
 def of_running(source: Source, written: str, text: str) -> str | None:
@@ -73,7 +76,7 @@ def _is_reversed(source: Source) -> bool:
 
 def _begins(text: str) -> int:
     """Where the last boot of the log begins; 0 where it has one only."""
-    at = max((match.start() for match in _MARKED.finditer(text)), default=0)
+    at = max((match.start() for pattern in (_MARKED, _STARTED) for match in pattern.finditer(text)), default=0)
     for match in _BANNER.finditer(text):
         start = text.rfind("\n", 0, match.start()) + 1
         if _BEFORE_BANNER.fullmatch(text, start, match.start()):

@@ -14,17 +14,18 @@ from typing import Final
 
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
+from gpunode.facts.patterns import Pattern
 
-_RULE: Final = re.compile(r"^_{40,}\s*$", re.MULTILINE)
-_MARK: Final = re.compile(r"^Start of NVIDIA bug report log file|nvidia-bug-report\.sh Version:", re.MULTILINE)
-_FILE: Final = re.compile(r"^\*\*\* (?P<path>/[^\n]*?)(?P<missing> does not exist)?\s*$")
-_UNREADABLE: Final = re.compile(r"^\*\*\* /\S+ (?:is not readable|could not be read|cannot be)")
-_SKIPPED: Final = re.compile(r"^\s*(?:Skipping|skipped)\b|\b(?:is not installed|not found; skipping)\b", re.IGNORECASE)
-_UNAME: Final = re.compile(r"^uname: (.*)$", re.MULTILINE)
+_RULE: Final = Pattern(r"^_{40,}\s*$", re.MULTILINE)
+_MARK: Final = Pattern(r"^Start of NVIDIA bug report log file|nvidia-bug-report\.sh Version:", re.MULTILINE)
+_FILE: Final = Pattern(r"^\*\*\* (?P<path>/[^\n]*?)(?P<missing> does not exist)?\s*$")
+_UNREADABLE: Final = Pattern(r"^\*\*\* /\S+ (?:is not readable|could not be read|cannot be)")
+_SKIPPED: Final = Pattern(r"^\s*(?:Skipping|skipped)\b|\b(?:is not installed|not found; skipping)\b", re.IGNORECASE)
+_UNAME: Final = Pattern(r"^uname: (.*)$", re.MULTILINE)
 # Boots before this one, the X server's own, and blocks that no person reads.
-_FOREIGN: Final = re.compile(r"journalctl -b -[1-9]|_COMM=|coredumpctl|nvidia-debugdump|acpidump|Xorg\.|base64")
-_COMMAND: Final = re.compile(r"^(?:/\S+/)?[a-z][\w.-]*(?: [^\n]{0,300})?$")
-_SCAN: Final = re.compile(r"^\s{0,4}(?P<source>/var/log/\S+|journalctl -b -?\d)\s*:?\s*$")
+_FOREIGN: Final = Pattern(r"journalctl -b -[1-9]|_COMM=|coredumpctl|nvidia-debugdump|acpidump|Xorg\.|base64")
+_COMMAND: Final = Pattern(r"^(?:/\S+/)?[a-z][\w.-]*(?: [^\n]{0,300})?$")
+_SCAN: Final = Pattern(r"^\s{0,4}(?P<source>/var/log/\S+|journalctl -b -?\d)\s*:?\s*$")
 _ENTRY_BYTES: Final = 8 << 20
 
 

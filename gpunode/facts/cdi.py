@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.facts.cdi_places import FOLDERS, KIND
+from gpunode.facts.patterns import Pattern
 
 _ENDINGS = (".yaml", ".json")
 _LIMIT_DEPTH = 32
-_DRIVER_FILE = re.compile(r"\.so\.(\d{3,}(?:\.\d+){1,2})\Z|/firmware/nvidia/(\d{3,}(?:\.\d+){1,2})/")
-_MIG_CAP = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)\Z")
-_GPU_NODE = re.compile(r"/dev/nvidia(\d+)\Z")
+_DRIVER_FILE = Pattern(r"\.so\.(\d{3,}(?:\.\d+){1,2})\Z|/firmware/nvidia/(\d{3,}(?:\.\d+){1,2})/")
+_MIG_CAP = Pattern(r"/dev/nvidia-caps/nvidia-cap(\d+)\Z")
+_GPU_NODE = Pattern(r"/dev/nvidia(\d+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Unread:
     reason: str
 
 
-def _numbers(pattern: re.Pattern[str], paths: Iterable[str]) -> frozenset[int]:
+def _numbers(pattern: Pattern, paths: Iterable[str]) -> frozenset[int]:
     return frozenset(int(found[1]) for path in paths if (found := pattern.match(path)))
 
 
@@ -286,11 +287,11 @@ class _Reader:
         return None
 
 
-_KEY = re.compile(r"([A-Za-z_][\w./-]*|\"[^\"\\]*\"|'[^']*')[ ]*:(?=[ ]|\Z)")
+_KEY = Pattern(r"([A-Za-z_][\w./-]*|\"[^\"\\]*\"|'[^']*')[ ]*:(?=[ ]|\Z)")
 _INDICATORS = frozenset("[]{}&*!|>'\"%@`#,?:")
-_NUMBER = re.compile(r"[-+.]?\d[\d_.eE+-]*|0[xob].*|[-+]?\.(?:inf|nan)", re.IGNORECASE)
-_ENDS_PLAIN = re.compile(r":(?: |\Z)| #")
-_QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"\Z")
+_NUMBER = Pattern(r"[-+.]?\d[\d_.eE+-]*|0[xob].*|[-+]?\.(?:inf|nan)", re.IGNORECASE)
+_ENDS_PLAIN = Pattern(r":(?: |\Z)| #")
+_QUOTED = Pattern(r"\"(?:[^\"\\]|\\.)*\"\Z")
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None, "~": None, "{}": {}, "[]": []}
 
 

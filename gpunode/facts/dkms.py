@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpunode.facts.evidence import Found
 from gpunode.facts.model import DkmsBuild, ModuleFile
+from gpunode.facts.patterns import Pattern
 
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest come with it.
-_MAIN = re.compile(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?\.ko(?:\.(?:xz|gz|zst))?")
-_DRIVER = re.compile(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?")
-_PREBUILT = re.compile(r"/kernel/nvidia-(\d+)[^/]*/")
+_MAIN = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?\.ko(?:\.(?:xz|gz|zst))?")
+_DRIVER = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?")
+_PREBUILT = Pattern(r"/kernel/nvidia-(\d+)[^/]*/")
 
 
 def installed(links: Iterable[Found]) -> Mapping[tuple[str, str], str]:

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.change import PackageState
+from gpunode.facts.patterns import Pattern
 
-_FIELD = re.compile(r"\n(Package|Status|Version|Architecture|Auto-Installed): *(.*)")
-_RELATIONS = re.compile(r"\n(Package|Status|Architecture|Depends|Pre-Depends|Provides): *(.*)")
-_CONFFILES = re.compile(r"\nConffiles:((?:\n .*)*)")
-_JOURNAL = re.compile(r"/\d+\Z")
+_FIELD = Pattern(r"\n(Package|Status|Version|Architecture|Auto-Installed): *(.*)")
+_RELATIONS = Pattern(r"\n(Package|Status|Architecture|Depends|Pre-Depends|Provides): *(.*)")
+_CONFFILES = Pattern(r"\nConffiles:((?:\n .*)*)")
+_JOURNAL = Pattern(r"/\d+\Z")
 # dpkg(1), "Package states": of these `dpkg --configure -a` makes installed.
 _UNFINISHED = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
 # One that is half-installed has lost some of its files and is not there; apt installs it anew when it is asked for.

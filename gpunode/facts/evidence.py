@@ -24,6 +24,7 @@ class Probe:
         glob: an absolute pattern; the capture lists what matches, see ``Found``.
         argv: a command, run in the C locale without a terminal.
         contents: whether a glob reads the files it finds, or only lists them.
+        written: how a person would write it, where the command's own words are for programs.
     """
 
     key: str
@@ -33,11 +34,12 @@ class Probe:
     timeout_s: float = 10.0
     limit_bytes: int = 1 << 20
     contents: bool = True
+    written: str = ""
 
     @property
     def source(self) -> str:
         """What is looked at, as a person would write it."""
-        return self.path or self.glob or " ".join(self.argv)
+        return self.written or self.path or self.glob or " ".join(self.argv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,14 @@ class Found:
     Attributes:
         link: the target when the match is a symbolic link.
         data: the content, when the probe asked for it and it could be read.
+        denied: whether we may not read it.
     """
 
     path: str
     link: str | None = None
     data: bytes | None = None
     ownership: Ownership | None = None
+    denied: bool = False
 
 
 def encode_found(found: Iterator[Found]) -> bytes:
@@ -111,6 +115,8 @@ def _encode_one(one: Found) -> bytes:
             row["text"] = one.data.decode()
         except UnicodeDecodeError:
             row["base64"] = base64.b64encode(one.data).decode()
+    if one.denied:
+        row["denied"] = True
     if one.ownership is not None:
         row["mode"], row["uid"], row["gid"] = f"{one.ownership.mode:04o}", one.ownership.uid, one.ownership.gid
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
@@ -135,4 +141,4 @@ def _decode_one(line: bytes) -> Found:
     elif "base64" in row:
         content = base64.b64decode(row["base64"], validate=True)
     ownership = Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"])) if "mode" in row else None
-    return Found(row["path"], row.get("link"), content, ownership)
+    return Found(row["path"], row.get("link"), content, ownership, row.get("denied") is True)

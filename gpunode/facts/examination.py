@@ -6,14 +6,12 @@ Every command only reads; each has its own limit of time, since a stuck driver c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
-from gpunode.facts.evidence import Capture, Evidence, Probe
+from gpunode.facts.evidence import Probe
 
 _MIB: Final = 1 << 20
-_SMI_S: Final = 10.0
 _QUICK_S: Final = 5.0
 # Of each unit the newest lines that matter: a crash loop shows in a few.
 _UNIT_LOGS: Final = {
@@ -44,13 +42,22 @@ _FILES: Final = (
     "/etc/crio/crio.conf",
     "/etc/cufile.json",
     "/etc/default/grub",
+    "/etc/bash.bashrc",
+    "/etc/bashrc",
     "/etc/dkms/framework.conf",
+    "/etc/dnf/plugins/versionlock.list",
+    "/etc/dnf/versionlock.toml",
     "/etc/environment",
+    "/etc/ld.so.conf",
     "/etc/ld.so.preload",
     "/etc/modules",
     "/etc/nvidia/gridd.conf",
+    "/etc/pacman.conf",
+    "/etc/profile",
     "/etc/systemd/system/nvidia-persistenced.service",
     "/etc/selinux/config",
+    "/etc/yum/pluginconf.d/versionlock.list",
+    "/etc/zypp/locks",
     "/proc/cmdline",
     "/proc/devices",
     "/proc/driver/nvidia/params",
@@ -65,13 +72,22 @@ _FILES: Final = (
     "/var/lib/kubelet/config.yaml",
     "/var/lib/kubelet/cpu_manager_state",
     "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
+    "/var/run/reboot-required.pkgs",
     "/root/.docker/config.json",
+    "/var/snap/docker/current/config/daemon.json",
 )
 _READ: Final = {
     "ld-so-conf-d": "/etc/ld.so.conf.d/*.conf",
+    "profile-d": "/etc/profile.d/*.sh",
+    # What a package says of modules stands below /usr; what a person says of them, in /etc.
+    "modprobe-d-lib": "/lib/modprobe.d/*.conf",
+    "modprobe-d-run": "/run/modprobe.d/*.conf",
+    "driverctl": "/etc/driverctl.d/*",
+    "grub-d": "/etc/default/grub.d/*.cfg",
     "modules-load-d": "/etc/modules-load.d/*.conf",
     "pod-logs": "/var/log/pods/*nvidia*/*/*.log",
     "nvidia-fs": "/proc/driver/nvidia-fs/*",
+    "nvswitches": "/proc/driver/nvidia-nvswitch/devices/*",
     "docker-user": "/home/*/.config/docker/daemon.json",
     "containerd-drop-ins": "/etc/containerd/conf.d/*.toml",
     "rancher-containerd": "/var/lib/rancher/*/agent/etc/containerd/*.toml",
@@ -102,6 +118,8 @@ _LISTED: Final = {
     "docker-binaries": "/usr/*bin/dockerd",
     "toolkit-binaries": "/usr/*bin/nvidia-c*",
     "docker-socket": "/run/docker.sock",
+    "cri-sockets": "/run/c*/c*.sock",
+    "cri-sockets-rancher": "/run/k3s/containerd/containerd.sock",
     "smi-binary": "/usr/bin/nvidia-smi",
     "rpm-database": "/var/lib/rpm/*",
     "driver-containers": "/run/nvidia/*",
@@ -113,6 +131,17 @@ _LISTED: Final = {
     "ldconfigs": "/sbin/ldconfig*",
     "wsl-libraries": "/usr/lib/wsl/lib/*",
     "iommu": "/sys/class/iommu/*",
+    "initramfs-images": "/boot/init*",
+    "initramfs-tools": "/usr/bin/lsinit*",
+    "apt-logs": "/var/log/apt/history.log.*",
+    "dpkg-logs": "/var/log/dpkg.log.*",
+    "rpm-logs": "/var/log/dnf.rpm.log*",
+    "zypper-log": "/var/log/zypp/history",
+    "pacman-log": "/var/log/pacman.log",
+    "fabric-logs": "/var/log/fabricmanager.log",
+    "imex-logs": "/var/log/nvidia-imex.log",
+    "fabric-binary": "/usr/bin/nv-fabricmanager",
+    "imex-binary": "/usr/bin/nvidia-imex",
 }
 
 
@@ -135,6 +164,8 @@ def _every() -> Iterator[Probe]:
 def _system() -> Iterator[Probe]:
     yield _command("kernel-journal", *_JOURNAL, "-k", "-n", "20000", timeout_s=10.0)
     yield _command("dmesg", "dmesg", timeout_s=_QUICK_S)
+    # Without -q it says, in so many words, what it does not show us.
+    yield _command("journal", "journalctl", "-n", "0", "--no-pager")
     yield _command("reloads", *_JOURNAL, "-n", "4000", "_PID=1")
     for unit, lines in _UNIT_LOGS.items():
         yield _command(f"log:{unit}", *_JOURNAL, "-n", str(lines), "-u", unit)
@@ -143,6 +174,10 @@ def _system() -> Iterator[Probe]:
     yield _command("enrolled-keys", "mokutil", "--list-enrolled")
     yield _command("dkms-status", "dkms", "status")
     yield _command("libraries", "ldconfig", "-p")
+    # The lines alone: what else a unit's environment has is nobody's business.
+    variables = ("grep", "-r", "LD_[LP][A-Z_]*=")
+    yield _command("unit-environments", *variables, "/etc/systemd", limit_bytes=_MIB)
+    yield _command("service-environments", *variables, "/etc/default", limit_bytes=_MIB)
     yield _command("devices", "ls", "-l", "/dev")
     yield _command("device-capabilities", "ls", "-l", "/dev/nvidia-caps")
     yield _command("character-devices", "ls", "-l", "/dev/char")
@@ -159,23 +194,8 @@ def _system() -> Iterator[Probe]:
 
 
 def _driver() -> Iterator[Probe]:
-    for name in ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvidia_fs"):
+    for name in ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "ib_core"):
         yield _command(f"modinfo:{name}", "modinfo", name)
-
-
-def _of_loaded_driver() -> Iterator[Probe]:
-    yield _command("smi", "nvidia-smi", timeout_s=_SMI_S)
-    yield _command("smi-query", "nvidia-smi", "-q", timeout_s=_SMI_S)
-    yield _command("smi-nvlink", "nvidia-smi", "nvlink", "-s", timeout_s=_SMI_S)
-    yield _command("smi-topology", "nvidia-smi", "topo", "-m", timeout_s=_SMI_S)
-    yield _command("smi-mig", "nvidia-smi", "mig", "-lgi", timeout_s=_SMI_S)
-    yield _command("toolkit-list", "nvidia-container-cli", "list")
-
-
-def _of_running_docker() -> Iterator[Probe]:
-    yield _command("docker-info", "docker", "info")
-    yield _command("docker-version", "docker", "version")
-    yield _command("docker-containers", "docker", "ps", "-a", "--format", "{{.Image}} {{.Status}}")
 
 
 _KUBELET_CONF: Final = "/etc/kubernetes/kubelet.conf"
@@ -190,7 +210,6 @@ def _containers() -> Iterator[Probe]:
     yield _command("toolkit-version", "nvidia-container-cli", "-V")
     yield _command("cdi-list", "nvidia-ctk", "cdi", "list")
     yield _command("podman-version", "podman", "--version")
-    yield _command("cri-info", "crictl", "info")
     yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False)
     # Of the file, which holds keys, no more than the names of what would have kubectl start a program.
     yield _command("kubelet-conf-programs", "sed", "-nE", _STARTS_PROGRAM, _KUBELET_CONF)
@@ -198,88 +217,3 @@ def _containers() -> Iterator[Probe]:
 
 
 EXAMINATION: Final = tuple(_every())
-
-
-def follow_ups(evidence: Evidence) -> tuple[Probe, ...]:
-    """The looks that are slow, or would change some nodes: each where what was seen first allows and asks for it."""
-    return tuple(_follow_ups(evidence))
-
-
-def may_ask_driver(evidence: Evidence) -> bool:
-    """Whether NVML can be asked without changing the node.
-
-    Where the module is not loaded or its device files are missing, NVML, and so nvidia-smi, starts nvidia-modprobe,
-    which is setuid root, loads the module and makes the files (NVIDIA's driver README, "nvidia-modprobe").
-    """
-    if "/dev/dxg" in _text(evidence.get("dev-dxg")):
-        return True
-    # The files outlive the module.
-    is_loaded = bool(_text(evidence.get("nvidia-version")).strip())
-    return is_loaded and "/dev/nvidiactl" in _text(evidence.get("dev-nvidia"))
-
-
-# The context in use, of `docker context ls`: "builder *   docker container   ssh://root@builder".
-_ELSEWHERE: Final = re.compile(r"^\S+ \*\s[^\n]*?\b(?:ssh|tcp|https?)://", re.MULTILINE)
-
-
-def _docker_runs(evidence: Evidence) -> bool:
-    """Whether dockerd is there to answer: a client that asks the socket of a stopped one has systemd start it.
-
-    Root's client may have been told to ask another machine's: that one is left alone.
-    """
-    if _ELSEWHERE.search(_text(evidence.get("docker-contexts"))):
-        return False
-    units = evidence.get("units")
-    if units is not None and units.outcome == "ok" and units.data.strip():
-        blocks = units.text.split("\n\n")
-        return any("Id=docker.service" in block and "ActiveState=active" in block for block in blocks)
-    return bool(_text(evidence.get("docker-socket")))
-
-
-def _follow_ups(evidence: Evidence) -> Iterator[Probe]:
-    if may_ask_driver(evidence):
-        yield from _of_loaded_driver()
-    if _docker_runs(evidence):
-        yield from _of_running_docker()
-    # rpm makes its database where there is none.
-    if _text(evidence.get("rpm-database")):
-        yield _command("rpms", "rpm", "-qa", "*nvidia*", "cuda*", "kernel*", "*container*")
-    kernel = _text(evidence.get("kernel-release")).strip()
-    if kernel and _driver_is_off(evidence):
-        yield _command("initramfs", "lsinitramfs", f"/boot/initrd.img-{kernel}", timeout_s=20.0)
-        yield Probe("make-logs", glob="/var/lib/dkms/nvidia*/*/build/make.log", limit_bytes=8 * _MIB)
-        yield Probe("make-logs-kept", glob="/var/lib/dkms/nvidia*/*/*/*/log/make.log", limit_bytes=8 * _MIB)
-        yield Probe("file:/var/log/nvidia-installer.log", path="/var/log/nvidia-installer.log")
-    # The kubelet may read its own node and the pods on it; under which name it knows the node stands in its key.
-    node = _node_name(evidence)
-    if node:
-        # Asked for raw objects, kubectl does not write what the server can do into its cache first.
-        get = ("kubectl", "--kubeconfig", "/etc/kubernetes/kubelet.conf", "--request-timeout", "5s", "get", "--raw")
-        yield _command("kubernetes-node", *get, f"/api/v1/nodes/{node}", timeout_s=8.0)
-        pods = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"
-        yield _command("kubernetes-pods", *get, pods, timeout_s=8.0, limit_bytes=16 * _MIB)
-
-
-def _node_name(evidence: Evidence) -> str:
-    """The name under which the node stands in its cluster; empty where the cluster is not asked.
-
-    With a credential plugin (``exec``, ``auth-provider``), kubectl would start a program that is none of ours.
-    """
-    programs = evidence.get("kubelet-conf-programs")
-    has_key = _text(evidence.get("kubelet-conf")) and programs is not None and programs.outcome == "ok"
-    if not has_key or _text(programs).strip():
-        return ""
-    return _text(evidence.get("node-name")).strip().lower()
-
-
-def _driver_is_off(evidence: Evidence) -> bool:
-    """Whether the driver is not loaded, another one than that on disk is, or nouveau stands in its way."""
-    loaded = evidence.get("file:/sys/module/nvidia/version")
-    version = _text(loaded).strip()
-    on_disk = _text(evidence.get("modinfo:nvidia"))
-    nouveau = "\nnouveau " in f"\n{_text(evidence.get('modules'))}"
-    return not version or nouveau or (bool(on_disk) and version not in on_disk)
-
-
-def _text(capture: Capture | None) -> str:
-    return capture.text if capture is not None and capture.outcome == "ok" else ""

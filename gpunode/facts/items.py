@@ -5,27 +5,31 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
-from gpunode.facts.sources import Kind, Source, Where, recognise, recognise_all
+from gpunode.facts.patterns import Pattern
+from gpunode.facts.shares import Share, share_out
+from gpunode.facts.sources import Kind, Source, Where, commands, recognise, recognise_all
 
 T = TypeVar("T")
 
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_COLOURS: Final = Pattern(r"\x1b\[[0-9;?]*[A-Za-z]")
 # How a shell or a tool says that a thing is not there, when that is all it says.
-_ABSENT: Final = re.compile(
+_ABSENT: Final = Pattern(
     r"^(?:[^\n]{0,200}: )?(?:command not found|no such file or directory|not found)\.{0,3}$"
     r"|^(?:ls|cat|stat|find|grep|head|tail|less): [^\n]{1,200}: no such file or directory$"
     r"|^(?:/usr/bin/)?which: no \S+ in \(|^\S+ not found$|^Command '[^'\n]+' not found",
     re.IGNORECASE,
 )
-_NEWLINE: Final = re.compile("\n")
+_NEWLINE: Final = Pattern("\n")
+_REGISTERS: Final = frozenset({"/var/lib/dpkg/status", "/var/lib/apt/extended_states"})
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,11 @@ class Item:
         return bisect_right(self._starts, offset)
 
     @property
+    def is_register(self) -> bool:
+        """Whether a package manager keeps it: the longest texts of all, of nothing but names, states and versions."""
+        return self.subject in _REGISTERS or "/dpkg.log" in self.subject
+
+    @property
     def is_seen(self) -> bool:
         """Whether somebody looked and the system answered, were it that there is nothing."""
         return self.outcome in {"ok", "absent"} or bool(self.text)
@@ -101,33 +110,65 @@ def items(evidence: Evidence) -> tuple[Item, ...]:
 def _items(key: str, capture: Capture) -> Iterator[Item]:
     if capture.outcome == "failed" and capture.error == NOT_CAPTURED:
         return
-    if "*" in capture.source and capture.outcome == "ok" and (found := _found(capture)) is not None:
+    # One folder that may not be looked into does not take away what was found in the others.
+    is_answer = capture.outcome == "ok" or bool(capture.data)
+    if (
+        capture.source.startswith("/")
+        and "*" in capture.source
+        and is_answer
+        and (found := _found(capture)) is not None
+    ):
         yield from _of_glob(key, capture, found)
         return
     said = _said(capture)
     sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
-    for source in sources:
-        own = _own(source, said, sources)
+    parts = share_out(commands(capture.source), said) if sources[0].is_mixed else None
+    for source, own in (_own(source, said, sources, parts) for source in sources):
         outcome = _outcome(capture, own)
-        if source.is_mixed and outcome == "absent" and not tells_absence(own):
+        if len(sources) > 1 and outcome == "absent" and not tells_absence(own):
             outcome = "ok"  # another of the commands said that
         yield Item(key, capture.source, source, own, outcome, capture.error, capture.exit_status)
+        if source.kind == "listing" and program_of(source) in _SEARCHERS and outcome == "ok":
+            yield from _searched(key, capture.source, source, own)
 
 
-def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
-    """What of the text of several commands may be this one's.
+_SEARCHERS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})
+# Longer searches are for the rules that read the listing itself.
+_MOST_FOUND: Final = 500
+_IN_FILE: Final = Pattern(r"^(?P<path>/[^\s:]{2,200}):(?:\d{1,6}:)?(?P<line>.*)$", re.MULTILINE)
+
+
+def _searched(key: str, written: str, source: Source, text: str) -> Iterator[Item]:
+    """The lines that a search through a folder found, file by file, each under the number of its line there."""
+    found: dict[str, list[str]] = {}
+    for number, match in enumerate(islice(_IN_FILE.finditer(text), _MOST_FOUND)):
+        lines = found.setdefault(match["path"], [])
+        lines += [""] * (number - len(lines)) + [match["line"]]
+    for path, lines in found.items():
+        seen = recognise(path)
+        if seen.kind == "file":
+            yield Item(key, written, replace(seen, only=source.only or ".", is_part=True), "\n".join(lines))
+
+
+def _own(source: Source, text: str, sources: tuple[Source, ...], parts: Sequence[Share] | None) -> tuple[Source, str]:
+    """What of the text of several commands may be this one's; of a part that is nobody else's, the source is alone.
 
     A JSON file ends where its object does. A complaint is of the program that it names: for the others its line is
     empty, and a shell's word that there is no such program is all that this one said.
     """
     if not source.is_mixed:
-        return text
+        return source, text
     if source.kind == "file" and source.subject.endswith(".json"):
         start = text.find("{")
         with suppress(ValueError, RecursionError):
-            return text[start : json.JSONDecoder().raw_decode(text, start)[1]] if start >= 0 else text
-    if (line := _line_of(source, text, sources)) is not None:
-        return line
+            return source, text[start : json.JSONDecoder().raw_decode(text, start)[1]] if start >= 0 else text
+    if parts is not None and source.place < len(parts):
+        part = parts[source.place]
+        return replace(source, is_mixed=not part.is_alone), part.text
+    return source, _without_complaints(source, text, sources)
+
+
+def _without_complaints(source: Source, text: str, sources: tuple[Source, ...]) -> str:
     own = program_of(source)
     others = {program_of(one) for one in sources} - {own, ""}
     lines = text.split("\n")
@@ -144,28 +185,8 @@ def _own(source: Source, text: str, sources: tuple[Source, ...]) -> str:
     return "\n".join("" if line in theirs else line for line in lines) if theirs else text
 
 
-def _line_of(source: Source, text: str, sources: tuple[Source, ...]) -> str | None:
-    """The line of its own, where every command gives one: they stand in the order of the commands."""
-    lines = text.strip("\n").split("\n")
-    if len(lines) != len(sources) or not all(map(_gives_one_line, sources)):
-        return None
-    at = sources.index(source)
-    return "\n" * at + lines[at]
-
-
-def _gives_one_line(source: Source) -> bool:
-    words = source.words
-    if source.kind == "file":
-        return source.subject.startswith(("/sys/", "/proc/sys/"))
-    if source.kind == "modinfo":
-        return "-F" in words
-    if source.kind == "unit-status":
-        return any(word.startswith("is-") for word in words)
-    return source.kind == "uname" or words[:2] == ("mokutil", "--sb-state")
-
-
 # bash: nvidia-container-cli: command not found; ls: cannot access '/dev/nvidia*': No such file or directory
-_COMPLAINT: Final = re.compile(
+_COMPLAINT: Final = Pattern(
     r"^(?:-?(?:bash|sh|zsh|ash|fish)(?:: line \d+)?: )?(?P<name>[\w.+-]{2,40}): (?=\S)(?:\d+: )?"
     r"(?=.{0,200}(?:not found|[Nn]o such file|cannot access|could not|no process found))"
 )
@@ -243,7 +264,7 @@ def _found(capture: Capture) -> tuple[Found, ...] | None:
 def _of_glob(key: str, capture: Capture, found: tuple[Found, ...]) -> Iterator[Item]:
     """A listing of what matched, and each file that was read."""
     listing = "\n".join(_listed(one) for one in found)
-    yield Item(key, capture.source, Source("listing", capture.source), listing)
+    yield Item(key, capture.source, Source("listing", capture.source), listing, capture.outcome, capture.error)
     for one in found:
         if one.data is not None and not _is_passed_over(one.path):
             text = one.data.decode("utf-8", "replace")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterable
 
 from gpunode.facts.evidence import Found
+from gpunode.facts.patterns import Pattern
 
-_PARTS = re.compile(r"(\D*)(\d*)")
+_PARTS = Pattern(r"(\D*)(\d*)")
 # What grub-mkconfig passes over, too (grub_file_is_not_garbage), and Ubuntu's second copies of signed images.
-_GARBAGE = re.compile(r"\.(?:dpkg-\w+|rpm\w+|ucf-\w+|old|bak|signed|unsigned|save|hmac)\Z|~\Z")
+_GARBAGE = Pattern(r"\.(?:dpkg-\w+|rpm\w+|ucf-\w+|old|bak|signed|unsigned|save|hmac)\Z|~\Z")
 
 
 def version_key(version: str) -> tuple[tuple[tuple[int, ...], int], ...]:

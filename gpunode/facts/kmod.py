@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 from gpunode.facts.model import LoadedDriver
+from gpunode.facts.patterns import Pattern
 
 # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  <date>" and, of the open modules,
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (<user>)  <date>".
-_NVRM = re.compile(
-    r"^NVRM version:\s*NVIDIA UNIX (.{0,80}?Kernel Module.{0,40}?)\s+(\d+(?:\.\d+){1,3})\b", re.MULTILINE
-)
+_NVRM = Pattern(r"^NVRM version:\s*NVIDIA UNIX (.{0,80}?Kernel Module.{0,40}?)\s+(\d+(?:\.\d+){1,3})\b", re.MULTILINE)
 
 
 def loaded(text: str) -> frozenset[str]:

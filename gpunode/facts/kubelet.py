@@ -8,7 +8,6 @@ microk8s-resources/default-args/kubelet; k0s@v1.35 pkg/component/worker/containe
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from gpunode.facts import units
 from gpunode.facts.model import CgroupDriver, Fact, Facts, Known, Kubelet, KubeletKind, Unknown, known
+from gpunode.facts.patterns import Pattern
 
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
 _CONFIGS: Final = (_CONFIG, "/etc/kubernetes/kubelet/config.json", "/etc/kubernetes/kubelet-config.yaml")
@@ -278,8 +278,8 @@ def flags_of(words: Iterable[str]) -> Mapping[str, str]:
 
 # Flat YAML.
 
-_KEY = re.compile(r"""(["']?)([\w.-]+)\1[ \t]*:(?:[ \t]+(.*))?""")
-_SCALAR = re.compile(r"""(?:"([^"\\]*)"|'([^']*)'|([\w/.][^\s"'#]*))(?:[ \t]+\#.*)?""")
+_KEY = Pattern(r"""(["']?)([\w.-]+)\1[ \t]*:(?:[ \t]+(.*))?""")
+_SCALAR = Pattern(r"""(?:"([^"\\]*)"|'([^']*)'|([\w/.][^\s"'#]*))(?:[ \t]+\#.*)?""")
 
 
 def flat(text: str, keys: Iterable[str]) -> Mapping[str, str | None]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpunode.facts.evidence import Found
+from gpunode.facts.patterns import Pattern
 
-_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_INSTANCE = re.compile(r"/capabilities/(gpu\d+/mig/gi\d+)/(ci\d+/)?access\Z")
+_UUID = Pattern(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_INSTANCE = Pattern(r"/capabilities/(gpu\d+/mig/gi\d+)/(ci\d+/)?access\Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,32 +7,65 @@ a hundred times as fast as one for an expression.
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 # Shorter ones are everywhere and save nothing.
 _SHORTEST: Final = 4
+_OFTEN: Final = 16
 _ZERO_WIDTH: Final = frozenset("bBAZ")
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(?P<least>\d*)(?:,\d*)?\}")
 _GROUP: Final = re.compile(r"\?(?:(?P<plain>:|P<\w+>)|(?P<around><?[=!])|(?P<other>.))")
+# Characters that stand for themselves, up to one that is repeated or that means something.
+_PLAIN: Final = re.compile(r"[^\\.^$*+?{}\[\]()|]+(?![*+?{])")
 
 
-@cache
-def needed(pattern: re.Pattern[str]) -> frozenset[str]:
-    """Strings of which every text that ``pattern`` matches has one, in whatever case; none where nobody knows."""
-    if pattern.flags & re.VERBOSE:
+def needed(expression: str, flags: int = 0) -> frozenset[str]:
+    """Strings of which every text that ``expression`` matches has one, in lower case; none where nobody knows."""
+    if flags & re.VERBOSE:
         return frozenset()
     try:
-        found, _ = _alternatives(pattern.pattern, 0)
+        found, _ = _alternatives(expression, 0)
     except _Unread:
         return frozenset()
     return found
 
 
-def may_match(pattern: re.Pattern[str], lowered: str) -> bool:
-    """Whether ``pattern`` can occur in the text that is ``lowered`` in lower case; True does not say that it does."""
-    words = needed(pattern)
-    return not words or any(word in lowered for word in words)
+class Vocabulary:
+    """A long text in lower case that is asked for hundreds of strings: its words, each once, are a tenth of it.
+
+    They are made of the text when it has been asked for some, in 4 ms for 350 KB; then 10 µs find a string, and not 80.
+    """
+
+    __slots__ = ("_asked", "_lowered", "_once")
+
+    def __init__(self, lowered: str) -> None:
+        self._lowered = lowered
+        self._asked = 0
+        self._once = b""
+
+    def __contains__(self, string: str) -> bool:
+        """Whether ``string`` stands in the text."""
+        if self._asked == _OFTEN:
+            self._once = self._once or b"\n".join(set(_words(self._lowered)))
+            return all(word in self._once for word in _words_of(string)) and string in self._lowered
+        self._asked += 1
+        return string in self._lowered
+
+
+# Letters of other alphabets are of several bytes, all of them beyond ASCII.
+_APART: Final = bytes(
+    code if chr(code).isalnum() or chr(code) == "_" or code > 127 else ord(" ") for code in range(256)
+)
+
+
+@lru_cache(maxsize=4096)
+def _words_of(string: str) -> tuple[bytes, ...]:
+    return tuple(_words(string))
+
+
+def _words(text: str) -> list[bytes]:
+    return text.encode("utf-8", "surrogatepass").translate(_APART).split()
 
 
 class _Unread(ValueError):
@@ -53,22 +86,32 @@ def _alternatives(text: str, at: int) -> tuple[frozenset[str], int]:
 
 def _sequence(text: str, at: int) -> tuple[frozenset[str], int]:
     """What everything up to the next ``|`` or ``)`` needs: of several things the longest."""
-    run, candidates = "", list[frozenset[str]]()
+    run, best = "", frozenset[str]()
     while at < len(text) and text[at] not in "|)":
+        if plain := _PLAIN.match(text, at):
+            run += plain[0]
+            at = plain.end()
+            continue
         literal, group, at = _one(text, at)
         least, after = _quantity(text, at)
         if literal is None or after != at:
-            kept = run + (literal or "") if least else run
-            candidates.append(frozenset({kept.lower()}))
+            best = _longer(best, run + (literal or "") if least else run)
             run = ""
         else:
             run += literal
-        if group and least:
-            candidates.append(group)
+        if group and least and _shortest(group) > _shortest(best):
+            best = group
         at = after
-    candidates.append(frozenset({run.lower()}))
-    best = max(candidates, key=lambda words: min(map(len, words)))
-    return (best if min(map(len, best)) >= _SHORTEST else frozenset()), at
+    return _longer(best, run), at
+
+
+def _longer(best: frozenset[str], run: str) -> frozenset[str]:
+    """``best``, or ``run`` where it is longer and long enough to be worth a search."""
+    return frozenset({run.lower()}) if len(run) >= _SHORTEST and len(run) > _shortest(best) else best
+
+
+def _shortest(words: frozenset[str]) -> int:
+    return min(map(len, words), default=0)
 
 
 def _one(text: str, at: int) -> tuple[str | None, frozenset[str], int]:

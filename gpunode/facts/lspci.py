@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 
 from gpunode.facts.model import PciDevice
+from gpunode.facts.patterns import Pattern
 
-ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_ID = re.compile(r"\[([0-9a-f]{4})\]\Z")
+ADDRESS = Pattern(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_ID = Pattern(r"\[([0-9a-f]{4})\]\Z")
 
 
 def parse(text: str) -> tuple[PciDevice, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
 from gpunode.facts.evidence import NOT_CAPTURED, Capture
+from gpunode.facts.patterns import Pattern
 
 SCHEMA = 1
 KEY = "nvml"
@@ -374,7 +375,7 @@ class VersionProblem:
     hint: str
 
 
-_VERSION = re.compile(r"(?:\d+:)?(\d{3,}(?:\.\d+){1,2})(?![\d.])")
+_VERSION = Pattern(r"(?:\d{1,4}:)?(\d{3,5}(?:\.\d{1,6}){1,2})(?![\d.])")
 _RELOAD = (
     "reboot; or stop everything that uses the GPUs, unload the modules "
     "(`modprobe -r nvidia_drm nvidia_modeset nvidia_uvm nvidia`) and load them again (`modprobe nvidia`)"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from gpunode.facts.model import Distro
+from gpunode.facts.patterns import Pattern
 
-_LINE = re.compile(r"^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
-_PART = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([^\s\"'\\]+)|\\(.)")
-_ESCAPE = re.compile(r"\\([\"$`\\])")
+_LINE = Pattern(r"^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
+_PART = Pattern(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([^\s\"'\\]+)|\\(.)")
+_ESCAPE = Pattern(r"\\([\"$`\\])")
 
 
 def parse(text: str) -> Mapping[str, str]:

@@ -11,21 +11,22 @@ from typing import Final
 from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.items import cut_lines, tells_absence
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import PROBES
 from gpunode.facts.sources import STATE, STILL_FAILS, changes_state, recognise
 
 _SHAPE: Final = 'a report is a JSON list of {"source": "the command or path", "text": "what it said"}'
 # A prompt, and a command behind it: "$ lsmod", "# dmesg", "user@host:~$ nvidia-smi", "[root@gpu1 ~]# lspci",
 # "host:~ # dmesg", "gpu1 ~ # lsmod", "❯ uname".
-_PROMPT: Final = re.compile(
+_PROMPT: Final = Pattern(
     r"^(?:\([\w.-]{1,30}\)\s*)?(?:\[[^\]\n]{1,80}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?"
     r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)?"
     r"[$#❯%]\s+(?P<command>\S[^\n]*)$"
 )
-_HEADING: Final = re.compile(r"^(?:#{1,6}\s+|\*\*|==+\s*)?`?(?P<source>[^`*=\n]{2,120}?)`?(?:\*\*|\s*==+)?:\s*$")
-# What a compiler begins with: "/usr/src/nvidia-470/nv-caps.c: In function 'f':".
-_IN_SOURCE: Final = re.compile(r"\S+\.[chS](?::|$)")
-_FENCE: Final = re.compile(r"^\s*(?:```|~~~)")
+_HEADING: Final = Pattern(r"^(?:#{1,6}\s+|\*\*|==+\s*)?`?(?P<source>[^`*=\n]{2,120}?)`?(?:\*\*|\s*==+)?:\s*$")
+# What a compiler or Python begins with: "/usr/src/nvidia-470/nv-caps.c: In function 'f':", "/a/b.py:235: UserWarning:".
+_IN_SOURCE: Final = Pattern(r"\S+\.[chS](?::|$)|\S+:\d+(?::|$)")
+_FENCE: Final = Pattern(r"^\s*(?:```|~~~)")
 # The probes whose answer a person can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
 _PROBE_KEYS: Final = {
     **{probe.path: probe.key for probe in PROBES if probe.path},
@@ -131,27 +132,39 @@ def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
     return found
 
 
-# "$ lsmod", "user@host:~$ lsmod": a dollar sign begins no line of a program's own.
-_TYPED: Final = re.compile(
-    r"^(?:\([\w.-]{1,30}\)\s*)?(?:[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?)?\$ (?P<command>\S[^\n]*)$",
+# "$ lsmod", "user@host:~$ lsmod": a dollar sign begins no line of a program's own; a number sign does, so that it is a
+# prompt only behind a user, a host or a folder. "+ lsmod" is a command as `set -x` shows it.
+_TYPED: Final = Pattern(
+    r"^(?:\([\w.-]{1,30}\)\s*)?"
+    r"(?:(?P<place>\[[^\]\n]{0,60}[@~/][^\]\n]{0,60}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})? ?"
+    r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)[$#%]"
+    r"|[\w.-]{1,40}[$#](?= )|\$|❯|\+{1,2}(?= [a-z])|(?P<drive>(?:PS )?[A-Z]:\\[^>\n]{0,80}>))"
+    r" ?(?<=[\s>])(?P<command>\S[^\n]*)$",
     re.MULTILINE,
 )
+
+
+def _typed(text: str) -> list[re.Match[str]]:
+    """The lines in which a command was typed: each known one, and behind a prompt that is nothing else, every one."""
+    lines = list(_TYPED.finditer(text))
+    is_session = bool(lines) and not text[: lines[0].start()].strip() and lines[0][0][0] != "+"
+    return [line for line in lines if is_session or line["place"] or line["drive"] or _is_known(line["command"])]
+
+
+def _is_known(command: str) -> bool:
+    return recognise(command).kind not in {"text", "application"}
 
 
 def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
     """The piece, split where a further command was typed in it; what was typed in a container stays of it."""
     text = cut_lines(text)
-    typed = [
-        match for match in _TYPED.finditer(text) if recognise(match["command"]).kind not in {"text", "application"}
-    ]
+    typed = _typed(text) if len(text) <= _TRANSCRIPT else []
     if not typed:
-        yield source, text
+        yield from _files(source, text)
         return
-    inside = " (in the container)" if recognise(source).where == "container" else ""
-    if text[: typed[0].start()].strip() or len(text) > _TRANSCRIPT:
-        yield source, text[: typed[0].start()].rstrip("\n") if len(text) <= _TRANSCRIPT else text
-    if len(text) > _TRANSCRIPT:
-        return
+    is_inside = recognise(source).where == "container"
+    if text[: typed[0].start()].strip():
+        yield source, text[: typed[0].start()].rstrip("\n")
     is_mended = False
     for match, after in zip(typed, (*typed[1:], None), strict=True):
         said = text[match.end() : after.start() if after is not None else len(text)].strip("\n")
@@ -159,9 +172,28 @@ def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
         if is_mended and kind.kind in STATE and not STILL_FAILS.search(said):
             continue  # so it is after the repair
         is_mended = is_mended or (changes_state(kind) and not said.strip())
+        inside = " (in the container)" if is_inside or _OF_CONTAINER.search(match["place"] or "") else ""
         yield f"{match['command']}{inside}", said
 
 
+# What head and tail write before each of several files.
+_FILE: Final = Pattern(r"^==> (?P<path>/\S+) <==$\n?", re.MULTILINE)
+
+
+def _files(source: str, text: str) -> Iterator[tuple[str, str]]:
+    """The piece, split into the files that head or tail showed in it."""
+    starts = list(_FILE.finditer(text)) if len(text) <= _TRANSCRIPT else []
+    if not starts or text[: starts[0].start()].strip():
+        yield source, text
+        return
+    reader = "head " if recognise(source).is_part else ""
+    for match, after in zip(starts, (*starts[1:], None), strict=True):
+        said = text[match.end() : after.start() if after is not None else len(text)]
+        yield f"{reader}{match['path']}", said.strip("\n")
+
+
+# Docker names a container so, and a shell in it shows that as its host.
+_OF_CONTAINER: Final = Pattern(r"@[0-9a-f]{12}\b")
 # Nobody types so much between two commands that a longer text would be one.
 _TRANSCRIPT: Final = 100_000
 
@@ -211,7 +243,7 @@ def _next(line: str) -> str:
         seen = recognise(line)
         if seen.kind == "file" and seen.subject != recognise(command).subject:
             return line.strip()  # only the prompt says in which folder the file is
-        return command if not is_root or recognise(command).kind not in {"text", "application"} else ""
+        return command if not is_root or _is_known(command) else ""
     if (match := _HEADING.match(line)) and len(match["source"].split()) <= 12:
         seen = recognise(match["source"])
         is_path = seen.subject.startswith("/") and not _IN_SOURCE.match(match["source"])

@@ -36,15 +36,16 @@ from gpunode.facts.model import (
     Unknown,
     known,
 )
+from gpunode.facts.patterns import Pattern
 
 T = TypeVar("T")
 PLAN: Final = "plan"
 VERSION_AFTER_INDEX: Final = "known after the index is read"
 # nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
-_DKMS: Final = re.compile(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*")
+_DKMS: Final = Pattern(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*")
 _NOT_THE_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
-_HEADERS: Final = re.compile(r"(?:linux|proxmox|pve)-headers-(\d.*)")
-_EPOCH_AND_REVISION: Final = re.compile(r"\A(?:\d+:)?(.*?)(?:-[^-]*)?\Z", re.DOTALL)
+_HEADERS: Final = Pattern(r"(?:linux|proxmox|pve)-headers-(\d.*)")
+_EPOCH_AND_REVISION: Final = Pattern(r"\A(?:\d+:)?(.*?)(?:-[^-]*)?\Z", re.DOTALL)
 
 
 def project(facts: Facts, changes: Iterable[Change]) -> Facts:

@@ -10,7 +10,10 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final, Literal, TypeAlias
+
+from gpunode.facts.patterns import Pattern
 
 Kind: TypeAlias = Literal[
     "kernel-log",  # dmesg, journalctl -k, kern.log
@@ -83,6 +86,7 @@ class Source:
             lines that match it, all of them unless ``is_part``. Empty where nothing was left out that way.
         is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
         is_mixed: whether the text is that of several commands, of which this is one.
+        place: which of them, in their order.
     """
 
     kind: Kind
@@ -92,21 +96,45 @@ class Source:
     only: str = ""
     is_part: bool = False
     is_mixed: bool = False
+    place: int = 0
 
 
-_PROMPT: Final = re.compile(
-    r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80})?\s{0,4}[$#>%❯]\s+"
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One of the commands of a line, with what its output was sent through.
+
+    Attributes:
+        words: its words without what stands before it (sudo, assignments) and without redirections.
+        filters: the same of each command behind it in the pipeline.
+        is_optional: whether it runs only when the one before it succeeded, or failed.
+        is_quiet: whether its output went into a file.
+    """
+
+    words: tuple[str, ...]
+    filters: tuple[tuple[str, ...], ...] = ()
+    is_optional: bool = False
+    is_quiet: bool = False
+
+
+_PROMPT: Final = Pattern(
+    r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80}"
+    r"|[\w.-]{1,40}(?=[$#]))?\s{0,4}[$#>%❯]\s+"
 )
-_REMARK: Final = re.compile(r"\(([^()]*)\)\s*$")
-_PART: Final = re.compile(
+_REMARK: Final = Pattern(r"\(([^()]*)\)\s*$")
+_PART: Final = Pattern(
     r"\b(?:further down|excerpt|extract|snippet|shortened|abridged|truncated|snipped|partial|(?:last|first) lines)\b",
     re.IGNORECASE,
 )
-_INSIDE: Final = re.compile(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
+_INSIDE: Final = Pattern(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
 _BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"})
 # Commands that print nothing of their own; words of the shell's grammar.
 _SILENT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"})
 _SHELL: Final = frozenset({"do", "then", "if", "else", "!", "{", "("})
+# They hand a command line, as one word, to a shell: of their own, on another host, on many.
+_SHELLS: Final = frozenset(
+    {"sh", "bash", "zsh", "su", "ssh", "ansible", "pdsh", "clush", "parallel-ssh", "pssh", "salt", "xargs", "chroot"}
+)
+_GREPS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
 _CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "cut"})
 _READERS: Final = frozenset({"cat", "less", "more", "head", "tail", "zcat", "bat", "batcat", "nl", "xxd", "strings"})
 _CONTAINERS: Final = frozenset(
@@ -183,10 +211,10 @@ _TEXTS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"^Linux \S+ \d+\.\d+", "uname"),
     (r"^Traceback \(most recent|CUDA error|RuntimeError|torch\.", "application"),
 )
-_COMPILED: Final[Mapping[str, tuple[tuple[re.Pattern[str], Kind], ...]]] = {
-    "paths": tuple((re.compile(pattern), kind) for pattern, kind in _PATHS),
-    "words": tuple((re.compile(pattern, re.IGNORECASE), kind) for pattern, kind in _WORDS),
-    "texts": tuple((re.compile(pattern, re.MULTILINE), kind) for pattern, kind in _TEXTS),
+_COMPILED: Final[Mapping[str, tuple[tuple[Pattern, Kind], ...]]] = {
+    "paths": tuple((Pattern(pattern), kind) for pattern, kind in _PATHS),
+    "words": tuple((Pattern(pattern, re.IGNORECASE), kind) for pattern, kind in _WORDS),
+    "texts": tuple((Pattern(pattern, re.MULTILINE), kind) for pattern, kind in _TEXTS),
 }
 
 
@@ -203,10 +231,7 @@ def recognise(source: str, text: str = "") -> Source:
 def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
     source = source[:_LONGEST].strip()
-    written, where, is_part = _without_remarks(_PROMPT.sub("", source))
-    if (label := _LABEL.match(written)) and _by_commands(written[label.end() :]):
-        where = "container" if _INSIDE.search(label[0]) else where
-        written = written[label.end() :]
+    written, where, is_part = _unwrapped(source)
     found = _as_found(_by_commands(written), text) or _only(_by_path(written)) or _only(_by_words(source))
     if not found or found[0].kind == "text":
         found = _only(_by_text(text)) or found or (Source("text"),)
@@ -217,8 +242,46 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
 
 
+def commands(source: str) -> tuple[Command, ...]:
+    """The commands of a line, in the order in which they ran; none where a loop ran some of them several times.
+
+    The ``place`` of a ``Source`` counts them.
+    """
+    written = _unwrapped(source[:_LONGEST].strip())[0]
+    if re.search(r"(?:^|[;\s])(?:do|while|until)\s", written):
+        return ()
+    return tuple(_command(before, pipeline) for before, pipeline in _in_order(written))
+
+
+def _command(before: str, pipeline: list[list[str]]) -> Command:
+    last = pipeline[-1]
+    into = [index for index, word in enumerate(last) if word in {">", ">>", "&>", "&>>"}]
+    is_quiet = any(last[index] not in {">", ">>"} or last[index - 1] != "2" for index in into)
+    plain = [words for words in map(_plain, pipeline) if words]
+    return Command(plain[0] if plain else (), tuple(plain[1:]), before in {"&&", "||"}, is_quiet)
+
+
+def _unwrapped(source: str) -> tuple[str, Where, bool]:
+    """The source without prompt, remarks and label; whether they say ``container``, or that it is a part."""
+    written, where, is_part = _without_remarks(_PROMPT.sub("", source))
+    if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
+        where = "container" if _INSIDE.search(label[0]) else where
+        written = written[label.end() :]
+    if (quoted := _QUOTED.search(written)) and _by_commands(inner := quoted["command"] or quoted["said"]):
+        written = inner
+    return written, where, is_part
+
+
+# "output of nvidia-smi -q", "Result from `dkms status`", "`lsmod` says".
+_QUOTED: Final = Pattern(
+    r"^[^`\n]{0,60}`(?P<command>[^`\n]{2,200})`[^`\n]{0,40}$"
+    r"|^(?:the )?(?:output|result|answer)s? (?:of|from):? (?P<said>\S.*)$",
+    re.IGNORECASE,
+)
+
+
 # "root@gpu1:/etc/crio/crio.conf.d# cat 99-nvidia.conf".
-_FOLDER: Final = re.compile(r"\[?[\w.+-]{1,40}@[\w.-]{1,80}[: ](?P<folder>/[\w./+-]{1,200}?)/?\]?\s?[$#%]\s")
+_FOLDER: Final = Pattern(r"\[?[\w.+-]{1,40}@[\w.-]{1,80}[: ](?P<folder>/[\w./+-]{1,200}?)/?\]?\s?[$#%]\s")
 
 
 def _in_folder(found: Source, folder: str) -> Source:
@@ -227,20 +290,16 @@ def _in_folder(found: Source, folder: str) -> Source:
     return replace(found, subject=f"{folder}/{found.subject.removeprefix('./')}") if is_relative else found
 
 
-# "host: nvidia-smi", "in the container: ls /dev", "node gpu-3: lsmod".
-_LABEL: Final = re.compile(
-    r"(?:(?:on|in|inside) )?(?:the )?(?:host|node|hypervisor|guest|vm|container|pod|worker|server)"
-    r"(?: [\w.-]{1,40})?:\s+",
-    re.IGNORECASE,
-)
+# "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod", "root@gpu-3 (Ubuntu): lsmod".
+_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()@-]{0,60}:\s+")
 # What shows the state in which the node is, not what happened.
 STATE: Final[frozenset[Kind]] = frozenset(
     {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
 )
-STILL_FAILS: Final = re.compile(
+STILL_FAILS: Final = Pattern(
     r"failed|No devices|cannot access|couldn.t|not found|Unable|\bERR!|[Uu]nknown [Ee]rror|inactive|mismatch"
 )
-_REFUSED: Final = re.compile(
+_REFUSED: Final = Pattern(
     r"^(?:modprobe|insmod): |could not insert|^Job for |^Failed to (?:start|restart|load)", re.MULTILINE
 )
 
@@ -259,7 +318,7 @@ def changes_state(source: Source) -> bool:
     """Whether the command loads a module or starts a unit: what is seen after it, it may have made so."""
     if source.kind == "modprobe":
         words = source.words
-        return _program(words) in {"modprobe", "insmod"} and not {"-r", "--remove", "-n", "-D", "-c"} & set(words)
+        return program(words) in {"modprobe", "insmod"} and not {"-r", "--remove", "-n", "-D", "-c"} & set(words)
     return source.kind == "unit-action" and bool({"start", "restart"} & set(source.words[1:3]))
 
 
@@ -282,18 +341,51 @@ def _without_remarks(source: str) -> tuple[str, Where, bool]:
 
 def _by_commands(source: str) -> tuple[Source, ...]:
     """What each command of a line shows; they share one text where they are several."""
-    single = (part for pipeline in _pipelines(source) for part in _one_by_one(pipeline))
-    found = tuple(one for pipeline in single if (one := _by_pipeline(pipeline)))
-    return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
+    every = _in_order(source)
+    found = tuple(
+        replace(one, place=place) for place, (_, pipeline) in enumerate(every) if (one := _by_pipeline(pipeline))
+    )
+    return tuple(replace(one, is_mixed=True) for one in found) if len(every) > 1 else found
+
+
+def _in_order(source: str) -> list[tuple[str, list[list[str]]]]:
+    """The pipelines of a line, each with the sign before it."""
+    single = ((before, one) for before, pipeline in _pipelines(source) for one in _one_by_one(pipeline))
+    return [(before, handed) for before, pipeline in single for handed in _handed(pipeline)]
+
+
+def _handed(pipeline: list[list[str]]) -> list[list[list[str]]]:
+    """The pipeline, or each of those that one of its words, in quotes, hands to another shell."""
+    if (found := _by_pipeline(pipeline)) is not None and found.kind != "text":
+        return [pipeline]
+    inner = [one for _, one in _in_order(_line_handed(_plain(pipeline[0])))]
+    return inner if any(map(_by_pipeline, inner)) else [pipeline]
+
+
+def _line_handed(words: Sequence[str]) -> str:
+    """The command line that is one of the words, which a shell takes; empty without."""
+    if program(words) not in _SHELLS:
+        return ""
+    return _value(words, "-c") or next((word for word in reversed(words[1:]) if " " in word), "")
+
+
+def _in_shell(words: Sequence[str]) -> Source | None:
+    """What the one command shows that a shell in a container is handed."""
+    start = next((index for index, word in enumerate(words) if program((word,)) in _SHELLS), None)
+    found = _by_commands(_line_handed(words[start:])) if start is not None else ()
+    return found[0] if len(found) == 1 else None
 
 
 def _one_by_one(pipeline: list[list[str]]) -> list[list[list[str]]]:
-    """The pipeline, or one for each file where several of sysfs are read at once: each is one line."""
+    """The pipeline, or one for each file where several are read of which each is one line."""
     words = list(_plain(pipeline[0])) if len(pipeline) == 1 else []
-    paths = [word for word in words[1:] if word.startswith("/sys/")]
-    if _program(words) != "cat" or len(paths) < _SEVERAL or any("*" in path for path in paths):
+    paths = [word for word in words[1:] if word.startswith("/")]
+    is_lines = program(words) == "readlink" or (
+        program(words) == "cat" and all(path.startswith("/sys/") for path in paths)
+    )
+    if not is_lines or len(paths) < _SEVERAL or any("*" in path for path in paths):
         return [pipeline]
-    return [[["cat", path]] for path in paths]
+    return [[[*(word for word in words if word not in paths), path]] for path in paths]
 
 
 _SEVERAL: Final = 2
@@ -305,33 +397,91 @@ def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
     found = _of(head) if head else None
     if found is None:
         return None
-    patterns = [_pattern(words) for words in commands[1:] if _program(words) in {"grep", "egrep", "rg", "zgrep"}]
-    cut = any(_program(words) in _CUTTERS for words in commands[1:]) or _program(head) in {"head", "tail"}
-    only = "|".join(pattern for pattern in (found.only, *patterns) if pattern)
-    return replace(found, only=only, is_part=found.is_part or cut)
+    if found.kind == "file" and _is_silenced(pipeline[-1]):
+        return None
+    patterns = [_pattern(words) for words in commands[1:] if program(words) in _GREPS]
+    cut = any(program(words) in _CUTTERS for words in commands[1:]) or _begins_or_ends(head)
+    return replace(found, only=_all_of(found.only, *patterns), is_part=found.is_part or cut or _counts(commands[-1]))
 
 
-def _pipelines(source: str) -> list[list[list[str]]]:
-    """The words of every command of every pipeline in a line of shell."""
+def _is_silenced(words: Sequence[str]) -> bool:
+    """Whether what the command says goes nowhere, so that only its status is seen."""
+    into = (index for index, word in enumerate(words[:-1]) if word == ">" and words[index - 1] != "2")
+    return any(words[index + 1] == "/dev/null" for index in into)
+
+
+def _all_of(*patterns: str) -> str:
+    """One pattern for what every one of them lets through."""
+    given = [pattern for pattern in patterns if pattern]
+    return given[0] if len(given) == 1 else "".join(f"(?=.*(?:{pattern}))" for pattern in given)
+
+
+def _begins_or_ends(words: Sequence[str]) -> bool:
+    """Whether it shows the beginning or the end of something; ``tail -n +1`` shows the whole of several files."""
+    return program(words) in {"head", "tail"} and not any(re.fullmatch(r"(?:-n)?\+[01]", word) for word in words)
+
+
+def _counts(words: Sequence[str]) -> bool:
+    """Whether it prints how many lines there are in place of them."""
+    options = [word for word in words[1:] if word.startswith("-")]
+    if program(words) == "wc":
+        return True
+    return program(words) in _GREPS and any(re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in options)
+
+
+def _pipelines(source: str) -> list[tuple[str, list[list[str]]]]:
+    """The words of every command of every pipeline in a line of shell, and the sign that stands before the pipeline."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
-    source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
+    source = _without_comment(source).replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
+    words = _words(source)
+    pipelines: list[tuple[str, list[list[str]]]] = [("", [[]])]
+    for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
+        if word in {"|", "|&"}:
+            pipelines[-1][1].append([])
+        elif word in {"&&", ";", "||", "&"}:
+            pipelines.append((word, [[]]))
+        else:
+            pipelines[-1][1][-1].extend(_expanded(word))
+    found = [(before, [command for command in pipeline if command]) for before, pipeline in pipelines]
+    return [(before, pipeline) for before, pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
+
+
+# /sys/bus/pci/devices/0000:0a:00.{0,1}/driver
+_BRACES: Final = Pattern(r"(?P<before>/[^\s{}]*)\{(?P<choices>[^\s{},]*(?:,[^\s{},]*){1,20})\}(?P<after>[^\s{}]*)")
+
+
+def _expanded(word: str) -> list[str]:
+    """The paths that a shell makes of one with a choice in braces."""
+    match = _BRACES.fullmatch(word)
+    return [match["before"] + one + match["after"] for one in match["choices"].split(",")] if match else [word]
+
+
+def _without_comment(line: str) -> str:
+    """A line of shell without the words behind a number sign that is not in quotes."""
+    for match in _COMMENT.finditer(line):
+        before = line[: match.start()]
+        if before.count('"') % 2 == 0 and before.count("'") % 2 == 0:
+            return before
+    return line
+
+
+_COMMENT: Final = Pattern(r"\s#\s")
+
+
+def _words(source: str) -> list[str]:
+    if not _SHELL_SIGNS.intersection(source):
+        return source.split()
     try:
         lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
         lexer.whitespace_split = True
         lexer.commenters = ""
-        words = list(lexer)
+        return list(lexer)
     except ValueError:
-        words = source.split()
-    pipelines: list[list[list[str]]] = [[[]]]
-    for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
-        if word in {"|", "|&"}:
-            pipelines[-1].append([])
-        elif word in {"&&", ";", "||", "&"}:
-            pipelines.append([[]])
-        else:
-            pipelines[-1][-1].append(word)
-    found = [[command for command in pipeline if command] for pipeline in pipelines]
-    return [pipeline for pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
+        return source.split()
+
+
+# shlex reads character by character; most sources have none of these.
+_SHELL_SIGNS: Final = frozenset("'\"\\|;&<>")
 
 
 def _plain(words: Sequence[str]) -> tuple[str, ...]:
@@ -341,23 +491,47 @@ def _plain(words: Sequence[str]) -> tuple[str, ...]:
         rest[0] in _BEFORE or rest[0] in _SHELL or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0]) or rest[0].startswith("-")
     ):
         rest.pop(0)
+    if "<" in rest[1:-1] and (program(rest) in _READERS | {"jq", "yq"} or "json.tool" in rest):
+        rest = [*rest[: rest.index("<")], rest[rest.index("<") + 1]]
     for sign in (">", ">>", "<", ">&", "2"):
         if sign in rest[1:]:
             rest = rest[: rest.index(sign, 1)]
     return tuple(rest)
 
 
-def _program(words: Sequence[str]) -> str:
+def program(words: Sequence[str]) -> str:
+    """The name of the program that these words run; empty without any."""
     return words[0].rsplit("/", 1)[-1].removesuffix(".exe") if words else ""
 
 
 def _pattern(words: Sequence[str]) -> str:
-    """What a grep leaves over, as a regular expression; empty where it takes lines away (-v) or adds them (-A)."""
-    options = [word for word in words[1:] if word.startswith("-")]
-    plain = [word for word in words[1:] if not word.startswith("-")]
-    if any(re.fullmatch(r"-\w*v\w*|--invert-match", option) for option in options) or not plain:
+    """What a grep leaves over, as a regular expression; empty where it takes lines away (-v) or lets all through."""
+    options, patterns, _ = _asked(words)
+    if any(re.fullmatch(r"-\w*v\w*|--invert-match", option) for option in options) or _ALL & set(patterns):
         return ""
-    return plain[0].replace(r"\|", "|")
+    return "|".join(patterns).replace(r"\|", "|")
+
+
+_ALL: Final = frozenset({".", "", "^", ".*"})
+
+
+def _asked(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """A grep's options, patterns and files."""
+    options, patterns, plain = list[str](), list[str](), list[str]()
+    rest = iter(words[1:])
+    for word in rest:
+        if re.fullmatch(r"-\w*e|--regexp", word):
+            options.append(word)
+            patterns.append(next(rest, ""))
+        elif word.startswith(("-e", "--regexp=")):
+            patterns.append(word.removeprefix("--regexp=").removeprefix("-e"))
+        elif re.fullmatch(r"-\w*[ABCmf]", word):
+            options += [word, next(rest, "")]
+        elif word.startswith("-") and len(word) > 1:
+            options.append(word)
+        else:
+            plain.append(word)
+    return (options, patterns, plain) if patterns else (options, plain[:1], plain[1:])
 
 
 def _operands(words: Sequence[str]) -> list[str]:
@@ -387,31 +561,56 @@ def _value(words: Sequence[str], *names: str) -> str:
 
 def _of(words: tuple[str, ...]) -> Source | None:
     """What a command's output is; None where nobody knows the command."""
-    program = _program(words)
-    if program in _READERS:
+    name = program(words)
+    if name in _READERS:
         path = next((word for word in reversed(words[1:]) if "/" in word or "." in word), "")
         return _file(path) if path else None
-    if program in {"grep", "egrep", "zgrep", "rg"}:
+    if name in _GREPS:
         return _grep(words)
-    reader = _PROGRAMS.get(program)
+    if name in _EXCERPTERS:
+        return _excerpt(words)
+    if shown := _formatted(words):
+        return shown
+    reader = _PROGRAMS.get(name)
     if reader is None and _OWN_PROGRAM.fullmatch(words[0]):
         return Source("application", words=words)
     found = reader(words) if reader else None
     return found if found is None or found.words else replace(found, words=words)
 
 
+# They show lines, or columns, of the file that they are given last.
+_EXCERPTERS: Final = frozenset({"sed", "awk", "gawk", "cut", "tac", "sort", "column"})
+
+
+def _excerpt(words: tuple[str, ...]) -> Source | None:
+    path = words[-1] if len(words) > 1 and re.fullmatch(r"~?/\S+", words[-1]) else ""
+    script = next((word for word in words[1:] if word[:1] == "/" and word != path), "")
+    picked = re.match(r"/([^/]+)/", script) if program(words) in {"awk", "gawk"} else None
+    return replace(_file(path), words=words, only=picked[1] if picked else "", is_part=True) if path else None
+
+
+def _formatted(words: tuple[str, ...]) -> Source | None:
+    """The JSON file that ``jq .``, or Python's tool for it, writes out anew."""
+    name, path = program(words), words[-1]
+    plain = [word for word in words[1:] if word[:1] != "-"]
+    is_whole = plain[:-1] == ["."] if name in {"jq", "yq"} else words[1:3] == ("-m", "json.tool")
+    is_one = name in {"jq", "yq"} or name.startswith("python")
+    return _file(path) if is_one and is_whole and "/" in path else None
+
+
 # A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
-_OWN_PROGRAM: Final = re.compile(r"(?:\./|/\S+/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
+_OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S+/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
 
 
 def _grep(words: tuple[str, ...]) -> Source | None:
-    plain = [word for word in words[1:] if not word.startswith("-")]
-    if len(plain) < 2:
+    options, patterns, files = _asked(words)
+    if not files or not patterns:
         return None
-    found = _file(plain[1])
-    listing = any(re.fullmatch(r"-\w*[lL]\w*", word) for word in words[1:])
-    if listing or any(re.fullmatch(r"-\w*r\w*", word, re.IGNORECASE) for word in words[1:]):
-        return Source("listing", plain[1], words, only=plain[0])
+    found = _file(files[0])
+    names_files = any(re.fullmatch(r"-\w*[lLrRH]\w*|--recursive", word) for word in options)
+    # Of several files it writes before each line in which it stands.
+    if names_files or (found.kind == "file" and (len(files) > 1 or "*" in files[0])):
+        return Source("listing", files[0], words, only="|".join(patterns))
     return replace(found, words=words, only=_pattern(words))
 
 
@@ -424,11 +623,11 @@ def _file(path: str) -> Source:
 
 
 # What a program wrote of itself; a configuration is not named so.
-_LOG: Final = re.compile(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
+_LOG: Final = Pattern(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
 
 
 def _by_path(source: str) -> Source | None:
-    first = source.split()[0] if source.split() else ""
+    first = source.split()[0].rstrip(",;:") if source.split() else ""
     if first.startswith("/") or re.fullmatch(r"~?[\w.-]*/[\w./*-]+|[\w-]+\.(?:log|conf|toml|ya?ml|json)", first):
         return _file(first)
     return None
@@ -481,8 +680,32 @@ def _subject(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
     return lambda words: Source(kind, next(iter(_operands(words)), ""), words)
 
 
+def _module(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
+    """What modinfo or modprobe says of the module that it was asked for; few of their options take a value."""
+
+    def read(words: tuple[str, ...]) -> Source:
+        plain = [word for before, word in pairwise(words) if word[:1] != "-" and before not in _OF_MODULES]
+        return Source(kind, next(iter(plain), ""), words)
+
+    return read
+
+
+_OF_MODULES: Final = frozenset({"-F", "--field", "-k", "--set-version", "-b", "--basedir", "-C", "-d", "-S"})
+
+
+def _find(words: tuple[str, ...]) -> Source:
+    """A listing, or what modinfo says of each file that was found."""
+    inner = words[words.index("-exec") + 1 :] if "-exec" in words else ()
+    if inner[:1] == ("modinfo",) and "-name" in words:
+        return Source("modinfo", words[words.index("-name") + 1].split(".ko")[0], words)
+    return _listed(words)
+
+
 def _listed(words: tuple[str, ...]) -> Source:
     """A listing; unlike kubectl's, the options of ls take no value: the first other word is the path."""
+    if "-c" in words and program(words) == "stat":
+        at = words.index("-c")
+        return Source("listing", next((word for word in words[at + 2 :] if word[:1] != "-"), ""), words)
     return Source("listing", next((word for word in words[1:] if not word.startswith("-")), ""), words)
 
 
@@ -530,8 +753,8 @@ def _container(words: tuple[str, ...]) -> Source | None:
         verb = operands[1]
     if verb == "exec":
         inner = words[words.index("exec") + 1 :]
-        after = [index for index, word in enumerate(inner) if _program((word,)) in _PROGRAMS]
-        found = _of(tuple(inner[after[0] :])) if after else None
+        after = [index for index, word in enumerate(inner) if program((word,)) in _PROGRAMS]
+        found = _of(tuple(inner[after[0] :])) if after else _in_shell(inner)
         return replace(found, where="container") if found else Source("container-run", words=words, where="container")
     by_verb: dict[str, Kind] = {
         "info": "docker-info",
@@ -551,16 +774,26 @@ def _kubectl(words: tuple[str, ...]) -> Source | None:
         return Source("kubernetes-log", what.removeprefix("pod/"), words, where="container")
     if verb == "exec":
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
-        found = _of(tuple(inner))
+        found = _of(tuple(inner)) or _in_shell(inner)
         return replace(found, where="container") if found else Source("application", words=words, where="container")
+    if verb == "debug" and kind_of(what) in _NODES and "--" in words:
+        return _of(words[words.index("--") + 1 :]) or Source("kubernetes-node", words=words)
     if what.startswith("/api/"):
         return Source("kubernetes-node" if "/nodes/" in what else "kubernetes-pod", words=words)
-    kind = what.split("/")[0].lower()
-    if kind in {"node", "nodes", "no"}:
+    kind = kind_of(what)
+    if kind in _NODES:
         return Source("kubernetes-node", words=words)
     if kind in {"pod", "pods", "po"}:
         return Source("kubernetes-pod", operands[2] if len(operands) > 2 else "", words)
     return Source("kubernetes", what, words)
+
+
+_NODES: Final = frozenset({"node", "nodes", "no"})
+
+
+def kind_of(what: str) -> str:
+    """The kind of object in kubectl's word for one: ``node`` of ``node/gpu1``."""
+    return what.split("/")[0].lower()
 
 
 def _dkms(words: tuple[str, ...]) -> Source:
@@ -568,11 +801,11 @@ def _dkms(words: tuple[str, ...]) -> Source:
 
 
 def _packager(words: tuple[str, ...]) -> Source:
-    program, operands = _program(words), _operands(words)
+    name, operands = program(words), _operands(words)
     flags = {word for word in words if word.startswith("-")}
-    if program == "dpkg" and flags & {"-l", "--list", "-s", "--status", "--get-selections"}:
+    if name == "dpkg" and flags & {"-l", "--list", "-s", "--status", "--get-selections"}:
         return Source("packages", words=words, subject=" ".join(word for word in words[1:] if word[:1] != "-"))
-    if program == "dpkg" and flags & {"-S", "--search"}:
+    if name == "dpkg" and flags & {"-S", "--search"}:
         return Source("package-owner", words=words, subject=next(iter(operands), ""))
     if operands[:1] == ["policy"]:
         return Source("package-policy", words=words)
@@ -580,7 +813,7 @@ def _packager(words: tuple[str, ...]) -> Source:
         return Source("packages", words=words)
     if operands[:1] == ["history"]:
         return Source("package-history", words=words)
-    if operands[:1] == ["versionlock"] or (program == "pacman" and any(re.match(r"-Q[ims]*$", word) for word in words)):
+    if operands[:1] == ["versionlock"] or (name == "pacman" and any(re.match(r"-Q[ims]*$", word) for word in words)):
         return Source("packages", words=words)
     return Source("package-output", words=words)
 
@@ -596,7 +829,7 @@ def _dpkg_query(words: tuple[str, ...]) -> Source:
 
 
 def _rpm(words: tuple[str, ...]) -> Source:
-    flags = "".join(word for word in words[1:] if word.startswith("-"))
+    flags = "".join(word for word in words[1:] if re.match(r"-\w", word))
     if "f" in flags and "q" in flags:
         return Source("package-owner", words=words, subject=next(iter(_operands(words)), ""))
     return Source("packages" if "q" in flags else "package-output", words=words)
@@ -617,7 +850,7 @@ def _apt_mark(words: tuple[str, ...]) -> Source:
 def _product(words: tuple[str, ...]) -> Source | None:
     """k3s, microk8s, minikube …: a kubectl or ctr of its own, or itself."""
     rest = words[1:]
-    if rest[:1] and _program(rest) in _PROGRAMS:
+    if rest[:1] and program(rest) in _PROGRAMS:
         return _of(tuple(rest))
     return Source("kubernetes", words=words)
 
@@ -627,20 +860,35 @@ def _application(words: tuple[str, ...]) -> Source:
 
 
 def _ssh(words: tuple[str, ...]) -> Source | None:
-    after = [index for index, word in enumerate(words[1:], 1) if _program((word,)) in _PROGRAMS]
+    known = _PROGRAMS.keys() | _READERS | _GREPS
+    after = [index for index, word in enumerate(words[1:], 1) if program((word,)) in known]
     return _of(tuple(words[after[0] :])) if after else None
+
+
+def _echo(words: tuple[str, ...]) -> Source | None:
+    """A word of the shell's; a heading between the answers of other commands is none."""
+    if not any("$" in word for word in words):
+        return None
+    return Source("exit-status" if "$?" in words else "text", words=words)
+
+
+def _talosctl(words: tuple[str, ...]) -> Source:
+    for verb in {"read", "cat"} & set(words):
+        if path := next(iter(words[words.index(verb) + 1 :]), ""):
+            return _file(path)
+    return Source("kernel-log" if "dmesg" in words else "unit-log", words=words)
 
 
 _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     "dmesg": _dmesg,
-    "talosctl": lambda words: Source("kernel-log" if "dmesg" in words else "unit-log", words=words),
+    "talosctl": _talosctl,
     "journalctl": _journalctl,
     "systemctl": _systemctl,
     "service": lambda words: Source("unit-action", unit_name(words[1]) if len(words) > 1 else "", words),
     "lspci": _always("lspci"),
     "lsmod": _always("lsmod"),
-    "modinfo": _subject("modinfo"),
-    **dict.fromkeys(("modprobe", "insmod", "rmmod"), _subject("modprobe")),
+    "modinfo": _module("modinfo"),
+    **dict.fromkeys(("modprobe", "insmod", "rmmod"), _module("modprobe")),
     "depmod": _always("depmod"),
     "dkms": _dkms,
     **dict.fromkeys(("lsinitramfs", "lsinitrd", "unmkinitramfs", "lsinitcpio"), _subject("initramfs")),
@@ -664,13 +912,14 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("kubeadm", "helm", "kubelet"), _always("kubernetes")),
     "ldconfig": _always("ldconfig"),
     **dict.fromkeys(("which", "whereis", "type"), _subject("which")),
-    **dict.fromkeys(("ls", "find", "stat", "ll", "tree", "lsof", "fuser"), _listed),
+    **dict.fromkeys(("ls", "stat", "ll", "tree", "lsof", "fuser", "readlink", "realpath"), _listed),
+    "find": _find,
     **dict.fromkeys(("env", "printenv"), _always("environment")),
     "snap": _always("snap"),
     **dict.fromkeys(("ausearch", "sealert", "aureport"), _always("audit")),
     **dict.fromkeys(("gdscheck", "gdscheck.py", "gdsio", "ibstat", "ofed_info", "ibv_devinfo"), _always("gpudirect")),
     **dict.fromkeys(("systemd-detect-virt", "virsh", "virt-what"), _always("virtualization")),
-    "echo": lambda words: Source("exit-status" if "$?" in words else "text", words=words),
+    "echo": _echo,
     **dict.fromkeys(("python", "python3", "nvcc", "ollama", "vllm", "torchrun", "deviceQuery", "mpirun"), _application),
-    **dict.fromkeys(("ssh", "chroot", "nsenter"), _ssh),
+    **dict.fromkeys(("ssh", "chroot", "nsenter", "wsl"), _ssh),
 }

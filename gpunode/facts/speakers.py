@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Source
 
-_LINE: Final = re.compile(
+_LINE: Final = Pattern(
     r"^(?:\d{4}-\d\d-\d\dT\S{8,30}|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?) \S{1,253} "
     r"(?P<who>[^\s\[:]{1,128})(?:\[\d{1,10}\])?: "
 )
 # Containers stand there under their id, or the tag that somebody chose for them.
-_OWN: Final = re.compile(r"\(?(?:dockerd|docker|containerd|systemd|runc|env|podman|conmon)[\w.-]{0,40}\)?")
+_OWN: Final = Pattern(r"\(?(?:dockerd|docker|containerd|systemd|runc|env|podman|conmon)[\w.-]{0,40}\)?")
 _DAEMONS: Final = frozenset({"docker.service", "podman.service"})
 
 

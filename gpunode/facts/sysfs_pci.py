@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from gpunode.facts.evidence import Found
 from gpunode.facts.lspci import ADDRESS
 from gpunode.facts.model import PciDevice
+from gpunode.facts.patterns import Pattern
 
 # Documentation/ABI/testing/sysfs-bus-pci and scripts/mod/file2alias.c, do_pci_entry, in the kernel's source.
-_MODALIAS = re.compile(
+_MODALIAS = Pattern(
     r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv0000([0-9A-F]{4})sd0000([0-9A-F]{4})"
     r"bc([0-9A-F]{2})sc([0-9A-F]{2})i[0-9A-F]{2}\s*"
 )

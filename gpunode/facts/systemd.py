@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterable, Mapping
 from gpunode.change import ServiceState
 from gpunode.facts.evidence import Found
 from gpunode.facts.model import Unit
+from gpunode.facts.patterns import Pattern
 
 _NOT_BOOTED = ("not been booted with systemd", "Failed to connect to bus: Host is down")
 _RUNS = frozenset({"active", "reloading", "activating"})
 # A static unit cannot be enabled: something else starts it (udev starts Ubuntu's nvidia-persistenced).
 _ENABLED = frozenset({"enabled", "enabled-runtime", "linked", "linked-runtime", "alias", "static", "generated"})
-_STAMP = re.compile(r"\w{3} (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{6})? UTC")
+_STAMP = Pattern(r"\w{3} (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{6})? UTC")
 
 
 def is_absent(error: str) -> bool:
@@ -45,6 +46,16 @@ def main_pid(text: str, name: str) -> int:
         if values.get("Id") == name:
             return int(values.get("MainPID") or 0)
     return 0
+
+
+def started_at(text: str, name: str) -> str:
+    """When the unit ``name`` was started, as RFC 3339 writes it in UTC; empty where it does not run."""
+    for block in re.split(r"\n{2,}", text.strip("\n")):
+        values = dict(line.partition("=")[::2] for line in block.split("\n"))
+        if values.get("Id") == name and values.get("ActiveState") in _RUNS:
+            match = _STAMP.fullmatch(values.get("ExecMainStartTimestamp", ""))
+            return f"{match[1]}{match[2] or ''}Z".replace(" ", "T") if match else ""
+    return ""
 
 
 def _unit(values: Mapping[str, str]) -> Unit:

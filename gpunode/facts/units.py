@@ -15,6 +15,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpunode.facts.patterns import Pattern
+
 # The first folder that has a file wins.
 SYSTEM = (
     "/etc/systemd/system",
@@ -139,8 +141,8 @@ def _variables(
     return found, tuple(sources)
 
 
-_QUOTED = re.compile(r""""((?:\\.|[^"\\])*)(?:"|\Z)|'([^']*)(?:'|\Z)""", re.DOTALL)
-_ASSIGNMENT = re.compile(
+_QUOTED = Pattern(r""""((?:\\.|[^"\\])*)(?:"|\Z)|'([^']*)(?:'|\Z)""", re.DOTALL)
+_ASSIGNMENT = Pattern(
     rf"^[ \t]*(?P<name>[^\s=#;][^=\n]*)=[ \t]*(?P<quoted>(?:(?:{_QUOTED.pattern})[ \t]*)*)(?P<rest>(?:\\.|[^\\\n])*)",
     re.DOTALL | re.MULTILINE,
 )
@@ -154,7 +156,7 @@ def _assignments(data: bytes) -> Iterator[tuple[str, str]]:
         yield line["name"].strip(), "".join(parts) + re.sub(r"\\(?:\n|(.))", r"\1", line["rest"]).rstrip()
 
 
-_VARIABLE = re.compile(r"\$\{(\w+)\}|\$\$")
+_VARIABLE = Pattern(r"\$\{(\w+)\}|\$\$")
 
 
 def _filled(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:

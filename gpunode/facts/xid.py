@@ -10,32 +10,30 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from gpunode.facts.patterns import Pattern
+
 # (PCI:0000:61:00), (PCI:0018:01:00.0), (0000:03:00), (PCI:0000:3b:00 GPU-I:05 GPU-CI:00)
 _BUS: Final = r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}(?:\.[0-9a-f])?"
-_XID: Final = re.compile(
+_XID: Final = Pattern(
     rf"\bXid\s*(?:\(\s*(?:PCI:)?(?P<bus>{_BUS})(?:\s+GPU-I:(?P<instance>\d+))?[^)]{{0,20}}\))?\s*:\s*(?P<code>\d{{1,3}})"
     r"\b[,:]?\s*(?P<rest>.*)",
     re.IGNORECASE,
 )
-_SXID: Final = re.compile(
+_SXID: Final = Pattern(
     rf"\bSXid\s*\(\s*(?:PCI:)?(?P<bus>{_BUS})\s*\)\s*:\s*(?P<code>\d{{4,6}})\b[,:]?\s*(?P<rest>.*)", re.IGNORECASE
 )
 # How the Kubernetes device plugin passes an Xid on.
-_RELAYED: Final = re.compile(
-    r"\bXidCriticalError:? Xid\s*=\s*(?P<code>\d{1,3})\b(?:\s+on Device\s*=\s*(?P<uuid>[\w-]+))?"
-)
-_PROCESS: Final = re.compile(
+_RELAYED: Final = Pattern(r"\bXidCriticalError:? Xid\s*=\s*(?P<code>\d{1,3})\b(?:\s+on Device\s*=\s*(?P<uuid>[\w-]+))?")
+_PROCESS: Final = Pattern(
     r"^pid=(?:'(?P<quoted>[^']*)'|(?P<pid>[^,\s]*))(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|$)(?P<rest>.*)"
 )
-_CAUSED: Final = re.compile(r"\bcaused by previous Xid\s+(?P<code>\d{1,3})", re.IGNORECASE)
-_FALLEN: Final = re.compile(r"\bfallen off the bus\b|\bfell off the bus\b", re.IGNORECASE)
-_ANY_BUS: Final = re.compile(
-    r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)(?![0-9a-f])", re.IGNORECASE
-)
-_PCI_ID: Final = re.compile(r"PCI ID:\s*10de:(?P<device>[0-9a-f]{4})", re.IGNORECASE)
-_FATAL: Final = re.compile(r"\b(?P<non>Non-?\s?)?Fatal\b", re.IGNORECASE)
-_LINK: Final = re.compile(r"\bLink\s+(?P<link>\d{1,3})\b", re.IGNORECASE)
-_UNIT: Final = re.compile(
+_CAUSED: Final = Pattern(r"\bcaused by previous Xid\s+(?P<code>\d{1,3})", re.IGNORECASE)
+_FALLEN: Final = Pattern(r"\bfallen off the bus\b|\bfell off the bus\b", re.IGNORECASE)
+_ANY_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)(?![0-9a-f])", re.IGNORECASE)
+_PCI_ID: Final = Pattern(r"PCI ID:\s*10de:(?P<device>[0-9a-f]{4})", re.IGNORECASE)
+_FATAL: Final = Pattern(r"\b(?P<non>Non-?\s?)?Fatal\b", re.IGNORECASE)
+_LINK: Final = Pattern(r"\bLink\s+(?P<link>\d{1,3})\b", re.IGNORECASE)
+_UNIT: Final = Pattern(
     r"\b(?P<unit>(?:SAW|RLW|TLW|TREX|NVLPW|NETIR|MSE)(?:_\w+)?)\s+(?P<non>Non-?)?Fatal\b"
     r"(?:[^(\[]{0,40}[(\[](?P<words>(?:\s*0x[0-9a-f]+)+))?",
     re.IGNORECASE,

@@ -56,7 +56,8 @@ def _packages(changes: Sequence[PackageChange], known: frozenset[str]) -> Iterat
     by_dpkg = purged_by_dpkg(changes)
     for change in changes:
         if isinstance(change.after, KnownAfter):
-            yield change.name
+            # Of a branch the preferences choose the version; of one version apt has to be told.
+            yield f"{change.name}={change.after.prefix}*" if change.after.prefix.endswith("-") else change.name
         elif change.after is not None and not change.after.config_files_only:
             yield f"{change.name}={change.after.version}"
         elif change.name in known and (_is_installed(change.before) or (change.after is None and not by_dpkg)):

@@ -15,12 +15,14 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, get_args
+from typing import IO, TYPE_CHECKING, Any, Final, get_args
 
-from gpunode.change import PackageChange
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Outcome, Ownership, Probe
-from gpunode.host.port import Simulation
+
+if TYPE_CHECKING:
+    from gpunode.change import PackageChange
+    from gpunode.host.port import Simulation
 
 SCHEMA: Final = 1
 INDEX: Final = "capture.json"

@@ -352,7 +352,8 @@ def _found(path: str, name: str, place: _Place, limit: int | None, root: str) ->
     link = _link(name, place.folder)
     if limit is not None:
         capture = read(path, limit, root=root)
-        return Found(path, link, capture.data if capture.outcome == "ok" else None, capture.ownership)
+        data = capture.data if capture.outcome == "ok" else None
+        return Found(path, link, data, capture.ownership, denied=capture.outcome == "denied")
     with suppress(OSError):
         return Found(path, link, None, None if link else _ownership(os.lstat(name, dir_fd=place.folder)))
     return Found(path, link)

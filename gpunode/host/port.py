@@ -62,11 +62,14 @@ class Settled:
 
     Attributes:
         seconds: how long it took; for a restart, how long the unit was down.
+        skipped: why there was nothing to do; empty when it was done.
+        had_failed: whether the unit had failed before and was started, whatever was owed.
     """
 
     trigger: Trigger
     seconds: float
     skipped: str = ""
+    had_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ _START_TIMEOUT_S = 180.0
 _SHORT_TIMEOUT_S = 120.0
 _SOCKET_TIMEOUT_S = 30.0
 _PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,Result,CanReload,ConditionResult"
+_MOVING = frozenset({"activating", "deactivating", "reloading"})
 _NOT_RUNNING = "systemd is not running here"
 
 
@@ -59,6 +60,8 @@ class Services:
                 )
         if change.after.active != change.before.active and self.running:
             verb, since = "start" if change.after.active else "stop", time.time()
+            if change.after.active:
+                self._forget_failures(change.unit)
             done = self._systemctl(verb, change.unit, timeout_s=_START_TIMEOUT_S)
             if not done.ok:
                 raise self._failed(change.unit, f"did not {verb}", _reason(done), since)
@@ -85,8 +88,7 @@ class Services:
         unit, before = trigger.target, self._show(trigger.target)
         if why := _why_not(unit, before):
             return Settled(trigger, 0.0, why)
-        # Else the starts of a daemon that could not use its former configuration count against this one.
-        self._systemctl("reset-failed", unit)
+        self._forget_failures(unit)
         since, started = time.time(), time.monotonic()
         done = self._systemctl("restart", unit, timeout_s=_START_TIMEOUT_S)
         if not done.ok:
@@ -94,12 +96,18 @@ class Services:
         self._await_socket(unit, since)
         down = time.monotonic() - started
         self._watch(unit, since, self.settle_s)
-        return Settled(trigger, down)
+        return Settled(trigger, down, had_failed=_has_failed(before))
+
+    def _forget_failures(self, unit: str) -> None:
+        """The starts of a daemon that could not use its former configuration do not count against the next one."""
+        self._systemctl("reset-failed", unit)
 
     def _reload(self, trigger: Trigger) -> Settled:
-        unit, before = trigger.target, self._show(trigger.target)
+        unit, before = trigger.target, self._at_rest(trigger.target)
         if why := _why_not(unit, before):
             return Settled(trigger, 0.0, why)
+        if _has_failed(before):
+            return self._restart(trigger)  # there is no process that could read its configuration again
         since, started = time.time(), time.monotonic()
         if before.get("CanReload") == "yes":
             done = self._systemctl("reload", unit)
@@ -161,6 +169,15 @@ class Services:
             )
         return Settled(trigger, done.seconds)
 
+    def _at_rest(self, unit: str) -> Mapping[str, str]:
+        """The unit once it neither starts nor stops: systemd reloads none that does; as it is where that takes long."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        shown = self._show(unit)
+        while shown.get("ActiveState") in _MOVING and not _has_failed(shown) and time.monotonic() < deadline:
+            time.sleep(0.2)
+            shown = self._show(unit)
+        return shown
+
     def _watch(self, unit: str, since: float, seconds: float) -> None:
         """The unit is active with the same process for ``seconds``."""
         first, deadline = self._show(unit), time.monotonic() + seconds
@@ -221,6 +238,11 @@ def _why_not(unit: str, shown: Mapping[str, str]) -> str:
     if shown.get("ActiveState") == "inactive":
         return f"{unit} is not running; it reads its configuration when it starts"
     return ""
+
+
+def _has_failed(shown: Mapping[str, str]) -> bool:
+    """Whether it could not run: it has given up, or waits for systemd's next try."""
+    return shown.get("ActiveState") == "failed" or shown.get("SubState", "").startswith("auto-restart")
 
 
 def _no_specification(said: str) -> ChangeFailed:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses import rules
 from gpunode.diagnoses.model import Doubt, Finding, Fix
+from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views.topology import topology
 from gpunode.page import timeline
 from gpunode.page import topology as wiring
 from gpunode.page.evidence import looked_at, shown
 from gpunode.page.excerpt import BRIEF, FULL, Detail, cut
 from gpunode.page.markup import Markup, document, element, joined, styled
-from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, condition, count
+from gpunode.page.words import DISRUPTIONS, STATES, condition, count
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.stack import Storey
@@ -152,7 +153,7 @@ def _verdict(examined: Examined, faults: Sequence[Finding]) -> Markup:
 def _facts(finding: Finding) -> Markup:
     rows = [
         ("cause", element("code", finding.cause)),
-        ("layer", LAYERS[finding.layer]),
+        ("in the stack", TITLES[finding.storey]),
         ("the repair", DISRUPTIONS[finding.disruption]),
         ("GPU", joined(_comma(element("code", gpu) for gpu in finding.gpus)) if finding.gpus else ""),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gpunode.diagnoses.model import Disruption, Layer
+from gpunode.diagnoses.model import Disruption
 from gpunode.diagnoses.stack import State
 
 DISRUPTIONS: Final[Mapping[Disruption, str]] = {
@@ -16,21 +16,6 @@ DISRUPTIONS: Final[Mapping[Disruption, str]] = {
     "reboot": "the node reboots",
     "power-cycle": "the node is powered off and on",
     "RMA": "the part is replaced",
-}
-LAYERS: Final[Mapping[Layer, str]] = {
-    "hardware": "hardware",
-    "power-thermal": "power and heat",
-    "pci": "PCI bus",
-    "kernel": "kernel",
-    "package": "packages",
-    "driver": "driver",
-    "nvlink": "NVLink",
-    "userspace": "libraries",
-    "config": "configuration",
-    "toolkit": "container toolkit",
-    "runtime": "container runtime",
-    "cdi": "CDI",
-    "kubernetes": "Kubernetes",
 }
 # A mark that tells without colour, and the word; none where nothing is wrong: ✓ was seen to work, ○ was seen.
 STATES: Final[Mapping[State, tuple[str, str]]] = {

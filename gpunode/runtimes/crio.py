@@ -89,10 +89,11 @@ def configure(files: Files, wish: Wish) -> Edited:
     """
     wish = _absolute(wish)
     read = _read(files, wish)
-    entry, inherited = _entry(read, wish)
-    notes = (*_notes(files, read, wish), *inherited)
     path, how = _place(read, wish)
     target = next((file for file in read if file.path == path), _File(path, "", {}))
+    # A default that goes says no more what the handler stands in for.
+    entry, inherited = _entry(_with(read, replace(target, document=_kept(target, wish)), wish), wish)
+    notes = (*_notes(files, read, wish), *inherited)
     wanted = _wanted(target, entry, wish, _merged(read))
     drops_default = _at(target.document, _DEFAULT) is not None and _at(wanted, _DEFAULT) is None
     if not _unmet(_merged(read), entry, wish) and not drops_default:
@@ -319,8 +320,9 @@ def _models(told: Sequence[_File], existing: Document | None, wish: Wish) -> lis
         # The handler itself has become the default, maybe in place of what it was copied from: it stays such a copy.
         others = sorted(merged["runtimes"].keys() - {wish.handler, *models})
         there = [name for name in (*models, *others) if name in merged["runtimes"]]
-        copied = [name for name in there if _copy(merged["runtimes"][name], wish) == existing]
-        has_model = any(_is_oci(merged["runtimes"][name]) for name in RUNC_FAMILY if name in merged["runtimes"])
+        plain = [name for name in there if _is_oci(merged["runtimes"][name])]
+        copied = [name for name in plain if _copy(merged["runtimes"][name], wish) == existing]
+        has_model = any(name in RUNC_FAMILY for name in plain)
         is_bare = existing == _copy({}, wish) and not has_model
         models = [] if is_bare and not copied else [*copied[:1], *models]
     return list(dict.fromkeys(models))
@@ -361,15 +363,18 @@ def _concerns(file: _File, wish: Wish) -> bool:
 
 def _wanted(target: _File, entry: Document, wish: Wish, merged: Document) -> Document:
     """The document that the target shall read as."""
-    document = _put(target.document, (*_RUNTIMES, wish.handler), entry)
+    document = _put(_kept(target, wish), (*_RUNTIMES, wish.handler), entry)
     if wish.default:
         document = _put(document, _DEFAULT, wish.handler)
-    elif wish.exact and target.path != _config(wish):
-        # nvidia-ctk begins its drop-in anew, so without its flag the default is no longer ours.
-        document = _without_default(document, wish)
     if wish.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
         document = _put(document, _CGROUP, "systemd")
     return document
+
+
+def _kept(target: _File, wish: Wish) -> Document:
+    """The target without a default that is no longer wished: nvidia-ctk begins its drop-in anew."""
+    ends_default = wish.exact and not wish.default and target.path != _config(wish)
+    return _without_default(target.document, wish) if ends_default else target.document
 
 
 def _without_default(document: Document, wish: Wish) -> Document:

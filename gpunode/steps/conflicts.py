@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from gpunode.catalog.branches import ModuleFlavour
+from gpunode.catalog.conflicts import STANDS_ALONE
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageChange
 from gpunode.facts.model import Facts, known
@@ -14,18 +11,13 @@ from gpunode.steps.locked import beside_driver
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import (
     WantedDriver,
+    apart_from,
     branch_of,
     installed_driver_packages,
     prefix,
     version_matches,
     wanted_driver,
 )
-
-_OTHER_FLAVOUR: Mapping[ModuleFlavour, ModuleFlavour] = {"open": "proprietary", "proprietary": "open"}
-# The library of nvidia-settings talks to any X driver, and what is no driver's depends on it: libhwloc-plugins (so
-# OpenMPI) and Chromium. Its purge would take those along.
-_STANDS_ALONE = "libxnvctrl"
-
 
 # It replaces files of packages and says so to nobody; its own uninstaller alone knows which.
 _RUN_INSTALLER = Refusal(
@@ -48,13 +40,12 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return _RUN_INSTALLER
     chosen = driver.chosen
     wanted = frozenset(driver.packages(recipe))
-    rival = driver.family.dkms_package(replace(chosen, flavour=_OTHER_FLAVOUR[chosen.flavour]))
-    # What a lock names is brought to its version, not purged.
-    kept = {*wanted, *beside_driver(recipe)}
+    # What a lock names, or is of the installed driver in another version, is brought to its version and not purged.
+    kept = {*wanted, *beside_driver(recipe), *apart_from(recipe, facts, driver)}
     old = {
         name: state
         for name, state in installed_driver_packages(facts).items()
-        if name not in kept and (name == rival or _is_other(name, state.version, chosen))
+        if name not in kept and (name == driver.rival or _is_other(name, state.version, chosen))
     }
     if not old:
         return Planned((), "no package of another driver is installed")
@@ -73,7 +64,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 def _is_other(name: str, version: str, chosen: Choice) -> bool:
     """Whether a package is of another driver version and cannot stand beside the chosen one."""
     branch = branch_of(version)
-    return bool(branch) and not version_matches(version, prefix(chosen)) and not name.startswith(_STANDS_ALONE)
+    return bool(branch) and not version_matches(version, prefix(chosen)) and not name.startswith(STANDS_ALONE)
 
 
 CONFLICTS = Step("conflicts", "old drivers", "packages", plan)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from gpunode.catalog.conflicts import upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, known, need
@@ -11,7 +13,7 @@ from gpunode.recipe import Recipe
 from gpunode.steps.locked import astray, beside_driver, held_elsewhere, wanted_state
 from gpunode.steps.module import is_loaded
 from gpunode.steps.outcome import Outcome, Planned, Step
-from gpunode.steps.selection import WantedDriver, matches, own_gpus, prefix, wanted_driver
+from gpunode.steps.selection import WantedDriver, apart_from, kept_version, matches, own_gpus, prefix, wanted_driver
 
 _SHOWS = frozenset({"nvidia", "nouveau"})
 _DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
@@ -26,20 +28,31 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     packages = need(facts.packages, "which packages are installed")
     names = driver.packages(recipe)
     missing = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
+    strays = apart_from(recipe, facts, driver)
     # With a lock also what came along with them, each in its own version.
-    wanted = tuple(dict.fromkeys((*missing, *astray(recipe, packages, beside_driver(recipe)))))
+    wanted = tuple(dict.fromkeys((*missing, *strays, *astray(recipe, packages, beside_driver(recipe)))))
     if held := [name for name in wanted if name in packages and packages[name].held]:
         return held_elsewhere(held, f"driver {prefix(chosen)}*")
     if not wanted:
         version = packages[names[0]].version
         return Planned((), f"driver {version} is installed; {chosen.reason}")
-    after = KnownAfter(prefix(chosen), "driver")
+    # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
+    version = kept_version(recipe, facts, driver)
+    after = KnownAfter(f"{version}-" if version else prefix(chosen), "driver")
     changes = tuple(
         PackageChange(name, packages.get(name), _after(recipe, name, packages.get(name), after)) for name in wanted
     )
     is_new = any(not matches(packages.get(name), "") for name in wanted)
     notes = (*(_display(recipe, facts) if is_new else ()), *_until_reboot(chosen, facts))
-    return Planned(changes, _reason(chosen, recipe), notes)
+    reason = _apart(strays, packages, version) if version and not missing else _reason(chosen, recipe)
+    return Planned(changes, reason, notes)
+
+
+def _apart(strays: Sequence[str], packages: Mapping[str, PackageState], version: str) -> str:
+    """Why what has strayed is brought back."""
+    first = f"{strays[0]} is {upstream(packages[strays[0]].version)}"
+    others = f", and {len(strays) - 1} more are not" if strays[1:] else ""
+    return f"{first}{others} of the installed driver, which is {version}: they work in one version alone"
 
 
 def _after(recipe: Recipe, name: str, before: PackageState | None, otherwise: KnownAfter) -> PackageState | KnownAfter:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpunode.catalog import branches
-from gpunode.catalog.conflicts import driver_packages
+from gpunode.catalog.branches import ModuleFlavour
+from gpunode.catalog.conflicts import driver_packages, parts, upstream
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel, lookup
 from gpunode.catalog.gpus import is_nvswitch as _is_nvswitch
@@ -83,6 +84,12 @@ class WantedDriver:
     family: Family
     chosen: Choice
 
+    @property
+    def rival(self) -> str:
+        """The package that builds the modules of the other flavour."""
+        other: ModuleFlavour = "proprietary" if self.chosen.flavour == "open" else "open"
+        return self.family.dkms_package(replace(self.chosen, flavour=other))
+
     def packages(self, recipe: Recipe) -> tuple[str, ...]:
         """The packages that apt is asked for."""
         return self.family.driver_packages(self.chosen, recipe.driver.scope)
@@ -103,7 +110,7 @@ def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
 
     A lock has the first word. Where the recipe leaves the branch to gpunode, NVIDIA's pinning package follows, then the
     installed driver: a branch that is still maintained and fits is kept, also by an upgrade, which brings the newest of
-    it.
+    it. An upgrade of a branch that has ended goes on to a newer one, not back.
     """
     present = models(need(facts.devices, "which PCI devices there are"))
     if recipe.lock is not None:
@@ -114,6 +121,8 @@ def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
             return replace(found, reason=f"{_PINNING}{pinned} is installed, and is respected")
         if not pinned and (kept := _kept(recipe, facts, present)) is not None:
             return kept
+        if not pinned and recipe.upgrade and (onward := _onward(recipe, facts, present)) is not None:
+            return onward
     return _as_refusal(choose(present, recipe.driver))
 
 
@@ -143,6 +152,22 @@ def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice
     if not recipe.upgrade and isinstance(found, Family) and (exact := _held_by_file(found, chosen, facts)):
         return replace(chosen, exact=exact, reason=f"{PIN_FILE} holds it at {exact}, as was asked for earlier")
     return replace(chosen, reason=kept)
+
+
+def _onward(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
+    """The next maintained branch, where the installed one ended and is newer than the one that would be chosen."""
+    best, found = choose(present, recipe.driver), family_of(facts)
+    if not isinstance(best, Choice) or isinstance(found, Refusal):
+        return None
+    may_be = (replace(best, branch=n, flavour=f) for n in installed_branches(facts) for f in ("open", "proprietary"))
+    former = next((one.branch for one in may_be if _builds(found.dkms_package(one), one, facts)), 0)
+    newer = [row for row in branches.known() if row.active and row.number > former > best.branch]
+    for row in sorted(newer, key=lambda row: (row.kind == "new-feature", row.number)):
+        chosen = choose(present, replace(recipe.driver, version=str(row.number)))
+        if isinstance(chosen, Choice):
+            reason = f"branch {former} has ended, and an upgrade does not go back to {best.branch}"
+            return replace(chosen, reason=reason)
+    return None
 
 
 def _held_by_file(found: Family, chosen: Choice, facts: Facts) -> str:
@@ -266,6 +291,34 @@ def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
     return all(
         matches(packages.get(name), prefix(chosen)) for name in found.driver_packages(chosen, recipe.driver.scope)
     )
+
+
+def kept_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
+    """The version of the driver that stays, as the package of its kernel modules has it; empty where none does.
+
+    In the other flavour, too: who changes that asked for no other version.
+    """
+    if recipe.upgrade or recipe.lock is not None:
+        return ""
+    packages = known(facts.packages, {})
+    modules = (packages.get(name) for name in (driver.family.dkms_package(driver.chosen), driver.rival))
+    return next((upstream(state.version) for state in modules if state and matches(state, prefix(driver.chosen))), "")
+
+
+def apart_from(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[str, ...]:
+    """The installed packages of the driver that are not, or will not be, of the version of its kernel modules.
+
+    They work in one version alone. With a lock each has a version to be compared with; where one exact version takes
+    the place of another, what is of the old one conflicts with it.
+    """
+    version = kept_version(recipe, facts, driver)
+    if recipe.lock is not None or (driver.chosen.exact and not version):
+        return ()
+    branch = driver.chosen.branch
+    found = parts(known(facts.packages, {}), branch)
+    # What is of another branch leaves with that one, unless it strayed into a driver that stays.
+    fitting = (name for name, own in found.items() if own != version and (version or own.startswith(f"{branch}.")))
+    return tuple(name for name in fitting if name != driver.rival)
 
 
 def prefix(chosen: Choice) -> str:

@@ -102,8 +102,12 @@ class Applier:
                 self.run.settle(one.trigger, "with the former configuration")
                 self.tell(Triggered(one))
         except GpunodeError as second:
-            back_there = ", ".join(restored) or "nothing"
-            failure.why += f"\nput back: {back_there}; {units} does not come up with that either: {second.what}"
+            if restored:
+                failure.why += (
+                    f"\nput back: {', '.join(restored)}; {units} does not come up with that either: {second.what}"
+                )
+            else:
+                failure.why += f"\nput back: nothing; tried once more: {second.what}"
             failure.why += f"\n{second.why}"
             return
         if restored:

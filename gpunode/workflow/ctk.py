@@ -57,16 +57,29 @@ class Done:
 
 
 def unread(host: HostView, draft: Draft) -> bool:
-    """Whether the daemon runs and is older than one of its files; where a time is unknown, nobody can tell."""
+    """Whether the daemon has failed, or is older than one of its files; where a time is unknown, nobody can tell."""
     if draft.trigger is None or draft.trigger.kind == "cdi":
         return False
     unit = _unit(host, draft.trigger.target)
+    if _has_failed(unit):
+        return True
     if not isinstance(unit, Known) or unit.value.started_at is None:
         return False
     since = max(unit.value.started_at, (draft.reloads and unit.value.changed_at) or 0.0)
     # What registers the runtime by itself does so at a start that finds the toolkit.
     came = _changed(host, TOOLKIT_LIST) if draft.overlooked else 0.0
     return came > since or any(_changed(host, path) > since for path in draft.present if path in draft.own)
+
+
+def has_failed(host: HostView, draft: Draft) -> bool:
+    """Whether the daemon should run and could not."""
+    if draft.trigger is None or draft.trigger.kind == "cdi":
+        return False
+    return _has_failed(_unit(host, draft.trigger.target))
+
+
+def _has_failed(unit: Fact[Unit]) -> bool:
+    return isinstance(unit, Known) and unit.value.failed and not unit.value.masked
 
 
 def _changed(host: HostView, path: str) -> float:
@@ -179,11 +192,13 @@ class Verdict:
         pending: whether its files are not.
         otherwise: how the running daemon differs from its files; empty when it does not.
         untold: why the daemon was not asked; empty when it was.
+        failed: whether that is because its service has failed.
     """
 
     pending: bool = False
     otherwise: str = ""
     untold: str = ""
+    failed: bool = False
 
 
 def offered(host: HostView, row: Runtime, *, image: bool) -> Verdict:
@@ -224,6 +239,8 @@ def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool
         return Verdict(untold=f"it reads {draft.main} only where it is told to")
     if untold := asleep(host, draft):
         return Verdict(untold=untold)
+    if has_failed(host, draft):
+        return Verdict(otherwise="it has failed, so nothing runs that could read its files", failed=True)
     if unread(host, draft):
         return Verdict(otherwise=draft.overlooked or "its files were changed after it read them last")
     if draft.expectation is None:
@@ -238,7 +255,7 @@ def asleep(host: HostView, draft: Draft) -> str:
     if draft.trigger.kind == "cdi":
         return f"{draft.about} has no daemon"
     unit = _unit(host, draft.trigger.target)
-    if not isinstance(unit, Known) or unit.value.state.active:
+    if not isinstance(unit, Known) or unit.value.state.active or _has_failed(unit):
         return ""
     return "it does not run, and reads its files when it starts" if unit.value.exists else "it is not installed here"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.complaints import unexplained
@@ -13,12 +14,14 @@ from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
-from gpunode.facts.evidence import Capture, Evidence
-from gpunode.facts.examination import EXAMINATION, UNITS, follow_ups, may_ask_driver
+from gpunode.facts.evidence import Capture, Evidence, decode_found
+from gpunode.facts.examination import EXAMINATION, UNITS
+from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
 from gpunode.facts.probes import probes
 from gpunode.host import nvml
-from gpunode.host.port import HostView
-from gpunode.workflow.converge import look, look_around
+
+if TYPE_CHECKING:
+    from gpunode.host.port import HostView
 
 # unknown: something is wrong and could not be told, or nothing shows that the driver works.
 Verdict: TypeAlias = Literal["healthy", "problem", "unknown"]
@@ -29,10 +32,13 @@ _NVML_S = 10.0
 
 def examine(host: HostView) -> Evidence:
     """What there is to see of ``host``: first all that is quick, then what that gives reason to look at."""
+    from gpunode.workflow.converge import look, look_around
+
     first = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION)}
     evidence = dict(look_around(host, tuple(first.values())))
     driver = (nvml.probe(_NVML_S),) if may_ask_driver(evidence) else ()
     evidence.update(look(host, (*follow_ups(evidence), *driver)))
+    evidence.update(look(host, last_looks(evidence)))
     # The journal has what the kernel's own buffer has lost; told twice, one error would count as two.
     if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
         del evidence["dmesg"]
@@ -70,16 +76,38 @@ class Examined:
         return "unknown" if self.diagnosis.unknown or not self.works else "healthy"
 
 
-# How commands tell that they may not; lspci leaves out what it may not read, and goes on.
+# How commands tell that they may not.
 _DENIED: Final = re.compile(
     r"permission denied|operation not permitted|insufficient permissions|must be root|access denied", re.IGNORECASE
 )
 
 
+# journalctl shows a user what it may, be it nothing, and is content; only -q keeps it from saying so.
+_PARTLY: Final = re.compile(r"not seeing messages from other users|due to insufficient permissions")
+_SHORT: Final = 4096
+# These leave out what they may not read, and go on.
+_LEFT_OUT: Final = {"lspci": re.compile(rb"<access denied>"), "lslocks": re.compile(rb" /\.\.\.$", re.MULTILINE)}
+
+
+def denied(capture: Capture) -> tuple[str, ...]:
+    """What of ``capture`` the system kept from us, as it would be written; empty where we saw all that there is."""
+    if capture.source.startswith("/") and "*" in capture.source and capture.data:
+        with suppress(ValueError, KeyError, TypeError):
+            files = tuple(one.path for one in decode_found(capture.data) if one.denied)
+            return (*((capture.source,) if capture.outcome == "denied" else ()), *files)
+    return (capture.source,) if _is_denied(capture) else ()
+
+
 def _is_denied(capture: Capture) -> bool:
     if capture.outcome == "failed":
-        return _DENIED.search(capture.error) is not None
-    return capture.outcome == "denied" or (capture.source.startswith("lspci") and b"<access denied>" in capture.data)
+        # Some write their complaints where their answers go.
+        said = f"{capture.error}\n{capture.data[:_SHORT].decode('utf-8', 'replace')}"
+        return _DENIED.search(said) is not None
+    if capture.source.startswith("journalctl") and _PARTLY.search(capture.error):
+        return True
+    return capture.outcome == "denied" or any(
+        capture.source.startswith(name) and sign.search(capture.data) for name, sign in _LEFT_OUT.items()
+    )
 
 
 def _too_little(seen: Snapshot) -> Doubt:
@@ -98,5 +126,5 @@ def diagnosed(evidence: Evidence) -> Examined:
     if not (diagnosis.findings or diagnosis.unknown):
         doubt = unexplained(seen) or (None if works else _too_little(seen))
         diagnosis = replace(diagnosis, unknown=(doubt,) if doubt else ())
-    denied = tuple(dict.fromkeys(capture.source for capture in evidence.values() if _is_denied(capture)))
-    return Examined(seen, diagnosis, stack(seen, diagnosis), works, denied)
+    kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied(capture)))
+    return Examined(seen, diagnosis, stack(seen, diagnosis), works, kept)

@@ -25,6 +25,7 @@ from gpunode.diagnoses.model import Confidence, Layer, Severity
 from gpunode.errors import GpunodeError
 from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
+from gpunode.host.bugs import keep_those_of_rules
 from gpunode.workflow.doctor import Examined, Verdict, diagnosed
 
 Status: TypeAlias = Literal["healthy", "problem", "unknown", "unreadable"]
@@ -117,6 +118,7 @@ def worst(answers: Iterable[Row]) -> Verdict:
 def row_of(one: reports.Found, evidence: Evidence) -> Row:
     """What the report comes to."""
     examined = diagnosed(evidence)
+    keep_those_of_rules(examined.diagnosis.bugs)
     row = Row(one.name, one.path, examined.verdict, _node(examined))
     row = replace(row, unknown=tuple(doubt.question for doubt in examined.diagnosis.unknown))
     roots = [finding for finding in examined.diagnosis.roots if finding.severity != "info"]

@@ -31,6 +31,8 @@ _RESTARTS_DOCKER = Trigger("restart", "docker.service")
 # docker 20 to 28: "Is the docker daemon running?"; docker 29: "check … if the daemon is running".
 NO_DAEMON = re.compile(r"daemon (?:is )?running")
 _HEADERS = re.compile(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
+# The quotes are those of the node's language.
+_NO_VERSION = re.compile(r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found")
 RUNNING_CONTAINERS = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
 
 
@@ -241,6 +243,7 @@ class _Course:
                 "apt cannot install what the plan asks for; no package was touched",
                 why=exact.unresolved,
                 hint=_missing_headers(exact.unresolved)
+                or _missing_version(exact.unresolved)
                 or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
                 "  apt-cache policy\n  apt-mark showhold\nthen run the same command again",
             )
@@ -279,6 +282,17 @@ def _missing_headers(problem: str) -> str:
     return (
         f"the archive has no {found[0]} any more: install the newest kernel (apt-get install linux-image-amd64 on "
         "Debian, linux-image-generic on Ubuntu), reboot into it, then run the command again"
+    )
+
+
+def _missing_version(problem: str) -> str:
+    """What to do when the archive does not have the installed driver's version any more."""
+    if (found := _NO_VERSION.search(problem)) is None:
+        return ""
+    return (
+        f"no source has {found['package']} {found['version']} any more, so the driver cannot be made whole in it; "
+        "`gpunode setup --upgrade` brings all of it to the newest version of its branch; a package "
+        f"that nothing needs can go: apt-get purge {found['package']}"
     )
 
 

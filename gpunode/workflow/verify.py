@@ -17,8 +17,7 @@ from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import Configured, Runtime, Wish, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
-from gpunode.steps.outcome import Refusal
-from gpunode.steps.selection import choice, family_of, matches, wants_driver
+from gpunode.steps.selection import WantedDriver, apart_from, matches, wanted_driver
 from gpunode.workflow.converge import StagePlan
 from gpunode.workflow.plan import plan
 
@@ -209,27 +208,35 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     module = loaded.version if loaded else None
     library = None if isinstance(answer, NoAnswer) else str(answer.nvml or "")
-    package = _package_version(recipe, facts)
+    driver = _driver_here(recipe, facts)
+    package = _package_version(recipe, facts, driver)
     problems = nvml_facts.compare(module, library, package)
     for problem in problems:
         yield Check("versions", title, "failed", problem.what, problem.hint)
-    if not problems and module:
+    strays = apart_from(recipe, facts, driver) if driver else ()
+    for name in strays:
+        what = f"{name} is {known(facts.packages, {})[name].version}, the installed package {package}"
+        yield Check("versions", title, "failed", what, "gpunode setup brings it to the driver's version")
+    if not problems and not strays and module:
         seen = nvml_facts.driver_version(library or "") or "not told by NVML"
         yield Check("versions", title, "passed", f"module {module}, library {seen}, package {package or 'none'}")
 
 
-def _package_version(recipe: Recipe, facts: Facts) -> str | None:
-    """The installed driver's; None where there is none, or nobody can tell which it should be."""
+def _driver_here(recipe: Recipe, facts: Facts) -> WantedDriver | None:
+    """The driver that the node is to have; None where none is gpunode's, or nobody can tell which it should be."""
     try:
-        if not wants_driver(recipe, facts):
-            return None
-        found, chosen = family_of(facts), choice(recipe, facts)
+        driver = wanted_driver(recipe, facts)
     except Undetermined:
         return None
-    if isinstance(found, Refusal) or isinstance(chosen, Refusal):
+    return driver if isinstance(driver, WantedDriver) else None
+
+
+def _package_version(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> str | None:
+    """The installed driver's, of its kernel modules, else of the first of its packages; None where there is none."""
+    if driver is None:
         return None
     packages = known(facts.packages, {})
-    names = found.driver_packages(chosen, recipe.driver.scope)
+    names = (driver.family.dkms_package(driver.chosen), *driver.packages(recipe))
     return next((packages[name].version for name in names if matches(packages.get(name), "")), None)
 
 

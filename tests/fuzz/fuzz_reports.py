@@ -32,7 +32,8 @@ with atheris.instrument_imports(include=["gpunode", "json"]):
     from gpunode.errors import GpunodeError
     from gpunode.facts import bug_report, pasted
     from gpunode.facts.evidence import Capture, Outcome
-    from gpunode.facts.examination import EXAMINATION, follow_ups
+    from gpunode.facts.examination import EXAMINATION
+    from gpunode.facts.follow_ups import follow_ups
     from gpunode.facts.probes import PROBES
     from gpunode.host import capture, reports
     from gpunode.host.anonymize import anonymized

@@ -121,7 +121,8 @@ def too_much(command: str) -> Iterator[str]:
                     break
                 operands.append(operand)
             yield from _removed(operands)
-        if word in {"remove", "purge", "-Rns", "erase", "autoremove"}:
+        # dkms takes one version of one module.
+        if word in {"remove", "purge", "-Rns", "erase", "autoremove"} and words[number - 1] != "dkms":
             yield from (f"packages by a pattern: {one}" for one in words[number + 1 :] if set(one) & set("*?$`"))
 
 
@@ -224,6 +225,30 @@ def test_a_sound_word_needs_no_quotes_but_a_path(word: str) -> None:
     if commands.is_path(word):
         assert word.isprintable()
         assert not set(word.split("/")) & {".", ".."}
+
+
+# What only looks, as it begins; and how a command goes on that does something with what it found.
+LOOKS = re.compile(
+    r"(?:sudo )?(?:grep|egrep|find|ls|cat|head|tail|awk|sed -n|df|du|stat|which|test|lsof|fuser|lspci|lsmod|modinfo"
+    r"|dmesg|journalctl|uname|lsinitr|dkms status|rpm -q|dpkg -[lSs]|dpkg-query|apt-cache|apt-mark show|pacman -Q"
+    r"|zypper (?:repos|search|info|locks)|dnf (?:repolist|list|info|versionlock list|module list)|mokutil --(?:sb|list)"
+    r"|systemctl (?:status|cat|show|is-|list)|kubectl (?:-n \S+ )?(?:get|describe|logs)"
+    r"|docker (?:info|ps|version|inspect)|virsh (?:list|dump)"
+    r"|nvidia-smi(?: -[Lq]| -i \S+ -q| topo| nvlink| mig.* -lgip?|$)|nvidia-bug-report|dcgmi)\b"
+)
+ACTS_ON = re.compile(
+    r"xargs .*sudo|while read .*(?:delete|restart|patch|set)|(?:\|\||&&|;|\|) sudo (?:rm|tee|sed|dkms)"
+)
+
+
+def only_looks(command: str) -> bool:
+    return bool(LOOKS.match(command)) and not ACTS_ON.search(command)
+
+
+def test_a_fix_that_is_no_look_does_something() -> None:
+    looking = [(fix.kind, fix.text, fix.commands[0]) for fix in fixes() if fix.commands and only_looks(fix.commands[0])]
+    assert {one for one in looking if one[0] != "inspect"} == set()
+    assert len(looking) > 20
 
 
 # ---- what gpunode's own commands, and the system's, come to
@@ -338,3 +363,45 @@ def test_the_disruption_told_is_no_less_than_the_commands(system: str) -> None:
         if least and DISRUPTIONS.index(rule.disruption) < max(least):
             wrong.append((cause, rule.disruption, DISRUPTIONS[max(least)]))
     assert wrong == []
+
+
+# A line of every file that a remedy edits.
+EDITED = """\
+GRUB_CMDLINE_LINUX="crashkernel=1G vfio-pci.ids=10de:1b80,10de:10f0"
+GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=on pcie_aspm=force nvidia.NVreg_EnableGpuFirmware=0 modprobe.blacklist=nvidia"
+options vfio-pci ids=10de:1b80,8086:1234
+options nvidia NVreg_DeviceFileMode=666 NVreg_EnableGpuFirmware=0
+blacklist nvidia
+blacklist nouveau
+[base]
+[cuda-rhel9-x86_64]
+deb https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2204/x86_64/ /
+deb https://nvidia.github.io/libnvidia-container/stable/ubuntu18.04/amd64 /
+/usr/local/cuda/lib64/stubs
+/usr/local/cuda/compat
+kernel-open
+"""
+SED = re.compile(r"sudo sed -i\.bak (?:-E )?(?P<expression>'[^']*'|\S+)")
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_a_file_that_was_edited_stays_as_it_is_when_it_is_edited_again() -> None:
+    expressions = {shlex.split(match["expression"])[0] for one in all_printed() for match in SED.finditer(one)}
+    for expression in expressions:
+        once = _edited(EDITED, expression)
+        assert _edited(once, expression) == once, expression
+    assert len(expressions) > 8
+
+
+def _edited(text: str, expression: str) -> str:
+    done = subprocess.run(["sed", "-E", expression], input=text, text=True, capture_output=True, check=True)
+    return done.stdout
+
+
+def test_nothing_is_removed_because_a_program_is_missing() -> None:
+    removing = [one for one in all_printed() if re.search(r"\|\| sudo rm\b", one)]
+    asked = {
+        (one, match["program"]) for one in removing for match in re.finditer(r"\|\| (?P<program>dpkg|rpm|pacman) ", one)
+    }
+    assert [one for one, program in asked if f"! command -v {program} ||" not in one] == []
+    assert asked

@@ -16,29 +16,19 @@ EQUALLY_RIGHT = {
     ("device-plugin-library-not-found", "nvidia-runtime-not-default-no-runtimeclass"): _NOT_SHOWN,
     ("docker-not-restarted", "nvidia-runtime-not-registered"): _NOT_SHOWN,
     ("docker-rootless-config", "docker-not-restarted"): _NOT_SHOWN,
-    ("driver-library-mismatch-mixed-installs", "driver-library-mismatch-reboot-pending"): _NOT_SHOWN,
-    ("driver-library-mismatch-partial-upgrade", "driver-library-mismatch-reboot-pending"): _NOT_SHOWN,
+    ("dpkg-unconfigured-packages", "dkms-build-no-space"): _STILL_TRUE,
     ("driver-library-mismatch-unattended-upgrade", "driver-library-mismatch-reboot-pending"): _STILL_TRUE,
-    ("duplicate-module-files", "driver-library-mismatch-reboot-pending"): _NOT_SHOWN,
-    ("gpu-firmware-boot-failed", "gsp-init-failed-platform"): _STILL_TRUE,
     ("initramfs-stale-module", "driver-library-mismatch-reboot-pending"): _NOT_SHOWN,
+    ("k3s-runtime-config-overwritten", "containerd-nvidia-runtime-missing"): _STILL_TRUE,
     ("k3s-runtime-config-overwritten", "device-plugin-library-not-found"): _STILL_TRUE,
     ("k3s-runtime-config-overwritten", "nvidia-runtime-not-default-no-runtimeclass"): _STILL_TRUE,
     ("kernel-headers-missing", "module-built-for-other-kernel"): _STILL_TRUE,
-    ("kubelet-restart-admission-bug", "kubelet-stale-device-allocation"): _STILL_TRUE,
-    ("nested-node-config-not-applied", "device-plugin-library-not-found"): _STILL_TRUE,
     ("nouveau-in-initramfs", "nouveau-bound"): _STILL_TRUE,
-    ("secure-boot-key-not-enrolled", "driver-module-not-loaded"): _STILL_TRUE,
     ("vgpu-license-server-failure", "vgpu-unlicensed"): _STILL_TRUE,
     ("vm-passthrough-mmio-config", "bar-above-4g-disabled"): "what is left does not say that it is a virtual machine",
     ("wsl-gpu-tcc-mode", "wsl-gpu-access-blocked"): _STILL_TRUE,
-    ("xid-140-unrecovered-ecc", "ecc-dbe-uncorrectable"): _STILL_TRUE,
-    ("xid-145-149-nvlink5-fault", "nvlink-all-links-inactive-gpu"): _STILL_TRUE,
-    ("xid-31-driver-regression", "xid-31-mmu-fault"): _STILL_TRUE,
     ("xid-54-aux-power", "power-brake-slowdown"): _STILL_TRUE,
-    ("xid-62-pmu-halt", "gsp-task-exception"): "of the kernel's log only the later part is left, with what followed",
     ("xid-74-nvlink-error", "nvlink-link-inactive"): _STILL_TRUE,
-    ("xid-94-contained-ecc", "ecc-dbe-uncorrectable"): _STILL_TRUE,
 }
 SHORTENED = [
     pytest.param(report, left, id=f"{report.name}-{left}")
@@ -57,12 +47,13 @@ def test_without_one_piece_nothing_wrong_is_said(report: Report, left: int) -> N
     assert [(one.cause, one.summary) for one in unfounded] == []
 
 
-def test_what_is_allowed_is_needed() -> None:
-    """An allowance that no report makes use of any more is taken off the list."""
-    used = set()
+def test_what_is_allowed_is_needed_and_rare() -> None:
+    """An allowance that no report makes use of any more is taken off the list; few reports make use of one."""
+    used = []
     for report in reports():
         said = {cause for allowed, cause in EQUALLY_RIGHT if allowed == report.cause}
         for left in range(len(report.evidence)) if said and len(report.evidence) > 1 else ():
             found = diagnosis(piece for number, piece in enumerate(report.evidence) if number != left)
-            used |= {(report.cause, one.cause) for one in found.roots if one.cause in said}
-    assert used == set(EQUALLY_RIGHT)
+            used += [(report.cause, one.cause) for one in found.roots if one.cause in said]
+    assert set(used) == set(EQUALLY_RIGHT)
+    assert len(used) <= 0.03 * len(SHORTENED)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from gpunode.cli.screen.quoting import shortened, telling
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, prose, span
 from gpunode.cli.screen.words import count, listed
+from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views import kernel, pci
-from gpunode.page.words import DISRUPTIONS, LAYERS, STATES, condition
+from gpunode.page.words import DISRUPTIONS, STATES, condition
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
@@ -245,7 +246,7 @@ def story_lines(rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str], 
         verbose: whether all of them are named.
     """
     yield line(span(rule.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
-    yield line(span(f"{LAYERS[rule.layer]}, {rule.severity}", "dim"), hang=2)
+    yield line(span(f"{TITLES[rule.storey]}, {rule.severity}", "dim"), hang=2)
     for paragraph in rule.story.split("\n\n"):
         yield BLANK
         yield line(*prose(" ".join(paragraph.split())))

@@ -74,9 +74,11 @@ def _outcome(verb: CtkVerb, draft: Draft) -> str:
     return f"{draft.about} has the runtime {runs}"
 
 
-def read_again_command(draft: Draft) -> str:
-    """What makes the running daemon read its files; empty where there is none."""
-    return f"sudo systemctl {draft.trigger.kind} {bare(draft.trigger.target)}" if draft.trigger else ""
+def read_again_command(draft: Draft, *, failed: bool) -> str:
+    """What makes the daemon read its files, one that has ``failed``, too; empty where there is none."""
+    if draft.trigger is None:
+        return ""
+    return f"sudo systemctl {'restart' if failed else draft.trigger.kind} {bare(draft.trigger.target)}"
 
 
 def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbose: bool) -> Iterator[Line]:
@@ -89,7 +91,7 @@ def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbos
     yield line(MARKS["passed" if is_told else "not run"], _as_asked("configure", draft), hang=2)
     if verdict.otherwise:
         yield line(MARKS["failed"], f"{_reader(draft)} does not have it: {verdict.otherwise}", hang=2)
-        if following := read_again_command(draft):
+        if following := read_again_command(draft, failed=verdict.failed):
             yield line("next: ", span(following, "command"), hang=6)
     elif verdict.untold:
         yield line(MARKS["not run"], f"{_reader(draft)} was not asked: {verdict.untold}", hang=2)

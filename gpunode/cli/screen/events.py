@@ -87,6 +87,8 @@ def settled_line(one: Settled, *, rehearsed: bool) -> Line:
         return line(Span("  "), Span("○ ", "dim"), title, done, hang=_WIDTH + 6)
     if one.skipped:
         return line(Span("  "), MARKS["not run"], title, span(one.skipped, "dim"), hang=_WIDTH + 6)
+    if one.had_failed:
+        return line(Span("  "), MARKS["done"], title, "started: it had failed before", hang=_WIDTH + 6)
     if one.trigger.kind == "restart":
         return line(Span("  "), MARKS["done"], title, f"restarted, down {seconds(one.seconds)}", hang=_WIDTH + 6)
     return line(Span("  "), MARKS["done"], title, done, _took(one.seconds), hang=_WIDTH + 6)
@@ -98,5 +100,5 @@ def _took(elapsed: float) -> Span:
 
 def downtime(settled: Sequence[Settled]) -> str:
     """Every daemon that was down, with how long: ``containerd was down 0.4 s``."""
-    down = [one for one in settled if one.trigger.kind == "restart" and not one.skipped]
+    down = [one for one in settled if one.trigger.kind == "restart" and not one.skipped and not one.had_failed]
     return sentence([f"{bare(one.trigger.target)} was down {seconds(one.seconds)}" for one in down])

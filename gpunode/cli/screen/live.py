@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from gpunode.cli.screen.printer import Printer
 from gpunode.cli.screen.text import Line, Span, cells, line, span
 from gpunode.cli.screen.words import seconds
-from gpunode.host.port import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.live import Live
+
+    from gpunode.host.port import Progress
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _ASCII_FRAMES = "|/-\\"

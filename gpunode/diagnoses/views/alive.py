@@ -11,15 +11,16 @@ from typing import Final
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 _BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
-_ROW: Final = re.compile(rf"^\|\s+\d{{1,3}}\s+\S[^|]{{2,60}}\|\s*(?P<bus>{_BUS})\s")
+_ROW: Final = Pattern(rf"^\|\s+\d{{1,3}}\s+\S[^|]{{2,60}}\|\s*(?P<bus>{_BUS})\s")
 # The row below it: fan, temperature, performance state. Temperature is read from the GPU itself.
-_READS: Final = re.compile(r"^\|\s*(?:N/A|\d{1,3}%)\s+\d{1,3}C\s")
-_ERROR: Final = re.compile(r"ERR!|Unknown Error|GPU is lost", re.IGNORECASE)
-_HEAD: Final = re.compile(rf"^GPU (?P<bus>{_BUS})\s*$")
-_TEMPERATURE: Final = re.compile(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
-_WHEN: Final = re.compile(
+_READS: Final = Pattern(r"^\|\s*(?:N/A|\d{1,3}%)\s+\d{1,3}C\s")
+_ERROR: Final = Pattern(r"ERR!|Unknown Error|GPU is lost", re.IGNORECASE)
+_HEAD: Final = Pattern(rf"^GPU (?P<bus>{_BUS})\s*$")
+_TEMPERATURE: Final = Pattern(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
+_WHEN: Final = Pattern(
     r"^(?:Timestamp\s*:\s*)?(?P<date>\w{3} \w{3} {1,2}\d{1,2} \d\d:\d\d:\d\d \d{4})\s*$", re.MULTILINE
 )
 # How a capture names what gpunode asked itself, after it had read the logs.
@@ -27,7 +28,7 @@ _ASKED_LAST: Final = frozenset({"smi", "smi-query"})
 # Seconds since boot lie below the first; those of syslog, which leaves the year away, between both.
 _SINCE_BOOT, _YEARLESS = 9e8, 1e9
 _START_S: Final = 60.0
-_ZONED: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d)")
+_ZONED: Final = Pattern(r"\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d)")
 _FARTHEST_ZONE_S: Final = 14 * 3600.0
 
 
@@ -60,18 +61,16 @@ def is_at_work(snapshot: Snapshot, gpu: str) -> bool | None:
 
 
 # What ends all work of a GPU until it is reset, taken off the bus and found again, or the node is started anew.
-_ENDING: Final = re.compile(
+_ENDING: Final = Pattern(
     r"\bXid\b[^:\n]{0,40}(?::[^:\n]{0,40}){0,3}\): (?:46|62|79|119|120|143)\b|(?:fallen|fell) off the (?:PCIe? )?bus"
     r"|\bGPU is lost\b|RmInitAdapter failed|rm_init_adapter failed|(?:_kgsp|kgsp|GSP)\w*[^\n]{0,60}"
     r"(?:[Tt]imeout|failed|exception|crash|unresponsive)|RPC (?:timeout|response from GPU)"
 )
-_SLEEPS: Final = re.compile(
+_SLEEPS: Final = Pattern(
     r"change power state from D3(?:cold|hot) to D0|Refused to change power state"
     r"|not ready \d+ms after .{1,40}; giving up"
 )
-_ANY_BUS: Final = re.compile(
-    r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)(?![0-9a-f:])", re.IGNORECASE
-)
+_ANY_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)(?![0-9a-f:])", re.IGNORECASE)
 
 
 def without_what_is_over(snapshot: Snapshot) -> Snapshot:
@@ -98,7 +97,7 @@ def _without(item: Item, numbers: set[int]) -> Item:
 
 
 # A line of the system's log that the kernel wrote, and no program that quotes it.
-_BY_KERNEL: Final = re.compile(r"^(?:[\w:.,+-]+ +){1,5}kernel(?:\[\d+\])?: ")
+_BY_KERNEL: Final = Pattern(r"^(?:[\w:.,+-]+ +){1,5}kernel(?:\[\d+\])?: ")
 
 
 def _is_over(snapshot: Snapshot, message: kernel.Message, *, is_told: bool) -> bool:

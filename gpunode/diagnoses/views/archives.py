@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -11,38 +10,39 @@ from gpunode.catalog import tables
 from gpunode.catalog.openpgp import fingerprints
 from gpunode.catalog.repositories import CUDA_BASE, TOOLKIT, TOOLKIT_BASE
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.diagnoses.views.packages import Package
 from gpunode.facts import apt_sources
 from gpunode.facts.items import Item
 from gpunode.facts.model import AptSource, Known
+from gpunode.facts.patterns import Pattern
 
 Owner: TypeAlias = Literal["cuda", "toolkit", "other"]
 
-_URL: Final = re.compile(r"https?://[^\s'\"]+")
-_HOSTS: Final[tuple[tuple[Owner, re.Pattern[str]], ...]] = (
-    ("cuda", re.compile(r"developer\.download\.nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)")),
-    ("toolkit", re.compile(r"nvidia\.github\.io/(?:libnvidia-container|nvidia-docker|nvidia-container-runtime)")),
-    ("cuda", re.compile(r"/compute/cuda/repos/")),  # a mirror keeps the path
-    ("cuda", re.compile(r"\bcuda-(?:rhel|fedora|sles|opensuse|amzn)[\w.-]*|['\"]cuda[\w.-]*['\"]")),
-    ("toolkit", re.compile(r"\blibnvidia-container\b|\bnvidia-(?:docker|container-toolkit|container-runtime)\b")),
+_URL: Final = Pattern(r"https?://[^\s'\"]+")
+_HOSTS: Final[tuple[tuple[Owner, Pattern], ...]] = (
+    ("cuda", Pattern(r"developer\.download\.nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)")),
+    ("toolkit", Pattern(r"nvidia\.github\.io/(?:libnvidia-container|nvidia-docker|nvidia-container-runtime)")),
+    ("cuda", Pattern(r"/compute/cuda/repos/")),  # a mirror keeps the path
+    ("cuda", Pattern(r"\bcuda-(?:rhel|fedora|sles|opensuse|amzn)[\w.-]*|['\"]cuda[\w.-]*['\"]")),
+    ("toolkit", Pattern(r"\blibnvidia-container\b|\bnvidia-(?:docker|container-toolkit|container-runtime)\b")),
 )
 _TOOLKIT_KEYS: Final = ("DDCAE044F796ECB0", "6ED91CA3AC1160CD")
 # Retired 2022-04-27; beside it the keys of the rpm repositories, which no table of apt repositories has.
 RETIRED_KEY: Final = "F60F4B3D7FA2AF80"
 _RPM_KEYS: Final = ("D42D0685", "CDF6BA43", "1940C73E", "73CD9B30", "3A8B5622")
-_REFUSED: Final = re.compile(
+_REFUSED: Final = Pattern(
     r"(?:NO_PUBKEY|EXPKEYSIG|REVKEYSIG|BADSIG|KEYEXPIRED|EXPSIG|Missing key|Signing key on|NOKEY, key ID)\s+"
     r"(?P<key>[0-9A-Fa-f]{8}(?: ?[0-9A-Fa-f]{8}){0,4})\b"
     r"|The repository '(?P<unsigned>[^']{8,200})' is (?:not|no longer) signed"
 )
-_RPM_REFUSED: Final = re.compile(
+_RPM_REFUSED: Final = Pattern(
     r"Public key for (?P<package>\S+\.rpm) is not installed"
     r"|The GPG keys listed for the (?P<repository>.{3,80}?) repository are already installed but"
     r"|(?:repomd\.xml )?GPG signature verification error"
     r"|Signature verification failed for file '[^']{1,80}' from repository '(?P<zypper>[^']{1,80})'"
 )
-_WEAK: Final = re.compile(r"SHA1 is not considered secure|is not bound:|Policy rejected non-revocation signature")
+_WEAK: Final = Pattern(r"SHA1 is not considered secure|is not bound:|Policy rejected non-revocation signature")
 _NEAR: Final = 6
 
 
@@ -70,7 +70,9 @@ def refused_keys(snapshot: Snapshot) -> tuple[RefusedKey, ...]:
 
 
 def _speaks(item: Item) -> bool:
-    return item.is_seen and item.kind not in {"file", "packages", "lspci", "lsmod", "kernel-log"}
+    return (
+        item.is_seen and not item.is_register and item.kind not in {"file", "packages", "lspci", "lsmod", "kernel-log"}
+    )
 
 
 def _refused(item: Item) -> Iterator[RefusedKey]:
@@ -120,7 +122,7 @@ class Listed:
     citation: Citation
 
 
-_GREPPED: Final = re.compile(
+_GREPPED: Final = Pattern(
     r"^(?P<file>(?:/etc/apt/)?[\w./-]*\.(?:list|sources))(?::\d+)?:\s*(?P<entry>deb(?:-src)?\s.*)$"
 )
 
@@ -133,7 +135,9 @@ def sources(snapshot: Snapshot) -> tuple[Listed, ...]:
 def _sources(snapshot: Snapshot) -> Iterator[Listed]:
     if isinstance(snapshot.facts.sources, Known):
         for one in snapshot.facts.sources.value:
-            yield Listed(one, Citation(one.file, _written(one), one.line, snapshot.facts.sources.probe))
+            file = snapshot.file(one.file)
+            place = cite(file, one.line) if file else stated(one.file, _written(one), snapshot.facts.sources.probe)
+            yield Listed(one, place)
         return
     for item in snapshot.items:
         if item.outcome != "ok":
@@ -220,13 +224,13 @@ def _held(keyring: bytes) -> tuple[str, ...]:
 Packager: TypeAlias = Literal[
     "Ubuntu", "NVIDIA", "a PPA", "System76", "Debian", "RPM Fusion", "ELRepo", "negativo17", ""
 ]
-_REVISIONS: Final[tuple[tuple[Packager, re.Pattern[str]], ...]] = (
-    ("a PPA", re.compile(r"-\d\w*~(?:gpu|ppa|lambda)|~0?[a-z]+ppa|ppa\d")),
-    ("System76", re.compile(r"-\d*pop\d")),
-    ("Ubuntu", re.compile(r"-\d+ubuntu0\.\d|-\d+ubuntu\d+\.\d|-0ubuntu[2-9]|\+\d+$")),
-    ("NVIDIA", re.compile(r"-\d+ubuntu1$")),
-    ("Debian", re.compile(r"-\d+(?:~bpo|~deb|\+deb)|-\d+\.\d+$")),
-    ("ELRepo", re.compile(r"\.elrepo$")),
+_REVISIONS: Final[tuple[tuple[Packager, Pattern], ...]] = (
+    ("a PPA", Pattern(r"-\d\w*~(?:gpu|ppa|lambda)|~0?[a-z]+ppa|ppa\d")),
+    ("System76", Pattern(r"-\d*pop\d")),
+    ("Ubuntu", Pattern(r"-\d+ubuntu0\.\d|-\d+ubuntu\d+\.\d|-0ubuntu[2-9]|\+\d+$")),
+    ("NVIDIA", Pattern(r"-\d+ubuntu1$")),
+    ("Debian", Pattern(r"-\d+(?:~bpo|~deb|\+deb)|-\d+\.\d+$")),
+    ("ELRepo", Pattern(r"\.elrepo$")),
 )
 _REPOSITORIES: Final[tuple[tuple[Packager, str], ...]] = (
     ("NVIDIA", "cuda"),

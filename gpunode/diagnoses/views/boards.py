@@ -12,25 +12,26 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 # baseboard: joined by NVSwitches, as far as the model tells. rack: its switches are in other trays. card: a PCIe card.
 Carrier: TypeAlias = Literal["baseboard", "rack", "card", ""]
 
 _BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
-_ROW: Final = re.compile(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_BUS})\s")
-_LISTED: Final = re.compile(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
-_BARE: Final = re.compile(rf"^\s*(?P<bus>{_BUS})\s*$")
-_COUNT: Final = re.compile(r"^Attached GPUs\s*:\s*(?P<count>\d+)", re.MULTILINE)
-_DCGM_IDS: Final = re.compile(r"GPU Device IDs Detected\s*\|\s*(?P<ids>[0-9a-f]{4}(?:,\s*[0-9a-f]{4})*)")
-_RACK: Final = re.compile(r"\bG[HB][23]00\b")
-_BASEBOARD: Final = re.compile(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
-_CARD: Final = re.compile(
+_ROW: Final = Pattern(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_BUS})\s")
+_LISTED: Final = Pattern(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
+_BARE: Final = Pattern(rf"^\s*(?P<bus>{_BUS})\s*$")
+_COUNT: Final = Pattern(r"^Attached GPUs\s*:\s*(?P<count>\d+)", re.MULTILINE)
+_DCGM_IDS: Final = Pattern(r"GPU Device IDs Detected\s*\|\s*(?P<ids>[0-9a-f]{4}(?:,\s*[0-9a-f]{4})*)")
+_RACK: Final = Pattern(r"\bG[HB][23]00\b")
+_BASEBOARD: Final = Pattern(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
+_CARD: Final = Pattern(
     r"PCIe|\bNVL\b|GeForce|\bRTX\b|Quadro|\bTITAN\b|Tesla [TPMK]\d|\bL40S?\b|\bL4\b|\bL20?\b|\bA10G?\b|\bA2\b|\bA16\b|"
     r"\bA30X?\b|\bA40\b|\bT4\b|\bT1?[06]00\b",
     re.IGNORECASE,
 )
 # NVLink of the fifth generation: its switches hang on the InfiniBand stack, not on NVIDIA's own switch driver.
-_FIFTH: Final = re.compile(r"\bG?B[23]00\b|\bB100\b")
+_FIFTH: Final = Pattern(r"\bG?B[23]00\b|\bB100\b")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,14 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.views import system
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 Reason: TypeAlias = Literal["headers", "tree", "space", "toolchain", "compiler", "api", "compiler-differs", "unsaid"]
 
 _KERNEL: Final = r"\d+\.\d+[^\s/'\",;:()]*[^\s/'\",;:().]"
-_HEADERS: Final = re.compile(
+_HEADERS: Final = Pattern(
     r"kernel headers for kernel \S+ cannot be found"
     r"|Missing \S+ kernel headers"
     r"|(?:[Mm]odule build for|autoinstall for) (?:the currently running kernel|kernel \S+) was skipped since"
@@ -35,7 +37,7 @@ _HEADERS: Final = re.compile(
     r"|Unable to find a match: kernel-(?:devel|headers)"
     r"|Could not resolve Linux kernel version"
 )
-_TREE: Final = re.compile(
+_TREE: Final = Pattern(
     r"Could not locate dkms\.conf file"
     r"|File:\s+\S*nvidia\S*dkms\.conf\S* does not exist"
     r"|Missing the module source directory or the symbolic link pointing to it"
@@ -45,7 +47,7 @@ _TREE: Final = re.compile(
     r"|^[ \t]*nvidia[\w.-]*(?:/|, )\s*[^,:\s]+(?:, [^:\n]+)?: broken",
     re.MULTILINE,
 )
-_SPACE: Final = re.compile(r"No space left on device")
+_SPACE: Final = Pattern(r"No space left on device")
 # What a kernel module's build needs; a compiler may carry its target and its version.
 _TOOL: Final = (
     r"(?:(?:x86_64|aarch64)-linux-gnu-)?(?:gcc|g\+\+|cc|c\+\+|clang|gmake|make|ld(?:\.bfd|\.lld)?|as|ar|objcopy|strip|"
@@ -56,7 +58,7 @@ _ABSENT: Final = (
     r"(?:command not found|not found|Befehl nicht gefunden|Kommando nicht gefunden|commande introuvable|"
     r"orden no encontrada|未找到命令|コマンドが見つかりません|команда не найдена)"
 )
-_TOOLCHAIN: Final = re.compile(
+_TOOLCHAIN: Final = Pattern(
     rf"(?:^|[\s:/'\"‘`]){_TOOL}['’]?: {_ABSENT}"
     rf"|(?:^|[\s:/'\"‘`]){_TOOL}['’]?: No such file or directory"
     rf"|Unable to find the development tool [`'‘]{_TOOL}"
@@ -67,22 +69,22 @@ _TOOLCHAIN: Final = re.compile(
     re.MULTILINE,
 )
 _TOOLS: Final = (
-    re.compile(r"(cc1plus)|please install (libelf|libssl|openssl)|fatal error: (libelf|gelf|openssl|stdio)"),
-    re.compile(rf"(?:^|[\s:/'\"‘`])({_TOOL})['’]?(?::| )"),
-    re.compile(rf"[`'‘]({_TOOL})['’]"),
+    Pattern(r"(cc1plus)|please install (libelf|libssl|openssl)|fatal error: (libelf|gelf|openssl|stdio)"),
+    Pattern(rf"(?:^|[\s:/'\"‘`])({_TOOL})['’]?(?::| )"),
+    Pattern(rf"[`'‘]({_TOOL})['’]"),
 )
-_COMPILER: Final = re.compile(
+_COMPILER: Final = Pattern(
     r"(?<!Warning: )Compiler version check failed|CC version check failed|Failed CC version check"
     r"|cc_version_check failed|gcc-version-check failed|incompatible gcc/plugin versions"
     r"|error: unrecogni[sz]ed command[- ]line option|error: Compiler lacks |error: unknown argument: '-"
     r"|nicht erkannte Kommandozeilenoption|option de la ligne de commande .{0,40}non reconnue|无法识别的命令行选项"
     r"|plugin needed to handle lto object|bytecode stream in file .{0,120}generated with LTO version"
 )
-_DIFFERS: Final = re.compile(r"the compiler differs from the one used to build the kernel")
+_DIFFERS: Final = Pattern(r"the compiler differs from the one used to build the kernel")
 _ERROR: Final = (
     r"(?:fatal error|error|erreur|schwerwiegender Fehler|Fehler|致命错误|错误|錯誤|エラー|ошибка|errore|erro|fout|błąd)"
 )
-_API: Final = re.compile(
+_API: Final = Pattern(
     r"GPL-incompatible module \S+ uses GPL-only symbol"
     r"|modpost: [\"']?\w+[\"']? \[[^\]\n]+\] undefined!"
     rf"|\.(?:c|h|cpp):\d+(?::\d+)?: {_ERROR}\s?[:：]"
@@ -91,7 +93,7 @@ _API: Final = re.compile(
     r"|error: .{0,200}(?:too (?:many|few) arguments to function|implicit declaration of|has no member named)"
     r"|ld\.lld: error: undefined symbol"
 )
-_UNSAID: Final = re.compile(
+_UNSAID: Final = Pattern(
     r"Bad return status for module build on kernel|bad exit status: \d"
     r"|kernel module failed to build|Unable to build the NVIDIA kernel module"
     r"|An error occurred while performing the step: \"(?:Building|Checking)"
@@ -100,7 +102,7 @@ _UNSAID: Final = re.compile(
     r"|Building (?:rpms|kmods?) failed|akmodsbuild failed|modules failed to build|modules did not build"
     r"|make(?:\[\d+\])?: \*\*\* .{0,200}Error \d"
 )
-_ORDER: Final[tuple[tuple[Reason, re.Pattern[str]], ...]] = (
+_ORDER: Final[tuple[tuple[Reason, Pattern], ...]] = (
     ("headers", _HEADERS),
     ("tree", _TREE),
     ("space", _SPACE),
@@ -118,13 +120,13 @@ _LOGS: Final = frozenset(
 )
 _BUILDERS: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
 # What a log says that is about the building of a kernel module at all.
-_BUILDS: Final = re.compile(
+_BUILDS: Final = Pattern(
     r"dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
     r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]",
     re.IGNORECASE,
 )
 _TARGETS: Final = tuple(
-    re.compile(before + rf"(?P<kernel>{_KERNEL})")
+    Pattern(before + rf"(?P<kernel>{_KERNEL})")
     for before in (
         r"kernel headers for kernel ",
         r"make\.log for \S+ for kernel ",
@@ -139,9 +141,9 @@ _TARGETS: Final = tuple(
     )
 )
 _RELEASES: Final = (
-    re.compile(r"dkms/nvidia[\w-]*/(?P<version>\d{2,3}\.[\d.]*\d)"),
-    re.compile(r"make\.log for nvidia[\w-]*?-(?P<version>\d{2,3}\.[\d.]*\d)"),
-    re.compile(r"(?:nvidia|NVIDIA-Linux-\w+)[/-](?P<version>\d{3}\.\d+(?:\.\d+)?)"),
+    Pattern(r"dkms/nvidia[\w-]*/(?P<version>\d{2,3}\.[\d.]*\d)"),
+    Pattern(r"make\.log for nvidia[\w-]*?-(?P<version>\d{2,3}\.[\d.]*\d)"),
+    Pattern(r"(?:nvidia|NVIDIA-Linux-\w+)[/-](?P<version>\d{3}\.\d+(?:\.\d+)?)"),
 )
 
 
@@ -171,7 +173,9 @@ class Failure:
 
 def failures(snapshot: Snapshot) -> tuple[Failure, ...]:
     """The failed builds, one of each log that tells of one."""
-    return tuple(found for item in snapshot.items if (found := _failure(item)) is not None)
+    found = tuple(found for item in snapshot.items if (found := _failure(item)) is not None)
+    # A disk that was full once, and is not any more, keeps no build from being done.
+    return tuple(one for one in found if one.reason != "space" or not system.has_room(snapshot))
 
 
 def decisive(found: Iterable[Failure]) -> Failure | None:
@@ -185,12 +189,12 @@ def has_failed(snapshot: Snapshot) -> bool:
     return any(
         _UNSAID.search(item.text) or _API.search(item.text)
         for item in snapshot.items
-        if item.kind in _LOGS and _is_about(item)
+        if item.kind in _LOGS and not item.is_register and _is_about(item)
     )
 
 
 def _failure(item: Item) -> Failure | None:
-    if item.kind not in _LOGS or not item.is_seen or not _is_about(item):
+    if item.kind not in _LOGS or item.is_register or not item.is_seen or not _is_about(item):
         return None
     for reason, pattern in _ORDER:
         if citations := tuple(_deciding(item, pattern, reason)):
@@ -198,7 +202,7 @@ def _failure(item: Item) -> Failure | None:
     return None
 
 
-def _deciding(item: Item, pattern: re.Pattern[str], reason: Reason) -> Iterator[Citation]:
+def _deciding(item: Item, pattern: Pattern, reason: Reason) -> Iterator[Citation]:
     for citation in lines_with(item, pattern):
         if not (reason == "tree" and _is_foreign(item, citation)):
             yield citation

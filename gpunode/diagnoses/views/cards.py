@@ -11,18 +11,19 @@ from gpunode.catalog import gpus as catalog
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import kernel, pci
+from gpunode.diagnoses.views import boards, kernel, pci
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 # "The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01)", and older forms of it.
-_BY_ID: Final = re.compile(
+_BY_ID: Final = Pattern(
     r"NVIDIA GPU (?P<address>[0-9a-fA-F:.]{7,16})\s*\(PCI ID: ?10de:(?P<device>[0-9a-fA-F]{4})", re.IGNORECASE
 )
-_BY_NAME: Final = re.compile(
+_BY_NAME: Final = Pattern(
     r"The NVIDIA (?:NVIDIA )?(?P<name>(?:GeForce|Quadro|Tesla|TITAN|GRID|NVS|RTX)[\w +/().-]{0,50}?) GPU installed"
 )
 # "GP108 [GeForce GT 1030]", as pci.ids writes it.
-_CHIP: Final = re.compile(r"\b(?P<chip>G[A-Z]?\d{1,3}\w*|TU\d+\w*|AD\d+\w*)\s*\[(?P<name>[^\]]{3,60})\]")
+_CHIP: Final = Pattern(r"\b(?P<chip>G[A-Z]?\d{1,3}\w*|TU\d+\w*|AD\d+\w*)\s*\[(?P<name>[^\]]{3,60})\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,13 @@ def cards(snapshot: Snapshot) -> tuple[Card, ...]:
     for card in _every(snapshot):
         found.setdefault(card.address or card.model.name, card)
     return tuple(found.values())
+
+
+def models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
+    """The models of the node's GPUs; where no card of them shows, those that nvidia-smi names."""
+    shown = tuple(card.model for card in snapshot.view(cards))
+    named_ones = (catalog.by_name(name) for name in snapshot.view(boards.names))
+    return shown or tuple(model for model in named_ones if model is not None)
 
 
 def _every(snapshot: Snapshot) -> Iterator[Card]:

@@ -8,24 +8,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, stated
 from gpunode.diagnoses.views import containerd, docker, packages
 from gpunode.facts import cdi
 from gpunode.facts.cdi_places import FOLDERS
 from gpunode.facts.items import Item, tells_absence
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import podman
 
-_DEVICE: Final = re.compile(r"(?<![\w./])(?P<kind>(?:[\w-]+\.)*nvidia\.com/[\w-]+)=(?P<name>[\w.:-]+)")
-_UNRESOLVED: Final = re.compile(
+_DEVICE: Final = Pattern(r"(?<![\w./-])(?P<kind>(?:[\w-]+\.)*nvidia\.com/[\w-]+)=(?P<name>[\w.:-]+)")
+_UNRESOLVED: Final = Pattern(
     r"unresolvable CDI devices?|(?:could not|cannot) resolve (?:the following )?CDI devices?", re.IGNORECASE
 )
-_FOLDER: Final = re.compile(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
-_SPEC_NAME: Final = re.compile(r"(?P<name>[\w.+-]+\.(?:ya?ml|json))\s*$")
-_HEADING: Final = re.compile(r"^(?P<folder>/\S+):$")
-_VERSION: Final = re.compile(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
-_LIBRARY: Final = re.compile(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
-_FOUND: Final = re.compile(r"Found (?P<count>\d+) CDI devices?")
-_PODMAN: Final = re.compile(
+_FOLDER: Final = Pattern(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
+_SPEC_NAME: Final = Pattern(r"(?<![\w.+-])(?P<name>[\w.+-]+\.(?:ya?ml|json))[ \t]*$")
+_HEADING: Final = Pattern(r"^(?P<folder>/\S+):$")
+_VERSION: Final = Pattern(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
+_LIBRARY: Final = Pattern(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
+_FOUND: Final = Pattern(r"Found (?P<count>\d+) CDI devices?")
+_PODMAN: Final = Pattern(
     r"podman version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Podman Engine\s+Version:\s+(?P<b>\d{1,6}(?:\.\d{1,6})+)"
 )
 
@@ -170,14 +171,14 @@ def _empty(snapshot: Snapshot) -> Iterator[Citation]:
         is_folder = item.kind == "listing" and any(_FOLDER.match(word) for word in words)
         is_file = item.kind == "file" and _FOLDER.match(item.subject) and item.outcome == "absent"
         if is_file or (is_folder and not any(_SPEC_NAME.search(line) for line in _told(item))):
-            yield cite(item, 1) if item.text.strip() else Citation(item.written, "(nothing)", None, item.key)
+            yield cite(item, 1) if item.text.strip() else stated(item.written, "nothing", item.key)
         elif (match := find(item, _FOUND)) and match["count"] == "0":
             yield cite(item, item.number_at(match.start()))
         elif item.source.words[:3] == ("nvidia-ctk", "cdi", "list") and not item.text.strip():
             yield cite(item)
     for key, folder in (("cdi-etc", FOLDERS[0]), ("cdi-run", FOLDERS[1])):
         if folder in snapshot.facts.folders and not any(path.startswith(folder) for path in snapshot.facts.files):
-            yield Citation(f"ls {folder}", "(nothing)", None, key)
+            yield stated(f"ls {folder}", "nothing", key)
 
 
 def _told(item: Item) -> Iterator[str]:
@@ -215,6 +216,8 @@ def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     for item in snapshot.of("docker-info"):
         if dirs := _docker_dirs(item):
             return dirs
+    if opened := snapshot.match(_OPENED):
+        return (_at(opened["folder"].rstrip("/")),), snapshot.said(_OPENED)[0]
     if (told := podman_version(snapshot)) is not None:
         files = {item.subject: item.text.encode() for item in snapshot.files("*containers.conf*") if item.text}
         folders = tuple(_at(one) for one in podman.spec_folders(files, told[0]))
@@ -228,19 +231,25 @@ def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     return _named(snapshot) or (FOLDERS, None)
 
 
-_DIRS: Final = re.compile(r"^\s*(?:cdi_spec_dirs|spec-dirs)\s*=\s*\[(?P<dirs>[^\]\n]+)\]", re.MULTILINE)
+# What an engine says of where it looks goes before what is known of its release.
+_OPENED: Final = Pattern(
+    r"CDI spec\w*[^\n]{0,60}: (?:open|stat|read\w*|scan\w*) [\"']?(?P<folder>/(?:[\w-]+/){0,8}[\w-]+/?)[\"']?: "
+    r"no such file",
+    re.IGNORECASE,
+)
+_DIRS: Final = Pattern(r"^\s*(?:cdi_spec_dirs|spec-dirs)\s*=\s*\[(?P<dirs>[^\]]{1,600})\]", re.MULTILINE)
 
 
 def _named(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation] | None:
     """The folders that CRI-O's files, or the toolkit's for what it injects itself, name."""
-    for item in snapshot.of("file", "text"):
+    for item in snapshot.of("file", "text", "containerd-config"):
         if match := find(item, _DIRS):
             dirs = re.findall(r"[\"']([^\"']+)[\"']", match["dirs"])
             return tuple(_at(one) for one in dirs), cite(item, item.text.count("\n", 0, match.start("dirs")) + 1)
     return None
 
 
-_OPTION: Final = re.compile(r"--cdi-spec-dirs?[= ](?P<folder>/\S+)")
+_OPTION: Final = Pattern(r"--cdi-spec-dirs?[= ](?P<folder>/\S+)")
 
 
 def works_with_option(snapshot: Snapshot) -> tuple[str, Citation] | None:

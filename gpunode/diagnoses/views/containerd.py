@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
 from gpunode.diagnoses.views import moments, packages
 from gpunode.errors import Refused
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import containerd, crio
 from gpunode.runtimes.containerd_files import CONFIG
 from gpunode.runtimes.model import Configured, Wish
@@ -21,15 +22,16 @@ from gpunode.runtimes.model import Configured, Wish
 Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
 
 _CRI: Final = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
-_HEADER: Final = re.compile(r"^[ \t]*\[\s*(?P<path>[^\[\]\n]+?)\s*\]\s*(?:#.*)?$")
-_VALUE: Final = re.compile(r"^[ \t]*(?P<key>[\w-]+|\"[^\"\n]+\")\s*[:=]\s*(?P<value>[^\s#][^\n]*?),?\s*$")
-_PART: Final = re.compile(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)")
+_HEADER: Final = Pattern(r"^[ \t]*\[\s*(?P<path>[^\[\]\n]+?)\s*\]\s*(?:#.*)?$")
+_VALUE: Final = Pattern(r"^[ \t]*(?P<key>[\w-]+|\"[^\"\n]+\")\s*[:=]\s*(?P<value>[^\s#][^\n]*?),?\s*$")
+_PART: Final = Pattern(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)")
 # containerd's and its shims' words for a place below its data.
-_PRODUCTS: Final[tuple[tuple[Product, re.Pattern[str]], ...]] = (
-    ("k3s", re.compile(r"/var/lib/rancher/k3s|\+k3s\d|\bk3s(?:-agent)?\.service\b|/etc/rancher/k3s|/run/k3s/")),
-    ("rke2", re.compile(r"/var/lib/rancher/rke2|\+rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
-    ("microk8s", re.compile(r"/var/snap/microk8s|\bmicrok8s\b")),
-    ("k0s", re.compile(r"/etc/k0s/|\bk0s(?:worker|controller)\b|\+k0s")),
+_PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
+    # Its containerd has its socket in /run/k3s, too.
+    ("rke2", Pattern(r"/var/lib/rancher/rke2|\+rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
+    ("k3s", Pattern(r"/var/lib/rancher/k3s|\+k3s\d|\bk3s(?:-agent)?\.service\b|/etc/rancher/k3s|/run/k3s/")),
+    ("microk8s", Pattern(r"/var/snap/microk8s|\bmicrok8s\b")),
+    ("k0s", Pattern(r"/etc/k0s/|\bk0s(?:worker|controller)\b|\+k0s")),
 )
 
 
@@ -96,11 +98,13 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         kind = kubelet.value.kind
-        return None if kind == "kubelet" else (kind, Citation("the kubelet", f"of {kind}", None, kubelet.probe))
+        return None if kind == "kubelet" else (kind, stated("the kubelet", f"of {kind}", kubelet.probe))
     for name, pattern in _PRODUCTS:
         for item in snapshot.items:
             # systemd is asked for units of every product; what it said of them is among the facts.
             if item.kind in {"packages", "kernel-log", "nvml", "unit-show"} or item.outcome == "absent":
+                continue
+            if item.is_register:
                 continue
             if item.text.strip() and pattern.search(item.written):
                 return name, cite(item)
@@ -109,7 +113,7 @@ def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
     return None
 
 
-_TOML: Final = re.compile(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=)", re.MULTILINE)
+_TOML: Final = Pattern(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=)", re.MULTILINE)
 
 
 def running(snapshot: Snapshot) -> Effective | None:
@@ -237,7 +241,7 @@ def _systemd(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
             yield name, value
 
 
-_OBJECT: Final = re.compile(r"^[ \t]*\"(?P<name>[\w.-]+)\":\s*\{")
+_OBJECT: Final = Pattern(r"^[ \t]*\"(?P<name>[\w.-]+)\":\s*\{")
 
 
 def _json_lines(item: Item) -> Effective:
@@ -308,7 +312,7 @@ def _handler(path: str) -> str:
 
 
 _NUMBER: Final = r"\d{1,6}\.\d{1,6}\.\d{1,6}"
-_VERSIONS: Final = re.compile(
+_VERSIONS: Final = Pattern(
     rf"\bcontainerd(?:\.io)? (?:github\.com/containerd/containerd(?:/v2)? |containerd\.io )?v?(?P<cli>{_NUMBER})"
     rf"|containerd://(?P<node>{_NUMBER})"
 )
@@ -343,8 +347,8 @@ def crio_dead(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(_crio_dead(snapshot))
 
 
-_WRITTEN: Final = re.compile(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{re.escape(crio.DEAD_FOLDER)}/\S+")
-_IN_FOLDER: Final = re.compile(rf"(?<![\w.]){re.escape(crio.DEAD_FOLDER)}\b")
+_WRITTEN: Final = Pattern(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{re.escape(crio.DEAD_FOLDER)}/\S+")
+_IN_FOLDER: Final = Pattern(rf"(?<![\w.]){re.escape(crio.DEAD_FOLDER)}\b")
 
 
 def _crio_dead(snapshot: Snapshot) -> Iterator[Citation]:

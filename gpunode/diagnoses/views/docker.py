@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,42 +17,43 @@ from gpunode.errors import Refused
 from gpunode.facts import units
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 from gpunode.runtimes import docker, jsontext
 from gpunode.runtimes.dockerd import Flags, flags
 from gpunode.runtimes.model import DOCKER_CONFIG
 
 UNIT: Final = "docker.service"
-_SNAP: Final = re.compile(
+_SNAP: Final = Pattern(
     r"/snap/(?:bin/)?docker\b|/var/snap/docker\b|/run/snap\.docker\b|\bsnap\.docker\.dockerd\b|^docker\b.*\bcanonical\W",
     re.MULTILINE,
 )
-_SNAP_ROW: Final = re.compile(r"^docker\s+\d\S*\s+\d+\s", re.MULTILINE)
-_SNAP_WRITTEN: Final = re.compile(r"\bsnap (?:install|refresh|restart|info|services) docker\b|\bdocker \(snap\)")
-_ENGINE: Final = re.compile(r"Docker Root Dir:\s*/var/lib/docker\b")
-_DESKTOP: Final = re.compile(
+_SNAP_ROW: Final = Pattern(r"^docker\s+\d\S*\s+\d+\s", re.MULTILINE)
+_SNAP_WRITTEN: Final = Pattern(r"\bsnap (?:install|refresh|restart|info|services) docker\b|\bdocker \(snap\)")
+_ENGINE: Final = Pattern(r"Docker Root Dir:\s*/var/lib/docker\b")
+_DESKTOP: Final = Pattern(
     r"Operating System:\s*Docker Desktop|Server: Docker Desktop|^ *Context:\s*desktop-linux|^desktop-linux\s*(?:\*|$)"
     r"|\"Name\":\s*\"desktop-linux\"|^[ \t]*Name:\s*docker-desktop\b|Kernel Version:\s*\S*linuxkit"
     r"|^\d+\.\d+\.\d+-linuxkit\b|DOCKER_HOST=\S*/\.docker/desktop/|Current context is now \"desktop-linux\"",
     re.MULTILINE,
 )
-_DESKTOP_HOST: Final = re.compile(r"\"Host\":\s*\"unix://[^\"\n]*/\.docker/desktop/docker\.sock\"")
-_WINDOWS: Final = re.compile(r"microsoft-standard|Kernel Version:\s*\S*microsoft", re.IGNORECASE)
-_ROOTLESS: Final = re.compile(
+_DESKTOP_HOST: Final = Pattern(r"\"Host\":\s*\"unix://[^\"\n]*/\.docker/desktop/docker\.sock\"")
+_WINDOWS: Final = Pattern(r"microsoft-standard|Kernel Version:\s*\S*microsoft", re.IGNORECASE)
+_ROOTLESS: Final = Pattern(
     r"^[ \t]*rootless\s*$|name=rootless|^[ \t]*Context:\s*rootless|^rootless\s*\*|dockerd-rootless\.sh --"
     r"|rootlesskit --|DOCKER_HOST=unix:///run/user/\d+/docker\.sock|\"Host\":\s*\"unix:///run/user/\d+/docker\.sock\"",
     re.MULTILINE,
 )
-_ROOTLESS_WRITTEN: Final = re.compile(
+_ROOTLESS_WRITTEN: Final = Pattern(
     r"systemctl --user \S+ docker|/\.config/docker/daemon\.json|unix:///run/user/\d+/docker\.sock|\brootless docker\b",
     re.IGNORECASE,
 )
-_REFUSED: Final = re.compile(
-    r"could not select device driver [\\\"'`]*(?:nvidia)?[\\\"'`]* with capabilities ?:? ?\[\[[^\]\n]{0,60}gpu"
+_REFUSED: Final = Pattern(
+    r"could not select device driver [\\\"'`]*(?:nvidia)?[\\\"'`]* ?with capabilities ?:? ?\[\[[^\]\n]{0,60}gpu"
     r"|failed to discover GPU vendor from CDI",
     re.IGNORECASE,
 )
-_UNKNOWN: Final = re.compile(
+_UNKNOWN: Final = Pattern(
     r"unknown or invalid runtime name:? ?[\\\"'`]*nvidia|Unknown runtime specified [\\\"'`]*nvidia"
     r"|default runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found|is not)"
     r"|(?:OCI )?runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found)",
@@ -82,7 +85,7 @@ def snap(snapshot: Snapshot) -> tuple[Citation, ...]:
     found = [*snapshot.said(_SNAP, *_TOLD, "which", "snap"), *snapshot.said(_SNAP_ROW, "snap")]
     unit = snapshot.facts.unit(_SNAP_UNIT)
     if isinstance(unit, Known) and unit.value.exists and unit.value.state.active:
-        found.append(Citation(f"systemctl show {_SNAP_UNIT}", "ActiveState=active", None, unit.probe))
+        found.append(system.unit_line(snapshot, _SNAP_UNIT, "ActiveState"))
     found += [cite(item) for item in snapshot.items if _SNAP_WRITTEN.search(item.written) and item.outcome == "ok"]
     found += [cite(item) for item in snapshot.files("/var/snap/docker/*") if item.outcome == "ok"]
     return tuple(dict.fromkeys(found))
@@ -130,7 +133,7 @@ class DaemonFile:
 
     def line(self, *keys: str) -> Citation:
         """The line on which the last of ``keys`` stands."""
-        wanted = re.compile("|".join(rf'"{re.escape(key)}"' for key in reversed(keys)))
+        wanted = Pattern("|".join(rf'"{re.escape(key)}"' for key in reversed(keys)))
         return next(lines_with(self.item, wanted), cite(self.item))
 
     @property
@@ -188,9 +191,11 @@ def _line(item: Item) -> int:
     return 0
 
 
-_RUNTIMES: Final = re.compile(r"^[ \t]*Runtimes:\s*(?P<names>\S.*)$", re.MULTILINE)
-_RUNTIMES_JSON: Final = re.compile(r"\"Runtimes\":\s*\{(?P<rest>[^\n]{0,4000})")
-_DEFAULT: Final = re.compile(r"^[ \t]*Default Runtime:\s*(?P<name>\S+)", re.MULTILINE)
+_RUNTIMES: Final = Pattern(r"^[ \t]*Runtimes:\s*(?P<names>\S.*)$", re.MULTILINE)
+_RUNTIMES_JSON: Final = Pattern(r"\"Runtimes\":\s*(?=[{\[])")
+_KEY: Final = Pattern(r"\"([\w.-]+)\":\s*\{")
+_RUNTIMES_MAP: Final = Pattern(r"^map\[(?=[\w.-]+:\{)")
+_DEFAULT: Final = Pattern(r"^[ \t]*Default Runtime:\s*(?P<name>\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,16 +217,36 @@ def registered(snapshot: Snapshot) -> Registered | None:
             default = find(item, _DEFAULT)
             return Registered(frozenset(names), cite(item, _number(item, match)), default["name"] if default else "")
         if match := find(item, _RUNTIMES_JSON):
-            names = re.findall(r"\"([\w.-]+)\":\s*\{", match["rest"])
-            return Registered(frozenset(names), cite(item, _number(item, match)))
+            return Registered(_keys(item.text, match.end()), cite(item, item.number_at(match.start())))
+        if ".Runtimes" in item.written and (alone := _asked_alone(item)):
+            return Registered(alone, cite(item))
     return None
+
+
+def _keys(text: str, start: int) -> frozenset[str]:
+    """The names in the object or list that begins at ``start``; of one that was cut, those of a line."""
+    with suppress(ValueError, RecursionError):
+        told, _ = json.JSONDecoder().raw_decode(text, start)
+        return frozenset(name for name in told if isinstance(name, str))
+    return frozenset(_KEY.findall(text[start : start + 4000].partition("\n")[0]))
+
+
+def _asked_alone(item: Item) -> frozenset[str]:
+    """The runtimes in an answer that a format reduced to them: as JSON, as Go prints a map, as names in a row."""
+    text = item.text.strip()
+    if text[:1] in {"{", "["}:
+        return _keys(text, 0)
+    if _RUNTIMES_MAP.match(text):
+        return frozenset(re.findall(r"([\w.-]+):\{", text))
+    words = text.replace(",", " ").split()
+    return frozenset(words) if all(re.fullmatch(r"[\w.-]+", word) for word in words) else frozenset()
 
 
 def _number(item: Item, match: re.Match[str]) -> int:
     return item.number_at(match.start(match.lastgroup or 0))
 
 
-_START: Final = re.compile(r"(?:ExecStart=|^[ \t]*|\s)(?P<command>(?:/\S+/)?dockerd(?:-ce)?\s+-\S[^\n]*)", re.MULTILINE)
+_START: Final = Pattern(r"(?:ExecStart=|^[ \t]*|\s)(?P<command>(?:/\S+/)?dockerd(?:-ce)?\s+-\S[^\n]*)", re.MULTILINE)
 
 
 def started_with(snapshot: Snapshot) -> tuple[Flags, Citation] | None:
@@ -238,12 +263,12 @@ def started_with(snapshot: Snapshot) -> tuple[Flags, Citation] | None:
 
 def _shows_command(item: Item) -> bool:
     about = item.subject.endswith((UNIT, ".conf")) and "docker" in (item.subject or item.written)
-    return "dockerd" in item.text and (about or item.kind in {"unit-file", "unit-status", "text"})
+    return (about or item.kind in {"unit-file", "unit-status", "text"}) and "dockerd" in item.text
 
 
 _SINCE: Final = (
-    re.compile(rf"(?:ActiveEnter|ExecMainStart)Timestamp=\w{{3}} {moments.DATE}"),
-    re.compile(rf"Active: active \(running\) since \w{{3}} {moments.DATE}"),
+    Pattern(rf"(?:ActiveEnter|ExecMainStart)Timestamp=\w{{3}} {moments.DATE}"),
+    Pattern(rf"Active: active \(running\) since \w{{3}} {moments.DATE}"),
 )
 
 
@@ -251,8 +276,7 @@ def started(snapshot: Snapshot) -> Moment | None:
     """When the running dockerd was started; None where nothing tells."""
     unit = snapshot.facts.unit(UNIT)
     if isinstance(unit, Known) and unit.value.started_at is not None:
-        said = f"{UNIT} started {moments.written(unit.value.started_at)}"
-        place = Citation("systemctl show docker.service", said, None, unit.probe)
+        place = system.unit_line(snapshot, UNIT, "ExecMainStartTimestamp")
         return Moment(unit.value.started_at, place, is_fact=True)
     found = (
         moment
@@ -271,10 +295,8 @@ def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citatio
     return tuple(one for one in said if (at := moments.of_line(one.line)) is None or at >= begun.at)
 
 
-_VERSION: Final = re.compile(
-    r"Docker version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Server Version:\s*(?P<b>\d{1,6}(?:\.\d{1,6})+)"
-)
-_VERSION_ROW: Final = re.compile(r"^[ \t]*Version:\s+(?P<c>\d{1,6}(?:\.\d{1,6})+)", re.MULTILINE)
+_VERSION: Final = Pattern(r"Docker version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Server Version:\s*(?P<b>\d{1,6}(?:\.\d{1,6})+)")
+_VERSION_ROW: Final = Pattern(r"^[ \t]*Version:\s+(?P<c>\d{1,6}(?:\.\d{1,6})+)", re.MULTILINE)
 
 
 def version(snapshot: Snapshot) -> tuple[int, ...]:

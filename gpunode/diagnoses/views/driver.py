@@ -7,56 +7,59 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from gpunode.catalog.conflicts import parts
+from gpunode.change import PackageState
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import kernel, modules, packages
 from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kmod
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known, LoadedDriver
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
 # The kernel module's words, and the older ones of the X server and of nvidia-smi: who is named first differs.
 _API: Final = (
-    re.compile(
+    Pattern(
         rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+"
         rf"(?P<module>{VERSION})",
         re.IGNORECASE,
     ),
-    re.compile(
+    Pattern(
         rf"API mismatch: the NVIDIA kernel module.{{0,40}}? version\s+(?P<module>{VERSION}).{{0,90}}? version\s+"
         rf"(?P<client>{VERSION})",
         re.IGNORECASE,
     ),
 )
-_MISMATCH: Final = re.compile(r"API mismatch: the ", re.IGNORECASE)
-_LOADING: Final = re.compile(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
-_NVML_LIBRARY: Final = re.compile(rf"NVML library version:\s*(?P<version>{VERSION})")
-_SMI: Final = re.compile(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
-_CUDA: Final = re.compile(r"CUDA (?:UMD )?Version\s*:\s*(?P<version>\d+\.\d+)")
-_SMI_VERSION: Final = re.compile(rf"^[ \t]*DRIVER version\s*:\s*(?P<version>{VERSION})", re.MULTILINE | re.IGNORECASE)
-_LIBRARY: Final = re.compile(
+_MISMATCH: Final = Pattern(r"API mismatch: the ", re.IGNORECASE)
+_LOADING: Final = Pattern(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
+_NVML_LIBRARY: Final = Pattern(rf"NVML library version:\s*(?P<version>{VERSION})")
+_SMI: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
+_CUDA: Final = Pattern(r"CUDA (?:UMD )?Version\s*:\s*(?P<version>\d+\.\d+)")
+_SMI_VERSION: Final = Pattern(rf"^[ \t]*DRIVER version\s*:\s*(?P<version>{VERSION})", re.MULTILINE | re.IGNORECASE)
+_LIBRARY: Final = Pattern(
     rf"lib(?:nvidia-ml|cuda|nvidia-ptxjitcompiler|GLX_nvidia|EGL_nvidia)\.so\.(?P<version>{VERSION})\b"
 )
 # Libraries that are on the node and not those that its programs load.
-_ELSEWHERE: Final = re.compile(
+_ELSEWHERE: Final = Pattern(
     r"/compat/|/stubs/|/docker/|/containers/|/containerd/|/overlay|/run/nvidia/|/flatpak/|/wsl/|/snap/|i386|/lib32/"
 )
-_RUNNING: Final = re.compile(r"/lib/modules/(?P<kernel>[^/\s]+)/")
+_RUNNING: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)/")
 
 SmiState: TypeAlias = Literal["works", "no-devices", "no-driver", "mismatch", "missing", "failed"]
-_STATES: Final[tuple[tuple[SmiState, re.Pattern[str]], ...]] = (
-    ("mismatch", re.compile(r"Driver/library version mismatch", re.IGNORECASE)),
-    ("no-driver", re.compile(r"couldn.t communicate with the NVIDIA driver|Driver Not Loaded", re.IGNORECASE)),
-    ("no-devices", re.compile(r"No devices were found", re.IGNORECASE)),
-    ("missing", re.compile(
+_STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
+    ("mismatch", Pattern(r"Driver/library version mismatch", re.IGNORECASE)),
+    ("no-driver", Pattern(r"couldn.t communicate with the NVIDIA driver|Driver Not Loaded", re.IGNORECASE)),
+    ("no-devices", Pattern(r"No devices were found", re.IGNORECASE)),
+    ("missing", Pattern(
         r"nvidia-smi['‘’\": ]{0,3}\s*(?:command )?not found|nvidia-smi: No such file|executable file not found",
         re.IGNORECASE)),
-    ("failed", re.compile(
+    ("failed", Pattern(
         r"Failed to initialize NVML|Unable to determine the device handle|Unknown Error|GPU is lost|NVML: ",
         re.IGNORECASE)),
-    ("works", re.compile(r"Driver Version\s*:|^GPU \d+: |\bMiB /\s*\d+MiB", re.MULTILINE)),
+    ("works", Pattern(r"Driver Version\s*:|^GPU \d+: |\bMiB /\s*\d+MiB", re.MULTILINE)),
 )  # fmt: skip
 
 
@@ -151,13 +154,13 @@ def _on_disk_by_path(snapshot: Snapshot, running: str) -> Seen | None:
     if len(found) != 1:
         return None
     version, path = next(iter(found.items()))
-    return Seen(version, Citation(path, f"{path} ({version})", None, files.probe))
+    return Seen(version, stated(path, f"driver {version}", files.probe))
 
 
 def library(snapshot: Snapshot) -> Seen | None:
     """The version of the libraries that programs on the node load."""
     for item in snapshot.items:
-        asks = item.where == "host" and item.kind in {"nvidia-smi", "nvidia-smi-q", "text"}
+        asks = item.where == "host" and item.kind in _ON_NODE and not is_beside_container(snapshot, item)
         if asks and (match := _NVML_LIBRARY.search(item.text)):
             said = api_mismatch(snapshot)
             # NVML leaves the last part away; the kernel heard the whole.
@@ -167,6 +170,17 @@ def library(snapshot: Snapshot) -> Seen | None:
         return Seen(pair[0], pair[2])
     found = snapshot.view(libraries)
     return found[0] if len({one.version for one in found}) == 1 else None
+
+
+_ON_NODE: Final[frozenset[Kind]] = frozenset({"nvidia-smi", "nvidia-smi-q", "text"})
+
+
+def is_beside_container(snapshot: Snapshot, item: Item) -> bool:
+    """Whether its text is also that of a command in a container, so that nobody knows who said what."""
+    if not item.source.is_mixed:
+        return False
+    beside = (one for one in snapshot.items if one.key == item.key and one is not item and one.text == item.text)
+    return any(one.where == "container" or one.kind in CONTAINED for one in beside)
 
 
 def libraries(snapshot: Snapshot) -> tuple[Seen, ...]:
@@ -240,6 +254,33 @@ def packaged(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     )
 
 
+# CUDA's error 803: the library and the module do not fit.
+UNFIT: Final = Pattern(
+    r"[Ee]rror:? 803\b|\(803 vs\. 0\)|returned 803|unsupported display driver ?/ ?cuda driver combination"
+    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+)
+
+
+def strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    """The installed libraries that are of another version than the driver that answers, of which others are there.
+
+    nvidia-smi needs one library alone: it works where all others do not fit.
+    """
+    return snapshot.view(_strayed)
+
+
+def _strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+    node = smi_version(snapshot) if works(snapshot) else None
+    if node is None:
+        return ()
+    there = {name: one for name, one in snapshot.view(packages.packages).items() if one.is_installed}
+    states = {name: PackageState(one.version) for name, one in there.items()}
+    found = parts(states, int(node.version.partition(".")[0]))
+    if node.version not in found.values():
+        return ()  # they were listed at another time, or another driver is there beside them
+    return tuple(there[name] for name, own in found.items() if own != node.version and name.startswith("lib"))
+
+
 def headless(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """The installed packages of Ubuntu's that bring a driver without its programs."""
     return tuple(one for one in whole(snapshot) if one.name.startswith("nvidia-headless-"))
@@ -257,10 +298,10 @@ def smi(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
 
 def _smi(snapshot: Snapshot) -> Iterator[tuple[SmiState, Citation]]:
     for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text"):
-        if item.where == "container":
+        if item.where == "container" or is_beside_container(snapshot, item):
             continue
         if item.key == _PROGRAM and item.outcome == "ok" and not item.text.strip():
-            yield "missing", Citation(item.written, "(not there)", None, item.key)
+            yield "missing", stated(item.written, "not there", item.key)
         elif (found := _state(item)) is not None:
             yield found
 
@@ -282,7 +323,7 @@ def _state(item: Item) -> tuple[SmiState, Citation] | None:
 
 
 # A row of a query: whatever was asked, a number, a name or a switch stands in it.
-_ROW: Final = re.compile(
+_ROW: Final = Pattern(
     r"^(?:\d[^\n]{0,200}|[^\n]{0,120}\b(?:NVIDIA|Tesla|GeForce|Enabled|Disabled|Default)\b[^\n]*)$", re.MULTILINE
 )
 
@@ -298,7 +339,7 @@ def smi_version(snapshot: Snapshot) -> Seen | None:
     return _first(snapshot, _SMI) or _queried(snapshot)
 
 
-_CELL: Final = re.compile(rf"(?:^|,)\s*(?P<version>{VERSION})\s*(?:,|$)", re.MULTILINE)
+_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
 
 
 def _queried(snapshot: Snapshot) -> Seen | None:
@@ -314,7 +355,7 @@ def cuda_version(snapshot: Snapshot) -> Seen | None:
     return _first(snapshot, _CUDA)
 
 
-def _first(snapshot: Snapshot, pattern: re.Pattern[str]) -> Seen | None:
+def _first(snapshot: Snapshot, pattern: Pattern) -> Seen | None:
     for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text"):
         if match := pattern.search(item.text):
             return Seen(match["version"], cite(item, item.number_at(match.start())))
@@ -345,4 +386,7 @@ def is_loaded(snapshot: Snapshot) -> bool | None:
     file = snapshot.file("/proc/driver/nvidia/version")
     if file is not None and file.is_seen:
         return "NVRM version" in file.text
+    own = snapshot.file("/sys/module/nvidia/version")
+    if own is not None and own.is_seen and not own.source.is_mixed:
+        return re.fullmatch(VERSION, own.text.strip()) is not None
     return None

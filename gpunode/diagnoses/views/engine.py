@@ -7,6 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 # The ids of gpunode's own rows of runtimes.
 Engine: TypeAlias = Literal["docker", "containerd", "crio", "podman"]
@@ -21,12 +22,12 @@ _PROGRAMS: Final[dict[str, Engine]] = {
     "crio": "crio",
 }
 # The daemon's own words before those of any of its callers; kubectl alone tells nothing but that there are pods.
-_WORDS: Final[tuple[tuple[Engine, re.Pattern[str]], ...]] = (
-    ("crio", re.compile(r"\bcri-o\b|\bcrio\b|/etc/crio/", re.IGNORECASE)),
-    ("docker", re.compile(r"\bdocker: Error\b|Error response from daemon|\bdockerd\b|/etc/docker/|\bdocker run\b")),
-    ("podman", re.compile(r"\bpodman\b")),
-    ("containerd", re.compile(r"\bcontainerd\b|\bnerdctl\b|\bk3s\b|\brke2\b|\bkubelet\b|\bkubectl\b")),
-    ("docker", re.compile(r"\bdocker\b")),
+_WORDS: Final[tuple[tuple[Engine, Pattern], ...]] = (
+    ("crio", Pattern(r"\bcri-o\b|\bcrio\b|/etc/crio/", re.IGNORECASE)),
+    ("docker", Pattern(r"\bdocker: Error\b|Error response from daemon|\bdockerd\b|/etc/docker/|\bdocker run\b")),
+    ("podman", Pattern(r"\bpodman\b")),
+    ("containerd", Pattern(r"\bcontainerd\b|\bnerdctl\b|\bk3s\b|\brke2\b|\bkubelet\b|\bkubectl\b")),
+    ("docker", Pattern(r"\bdocker\b")),
 )
 
 

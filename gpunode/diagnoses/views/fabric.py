@@ -3,48 +3,49 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import boards, driver, kernel, packages, pci, smi_query
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.views import boards, driver, kernel, packages, pci, smi_query, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 UNIT: Final = "nvidia-fabricmanager.service"
 UnitState: TypeAlias = Literal["active", "inactive", "failed", "masked", "missing", ""]
 
-_MISMATCH: Final = re.compile(
+_MISMATCH: Final = Pattern(
     rf"fabric manager NVIDIA GPU driver interface version (?P<manager>{driver.VERSION}) do(?:es)?n.?t match with "
     rf"(?:the )?driver version (?P<driver>{driver.VERSION})",
     re.IGNORECASE,
 )
-_NOTHING: Final = re.compile(
+_NOTHING: Final = Pattern(
     r"NV_WARN_NOTHING_TO_DO|NVSwitch driver failed with error:\s*WARNING Nothing to do", re.IGNORECASE
 )
-_NOT_READY: Final = re.compile(
+_NOT_READY: Final = Pattern(
     r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|"
     r"\b(?:CUDA|cudart|cudaGetDeviceCount|cuInit|cudaSetDevice)\b.{0,80}\b802\b|\berror 802\b|"
     r"\[802\] Call to cuInit|configuration error in the Fabric Manager or NVSwitch",
     re.IGNORECASE,
 )
-_UNCORRECTABLE: Final = re.compile(
+_UNCORRECTABLE: Final = Pattern(
     r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE"
 )
-_SWITCH_SEEN: Final = re.compile(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
-_ABOUT: Final = re.compile(r"fabric-?manager", re.IGNORECASE)
-_ABOUT_UNIT: Final = re.compile(r"grep\b.{0,20}\bfabric", re.IGNORECASE)
-_NO_UNIT: Final = re.compile(
+_SWITCH_SEEN: Final = Pattern(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
+_ABOUT: Final = Pattern(r"fabric-?manager", re.IGNORECASE)
+_ABOUT_UNIT: Final = Pattern(r"grep\b.{0,20}\bfabric", re.IGNORECASE)
+_NO_UNIT: Final = Pattern(
     r"Unit nvidia-fabricmanager(?:\.service)? (?:could not be found|not found)|"
     r"nvidia-fabricmanager(?:\.service)?: unrecognized service|"
     r"Unit nvidia-fabricmanager\.service not loaded|nv-fabricmanager: command not found",
 )
-_NOT_FOUND: Final = re.compile(r"^\s*Loaded: not-found\b", re.MULTILINE)
-_MASKED: Final = re.compile(r"nvidia-fabricmanager\.service(?: is masked|[^\n]{0,40}masked)|Loaded: masked")
-_ACTIVE: Final = re.compile(r"^ *Active:\s*(?P<state>active|inactive|failed|activating|deactivating)\b", re.MULTILINE)
-_FAILED: Final = re.compile(
+_NOT_FOUND: Final = Pattern(r"^\s*Loaded: not-found\b", re.MULTILINE)
+_MASKED: Final = Pattern(r"nvidia-fabricmanager\.service(?: is masked|[^\n]{0,40}masked)|Loaded: masked")
+_ACTIVE: Final = Pattern(r"^ *Active:\s*(?P<state>active|inactive|failed|activating|deactivating)\b", re.MULTILINE)
+_FAILED: Final = Pattern(
     r"Job for nvidia-fabricmanager\.service failed|nvidia-fabricmanager\.service: (?:Control process exited|"
     r"Main process exited|"
     r"Failed with result|Start request repeated too quickly)|Failed to start (?:NVIDIA fabric manager|"
@@ -59,7 +60,7 @@ _STATES: Final[dict[str, UnitState]] = {
     "not-found": "missing",
     "masked": "masked",
 }
-_SHOWN: Final = re.compile(r"^(?P<name>LoadState|ActiveState)=(?P<state>[\w-]+)", re.MULTILINE)
+_SHOWN: Final = Pattern(r"^(?P<name>LoadState|ActiveState)=(?P<state>[\w-]+)", re.MULTILINE)
 _PACKAGES: Final = ("nvidia-fabricmanager*", "nvidia-fabric-manager*", "cuda-drivers-fabricmanager*", "nvlink5*")
 
 
@@ -93,7 +94,14 @@ def switches(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def not_ready(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which CUDA or NCCL says that the system's fabric is not ready (802 most often)."""
-    return snapshot.said(_NOT_READY)
+    return snapshot.said(_NOT_READY) or tuple(_returned(snapshot))
+
+
+def _returned(snapshot: Snapshot) -> Iterator[Citation]:
+    """The bare code that a line of a program's prints of cuInit."""
+    for item in snapshot.of("application"):
+        if "cuInit" in item.written:
+            yield from (cite(item, number) for number, line in enumerate(item.lines, 1) if line.strip() == "802")
 
 
 def in_progress(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -124,13 +132,30 @@ def mismatch(snapshot: Snapshot) -> Mismatch | None:
     """The two versions where they differ: by the fabric manager's word, else by what is installed and loaded."""
     if match := snapshot.match(_MISMATCH):
         return Mismatch(match["manager"], match["driver"], snapshot.said(_MISMATCH))
-    manager = next(
-        (one for one in packages.matching(snapshot, *_PACKAGES) if one.is_installed and _is_driver(one)), None
-    )
-    loaded = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    if manager is None or loaded is None or manager.upstream == loaded.version:
+    program, loaded = version(snapshot), driver.loaded(snapshot) or driver.smi_version(snapshot)
+    if program is None or loaded is None or program[0] == loaded.version:
         return None
-    return Mismatch(manager.upstream, loaded.version, (manager.citation, loaded.citation))
+    return Mismatch(program[0], loaded.version, (program[1], loaded.citation))
+
+
+_SAYS: Final = Pattern(rf"Fabric Manager version is\s*:\s*(?P<version>{driver.VERSION})")
+
+
+def version(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """The fabric manager's version, as the program itself or its package has it; None where nothing tells."""
+    if match := snapshot.match(_SAYS):
+        return match["version"], snapshot.said(_SAYS)[0]
+    installed = (one for one in packages.matching(snapshot, *_PACKAGES) if one.is_installed and _is_driver(one))
+    return next(((one.upstream, one.citation) for one in installed), None)
+
+
+_IMEX_SAYS: Final = Pattern(rf"\bIMEX version(?: is)?\s*:?\s*(?P<version>{driver.VERSION})")
+
+
+def imex_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """The version of IMEX, which joins the fabrics of several nodes, by its own word; None where it says none."""
+    match = snapshot.match(_IMEX_SAYS)
+    return (match["version"], snapshot.said(_IMEX_SAYS)[0]) if match else None
 
 
 def _is_driver(package: packages.Package) -> bool:
@@ -153,7 +178,8 @@ def manager(snapshot: Snapshot) -> Manager:
         if fact.value.exists:
             running: UnitState = "active" if fact.value.state.active else "inactive"
             state = "masked" if fact.value.masked else ("failed" if fact.value.failed else running)
-        return Manager(state, (Citation("systemctl show nvidia-fabricmanager", f"({state})", None, fact.probe),))
+        shown = "LoadState" if state in {"missing", "masked"} else "ActiveState"
+        return Manager(state, (system.unit_line(snapshot, UNIT, shown),))
     found = [known for item in snapshot.items if item.where == "host" and (known := _of(item)) is not None]
     for state in ("masked", "failed", "missing", "inactive", "active"):
         cited = tuple(citation for one, citation in found if one == state)
@@ -174,7 +200,7 @@ def _absent(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _of_packages(snapshot: Snapshot) -> tuple[Citation, ...]:
     listings = (item for item in snapshot.of("packages") if _ABOUT.search(item.written))
-    return tuple(Citation(item.written, "(no fabric manager among them)", None, item.key) for item in listings)
+    return tuple(stated(item.written, "no fabric manager among them", item.key) for item in listings)
 
 
 def _of(item: Item) -> tuple[UnitState, Citation] | None:
@@ -221,15 +247,23 @@ def is_needed(snapshot: Snapshot) -> bool | None:
 
 # ---- the links
 
-_GPU: Final = re.compile(r"^[ \t]*GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?)(?: \(UUID|\s*$)")
-_LINK: Final = re.compile(
+_GPU: Final = Pattern(r"^[ \t]*GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?)(?: \(UUID|\s*$)")
+_LINK: Final = Pattern(
     r"^[ \t]*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|inactive|(?P<speed>[\d.]+) GB/s)", re.IGNORECASE
 )
-_ALL_DOWN: Final = re.compile(r"all links are inActive", re.IGNORECASE)
-_DCGM_DOWN: Final = re.compile(
+_ALL_DOWN: Final = Pattern(r"all links are inActive", re.IGNORECASE)
+_DCGM_DOWN: Final = Pattern(
     r"\bNvLink link \d+ is currently down|\bDCGM_FR_NVLINK_DOWN\b|\bNVLINK_DOWN\b", re.IGNORECASE
 )
-_DCGM_ROW: Final = re.compile(r"^[ \t]+(?P<links>[UDX_](?: [UDX_]){2,})\s*$")
+_DCGM_GPU: Final = Pattern(r"^[ \t]*(?:gpuId (?P<index>\d{1,3})|physicalId \d+):\s*$")
+# Every monitor has its own words for it.
+_ALERT: Final = Pattern(
+    r"\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
+    r"|NV-?Link[^\n]{0,60}(?:down\b|inactive|missing|absent|\b0 ?/ ?\d|[=:] ?0\b|\b0 (?:of|active|up)\b"
+    r"|CRITICAL|\bFAIL|not (?:active|present|detected|found|up))",
+    re.IGNORECASE,
+)
+_DCGM_ROW: Final = Pattern(r"^[ \t]+(?P<links>[UDX_](?: [UDX_]){2,})\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +293,30 @@ class Links:
 def nvlinks(snapshot: Snapshot) -> tuple[Links, ...]:
     """The links of each GPU, as ``nvidia-smi nvlink`` and ``dcgmi nvlink`` show them."""
     found = snapshot.of("nvidia-smi-nvlink", "nvidia-smi", "text", "application", "nvidia-smi-q")
-    seen = tuple(one for item in found for one in (*_of_smi(item), *_of_dcgm(item)))
+    seen = _each_once(one for item in found for one in (*_of_smi(item), *_of_dcgm(item)))
     whole = {one.index for one in seen if one.up or one.name}
     # A monitor lists those that are down alone.
     return tuple(one for one in seen if one.up or one.name or not (whole and one.index is None))
+
+
+def asked_for_some(snapshot: Snapshot) -> bool:
+    """Whether nvidia-smi was asked for the links of some GPUs only, each time."""
+    asked = [item.source.words for item in snapshot.of("nvidia-smi-nvlink")]
+    return bool(asked) and all({"-i", "--id"} & {word.partition("=")[0] for word in words} for words in asked)
+
+
+def _each_once(found: Iterable[Links]) -> tuple[Links, ...]:
+    """The fullest answer for each GPU that has a number; of two tools that were asked, both name it."""
+    best: dict[object, Links] = {}
+    for place, one in enumerate(found):
+        key = ("a GPU", place) if one.index is None else one.index
+        before = best.get(key)
+        if before is None or (len(one.down) + one.up, bool(one.name)) > (
+            len(before.down) + before.up,
+            bool(before.name),
+        ):
+            best[key] = one
+    return tuple(best.values())
 
 
 def _of_smi(item: Item) -> Iterator[Links]:
@@ -289,15 +343,18 @@ def _of_smi(item: Item) -> Iterator[Links]:
 def _of_dcgm(item: Item) -> Iterator[Links]:
     if "NvLink Link Status" not in item.text:
         return
+    index: int | None = None
     for number, line in enumerate(item.lines, 1):
-        if match := _DCGM_ROW.match(line):
+        if match := _DCGM_GPU.match(line):
+            index = int(match["index"]) if match["index"] else None
+        elif match := _DCGM_ROW.match(line):
             states = match["links"].split()
             down = tuple(place for place, state in enumerate(states) if state == "D")
-            if down:
-                yield Links(None, "", down, states.count("U"), False, cite(item, number))
+            if down or index is not None:
+                yield Links(index, "", down, states.count("U"), False, cite(item, number))
 
 
-_TOPOLOGY_ROW: Final = re.compile(r"^\s*GPU(?P<index>\d{1,3})\s+(?P<cells>(?:X|NV\d+|SYS|NODE|PHB|PXB|PIX)(?:\s+\S+)*)")
+_TOPOLOGY_ROW: Final = Pattern(r"^\s*GPU(?P<index>\d{1,3})\s+(?P<cells>(?:X|NV\d+|SYS|NODE|PHB|PXB|PIX)(?:\s+\S+)*)")
 _JOINED: Final = 3
 
 
@@ -322,10 +379,10 @@ def _left_out(item: Item) -> Iterator[Links]:
 
 def complaints(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which a monitor calls NVLinks down."""
-    return snapshot.said(_DCGM_DOWN)
+    return tuple(dict.fromkeys((*snapshot.said(_DCGM_DOWN), *snapshot.said(_ALERT, "text", "application"))))
 
 
 def uncorrectable(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which a program is told of an NVLink error, without a word on which link."""
     found = snapshot.said(_UNCORRECTABLE)
-    return found if not kernel.said(snapshot, re.compile(r"\bXid \(")) else ()
+    return found if not kernel.said(snapshot, Pattern(r"\bXid \(")) else ()

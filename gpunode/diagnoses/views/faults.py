@@ -18,6 +18,7 @@ from gpunode.diagnoses.model import Citation, Proof
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.facts import xid
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.xid import SxidMessage, XidMessage
 
 Source: TypeAlias = Literal["xid", "sxid", "aer"]
@@ -27,15 +28,15 @@ _GAP_S: Final = 300.0
 _DAY_S: Final = 86_400.0
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
 _CLOCKS: Final = (9e8, 1e9)
-_UNCORRECTABLE: Final = re.compile(
+_UNCORRECTABLE: Final = Pattern(
     r"AER: (?:Multiple )?Uncorrect\w+|severity=Uncorrect\w+|DPC: containment event", re.IGNORECASE
 )
-_BIT: Final = re.compile(r"\[\s*\d{1,2}\]\s*(?P<name>[A-Za-z]+)")
+_BIT: Final = Pattern(r"\[\s*\d{1,2}\]\s*(?P<name>[A-Za-z]+)")
 # An answer to an access that nobody serves; probing does that, and nothing breaks by it.
 _HARMLESS_BITS: Final = frozenset({"UnsupReq", "ACSViol", "Unsupported"})
 _DETAILS: Final = 6
-_TOLD: Final = re.compile("Xid|off the bus")
-_REACHED: Final = re.compile(
+_TOLD: Final = Pattern("Xid|off the bus")
+_REACHED: Final = Pattern(
     r"^(?P<driver>pcieport|nvidia|vfio-pci) (?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):", re.IGNORECASE
 )
 # Codes that say what was done or is to be done: none is what went wrong while another error is there.
@@ -282,7 +283,7 @@ def _root(episode: list[Fault]) -> Fault:
 def _dragged_along(one: Incident, by: Incident) -> bool:
     """Whether ``one`` is what the fault of another GPU or of a switch did to this one's links and programs."""
     first, second = by.root, one.root
-    if first.weight < 2 or _apart(first, second) or _later(first, second):
+    if first.weight < 2 or _apart(first, second) or is_earlier(second, first):
         return False
     if second.is_late or second.kind in {"application", "information", "consequence"}:
         return first.kind not in {"application", "information", "consequence"}
@@ -291,7 +292,8 @@ def _dragged_along(one: Incident, by: Incident) -> bool:
     return False
 
 
-def _later(first: Fault, second: Fault) -> bool:
-    if first.at is not None and second.at is not None and _clock(first) == _clock(second):
-        return (first.at, first.order) > (second.at, second.order)
-    return first.order > second.order
+def is_earlier(one: Fault, other: Fault) -> bool:
+    """Whether ``one`` came first: by their clock where both have the same, else as they stand in the evidence."""
+    if one.at is not None and other.at is not None and _clock(one) == _clock(other):
+        return (one.at, one.order) < (other.at, other.order)
+    return one.order < other.order

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -12,30 +11,31 @@ from gpunode.catalog.cuda import Version, parts
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import pci
+from gpunode.facts.patterns import Pattern
 
 _RUNTIMES: Final = (
-    re.compile(r"\bcuda ?>= ?(?P<cuda>\d{1,2}\.\d)\b"),
-    re.compile(r"\bnvidia/cuda:(?P<cuda>\d{1,2}\.\d)"),
-    re.compile(r"\bCuda compilation tools, release (?P<cuda>\d{1,2}\.\d)"),
-    re.compile(r"\bCUDA_VERSION[=: ]+(?P<cuda>\d{1,2}\.\d)"),
-    re.compile(r"CUDA Driver Version / Runtime Version\s+\d+\.\d+ / (?P<cuda>\d{1,2}\.\d)"),
-    re.compile(r"(?:torch\.version\.cuda|CUDA used to build PyTorch)\D{0,12}(?P<cuda>\d{1,2}\.\d)"),
-    re.compile(r"\+cu(?P<short>\d{2,3})\b"),
-    re.compile(r"\bcudatoolkit[= ]+(?P<cuda>\d{1,2}\.\d)"),
+    Pattern(r"\bcuda ?>= ?(?P<cuda>\d{1,2}\.\d)\b"),
+    Pattern(r"\bnvidia/cuda:(?P<cuda>\d{1,2}\.\d)"),
+    Pattern(r"\bCuda compilation tools, release (?P<cuda>\d{1,2}\.\d)"),
+    Pattern(r"\bCUDA_VERSION[=: ]+(?P<cuda>\d{1,2}\.\d)"),
+    Pattern(r"CUDA Driver Version / Runtime Version\s+\d+\.\d+ / (?P<cuda>\d{1,2}\.\d)"),
+    Pattern(r"(?:torch\.version\.cuda|CUDA used to build PyTorch)\D{0,12}(?P<cuda>\d{1,2}\.\d)"),
+    Pattern(r"\+cu(?P<short>\d{2,3})\b"),
+    Pattern(r"\bcudatoolkit[= ]+(?P<cuda>\d{1,2}\.\d)"),
 )
-_CAPABILITY: Final = re.compile(
+_CAPABILITY: Final = Pattern(
     r"(?:CUDA capability (?:is |Major/Minor version number:\s*)?sm_"
     r"|[Cc]ompute [Cc]apability:?\s+(?:sm_)?|compute_cap\D{1,12}"
     r"|Major/Minor version number:\s*)(?P<cap>\d{1,2}\.?\d)"
 )
-_LISTED: Final = re.compile(r"\b(?P<cap>(?:sm|compute)_\d{2,3})[af]?\b")
-_SUPPORTS: Final = re.compile(
+_LISTED: Final = Pattern(r"\b(?P<cap>(?:sm|compute)_\d{2,3})[af]?\b")
+_SUPPORTS: Final = Pattern(
     r"supports CUDA capabilities (?P<one>(?:(?:sm|compute)_\w+\s*)+)|get_arch_list\(\)\D{0,20}(?P<two>\[[^\]]*\])"
     r"|(?P<three>\[(?:'(?:sm|compute)_\w+'(?:, )?)+\])|arch_list\s*[:=]?\s*(?P<four>(?:(?:sm|compute)_\w+[ ,]*)+)"
 )
 # A program that goes on after the message says it again and again.
 _MOST: Final = 64
-_GGML: Final = re.compile(r"compatible with CUDA arch (?P<gpu>\d{3,4})\. .{0,40}compiled for: (?P<list>[\d,]+)")
+_GGML: Final = Pattern(r"compatible with CUDA arch (?P<gpu>\d{3,4})\. .{0,40}compiled for: (?P<list>[\d,]+)")
 
 
 @dataclass(frozen=True, slots=True)

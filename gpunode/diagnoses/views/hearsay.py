@@ -6,7 +6,6 @@ these is heard only where nobody looked at the node, as in a report that holds n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -15,6 +14,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
 # What the node itself shows: its hardware, kernel, driver and packages. The other layers are seen from containers too.
@@ -23,10 +23,10 @@ OF_NODE: Final[frozenset[Layer]] = frozenset(
 )
 # They repeat what an image calls its program, and what a container said when it ended.
 _REPEATING: Final[frozenset[Kind]] = frozenset({"kubernetes-pod", "container-run", "container-inspect"})
-_DAEMON: Final = re.compile(r"(?:docker|containerd|crio|kubelet|podman|k3s|k3s-agent|rke2-server|rke2-agent)\.service")
-_POD_LOG: Final = re.compile(r"/var/log/(?:pods|containers)/(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_")
+_DAEMON: Final = Pattern(r"(?:docker|containerd|crio|kubelet|podman|k3s|k3s-agent|rke2-server|rke2-agent)\.service")
+_POD_LOG: Final = Pattern(r"/var/log/(?:pods|containers)/(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_")
 # The operator's pods that build and load the driver where the node has none of its own.
-_DRIVER_POD: Final = re.compile(r"nvidia-(?:gpu-)?driver-|nvidia-vgpu-manager-")
+_DRIVER_POD: Final = Pattern(r"nvidia-(?:gpu-)?driver-|nvidia-vgpu-manager-")
 
 
 def is_of_container(item: Item) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -11,34 +10,35 @@ from gpunode.catalog.conflicts import driver_packages
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 # Of a long log the newest part: what broke a driver is seldom older.
 _NEWEST: Final = 1 << 21
-_STAMP: Final = re.compile(r"^Start-Date:\s*(?P<at>\S+\s+\S+)")
-_COMMAND: Final = re.compile(r"^(?:Commandline|Command [Ll]ine)\s*:\s*(?P<command>.*)$")
-_CHANGES: Final = re.compile(r"^(?:Upgrade|Install|Reinstall|Downgrade):\s")
-_ENTRY: Final = re.compile(r"(?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<one>[^,)\s]+)(?:, (?P<two>[^)]+))?\)")
-_DPKG: Final = re.compile(
+_STAMP: Final = Pattern(r"^Start-Date:\s*(?P<at>\S+\s+\S+)")
+_COMMAND: Final = Pattern(r"^(?:Commandline|Command [Ll]ine)\s*:\s*(?P<command>.*)$")
+_CHANGES: Final = Pattern(r"^(?:Upgrade|Install|Reinstall|Downgrade):\s")
+_ENTRY: Final = Pattern(r"(?<![\w.+-])(?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<one>[^,)\s]+)(?:, (?P<two>[^)]+))?\)")
+_DPKG: Final = Pattern(
     r"^(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:upgrade|install) (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? "
     r"(?P<old>\S+) (?P<new>\S+)$"
 )
-_TERM: Final = re.compile(
+_TERM: Final = Pattern(
     r"^Unpacking (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<new>[^)\s]+)\)(?: over \((?P<old>[^)\s]+)\))?"
 )
-_UNATTENDED: Final = re.compile(r"Packages that (?:will be|were) upgraded:\s*(?P<names>\S.*)$")
-_PACMAN: Final = re.compile(r"\[ALPM\] upgraded (?P<name>\S+) \((?P<old>\S+) -> (?P<new>[^)\s]+)\)")
+_UNATTENDED: Final = Pattern(r"Packages that (?:will be|were) upgraded:\s*(?P<names>\S.*)$")
+_PACMAN: Final = Pattern(r"\[ALPM\] upgraded (?P<name>\S+) \((?P<old>\S+) -> (?P<new>[^)\s]+)\)")
 # «Upgraded» and, in yum's history, «Updated» name what was replaced.
-_RPM_LOG: Final = re.compile(
+_RPM_LOG: Final = Pattern(
     r"(?:SUBDEBUG |\s|^)(?:Upgrade:?|Updated:|Update|Install(?:ed)?:?)\s+"
     r"(?:\d+:)?(?P<name>[a-zA-Z][\w.+-]*?)-(?:\d+:)?(?P<new>\d[\w.+~^]*-[\w.+~^]+?)"
     r"(?:\.(?:x86_64|noarch|aarch64|i686))?(?:\s|$)"
 )
-_ZYPP: Final = re.compile(r"^(?P<at>\d{4}-\d\d-\d\d [\d:]{8})\|install\|(?P<name>[^|]+)\|(?P<new>[^|]+)\|")
-_AUTOMATIC: Final = re.compile(
+_ZYPP: Final = Pattern(r"^(?P<at>\d{4}-\d\d-\d\d [\d:]{8})\|install\|(?P<name>[^|]+)\|(?P<new>[^|]+)\|")
+_AUTOMATIC: Final = Pattern(
     r"unattended-upgrade|Packages that will be upgraded:|\bdnf-automatic|\byum-cron"
     r"|packagekit role='update-packages'|transactional-update|apt-daily"
 )
-_RPM_DRIVER: Final = re.compile(
+_RPM_DRIVER: Final = Pattern(
     r"^(?:(?:a?kmod|dkms)-nvidia|nvidia-(?:driver|kmod|open|persistenced|modprobe|libXNVCtrl|utils|compute|gl|lts|dkms)"
     r"|xorg-x11-drv-nvidia|x11-video-nvidia|libnvidia-(?:ml|cfg|fbc)|nvidia$|lib32-nvidia-utils)"
 )
@@ -70,8 +70,17 @@ class Upgrade:
 
 def upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
     """What happened to the driver's packages, in the order of the evidence; within one log the oldest first."""
-    logs = snapshot.of("package-history", "package-output", "unit-log", "journal", "text")
+    # Stable: apart from logs that were put away, which are older than their successors, the order is the evidence's.
+    logs = sorted(snapshot.of("package-history", "package-output", "unit-log", "journal", "text"), key=_age)
     return tuple(one for item in logs if "nvidia" in item.text for one in _of(item))
+
+
+_PUT_AWAY: Final = Pattern(r"\.log\.(?P<number>\d{1,3})(?:\.\w{2,3})?$")
+
+
+def _age(item: Item) -> int:
+    match = _PUT_AWAY.search(item.subject)
+    return -int(match["number"]) if match else 0
 
 
 def is_drivers(name: str) -> bool:

@@ -8,14 +8,37 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import system
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 # In an image paths have no leading slash; one that has is of the node.
-_FILE: Final = re.compile(r"(?<![\w/])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b")
+_FILE: Final = Pattern(r"(?<![\w/.+-])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b")
 # lsinitcpio -a names the modules alone.
-_NAMED: Final = re.compile(r"^[ \t]+(?:\S+ (?:\[explicit\])?[ \t]*)*?nvidia(?: \[explicit\])?(?=\s|$)")
-_COUNT: Final = re.compile(r"^\s*(?P<count>\d{1,4})\s*$", re.MULTILINE)
-_MKINITCPIO: Final = re.compile(r"^\s*MODULES=[(\"][^)\"\n]*\bnvidia\b", re.MULTILINE)
+_NAMED: Final = Pattern(r"^[ \t]+(?:\S+ (?:\[explicit\])?[ \t]*)*?nvidia(?: \[explicit\])?(?=\s|$)")
+_COUNT: Final = Pattern(r"^\s*(?P<count>\d{1,4})\s*$", re.MULTILINE)
+_MKINITCPIO: Final = Pattern(r"^\s*MODULES=[(\"][^)\"\n]*\bnvidia\b", re.MULTILINE)
+
+
+_RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<release>\d[^/\s]*?)(?:\.img)?$")
+
+
+def release_of(item: Item) -> str:
+    """The kernel that the listed image is for; empty where its name does not tell."""
+    match = _RELEASE.search(item.subject)
+    return match["release"] if match else ""
+
+
+def of_running(snapshot: Snapshot) -> tuple[Item, ...]:
+    """The listings of the running kernel's image; those that name another kernel show what it may find at its boot."""
+    running = system.running_kernel(snapshot)
+    return tuple(item for item in snapshot.of("initramfs") if release_of(item) in {"", running} or not running)
+
+
+def of_others(snapshot: Snapshot) -> tuple[Item, ...]:
+    """The listings of other kernels' images."""
+    own = of_running(snapshot)
+    return tuple(item for item in snapshot.of("initramfs") if item not in own)
 
 
 def holds(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -24,7 +47,35 @@ def holds(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _holds(snapshot: Snapshot) -> tuple[Citation, ...]:
-    return tuple(citation for item in snapshot.of("initramfs") for citation in _in_image(item))
+    return tuple(citation for item in of_running(snapshot) for citation in _in_image(item))
+
+
+_IMAGE: Final = Pattern(r"(?P<path>/[^\s']{1,200}/(?:initrd|initramfs)[^\s'/]*)$")
+_DATED: Final = Pattern(r"\b(?P<date>20\d\d-\d\d-\d\d)[ T]")
+# What systemd-boot starts is a copy on the EFI system partition.
+_BOOTED_FROM: Final = Pattern(r"/(?:efi|EFI|esp|loader)/")
+
+
+def stale_copy(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The image on the EFI system partition and the one in /boot, where the latter was made on a later day."""
+    newest = {is_copy: max(dated) for is_copy in (True, False) if (dated := tuple(_dated(snapshot, is_copy=is_copy)))}
+    if len(newest) == len((True, False)) and newest[True][0] < newest[False][0]:
+        return tuple(cite(snapshot.of("listing")[index], number) for _, index, number in newest.values())
+    return ()
+
+
+def _dated(snapshot: Snapshot, *, is_copy: bool) -> Iterator[tuple[str, int, int]]:
+    """The days on which the images were made, each with the listing and the line that tells."""
+    for index, item in enumerate(snapshot.of("listing")):
+        for number, line in enumerate(item.lines, 1):
+            path, date = _IMAGE.search(line), _DATED.search(line)
+            if path and date and bool(_BOOTED_FROM.search(path["path"])) == is_copy:
+                yield date["date"], index, number
+
+
+def brings(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines that show that the initramfs has a module of its own, or is a copy that was not made anew."""
+    return holds(snapshot) or snapshot.view(stale_copy)
 
 
 def _in_image(item: Item) -> Iterator[Citation]:

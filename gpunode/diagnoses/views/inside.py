@@ -8,32 +8,33 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation, Doubt
-from gpunode.diagnoses.snapshot import Snapshot, cite, find
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
 from gpunode.diagnoses.views import nested, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
 Engine: TypeAlias = Literal["docker", "podman", "kubernetes", "lxc", ""]
 
 # What an engine leaves in the container's root; runtimes for pods name theirs in the control group alone.
 _MARKS: Final[tuple[tuple[str, Engine], ...]] = (("/.dockerenv", "docker"), ("/run/.containerenv", "podman"))
-_GROUPS: Final[tuple[tuple[Engine, re.Pattern[str]], ...]] = (
-    ("kubernetes", re.compile(r"^\d*:[^:\n]*:\S*/kubepods", re.MULTILINE)),
-    ("podman", re.compile(r"^\d*:[^:\n]*:\S*/libpod", re.MULTILINE)),
-    ("docker", re.compile(r"^\d*:[^:\n]*:\S*/docker[/-][0-9a-f]{12}", re.MULTILINE)),
-    ("lxc", re.compile(r"^\d*:[^:\n]*:\S*/lxc(?:\.payload)?[./]", re.MULTILINE)),
+_GROUPS: Final[tuple[tuple[Engine, Pattern], ...]] = (
+    ("kubernetes", Pattern(r"^\d*:[^:\n]*:\S*/kubepods", re.MULTILINE)),
+    ("podman", Pattern(r"^\d*:[^:\n]*:\S*/libpod", re.MULTILINE)),
+    ("docker", Pattern(r"^\d*:[^:\n]*:\S*/docker[/-][0-9a-f]{12}", re.MULTILINE)),
+    ("lxc", Pattern(r"^\d*:[^:\n]*:\S*/lxc(?:\.payload)?[./]", re.MULTILINE)),
     # A control group of its own shows as the root; systemd as the first process has init.scope.
-    ("", re.compile(r"\A0::/\s*\Z")),
+    ("", Pattern(r"\A0::/\s*\Z")),
 )
-_ROOT: Final = re.compile(
+_ROOT: Final = Pattern(
     r"^overlay (?:on )?/ (?:type )?overlay [^\n]{0,2000}(?P<where>docker|containerd|containers/storage|k3s)",
     re.MULTILINE,
 )
-_SET: Final[tuple[tuple[Engine, re.Pattern[str]], ...]] = (
-    ("kubernetes", re.compile(r"^KUBERNETES_SERVICE_HOST=", re.MULTILINE)),
-    ("podman", re.compile(r"^container=(?:podman|oci)$", re.MULTILINE)),
-    ("docker", re.compile(r"^container=docker$", re.MULTILINE)),
-    ("lxc", re.compile(r"^container=lxc$", re.MULTILINE)),
+_SET: Final[tuple[tuple[Engine, Pattern], ...]] = (
+    ("kubernetes", Pattern(r"^KUBERNETES_SERVICE_HOST=", re.MULTILINE)),
+    ("podman", Pattern(r"^container=(?:podman|oci)$", re.MULTILINE)),
+    ("docker", Pattern(r"^container=docker$", re.MULTILINE)),
+    ("lxc", Pattern(r"^container=lxc$", re.MULTILINE)),
 )
 _BY_VIRT: Final[dict[str, Engine]] = {"docker": "docker", "podman": "podman", "lxc": "lxc", "lxc-libvirt": "lxc"}
 _GIVEN: Final[dict[Engine, str]] = {
@@ -83,7 +84,7 @@ def _signs(snapshot: Snapshot) -> Iterator[Container]:
     platform = snapshot.facts.platform
     if isinstance(platform, Known) and platform.value.kind == "container":
         by = platform.value.detail
-        yield Container(_BY_VIRT.get(by, ""), Citation("systemd-detect-virt", by, None, platform.probe))
+        yield Container(_BY_VIRT.get(by, ""), stated("systemd-detect-virt", by or "a container", platform.probe))
     for item in snapshot.items:
         if item.where == "host" and item.outcome == "ok":
             yield from _of(item)

@@ -7,35 +7,39 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from itertools import accumulate
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.facts.items import Item
-from gpunode.facts.literals import needed
+from gpunode.facts.patterns import Pattern
 
+# boot: seconds since then. zoned: a date with its zone. local: one without. yearless: one without year and zone.
+_Form: TypeAlias = Literal["boot", "zoned", "local", "yearless"]
 # What stands before a message: seconds since boot, with a thread's or a host's name behind them; dmesg -T's date; the
 # ISO 8601 forms of dmesg, journalctl and rsyslog; journalctl's short-full; syslog's date, with or without "kernel:";
 # Talos' level and time, with or without the node's address; /dev/kmsg's level, number, microseconds; the bare name.
 _SAYS: Final = r"(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"
 _STAMPS: Final = (
-    re.compile(rf"^[ \t]*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_SAYS})?"),
-    re.compile(r"^[ \t]*\[(?P<date>\w{3} \w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\]\s?"),
-    re.compile(rf"^(?P<iso>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:{_SAYS})?"),
-    re.compile(rf"^(?:\w{{3}} )?(?P<full>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: [A-Z]{{3,4}})?\s+{_SAYS}"),
-    re.compile(rf"^(?P<syslog>\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d)(?:\.\d+)?\s+(?:{_SAYS}|(?=NVRM:|nvidia|pcieport))"),
-    re.compile(r"^(?:[\w.:-]+:\s+)?kern:\s*\w+:\s*\[(?P<talos>[\dT:.Z+-]+)\]:?\s?"),
-    re.compile(r"^\d{1,3},\d+,(?P<micros>\d+),[^;]{1,20};"),
-    re.compile(r"^(?:<\d>)?\s*kernel:\s?"),
+    Pattern(rf"^[ \t]*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_SAYS})?"),
+    Pattern(r"^[ \t]*\[(?P<date>\w{3} \w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\]\s?"),
+    Pattern(rf"^(?P<iso>\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+(?:{_SAYS})?"),
+    Pattern(rf"^(?:\w{{3}} )?(?P<full>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: [A-Z]{{3,4}})?\s+{_SAYS}"),
+    Pattern(rf"^(?P<syslog>\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d)(?:\.\d+)?\s+(?:{_SAYS}|(?=NVRM:|nvidia|pcieport))"),
+    Pattern(r"^(?:[\w.:-]+:\s+)?kern:\s*\w+:\s*\[(?P<talos>[\dT:.Z+-]+)\]:?\s?"),
+    Pattern(r"^\d{1,3},\d+,(?P<micros>\d+),[^;]{1,20};"),
+    Pattern(r"^(?:<\d>)?\s*kernel:\s?"),
 )
-_BOOT: Final = re.compile(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
-_ESCAPED: Final = re.compile(r"\s*#012\s*NVRM:\s*")
+_BOOT: Final = Pattern(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
+_ZONE: Final = Pattern(r"(?:Z|[+-]\d\d:?\d\d)$")
+_ESCAPED: Final = Pattern(r"\s*#012\s*NVRM:\s*")
 # In older drivers the functions of the driver itself say it without the colon.
-_NVRM: Final = re.compile(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
-_QUOTED: Final = re.compile(r"^(?:>\s?)+")
+_NVRM: Final = Pattern(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
+_QUOTED: Final = Pattern(r"^(?:>\s?)+")
 # A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
-_FRESH: Final = re.compile(
+_FRESH: Final = Pattern(
     r"^(?:Xid|GPU(?:\d|-| at | \d| [0-9a-fA-F]{4}:)|The NVIDIA|This |Try |loading|No |None of|API mismatch|"
     r"NVIDIA (?!\d)|[A-Za-z_]\w+(?::|\()|_?kgsp|nv\w+:|"
     r"Persistence|rm_|Rm|Cpu|Loading|Failed|Unable|Can't|BAR|request_mem)"
@@ -49,6 +53,7 @@ class Message:
     Attributes:
         text: without what stands before it; continuation lines joined by single spaces.
         at: seconds, on one clock within an item: since boot, or since the epoch; None where no time stands there.
+        clock: messages of the same clock may be compared by their times; empty without one.
         nvrm: whether NVIDIA's module said it; then the text is without its ``NVRM:``.
         lines: over how many lines it goes.
     """
@@ -58,6 +63,7 @@ class Message:
     at: float | None = None
     nvrm: bool = False
     lines: int = 1
+    clock: str = ""
 
 
 # No sentence of NVRM's is longer; what goes on for ever is something else.
@@ -69,16 +75,21 @@ def messages(snapshot: Snapshot) -> tuple[Message, ...]:
     return tuple(message for item in snapshot.items for message in _of(item))
 
 
+def by_place(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
+    """The messages, each by the key of its evidence and the number of its first line."""
+    return {(message.citation.key, message.citation.number or 0): message for message in snapshot.view(messages)}
+
+
 def wrapped(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
     """The messages of more than one line, each by the key of its evidence and the number of its first line."""
     found = (message for message in snapshot.view(messages) if message.lines > 1)
     return {(message.citation.key, message.citation.number or 0): message for message in found}
 
 
-def said(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Message, ...]:
+def said(snapshot: Snapshot, pattern: Pattern) -> tuple[Message, ...]:
     """The messages of the kernel in which ``pattern`` occurs."""
     every = snapshot.view(messages)
-    words = needed(pattern)
+    words = pattern.words
     worth = (every[number] for number in sorted(_with(snapshot, words))) if words else every
     return tuple(message for message in worth if pattern.search(message.text))
 
@@ -104,7 +115,7 @@ def _lowered(snapshot: Snapshot) -> tuple[str, tuple[int, ...]]:
     return "\n".join(texts), tuple(starts)[:-1]
 
 
-_ELSEWHERE: Final = re.compile(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
+_ELSEWHERE: Final = Pattern(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
 _LOGS: Final = frozenset(
     {
         *("journal", "unit-log", "text", "application", "modprobe", "installer-log", "listing", "file"),
@@ -116,16 +127,18 @@ _LOGS: Final = frozenset(
 def _of(item: Item) -> Iterator[Message]:
     if item.kind == "kernel-log":
         yield from _joined(item)
-    elif item.kind in _LOGS and _ELSEWHERE.search(item.text):
+    elif item.kind in _LOGS and not item.is_register and find(item, _ELSEWHERE):
         yield from _joined(item, kernel_only=True)
 
 
 def _joined(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
     last: Message | None = None
+    clocks = _Clocks(item.key)
     for number, line in enumerate(item.lines, 1):
         if kernel_only and not _ELSEWHERE.search(line):
             continue
-        text, at = _unstamped(line)
+        text, at, form = _unstamped(line)
+        clock = clocks.of(form, at)
         nvrm = bool(_NVRM.match(text))
         # rsyslog writes the line feeds within a message as #012.
         body = _ESCAPED.sub(" ", _NVRM.sub("", text)) if nvrm else text
@@ -135,9 +148,37 @@ def _joined(item: Item, *, kernel_only: bool = False) -> Iterator[Message]:
             continue
         if last is not None:
             yield last
-        last = Message(body.strip(), cite(item, number), at, nvrm) if body.strip() else None
+        last = Message(body.strip(), cite(item, number), at, nvrm, clock=clock) if body.strip() else None
     if last is not None:
         yield last
+
+
+class _Clocks:
+    """The clocks of one log, by the form of its stamps.
+
+    Times with their zone compare everywhere. Any others do so within one log only, and there until they go back: then
+    another boot, another year or another piece begins.
+    """
+
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self._last: dict[str, float] = {}
+        self._runs: dict[str, int] = {}
+
+    def of(self, form: _Form, at: float | None) -> str:
+        """The clock of a stamp of this form; empty without one."""
+        if at is None:
+            return ""
+        if form == "zoned":
+            return form
+        if at < self._last.get(form, at) - _JITTER_S:
+            self._runs[form] = self._runs.get(form, 0) + 1
+        self._last[form] = at
+        return f"{form} {self._runs.get(form, 0)} {self._log}"
+
+
+# Messages of several processors are not written in the exact order of their stamps.
+_JITTER_S: Final = 1.0
 
 
 def _goes_on(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
@@ -149,15 +190,25 @@ def _goes_on(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
     return not _FRESH.match(body.strip()) and not last.text.rstrip().endswith((".", "!", ")", "again."))
 
 
-def _unstamped(line: str) -> tuple[str, float | None]:
+def _unstamped(line: str) -> tuple[str, float | None, _Form]:
+    """The message without its stamp, the stamp's time, and of which form it is."""
     line = _QUOTED.sub("", line)
     for stamp in _STAMPS:
         if match := stamp.match(line):
-            rest, at = line[match.end() :], _seconds(match)
+            rest = line[match.end() :]
             if (inner := _BOOT.match(rest)) and "boot" not in match.groupdict():
-                return rest[inner.end() :], float(inner["boot"])
-            return rest, at
-    return line, None
+                return rest[inner.end() :], float(inner["boot"]), "boot"
+            return rest, _seconds(match), _form(match)
+    return line, None, "boot"
+
+
+def _form(match: re.Match[str]) -> _Form:
+    found = match.groupdict()
+    if found.get("boot") or found.get("micros"):
+        return "boot"
+    if zoned := found.get("iso") or found.get("talos"):
+        return "zoned" if _ZONE.search(zoned) else "local"
+    return "yearless" if found.get("syslog") else "local"
 
 
 def _seconds(match: re.Match[str]) -> float | None:
@@ -192,5 +243,6 @@ def _iso(text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
+@lru_cache(maxsize=64)  # a second has many lines
 def _utc(text: str, form: str) -> float:
     return datetime.strptime(text, form).replace(tzinfo=timezone.utc).timestamp()

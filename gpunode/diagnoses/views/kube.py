@@ -15,15 +15,12 @@ from typing import Final, TypeAlias
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 RESOURCE: Final = r"nvidia\.com/(?:gpu|mig-[\w.]+)(?:\.shared)?"
 # nvidia.com/gpu: "1"   "nvidia.com/gpu": "1",   nvidia.com/gpu  1  1   nvidia.com/gpu=1; not gpu.count, not f:….
-_AMOUNT: Final = re.compile(
-    rf"(?<![\w:.])[\"']?(?P<name>{RESOURCE})[\"']?(?P<colon>\s*[:=]\s*|\s+)[\"']?(?P<value>\d+)\b"
-)
-_HEADING: Final = re.compile(
-    r"^(?P<indent>\s*)(?:-\s+)?[\"']?(?P<key>[A-Za-z][\w ./-]{0,60}?)[\"']?\s*:(?:\s|[\[{\"']|$)"
-)
+_AMOUNT: Final = Pattern(rf"(?<![\w:.])[\"']?(?P<name>{RESOURCE})[\"']?(?P<colon>\s*[:=]\s*|\s+)[\"']?(?P<value>\d+)\b")
+_HEADING: Final = Pattern(r"^(?P<indent>\s*)(?:-\s+)?[\"']?(?P<key>[A-Za-z][\w ./-]{0,60}?)[\"']?\s*:(?:\s|[\[{\"']|$)")
 _SECTIONS: Final[Mapping[str, str]] = {
     "capacity": "capacity",
     "allocatable": "allocatable",
@@ -35,58 +32,59 @@ _SECTIONS: Final[Mapping[str, str]] = {
     "taints": "taints",
     "tolerations": "tolerations",
 }
-_RESOURCE_KEY: Final = re.compile(r"(?:cpu|memory|pods|ephemeral-storage|hugepages-\w+|attachable-volumes-[\w-]+)$")
-_IN_SOURCE: Final = re.compile(r"\b(?P<what>capacity|allocatable|allocated)\b", re.IGNORECASE)
-_OF_NODE: Final = re.compile(r"\b(?:nodes?|capacity|allocatable|allocated)\b", re.IGNORECASE)
-_NAME: Final = re.compile(r"^Name:\s+(?P<name>\S+)")
-_OBJECT: Final = re.compile(r"^(?:-\s+)?apiVersion:|^---\s*$|^ {8}\{\s*$")
-_NODE: Final = re.compile(
+_RESOURCE_KEY: Final = Pattern(r"(?:cpu|memory|pods|ephemeral-storage|hugepages-\w+|attachable-volumes-[\w-]+)$")
+_IN_SOURCE: Final = Pattern(r"\b(?P<what>capacity|allocatable|allocated)\b", re.IGNORECASE)
+_OF_NODE: Final = Pattern(r"\b(?:nodes?|capacity|allocatable|allocated)\b", re.IGNORECASE)
+_NAME: Final = Pattern(r"^Name:\s+(?P<name>\S+)")
+_OBJECT: Final = Pattern(r"^(?:-\s+)?apiVersion:|^---\s*$|^ {8}\{\s*$")
+_NODE: Final = Pattern(
     r"^(?:Roles|Taints|Unschedulable|Capacity|Allocatable|Allocated resources|System Info|Non-terminated Pods):"
     r"|^ *[\"']?(?:allocatable|capacity|nodeInfo|kubeletVersion|kernelVersion|podCIDR)[\"']?:|\"?kind\"?: \"?Node\b",
     re.MULTILINE,
 )
-_POD: Final = re.compile(
+_POD: Final = Pattern(
     r"^(?:Namespace|Controlled By|Containers|Init Containers|QoS Class|Node-Selectors|Tolerations):"
     r"|^[ \t]*[\"']?(?:containers|containerStatuses|runtimeClassName|restartPolicy|hostNetwork|schedulerName)[\"']?:"
     r"|\"?kind\"?: \"?(?:Pod|DaemonSet|Deployment|Job|StatefulSet)\b",
     re.MULTILINE,
 )
-_LABEL: Final = re.compile(
-    r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]+\.)?(?:nvidia\.com|node\.kubernetes\.io|kubernetes\.io|k8s\.io)/[\w.-]+"
-    r"|(?:[\w.-]+/)?[\w-]*accelerator[\w-]*)[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
+# Of a label Kubernetes takes 253 characters before the slash and 63 behind it.
+_LABEL: Final = Pattern(
+    r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]{1,253}\.)?(?:nvidia\.com|node\.kubernetes\.io|kubernetes\.io|k8s\.io)/[\w.-]+"
+    r"|(?:[\w.-]{1,253}/)?[\w-]{0,63}accelerator[\w-]{0,63})[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
 )
 _EFFECT: Final = r"(?P<effect>NoSchedule|PreferNoSchedule|NoExecute)"
-_TAINT: Final = re.compile(rf"(?<![\w./-])(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?:{_EFFECT}\b(?!\s+op=)")
-_MAPPED: Final = re.compile(
+_TAINT: Final = Pattern(rf"(?<![\w./-])(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?:{_EFFECT}\b(?!\s+op=)")
+_MAPPED: Final = Pattern(
     rf"map\[effect:{_EFFECT} key:(?P<key>[\w./-]+)(?: timeAdded:\S+)?(?: value:(?P<value>[\w.-]*))?\]"
 )
-_TOLERATION: Final = re.compile(
+_TOLERATION: Final = Pattern(
     rf"^(?:Tolerations:)?\s*(?P<key>(?!op=)[\w./-]*)(?:=(?P<value>[\w.-]*))?(?::{_EFFECT})?"
     r"(?:\s+op=(?P<op>\w+))?(?:\s+for\s+\w+)?\s*$"
 )
-_FIELD: Final = re.compile(r"[\"']?\b(?P<name>key|value|effect|operator)[\"']?\s*:\s*[\"']?(?P<value>[\w./-]*)")
-_SYSTEM: Final = re.compile(
+_FIELD: Final = Pattern(r"[\"']?\b(?P<name>key|value|effect|operator)[\"']?\s*:\s*[\"']?(?P<value>[\w./-]*)")
+_SYSTEM: Final = Pattern(
     r"(?:Kubelet Version|kubeletVersion|Container Runtime Version|containerRuntimeVersion|OS Image|osImage|"
     r"Kernel Version|kernelVersion|ProviderID|providerID)[\"']?\s*:\s*[\"']?(?P<value>[^\"'\n]+)"
 )
-_CLASS: Final = re.compile(
+_CLASS: Final = Pattern(
     r"^[ \t]*(?:-\s+)?(?:[\"']?runtimeClassName[\"']?|Runtime Class Name)\s*:\s*[\"']?(?P<name>[\w.-]*)", re.MULTILINE
 )
-_POD_FIELD: Final = re.compile(
+_POD_FIELD: Final = Pattern(
     r"^(?:Namespace:\s+(?P<namespace>\S+)|Node:\s+(?P<node>[^\s/]+)|Status:\s+(?P<status>\S+)|Reason:\s+(?P<reason>\S+))",
     re.MULTILINE,
 )
-_UID: Final = re.compile(r"[\"']?\buid[\"']?\s*:\s*[\"']?(?P<uid>[0-9a-f]{8}-[0-9a-f-]{27})", re.IGNORECASE)
-_IMAGE: Final = re.compile(r"[\"']?\bimage[\"']?\s*:\s*[\"']?(?P<image>[^\s\"',]+)", re.IGNORECASE)
-_ROW: Final = re.compile(
+_UID: Final = Pattern(r"[\"']?\buid[\"']?\s*:\s*[\"']?(?P<uid>[0-9a-f]{8}-[0-9a-f-]{27})", re.IGNORECASE)
+_IMAGE: Final = Pattern(r"[\"']?\bimage[\"']?\s*:\s*[\"']?(?P<image>[^\s\"',]+)", re.IGNORECASE)
+_ROW: Final = Pattern(
     r"^[ \t]*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:pods?/)?(?P<name>[a-z0-9][\w.-]*)\s+(?P<ready>\d+)/(?P<of>\d+)\s+"
     r"(?P<status>[A-Z][\w:/-]*)(?:\s+(?P<restarts>\d+))?"
 )
-_DAEMON: Final = re.compile(
+_DAEMON: Final = Pattern(
     r"^[ \t]*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:daemonset\.apps/)?(?P<name>[a-z][\w.-]*)\s+"
     r"(?P<desired>\d+)\s+(?P<current>\d+)\s+(?P<ready>\d+)\s+\d+\s+\d+\s+"
 )
-_DESIRED: Final = re.compile(
+_DESIRED: Final = Pattern(
     r"^[ \t]*(?:Desired Number of Nodes Scheduled:|[\"']?desiredNumberScheduled[\"']?:)\s*(?P<count>\d+)"
 )
 _QUIET: Final = frozenset(
@@ -229,7 +227,7 @@ _DEAF: Final = frozenset(
 _LOGS: Final = frozenset({"journal", "unit-log"})
 
 
-def said(snapshot: Snapshot, pattern: re.Pattern[str], *marks: str, logs: bool = False) -> tuple[Citation, ...]:
+def said(snapshot: Snapshot, pattern: Pattern, *marks: str, logs: bool = False) -> tuple[Citation, ...]:
     """The lines with ``pattern`` in what the cluster and its pods say, looked for where one of ``marks`` stands.
 
     With ``logs`` the node's own logs are searched, too: those of the kubelet and of the whole system.
@@ -474,8 +472,8 @@ def _blocks(piece: _Piece, wanted: Section) -> Iterator[tuple[Mapping[str, str],
         yield fields, start
 
 
-_COLUMN: Final = re.compile(r"(?<!\w)(?P<head>\w{1,40}):[\w.]{0,40}\.(?P<section>capacity|allocatable)\.nvidia")
-_PATH: Final = re.compile(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia[\w.\\\"'/]*")
+_COLUMN: Final = Pattern(r"(?<!\w)(?P<head>\w{1,40}):[\w.]{0,40}\.(?P<section>capacity|allocatable)\.nvidia")
+_PATH: Final = Pattern(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia[\w.\\\"'/]*")
 
 
 def _table(item: Item) -> Iterator[Node]:
@@ -538,6 +536,8 @@ def pods(snapshot: Snapshot) -> tuple[Pod, ...]:
 
 def _asked_class(item: Item) -> Iterator[Pod]:
     """The runtime class of a pod, where it was asked for alone or before other fields (``-o jsonpath``)."""
+    if _is_without_class(item):
+        yield Pod(item.subject, runtime_class="", citation=cite(item, 1))
     said = item.text.strip("\n").strip("'\"%")
     if not _CLASS_FIRST.search(item.written) or not item.source.words or "\n" in said:
         return
@@ -546,8 +546,18 @@ def _asked_class(item: Item) -> Iterator[Pod]:
         yield Pod(item.subject, runtime_class="" if first in _NONE else first, citation=cite(item, 1))
 
 
-_CLASS_FIRST: Final = re.compile(r"^[^{]*\{[^{}]*spec\.runtimeClassName\}?")
-_NAME_OF_CLASS: Final = re.compile(r"[a-z0-9][a-z0-9.-]*")
+def _is_without_class(item: Item) -> bool:
+    """Whether lines of a pod's definition were picked so that a runtime class would be among them, and none is."""
+    if item.kind != "kubernetes-pod" or not item.source.only or "runtimeClass" in item.text or not item.text.strip():
+        return False
+    try:
+        return re.search(item.source.only, "  runtimeClassName: nvidia") is not None
+    except re.error:
+        return False
+
+
+_CLASS_FIRST: Final = Pattern(r"^[^{]*\{[^{}]*spec\.runtimeClassName\}?")
+_NAME_OF_CLASS: Final = Pattern(r"[a-z0-9][a-z0-9.-]*")
 
 
 def _is_pod(piece: _Piece) -> bool:
@@ -668,7 +678,23 @@ def allocations(snapshot: Snapshot) -> tuple[Allocation, ...]:
     for item in snapshot.items:
         if "PodDeviceEntries" in item.text:
             found.extend(_allocations(item))
+        elif "kubelet_internal_checkpoint" in item.written:
+            found.extend(_allocations_chosen(item))
     return tuple(found)
+
+
+_ANY_UID: Final = Pattern(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
+_ANY_NAME: Final = Pattern(r"\bnvidia\.com/[\w.-]+")
+
+
+def _allocations_chosen(item: Item) -> Iterator[Allocation]:
+    """What somebody took out of the record: lines with a pod's identifier, and with the resource if they had it."""
+    for number, line in enumerate(item.lines, 1):
+        # A GPU's identifier has the same form, with a word before it.
+        found = [match for match in _ANY_UID.finditer(line) if not line[: match.start()].endswith(("GPU-", "MIG-"))]
+        if found:
+            name = _ANY_NAME.search(line) or _ANY_NAME.search(item.written)
+            yield Allocation(found[0][0], name[0] if name else "nvidia.com/gpu", (), cite(item, number))
 
 
 def _allocations(item: Item) -> Iterator[Allocation]:
@@ -696,8 +722,8 @@ def _devices(value: object) -> Iterator[str]:
         yield from (str(device) for device in one) if isinstance(one, list) else ()
 
 
-_UID_ENTRY: Final = re.compile(r"\"PodUID\"\s*:\s*\"(?P<uid>[^\"]+)\"")
-_RESOURCE_ENTRY: Final = re.compile(r"\"ResourceName\"\s*:\s*\"(?P<name>[^\"]+)\"")
+_UID_ENTRY: Final = Pattern(r"\"PodUID\"\s*:\s*\"(?P<uid>[^\"]+)\"")
+_RESOURCE_ENTRY: Final = Pattern(r"\"ResourceName\"\s*:\s*\"(?P<name>[^\"]+)\"")
 
 
 def _allocations_in_part(item: Item) -> Iterator[Allocation]:

@@ -8,45 +8,48 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.diagnoses.views import boards, kernel, pci, smi_query
+from gpunode.diagnoses.views.topology import topology
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _ANY_ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-_HEAD: Final = re.compile(
+_HEAD: Final = Pattern(
     r"^(?P<address>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s+(?P<rest>[A-Z0-9].*)$", re.IGNORECASE
 )
-_NVIDIA: Final = re.compile(r"nvidia|\b10de:", re.IGNORECASE)
-_DETAIL: Final = re.compile(r"\b(?:LnkSta|LnkCap|ACSCtl|UESta|CESta|secondary=|Region \d):?")
-_STATUS: Final = re.compile(
+_NVIDIA: Final = Pattern(r"nvidia|\b10de:", re.IGNORECASE)
+_DETAIL: Final = Pattern(r"\b(?:LnkSta|LnkCap|ACSCtl|UESta|CESta|secondary=|Region \d):?")
+_STATUS: Final = Pattern(
     r"\bLnkSta:\s*Speed (?P<speed>[\d.]+)GT/s(?: \([a-z]+\))?,\s*"
     r"Width x(?P<width>\d+)(?P<narrow> \(downgraded\))?"
 )
-_CAPABLE: Final = re.compile(r"\bLnkCap:.{0,40}?Speed (?P<speed>[\d.]+)GT/s,\s*Width x(?P<width>\d+)")
-_REGION: Final = re.compile(r"\bRegion (?P<bar>\d): Memory at <(?:unassigned|ignored)>")
-_REDIRECTS: Final = re.compile(r"\bACSCtl:[^\n]*?\bReqRedir\+")
-_VALIDATES: Final = re.compile(r"\bACSCtl:[^\n]*?\bSrcValid\+")
-_SECONDARY: Final = re.compile(r"\bsecondary=(?P<first>[0-9a-f]{2}), subordinate=(?P<last>[0-9a-f]{2})")
-_UNCORRECTED_STATUS: Final = re.compile(r"\bUESta:[^\n]*?\b(?P<bit>CmpltTO|SDES|DLP|MalfTLP)\+")
-_SYSFS: Final = re.compile(
+_CAPABLE: Final = Pattern(r"\bLnkCap:.{0,40}?Speed (?P<speed>[\d.]+)GT/s,\s*Width x(?P<width>\d+)")
+_REGION: Final = Pattern(r"\bRegion (?P<bar>\d): Memory at <(?:unassigned|ignored)>")
+_REDIRECTS: Final = Pattern(r"\bACSCtl:[^\n]*?\bReqRedir\+")
+_VALIDATES: Final = Pattern(r"\bACSCtl:[^\n]*?\bSrcValid\+")
+_SECONDARY: Final = Pattern(r"\bsecondary=(?P<first>[0-9a-f]{2}), subordinate=(?P<last>[0-9a-f]{2})")
+_UNCORRECTED_STATUS: Final = Pattern(r"\bUESta:[^\n]*?\b(?P<bit>CmpltTO|SDES|DLP|MalfTLP)\+")
+_SYSFS: Final = Pattern(
     rf"(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width))(?::|\s*=\s*|\s+)(?P<value>\d+(?:\.\d+)?)"
 )
-_SYSFS_PATH: Final = re.compile(
+_SYSFS_PATH: Final = Pattern(
     rf"/(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width)|aer_dev_correctable)$"
 )
-_LIMITED: Final = re.compile(
+_LIMITED: Final = Pattern(
     rf"(?P<address>{ADDRESS}): [\d.]+ Gb/s available PCIe bandwidth, "
     r"limited by (?P<speed>[\d.]+) GT/s PCIe x(?P<width>\d+) "
     rf"link at \S+ \(capable of [\d.]+ Gb/s with (?P<most>[\d.]+) GT/s PCIe x(?P<widest>\d+) link"
 )
-_TREE: Final = re.compile(
+_TREE: Final = Pattern(
     r"(?P<device>[0-9a-f]{2}\.[0-7])-\[(?P<bus>[0-9a-f]{2})(?:-[0-9a-f]{2})?\]-[-+]*0?0\.0\s+(?P<name>\S[^\n]*)"
 )
-_KNOWN_IN_LOG: Final = re.compile(
+_KNOWN_IN_LOG: Final = Pattern(
     rf"\bpci (?P<listed>{ADDRESS}): \[10de:|\bnvidia (?P<bound>{ADDRESS}): |\bGPU (?P<named>{_ANY_ADDRESS})|"
     r"\bPCI:(?P<xid>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?\)",
     re.IGNORECASE,
@@ -59,8 +62,8 @@ class Device:
     """What lspci -v says of one device.
 
     Attributes:
-        address: empty where the heading was cut away.
-        head: what stands behind the address.
+        address: empty where the heading was cut away and nothing else tells it.
+        head: what stands behind the address; empty where that was cut away.
         lines: below the heading, each with its number.
     """
 
@@ -72,12 +75,12 @@ class Device:
     @property
     def is_nvidia(self) -> bool:
         """Whether it is of NVIDIA's; people paste the lines of their GPU without its heading."""
-        return not self.address or bool(_NVIDIA.search(self.head))
+        return not self.head or bool(_NVIDIA.search(self.head))
 
     @property
     def is_bridge(self) -> bool:
         """Whether it is a bridge, or may be one."""
-        return not self.address or "bridge" in self.head.lower()
+        return not self.head or "bridge" in self.head.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +89,10 @@ class Link:
 
     Attributes:
         address: of the GPU; empty where the piece does not tell.
-        width: lanes in use; ``widest`` what the GPU could; either None where nobody says.
-        generation: of the speed in use; ``newest`` what the GPU could.
+        width: lanes in use; ``widest`` what could be; either None where nobody says.
+        generation: of the speed in use; ``newest`` what could be.
         narrow: whether lspci itself calls the width downgraded.
-        of_both: whether the slot could as much, too, as nvidia-smi's maximum says.
+        is_of_both: whether ``widest`` is what both ends could; else it is the GPU's own, and the slot may have less.
     """
 
     address: str
@@ -99,17 +102,37 @@ class Link:
     newest: int | None
     citation: Citation
     narrow: bool = False
-    of_both: bool = False
+    is_of_both: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How many lanes a device can use, and the line that says so."""
+
+    width: int
+    citation: Citation
 
 
 def devices(snapshot: Snapshot) -> tuple[Device, ...]:
     """The devices of every verbose lspci."""
-    found = (item for item in snapshot.of("lspci", "text", "file") if _DETAIL.search(item.text))
-    return tuple(device for item in found if item.where == "host" for device in _devices(item))
+    told = (item for item in snapshot.of("lspci", "text", "file") if item.where == "host" and not item.is_register)
+    return tuple(device for item in told if find(item, _DETAIL) for device in _devices(item))
+
+
+_ADDRESS: Final = Pattern(r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+
+
+def _value_of(words: tuple[str, ...], option: str) -> str:
+    return next((after for word, after in pairwise(words) if word == option), "")
 
 
 def _devices(item: Item) -> Iterator[Device]:
     address, head, lines = "", "", list[tuple[int, str]]()
+    if item.lines and not any(_HEAD.match(line) for line in item.lines):
+        # Its heading was cut away; which one it is, and that a port is a bridge, is told all the same.
+        asked = _value_of(item.source.words, "-s")
+        address = pci.address(asked) if _ADDRESS.fullmatch(asked) else ""
+        head = "bridge" if "driver in use: pcieport" in item.text else ""
     for number, line in enumerate(item.lines, 1):
         match = None if line[:1].isspace() else _HEAD.match(line)
         if match is None:
@@ -168,6 +191,42 @@ def links(snapshot: Snapshot) -> tuple[Link, ...]:
     return (*_of_lspci(snapshot), *_of_sysfs(snapshot), *_of_smi(snapshot), *_of_log(snapshot))
 
 
+def lanes_above(snapshot: Snapshot) -> Mapping[str, Lanes]:
+    """How many lanes the port above each GPU has, where that was seen."""
+    ports = {gpu.address: gpu.above[-1] for gpu in snapshot.view(topology).gpus if gpu.above}
+    ports = {**snapshot.view(tree), **ports}
+    seen = snapshot.view(_capable)
+    return {gpu: seen[port] for gpu, port in ports.items() if port in seen}
+
+
+def _capable(snapshot: Snapshot) -> Mapping[str, Lanes]:
+    """How many lanes each device on the bus can use, bridges among them."""
+    found: dict[str, Lanes] = {}
+    for device in snapshot.view(devices):
+        for number, line in device.lines:
+            if device.address and (match := _CAPABLE.search(line)):
+                found[device.address] = Lanes(int(match["width"]), cite(device.item, number))
+    for item in snapshot.of("file", "listing", "text"):
+        for match in _SYSFS.finditer(item.text) if "max_link_width" in item.text else ():
+            if match["what"] == "max_link_width":
+                place = cite(item, item.number_at(match.start()))
+                found[pci.address(match["address"])] = Lanes(int(float(match["value"])), place)
+        path = _SYSFS_PATH.search(item.subject)
+        if path and path["what"] == "max_link_width" and (width := _whole(item.text)) is not None:
+            found[pci.address(path["address"])] = Lanes(width, cite(item, 1))
+    return found
+
+
+def gpu_at(snapshot: Snapshot, address: str) -> str:
+    """The GPU at this address, or the only one below the bridge at it; empty where that is not known."""
+    if slot(address) in snapshot.view(nvidia):
+        return f"{slot(address)}.0"
+    gpus = snapshot.view(topology).gpus
+    below = [gpu.address for gpu in gpus if address in gpu.above]
+    below = below or [gpu for gpu, port in snapshot.view(tree).items() if port == address]
+    return below[0] if len(below) == 1 else ""
+
+
 def _of_lspci(snapshot: Snapshot) -> Iterator[Link]:
     for device in snapshot.view(devices):
         if not device.is_nvidia or not (device.address == "" or device.address.endswith(".0")):
@@ -223,7 +282,8 @@ def _of_smi(snapshot: Snapshot) -> Iterator[Link]:
                 _first(gpu, ("PCIe Generation", "Current"), ("link", "gen", "current"), ("link", "gen", "gpucurrent")),
                 _first(gpu, ("PCIe Generation", "Max"), ("link", "gen", "max")),
                 row.citation,
-                of_both=True,
+                # NVML's maximum is that of the GPU in this system: of an x8 slot it is 8.
+                is_of_both=True,
             )
 
 
@@ -243,6 +303,7 @@ def _of_log(snapshot: Snapshot) -> Iterator[Link]:
                 _generation(match["speed"]),
                 _generation(match["most"]),
                 message.citation,
+                is_of_both=True,
             )
 
 
@@ -279,7 +340,7 @@ def validating(snapshot: Snapshot) -> tuple[Citation, ...]:
     return _of_bridges(snapshot, _VALIDATES)
 
 
-def _of_bridges(snapshot: Snapshot, pattern: re.Pattern[str]) -> tuple[Citation, ...]:
+def _of_bridges(snapshot: Snapshot, pattern: Pattern) -> tuple[Citation, ...]:
     return tuple(
         cite(device.item, number)
         for device in snapshot.view(devices)
@@ -301,16 +362,16 @@ _UNCORRECTED_BITS: Final = (
     r"Completion Timeout|CmpltAbrt|Completer Abort|UnxCmplt|Unexpected Completion|RxOF|Receiver Overflow|MalfTLP|"
     r"Malformed TLP|ECRC|UnsupReq|Unsupported Request|ACSViol"
 )
-_BIT: Final = re.compile(
+_BIT: Final = Pattern(
     rf"\[\s*\d{{1,2}}\]\s*(?:(?P<corrected>{_CORRECTED_BITS})|(?P<uncorrected>{_UNCORRECTED_BITS}))\b"
 )
-_REPORT: Final = re.compile(
+_REPORT: Final = Pattern(
     r"\bPCIe Bus Error: (?:severity=)?(?P<un>Unc|C)orrect(?:ed|able)|"
     r"\bAER: (?P<many>Multiple )?(?P<un2>Unc|C)orrect(?:ed|able)(?: \((?:Non-)?Fatal\))? error(?: message)? received"
 )
-_FROM: Final = re.compile(rf"received(?: from|:) (?P<address>{ADDRESS})")
-_SPEAKER: Final = re.compile(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{ADDRESS}): ")
-_UNRECOVERED: Final = re.compile(r"\bnvidia \S+: AER: can't recover|\bnvidia \S+: device has no AER-aware driver")
+_FROM: Final = Pattern(rf"received(?: from|:) (?P<address>{ADDRESS})")
+_SPEAKER: Final = Pattern(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{ADDRESS}): ")
+_UNRECOVERED: Final = Pattern(r"\bnvidia \S+: AER: can't recover|\bnvidia \S+: device has no AER-aware driver")
 _MINOR: Final = frozenset({"UnsupReq", "Unsupported Request", "ACSViol"})
 
 
@@ -329,6 +390,7 @@ class Report:
     many: bool
     address: str
     citation: Citation
+    at: float | None = None
 
 
 def reports(snapshot: Snapshot) -> tuple[Report, ...]:
@@ -351,12 +413,13 @@ def _reports(snapshot: Snapshot) -> Iterator[Report]:
             continue
         if report := _REPORT.search(text):
             last = "uncorrected" if (report["un"] or report["un2"]) == "Unc" else "corrected"
-            yield Report(last, "", bool(report["many"]), address, message.citation)
+            yield Report(last, "", bool(report["many"]), address, message.citation, message.at)
         elif _UNRECOVERED.search(text):
-            yield Report("uncorrected", "", False, address, message.citation)
+            yield Report("uncorrected", "", False, address, message.citation, message.at)
         for bit in _BIT.finditer(text):
             severity: Severity = "corrected" if bit["corrected"] else "uncorrected"
-            yield Report(severity, bit["corrected"] or bit["uncorrected"], False, address, message.citation)
+            bits = bit["corrected"] or bit["uncorrected"]
+            yield Report(severity, bits, False, address, message.citation, message.at)
 
 
 _PORTS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-pci", "nouveau", "nvidia-gpu"})
@@ -396,7 +459,7 @@ def latched(snapshot: Snapshot) -> tuple[Citation, ...]:
     )
 
 
-_COUNTED: Final = re.compile(r"TOTAL_ERR_COR\s+(?P<count>\d+)")
+_COUNTED: Final = Pattern(r"TOTAL_ERR_COR\s+(?P<count>\d+)")
 
 
 def counted(snapshot: Snapshot) -> tuple[tuple[int, Citation], ...]:
@@ -413,14 +476,14 @@ def counted(snapshot: Snapshot) -> tuple[tuple[int, Citation], ...]:
 
 # ---- BARs and windows, by the kernel's own bus code
 
-_ASSIGNMENT: Final = re.compile(
+_ASSIGNMENT: Final = Pattern(
     rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{ADDRESS}): +(?P<what>(?:VF )?BAR \d{{1,2}}|bridge window|ROM)"
     r"(?: \[(?P<before>[^\]]{1,80})\])?: +"
     r"(?P<verdict>no space for|failed to assign|can't assign; no space|can't assign; bogus alignment|assigned)"
     r"(?: \[(?P<behind>[^\]]{1,80})\])?"
 )
-_ROOT_WINDOW: Final = re.compile(r"root bus resource \[mem 0x[0-9a-f]+-0x(?P<end>[0-9a-f]+)")
-_SIZE: Final = re.compile(r"size 0x(?P<size>[0-9a-f]+)")
+_ROOT_WINDOW: Final = Pattern(r"root bus resource \[mem 0x[0-9a-f]+-0x(?P<end>[0-9a-f]+)")
+_SIZE: Final = Pattern(r"size 0x(?P<size>[0-9a-f]+)")
 _FOUR_GIB: Final = 1 << 32
 
 

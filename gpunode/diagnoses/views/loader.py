@@ -9,26 +9,22 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.facts import library_path
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Where
 
 Sort: TypeAlias = Literal["driver", "stub", "compat", "other"]
 
 # ldconfig -p and ldd: "libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1".
-_RESOLVED: Final = re.compile(
+_RESOLVED: Final = Pattern(
     r"(?P<name>lib(?:cuda|nvidia-ml)\.so(?:\.1)?)(?:\s*\((?P<flags>[^)]*)\))?\s*=>\s*(?P<path>/\S+)"
 )
 # LD_DEBUG, strace, /proc/PID/maps, numba, nvtop: a library that a program did open.
-_OPENED: Final = re.compile(
+_OPENED: Final = Pattern(
     r"(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}|^[ \t]+)"
     r"(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)",
     re.MULTILINE,
-)
-_VARIABLE: Final = re.compile(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?\s*[=:]\s*['\"]?(?P<value>[^\s'\",;]+)")
-_CONF: Final = re.compile(r"^[ \t]*(?P<folder>/\S+)\s*$", re.MULTILINE)
-_STANDARD: Final = re.compile(
-    r"^(?:/usr)?/lib(?:32|64)?(?:/(?:x86_64|aarch64|i386|powerpc64le)-linux-gnu)?(?:/nvidia(?:[-/][\w.-]+)?)?/?$"
-    r"|^/usr/lib/wsl/|^/run/(?:nvidia|opengl-driver)|^/usr/local/nvidia/|^/opt/nvidia/|^/nix/store/|^/home/kubernetes/bin/nvidia"
 )
 
 
@@ -55,6 +51,7 @@ class Folder:
 
     Attributes:
         file: of the loader's configuration that names it; empty where a variable does.
+        set_in: the file that sets the variable; empty where it is not known.
     """
 
     path: str
@@ -62,6 +59,7 @@ class Folder:
     where: Where
     citation: Citation
     file: str = ""
+    set_in: str = ""
 
 
 def sort_of(path: str) -> Sort:
@@ -71,7 +69,7 @@ def sort_of(path: str) -> Sort:
     if "/compat" in path:
         return "compat"
     folder = path.rpartition("/")[0] if ".so" in path else path
-    return "driver" if _STANDARD.match(folder) else "other"
+    return "driver" if library_path.is_standard(folder) else "other"
 
 
 def loaded(snapshot: Snapshot) -> tuple[Library, ...]:
@@ -104,15 +102,47 @@ def folders(snapshot: Snapshot) -> tuple[Folder, ...]:
 
 def _folders(item: Item) -> Iterator[Folder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
+    is_conf = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
     for number, line in enumerate(item.lines, 1):
-        paths: list[str] = []
+        paths = line.strip().split(":") if echoes and "LD_" not in line else [*library_path.of_variable(line)]
         file = ""
-        if "LD_" in line:
-            paths = [path for match in _VARIABLE.finditer(line) for path in match["value"].split(":")]
-        elif echoes:
-            paths = line.strip().split(":")
-        elif item.kind == "file" and item.subject.startswith("/etc/ld.so.conf") and (match := _CONF.match(line)):
-            paths, file = [match["folder"]], item.subject
+        if is_conf and not paths:
+            paths, file = [*library_path.of_conf(line)], item.subject
         for path in paths:
             if path.startswith("/") and (sort := sort_of(path)) != "driver":
-                yield Folder(path, sort, item.where, cite(item, number), file)
+                yield Folder(path, sort, item.where, cite(item, number), file, _set_in(item, line))
+
+
+_GREPPED: Final = Pattern(r"(?P<file>/[^\s:]+):")
+
+
+def _set_in(item: Item, line: str) -> str:
+    if item.kind == "file":
+        return item.subject
+    match = _GREPPED.match(line) if item.source.words[:1] == ("grep",) else None
+    return match["file"] if match else ""
+
+
+def in_front(snapshot: Snapshot) -> tuple[tuple[Folder, str, Citation], ...]:
+    """The node's folders in LD_LIBRARY_PATH that hold what programs ask for as the driver's library.
+
+    Each with the file that the library's name leads to, where it is a link, and the line that shows it.
+    """
+    found = (one for one in snapshot.view(folders) if one.where == "host" and not one.file)
+    listed = dict(line for item in snapshot.of("listing") for line in _listed(item))
+    return tuple(
+        (folder, *listed[path])
+        for folder in found
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1")
+        if (path := f"{folder.path.rstrip('/')}/{name}") in listed
+    )
+
+
+_LISTED: Final = Pattern(r"(?P<path>/\S+/lib(?:cuda|nvidia-ml)\.so\.1)(?: -> (?P<target>\S+))?$")
+
+
+def _listed(item: Item) -> Iterator[tuple[str, tuple[str, Citation]]]:
+    if item.where == "host" and ".so.1" in item.text:
+        for number, line in enumerate(item.lines, 1):
+            if match := _LISTED.search(line):
+                yield match["path"], (match["target"] or "", cite(item, number))

@@ -8,41 +8,43 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import packages, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
-_ROW: Final = re.compile(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
-_FIELD: Final = re.compile(r"^[ \t]*([\w-]+):\s+(.*)$", re.MULTILINE)
-_DKMS: Final = re.compile(
+_ROW: Final = Pattern(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
+_FIELD: Final = Pattern(r"^[ \t]*([\w-]+):\s+(.*)$", re.MULTILINE)
+_DKMS: Final = Pattern(
     r"^[ \t]*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
     r"(?:,\s*(?P<kernel>[^,:\s]+),\s*(?P<arch>\w+))?:\s*(?P<state>added|built|installed|broken)(?P<rest>.*)$",
     re.MULTILINE,
 )
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest follow it.
 _MAIN: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv))?(?:[-_]open)?"
-_KO: Final = re.compile(
+_KO: Final = Pattern(
     rf"/lib/modules/(?P<kernel>\d[^/\s'\"]*)/(?P<place>[^\s'\":]{{0,120}}?){_MAIN}\.ko(?:\.(?:xz|gz|zst))?(?![\w.-])"
 )
-_BARE_KO: Final = re.compile(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
-_DRIVER: Final = re.compile(_MAIN)
-_FOLDER: Final = re.compile(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
-_NOT_FOUND: Final = re.compile(
+_BARE_KO: Final = Pattern(rf"(?:^|\s|/)({_MAIN}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
+_DRIVER: Final = Pattern(_MAIN)
+_FOLDER: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
+_NOT_FOUND: Final = Pattern(
     r"(?:FATAL: |[Mm]odule )'?nvidia(?:[-_](?:current|uvm|drm|modeset)\w*)?'? not found"
     r"(?: in directory \S*?/lib/modules/(?P<kernel>[^\s/]+))?|could not find module by name ?=? ?'?nvidia|"
     r"[Mm]odule '?nvidia'?: No such file or directory|Failed to find module 'nvidia(?:[-_]\w+)?'|"
     r"module not found: '?nvidia\b"
 )
-_MAIN_NOT_FOUND: Final = re.compile(rf"[Mm]odule '?{_MAIN}'? not found")
-_PREBUILT: Final = re.compile(
+_MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN}'? not found")
+MAGIC: Final = Pattern(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
+_PREBUILT: Final = Pattern(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d+)(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
 )
 
 
 # NVIDIA's for RHEL and those of akmods name the kernel in the package's name or version.
-_PRECOMPILED: Final = re.compile(
+_PRECOMPILED: Final = Pattern(
     r"kmod-nvidia(?:-open)?-(?P<branch>\d{3}\.\d+(?:\.\d+)?)-(?P<kernel>\d+\.\d+\.\d+-\d[\d.]*\d(?:\.el\w+)?)"
     r"|kmod-nvidia-(?P<fusion>\d+\.\d+\.\d+-[\w.]+?\.(?:x86_64|aarch64))-\d{3}\."
 )
@@ -70,11 +72,16 @@ class DkmsRow:
         return _DRIVER.fullmatch(self.module) is not None
 
 
+RUNNING: Final = "(running)"
+"""Stands for the running kernel where nothing names that."""
+
+
 @dataclass(frozen=True, slots=True)
 class OnDisk:
     """NVIDIA's main module for one kernel, as a file, a DKMS state or an installed package tells.
 
     Attributes:
+        kernel: ``RUNNING`` where a folder was named by the shell, and nothing tells what that made of it.
         place: the folder below /lib/modules/<kernel>; empty where only a package or DKMS tells.
         version: empty where nothing beside it tells.
     """
@@ -130,7 +137,7 @@ def loaded(snapshot: Snapshot, name: str) -> bool | None:
 
 def _would_show(item: Item, name: str) -> bool:
     if item.source.is_part:
-        return False
+        return _counted(item, name) == 0
     if not item.source.only:
         # People paste the lines that they find telling: only the table's head or a probe shows that it is whole.
         return item.text.lstrip().startswith("Module")
@@ -140,9 +147,33 @@ def _would_show(item: Item, name: str) -> bool:
         return item.source.only in name
 
 
+_PICKED: Final = Pattern(r"^(?P<name>[a-z]\w{2,40})(?: +(?:\d{1,9}|[a-z][\w,]*)){0,3}$")
+
+
+def _counted(item: Item, name: str) -> int | None:
+    """How many lines of the table a pattern that lets ``name`` through let through; None where it does not count."""
+    if not _COUNTS.search(item.written) or not re.fullmatch(r"\d{1,4}", item.text.strip()):
+        return None
+    is_let = item.source.only in {name, f"^{name}"}
+    return int(item.text) if is_let else None
+
+
+_COUNTS: Final = Pattern(r"grep\s+(?:-\w+\s+)*-\w*c\b|grep -\w*c\w*\s|\bwc -l\b")
+
+
+def _named(item: Item) -> Iterator[str]:
+    """The modules in a table, or in columns that awk or cut took out of one."""
+    is_picked = bool({"awk", "gawk", "cut"} & set(re.findall(r"\b[a-z]+\b", item.written)))
+    for line in item.lines:
+        if match := _ROW.match(line) or (_PICKED.match(line) if is_picked else None):
+            yield match["name"]
+    if _counted(item, "nvidia"):
+        yield "nvidia"
+
+
 def _seen(snapshot: Snapshot) -> tuple[frozenset[str], tuple[Item, ...]]:
     tables = tuple(item for item in snapshot.of("lsmod") if item.where == "host")
-    names = {match["name"] for item in tables for line in item.lines if (match := _ROW.match(line))}
+    names = {name for item in tables for name in _named(item)}
     known = snapshot.facts.modules.value if isinstance(snapshot.facts.modules, Known) else frozenset[str]()
     return frozenset(names) | known, tables
 
@@ -157,7 +188,7 @@ def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
     driver = snapshot.facts.loaded_driver
     if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
         return (told_version(snapshot),)
-    return tuple(Citation(item.written, f"({name} is not among them)", None, item.key) for item in tables)
+    return tuple(stated(item.written, f"{name} is not among them", item.key) for item in tables)
 
 
 def told_version(snapshot: Snapshot) -> Citation:
@@ -188,18 +219,36 @@ def _dkms_rows(snapshot: Snapshot) -> Iterator[DkmsRow]:
 
 def modinfo(snapshot: Snapshot) -> tuple[Modinfo, ...]:
     """What modinfo said, module by module."""
-    return tuple(_modinfo(item) for item in snapshot.of("modinfo") if item.outcome == "ok" and item.text.strip())
+    said = (item for item in snapshot.of("modinfo") if item.outcome == "ok" and item.text.strip())
+    return tuple(
+        info for item in said for info in (_each_file(item) if "-exec" in item.source.words else [_modinfo(item)])
+    )
+
+
+def _asked(item: Item) -> str:
+    words = item.source.words
+    return words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
+
+
+def _each_file(item: Item) -> Iterator[Modinfo]:
+    """What was said of each file that ``find`` found: a line for each, where one field was asked for."""
+    if not (asked := _asked(item)):
+        yield _modinfo(item)
+    for number, line in enumerate(item.lines if asked in _SHAPES else (), 1):
+        if _SHAPES[asked].match(value := line.strip()):
+            told = {name: value if name == asked else "" for name in ("filename", "version", "license", "vermagic")}
+            yield Modinfo(
+                item.subject.replace("-", "_"), signer="", citation=cite(item, number), is_whole=False, **told
+            )
 
 
 def _modinfo(item: Item) -> Modinfo:
-    words = item.source.words
-    asked = words[words.index("-F") + 1] if "-F" in words[:-1] else ""
+    asked = _asked(item)
     fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
     if asked and asked not in fields:
         fields[asked] = _shaped(item, asked)
-    name = item.subject if item.subject != asked else words[-1]
     return Modinfo(
-        name.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_"),
+        item.subject.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_"),
         fields.get("filename", ""),
         fields.get("version", ""),
         fields.get("license", ""),
@@ -212,18 +261,34 @@ def _modinfo(item: Item) -> Modinfo:
 
 # How the value of a field looks, where other commands' answers stand beside it.
 _SHAPES: Final = {
-    "vermagic": re.compile(r"^\d\S+ .*\bmod_unload\b|^\d\S+ SMP\b"),
-    "version": re.compile(r"^\d{2,3}\.\d{1,3}(?:\.\d{1,3})?$"),
-    "filename": re.compile(r"^/\S+\.ko(?:\.\w+)?$"),
-    "license": re.compile(r"^(?:NVIDIA|Dual MIT/GPL|GPL.*)$"),
+    "vermagic": Pattern(r"^\d\S+ .*\bmod_unload\b|^\d\S+ SMP\b"),
+    "version": Pattern(r"^\d{2,3}\.\d{1,3}(?:\.\d{1,3})?$"),
+    "filename": Pattern(r"^/\S+\.ko(?:\.\w+)?$"),
+    "license": Pattern(r"^(?:NVIDIA|Dual MIT/GPL|GPL.*)$"),
 }
 
 
 def _shaped(item: Item, asked: str) -> str:
     lines = [line.strip() for line in item.lines if line.strip()]
     if not item.source.is_mixed:
-        return lines[0]
+        # Of all modules that find found, of whatever kernel: only what they agree in is known.
+        return "" if item.source.words[:1] == ("find",) and len(set(lines)) > 1 else lines[0]
     return next((line for line in lines if asked in _SHAPES and _SHAPES[asked].match(line)), "")
+
+
+_SRCVERSION: Final = Pattern(r"^(?:srcversion:[ \t]*)?(?P<source>[0-9A-F]{16,24})[ \t]*$", re.MULTILINE)
+_PARTS: Final = Pattern(r"nvidia[-_](?:uvm|drm|modeset|peermem|fs)")
+
+
+def sources(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
+    """The checksums of the main module's source, each once, by modinfo of a file or by the kernel of the loaded one."""
+    found: dict[str, Citation] = {}
+    for item in snapshot.of("modinfo", "file"):
+        is_asked = "nvidia" in item.written and not _PARTS.search(item.written)
+        if is_asked and (item.kind == "modinfo" or item.subject.endswith("/srcversion")):
+            for match in _SRCVERSION.finditer(item.text):
+                found.setdefault(match["source"], cite(item, item.number_at(match.start())))
+    return tuple(found.items())
 
 
 def driver_info(snapshot: Snapshot) -> tuple[Modinfo, ...]:
@@ -249,8 +314,8 @@ def _on_disk(snapshot: Snapshot) -> Iterator[OnDisk]:
     if isinstance(known, Known):
         for one in known.value:
             place = one.path.partition(one.kernel)[2].rpartition("/")[0].strip("/")
-            yield OnDisk(one.kernel, place, one.version, Citation(one.path, one.path, None, known.probe))
-    running = snapshot.view(system.running_kernel)
+            yield OnDisk(one.kernel, place, one.version, stated(one.path, "it is there", known.probe))
+    running = kernel_of_search(snapshot)
     for item in snapshot.of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
         if item.outcome == "ok":
             yield from _files_in(item, running)
@@ -274,16 +339,25 @@ def _packaged(snapshot: Snapshot, running: str) -> Iterator[OnDisk]:
 
 
 def _files_in(item: Item, running: str) -> Iterator[OnDisk]:
-    folder = _FOLDER.search(item.subject.replace("$(uname -r)", running).replace("`uname -r`", running).rstrip("/*"))
+    folder = _FOLDER.search(item.subject.replace("$(uname -r)", running or RUNNING).rstrip("/*"))
     for number, line in enumerate(item.lines, 1):
         if "nvidia" not in line or ".ko" not in line or "not found" in line:
             continue
         if match := _KO.search(line):
-            yield OnDisk(match["kernel"], match["place"].strip("/"), "", cite(item, number))
+            version = _VERSION_BEHIND.match(line, match.end())
+            yield OnDisk(
+                match["kernel"], match["place"].strip("/"), version["version"] if version else "", cite(item, number)
+            )
         elif folder and folder["kernel"] and item.kind == "listing" and (bare := _BARE_KO.search(line)):
             below = line[: bare.start(1)].rpartition(" ")[2].strip("./")
             place = "/".join(part for part in ((folder["place"] or "").strip("/"), below.strip("/")) if part)
             yield OnDisk(folder["kernel"], place, "", cite(item, number))
+
+
+# What a loop over the files writes beside each: "/lib/modules/6.8.0-40-generic/updates/dkms/nvidia.ko 535.129.03".
+_VERSION_BEHIND: Final = Pattern(
+    r"['\"]?[:,]?\s+(?:->\s+)?(?:version:?\s+)?(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b"
+)
 
 
 def not_found(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -299,11 +373,14 @@ def _is_of(match: re.Match[str] | None, running: str) -> bool:
 
 
 def kernel_of_search(snapshot: Snapshot) -> str:
-    """The running kernel: by uname, else by the folder in which modprobe looked."""
+    """The running kernel: by uname, else by the folder in which modprobe looked, else by what refused a module."""
     if running := snapshot.view(system.running_kernel):
         return running
     match = snapshot.match(_NOT_FOUND)
-    return (match["kernel"] or "") if match else ""
+    if match and match["kernel"]:
+        return match["kernel"]
+    magic = snapshot.match(MAGIC)
+    return magic["runs"] if magic else ""
 
 
 def built_for(snapshot: Snapshot, kernel: str) -> bool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -11,6 +10,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import cite, finds
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 DATE: Final = r"(?P<date>\d{4}-\d\d-\d\d[ T]+\d\d:\d\d:\d\d)"
 
@@ -36,7 +36,7 @@ def precedes(one: Moment | None, other: Moment | None) -> bool | None:
     return one.at < other.at
 
 
-def told(item: Item, *patterns: re.Pattern[str]) -> Iterator[Moment]:
+def told(item: Item, *patterns: Pattern) -> Iterator[Moment]:
     """The moments in the group ``date`` of the ``patterns``."""
     for pattern in patterns:
         for match in finds(item, pattern):
@@ -48,7 +48,7 @@ def told(item: Item, *patterns: re.Pattern[str]) -> Iterator[Moment]:
             yield Moment(moment.replace(tzinfo=timezone.utc).timestamp(), cite(item, number))
 
 
-_STAMP: Final = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,](?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)")
+_STAMP: Final = Pattern(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,](?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)")
 
 
 def of_line(line: str) -> float | None:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import kube
+from gpunode.facts.patterns import Pattern
 
 # `minikube start` makes a container of its own kind unless told to use the host itself or a virtual machine.
-_MADE: Final = re.compile(
+_MADE: Final = Pattern(
     r"\bminikube\s+start\b|\bkind\s+create\s+cluster\b|\bk3d\s+cluster\s+create\b|\bkindest/node\b|\bkicbase\b"
     r"|\bnvkind\s+cluster\b|kind\.x-k8s\.io/|providerID:\s*kind://|ghcr\.io/k3d-io|Using (?:the )?docker driver"
     r"|\bdocker:[\w.-]*dind\b|\btcp://(?:docker|dind):237[56]|docker exec (?:-\w+ )*minikube\b|minikube ssh\b",
@@ -30,14 +31,14 @@ _MARKS: Final = (
     "docker driver",
     "tcp://",
 )
-_NODE_NAME: Final = re.compile(
+_NODE_NAME: Final = Pattern(
     r"^(?:desktop-(?:control-plane|worker\d*)|minikube(?:-m\d+)?|kind(?:-[\w-]+)?-(?:worker\d*|control-plane\d*)|k3d-[\w-]+-(?:server|agent)-\d+)$"
 )
-_IN_TEXT: Final = re.compile(
+_IN_TEXT: Final = Pattern(
     r"(?:^|[\s/=\"'])(?P<name>minikube/\d|kind-(?:worker|control-plane)|k3d-[\w-]+-(?:server|agent)-\d)|docker@minikube"
 )
-_NOT_NESTED: Final = re.compile(r"--(?:vm-)?driver[= ](?:none|kvm2?|virtualbox|vmware|qemu\d?|hyperv)\b")
-_PASSED: Final = re.compile(r"\bminikube\s+start\b[^\n]{0,200}--gpus?[= ]\S+")
+_NOT_NESTED: Final = Pattern(r"--(?:vm-)?driver[= ](?:none|kvm2?|virtualbox|vmware|qemu\d?|hyperv)\b")
+_PASSED: Final = Pattern(r"\bminikube\s+start\b[^\n]{0,200}--gpus?[= ]\S+")
 
 
 def signs(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -52,7 +53,7 @@ def is_nested(snapshot: Snapshot) -> bool:
     return bool(snapshot.view(signs)) and not _typed(snapshot, _PASSED, "gpu")
 
 
-def _typed(snapshot: Snapshot, pattern: re.Pattern[str], mark: str) -> bool:
+def _typed(snapshot: Snapshot, pattern: Pattern, mark: str) -> bool:
     """Whether it stands in a command that was typed, as a source or in what was pasted."""
     return any(pattern.search(item.written) for item in snapshot.items) or bool(kube.said(snapshot, pattern, mark))
 
@@ -62,7 +63,7 @@ def _signs(snapshot: Snapshot) -> Iterator[Citation]:
         if item.kind in {"nvml", "packages", "listing", "kernel-log", "journal"}:
             continue
         if _MADE.search(item.written):
-            yield Citation(item.written, item.written, None, item.key)
+            yield stated(item.written, "that was run", item.key)
         if item.kind in {"kubernetes-node", "text"}:
             names = ((number, line.split()[:2]) for number, line in enumerate(item.lines[:200], 1))
             yield from (

@@ -10,34 +10,37 @@ from functools import cache
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
-_DPKG: Final = re.compile(
+_DPKG: Final = Pattern(
     r"^(?P<want>[uirph])(?P<state>[nicuHFWt])(?P<bad>R?)\s+"
     r"(?P<name>[a-z0-9][\w.+-]+)(?::(?P<arch>\w+))?\s+(?P<version>\S+)"
 )
-_APT_LIST: Final = re.compile(
+_APT_LIST: Final = Pattern(
     r"^(?P<name>[a-z0-9][\w.+-]+)/\S+\s+(?P<version>\S+)\s+\w+\s+\[(?P<marks>[^\]]*installed[^\]]*)\]"
 )
-_RPM: Final = re.compile(
+_RPM: Final = Pattern(
     r"^(?P<name>[a-zA-Z0-9][\w.+-]*?)-(?P<version>(?:\d+:)?\d[\w.+~^]*-[\w.+~^]+?)"
-    r"(?:\.(?:x86_64|aarch64|noarch|i686))?$"
+    r"(?:\.(?:x86_64|aarch64|noarch|i686))?"
+    # rpm --last puts a date behind each.
+    r"(?:\s+\w{3} (?:\d{1,2} \w{3}|\w{3} +\d{1,2}) [^\n]{4,40})?$"
 )
 # dnf list installed, yum list: "nvidia-driver.x86_64   3:550.54.15-1.el9   @cuda-rhel9-x86_64".
-_DNF_LIST: Final = re.compile(
+_DNF_LIST: Final = Pattern(
     r"^(?P<name>[a-zA-Z0-9][\w.+-]*?)\.(?:x86_64|aarch64|noarch|i686)\s+"
     r"(?P<version>(?:\d+:)?\d[\w.+~^]*-[\w.+~^]+)\s+@?(?P<origin>\S+)\s*$"
 )
 # dpkg-query -W, pacman -Q, dpkg -s.
-_BARE: Final = re.compile(r"^(?P<name>[a-z0-9][\w.+-]+)(?::(?P<arch>\w+))?\s+(?P<version>(?:\d+:)?\d[\w.+~:-]*)\s*$")
-_NO_PACKAGE: Final = re.compile(
+_BARE: Final = Pattern(r"^(?P<name>[a-z0-9][\w.+-]+)(?::(?P<arch>\w+))?\s+(?P<version>(?:\d+:)?\d[\w.+~:-]*)\s*$")
+_NO_PACKAGE: Final = Pattern(
     r"no packages? found matching (?P<name>\S+)|package (?P<rpm>\S+) is not installed"
     r"|package ['‘](?P<pacman>[^'’\s]+)['’] was not found|Unable to locate package (?P<apt>[\w.+-]+)"
 )
 # dnf, zypper and equery do not repeat what they were asked for.
-_NONE_LISTED: Final = re.compile(r"No matching (?:items found|[Pp]ackages to list)|No installed packages matching")
+_NONE_LISTED: Final = Pattern(r"No matching (?:items found|[Pp]ackages to list)|No installed packages matching")
 # dpkg(1): what of a package in each state is there to be used.
 _INSTALLED: Final = frozenset("iWt")
 _HALF_DONE: Final = frozenset("UFH")
@@ -72,8 +75,8 @@ class Package:
 
     @property
     def upstream(self) -> str:
-        """The version without epoch and packaging revision (``550.107.02``)."""
-        return self.version.split(":")[-1].split("-")[0].split("~")[0]
+        """The version without epoch, packaging revision and the kernel of SUSE's modules (``550.107.02``)."""
+        return self.version.split(":")[-1].split("-")[0].split("~")[0].split("_k")[0]
 
 
 def packages(snapshot: Snapshot) -> Mapping[str, Package]:
@@ -99,10 +102,23 @@ def holds(snapshot: Snapshot) -> Mapping[str, Citation]:
             for number, line in enumerate(item.lines, 1):
                 if match := _HELD.match(line.strip()):
                     found[match["name"]] = cite(item, number)
+    for pattern, row in _LOCKS.items():
+        for item in snapshot.files(pattern):
+            for match in finds(item, row):
+                found |= dict.fromkeys(match["names"].split(), cite(item, item.number_at(match.start("names"))))
     return found
 
 
-_HELD: Final = re.compile(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]+(?:\.\*)?|:\w+)?$")
+# The files of dnf 4 and yum, dnf 5, zypper and pacman; dnf 4 writes a lock that keeps packages away with "!".
+_LOCKS: Final[Mapping[str, Pattern]] = {
+    "*/versionlock.list": Pattern(
+        r"^!?(?:\d+:)?(?P<names>[a-zA-Z][\w.+]*(?:-[a-zA-Z][\w.+]*)*)-(?:\d+:)?\d", re.MULTILINE
+    ),
+    "*/versionlock.toml": Pattern(r"^[ \t]*name[ \t]*=[ \t]*[\"'](?P<names>[^\"'\n]+)[\"']", re.MULTILINE),
+    "/etc/zypp/locks": Pattern(r"^solvable_name:[ \t]*(?P<names>\S+)[ \t]*$", re.MULTILINE),
+    "/etc/pacman.conf": Pattern(r"^[ \t]*IgnorePkg[ \t]*=[ \t]*(?P<names>\S[^\n#]*)", re.MULTILINE),
+}
+_HELD: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]+(?:\.\*)?|:\w+)?$")
 
 
 def matching(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
@@ -112,8 +128,8 @@ def matching(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
 
 
 @cache
-def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(translate, patterns)))
+def _any_of(patterns: tuple[str, ...]) -> Pattern:
+    return Pattern("|".join(map(translate, patterns)))
 
 
 def installed(snapshot: Snapshot, name: str) -> bool | None:
@@ -152,9 +168,8 @@ def _every(snapshot: Snapshot) -> Iterator[Package]:
     known = snapshot.facts.packages
     if isinstance(known, Known):
         for name, state in known.value.items():
-            line = f"{name} {state.version}"
             letter = "c" if state.config_files_only else "i"
-            place = Citation("/var/lib/dpkg/status", line, None, known.probe)
+            place = stated("/var/lib/dpkg/status", f"{name} {state.version}", known.probe)
             yield Package(name, state.version, letter, "h" if state.held else "i", place)
     yield from _begun(snapshot)
     for item in snapshot.of("packages", "package-output", "text"):
@@ -162,11 +177,11 @@ def _every(snapshot: Snapshot) -> Iterator[Package]:
             yield from _rows(item)
 
 
-_STATUS: Final = re.compile(
+_STATUS: Final = Pattern(
     r"^Status: (?P<want>\w)\w* \w+ (?P<state>unpacked|half-configured|half-installed)$", re.MULTILINE
 )
 _LETTERS: Final = {"unpacked": "U", "half-configured": "F", "half-installed": "H"}
-_FIELD: Final = re.compile(r"^(?P<name>Package|Version): (?P<value>\S+)$", re.MULTILINE)
+_FIELD: Final = Pattern(r"^(?P<name>Package|Version): (?P<value>\S+)$", re.MULTILINE)
 
 
 def _begun(snapshot: Snapshot) -> Iterator[Package]:
@@ -180,11 +195,11 @@ def _begun(snapshot: Snapshot) -> Iterator[Package]:
         stanza = status.text[max(start, 0) : end if end > 0 else None]
         fields = {one["name"]: one["value"] for one in _FIELD.finditer(stanza)}
         name, version = fields.get("Package", ""), fields.get("Version", "")
-        place = Citation(status.written, f"Package: {name}, {match[0]}", None, status.key)
+        place = stated(status.written, f"{name}: {match[0]}", status.key)
         yield Package(name, version, _LETTERS[match["state"]], match["want"], place)
 
 
-_DRIVERS_ROW: Final = re.compile(
+_DRIVERS_ROW: Final = Pattern(
     r"\b(?:nvidia-(?:driver|dkms|utils|kernel|headless|open|smi|current)|libnvidia-(?:compute|ml1|ml-|cfg1)|libcuda1"
     r"|(?:a?kmod|dkms)-nvidia|xorg-x11-drv-nvidia|cuda-drivers|linux-modules-nvidia)"
 )

@@ -9,20 +9,21 @@ from typing import Final
 
 from gpunode.catalog.gpus import GpuModel, is_nvswitch, lookup
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
 
-_HEAD: Final = re.compile(
+_HEAD: Final = Pattern(
     r"^(?P<address>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s+(?P<class>[^:\[]+?)(?:\s*\[(?P<code>[0-9a-f]{4})\])?:"
     r"\s+(?P<name>.*)$",
     re.IGNORECASE,
 )
-_ID: Final = re.compile(r"\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
+_ID: Final = Pattern(r"\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
 # A device that pci.ids does not have yet: "NVIDIA Corporation Device 2b85 (rev a1)".
-_UNNAMED: Final = re.compile(r"NVIDIA Corporation Device (?P<device>[0-9a-f]{4})\b", re.IGNORECASE)
-_SWITCH: Final = re.compile(r"NVSwitch", re.IGNORECASE)
-_GPU_CLASS: Final = re.compile(r"VGA|3D|Display", re.IGNORECASE)
+_UNNAMED: Final = Pattern(r"NVIDIA Corporation Device (?P<device>[0-9a-f]{4})\b", re.IGNORECASE)
+_SWITCH: Final = Pattern(r"NVSwitch", re.IGNORECASE)
+_GPU_CLASS: Final = Pattern(r"VGA|3D|Display", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def has_gpu(snapshot: Snapshot) -> bool | None:
 
 
 # Other programs that list hardware: inxi, lshw, hwinfo.
-_TOLD: Final = re.compile(
+_TOLD: Final = Pattern(
     r"Device-\d+: NVIDIA |^[ \t]*vendor: NVIDIA Corporation|Vendor: pci 0x10de|^[ \t]*Graphics: .*\bNVIDIA\b",
     re.MULTILINE,
 )
@@ -99,7 +100,7 @@ def is_listed(snapshot: Snapshot) -> bool:
     """Whether somebody listed the bus so that a GPU of NVIDIA's would have been seen."""
     if isinstance(snapshot.facts.devices, Known):
         return True
-    shown = re.compile(r"nvidia|10de|vga|3d|display", re.IGNORECASE)
+    shown = Pattern(r"nvidia|10de|vga|3d|display", re.IGNORECASE)
     whole = (item.source for item in snapshot.of("lspci") if not item.source.is_part)
     return any((not source.only or shown.search(source.only)) and "-s" not in source.words for source in whole)
 
@@ -122,7 +123,7 @@ def _every(snapshot: Snapshot) -> Iterator[Function]:
         for one in devices.value:
             if one.vendor == "10de":
                 said = f"{one.address} [10de:{one.device}] driver: {one.driver or 'none'}"
-                place = Citation("lspci", said, None, devices.probe)
+                place = stated("lspci", said, devices.probe)
                 yield Function(one.address, one.device, one.name, one.class_code, one.driver, True, (), place)
     for item in snapshot.of("lspci", "text", "kernel-log"):
         if item.kind == "lspci" and "Slot:" not in item.text[:2000]:

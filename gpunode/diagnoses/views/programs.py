@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
@@ -11,16 +11,17 @@ from typing import Final
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
-_ABSENT: Final = re.compile(
+_ABSENT: Final = Pattern(
     r"(?:^|[\s:'\"`/])(?P<name>[\w.+-]+)['\"`]?: (?:command )?not found"
     r"|Command ['\"](?P<asked>[\w.+-]+)['\"] not found"
     r"|cannot access ['\"]?(?P<listed>/[^\s'\":]+)['\"]?: No such file",
     re.IGNORECASE | re.MULTILINE,
 )
 # A shell's own word for it.
-_COMMAND: Final = re.compile(r"\b(?:command -[vV]|type -[pP]|hash)\s+(?P<names>[\w.+ -]+)")
-_PATH: Final = re.compile(r"^(?:[\w.+-]+:\s+)?(?P<path>/\S+)", re.MULTILINE)
+_COMMAND: Final = Pattern(r"\b(?:command -[vV]|type -[pP]|hash)\s+(?P<names>[\w.+ -]+)")
+_PATH: Final = Pattern(r"^(?:[\w.+-]+:\s+)?(?P<path>/\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def look(snapshot: Snapshot, *names: str) -> Presence | None:
 
 
 def _seen(item: Item, name: str) -> Presence | None:
-    if item.where == "container" or not item.is_seen:
+    if item.where == "container" or item.is_register or not item.is_seen:
         return None
     if (asked := _COMMAND.search(item.written)) and name in asked["names"].split():
         return Presence(f"/{name}" in item.text, cite(item))
@@ -73,11 +74,17 @@ def _shows_all(item: Item, name: str) -> bool:
 
 def _listed(item: Item, name: str) -> int:
     """The line of a listing that ends in the program's path; 0 where none does."""
+    return item.view(_paths).get(name, 0)
+
+
+def _paths(item: Item) -> Mapping[str, int]:
+    """The programs of a listing, each with the line that shows it first."""
+    found: dict[str, int] = {}
     for number, line in enumerate(item.lines, 1):
         words = line.split(" -> ")[0].split()
-        if words and words[-1].rsplit("/", 1)[-1] == name and "/bin" in f"{item.subject} {words[-1]}":
-            return number
-    return 0
+        if words and "/bin" in f"{item.subject} {words[-1]}":
+            found.setdefault(words[-1].rsplit("/", 1)[-1], number)
+    return found
 
 
 def _denials(item: Item, name: str) -> Iterator[int]:

@@ -13,22 +13,23 @@ from functools import lru_cache
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.diagnoses.views import pci
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 
 _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
-_GPU: Final = re.compile(rf"^[ \t]*GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})\s*$")
-_BUS_ID: Final = re.compile(rf"^{_BUS}$")
-_TAG: Final = re.compile(
+_GPU: Final = Pattern(rf"^[ \t]*GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})\s*$")
+_BUS_ID: Final = Pattern(rf"^{_BUS}$")
+_TAG: Final = Pattern(
     r"^[ \t]*<(?P<close>/)?(?P<name>[A-Za-z]\w*)(?P<rest>[^<>]{0,200})>(?:(?P<value>[^<>]*)</(?P=name)>)?\s*$"
 )
-_ID: Final = re.compile(rf'id="(?P<bus>{_BUS})"')
-_HEAD_OF_CSV: Final = re.compile(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
+_ID: Final = Pattern(rf'id="(?P<bus>{_BUS})"')
+_HEAD_OF_CSV: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
 # What stands above the first GPU.
 _HEAD: Final = frozenset({"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"})
 # Sections by which a piece is known in text that nobody gave a name.
-_SECTIONS: Final = re.compile(
+_SECTIONS: Final = Pattern(
     r"^[ \t]*(?:Remapped Rows|Retired Pages|ECC Errors|E[Cc][Cc] Mode|MIG Mode|Fabric|GPU Link Info|"
     r"GPU Reset Status|Clocks (?:Throttle|Event) Reasons|BAR1 Memory Usage|(?:GPU )?Power Readings|"
     r"GPU Recovery Action[ \t]*:[^\n]*)\s*$",
@@ -104,7 +105,8 @@ class Gpu:
 
 def gpus(snapshot: Snapshot) -> tuple[Gpu, ...]:
     """Every GPU of every answer on the node, in the order of the evidence; see ``snapshot.view``."""
-    return tuple(gpu for item in snapshot.items if item.where == "host" for gpu in _of(item))
+    told = (item for item in snapshot.items if item.where == "host" and not item.is_register)
+    return tuple(gpu for item in told for gpu in _of(item))
 
 
 def rows(snapshot: Snapshot, *names: str) -> tuple[tuple[Gpu, Row], ...]:
@@ -128,8 +130,12 @@ def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
     return all(any(name == one for one in left) for name in wanted)
 
 
+# Where somebody may have put an answer without the command, into notes of his own.
+_MAY_QUOTE: Final = frozenset({"text", "nvidia-smi", "file", "application"})
+
+
 def _of(item: Item) -> Iterator[Gpu]:
-    if item.kind == "nvidia-smi-q" or (item.kind in {"text", "nvidia-smi", "file"} and _SECTIONS.search(item.text)):
+    if item.kind == "nvidia-smi-q" or (item.kind in _MAY_QUOTE and find(item, _SECTIONS)):
         read = _of_xml if "<gpu " in item.text or item.text.lstrip().startswith("<") else _of_listing
         found = (gpu for gpu in read(item) if any(_plain(row.path[-1]) not in _HEAD for row in gpu.rows))
         yield from (replace(gpu, bus=gpu.bus or _own_bus(gpu)) for gpu in found)

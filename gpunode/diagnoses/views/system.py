@@ -6,23 +6,36 @@ import re
 from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
-from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.facts import os_release
 from gpunode.facts.model import Distro, Known
+from gpunode.facts.patterns import Pattern
 
 PackageManager: TypeAlias = Literal["apt", "dnf", "zypper", "pacman"]
 
-_UNAME: Final = re.compile(r"^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$", re.MULTILINE)
-_UNAME_A: Final = re.compile(r"^Linux\s+(?P<name>\S+)\s+\d+\.")
+_UNAME: Final = Pattern(r"^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$", re.MULTILINE)
+_UNAME_A: Final = Pattern(r"^Linux\s+(?P<name>\S+)\s+\d+\.")
 _APT: Final = frozenset({"debian", "ubuntu", "linuxmint", "pop", "raspbian"})
 _DNF: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn"})
 # How kernels and packages are named, where nobody looked at os-release.
-_TRACES: Final[tuple[tuple[PackageManager, re.Pattern[str]], ...]] = (
-    ("apt", re.compile(r"\bapt(?:-get)?\b|\bdpkg\b|-(?:generic|amd64)\b|0ubuntu|linux-headers-|\bubuntu\d")),
-    ("dnf", re.compile(r"\.(?:el\d|fc\d\d|amzn)[\d_.]*|\b(?:dnf|yum|rpm)\b|/etc/redhat-release|\bakmods?\b")),
-    ("zypper", re.compile(r"\bzypper\b|-default\b.*SUSE|openSUSE")),
-    ("pacman", re.compile(r"\bpacman\b|-arch\d-|\bArch Linux\b")),
+_TRACES: Final[tuple[tuple[PackageManager, Pattern], ...]] = (
+    ("apt", Pattern(r"\bapt(?:-get)?\b|\bdpkg\b|-(?:generic|amd64)\b|0ubuntu|linux-headers-|\bubuntu\d")),
+    ("dnf", Pattern(r"\.(?:el\d|fc\d\d|amzn)[\d_.]*|\b(?:dnf|yum|rpm)\b|/etc/redhat-release|\bakmods?\b")),
+    ("zypper", Pattern(r"\bzypper\b|-default\b.*SUSE|openSUSE|\b\d+\.\d+\.\d+-\d[\d.]*-default\b")),
+    ("pacman", Pattern(r"\bpacman\b|-arch\d-|\bArch Linux\b")),
 )
+
+
+def unit_line(snapshot: Snapshot, unit: str, name: str) -> Citation:
+    """The line in which systemd gave the property ``name`` of ``unit``; a note of it where only the fact is known."""
+    for item in snapshot.of("unit-show"):
+        inside = False
+        for number, line in enumerate(item.lines, 1):
+            inside = bool(line) and (inside or line == f"Id={unit}")
+            if inside and line.startswith(f"{name}="):
+                return cite(item, number)
+    return stated(f"systemctl show {unit}", f"its {name}", "units")
 
 
 def distro(snapshot: Snapshot) -> Distro | None:
@@ -37,7 +50,7 @@ def distro(snapshot: Snapshot) -> Distro | None:
 
 
 # /etc/redhat-release, /etc/issue, lsb_release -a, hostnamectl.
-_NAMED: Final = re.compile(
+_NAMED: Final = Pattern(
     r"\b(?P<name>Ubuntu|Debian GNU/Linux|Rocky Linux|Red Hat Enterprise Linux|AlmaLinux|CentOS(?: Stream| Linux)?"
     r"|Fedora(?: Linux)?|Amazon Linux|SUSE Linux Enterprise Server|openSUSE Leap|Oracle Linux Server)"
     r"(?: release)? (?P<version>\d+(?:\.\d+)?)"
@@ -101,6 +114,29 @@ def running_kernel(snapshot: Snapshot) -> str:
     return ""
 
 
+_DF_ROW: Final = Pattern(r"^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$", re.MULTILINE)
+_NEARLY_FULL: Final = 97
+# Where modules are built and installed.
+_BUILT_IN: Final = ("/var", "/usr", "/lib", "/boot")
+
+
+def has_room(snapshot: Snapshot) -> bool:
+    """Whether ``df`` shows the file systems in which modules are built, none of them full."""
+    used = _used(snapshot)
+    return bool(used) and max(used) < _NEARLY_FULL
+
+
+def is_full(snapshot: Snapshot) -> bool:
+    """Whether ``df`` shows one of them full."""
+    return max(_used(snapshot), default=0) >= _NEARLY_FULL
+
+
+def _used(snapshot: Snapshot) -> tuple[int, ...]:
+    """How full they are, in percent."""
+    rows = [match for item in snapshot.items if re.search(r"\bdf\b", item.written) for match in finds(item, _DF_ROW)]
+    return tuple(int(row["used"]) for row in rows if row["place"] == "/" or row["place"].startswith(_BUILT_IN))
+
+
 def hostname(snapshot: Snapshot) -> str:
     """The machine's own name; empty where nothing tells."""
     for item in snapshot.items:
@@ -121,14 +157,14 @@ def is_wsl(snapshot: Snapshot) -> bool:
 
 
 # What only a guest shows: its processor's flag, the kernel's word, the hypervisor's devices, its settings.
-_GUEST: Final = re.compile(
+_GUEST: Final = Pattern(
     r"\bHypervisor detected: |\bkvm-clock\b|\bpciPassthru\.|Red Hat, Inc\.? (?:Virtio|QEMU|QXL)|\bVirtio \d|"
     r"VMware (?:SVGA|Virtual)|"
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
 )
-_FLAG: Final = re.compile(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
+_FLAG: Final = Pattern(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
 # People write where they looked: "dmesg (guest)", "lspci in the VM".
-_IN_GUEST: Final = re.compile(
+_IN_GUEST: Final = Pattern(
     r"\bguest\b|\b(?:in|inside|from|of) (?:the |a )?(?:VM|virtual machine)\b|\(VM\)", re.IGNORECASE
 )
 _HYPERVISORS: Final = frozenset(

@@ -9,11 +9,12 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.diagnoses.views import moments, packages, programs
 from gpunode.diagnoses.views.moments import Moment
 from gpunode.diagnoses.views.programs import Presence
 from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.runtimes.tomlread import parse
 
@@ -25,13 +26,13 @@ _PROGRAMS: Final = (
     *("nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-runtime", "nvidia-ctk"),
     "nvidia-container-cli",
 )
-_ANSWERS: Final = re.compile(
+_ANSWERS: Final = Pattern(
     r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:"
     r"|nvidia-container-cli(?:\.real)?: (?!command not found|not found|No such)"
     r"|initializing library context \(version=",
     re.MULTILINE,
 )
-_LIBRARY: Final = re.compile(
+_LIBRARY: Final = Pattern(
     r"(?:cli-version|lib-version):\s*(?P<cli>\d[\d.]*)|library context \(version=(?P<log>\d[\d.]*)"
     r"|NVIDIA Container (?:Toolkit CLI|Runtime Hook) version (?P<ctk>\d[\d.]*)"
 )
@@ -60,7 +61,7 @@ class Setting:
     citation: Citation
 
 
-_GONE: Final = re.compile(
+_GONE: Final = Pattern(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)",
 )
@@ -105,7 +106,7 @@ def _not_listed(snapshot: Snapshot) -> Citation | None:
         said = next((number for number, line in enumerate(item.lines, 1) if name in line), 0)
         if said or item.source.only or _would_list(item, name):
             return cite(item, said or None)
-    return Citation("/var/lib/dpkg/status", f"no {name}", None, "dpkg-status")
+    return stated("/var/lib/dpkg/status", f"no {name}", "dpkg-status")
 
 
 def _would_list(item: Item, name: str) -> bool:
@@ -115,16 +116,16 @@ def _would_list(item: Item, name: str) -> bool:
 
 
 # The first line below the name is what is installed, in the language of the node.
-_POLICY: Final = re.compile(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*(?P<version>\S+)", re.MULTILINE)
+_POLICY: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*(?P<version>\S+)", re.MULTILINE)
 _INSTALLED: Final = (
-    re.compile(rf"^{moments.DATE} status installed nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
-    re.compile(rf"^{moments.DATE} install nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
+    Pattern(rf"^{moments.DATE} status installed nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
+    Pattern(rf"^{moments.DATE} install nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
     # dnf's log; pacman's and zypper's.
-    re.compile(rf"^{moments.DATE}\S* (?:\w+ )?Installed: nvidia-container-toolkit-\d", re.MULTILINE),
-    re.compile(rf"^\[{moments.DATE}\S*\] \[ALPM\] installed nvidia-container-toolkit\b", re.MULTILINE),
-    re.compile(rf"^{moments.DATE}\|install\|nvidia-container-toolkit\|", re.MULTILINE),
+    Pattern(rf"^{moments.DATE}\S* (?:\w+ )?Installed: nvidia-container-toolkit-\d", re.MULTILINE),
+    Pattern(rf"^\[{moments.DATE}\S*\] \[ALPM\] installed nvidia-container-toolkit\b", re.MULTILINE),
+    Pattern(rf"^{moments.DATE}\|install\|nvidia-container-toolkit\|", re.MULTILINE),
 )
-_APT: Final = re.compile(
+_APT: Final = Pattern(
     rf"^Start-Date: {moments.DATE}\n(?:[^\n]+\n){{0,4}}?Install:[^\n]*\bnvidia-container-toolkit:", re.MULTILINE
 )
 
@@ -132,8 +133,8 @@ _APT: Final = re.compile(
 def installed_at(snapshot: Snapshot) -> Moment | None:
     """When the toolkit was installed last; None where nothing tells."""
     if (at := snapshot.facts.changed_at.get(TOOLKIT_LIST)) is not None:
-        said = f"{TOOLKIT_LIST} written {moments.written(at)}"
-        return Moment(at, Citation(TOOLKIT_LIST, said, None, f"file:{TOOLKIT_LIST}"), is_fact=True)
+        said = f"written {moments.written(at)}"
+        return Moment(at, stated(TOOLKIT_LIST, said, f"file:{TOOLKIT_LIST}"), is_fact=True)
     items = snapshot.of("package-history", "text", "package-output", "packages")
     found = [moment for item in items for moment in moments.told(item, *_INSTALLED, _APT)]
     return max(found, key=lambda moment: moment.at, default=None)
@@ -174,7 +175,7 @@ def setting(snapshot: Snapshot, key: str) -> Setting | None:
 
 def _setting(item: Item, key: str) -> Setting | None:
     # Of a file that somebody pasted in part the table's header may be missing.
-    written = re.compile(rf"^[ \t]*{re.escape(key)}\s*=\s*(?P<value>\S.*?)\s*$")
+    written = Pattern(rf"^[ \t]*{re.escape(key)}\s*=\s*(?P<value>\S.*?)\s*$")
     for number, line in enumerate(item.lines, 1):
         if match := written.match(line):
             return Setting(_plain(match["value"]), cite(item, number))

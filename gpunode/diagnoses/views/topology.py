@@ -12,36 +12,37 @@ from gpunode.diagnoses.views import pci
 from gpunode.facts import nvml
 from gpunode.facts.items import Item
 from gpunode.facts.nvml import Inventory
+from gpunode.facts.patterns import Pattern
 
 Sort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme", "bridge"]
 
-_SYSFS: Final = re.compile(r"^/sys/bus/pci/devices/(?P<address>[0-9a-f:.]+)/(?P<name>\w+)$")
-_GTS: Final = re.compile(r"(?P<speed>\d{1,3}(?:\.\d+)?)\s*GT/s")
-_CAPABLE: Final = re.compile(r"LnkCap:.*?Speed (?P<speed>[\d.]+)GT/s.*?Width x(?P<width>\d+)")
-_STATUS: Final = re.compile(r"LnkSta:.*?Speed (?P<speed>[\d.]+)GT/s.*?Width x(?P<width>\d+)")
-_NUMA: Final = re.compile(r"NUMA node:\s*(?P<node>\d+)")
-_BUSES: Final = re.compile(r"Bus: primary=[0-9a-f]{2}, secondary=(?P<secondary>[0-9a-f]{2})", re.IGNORECASE)
-_IDS: Final = re.compile(r"\s*\[[0-9a-f]{4}:[0-9a-f]{4}\]|\s*\(rev [^)]*\)|\s*\(prog-if [^)]*\)", re.IGNORECASE)
-_BRACKETED: Final = re.compile(r"\[([^\[\]]+)\]")
-_BRANCH: Final = re.compile(
+_SYSFS: Final = Pattern(r"^/sys/bus/pci/devices/(?P<address>[0-9a-f:.]+)/(?P<name>\w+)$")
+_GTS: Final = Pattern(r"(?P<speed>\d{1,3}(?:\.\d+)?)\s*GT/s")
+_CAPABLE: Final = Pattern(r"LnkCap:.*?Speed (?P<speed>[\d.]+)GT/s.*?Width x(?P<width>\d+)")
+_STATUS: Final = Pattern(r"LnkSta:.*?Speed (?P<speed>[\d.]+)GT/s.*?Width x(?P<width>\d+)")
+_NUMA: Final = Pattern(r"NUMA node:\s*(?P<node>\d+)")
+_BUSES: Final = Pattern(r"Bus: primary=[0-9a-f]{2}, secondary=(?P<secondary>[0-9a-f]{2})", re.IGNORECASE)
+_IDS: Final = Pattern(r"\s*\[[0-9a-f]{4}:[0-9a-f]{4}\]|\s*\(rev [^)]*\)|\s*\(prog-if [^)]*\)", re.IGNORECASE)
+_BRACKETED: Final = Pattern(r"\[([^\[\]]+)\]")
+_BRANCH: Final = Pattern(
     r"\[(?:(?P<domain>[0-9a-f]{4}):)?(?P<bus>[0-9a-f]{2})(?:-[0-9a-f]{2})?\]|(?P<slot>[0-9a-f]{2}\.[0-7])",
     re.IGNORECASE,
 )
-_TREE: Final = re.compile(r"^[-+\\| ]*-\[[0-9a-f]{4}:[0-9a-f]{2}\]-", re.MULTILINE | re.IGNORECASE)
+_TREE: Final = Pattern(r"^[-+\\| ]*-\[[0-9a-f]{4}:[0-9a-f]{2}\]-", re.MULTILINE | re.IGNORECASE)
 # lspci -tv puts a device's name two blanks behind its address.
-_DESCRIBED: Final = re.compile(r"(?<=\.[0-7]) {2}")
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,20}m")
-_CELL: Final = re.compile(r"^(?:X|SYS|NODE|PHB|PXB|PIX|PSB|SOC|NV\d+)$")
-_NAMED: Final = re.compile(r"^(?:GPU\d+|NIC\d+|mlx\w+|\w*_\d+)$")
+_DESCRIBED: Final = Pattern(r"(?<=\.[0-7]) {2}")
+_COLOUR: Final = Pattern(r"\x1b\[[0-9;]{0,20}m")
+_CELL: Final = Pattern(r"^(?:X|SYS|NODE|PHB|PXB|PIX|PSB|SOC|NV\d+)$")
+_NAMED: Final = Pattern(r"^(?:GPU\d+|NIC\d+|mlx\w+|\w*_\d+)$")
 # |   0  Tesla V100-SXM2-32GB           On  | 00000000:1A:00.0 Off |
-_ROW: Final = re.compile(
+_ROW: Final = Pattern(
     r"^\|\s{1,4}(?P<index>\d{1,3})\s{1,3}(?P<name>\S[^|\n]{0,38}?)\s{2,}(?:On|Off|N/A|TCC|WDDM|MCDM)\s*\|"
     r"\s*(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s",
     re.MULTILINE,
 )
-_LEGEND: Final = re.compile(r"^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
-_OF_GPU: Final = re.compile(r"^[ \t]*GPU (?P<index>\d{1,3}):")
-_NVLINK: Final = re.compile(r"^[ \t]*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|[\d.]+ GB/s)", re.IGNORECASE)
+_LEGEND: Final = Pattern(r"^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
+_OF_GPU: Final = Pattern(r"^[ \t]*GPU (?P<index>\d{1,3}):")
+_NVLINK: Final = Pattern(r"^[ \t]*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|[\d.]+ GB/s)", re.IGNORECASE)
 _SORTS: Final[tuple[tuple[str, Sort], ...]] = (
     ("0108", "nvme"), ("non-volatile", "nvme"), ("0200", "nic"), ("0207", "nic"), ("ethernet", "nic"),
     ("infiniband", "nic"), ("0604", "bridge"), ("pci bridge", "bridge"),
@@ -131,6 +132,11 @@ def topology(snapshot: Snapshot) -> Topology:
     ]
     wanted = tuple(sorted((*listed, *unlisted), key=lambda device: device.address))
     return Topology(_counted(wanted, matrix), matrix, nics, _nvlinks(snapshot))
+
+
+def addresses(snapshot: Snapshot) -> Mapping[int, str]:
+    """The PCI address of each GPU by nvidia-smi's number for it, where something tells both."""
+    return {gpu.index: gpu.address for gpu in snapshot.view(topology).gpus if gpu.index is not None}
 
 
 def _called(name: str) -> str:

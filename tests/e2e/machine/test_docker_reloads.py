@@ -29,9 +29,11 @@ from tests.e2e.machine.scenario import (
     impatient,
     is_up,
     make_fussy,
+    make_tame,
     restore,
     setup,
     setup_ok,
+    show,
     start_of,
 )
 
@@ -81,6 +83,8 @@ def node(machine: Machine) -> Machine:
     if machine.path(DROP_IN).exists():
         machine.path(DROP_IN).unlink()
         machine.run("systemctl", "daemon-reload")
+    # It fails along with a docker that used up its starts.
+    machine.run("systemctl", "reset-failed", "docker.socket")
     restore(machine, DOCKER, DOCKER_CONFIG, None)
     return machine
 
@@ -123,6 +127,15 @@ def start_with(node: Machine, options: str) -> None:
     """dockerd runs with ``options`` on its command line."""
     node.write(OPTIONS, f'DOCKER_OPTS="{options}"\n')
     node.run("systemctl", "restart", DOCKER)
+
+
+def give_up(node: Machine) -> None:
+    """dockerd was started as often as its unit allows, and has failed."""
+    for _ in range(8):
+        node.finish("systemctl", "restart", DOCKER)
+        if show(node, DOCKER, "ActiveState") == ["failed"]:
+            return
+    raise AssertionError("docker runs, though it should not start")
 
 
 def configure(node: Machine, *options: str, verb: str = "configure") -> Answer:
@@ -253,10 +266,11 @@ def test_systemd_and_gpunode_read_a_command_line_alike(node: Machine) -> None:
     node.run("systemctl", "restart", DOCKER)
 
     files: dict[str, bytes] = {}
-    for place in (*units.reads({}, DOCKER), OPTIONS):
-        folder, _, name = place.rpartition("/")
-        found = node.path(folder).glob(name) if node.path(folder).is_dir() else ()
-        files |= {f"{folder}/{path.name}": path.read_bytes() for path in found if path.is_file()}
+    for _ in ("the unit", "its drop-ins", "its environment"):
+        for place in units.reads(files, DOCKER):
+            folder, _, name = place.rpartition("/")
+            found = node.path(folder).glob(name) if node.path(folder).is_dir() else ()
+            files |= {f"{folder}/{path.name}": path.read_bytes() for path in found if path.is_file()}
     read = units.command(files, DOCKER)
 
     assert read is not None
@@ -342,6 +356,62 @@ def test_a_docker_that_would_hang_for_ever_gets_its_old_configuration_back(node:
     assert "no answer within" in done.error
     assert not node.path(DOCKER_CONFIG).exists()
     assert is_up(node, DOCKER)
+
+
+def test_a_docker_that_failed_for_want_of_what_is_configured_runs_again(node: Machine) -> None:
+    # Somebody made nvidia the default and registered it nowhere.
+    node.write(DOCKER_CONFIG, '{"default-runtime": "nvidia"}\n')
+    give_up(node)
+
+    done = configure(node, "--set-as-default")
+
+    assert done.exit_code == 0, done.error
+    assert [one["had_failed"] for one in done.result["triggers"]] == [True]
+    assert runtimes(node)[1] == "nvidia"
+    assert ask(node, "ctk", "runtime", "check", "--set-as-default").exit_code == 0
+
+
+def test_a_docker_that_failed_is_started_though_its_file_is_as_asked(node: Machine) -> None:
+    assert configure(node).exit_code == 0
+    written = node.read(DOCKER_CONFIG)
+    make_fussy(node, DOCKER, "refuses")
+    give_up(node)
+    assert ask(node, "ctk", "runtime", "check").exit_code == 7
+
+    refused = configure(node)
+    assert refused.exit_code == 6
+    assert "lab daemon: refuses because of nvidia" in refused.error
+    assert node.read(DOCKER_CONFIG) == written
+
+    make_tame(node, DOCKER)
+    assert configure(node).exit_code == 0
+    assert is_up(node, DOCKER)
+    assert node.read(DOCKER_CONFIG) == written
+
+
+def test_a_docker_that_somebody_stopped_stays_stopped_and_reads_the_file_when_it_starts(node: Machine) -> None:
+    node.run("systemctl", "stop", "docker.socket", DOCKER)
+
+    done = configure(node)
+
+    assert done.exit_code == 0, done.error
+    assert [one["skipped"] for one in done.result["triggers"]] == [
+        "docker.service is not running; it reads its configuration when it starts"
+    ]
+    assert show(node, DOCKER, "ActiveState") == ["inactive"]
+    assert "nvidia" in node.read(DOCKER_CONFIG)
+    node.run("systemctl", "start", "docker.socket", DOCKER)
+    assert "nvidia" in runtimes(node)[0]
+
+
+def test_setup_starts_a_docker_that_used_up_its_start_limit(node: Machine) -> None:
+    node.write(DOCKER_CONFIG, '{"default-runtime": "nvidia"}\n')
+    for _ in range(4):
+        give_up(node)
+
+    setup_ok(node, "docker-default")
+
+    assert runtimes(node)[1] == "nvidia"
 
 
 def test_verify_asks_the_daemon_itself(node: Machine) -> None:

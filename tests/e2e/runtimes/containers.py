@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from gpunode.facts.evidence import Capture
+from gpunode.facts.follow_ups import follow_ups, last_looks
 from tests.e2e.lab.toolkit import CALLS
 from tests.e2e.runtimes.cri import Cri, NoCri
 from tests.e2e.runtimes.daemons import DOCKERD, Files, Root
@@ -100,6 +102,17 @@ class Node:
         raise Unexpected(f"{what} does not answer: {(self.root.path / f'var/log/{what}.log').read_text()[-2000:]}")
 
 
+def inspected(node: Node) -> str:
+    """What docker answers to doctor's questions about its containers."""
+    # As where systemd says that dockerd runs, since long before the containers.
+    units = "Id=docker.service\nActiveState=active\nExecMainStartTimestamp=Sat 2022-01-01 00:00:00.000000 UTC\n"
+    evidence = {"units": Capture("systemctl show", "ok", units.encode())}
+    (listed,) = [probe for probe in follow_ups(evidence) if probe.key == "docker-containers"]
+    evidence[listed.key] = Capture(listed.source, "ok", node.run(*listed.argv).encode())
+    (inspect,) = last_looks(evidence)
+    return node.run(*inspect.argv)
+
+
 def docker(node: Node) -> dict[str, object]:
     """docker by the runtime's name, by default after a SIGHUP, and after unconfigure."""
     seen: dict[str, object] = {}
@@ -125,6 +138,12 @@ def docker(node: Node) -> dict[str, object]:
         daemon.send_signal(signal.SIGHUP)
         node._await(lambda: "nvidia" in node.run("docker", "info", "--format={{.DefaultRuntime}}"), "dockerd")
         seen["by default"] = node.through_nvidia(lambda: node.run(*plain))
+        # No GPU can be given, and docker keeps what it said of that.
+        secret = ("--env", "API_TOKEN=secret", "--env", "LD_LIBRARY_PATH=/opt/own")
+        node.root.run("docker", "create", "--name=asks", "--gpus=all", *secret, "--entrypoint=/hello", "lab:1")
+        node.root.run("docker", "start", "asks")
+        node.root.run("docker", "create", "--name=plain", "--runtime=runc", "--entrypoint=/hello", "lab:1")
+        seen["inspected"] = inspected(node)
         node.gpunode("unconfigure", "--runtime=docker")
         node.run("docker", "save", "--output", _ARCHIVE, "lab:1")
     # dockerd keeps files of its own beside it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,6 +54,17 @@ def test_docker_runs_a_container_through_the_name_and_by_default(seen: dict[str,
     assert docker["not asked for"] == ["hello from a container\n", False]
     assert docker["by default"] == ["hello from a container\n", True]
     assert docker["file afterwards"]
+
+
+def test_docker_tells_doctor_of_containers_with_gpus_and_of_no_secret(seen: dict[str, Any]) -> None:
+    said = seen["docker"]["inspected"]
+    (found,) = [json.loads(line) for line in said.splitlines() if line.strip()]
+    assert found["Name"] == "/asks"
+    # docker 28 looks for CDI's devices first.
+    assert re.search('could not select device driver "" with capabilities|GPU vendor', found["State"]["Error"])
+    assert found["HostConfig"]["DeviceRequests"][0]["Capabilities"] == [["gpu"]]
+    assert found["Config"]["Env"] == ["LD_LIBRARY_PATH=/opt/own", None]
+    assert "secret" not in said
 
 
 def test_a_pod_goes_through_the_handler_and_by_default(seen: dict[str, Any]) -> None:

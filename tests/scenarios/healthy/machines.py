@@ -300,7 +300,10 @@ def dpkg_status(packages: Mapping[str, str], arch: str = "amd64") -> str:
 
 def _packages(system: System) -> Node:
     if system.rpms:
-        return {"rpm-database": listed("/var/lib/rpm/rpmdb.sqlite"), "rpms": "".join(f"{row}\n" for row in system.rpms)}
+        return {
+            "rpm-database": listed("/var/lib/rpm/rpmdb.sqlite", "/var/lib/rpm/rpmdb.sqlite-shm"),
+            "rpms": "".join(f"{row}\n" for row in system.rpms),
+        }
     own = system.os_release.partition("\nID=")[2].partition("\n")[0]
     mirror = {"debian": "http://mirror.example/debian", "ubuntu": "http://mirror.example/ubuntu"}[own]
     suite = system.os_release.rpartition("CODENAME=")[2].strip()

@@ -182,6 +182,7 @@ def story(screen: Screen) -> None:
     rule = Rule(
         cause="sample-lost",
         layer="hardware",
+        storey="gpu",
         severity="error",
         disruption="power-cycle",
         title="a GPU fell off the bus",

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpunode import diagnoses
 from gpunode.cli.answered import Answered
 from gpunode.cli.commands import How
 from gpunode.cli.doctor import doctor
+from gpunode.diagnoses import rules
+from gpunode.diagnoses.model import Verdict
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.errors import UsageError
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
+from gpunode.host import bugs
 from gpunode.host.port import HostView
 from tests.unit.workflow.test_fleet import NOUVEAU
 
@@ -137,6 +145,67 @@ def test_an_xid_that_decides_nothing_by_itself_is_told_with_what_its_catalog_say
 def test_an_xid_that_nobody_knows_is_no_cause() -> None:
     with pytest.raises(UsageError, match="xid-999"):
         doctor(["xid-999"], How(json=True))
+
+
+@pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One rule fails by a bug of its own; the folder is where tracebacks are kept."""
+
+    def check(_: Snapshot) -> Iterable[Verdict]:
+        raise KeyError("nobody thought of that")
+
+    failing = {**rules(), "nouveau-bound": replace(rules()["nouveau-bound"], check=check)}
+    monkeypatch.setattr(diagnoses, "rules", lambda: failing)
+    folder = tmp_path / "log"
+    monkeypatch.setattr(bugs, "FOLDER", folder)
+    monkeypatch.setattr(bugs, "why_foreign", lambda _: "")
+    monkeypatch.setattr("gpunode.host.bugs.os.geteuid", lambda: 0)
+    return folder
+
+
+def test_a_rule_that_fails_leaves_its_traceback_once_and_the_others_go_on(
+    failing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "n1.json"
+    report.write_text(json.dumps(NOUVEAU))
+    for _ in range(2):  # as a timer would have it looked at
+        asked(str(report))
+        found = answer(capsys)
+        (kept,) = failing.iterdir()
+        assert found["result"]["bugs"] == str(kept)
+        assert any("nouveau-bound could not be judged" in doubt["what"] for doubt in found["unknown"])
+    assert kept.stat().st_mode & 0o777 == 0o600
+    text = kept.read_text()
+    assert text.startswith("nouveau-bound:\nTraceback")
+    assert "nobody thought of that" in text
+    assert __file__ in text
+
+    asked(str(report), json_=False)
+    said = capsys.readouterr().out
+    assert "the traceback is in" in said
+    assert "Traceback" not in said
+
+
+def test_with_verbose_the_traceback_is_shown_and_a_fleet_keeps_it_too(
+    failing: Path, rack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with suppress(Answered):
+        doctor((str(rack / "n1.json"),), How(verbose=True))
+    assert "Traceback (most recent call last)" in capsys.readouterr().out
+    for kept in failing.iterdir():
+        kept.unlink()
+    asked(str(rack))
+    assert len(list(failing.iterdir())) == 1
+
+
+def test_where_no_traceback_can_be_kept_it_is_shown(
+    failing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.write_text("a file stands where the folder should be")
+    report = tmp_path / "n1.json"
+    report.write_text(json.dumps(NOUVEAU))
+    asked(str(report), json_=False)
+    assert "nobody thought of that" in capsys.readouterr().out
 
 
 def test_an_empty_name_is_not_the_working_folder() -> None:

@@ -118,6 +118,13 @@ def test_a_planned_capture_starts_no_process_and_reads_no_journal() -> None:
     assert not {"gpunode.host.local", "gpunode.journal.store", "gpunode.workflow.verify"} & found
 
 
+def test_a_diagnosis_of_a_capture_loads_no_plan_and_nothing_that_looks_at_a_machine() -> None:
+    found = ours(loaded("doctor", SAMPLE))
+    parts = ("cli.commands", "cli.compose", "cli.human", "host.local", "host.redact", "journal", "page.report", "steps")
+    assert not [name for name in found if name.startswith(tuple(f"gpunode.{part}" for part in parts))]
+    assert not {"gpunode.workflow.converge", "gpunode.workflow.fleet"} & found
+
+
 def test_the_child_that_asks_nvml_loads_little() -> None:
     found = loaded_by("import json, runpy, sys, gpunode.host.nvml\nprint(json.dumps(sorted(sys.modules)))")
     assert ours(found) == {"gpunode", "gpunode.host", "gpunode.host.child", "gpunode.host.nvml"}

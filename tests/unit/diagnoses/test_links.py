@@ -117,3 +117,53 @@ def test_a_lowered_power_limit_is_a_fault_only_where_it_holds_the_gpu_back() -> 
     (holding,) = seen(("nvidia-smi -q", f"GPU 00000000:01:00.0\n{capped}{limit}")).roots
     assert (lowered.cause, lowered.severity) == ("power-limit-set-low", "info")
     assert (holding.cause, holding.severity) == ("power-limit-set-low", "warning")
+
+
+PORT = (
+    "00:01.0 PCI bridge [0604]: Intel Corporation Device [8086:a70d] (rev 01)\n"
+    "\tBus: primary=00, secondary=01, subordinate=01\n"
+)
+GPU = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GA102 [GeForce RTX 3090] [10de:2204] (rev a1)\n"
+HAS, RUNS = "\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x{}\n", "\t\tLnkSta:\tSpeed {}GT/s, Width x{}\n"
+
+
+@pytest.mark.parametrize(
+    ("port", "speed", "width", "said"),
+    [
+        (HAS.format(16), 16, 4, ("warning", "certain", "both ends have")),
+        ("", 16, 4, ("warning", "likely", "how many the slot has was not seen")),
+        (HAS.format(4), 16, 4, None),
+        (HAS.format(16), 2.5, 16, None),
+        ("", 2.5, 16, None),
+    ],
+)
+def test_fewer_lanes_are_a_fault_for_certain_only_where_both_ends_have_more(
+    port: str, speed: float, width: int, said: tuple[str, str, str] | None
+) -> None:
+    gpu = f"{GPU}{HAS.format(16)}{RUNS.format(speed, width)}"
+    found = seen(("lspci -vvv", f"{PORT}{port}{gpu}" if port else gpu)).findings
+    told = [(one.severity, one.confidence) for one in found]
+    assert told == ([said[:2]] if said else [])
+    assert all(said and said[2] in one.summary for one in found)
+
+
+def test_the_port_above_is_known_by_sysfs_too() -> None:
+    sysfs = "/sys/bus/pci/devices/0000:{}/{}_link_width:{}"
+    rows = [("01:00.0", "current", 8), ("01:00.0", "max", 16), ("00:01.0", "max", 8)]
+    pieces = [
+        ("lspci -nn -d 10de:", GPU),
+        ("lspci -tv", "-[0000:00]-+-01.0-[01]----00.0  NVIDIA Corporation GA102\n"),
+        ("grep . /sys/bus/pci/devices/*/*_link_width", "\n".join(sysfs.format(*row) for row in rows)),
+    ]
+    assert not seen(*pieces).findings
+    source, text = pieces[2]
+    (narrow,) = seen(*pieces[:2], (source, text.rpartition("\n")[0])).findings
+    assert (narrow.cause, narrow.confidence) == ("pcie-link-degraded", "likely")
+
+
+def test_errors_of_a_port_are_those_of_the_gpu_below_it() -> None:
+    error = "[  100.{0}] pcieport 0000:00:01.0: {1}\n"
+    told = ("AER: Corrected error received: 0000:00:01.0", "   [ 6] BadTLP")
+    log = "".join(error.format(number, line) for number in range(10, 40) for line in told)
+    (storm,) = seen(("dmesg", log), ("lspci -vvv", f"{PORT}{GPU}")).findings
+    assert (storm.cause, storm.gpus, storm.at) == ("pcie-aer-correctable-storm", ("0000:01:00.0",), 100.1)

@@ -31,6 +31,26 @@ def test_every_shell_has_its_prompt(prompt: str) -> None:
     assert [item.kind for item in found] == ["lsmod", "uname"]
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    ["gpu1 ~ # ", "host:~ # ", "n4:/etc# ", "root@gpu1:~# ", "[root@gpu1 ~]# ", "$ ", "❯ ", "PS C:\\Users\\me> "],
+)
+def test_a_session_in_one_piece_is_split_at_its_commands_known_or_not(prompt: str) -> None:
+    text = f"{prompt}lsmod\nnouveau 1 0\n{prompt}./ours --try\nfailed\n{prompt}uname -r\n6.1.0\n"
+    found = items(pasted.evidence([("what I saw on the node", text)]))
+    assert [(item.written, item.text) for item in found] == [
+        ("lsmod", "nouveau 1 0"),
+        ("./ours --try", "failed"),
+        ("uname -r", "6.1.0"),
+    ]
+
+
+@pytest.mark.parametrize("line", ["# cat", "[plugins] # lsmod", "a comment # dmesg", "cost $ 5", "50% $ lsmod"])
+def test_a_number_sign_in_a_file_is_no_prompt(line: str) -> None:
+    (item,) = items(pasted.evidence([("/etc/some.conf", f"one\n{line}\ntwo")]))
+    assert item.written == "/etc/some.conf"
+
+
 def test_many_pieces_of_one_source_take_time_that_grows_with_their_number_and_there_is_a_bound() -> None:
     pieces = [("dmesg", "NVRM: Xid (PCI:0000:01:00): 79, pid=1")] * pasted.MOST_PIECES
     assert len(pasted.evidence(pieces)) == pasted.MOST_PIECES
@@ -51,6 +71,22 @@ def test_of_a_line_without_end_the_beginning_is_read_and_of_json_all() -> None:
     whole = json.dumps({"items": ["a" * 1_000_000]})
     (node,) = pasted.evidence([("kubectl get --raw /api/v1/pods", whole)]).values()
     assert node.text == whole
+
+
+def test_a_trace_of_the_shell_is_a_session() -> None:
+    found = items(pasted.evidence([("the CI job", "+ lsmod\nnouveau 1 0\n+ uname -r\n6.1.0\n")]))
+    assert [(item.kind, item.text) for item in found] == [("lsmod", "nouveau 1 0"), ("uname", "6.1.0")]
+
+
+def test_what_was_typed_at_the_prompt_of_a_container_was_seen_in_it() -> None:
+    said = "root@gpu1:~# ls /dev\nnvidia0\nroot@gpu1:~# docker exec -it 3f2a bash\nroot@3f2a1b09c7de:/# ls /dev\nnull"
+    assert [item.where for item in items(pasted.evidence([("a terminal", said)]))] == ["host", "container", "container"]
+
+
+@pytest.mark.parametrize("source", ["/etc/modprobe.d/x.conf", "/root/setup.sh", "diff -u a b"])
+def test_lines_of_a_file_are_not_typed(source: str) -> None:
+    said = "one\n# modprobe nvidia\n+++ /etc/fstab\n"
+    assert len(items(pasted.evidence([(source, said)]))) == 1
 
 
 @pytest.mark.parametrize(

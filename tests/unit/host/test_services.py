@@ -36,9 +36,9 @@ class Tools(Protocol):
     def calls(self) -> list[str]: ...
 
 
-def unit(active: str = "active", pid: int = 1, load: str = "loaded", reload: str = "yes") -> str:
+def unit(active: str = "active", pid: int = 1, load: str = "loaded", reload: str = "yes", sub: str = "running") -> str:
     names = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "Result", "CanReload")
-    values = (load, active, "running", str(pid), "0", "exit-code", reload)
+    values = (load, active, sub, str(pid), "0", "exit-code", reload)
     return "\n".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
 
@@ -122,6 +122,49 @@ def test_a_reload_is_a_hangup_where_the_unit_has_none(systemd: Tools, can_reload
     assert not any("restart" in call for call in systemd.calls)
 
 
+@pytest.mark.parametrize(
+    "state",
+    [unit("failed", 0, sub="failed"), unit("activating", 0, sub="auto-restart")],
+    ids=["given up", "about to be tried again"],
+)
+@pytest.mark.parametrize("trigger", [RELOAD, RESTART])
+def test_a_unit_that_has_failed_is_started_for_no_process_of_it_could_reload(
+    systemd: Tools, state: str, trigger: Trigger
+) -> None:
+    (systemd.folder / "unit").write_text(state)
+    (systemd.folder / "now").write_text(unit())
+    (systemd.folder / "on-restart").write_text("cp $T/now $T/unit")
+    (settled,) = Services(Runner(), settle_s=0.0).settle([trigger])
+    assert (settled.trigger, settled.skipped, settled.had_failed) == (trigger, "", True)
+    assert [call for call in systemd.calls if "show" not in call] == [
+        f"systemctl reset-failed {trigger.target}",
+        f"systemctl restart {trigger.target}",
+    ]
+
+
+def test_a_failed_unit_that_does_not_start_says_why(systemd: Tools) -> None:
+    (systemd.folder / "unit").write_text(unit("failed", 0))
+    (systemd.folder / "on-restart").write_text("exit 1")
+    with pytest.raises(ChangeFailed, match=r"docker.service did not come up again") as caught:
+        settle(RELOAD)
+    assert "containerd: failed to load plugin" in caught.value.why
+
+
+@pytest.mark.parametrize(("ends", "does"), [("active", "systemctl reload docker.service"), ("inactive", "")])
+def test_a_unit_that_starts_or_stops_is_waited_for_before_it_reloads(systemd: Tools, ends: str, does: str) -> None:
+    begins = "activating" if ends == "active" else "deactivating"
+    (systemd.folder / "unit").write_text(unit(begins, 7, sub="start"))
+    (systemd.folder / "now").write_text(unit(ends, 7))
+    # It is there when it is asked for the second time.
+    (systemd.folder / "on-show").write_text("cat $T/unit; cp $T/now $T/unit")
+    systemd.add(
+        "systemctl", SYSTEMCTL.replace("show) cat", "show) if [ -e $T/on-show ]; then . $T/on-show; exit; fi; cat")
+    )
+    ((_, skipped),) = settle(RELOAD)
+    assert bool(skipped) is not bool(does)
+    assert [call for call in systemd.calls if "show" not in call] == ([does] if does else [])
+
+
 def test_the_cdi_refresh_gets_past_its_start_limit(systemd: Tools) -> None:
     (systemd.folder / "unit").write_text(unit().replace("exit-code", "success"))
     systemd.add("nvidia-ctk", "echo nvidia.com/gpu=all; echo Found 1 CDI devices >&2")
@@ -202,7 +245,9 @@ def test_a_unit_is_enabled_and_started_and_the_reverse(systemd: Tools) -> None:
     Services(Runner()).apply(ServiceChange("x.service", off, on))
     Services(Runner()).apply(ServiceChange("x.service", on, off))
     Services(Runner()).apply(ServiceChange("x.service", on, on))
-    assert systemd.calls == [f"systemctl {verb} x.service" for verb in ("enable", "start", "disable", "stop")]
+    # What has used up its start limit could not be started otherwise.
+    verbs = ("enable", "reset-failed", "start", "disable", "stop")
+    assert systemd.calls == [f"systemctl {verb} x.service" for verb in verbs]
 
 
 def test_a_unit_that_cannot_be_enabled_or_started_is_told(systemd: Tools) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from gpunode.diagnoses.snapshot import snapshot
 from gpunode.diagnoses.stack import Storey
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
+from gpunode.facts.patterns import Pattern
 from gpunode.workflow.doctor import Examined
 
 _GPUS = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
@@ -145,13 +145,14 @@ def examined() -> Examined:
         cause="sample-lost",
         title="a GPU fell off the bus",
         layer="hardware",
+        storey="gpu",
         severity="error",
         confidence="likely",
         summary="GPU 4 at 0000:9d:00.0 stopped answering on the PCI bus 7233 s after boot",
         citations=(
-            *seen.said(re.compile(r"9d:00\): 79")),
-            *seen.said(re.compile(r"9d:00\): 154")),
-            *seen.said(re.compile(r"0000:9d:00\.0 3D"), "lspci"),
+            *seen.said(Pattern(r"9d:00\): 79")),
+            *seen.said(Pattern(r"9d:00\): 154")),
+            *seen.said(Pattern(r"0000:9d:00\.0 3D"), "lspci"),
         ),
         ruled_out=(
             "an error of the program: it would end with Xid 13 or 43 and leave the GPU on the bus",
@@ -171,10 +172,11 @@ def examined() -> Examined:
         cause="sample-stopped",
         title="programs on other GPUs were stopped",
         layer="driver",
+        storey="driver",
         severity="error",
         confidence="certain",
         summary="python3 (30118) lost its channels on 0000:c3:00.0 when its peer went",
-        citations=seen.said(re.compile(r"c3:00\): 45")),
+        citations=seen.said(Pattern(r"c3:00\): 45")),
         ruled_out=(),
         remedy=(),
         disruption="none",
@@ -186,10 +188,11 @@ def examined() -> Examined:
         cause="sample-narrow",
         title="a PCIe link runs with fewer lanes",
         layer="pci",
+        storey="pci",
         severity="warning",
         confidence="certain",
         summary="the link of 0000:61:00.0 has 8 of 16 lanes",
-        citations=seen.said(re.compile(r"Width x8 "), "lspci"),
+        citations=seen.said(Pattern(r"Width x8 "), "lspci"),
         ruled_out=("an idle link: it lowers its speed, never its width",),
         remedy=(Fix("hardware", "reseat the board", when="it stays so after a cold start"),),
         disruption="power-cycle",
@@ -199,7 +202,7 @@ def examined() -> Examined:
     doubt = Doubt(
         "whether the NVLink that is down on GPU 2 was ever up",
         "nvidia-smi nvlink -e",
-        seen.said(re.compile(r"<inactive>")),
+        seen.said(Pattern(r"<inactive>")),
         ("sample-link", "sample-board"),
     )
     return Examined(
@@ -228,7 +231,7 @@ def untold() -> Examined:
 def _storeys() -> tuple[Storey, ...]:
     return (
         Storey("pci", "PCI bus", "warned", "8 × H100 80GB HBM3", ("sample-narrow",)),
-        Storey("gpu", "GPU hardware", "broken", "7 answer", ("sample-lost",)),
+        Storey("gpu", "GPU", "broken", "7 answer", ("sample-lost",)),
         Storey("kernel", "kernel", "seen", "Ubuntu 22.04.5 LTS, 5.15.0-119-generic"),
         Storey("driver", "driver", "affected", "550.90.07 loaded, open modules", ("sample-stopped",)),
         Storey("fabric", "NVLink", "seen", "4 NVSwitches"),

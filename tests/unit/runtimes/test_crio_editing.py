@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
@@ -309,6 +309,27 @@ def documents(draw: st.DrawFn) -> bytes:
 
 
 PATHS = (CONF, PACKAGED, DROP_IN)
+# crio.conf makes a VM runtime the default; it has the very options of the runc that the handler is made after.
+LIKE_A_VM = {
+    CONF: b"[crio.runtime]\ndefault_runtime = 'x.y'\n",
+    DROP_IN: b"""\
+[crio.runtime]
+default_runtime = 'runc'
+[crio.runtime.runtimes.crun]
+more = "a"
+[crio.runtime.runtimes.'x.y']
+runtime_type = 'vm'
+more = 1
+[crio.runtime.runtimes.runc]
+more = 1
+""",
+}
+
+
+@pytest.mark.parametrize("kind", ["vm", "pod"])
+def test_a_runtime_that_runs_no_plain_containers_is_not_what_the_default_was_copied_from(kind: str) -> None:
+    files = {path: data.replace(b"'vm'", f"'{kind}'".encode()) for path, data in LIKE_A_VM.items()}
+    assert runtime(done(files, Wish(default=True, exact=True))[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "more": 1}
 
 
 @given(
@@ -317,6 +338,7 @@ PATHS = (CONF, PACKAGED, DROP_IN)
     st.booleans(),
     st.sampled_from(["auto", "in-place", "drop-in"]),
 )
+@example(LIKE_A_VM, True, True, "auto")
 def test_configured_twice_is_once_and_taken_back_is_as_before(
     files: dict[str, bytes], default: bool, exact: bool, mode: Any
 ) -> None:
@@ -335,3 +357,20 @@ def test_configured_twice_is_once_and_taken_back_is_as_before(
     back = undone(files, edited, after, wish)
     had_default = "nvidia" in {runtime(d).get("default_runtime") for d in files.values() if b"crio.runtime" in d}
     assert back == files or had_default
+
+
+@given(
+    st.dictionaries(st.sampled_from(PATHS), documents()), st.lists(st.tuples(st.booleans(), st.booleans()), max_size=4)
+)
+@example(
+    {
+        PACKAGED: b"[crio.runtime]\ndefault_runtime = 'crun'\n",
+        DROP_IN: b"[crio.runtime]\ndefault_runtime = 'runc'\n[crio.runtime.runtimes]\nrunc.more = 'a'\ncrun.more = 1\n",
+    },
+    [(True, False), (False, True)],
+)
+def test_whatever_was_wished_before_a_wish_is_met_at_once(
+    files: dict[str, bytes], wishes: list[tuple[bool, bool]]
+) -> None:
+    for default, exact in wishes:
+        files = done(files, Wish(default=default, exact=exact))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpunode.catalog import branches
+from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.distros.family import PIN_FILE
@@ -94,15 +97,98 @@ def test_modules_that_the_gpu_cannot_use_are_not_kept() -> None:
     assert chosen(recipe(), node).flavour == "open"
 
 
-def test_a_driver_that_lacks_a_package_is_completed_in_its_branch() -> None:
+def test_a_driver_that_lacks_a_package_is_completed_in_its_version() -> None:
     node = with_driver("580.95.05")
     packages = dict(node.packages.value)  # type: ignore[union-attr]
     del packages["nvidia-persistenced"]
     node = replace(node, packages=Known(packages, "dpkg-status"))
     assert chosen(recipe(), node).branch == 580
     outcome = planned(DRIVER.plan(recipe(), node))
-    assert outcome.changes == (PackageChange("nvidia-persistenced", None, KnownAfter("580.", "driver")),)
+    assert outcome.changes == (PackageChange("nvidia-persistenced", None, KnownAfter("580.95.05-", "driver")),)
     assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("libcuda1", "580.65.06-1"),
+        ("libcuda1", "580.178.04-1"),
+        ("libcuda1", "595.91.07-1"),
+        ("libnvidia-ml1", "570.158.01-1"),
+        ("nvidia-driver-cuda", "580.65.06-1"),
+        ("nvidia-persistenced", "580.65.06-1"),
+        ("libnvidia-ptxjitcompiler1", "580.65.06-1"),
+        ("libnvidia-ptxjitcompiler1:i386", "580.65.06-1"),
+        ("nvidia-fabricmanager", "580.65.06-1"),
+    ],
+)
+def test_what_is_of_another_version_than_the_driver_is_brought_to_its_version(name: str, version: str) -> None:
+    before = PackageState(version, auto=True)
+    node = with_driver("580.95.05", packages={name: before})
+    outcome = planned(DRIVER.plan(recipe(), node))
+    assert outcome.changes == (PackageChange(name, before, KnownAfter("580.95.05-", "driver")),)
+    assert f"{name} is {version[:-2]}" in outcome.reason
+    assert "580.95.05" in outcome.reason
+    assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
+    mended = project(node, outcome.changes)
+    assert planned(DRIVER.plan(recipe(), mended)).changes == ()
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        {"libxnvctrl0": "580.65.06-1"},  # of its own
+        {"nvidia-firmware-580-580.65.06": "580.65.06-0ubuntu1"},  # one for each version, side by side
+        {"libcuda1": PackageState("580.65.06-1", config_files_only=True)},
+        {"nvidia-kernel-common": "20220217"},  # Debian's, with a version of its own
+        {"libnvidia-container1": "1.19.1-1"},
+    ],
+)
+def test_what_is_no_part_of_the_driver_may_have_another_version(stray: dict[str, PackageState | str]) -> None:
+    node = with_driver("580.95.05", packages=stray)
+    assert planned(DRIVER.plan(recipe(), node)).changes == ()
+    assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
+
+
+def test_a_package_that_is_held_at_another_version_than_the_driver_is_named() -> None:
+    node = with_driver("580.95.05", packages={"libcuda1": PackageState("580.65.06-1", held=True)})
+    assert "apt-mark unhold libcuda1" in refusal(DRIVER.plan(recipe(), node)).hint
+
+
+def test_an_upgrade_takes_along_what_has_strayed() -> None:
+    node = with_driver("580.95.05", packages={"libnvidia-ptxjitcompiler1": "580.65.06-1"})
+    changes = planned(DRIVER.plan(replace(recipe(), upgrade=True), node)).changes
+    assert "libnvidia-ptxjitcompiler1" in names(changes)
+    afters = {change.after for change in changes if isinstance(change, PackageChange)}
+    assert afters == {KnownAfter("580.", "driver")}
+
+
+def test_the_modules_of_the_other_flavour_leave_though_they_have_strayed() -> None:
+    node = with_driver("580.95.05", packages={"nvidia-kernel-dkms": "580.65.06-1"})
+    assert planned(DRIVER.plan(recipe(), node)).changes == ()
+    assert names(planned(CONFLICTS.plan(recipe(), node)).changes) == ["nvidia-kernel-dkms"]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*pinned_names(580), "libcuda1:i386", "libnvidia-container1", "nvidia-firmware-580-580.65.06"]),
+        st.sampled_from(
+            ["580.95.05-1", "580.65.06-1", "1:580.178.04-0ubuntu1", "595.91.07-1", "470.256.02-1", "20220217"]
+        ),
+        max_size=8,
+    ),
+    st.booleans(),
+)
+def test_whatever_versions_stand_side_by_side_one_is_left_and_nothing_is_to_be_done(
+    packages: dict[str, str], upgrade: bool
+) -> None:
+    wanted = replace(recipe(version="580", flavour="open"), upgrade=upgrade)
+    node = with_driver("580.95.05", packages=packages)
+    changes = [change for step in (CONFLICTS, DRIVER) for change in planned(step.plan(wanted, node)).changes]
+    assert len(names(tuple(changes))) == len(set(names(tuple(changes))))
+    after = project(node, changes)
+    for step in (CONFLICTS, DRIVER):
+        assert planned(step.plan(replace(wanted, upgrade=False), after)).changes == (), step.id
 
 
 def test_a_driver_whose_branch_has_ended_is_replaced() -> None:
@@ -125,6 +211,20 @@ def test_an_upgrade_brings_the_newest_of_the_branch_and_no_other_branch() -> Non
     }
     assert afters == {KnownAfter("580.", "driver")}
     assert chosen(upgrade, with_driver("535.261.03", open_module=False)).branch == PRODUCTION
+
+
+def test_an_upgrade_goes_on_from_a_branch_that_has_ended_and_not_back() -> None:
+    upgrade = replace(recipe(), upgrade=True)
+    ended = with_driver("610.57.04")
+    assert chosen(recipe(), ended).branch == PRODUCTION
+    assert chosen(upgrade, ended).branch == 615
+    only_a_library = machine(packages={"libnvidia-nvvm4": "610.57.04-1"})
+    assert chosen(upgrade, only_a_library).branch == PRODUCTION
+
+
+def test_an_upgrade_goes_back_where_the_gpu_needs_it() -> None:
+    upgrade = replace(recipe(), upgrade=True)
+    assert chosen(upgrade, with_driver("595.91.07", gpus=(gpu(GTX_1080),))).branch == 580
 
 
 def test_a_stray_library_of_another_branch_decides_nothing() -> None:

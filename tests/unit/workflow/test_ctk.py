@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation
+from gpunode.cli.screen.edits import read_again_command
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Interrupted, Refused, UsageError
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.probes import unit_probe
@@ -208,6 +209,22 @@ def test_a_daemon_older_than_its_file_has_not_read_it(changed: float | None, unr
     assert ctk.unread(host, draft) is unread
     made(host, store, ctk.reread(draft), restart=True)
     assert host.triggered == [RESTART]
+
+
+@pytest.mark.parametrize("row", ["docker", "containerd"])
+def test_a_daemon_that_has_failed_has_read_nothing(row: str, store: Store) -> None:
+    wish, main, unit = (DOCKER, DAEMON_JSON, "docker") if row == "docker" else (IN_DROP_IN, CONTAINERD, "containerd")
+    files = {DAEMON_JSON: b"{}\n", CONTAINERD: PLAIN}
+    failed = RUNS.replace("containerd", unit).replace("=active", "=failed").replace("MainPID=1", "MainPID=0")
+    host = Machine({main: files[main]}, {" ".join(unit_probe(f"{unit}.service").argv): failed})
+    configured(host, store, wish, row)
+    draft = draft_of(host, wish, row)
+    assert draft.changes == ()
+    assert ctk.unread(host, draft)
+    assert ctk.asleep(host, draft) == ""
+    verdict = ctk.verdict(host, draft, effective({}), is_live=True)
+    assert (verdict.failed, "it has failed" in verdict.otherwise) == (True, True)
+    assert read_again_command(draft, failed=verdict.failed) == f"sudo systemctl restart {unit}"
 
 
 def effective(handlers: Mapping[str, str]) -> ctk.Effective:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gpunode.cli.screen.doctor import diagnosis_lines
-from gpunode.facts.evidence import Capture
+from gpunode.facts.evidence import Capture, Found, encode_found
 from gpunode.workflow.doctor import diagnosed
 
 
@@ -15,6 +15,31 @@ def test_what_the_system_kept_from_us_is_named() -> None:
         "lspci-verbose": Capture("lspci -nnDvvv", "ok", b"00:00.0 Host bridge\n\tCapabilities: <access denied>\n"),
     })  # fmt: skip
     assert examined.denied == ("journalctl -k", "/etc/shadow", "docker info", "lspci -nnDvvv")
+
+
+def test_what_a_user_sees_in_part_is_named_too() -> None:
+    """As Debian 13 answers one: journalctl and lslocks with success, nvidia-smi on its standard output."""
+    hint = "Hint: You are currently not seeing messages from other users and the system.\n"
+    files = (Found("/etc/modprobe.d/a.conf", data=b""), Found("/etc/modprobe.d/b.conf", denied=True))
+    evidence = {
+        "journal": Capture("journalctl -n 0 --no-pager", "ok", b"-- No entries --\n", hint, 0),
+        "locks": Capture("lslocks -u -n -o COMMAND,PID,PATH", "ok", b"flock             225 /...\n", "", 0),
+        "smi-mig": Capture("nvidia-smi mig -lgi", "failed", b"Insufficient Permissions\n", "", 4),
+        "modprobe-d": Capture("/etc/modprobe.d/*", "ok", encode_found(iter(files))),
+    }
+    wanted = ("journalctl -n 0 --no-pager", "lslocks -u -n -o COMMAND,PID,PATH", "nvidia-smi mig -lgi")
+    assert diagnosed(evidence).denied == (*wanted, "/etc/modprobe.d/b.conf")
+    fine = {"locks": Capture("lslocks -u -n -o COMMAND,PID,PATH", "ok", b"apt 225 /var/lib/dpkg/lock\n", "", 0)}
+    assert diagnosed(fine).denied == ()
+
+
+def test_a_folder_that_is_closed_to_us_takes_nothing_away_of_the_others() -> None:
+    found = encode_found(iter([Found("/home/a/.config/docker/daemon.json", data=b'{"runtimes": {}}')]))
+    source = "/home/*/.config/docker/daemon.json"
+    evidence = {"docker-user": Capture(source, "denied", found, "/home/b: Permission denied")}
+    examined = diagnosed(evidence)
+    assert examined.denied == (source,)
+    assert examined.snapshot.file("/home/a/.config/docker/daemon.json") is not None
 
 
 CPU_ONLY = {

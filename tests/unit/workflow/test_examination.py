@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
+from gpunode import diagnoses
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import snapshot
-from gpunode.facts.evidence import Capture, Evidence, Found, Outcome, Probe, encode_found
-from gpunode.facts.examination import EXAMINATION, follow_ups
+from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
+from gpunode.facts.examination import EXAMINATION
+from gpunode.facts.follow_ups import follow_ups, last_looks
 from gpunode.facts.probes import PROBES
 from gpunode.host.local import LocalHost
 from gpunode.workflow import doctor
@@ -23,8 +27,8 @@ def test_every_probe_has_its_own_name_and_a_limit_of_its_own() -> None:
     assert all(bool(probe.argv) + bool(probe.path) + bool(probe.glob) == 1 for probe in EXAMINATION)
 
 
-def listing(path: str) -> Capture:
-    return Capture(path, "ok", encode_found(iter([Found(path)])))
+def listing(*paths: str) -> Capture:
+    return Capture(paths[0], "ok", encode_found(Found(path) for path in paths))
 
 
 # A node on which every later look has its reason.
@@ -33,10 +37,18 @@ EVERYTHING = {
     "dev-nvidia": listing("/dev/nvidiactl"),
     "nvidia-version": Capture("/proc/driver/nvidia/version", "ok", b"NVRM version: x\n"),
     "docker-socket": listing("/run/docker.sock"),
-    "rpm-database": listing("/var/lib/rpm/rpmdb.sqlite"),
+    "cri-sockets": listing("/run/containerd/containerd.sock"),
+    "rpm-database": listing("/var/lib/rpm/rpmdb.sqlite", "/var/lib/rpm/rpmdb.sqlite-shm"),
     "kubelet-conf": listing("/etc/kubernetes/kubelet.conf"),
     "kubelet-conf-programs": Capture("sed", "ok"),
     "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu1\n"),
+    "docker-containers": Capture("docker ps", "ok", b"0123456789ab cuda Up 2 hours\n"),
+    "initramfs-tools": listing("/usr/bin/lsinitramfs"),
+    "initramfs-images": listing("/boot/initrd.img-6.1.0-18-amd64"),
+    "apt-logs": listing("/var/log/apt/history.log.1.gz"),
+    "fabric-logs": listing("/var/log/fabricmanager.log"),
+    "fabric-binary": listing("/usr/bin/nv-fabricmanager"),
+    "imex-binary": listing("/usr/bin/nvidia-imex"),
 }
 
 
@@ -44,7 +56,7 @@ def test_what_would_load_the_driver_start_docker_or_make_a_database_is_not_asked
     asked = {
         probe.argv[0] for probe in (*EXAMINATION, *follow_ups({})) if probe.argv and probe.argv[1:2] != ("--version",)
     }
-    assert not asked & {"nvidia-smi", "rpm", "kubectl"}
+    assert not asked & {"nvidia-smi", "rpm", "kubectl", "crictl"}
     assert not [probe for probe in EXAMINATION if probe.argv[:2] in {("docker", "info"), ("docker", "version")}]
     unloaded = {**EVERYTHING, "nvidia-version": Capture("/proc/driver/nvidia/version", "absent")}
     assert not [probe for probe in follow_ups(unloaded) if "nvidia-smi" in probe.argv], "its files outlive the module"
@@ -54,6 +66,23 @@ def test_what_would_load_the_driver_start_docker_or_make_a_database_is_not_asked
     later = follow_ups({**EVERYTHING, "units": stopped})
     assert "docker-info" not in {probe.key for probe in later}
     assert "docker-info" in {probe.key for probe in follow_ups(EVERYTHING)}
+
+
+def test_every_file_that_a_rule_reads_is_looked_at() -> None:
+    families = Path(diagnoses.__file__).parent
+    asked = {
+        match[1]
+        for source in families.rglob("*.py")
+        for match in re.finditer(r'snapshot\.files?\("(/?[^"{]+)"\)', source.read_text("utf-8"))
+    }
+    looked_at = [probe.source for probe in (*PROBES, *EXAMINATION, *follow_ups(EVERYTHING)) if not probe.argv]
+    assert len(asked) > 10
+    unseen = {
+        path
+        for path in asked
+        if not any(fnmatchcase(source, path) or fnmatchcase(path, source) for source in looked_at)
+    }
+    assert unseen == set()
 
 
 def test_no_command_writes() -> None:
@@ -73,8 +102,9 @@ def test_no_command_writes() -> None:
             "kubectl",
             "lsinitramfs",
         ),
+        *("grep", "zcat", "tail", "nv-fabricmanager", "nvidia-imex"),
     }
-    later = follow_ups(EVERYTHING)
+    later = (*follow_ups(EVERYTHING), *last_looks(EVERYTHING))
     assert {probe.argv[0] for probe in (*EXAMINATION, *PROBES, *later) if probe.argv} - allowed == set()
     (apt,) = [probe.argv for probe in EXAMINATION if probe.argv[:1] == ("apt-get",)]
     assert apt[-1] == "check"
@@ -129,7 +159,8 @@ def keys(probes: tuple[Probe, ...]) -> set[str]:
 
 
 def test_the_slow_looks_are_for_a_driver_that_is_off() -> None:
-    off = seen(kernel_release="6.1.0-18-amd64\n")
+    images = {key: EVERYTHING[key] for key in ("initramfs-tools", "initramfs-images")}
+    off = {**seen(kernel_release="6.1.0-18-amd64\n"), **images}
     assert {"initramfs", "make-logs"} <= keys(follow_ups(off))
     version = {"file:/sys/module/nvidia/version": Capture("x", "ok", b"550.54.15\n")}
     fine = {**off, **version, "modinfo:nvidia": Capture("modinfo nvidia", "ok", b"version:        550.54.15\n")}
@@ -139,70 +170,20 @@ def test_the_slow_looks_are_for_a_driver_that_is_off() -> None:
     assert "initramfs" in keys(follow_ups(other)) & keys(follow_ups(nouveau))
 
 
+def test_of_containers_nothing_is_asked_that_may_be_a_secret() -> None:
+    started = "Id=docker.service\nActiveState=active\nExecMainStartTimestamp=Sat 2026-11-21 10:00:00.123456 UTC\n"
+    (inspect,) = last_looks({**EVERYTHING, "units": Capture("systemctl show", "ok", started.encode())})
+    assert inspect.source == "docker inspect"
+    assert inspect.argv[-1] == "0123456789ab"
+    template = inspect.argv[3]
+    assert template.count(".Config.Env") == 1, "each variable is compared with those that are wanted"
+    assert not [name for name in ("TOKEN", "KEY", "SECRET", "Cmd", "Labels", "Mounts") if name in template]
+    assert '(gt .Created "2026-11-21T10:00:00.123456Z")' in template
+
+
 def test_the_cluster_is_asked_about_this_node_alone_and_only_where_a_kubelet_has_its_key() -> None:
     asked = follow_ups({**EVERYTHING, "node-name": Capture("x", "ok", b"GPU1\n")})
     words = {probe.key: probe.argv for probe in asked}
     assert words["kubernetes-node"][-1] == "/api/v1/nodes/gpu1"
     assert words["kubernetes-pods"][-1].endswith("=spec.nodeName%3Dgpu1")
-    assert all(probe.timeout_s <= 8 for probe in asked if probe.argv[:1] == ("kubectl",))
-    assert not asks_cluster({key: one for key, one in EVERYTHING.items() if key != "kubelet-conf"})
-
-
-def asks_cluster(evidence: Evidence) -> bool:
-    return any(probe.argv[:1] == ("kubectl",) for probe in follow_ups(evidence))
-
-
-# As `kubeadm init`, Amazon's and Google's node images write it.
-ROTATED = """apiVersion: v1
-kind: Config
-users:
-- name: system:node:gpu1
-  user:
-    client-certificate: /var/lib/kubelet/pki/kubelet-client-current.pem
-    client-key: /var/lib/kubelet/pki/kubelet-client-current.pem
-"""
-EKS = """users:
-- name: kubelet
-  user:
-    exec:
-      apiVersion: client.authentication.k8s.io/v1beta1
-      command: aws
-      args: [eks, get-token, --cluster-name, prod]
-"""
-
-
-@pytest.mark.usefixtures("allow_subprocess")
-@pytest.mark.parametrize(
-    ("text", "is_asked"),
-    [
-        (ROTATED, True),
-        (EKS, False),
-        ("users:\n- user:\n    auth-provider:\n      name: gcp\n", False),
-        ('{"users": [{"name": "kubelet", "user": {"exec": {"command": "aws"}}}]}', False),
-        ("users: [{name: kubelet, user: {exec : {command: aws}}}]\n", False),
-        ("users:\n- user: {'exec': {command: aws}}\n", False),
-        ("clusters:\n- cluster: {server: https://exec.example.com:6443}\n" + ROTATED, True),
-    ],
-)
-def test_kubectl_starts_no_program_that_a_kubeconfig_names(text: str, is_asked: bool, tmp_path: Path) -> None:
-    (tmp_path / "kubelet.conf").write_text(text)
-    (probe,) = (probe for probe in EXAMINATION if probe.key == "kubelet-conf-programs")
-    seen = LocalHost("/").look(replace(probe, argv=(*probe.argv[:-1], str(tmp_path / "kubelet.conf"))))
-    assert seen.outcome == "ok"
-    assert seen.text.strip() in {"", "exec", "auth-provider"}, "no value of the file is taken"
-    assert asks_cluster({**EVERYTHING, probe.key: seen}) is is_asked
-
-
-@pytest.mark.parametrize("outcome", ["absent", "denied", "failed", "timeout"])
-def test_a_kubeconfig_that_could_not_be_read_is_not_used(outcome: Outcome) -> None:
-    assert not asks_cluster({**EVERYTHING, "kubelet-conf-programs": Capture("sed", outcome)})
-
-
-def test_another_machines_docker_is_not_asked() -> None:
-    listed = (
-        "NAME      DESCRIPTION   DOCKER ENDPOINT               ERROR\n"
-        "builder{}   there         ssh://root@builder\ndefault{}   here   unix:///var/run/docker.sock\n"
-    )
-    for there, is_asked in ((" *", False), ("  ", True)):
-        contexts = Capture("docker context ls", "ok", listed.format(there, " *" if is_asked else "  ").encode())
-        assert ("docker-info" in keys(follow_ups({**EVERYTHING, "docker-contexts": contexts}))) is is_asked
+    assert follow_ups(seen(node_name="gpu1\n")) == ()

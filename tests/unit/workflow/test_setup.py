@@ -382,6 +382,17 @@ def test_an_index_that_lacks_the_packages_is_read_again_once(store: Store) -> No
     assert done.changed
 
 
+def test_a_driver_whose_version_the_archive_has_no_more_is_told_with_the_ways_out(store: Store) -> None:
+    node = with_driver("580.95.05", packages={"libcuda1": "580.65.06-1"})
+    problem = "E: Version '580.95.05-*' for 'libcuda1' was not found"
+    host = Node(node, solver=lambda _changes: Simulation((), problem))
+    with pytest.raises(ChangeFailed) as caught:
+        run(node, host, store, recipe(), replace(ASKED, only=("driver",)))
+    assert "libcuda1 580.95.05" in caught.value.hint
+    assert "setup --upgrade" in caught.value.hint
+    assert "apt-get purge libcuda1" in caught.value.hint
+
+
 def test_headers_that_the_archive_has_no_more_are_told_with_the_way_out(store: Store) -> None:
     node = machine()
     problem = "E: Unable to locate package linux-headers-6.1.0-37-amd64"

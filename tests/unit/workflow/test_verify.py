@@ -147,6 +147,14 @@ def test_a_module_of_another_version_than_the_package_is_found() -> None:
     assert check(report(node=node), "versions").status == "failed"
 
 
+def test_a_package_of_another_version_than_the_driver_is_found_though_nvml_answers() -> None:
+    node = with_driver("580.95.05", packages={"libcuda1": "580.65.06-1"}, device_nodes=NODES)
+    found = check(report(node=node), "versions")
+    assert found.status == "failed"
+    assert "libcuda1 is 580.65.06-1, the installed package 580.95.05-1" in found.detail
+    assert "driver" in check(report(node=node), "configuration").detail
+
+
 def test_what_a_removed_driver_left_behind_is_no_installed_version() -> None:
     from gpunode.change import PackageState
 

@@ -51,6 +51,14 @@ def test_exact_versions_removals_and_residues() -> None:
     assert arguments(plan, known) == ("--purge", "driver=2:590.1-1", "lib", "old-", "residue-")
 
 
+def test_of_one_version_apt_is_told_and_of_a_branch_the_preferences_tell_it() -> None:
+    plan = [
+        PackageChange("libcuda1:i386", installed("580.178.04-1"), KnownAfter("580.95.05-")),
+        PackageChange("driver", installed("580.95.05-1"), KnownAfter("580.")),
+    ]
+    assert arguments(plan, frozenset()) == ("--allow-downgrades", "libcuda1:i386=580.95.05-*", "driver")
+
+
 def test_a_package_that_keeps_its_files_forbids_purging_in_the_transaction() -> None:
     plan = [PackageChange("old", installed("1"), RESIDUE), PackageChange("other", installed("1"), None)]
     assert arguments(plan, frozenset({"old", "other"})) == ("old-", "other-")

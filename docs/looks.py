@@ -1,0 +1,259 @@
+"""The page of what doctor looks at, written from the probes: a table a subject, every probe in one of them."""
+
+# ruff: noqa: INP001 - beside the script that calls it, not a package
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpunode.facts.evidence import Capture, Probe
+
+_INTRO = """\
+# What doctor looks at
+
+`gpunode doctor` and `gpunode capture` take the same looks. All run side by side, each within its own limit: a tool
+that hangs costs its limit and nothing else. Nothing is written and nothing is started: what could load a driver,
+start a daemon or make a database is asked only where that has happened already. What is not there counts as not
+there, what may not be seen is named (`not seen for lack of rights`), and from both nothing is concluded that was
+not shown. Links are not followed out of the node's root.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A part of the node.
+
+    Attributes:
+        use: what is told from it.
+        keys: of its probes, as shell patterns.
+    """
+
+    title: str
+    use: str
+    keys: str
+
+
+_SUBJECTS = (
+    Subject(
+        "The PCI bus",
+        "which GPUs and NVSwitches are there, their generation and what it needs, who owns them, links, "
+        "BARs, errors, power states, NUMA nodes",
+        "lspci* pci-* aer-counters power-states numa-nodes link-* iommu dev-dxg",
+    ),
+    Subject(
+        "Who may own a GPU",
+        "nouveau, vfio-pci, driverctl and what keeps a module away",
+        "driver-overrides driverctl modprobe-d* modules-load-d file:/etc/modules file:/etc/default/grub "
+        "grub-d file:/proc/cmdline",
+    ),
+    Subject(
+        "Modules: loaded, on disk, in the initramfs",
+        "which of the versions differ, and so which of the mismatches it is",
+        "modules modules-* nvidia-version modinfo:* file:/sys/module/nvidia/version initramfs* "
+        "file:/etc/mkinitcpio.conf firmware nvidia-parameters file:/proc/driver/nvidia/params "
+        "module-trees module-indexes",
+    ),
+    Subject(
+        "Why a module is missing",
+        "headers, DKMS, compilers, akmods, NVIDIA's installer",
+        "kernel-* boot-* dkms-* make-logs* akmods-logs file:/etc/dkms/framework.conf run-installer "
+        "file:/var/log/nvidia-installer.log file:/proc/version",
+    ),
+    Subject(
+        "Secure Boot",
+        "whether the module's signature will be, or was, refused",
+        "secure-boot enrolled-keys file:/sys/kernel/security/lockdown file:/sys/module/module/parameters/sig_enforce",
+    ),
+    Subject(
+        "Packages",
+        "half done, held, mixed or replaced packages, by whom and when; archives and their keys; who holds the lock",
+        "dpkg-* apt-* apt-extended-states file:/etc/apt/* file:/var/lib/dpkg/info/* "
+        "file:/usr/share/keyrings/* file:/var/log/apt/* file:/var/log/dpkg* locks rpms rpm-* zypper-log "
+        "pacman-log file:/var/log/dnf* file:/var/log/zypp/* file:/var/log/pacman.log file:*/versionlock.*"
+        " file:/etc/zypp/locks file:/etc/pacman.conf file:/var/run/reboot-required.pkgs "
+        "file:*gpunode-resume.service",
+    ),
+    Subject(
+        "The kernel's log",
+        "Xids and their order, for each GPU; what the driver said when it was loaded",
+        "kernel-journal dmesg journal",
+    ),
+    Subject(
+        "What the driver says of its GPUs",
+        "memory, power, temperature, MIG, NVLink, topology, persistence",
+        "smi smi-query smi-nvlink smi-topology smi-mig nvidia-gpus nvidia-gpu-instances nvidia-compute-instances nvml",
+    ),
+    Subject(
+        "The fabric",
+        "NVSwitches, the fabric manager and IMEX: there, running, of the driver's version, and their own words",
+        "nvswitches fabric-* imex-* file:/var/log/fabricmanager.log file:/var/log/nvidia-imex.log "
+        "log:nvidia-fabricmanager log:nvidia-imex",
+    ),
+    Subject(
+        "Device files",
+        "their numbers, modes and links",
+        "dev-nvidia* devices device-capabilities character-devices file:/proc/devices",
+    ),
+    Subject(
+        "Libraries",
+        "which libcuda and libnvidia-ml programs load: the driver's, a stub, another driver's",
+        "libraries* *-libraries* cuda-compat ld-so-conf-d file:/etc/ld.so* file:/etc/environment "
+        "file:/etc/profile file:/etc/bash* profile-d *-environments smi-binary ldconfigs",
+    ),
+    Subject(
+        "Container runtimes",
+        "which daemon answers, what it reads, what it runs with, what a container's runtime said",
+        "docker-* snap-docker file:*daemon.json file:/root/.docker/config.json containerd-* "
+        "file:/etc/containerd/* rancher-containerd crio-* file:/etc/crio/* containers-conf* file:/etc/containers/* "
+        "podman-version cri-* "
+        "log:docker log:containerd log:crio file:*containerd*.toml* cgroup-version reloads",
+    ),
+    Subject(
+        "The toolkit and CDI",
+        "its configuration, its version, specifications and what they name",
+        "toolkit-* file:/etc/nvidia-container-* cdi-* log:nvidia-cdi-refresh driver-containers",
+    ),
+    Subject(
+        "Kubernetes",
+        "the kubelet, the device plugin, what the node offers and who has it",
+        "kubelet-* kubernetes-* file:/var/lib/kubelet/* device-plugin-sockets pod-logs log:kubelet "
+        "log:k3s* log:rke2* node-name file:/etc/*kube* file:/etc/rancher/* file:/var/lib/rancher/* "
+        "file:*/systemd/system/k* k3s* rke2* k0s* microk8s* snap-* file:/etc/k0s/* file:/var/snap/*",
+    ),
+    Subject(
+        "RDMA and GPUDirect Storage",
+        "peer memory, nvidia-fs, whose InfiniBand modules these are",
+        "infiniband ofed nvidia-fs file:/etc/cufile.json file:/sys/kernel/mm/memory_peers/*",
+    ),
+    Subject(
+        "The platform",
+        "virtual machines, containers, WSL, vGPU licences, SELinux, firmware",
+        "os-release* virt tegra-release device-tree container-manager dockerenv wsl-libraries "
+        "file:/sys/class/dmi/* file:/etc/nvidia/gridd.conf log:nvidia-gridd selinux-denials "
+        "file:/etc/selinux/config",
+    ),
+    Subject(
+        "Services",
+        "there, running, failed, masked, older than their configuration",
+        "units unit-wants unit-files-* log:nvidia-persistenced "
+        "file:/etc/systemd/system/nvidia-persistenced.service file:/etc/nvidia/*",
+    ),
+)
+_NOT = """\
+## What it does not ask, and why
+
+| not asked | because |
+| --- | --- |
+| `nvidia-smi`, NVML without a loaded driver | nvidia-modprobe, setuid root, would load it and make device files |
+| `docker` where its daemon does not run | systemd would start it for the first who asks its socket |
+| `crictl` without an endpoint | it would try cri-dockerd's socket, and systemd would start that |
+| `rpm` without a database, or without the files that its readers share | it would make them |
+| `dnf history` | it writes its database, cache and logs for a question; its log of packages tells the same |
+| `gdscheck`, `dcgmi diag`, CUDA programs | they load `nvidia-uvm`, or disturb what runs |
+| the variables of containers, but for six that decide which GPUs and libraries they see | they hold secrets |
+| the cluster beyond this node | its own kubelet's key may not |
+| `docker` where root's client asks another machine's | what that one says is not of this node |
+
+Programs get a fixed environment with root's home and the proxies, so no `KUBECONFIG`, `DOCKER_HOST` or `LD_PRELOAD`
+of the user reaches them.
+
+## The cluster
+
+Only `kubectl` reaches beyond the node. Where `/etc/kubernetes/kubelet.conf` is there (kubeadm and its like), it
+asks the API server for two things, with the kubelet's own key: this node, and the list of pods on it. As raw
+objects, so it writes nothing into `~/.kube/cache`. No other kubeconfig is used: not root's, not `admin.conf`, not
+one of k3s or RKE2.
+
+A kubeconfig can name a program that gives the key (`exec`, as with `aws eks get-token`; `auth-provider` before).
+doctor starts no program that it does not know: where either word is a key in that file, or the file cannot be read,
+the cluster is not asked. What it would have said can be given to it: `kubectl describe node NODE` in a
+[report](../how-to/find-out-why.md#from-what-somebody-sent).
+"""
+
+
+def page(made: str) -> str:
+    """The page; ``made`` is the line that says where it comes from.
+
+    Raises:
+        LookupError: a probe belongs to no subject, or a subject has none.
+    """
+    rows = dict(_rows())
+    lines = [made, _INTRO]
+    left = dict(rows)
+    for subject in _SUBJECTS:
+        own = [
+            key for key in rows if any(fnmatchcase(key, pattern) for pattern in subject.keys.split()) and key in left
+        ]
+        if not own:
+            raise LookupError(f"nothing is looked at for {subject.title!r}")
+        lines += [f"## {subject.title}", "", f"Told from it: {subject.use}.", ""]
+        lines += ["| looked at | how | where |", "| --- | --- | --- |"]
+        lines += [left.pop(key) for key in own]
+        lines.append("")
+    if left:
+        raise LookupError(f"these belong to no subject of docs/looks.py: {', '.join(left)}")
+    return "\n".join([*lines, _NOT])
+
+
+def _rows() -> Iterator[tuple[str, str]]:
+    """The row of each probe, by its key."""
+    from gpunode.facts.examination import EXAMINATION, UNITS
+    from gpunode.facts.follow_ups import FOLLOW_UPS, LAST_LOOKS
+    from gpunode.facts.probes import probes
+
+    for probe in (*probes(UNITS), *EXAMINATION):
+        yield probe.key, _row(probe, "always")
+    for one in (*FOLLOW_UPS, *LAST_LOOKS):
+        for probe in one.probes(_everything()):
+            yield probe.key, _row(probe, one.where)
+    yield "nvml", f"| NVML, from a process of its own | asked, 10 s | {FOLLOW_UPS[0].where} |"
+
+
+def _row(probe: Probe, where: str) -> str:
+    source = probe.source if len(probe.source) < _WIDEST else f"{probe.source[: _WIDEST - 1]}…"
+    how = f"run, {probe.timeout_s:g} s" if probe.argv else ("listed" if probe.glob and not probe.contents else "read")
+    return f"| `{source}` | {how} | {where} |".replace(_KERNEL, "$(uname -r)").replace(_NODE, "NODE")
+
+
+_WIDEST = 110
+_KERNEL = "6.1.0-0-example"
+_NODE = "example-node"
+
+
+def _everything() -> Mapping[str, Capture]:
+    """What the first looks return on a node on which every later one has its reason."""
+    from gpunode.facts.evidence import Capture, Found, encode_found
+
+    listed = {
+        "dev-nvidia": "/dev/nvidiactl",
+        "docker-socket": "/run/docker.sock",
+        "cri-sockets": "/run/containerd/containerd.sock",
+        "rpm-database": "/var/lib/rpm/Packages.db",
+        "kubelet-conf": "/etc/kubernetes/kubelet.conf",
+        "initramfs-tools": "/usr/bin/lsinitramfs",
+        "initramfs-images": f"/boot/initrd.img-{_KERNEL}",
+        "apt-logs": "/var/log/apt/history.log.1.gz",
+        "dpkg-logs": "/var/log/dpkg.log.1",
+        "rpm-logs": "/var/log/dnf.rpm.log",
+        "zypper-log": "/var/log/zypp/history",
+        "pacman-log": "/var/log/pacman.log",
+        "fabric-logs": "/var/log/fabricmanager.log",
+        "imex-logs": "/var/log/nvidia-imex.log",
+        "fabric-binary": "/usr/bin/nv-fabricmanager",
+        "imex-binary": "/usr/bin/nvidia-imex",
+    }
+    said = {
+        "nvidia-version": "NVRM version: example\n",
+        "kernel-release": f"{_KERNEL}\n",
+        "node-name": f"{_NODE}\n",
+        "kubelet-conf-programs": "",
+        "apt-sources": "deb [signed-by=/etc/apt/keyrings/example.gpg] https://archive.example/ /\n",
+        "docker-containers": "0123456789ab image Up 2 hours\n",
+        "file:/etc/environment": "LD_LIBRARY_PATH=/a/folder/of/it\n",
+    }
+    found = {key: Capture(path, "ok", encode_found(iter([Found(path)]))) for key, path in listed.items()}
+    return found | {key: Capture(key, "ok", text.encode()) for key, text in said.items()}

@@ -1,0 +1,106 @@
+"""Where a person reads what is said of a node or of reports: what doctor and compare need, and no plan does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpunode.cli.screen.live import LiveLine
+from gpunode.cli.screen.printer import standard_output
+from gpunode.cli.screen.text import BLANK, Line, line, span
+from gpunode.errors import GpunodeError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gpunode.catalog.xids import Xid
+    from gpunode.diagnoses.comparison import Comparison
+    from gpunode.diagnoses.model import Diagnosis, Fix, Rule
+    from gpunode.workflow.doctor import Examined
+    from gpunode.workflow.fleet import Row, Tally
+
+
+class ReportScreen:
+    """Where a person reads; nothing is written when it is silent."""
+
+    def __init__(self, *, verbose: bool, silent: bool) -> None:
+        self._verbose, self._silent = verbose, silent
+        self._printer = standard_output()
+        self._live = LiveLine(self._printer)
+        self._said = False
+
+    def __enter__(self) -> ReportScreen:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, GpunodeError):
+            self._mark_stopped()
+            if self._said:
+                self._put(BLANK)
+        self._live.close()
+
+    def _put(self, *lines: Line) -> None:
+        if not self._silent:
+            self._said = True
+            self._printer.put(lines)
+
+    def _mark_stopped(self) -> None:
+        """What was going on has failed, if anything was: what is told now is no part of it."""
+        self._live.end()
+
+    def looking(self) -> None:
+        """Says on a terminal that the node is being looked at, until there is something to read."""
+        if not self._silent and self._printer.is_terminal:
+            self._live.begin("looking at this machine")
+
+    def diagnosis(self, examined: Examined, *, page: str = "") -> None:
+        """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""
+        from gpunode.cli.screen.doctor import diagnosis_lines
+
+        self._live.close()
+        if not self._silent:
+            self._put(*diagnosis_lines(examined, verbose=self._verbose, width=self._printer.width))
+        if page:
+            self._put(line("page:  ", span(page, "command"), hang=7))
+
+    def bugs(self, tracebacks: Sequence[str]) -> str:
+        """Says where the tracebacks of rules that failed are kept, and with --verbose what they are; returns where."""
+        from gpunode.host.bugs import keep_those_of_rules
+
+        place = keep_those_of_rules(tracebacks)
+        if tracebacks:
+            said = f"the traceback is in {place}; please report it with that file" if place else "please report it"
+            self._put(line("bug:   ", f"a rule failed; {said}", hang=7))
+            if self._verbose or not place:
+                self._put(*(line(f"  {row}") for text in tracebacks for row in text.splitlines()))
+        return place
+
+    def comparison(self, found: Comparison, diagnosis: Diagnosis, good: str, bad: str) -> None:
+        """How a bad node differs from a good one."""
+        from gpunode.cli.screen.comparison import comparison_lines
+
+        self._put(*comparison_lines(found, diagnosis, good, bad, verbose=self._verbose))
+
+    def fleet_row(self, row: Row, names: Sequence[str]) -> None:
+        """One report of a fleet; ``names`` are those of all, which tell how wide the column is."""
+        from gpunode.cli.screen.fleet import row_line
+
+        self._put(row_line(row, names))
+
+    def fleet(self, rows: Sequence[Row], tallies: Sequence[Tally]) -> None:
+        """What the reports of a fleet have in common, beneath their rows."""
+        from gpunode.cli.screen.fleet import fleet_lines
+
+        self._put(*fleet_lines(rows, tallies))
+
+    def xid(self, xid: Xid, cause: str) -> None:
+        """What an Xid is by its number, and as which cause it is known."""
+        from gpunode.cli.screen.doctor import xid_lines
+
+        self._put(*xid_lines(xid, cause))
+
+    def story(self, rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> None:
+        """The whole story of a cause."""
+        from gpunode.cli.screen.doctor import story_lines
+
+        self._put(*story_lines(rule, remedy, explained_by, verbose=self._verbose))

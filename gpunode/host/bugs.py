@@ -1,0 +1,51 @@
+"""Where the traceback of a bug is kept for its report: under /var/log for root, else in a private temporary file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpunode.host.own import why_foreign
+
+FOLDER = Path("/var/log/gpunode")
+
+
+def keep(text: str, name: str) -> str:
+    """The path at which ``text`` stands now; one that stood under that name in root's folder stays as it is.
+
+    Raises:
+        OSError: it can be written nowhere.
+    """
+    if os.geteuid() == 0 and not why_foreign(FOLDER):
+        FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = FOLDER / name
+        try:
+            return _written(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), str(path), text)
+        except FileExistsError:
+            return str(path)
+    import tempfile
+
+    descriptor, private = tempfile.mkstemp(prefix="gpunode-", suffix=f"-{name}")
+    return _written(descriptor, private, text)
+
+
+def keep_those_of_rules(tracebacks: Sequence[str]) -> str:
+    """Where the tracebacks of rules that failed stand; empty for none, and where they can be written nowhere.
+
+    A rule that fails on a node fails there at every look, be it by a timer: the same text is kept once.
+    """
+    if not tracebacks:
+        return ""
+    text = "\n".join(dict.fromkeys(tracebacks))
+    try:
+        return keep(text, f"bug-of-rules-{hashlib.sha256(text.encode()).hexdigest()[:12]}.txt")
+    except OSError:
+        return ""
+
+
+def _written(descriptor: int, path: str, text: str) -> str:
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+    return path

@@ -1,0 +1,60 @@
+"""The laws of citations: what is quoted stands in the evidence at the line named; what is not is told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Citation, Diagnosis
+from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.facts import pasted
+from gpunode.facts.evidence import Evidence
+from tests.fakes.examples import examples
+from tests.laws.reports import damaged_reports
+from tests.laws.test_doctor_laws import SEEN
+from tests.scenarios.reports import Report, reports
+
+
+def cited(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
+    """Every citation, with what it is to prove."""
+    for finding in found.findings:
+        yield from ((finding.cause, citation) for citation in finding.citations)
+    for doubt in found.unknown:
+        yield from ((doubt.question, citation) for citation in doubt.citations)
+
+
+def stands_there(node: Snapshot, citation: Citation) -> bool:
+    """Whether the words stand at that line of that piece, or are in parentheses, as gpunode's own are."""
+    if citation.number is None:
+        return citation.line.startswith("(") and citation.line.endswith(")")
+    every = (*node.items, *(node.with_history.items if node.with_history else ()))
+    lines = (item.lines for item in every if item.key == citation.key and item.written == citation.source)
+    return any(len(one) >= citation.number and citation.line in one[citation.number - 1] for one in lines)
+
+
+def astray(evidence: Evidence) -> list[tuple[str, Citation]]:
+    """The citations that stand nowhere."""
+    node = snapshot(evidence)
+    return [(what, one) for what, one in cited(diagnose(node)) if not stands_there(node, one)]
+
+
+@pytest.mark.parametrize("report", reports(), ids=lambda report: report.name)
+def test_what_a_report_is_quoted_with_stands_in_it(report: Report) -> None:
+    evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
+    assert list(cited(diagnose(snapshot(evidence))))
+    assert astray(evidence) == []
+
+
+@given(damaged_reports)
+@settings(max_examples=examples(60), deadline=None)
+def test_so_it_does_where_reports_were_cut_shuffled_and_mixed(evidence: Evidence) -> None:
+    assert astray(evidence) == []
+
+
+@given(SEEN)
+@settings(max_examples=examples(60), deadline=None)
+def test_so_it_does_where_a_node_was_looked_at(evidence: Evidence) -> None:
+    assert astray(evidence) == []

@@ -1,0 +1,282 @@
+"""What less usual places bring: logs that were put away, locks, other kernels' images, LD_LIBRARY_PATH, containers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.comparison import compare
+from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.views import fabric, history, initramfs, packages, system
+from gpunode.facts import pasted
+from gpunode.facts.evidence import Capture
+from gpunode.workflow.doctor import Examined, diagnosed
+from tests.scenarios.healthy.captures import Said, evidence, held, listed
+from tests.scenarios.healthy.nodes import HEALTHY
+
+
+def ask(name: str, changes: Mapping[str, Said]) -> Examined:
+    """What doctor says of a healthy node after ``changes``."""
+    return diagnosed(evidence({**HEALTHY[name](), **changes}))
+
+
+def causes(examined: Examined) -> list[str]:
+    return [one.cause for one in examined.diagnosis.roots]
+
+
+def pieces(*found: tuple[str, str]) -> Snapshot:
+    return snapshot(pasted.evidence(found))
+
+
+# --- LD_LIBRARY_PATH -----------------------------------------------------------------------------------------------
+
+STUBS = "/usr/local/cuda-12.4/lib64/stubs"
+PROFILE = "/etc/profile.d/cuda.sh"
+
+
+def test_a_stub_in_front_of_the_drivers_library_is_told_before_a_program_fails() -> None:
+    profile = f"export PATH=$PATH:/usr/local/cuda/bin\nexport LD_LIBRARY_PATH={STUBS}:$LD_LIBRARY_PATH\n"
+    node: Mapping[str, Said] = {
+        "profile-d": held({PROFILE: profile}),
+        f"libraries:{STUBS}": listed(f"{STUBS}/libcuda.so", f"{STUBS}/libcuda.so.1 -> libcuda.so"),
+    }
+    found = ask("debian-12-docker", node)
+    assert causes(found) == ["library-path-shadows-libcuda"]
+    first = found.diagnosis.findings[0]
+    assert PROFILE in first.summary
+    assert any(PROFILE in fix.text for fix in first.remedy)
+    assert (first.citations[0].source, first.citations[0].number) == (PROFILE, 2)
+
+
+def test_a_units_own_copy_of_another_driver() -> None:
+    line = "/etc/systemd/system/llm.service.d/env.conf:Environment=LD_LIBRARY_PATH=/opt/llm/lib\n"
+    node: Mapping[str, Said] = {
+        "unit-environments": line,
+        "libraries:/opt/llm/lib": listed("/opt/llm/lib/libcuda.so.1 -> libcuda.so.470.57.02"),
+    }
+    found = ask("debian-12-docker", node)
+    assert causes(found) == ["library-path-shadows-libcuda"]
+    assert "470.57.02" in found.diagnosis.findings[0].summary
+    assert "/etc/systemd/system/llm.service.d/env.conf" in found.diagnosis.findings[0].summary
+
+
+def test_a_path_to_cuda_without_a_driver_in_it_is_no_fault() -> None:
+    cuda = "/usr/local/cuda/lib64"
+    node = {
+        "profile-d": held({PROFILE: f"export LD_LIBRARY_PATH={cuda}\n#export LD_LIBRARY_PATH={STUBS}\n"}),
+        f"libraries:{cuda}": listed(f"{cuda}/libcudart.so.12", f"{cuda}/libnvrtc.so.12"),
+    }
+    assert causes(ask("debian-12-docker", node)) == []
+
+
+# --- logs and locks of packages ------------------------------------------------------------------------------------
+
+APT = (
+    "Start-Date: 2026-10-02  06:11:02\nCommandline: /usr/bin/unattended-upgrade\n"
+    "Upgrade: {}\nEnd-Date: 2026-10-02  06:12:00\n"
+)
+
+
+def test_a_log_that_was_put_away_is_older_than_its_successor() -> None:
+    old = APT.format("libnvidia-compute-550:amd64 (550.54.14-0ubuntu1, 550.90.07-0ubuntu1)")
+    new = APT.format("libnvidia-compute-550:amd64 (550.90.07-0ubuntu1, 550.120-0ubuntu1)")
+    seen = pieces(("/var/log/apt/history.log", new), ("zcat /var/log/apt/history.log.1.gz", old))
+    assert [one.driver for one in history.upgrades(seen)] == ["550.90.07", "550.120"]
+    assert all(one.is_automatic for one in history.upgrades(seen))
+
+
+def test_logs_that_were_put_away_are_read_where_the_present_one_is_silent() -> None:
+    log = APT.format("nvidia-kernel-dkms:amd64 (535.183.01-1, 535.216.01-1)")
+    keys = {"apt-logs": listed("/var/log/apt/history.log.1.gz", "/var/log/apt/history.log.2.gz")}
+    silent = {**HEALTHY["debian-12-docker"](), **keys, "file:/var/log/apt/history.log": "\n"}
+    asked = evidence({**silent, "file:/var/log/apt/history.log.1.gz": log})
+    assert asked["file:/var/log/apt/history.log.1.gz"].text == log
+    talks = evidence({**silent, "file:/var/log/apt/history.log": log})
+    assert "file:/var/log/apt/history.log.1.gz" not in talks
+
+
+def test_the_locks_of_dnf_zypper_and_pacman() -> None:
+    # dnf versionlock add, as python3-dnf-plugin-versionlock 4 writes it.
+    dnf = (
+        "\n# Added lock on Sat Nov 21 23:19:10 2026\nnvidia-driver-3:560.35.03-1.el9.*\n"
+        "!kmod-nvidia-open-dkms-3:570.1-1.el9.*\n"
+    )
+    seen = pieces(
+        ("/etc/dnf/plugins/versionlock.list", dnf),
+        ("/etc/dnf/versionlock.toml", 'version = "1.0"\n\n[[packages]]\nname = "nvidia-open"\n'),
+        ("/etc/zypp/locks", "\ntype: package\nmatch_type: glob\ncase_sensitive: on\nsolvable_name: nvidia-open*\n"),
+        ("/etc/pacman.conf", "#IgnorePkg   = linux\nIgnorePkg   = nvidia nvidia-utils\n"),
+    )
+    wanted = {"nvidia-driver", "kmod-nvidia-open-dkms", "nvidia-open", "nvidia-open*", "nvidia", "nvidia-utils"}
+    assert set(packages.holds(seen)) == wanted
+
+
+def test_a_keyring_of_another_name_is_looked_at_too() -> None:
+    """Written by hand, as many guides for NVIDIA's archives have it: below /etc/apt/keyrings."""
+    own = "/etc/apt/keyrings/nvidia.gpg"
+    entry = f"deb [signed-by={own}] https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /\n"
+    node = {**HEALTHY["debian-12-docker"](), "apt-sources-d": held({"/etc/apt/sources.list.d/own.list": entry})}
+    found = diagnosed(evidence(node))
+    assert causes(found) == ["apt-toolkit-key-missing"]
+    assert own in found.diagnosis.findings[0].summary
+    there = {**node, f"file:{own}": "of a form that nobody reads here\n"}
+    assert causes(diagnosed(evidence(there))) == []
+
+
+def test_dnfs_own_log_tells_what_came_in() -> None:
+    log = (
+        "2026-11-21T23:19:08+0000 INFO --- logging initialized ---\n"
+        "2026-11-21T23:19:08+0000 SUBDEBUG Upgrade: nvidia-driver-3:560.35.03-1.el9.x86_64\n"
+        "2026-11-21T23:19:08+0000 SUBDEBUG Upgraded: nvidia-driver-3:550.54.15-1.el9.x86_64\n"
+    )
+    seen = pieces(("tail -c 1048576 /var/log/dnf.rpm.log", log))
+    assert [(one.name, one.driver) for one in history.upgrades(seen)] == [("nvidia-driver", "560.35.03")]
+
+
+# --- the fabric manager --------------------------------------------------------------------------------------------
+
+
+def test_the_fabric_managers_own_word_for_its_version() -> None:
+    seen = pieces(
+        ("nv-fabricmanager --version", "Fabric Manager version is : 535.161.08\n"),
+        ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n"),
+    )
+    found = fabric.mismatch(seen)
+    assert found is not None
+    assert (found.manager, found.driver) == ("535.161.08", "550.54.15")
+
+
+ENDS = ("124.06", "86.15")
+
+
+def test_imex_names_its_version_in_its_log() -> None:
+    """As NVIDIA's guides for its DRA driver print it."""
+    log = (
+        "IMEX Log initializing at: 3/27/2025 15:47:10.092\n"
+        "[Mar 27 2025 15:47:10] [INFO] [tid 39] IMEX version 570.124.06 is running with the following configuration"
+        " options\n"
+    )
+    good, bad = (pieces(("tail -c 1048576 /var/log/nvidia-imex.log", log.replace("124.06", end))) for end in ENDS)
+    found = compare(good, bad, diagnose(bad)).differences
+    assert [(one.name, one.good, one.bad) for one in found] == [("IMEX", "570.124.06", "570.86.15")]
+
+
+def test_of_a_log_that_goes_on_over_many_starts_only_the_last_counts() -> None:
+    old = "[Mar 02 2026 10:00:00] [ERROR] [tid 7] {} 525.85.12 don't match with driver version 535.161.08.\n".format(
+        "fabric manager NVIDIA GPU driver interface version"
+    )
+    started = "Fabric Manager Log initializing at: 3/2/2026 11:00:00.000\n[Mar 02 2026 11:00:00] [INFO] Connected\n"
+    assert fabric.mismatch(pieces(("/var/log/fabricmanager.log", old))) is not None
+    assert fabric.mismatch(pieces(("/var/log/fabricmanager.log", old + started))) is None
+
+
+# --- images --------------------------------------------------------------------------------------------------------
+
+
+def test_the_image_of_another_kernel_is_no_proof_of_what_this_one_has_loaded() -> None:
+    row = "-rw-r--r--   1 root  root  90 Nov 21 23:15 usr/lib/modules/6.1.0-{0}-amd64/updates/dkms/nvidia.ko\n"
+    seen = pieces(
+        ("uname -r", "6.1.0-18-amd64\n"),
+        ("lsinitrd /boot/initramfs-6.1.0-22-amd64.img", row.format(22)),
+    )
+    assert initramfs.holds(seen) == ()
+    assert [initramfs.release_of(item) for item in initramfs.of_others(seen)] == ["6.1.0-22-amd64"]
+    own = pieces(("uname -r", "6.1.0-18-amd64\n"), ("lsinitrd /boot/initramfs-6.1.0-18-amd64.img", row.format(18)))
+    assert initramfs.holds(own)
+
+
+# --- containers as docker has them ---------------------------------------------------------------------------------
+
+
+def inspected(error: str, **host: object) -> str:
+    """A line of the answer of docker 26 to what the probe asks of a container with GPUs."""
+    container = {
+        "Name": "/trainer",
+        "Created": "2026-11-16T06:20:00.306732184Z",
+        "State": {"Status": "created", "ExitCode": 128, "StartedAt": "0001-01-01T00:00:00Z", "Error": error},
+        "HostConfig": {"Runtime": "runc", "Privileged": False, "Devices": [], **host},
+        "Config": {"Image": "cuda", "Env": ["NVIDIA_VISIBLE_DEVICES=all", None]},
+    }
+    return json.dumps(container) + "\n"
+
+
+REQUEST = [{"Driver": "", "Count": -1, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}]
+
+
+def test_what_a_containers_runtime_said_is_read_from_docker() -> None:
+    error = 'could not select device driver "" with capabilities: [[gpu]]'
+    node = {
+        "docker-containers": "df199bdda2c3 cuda Created\n",
+        "docker-inspect": inspected(error, DeviceRequests=REQUEST),
+    }
+    found = ask("debian-12-docker", node)
+    assert found.verdict != "healthy"
+    cited = [line for one in found.diagnosis.findings for line in one.citations if line.source == "docker inspect"]
+    assert cited, causes(found)
+
+
+def test_a_container_that_runs_is_no_fault() -> None:
+    fine = inspected("", DeviceRequests=REQUEST).replace("created", "running").replace("128", "0")
+    node = {"docker-containers": "df199bdda2c3 cuda Up 2 hours\n", "docker-inspect": fine}
+    assert causes(ask("debian-12-docker", node)) == []
+
+
+# --- what systemd said is quoted as it said it ---------------------------------------------------------------------
+
+
+def test_a_units_state_is_quoted_where_it_stands() -> None:
+    units = "Id=a.service\nActiveState=active\n\nId=docker.service\nLoadState=loaded\nActiveState=failed\n"
+    node = snapshot({"units": Capture("systemctl show -p Id,LoadState,ActiveState a docker b", "ok", units.encode())})
+    shown = system.unit_line(node, "docker.service", "ActiveState")
+    assert (shown.line, shown.number, shown.key) == ("ActiveState=failed", 6, "units")
+    assert system.unit_line(node, "b.service", "ActiveState").line == "(its ActiveState)"
+
+
+# --- a slot's own lanes --------------------------------------------------------------------------------------------
+
+
+def lspci(lanes: int) -> Snapshot:
+    """An A100 that runs at eight of its sixteen lanes, in a slot with so many."""
+    shown = (
+        "40:01.0 PCI bridge [0604]: Intel Corporation Device [8086:347a] (prog-if 00 [Normal decode])\n"
+        "\tBus: primary=40, secondary=41, subordinate=41, sec-latency=0\n"
+        f"\tLnkCap:\tPort #1, Speed 16GT/s, Width x{lanes}, ASPM not supported\n\tLnkSta:\tSpeed 16GT/s, Width x8\n\n"
+        "41:00.0 3D controller [0302]: NVIDIA Corporation GA100 [A100 PCIe 40GB] [10de:20f1] (rev a1)\n"
+        "\tLnkCap:\tPort #0, Speed 16GT/s, Width x16, ASPM not supported\n"
+        "\tLnkSta:\tSpeed 16GT/s, Width x8 (downgraded)\n"
+    )
+    return pieces(("lspci -nnvvv", shown))
+
+
+def test_a_slot_with_fewer_lanes_is_no_fault_of_the_link() -> None:
+    assert all(one.severity == "info" for one in diagnose(lspci(8)).findings)
+    (found,) = diagnose(lspci(16)).findings
+    assert (found.cause, found.confidence) == ("pcie-link-degraded", "certain")
+    assert [line.number for line in found.citations] == [8, 3]
+
+
+# --- one GPU's fault hides nothing of another's --------------------------------------------------------------------
+
+
+def test_what_a_gpu_asks_for_is_told_beside_the_fault_of_another() -> None:
+    query = (
+        "==============NVSMI LOG==============\n\nDriver Version                            : 570.54.15\n\n"
+        "GPU 00000000:01:00.0\n    GPU Recovery Action                   : Reset\n"
+        "GPU 00000000:41:00.0\n    GPU Recovery Action                   : None\n"
+    )
+    log = "[ 100.0] NVRM: Xid (PCI:0000:{}:00): 13, pid=1234, name=a.out, Graphics SM Warp Exception on (GPC 0)\n"
+    found = {one.cause: one for one in diagnose(pieces(("nvidia-smi -q", query), ("dmesg", log.format(41)))).findings}
+    assert found["xid-154-recovery-action"].gpus == ("0000:01:00.0",)
+    same = {one.cause for one in diagnose(pieces(("nvidia-smi -q", query), ("dmesg", log.format("01")))).findings}
+    assert "xid-154-recovery-action" not in same, "its own log tells what it is"
+
+
+def test_a_warnings_place_in_a_program_is_no_heading() -> None:
+    text = (
+        '$ python -c "import torch; print(torch.cuda.is_available())"\n'
+        "/home/u/venv/lib/python3.12/site-packages/torch/cuda/__init__.py:235: UserWarning: \n"
+        "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation.\n"
+    )
+    (capture,) = pasted.from_text(text).values()
+    assert "UserWarning" in capture.text

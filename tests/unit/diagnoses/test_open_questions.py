@@ -1,0 +1,172 @@
+"""What looks like one cause and may be another: a question while nothing decides, the cause where something does."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+Piece = tuple[str, str]
+
+NEWER = ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.158")
+OLD = ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.133.20  Sun Mar 30 2025")
+ON_DISK = ("modinfo -F version nvidia", "570.158.01")
+API = (
+    "NVRM: API mismatch: the client has the version 570.158.01, but\n"
+    "NVRM: this kernel module has the version 570.133.20."
+)
+IMAGE = (
+    "lsinitrd | grep nvidia.ko",
+    "-rw-r--r-- 1 root root 14402544 Oct 1 12:00 lib/modules/6.4.0-1/updates/nvidia.ko",
+)
+NOUVEAU = (
+    "lspci -nnk -s 01:00.0",
+    "01:00.0 VGA compatible controller [0300]: NVIDIA AD104 [10de:2786]\n\tKernel driver in use: nouveau",
+)
+NOUVEAU_IMAGE = (
+    "lsinitramfs /boot/initrd.img-6.6.47 | grep nouveau",
+    "usr/lib/modules/6.6.47/kernel/drivers/gpu/drm/nouveau/nouveau.ko",
+)
+UNKNOWN_RUNTIME = (
+    "docker run --runtime=nvidia cuda nvidia-smi",
+    "docker: Error response from daemon: Unknown runtime specified nvidia.",
+)
+DOCKER2 = ("dpkg -l '*nvidia*'", "ii  nvidia-docker2  2.13.0-1  all  nvidia-docker CLI wrapper")
+GSP_120 = "NVRM: Xid (PCI:0000:01:00): 120, GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3"
+GSP_INIT = "[ 1225.0] NVRM: GPU0 RmInitAdapter: Cannot initialize GSP firmware RM\n"
+REFUSED = (
+    "Events:\n  Warning  UnexpectedAdmissionError  5s  kubelet  Allocate failed due to requested number of devices "
+    "unavailable for nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected"
+)
+POD = "Containers:\n  main:\n    Limits:\n      nvidia.com/gpu:  1\n"
+INIT = "Init Containers:\n  warm:\n    Limits:\n      nvidia.com/gpu:  1\n"
+COUNTED = "GPU 00000000:07:00.0\n    ECC Errors\n        Volatile\n            DRAM Uncorrectable            : 1\n"
+SIGNED = (
+    "modinfo nvidia",
+    (
+        "filename: /lib/modules/6.18.48-amd64/updates/dkms/nvidia.ko\nversion: 580.119.02\nname: nvidia\n"
+        "signer: DKMS module signing key\nvermagic: 6.18.48-amd64 SMP"
+    ),
+)
+FAILS = ("nvidia-smi", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+RUNS = ("uname -r", "6.18.48-amd64")
+DARK = "GPU 4: NVIDIA B200 (UUID: GPU-xxx)\nNVML: Unable to retrieve NVLink information as all links are inActive"
+
+PENDING = "driver-library-mismatch-reboot-pending"
+PARTIAL = "driver-library-mismatch-partial-upgrade"
+# What is shown, which causes stay open, and what decides for which.
+OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...], str], ...]]] = {
+    "newer libraries than the module": (
+        (NEWER, OLD),
+        {PENDING, PARTIAL, "driver-library-mismatch-mixed-installs"},
+        (((ON_DISK,), PENDING), ((("modinfo -F version nvidia", "570.133.20"),), PARTIAL)),
+    ),
+    "a mismatch right after boot": (
+        (("dmesg", f"[    9.424670] {API}"),),
+        {PENDING, PARTIAL},
+        (((("modinfo -F version nvidia", "570.133.20"),), PARTIAL),),
+    ),
+    "another module on disk, and nobody says that it fails": ((OLD, ON_DISK), {PENDING, "initramfs-stale-module"}, ()),
+    "a module in the initramfs": ((NEWER, ON_DISK, IMAGE), {PENDING, "initramfs-stale-module"}, ()),
+    "nouveau in the initramfs": (
+        (NOUVEAU, NOUVEAU_IMAGE),
+        {"nouveau-bound", "nouveau-in-initramfs"},
+        (((("cat /etc/modprobe.d/nvidia.conf", "blacklist nouveau"),), "nouveau-in-initramfs"),),
+    ),
+    "a package that registers the runtime": (
+        (UNKNOWN_RUNTIME, DOCKER2),
+        {"nvidia-runtime-not-registered", "docker-not-restarted", "daemon-json-invalid"},
+        (
+            ((("cat /etc/docker/daemon.json", "{}"),), "nvidia-runtime-not-registered"),
+            ((("cat /etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "x"}}}'),), "docker-not-restarted"),
+        ),
+    ),
+    "a later part of the log": ((("dmesg (further down)", GSP_120),), {"gsp-task-exception", "xid-62-pmu-halt"}, ()),
+    "a GSP that does not start, in a part of the log": (
+        (("dmesg (further down)", GSP_INIT),),
+        {"gsp-init-failed-platform", "gpu-firmware-boot-failed"},
+        (),
+    ),
+    "init containers with a GPU": (
+        (("kubectl describe pod gpu-init", INIT + POD + REFUSED),),
+        {"kubelet-stale-device-allocation", "kubelet-restart-admission-bug"},
+        (((("sudo systemctl restart kubelet", ""),), "kubelet-restart-admission-bug"),),
+    ),
+    "an error counted": (
+        (("nvidia-smi -q -d ECC", COUNTED),),
+        {"ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-140-unrecovered-ecc"},
+        (((("dmesg", "NVRM: Xid (PCI:0000:07:00): 94, pid=1, name=python3, Contained ECC error"),),
+          "xid-94-contained-ecc"),
+         ((("lspci -nn", "07:00.0 3D controller [0302]: NVIDIA Corporation GV100GL [Tesla V100] [10de:1db6]"),),
+          "ecc-dbe-uncorrectable")),
+    ),
+    "a module that the machine signed": (
+        (FAILS, SIGNED, RUNS),
+        {"driver-module-not-loaded", "secure-boot-key-not-enrolled"},
+        (
+            ((("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"),),
+             "secure-boot-key-not-enrolled"),
+            ((("mokutil --sb-state", "SecureBoot disabled"),), "driver-module-not-loaded"),
+        ),
+    ),
+    "a program that draws": (
+        (("dmesg", "[ 9.1] NVRM: Xid (PCI:0000:09:00): 31, pid=2088, name=mpv, Ch 2b, MMU Fault: ENGINE GRAPHICS"),),
+        {"xid-31-mmu-fault", "xid-31-driver-regression"},
+        (((("cat /sys/module/nvidia/version", "610.57.04"),), "xid-31-driver-regression"),),
+    ),
+    "one GPU asked for its links": (
+        (("nvidia-smi nvlink -s -i 4", DARK),),
+        {"nvlink-all-links-inactive-gpu", "fabric-manager-not-running"},
+        (),
+    ),
+}  # fmt: skip
+
+
+def found(*pieces: Piece) -> Diagnosis:
+    return diagnose(snapshot(pasted.evidence(pieces)))
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_while_nothing_decides_it_is_asked(name: str) -> None:
+    pieces, causes, _ = OPEN[name]
+    told = found(*pieces)
+    assert not told.findings
+    assert [doubt for doubt in told.unknown if causes <= set(doubt.causes) and doubt.look_at]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "more", "cause"),
+    [(pieces, more, cause) for pieces, _, decided in OPEN.values() for more, cause in decided],
+    ids=[f"{name}: {cause}" for name, (_, _, decided) in OPEN.items() for _, cause in decided],
+)
+def test_what_decides_names_the_cause(pieces: tuple[Piece, ...], more: tuple[Piece, ...], cause: str) -> None:
+    assert [one.cause for one in found(*pieces, *more).roots] == [cause]
+
+
+def test_what_the_kernel_hears_of_long_after_the_boot_waits_for_a_reboot() -> None:
+    (late,) = found(("dmesg", f"[ 9424.670] {API}")).roots
+    (dated,) = found(("journalctl -k", f"Aug 26 14:08:07 gpu1 kernel: {API}")).roots
+    assert [(one.cause, one.confidence) for one in (late, dated)] == [(PENDING, "likely")] * 2
+
+
+def test_a_crash_of_the_gsp_without_a_word_on_what_stood_above_is_told() -> None:
+    assert [one.cause for one in found(("dmesg", GSP_120)).roots] == ["gsp-task-exception"]
+
+
+def test_rpm_tells_versions_with_their_dates() -> None:
+    rows = (
+        "nvidia-compute-utils-G06-570.144-1.x86_64     Tue 13 May 2025 10:11:12 AM UTC\n"
+        "nvidia-open-driver-G06-signed-kmp-default-570.144_k6.4.0_150600.21-1.x86_64  Tue May 13 10:11:12 2025"
+    )
+    (pending,) = found(
+        ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.144"),
+        ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.07"),
+        ("rpm -q --last nvidia-open-driver-G06-signed-kmp-default nvidia-compute-utils-G06", rows),
+    ).roots
+    assert (pending.cause, pending.summary) == (
+        PENDING,
+        "the driver's packages are at 570.144, and the module of 570.133.07 is still loaded",
+    )

@@ -1,0 +1,239 @@
+"""Which finding is the root of which: by the rules' edges, by GPU, by time; and which of several roots comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import STOREYS, Diagnosis, Event, Finding
+from gpunode.diagnoses.ranking import WEIGHT, ranked
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.views import kernel
+from gpunode.facts import pasted
+from tests.fakes.examples import examples
+
+ONE, OTHER = "0000:07:00.0", "0000:0f:00.0"
+LATE_S = 45.0
+
+
+def found(cause: str, *events: Event, **more: object) -> Finding:
+    gpus = tuple(sorted({event.gpu for event in events} - {""}))
+    plain = Finding(
+        *(cause, cause, "driver", "driver", "error", "certain", cause, (), (), (), "none", ()), gpus=gpus, events=events
+    )
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def at(seconds: float, gpu: str = "", clock: str = "boot 0 dmesg") -> Event:
+    return Event(gpu, seconds, clock)
+
+
+def placed(*findings: Finding, **explains: str) -> dict[str, str]:
+    """Each cause in its place, with the root that explains it."""
+    edges = {one.cause: frozenset(explains.get(one.cause, "")) for one in findings}
+    return {one.cause: one.explained_by for one in ranked(findings, edges)}
+
+
+@pytest.mark.parametrize(
+    ("root", "consequence", "explained"),
+    [
+        (at(10), at(100), True),
+        (at(100), at(10), False),
+        (at(100), at(100 - LATE_S), True),  # a GSP is called dead after it was waited for
+        (at(100), at(99 - LATE_S), False),
+        (at(100), at(10, clock="zoned"), True),
+        (at(100), at(10, clock="boot 1 dmesg"), True),  # of another boot, or another log
+        (at(100, clock=""), at(10, clock=""), True),
+        (at(100, ONE), at(200, OTHER), False),
+        (at(100, ONE), at(200, ONE), True),
+        (at(100, ONE), at(10, ONE), False),
+        (at(100, ONE), at(200), True),
+        (at(100), at(200, ONE), True),
+    ],
+)
+def test_a_fault_explains_what_is_of_its_gpu_and_not_there_before_it(
+    root: Event, consequence: Event, explained: bool
+) -> None:
+    assert placed(found("a", root), found("b", consequence), a="b")["b"] == ("a" if explained else "")
+
+
+def test_what_some_of_its_gpus_had_before_the_root_or_without_it_is_a_root_of_its_own() -> None:
+    both = found("b", at(150, ONE), at(151, OTHER))
+    assert placed(found("a", at(100, ONE)), both, a="b") == {"a": "", "b": ""}
+    assert placed(found("a", at(100, ONE), at(100, OTHER)), both, a="b") == {"a": "", "b": "a"}
+    assert placed(found("a", at(100, ONE), at(300, OTHER)), both, a="b") == {"a": "", "b": ""}
+    assert placed(found("a", at(100, ONE)), found("c", at(140, OTHER)), both, a="b", c="b")["b"] == "a"
+
+
+def test_by_way_of_a_fault_without_time_or_gpu_nothing_gets_the_root_of_another_gpu_or_a_later_one() -> None:
+    root, between = found("a", at(100, ONE)), found("b")
+    assert placed(root, between, found("c", at(200, OTHER)), a="b", b="c") == {"a": "", "c": "", "b": "a"}
+    assert placed(root, between, found("c", at(10)), a="b", b="c") == {"c": "", "a": "", "b": "a"}
+    assert placed(root, between, found("c", at(200, ONE)), a="b", b="c") == {"a": "", "b": "a", "c": "a"}
+
+
+def test_of_several_reasons_the_first_in_rank_is_the_root() -> None:
+    assert placed(found("a", at(20)), found("b", at(10)), found("c", at(30)), a="c", b="c")["c"] == "b"
+    mild = found("a", at(10), severity="warning")
+    assert placed(mild, found("b", at(20)), found("c", at(30)), a="c", b="c")["c"] == "b"
+
+
+def test_what_is_no_fault_is_no_reason() -> None:
+    assert placed(found("a", severity="info"), found("b"), a="b")["b"] == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (found("b", at(20)), found("a", at(10), severity="warning")),
+        (found("b", at(20)), found("a", at(10), confidence="likely")),
+        (found("b", at(10)), found("a", at(20), storey="pci")),
+        (found("b", at(10, ONE)), found("a", at(20, OTHER))),
+        (found("b", storey="pci"), found("a", at(20))),
+        (found("b", at(20), storey="pci"), found("a", at(10, clock="zoned"))),
+        (found("a"), found("b")),
+    ],
+)
+def test_of_two_roots_the_graver_then_surer_then_earlier_then_deeper_comes_first(
+    first: Finding, second: Finding
+) -> None:
+    assert list(placed(first, second)) == list(placed(second, first)) == [first.cause, second.cause]
+
+
+CAUSES = "abcdef"
+EVENTS = st.builds(
+    Event,
+    gpu=st.sampled_from(["", ONE, OTHER]),
+    at=st.sampled_from([1.0, 10.0, 60.0, 100.0, 500.0]),
+    clock=st.sampled_from(["", "boot 0 dmesg", "zoned"]),
+)
+FINDINGS = st.tuples(
+    *(
+        st.none()
+        | st.builds(
+            lambda cause, events, severity, sure, storey: found(
+                cause, *events, severity=severity, confidence=sure, storey=storey
+            ),
+            st.just(cause),
+            st.lists(EVENTS, max_size=3),
+            st.sampled_from(WEIGHT),
+            st.sampled_from(["certain", "likely"]),
+            st.sampled_from(STOREYS),
+        )
+        for cause in CAUSES
+    )
+).map(lambda many: tuple(one for one in many if one is not None))
+# Explanations run one way: towards the later letter.
+EDGES = st.fixed_dictionaries(
+    {cause: st.frozensets(st.sampled_from([*CAUSES[place + 1 :], "z"])) for place, cause in enumerate(CAUSES)}
+)
+
+
+@given(FINDINGS, EDGES, st.data())
+@settings(max_examples=examples(200), deadline=None)
+def test_the_order_in_which_they_were_found_changes_nothing(
+    findings: tuple[Finding, ...], explains: Mapping[str, frozenset[str]], data: st.DataObject
+) -> None:
+    shuffled = tuple(data.draw(st.permutations(findings)))
+    assert ranked(shuffled, explains) == ranked(findings, explains)
+
+
+@given(FINDINGS, EDGES)
+@settings(max_examples=examples(200), deadline=None)
+def test_what_explains_another_is_a_root_of_its_gpu_and_time(
+    findings: tuple[Finding, ...], explains: Mapping[str, frozenset[str]]
+) -> None:
+    order = ranked(findings, explains)
+    assert {one.cause for one in order} == {one.cause for one in findings}
+    roots = {one.cause: one for one in order if not one.explained_by}
+    assert bool(roots) == bool(findings)
+    assert list(roots) == [one.cause for one in order][: len(roots)]
+    for one in order:
+        if root := roots.get(one.explained_by):
+            assert not root.gpus or not one.gpus or set(root.gpus) & set(one.gpus)
+            assert root.severity != "info" or one.severity == "info"
+
+
+# The same, of nodes.
+
+FALLEN = "NVRM: Xid (PCI:0000:07:00): 79, pid=1204, name=python, GPU has fallen off the bus."
+OF_OTHER = "NVRM: Xid (PCI:0000:0f:00): 31, pid=77, name=python, Ch 00000010, MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0"
+PORT = "pcieport 0000:00:01.0: AER: Corrected error received: 0000:00:01.0"
+BAD_TLP = "pcieport 0000:00:01.0:    [ 6] BadTLP"
+TREE = "-[0000:00]-+-00.0  Intel Corporation\n           +-01.0-[07]----00.0  NVIDIA Corporation GH100\n"
+
+
+def node(*pieces: tuple[str, str]) -> Diagnosis:
+    return diagnose(snapshot(pasted.evidence(pieces)))
+
+
+def log(*lines: tuple[float, str]) -> tuple[str, str]:
+    return "dmesg", "\n".join(f"[{seconds:12.6f}] {text}" for seconds, text in lines)
+
+
+def test_errors_of_the_link_that_were_there_before_the_gpu_fell_are_no_consequence_of_it() -> None:
+    storm = [(100.0 + second, line) for second in range(20) for line in (PORT, BAD_TLP)]
+    before = node(log(*storm, (900.0, FALLEN)), ("lspci -tv", TREE))
+    assert {one.cause: one.explained_by for one in before.findings} == {
+        "gpu-fallen-off-bus": "",
+        "pcie-aer-correctable-storm": "",
+    }
+    after = node(log((50.0, FALLEN), *storm), ("lspci -tv", TREE))
+    assert [one.cause for one in after.roots] == ["gpu-fallen-off-bus"]
+
+
+def test_a_program_on_another_gpu_has_its_own_fault_and_the_earlier_comes_first() -> None:
+    late = node(log((100.0, FALLEN), (2000.0, OF_OTHER)))
+    assert [(one.cause, one.gpus) for one in late.roots] == [
+        ("gpu-fallen-off-bus", (ONE,)),
+        ("xid-31-mmu-fault", (OTHER,)),
+    ]
+    gsp = "NVRM: Xid (PCI:0000:0f:00): 120, GSP task exception: general protection fault"
+    for order in ([(100.0, FALLEN), (2000.0, gsp)], [(100.0, gsp), (2000.0, FALLEN)]):
+        roots = [one for one in node(log(*order)).roots if one.confidence == "certain"]
+        assert [one.at for one in roots] == sorted(one.at or 0.0 for one in roots)
+
+
+LINKS = "\n".join(
+    f"GPU {gpu}: NVIDIA {{name}} (UUID: GPU-{gpu})\n"
+    + "\n".join(f"\t Link {link}: {'<inactive>' if (gpu, link) == (1, 2) else '26.562 GB/s'}" for link in range(4))
+    for gpu in range(2)
+)
+TABLE = "\n".join(
+    f"|   {gpu}  NVIDIA {{name}}             On  | 00000000:{bus}:00.0 Off |                    0 |"
+    for gpu, bus in enumerate(("07", "0F"))
+)
+
+
+@pytest.mark.parametrize(("name", "roots"), [("H100 80GB HBM3", 2), ("RTX A6000", 1)])
+def test_a_link_to_a_switch_is_not_down_for_another_gpu_and_one_of_a_bridge_may_be(name: str, roots: int) -> None:
+    seen = node(
+        log((100.0, FALLEN)),
+        ("nvidia-smi nvlink -s", LINKS.replace("{name}", name)),
+        ("nvidia-smi", TABLE.replace("{name}", name)),
+    )
+    assert len(seen.roots) == roots
+    (link,) = (one for one in seen.findings if one.cause == "nvlink-link-inactive")
+    assert link.gpus == ((OTHER,) if roots == 2 else ())
+
+
+def clocks(*pieces: tuple[str, str]) -> list[str]:
+    return [message.clock for message in kernel.messages(snapshot(pasted.evidence(pieces)))]
+
+
+def test_times_compare_within_one_boot_of_one_log_or_with_their_zone() -> None:
+    one = clocks(("dmesg", "[    1.0] a\n[    2.0] b\n[    1.9] c\n[    0.1] d"))
+    assert one[0] == one[1] == one[2] != one[3]
+    assert len({*one, *clocks(("journalctl -k", "[    1.0] a"))}) == 3
+    zoned = clocks(("journalctl -k -o short-iso", "2026-11-16T06:12:01+0000 gpu1 kernel: a"))
+    assert zoned == clocks(("cat /var/log/kern.log", "2026-11-16T05:12:01.5Z gpu1 kernel: b")) == ["zoned"]
+    without = clocks(("dmesg -T", "[Mon Nov 16 06:12:01 2026] a\n[Mon Nov 16 06:12:02 2026] b"))
+    assert without[0] == without[1] != clocks(("journalctl -k", "2026-11-16 06:12:01 gpu1 kernel: a"))[0]
+    yearless = clocks(("cat /var/log/kern.log", "Dec 31 23:59:59 gpu1 kernel: a\nJan  1 00:00:01 gpu1 kernel: b"))
+    assert yearless[0] != yearless[1]
+    assert clocks(("dmesg", "NVRM: a")) == [""]

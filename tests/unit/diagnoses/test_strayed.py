@@ -1,0 +1,87 @@
+"""Libraries of another version than the driver, where nvidia-smi works: the packages tell, before CUDA fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+PARTIAL = "driver-library-mismatch-partial-upgrade"
+WHOLE = {
+    "nvidia-driver-cuda": "580.178.04-1",
+    "nvidia-kernel-open-dkms": "580.178.04-1",
+    "libnvidia-ml1": "580.178.04-1",
+    "libcuda1": "580.178.04-1",
+    "nvidia-persistenced": "580.178.04-1",
+}
+SMI = (
+    "NVIDIA-SMI 580.178.04    Driver Version: 580.178.04     CUDA Version: 13.0\n"
+    "|   0  Tesla T4                       Off |   00000000:01:00.0 Off |                    0 |"
+)
+SAYS_803 = "code=803(cudaErrorSystemDriverMismatch): system has unsupported display driver / cuda driver combination"
+
+
+def listed(packages: dict[str, str], state: str = "ii") -> str:
+    return "\n".join(f"{state}  {name}  {version}  amd64  NVIDIA" for name, version in packages.items())
+
+
+def told(packages: dict[str, str], *more: tuple[str, str], smi: str = SMI) -> Diagnosis:
+    return diagnose(snapshot(pasted.evidence([("dpkg -l", listed(packages)), ("nvidia-smi", smi), *more])))
+
+
+@pytest.mark.parametrize("version", ["580.65.06-1", "580.191.01-1", "595.91.07-1"])
+def test_a_libcuda_of_another_version_is_found_before_a_program_says_so(version: str) -> None:
+    (finding,) = told({**WHOLE, "libcuda1": version}).findings
+    assert (finding.cause, finding.confidence) == (PARTIAL, "likely")
+    assert f"libcuda1 is {version[:-2]}" in finding.summary
+    assert [fix.commands for fix in finding.remedy] == [("sudo gpunode setup",)]
+
+
+def test_what_cuda_says_of_it_is_no_compatibility_package() -> None:
+    (finding,) = told({**WHOLE, "libcuda1": "580.65.06-1"}, ("./vectorAdd", SAYS_803)).findings
+    assert (finding.cause, finding.confidence) == (PARTIAL, "certain")
+    assert any("803" in citation.line for citation in finding.citations)
+
+
+def test_that_apt_misses_the_version_is_no_second_repository() -> None:
+    said = (
+        "The following packages have unmet dependencies:\n nvidia-driver-cuda : Depends: libcuda1 (= 580.178.04-1) but "
+    )
+    apt = ("apt-get check", f"{said}580.65.06-1 is installed\nE: Unmet dependencies. Try 'apt --fix-broken install'.")
+    (finding,) = told({**WHOLE, "libcuda1": "580.65.06-1"}, apt).findings
+    assert finding.cause == PARTIAL
+
+
+def test_a_hold_is_the_reason_where_there_is_one() -> None:
+    apt = ("apt-get check", "E: Unmet dependencies. nvidia-driver-cuda : Depends: libcuda1 (= 580.178.04-1)")
+    hold = ("apt-mark showhold", "libcuda1")
+    found = told({**WHOLE, "libcuda1": "580.65.06-1"}, apt, hold)
+    assert [finding.cause for finding in found.roots] == ["held-or-broken-packages"]
+
+
+def test_without_the_list_of_packages_it_may_be_one() -> None:
+    found = diagnose(snapshot(pasted.evidence([("nvidia-smi", SMI), ("./vectorAdd", SAYS_803)])))
+    assert [finding.cause for finding in found.findings] == ["cuda-compat-lib-mismatch"]
+
+
+@pytest.mark.parametrize(
+    "packages",
+    [
+        WHOLE,
+        {**WHOLE, "nvidia-persistenced": "580.65.06-1"},  # it looks for no library's version
+        {**WHOLE, "libxnvctrl0": "535.171.04-1"},
+        {**WHOLE, "libnvidia-egl-wayland1": "1:1.1.13-1"},
+        {**WHOLE, "libnvidia-compute-535": "535.171.04-0ubuntu1"},
+        dict.fromkeys(WHOLE, "595.91.07-1"),  # listed at another time
+    ],
+)
+def test_what_is_whole_or_tells_of_something_else_is_no_fault(packages: dict[str, str]) -> None:
+    assert PARTIAL not in [finding.cause for finding in told(packages).findings]
+
+
+def test_what_is_left_of_a_removed_package_is_no_library() -> None:
+    rest = ("dpkg -l 'lib*'", listed({"libnvidia-ptxjitcompiler1": "580.65.06-1"}, "rc"))
+    assert told(WHOLE, rest).findings == ()
