@@ -668,6 +668,11 @@ def _kubectl(words: tuple[str, ...]) -> Source | None:
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
         found = _of(tuple(inner))
         return replace(found, where="container") if found else Source("application", words=words, where="container")
+    if verb == "debug" and "--" in words:
+        inner = tuple(words[words.index("--") + 1 :])
+        found = _of(inner)
+        on_node = program(inner) in {"chroot", "nsenter", "dmesg"}
+        return found if found is None or on_node else replace(found, where="container")
     if what.startswith("/api/"):
         return Source("kubernetes-node" if "/nodes/" in what else "kubernetes-pod", words=words)
     kind = what.split("/")[0].lower()
