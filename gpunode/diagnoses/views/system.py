@@ -123,6 +123,15 @@ def running_kernel(snapshot: Snapshot) -> str:
     return ""
 
 
+_UP_MINUTES: Final = Pattern(r"\bup\s+(?:\d{1,2} min(?:ute)?s?\b|0:\d\d\b)")
+
+
+def just_booted(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which the node is up for less than an hour."""
+    asked = (item for item in snapshot.items if item.where == "host" and re.search(r"\b(?:uptime|w)\b", item.written))
+    return tuple(cite(item, item.number_at(match.start())) for item in asked for match in finds(item, _UP_MINUTES))
+
+
 _DF_ROW: Final = Pattern(r"^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$", re.MULTILINE)
 _NEARLY_FULL: Final = 97
 # Where modules are built and installed.
