@@ -776,8 +776,13 @@ def _kubectl(words: tuple[str, ...]) -> Source | None:
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
         found = _of(tuple(inner)) or _in_shell(inner)
         return replace(found, where="container") if found else Source("application", words=words, where="container")
-    if verb == "debug" and kind_of(what) in _NODES and "--" in words:
-        return _of(words[words.index("--") + 1 :]) or Source("kubernetes-node", words=words)
+    if verb == "debug" and "--" in words:
+        inner = tuple(words[words.index("--") + 1 :])
+        found = _of(inner)
+        if found is None and kind_of(what) in _NODES:
+            return Source("kubernetes-node", words=words)
+        on_node = program(inner) in {"chroot", "nsenter", "dmesg"}
+        return found if found is None or on_node else replace(found, where="container")
     if what.startswith("/api/"):
         return Source("kubernetes-node" if "/nodes/" in what else "kubernetes-pod", words=words)
     kind = kind_of(what)

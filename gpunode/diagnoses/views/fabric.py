@@ -341,7 +341,7 @@ def _of_smi(item: Item) -> Iterator[Links]:
 
 
 def _of_dcgm(item: Item) -> Iterator[Links]:
-    if "NvLink Link Status" not in item.text:
+    if "NvLink Link Status" not in item.text and "gpuId" not in item.text:
         return
     index: int | None = None
     for number, line in enumerate(item.lines, 1):

@@ -101,6 +101,15 @@ def package_manager(snapshot: Snapshot) -> PackageManager:
     return "apt"
 
 
+def is_debians(snapshot: Snapshot) -> bool:
+    """Whether the system is Debian and none of those made of it, by its name or its kernel's."""
+    known = distro(snapshot)
+    return known.id == "debian" if known else bool(_DEBIANS_KERNEL.search(running_kernel(snapshot)))
+
+
+_DEBIANS_KERNEL: Final = Pattern(r"-(?:amd64|arm64|pve)$")
+
+
 def running_kernel(snapshot: Snapshot) -> str:
     """``uname -r``; empty where nothing tells."""
     kernels = snapshot.facts.kernels
@@ -112,6 +121,15 @@ def running_kernel(snapshot: Snapshot) -> str:
             # A driver's version beside it has no dash.
             return next((one for one in found if "-" in one), found[0]) if item.source.is_mixed else found[0]
     return ""
+
+
+_UP_MINUTES: Final = Pattern(r"\bup\s+(?:\d{1,2} min(?:ute)?s?\b|0:\d\d\b)")
+
+
+def just_booted(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which the node is up for less than an hour."""
+    asked = (item for item in snapshot.items if item.where == "host" and re.search(r"\b(?:uptime|w)\b", item.written))
+    return tuple(cite(item, item.number_at(match.start())) for item in asked for match in finds(item, _UP_MINUTES))
 
 
 _DF_ROW: Final = Pattern(r"^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$", re.MULTILINE)
