@@ -87,6 +87,7 @@ class Source:
         is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
         is_mixed: whether the text is that of several commands, of which this is one.
         place: which of them, in their order.
+        is_count: whether the text is the number of the lines, and not the lines.
     """
 
     kind: Kind
@@ -97,6 +98,7 @@ class Source:
     is_part: bool = False
     is_mixed: bool = False
     place: int = 0
+    is_count: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,10 +376,20 @@ def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
     found = _of(head) if head else None
     if found is None:
         return None
-    patterns = [_pattern(words) for words in commands[1:] if program(words) in {"grep", "egrep", "rg", "zgrep"}]
+    patterns = [_pattern(words) for words in commands[1:] if program(words) in _SEEKERS]
     cut = any(program(words) in _CUTTERS for words in commands[1:]) or program(head) in {"head", "tail"}
     only = "|".join(pattern for pattern in (found.only, *patterns) if pattern)
-    return replace(found, only=only, is_part=found.is_part or cut)
+    return replace(found, only=only, is_part=found.is_part or cut, is_count=_counts(commands[-1]))
+
+
+def _counts(words: Sequence[str]) -> bool:
+    """Whether the command prints how many lines there are."""
+    if program(words) == "wc":
+        return True
+    return program(words) in _SEEKERS and any(re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in words[1:])
+
+
+_SEEKERS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
 
 
 def _pipelines(source: str) -> list[tuple[str, list[list[str]]]]:
