@@ -87,6 +87,7 @@ class Source:
         is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
         is_mixed: whether the text is that of several commands, of which this is one.
         place: which of them, in their order.
+        is_count: whether the text is the number of the lines, and not the lines.
     """
 
     kind: Kind
@@ -97,6 +98,7 @@ class Source:
     is_part: bool = False
     is_mixed: bool = False
     place: int = 0
+    is_count: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +403,8 @@ def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
         return None
     patterns = [_pattern(words) for words in commands[1:] if program(words) in _GREPS]
     cut = any(program(words) in _CUTTERS for words in commands[1:]) or _begins_or_ends(head)
-    return replace(found, only=_all_of(found.only, *patterns), is_part=found.is_part or cut or _counts(commands[-1]))
+    is_count = _counts(commands[-1])
+    return replace(found, only=_all_of(found.only, *patterns), is_part=found.is_part or cut, is_count=is_count)
 
 
 def _is_silenced(words: Sequence[str]) -> bool:
