@@ -176,7 +176,7 @@ def _failed_diagnostic(snapshot: Snapshot, memory: _Memory) -> tuple[Citation, .
         for number, line in enumerate(item.lines, 1):
             named = _ADDRESSED.search(line)
             gpu = pci.address(named[0]) if named else gpu
-            if _MEMORY_FAILED.search(line) and gpu in {"", memory.gpu}:
+            if _MEMORY_FAILED.search(line) and (not gpu or memory.gpu in {"", gpu}):
                 found.append(cite(item, number))
     return tuple(found)
 

@@ -170,6 +170,11 @@ def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
         cited = (*modules.not_found(snapshot), *(info.citation for info in elsewhere))
         yield Proof(f"the NVIDIA module was built for {built}, and not for the running kernel {running}", cited)
         return
+    if not others and (absent := modules.not_found(snapshot)) and _is_gone(snapshot, running):
+        if installed := [one for one in driver.packaged(snapshot) if one.is_installed]:
+            summary = f"the modules of the running kernel {running} are gone, as after an upgrade of the kernel"
+            yield Proof(summary, (*absent, *(one.citation for one in installed[:3])), "likely")
+        return
     if running and others and modules.built_for(snapshot, running) is False:
         names = ", ".join(sorted({one.kernel for one in others}))
         absent = modules.not_found(snapshot)

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import MISMATCHES, NO_DRIVER, NO_TOOLKIT
-from gpunode.diagnoses.commands import command, edited, is_path
+from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
@@ -198,11 +198,17 @@ def _archive(url: str) -> str:
 
 
 def _without(archive: str, file: str) -> tuple[str, ...]:
-    """The command that takes an archive out of a file of apt's: its lines of a list, the whole of a newer file."""
-    if file.endswith(".list"):  # /etc/apt/sources.list as well
-        return edited(_commented(archive), file) if archive else ()
-    # apt passes over files of that name without a word.
-    return (command("sudo", "mv", file, f"{file}.disabled"),) if is_path(file) else ()
+    """The command that takes an archive out of a file of apt's: its lines of a list, its paragraph of a newer file."""
+    if not archive:
+        return ()
+    # /etc/apt/sources.list as well
+    return edited(_commented(archive) if file.endswith(".list") else _switched_off(archive), file)
+
+
+def _switched_off(archive: str) -> str:
+    """The expression of sed for the paragraph alone: other archives of the file stay (sources.list(5), Enabled)."""
+    plain = archive.replace(".", r"\.")
+    return f"\\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
 
 
 def _commented(archive: str) -> str:
@@ -315,7 +321,7 @@ _OVERWRITE: Final = Pattern(
     r"|\(--unpack\): .{0,60}?['‘«„\"](?P<unpacked>/(?:usr|lib|etc|opt)/[^'’»“\"]+)['’»“\"]"
     r"|: (?P<arch>/\S+) exists in filesystem(?: \(owned by (?P<by>\S+)\))?"
 )
-_DKMS: Final = Pattern(r"\bnvidia[\w-]*dkms|nvidia-kernel-\w*dkms|Bad return status for module build|make\.log")
+_DKMS: Final = Pattern(r"\bnvidia[\w-]{0,60}dkms|Bad return status for module build|make\.log")
 
 
 def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:

@@ -106,6 +106,8 @@ _ROW_OF_OWNER: Final = Pattern(
     r"^(?P<address>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)[ :]+[^\n]{0,80}\b(?:vfio-pci|pci-stub)\b",
     re.MULTILINE | re.IGNORECASE,
 )
+# The last part of such a link, as basename leaves it.
+_BARE_OWNER: Final = Pattern(r"^(?:vfio-pci|pci-stub)$", re.MULTILINE)
 _ADDRESS: Final = Pattern(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
 
 
@@ -114,6 +116,7 @@ def _links(snapshot: Snapshot) -> Iterator[Citation]:
     known = {gpu.address for gpu in snapshot.view(pci.gpus)}
     for item in snapshot.of("listing", "text", "which"):
         lines = list(lines_with(item, _LINKED))
+        lines += lines_with(item, _BARE_OWNER) if "/driver" in item.written else ()
         lines += (one for one in lines_with(item, _ROW_OF_OWNER) if "10de" in f"{item.written} {one.line}".lower())
         for line in dict.fromkeys(lines):
             where = _ADDRESS.findall(line.line)

@@ -18,7 +18,7 @@ from gpunode.diagnoses.views import archives, driver, history, initramfs, kernel
 from gpunode.diagnoses.views.driver import Seen
 from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
-from gpunode.diagnoses.views.system import package_manager, running_kernel
+from gpunode.diagnoses.views.system import just_booted, package_manager, running_kernel
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -158,14 +158,18 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if _differs(scene) and not snapshot.view(driver.smi):
             yield PENDING, _silent(scene)
         return
-    if _initramfs_brings(snapshot, scene):
-        return  # an old copy in the initramfs: the kernel's rules tell that
+    # An old copy in the initramfs: the kernel's rules tell that.
+    if not _initramfs_brings(snapshot, scene):
+        yield _on_node(snapshot, scene)
+
+
+def _on_node(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict]:
+    """Which of the node's own mismatches it is."""
     if scene.loaded is None and (held := initramfs.holds(snapshot)):
-        yield PENDING, _of_image(scene, held)
-        return
-    ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(scene), _by_packages(snapshot, scene))
+        return PENDING, _of_image(scene, held)
+    ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(snapshot, scene), _by_packages(snapshot, scene))
     found = next((found for found in ways if found), None)
-    yield found or _newer(snapshot, scene) or (PENDING, _undecided(scene))
+    return found or _newer(snapshot, scene) or (PENDING, _undecided(scene))
 
 
 def _shown(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
@@ -471,7 +475,7 @@ def _while_loaded(scene: _Scene) -> str:
     )
 
 
-def _by_disk(scene: _Scene) -> tuple[str, Verdict] | None:
+def _by_disk(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
     """What the module on disk tells: it is new, so a reboot loads it; or it is old, and no reboot helps."""
     if scene.disk is None:
         return None
@@ -480,6 +484,8 @@ def _by_disk(scene: _Scene) -> tuple[str, Verdict] | None:
             three = (scene.loaded.version, scene.disk.version, scene.wanted.version)
             what = "{} is loaded, {} is on disk, and the libraries are of {}".format(*three)
             return PARTIAL, Proof(what, scene.cited, "likely")
+        if not scene.upgrades and (up := just_booted(snapshot)):
+            return PENDING, _since_boot(scene, up)
         what = f"the driver was upgraded to {scene.disk.version}{_while_loaded(scene)}"
         return PENDING, Proof(what, scene.cited, _who(scene), _no_partial(scene))
     if scene.wanted is not None and not _is(scene.disk.version, scene.wanted.version):
@@ -571,6 +577,13 @@ def _silent(scene: _Scene) -> Doubt:
     question = "the module on disk is not the one that is loaded: does it wait for a reboot, or did a reboot load this?"
     look = "nvidia-smi; uptime -s; grep nvidia /var/log/apt/history.log; lsinitramfs /boot/initrd.img-$(uname -r)"
     return Doubt(question, look, scene.cited, (UNATTENDED, PARTIAL, MIXED, _IMAGE))
+
+
+def _since_boot(scene: _Scene, up: tuple[Citation, ...]) -> Doubt:
+    """The node came up minutes ago and has loaded another module than the one that stands on disk."""
+    question = "was the driver upgraded in the minutes since the boot, or does the initramfs bring the old module?"
+    look = "lsinitramfs /boot/initrd.img-$(uname -r) | grep nvidia; tail /var/log/dpkg.log"
+    return Doubt(question, look, (*scene.cited, *up), (UNATTENDED, PARTIAL, _IMAGE))
 
 
 def _of_image(scene: _Scene, held: tuple[Citation, ...]) -> Doubt:

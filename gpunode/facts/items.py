@@ -123,7 +123,7 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
     said = _said(capture)
     sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
     parts = share_out(commands(capture.source), said) if sources[0].is_mixed else None
-    for source, own in (_own(source, said, sources, parts) for source in sources):
+    for source, own in (_uncounted(*_own(source, said, sources, parts)) for source in sources):
         outcome = _outcome(capture, own)
         if len(sources) > 1 and outcome == "absent" and not tells_absence(own):
             outcome = "ok"  # another of the commands said that
@@ -158,14 +158,21 @@ def _own(source: Source, text: str, sources: tuple[Source, ...], parts: Sequence
     """
     if not source.is_mixed:
         return source, text
-    if source.kind == "file" and source.subject.endswith(".json"):
+    if source.kind == "file" and source.subject.endswith(".json") and "{" in text:
         start = text.find("{")
         with suppress(ValueError, RecursionError):
-            return source, text[start : json.JSONDecoder().raw_decode(text, start)[1]] if start >= 0 else text
+            return source, text[start : json.JSONDecoder().raw_decode(text, start)[1]]
     if parts is not None and source.place < len(parts):
         part = parts[source.place]
         return replace(source, is_mixed=not part.is_alone), part.text
     return source, _without_complaints(source, text, sources)
+
+
+def _uncounted(source: Source, own: str) -> tuple[Source, str]:
+    """Lines that were counted are there, and were not shown; that there are none tells as much as their absence."""
+    if not source.is_count or not re.search(r"[1-9]", own):
+        return source, own
+    return replace(source, kind="text" if source.kind == "file" else source.kind, is_part=True), own
 
 
 def _without_complaints(source: Source, text: str, sources: tuple[Source, ...]) -> str:

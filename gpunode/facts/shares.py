@@ -348,7 +348,7 @@ def _systemctl(words: tuple[str, ...]) -> _Print:
             form=Pattern(r"^Job for|^See |^Failed to|^Created symlink|^Removed|^Warning|^Unit |^Synchron|^Executing")
         )
     if operands[:1] == ["show"]:
-        return _ANYTHING if "--value" in words else _Print(form=Pattern(r"^[A-Z]\w+="))
+        return _ANYTHING if "--value" in words else _Print(1, None, Pattern(r"^[A-Z]\w+="))
     return _ANYTHING
 
 

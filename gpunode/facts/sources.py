@@ -87,6 +87,7 @@ class Source:
         is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
         is_mixed: whether the text is that of several commands, of which this is one.
         place: which of them, in their order.
+        is_count: whether the text is the number of the lines, and not the lines.
     """
 
     kind: Kind
@@ -97,6 +98,7 @@ class Source:
     is_part: bool = False
     is_mixed: bool = False
     place: int = 0
+    is_count: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ _TEXTS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"^\w[\w.+-]*/[\w.+~:-]+(?:, [\w.+-]+, \w+)?: (?:added|built|installed)", "dkms-status"),
     (r"^(?:ii|iU|iF|rc|hi|iHR?|pn|un) {1,2}\S+ ", "packages"),
     (r"^(?:E|W|Err|Hit|Get|Ign):\d*\s|^dpkg: |^The following packages ", "package-output"),
-    (r"==+NVSMI LOG==+|^[ \t]{0,8}GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$", "nvidia-smi-q"),
+    (r"==NVSMI LOG==|^[ \t]{0,8}GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$", "nvidia-smi-q"),
     (r"\| NVIDIA-SMI |NVIDIA-SMI has failed|Failed to initialize NVML", "nvidia-smi"),
     (r"^Module +Size +Used by", "lsmod"),
     (r"^[0-9a-f:]{7,12}\.\d .*(?:controller|Bridge)", "lspci"),
@@ -401,7 +403,8 @@ def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
         return None
     patterns = [_pattern(words) for words in commands[1:] if program(words) in _GREPS]
     cut = any(program(words) in _CUTTERS for words in commands[1:]) or _begins_or_ends(head)
-    return replace(found, only=_all_of(found.only, *patterns), is_part=found.is_part or cut or _counts(commands[-1]))
+    is_count = _counts(commands[-1])
+    return replace(found, only=_all_of(found.only, *patterns), is_part=found.is_part or cut, is_count=is_count)
 
 
 def _is_silenced(words: Sequence[str]) -> bool:
@@ -776,8 +779,13 @@ def _kubectl(words: tuple[str, ...]) -> Source | None:
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
         found = _of(tuple(inner)) or _in_shell(inner)
         return replace(found, where="container") if found else Source("application", words=words, where="container")
-    if verb == "debug" and kind_of(what) in _NODES and "--" in words:
-        return _of(words[words.index("--") + 1 :]) or Source("kubernetes-node", words=words)
+    if verb == "debug" and "--" in words:
+        inner = tuple(words[words.index("--") + 1 :])
+        found = _of(inner)
+        if found is None and kind_of(what) in _NODES:
+            return Source("kubernetes-node", words=words)
+        on_node = program(inner) in {"chroot", "nsenter", "dmesg"}
+        return found if found is None or on_node else replace(found, where="container")
     if what.startswith("/api/"):
         return Source("kubernetes-node" if "/nodes/" in what else "kubernetes-pod", words=words)
     kind = kind_of(what)

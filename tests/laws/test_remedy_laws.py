@@ -121,8 +121,7 @@ def too_much(command: str) -> Iterator[str]:
                     break
                 operands.append(operand)
             yield from _removed(operands)
-        # dkms takes one version of one module.
-        if word in {"remove", "purge", "-Rns", "erase", "autoremove"} and words[number - 1] != "dkms":
+        if word in {"remove", "purge", "-Rns", "erase", "autoremove"}:
             yield from (f"packages by a pattern: {one}" for one in words[number + 1 :] if set(one) & set("*?$`"))
 
 

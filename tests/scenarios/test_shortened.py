@@ -16,6 +16,7 @@ EQUALLY_RIGHT = {
     ("device-plugin-library-not-found", "nvidia-runtime-not-default-no-runtimeclass"): _NOT_SHOWN,
     ("docker-not-restarted", "nvidia-runtime-not-registered"): _NOT_SHOWN,
     ("docker-rootless-config", "docker-not-restarted"): _NOT_SHOWN,
+    ("dpkg-unconfigured-packages", "dkms-build-no-space"): _STILL_TRUE,
     ("driver-library-mismatch-unattended-upgrade", "driver-library-mismatch-reboot-pending"): _STILL_TRUE,
     ("initramfs-stale-module", "driver-library-mismatch-reboot-pending"): _NOT_SHOWN,
     ("k3s-runtime-config-overwritten", "containerd-nvidia-runtime-missing"): _STILL_TRUE,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, lines_with
 from gpunode.diagnoses.views import system
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -16,8 +16,8 @@ from gpunode.facts.patterns import Pattern
 _FILE: Final = Pattern(r"(?<![\w/.+-])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b")
 # lsinitcpio -a names the modules alone.
 _NAMED: Final = Pattern(r"^[ \t]+(?:\S+ (?:\[explicit\])?[ \t]*)*?nvidia(?: \[explicit\])?(?=\s|$)")
-_COUNT: Final = Pattern(r"^\s*(?P<count>\d{1,4})\s*$", re.MULTILINE)
-_MKINITCPIO: Final = Pattern(r"^\s*MODULES=[(\"][^)\"\n]*\bnvidia\b", re.MULTILINE)
+_COUNT: Final = Pattern(r"^[ \t]*(?P<count>\d{1,4})[ \t]*$", re.MULTILINE)
+_MKINITCPIO: Final = Pattern(r"^[ \t]*MODULES=[(\"][^)\"\n]*\bnvidia\b", re.MULTILINE)
 
 
 _RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<release>\d[^/\s]*?)(?:\.img)?$")
@@ -75,7 +75,34 @@ def _dated(snapshot: Snapshot, *, is_copy: bool) -> Iterator[tuple[str, int, int
 
 def brings(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines that show that the initramfs has a module of its own, or is a copy that was not made anew."""
-    return holds(snapshot) or snapshot.view(stale_copy)
+    return holds(snapshot) or snapshot.view(stale_copy) or snapshot.view(loaded_from)
+
+
+def loaded_from(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which the module was loaded before the system had its own root."""
+    return next((found for item in snapshot.items if (found := _before_root(item))), ()) or _by_times(snapshot)
+
+
+_LOADING: Final = Pattern(r"NVRM: loading NVIDIA UNIX")
+_ROOT: Final = Pattern(r"\bSwitching root\b|\bswitch_root\b")
+_SINCE_BOOT: Final = Pattern(r"^\[ *(?P<at>\d{1,6}\.\d{3,6})\]")
+
+
+def _before_root(item: Item) -> tuple[Citation, ...]:
+    """In a log of both, by the order of their lines."""
+    if not (find(item, _LOADING) and find(item, _ROOT)):
+        return ()
+    loaded, switched = next(lines_with(item, _LOADING)), tuple(lines_with(item, _ROOT))[-1]
+    return (loaded, switched) if (loaded.number or 0) < (switched.number or 0) else ()
+
+
+def _by_times(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """In two, by the seconds since the boot."""
+    loaded, switched = (
+        [(float(match["at"]), line) for line in snapshot.said(pattern) if (match := _SINCE_BOOT.match(line.line))]
+        for pattern in (_LOADING, _ROOT)
+    )
+    return (loaded[0][1], switched[-1][1]) if loaded and switched and loaded[0][0] < switched[-1][0] else ()
 
 
 def _in_image(item: Item) -> Iterator[Citation]:

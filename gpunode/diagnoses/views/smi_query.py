@@ -130,8 +130,12 @@ def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
     return all(any(name == one for one in left) for name in wanted)
 
 
+# Where somebody may have put an answer without the command, into notes of his own.
+_MAY_QUOTE: Final = frozenset({"text", "nvidia-smi", "file", "application"})
+
+
 def _of(item: Item) -> Iterator[Gpu]:
-    if item.kind == "nvidia-smi-q" or (item.kind in {"text", "nvidia-smi", "file"} and find(item, _SECTIONS)):
+    if item.kind == "nvidia-smi-q" or (item.kind in _MAY_QUOTE and find(item, _SECTIONS)):
         read = _of_xml if "<gpu " in item.text or item.text.lstrip().startswith("<") else _of_listing
         found = (gpu for gpu in read(item) if any(_plain(row.path[-1]) not in _HEAD for row in gpu.rows))
         yield from (replace(gpu, bus=gpu.bus or _own_bus(gpu)) for gpu in found)

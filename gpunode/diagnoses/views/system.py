@@ -101,6 +101,15 @@ def package_manager(snapshot: Snapshot) -> PackageManager:
     return "apt"
 
 
+def is_debians(snapshot: Snapshot) -> bool:
+    """Whether the system is Debian and none of those made of it, by its name or its kernel's."""
+    known = distro(snapshot)
+    return known.id == "debian" if known else bool(_DEBIANS_KERNEL.search(running_kernel(snapshot)))
+
+
+_DEBIANS_KERNEL: Final = Pattern(r"-(?:amd64|arm64|pve)$")
+
+
 def running_kernel(snapshot: Snapshot) -> str:
     """``uname -r``; empty where nothing tells."""
     kernels = snapshot.facts.kernels
@@ -114,17 +123,36 @@ def running_kernel(snapshot: Snapshot) -> str:
     return ""
 
 
+_UP_MINUTES: Final = Pattern(r"\bup\s+(?:\d{1,2} min(?:ute)?s?\b|0:\d\d\b)")
+
+
+def just_booted(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which the node is up for less than an hour."""
+    asked = (item for item in snapshot.items if item.where == "host" and re.search(r"\b(?:uptime|w)\b", item.written))
+    return tuple(cite(item, item.number_at(match.start())) for item in asked for match in finds(item, _UP_MINUTES))
+
+
 _DF_ROW: Final = Pattern(r"^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$", re.MULTILINE)
 _NEARLY_FULL: Final = 97
 # Where modules are built and installed.
-_BUILT_IN: Final = ("/", "/var", "/usr", "/lib", "/boot")
+_BUILT_IN: Final = ("/var", "/usr", "/lib", "/boot")
 
 
 def has_room(snapshot: Snapshot) -> bool:
     """Whether ``df`` shows the file systems in which modules are built, none of them full."""
+    used = _used(snapshot)
+    return bool(used) and max(used) < _NEARLY_FULL
+
+
+def is_full(snapshot: Snapshot) -> bool:
+    """Whether ``df`` shows one of them full."""
+    return max(_used(snapshot), default=0) >= _NEARLY_FULL
+
+
+def _used(snapshot: Snapshot) -> tuple[int, ...]:
+    """How full they are, in percent."""
     rows = [match for item in snapshot.items if re.search(r"\bdf\b", item.written) for match in finds(item, _DF_ROW)]
-    ours = [row for row in rows if row["place"] in _BUILT_IN or row["place"].startswith(_BUILT_IN[1:])]
-    return bool(ours) and all(int(row["used"]) < _NEARLY_FULL for row in ours)
+    return tuple(int(row["used"]) for row in rows if row["place"] == "/" or row["place"].startswith(_BUILT_IN))
 
 
 def hostname(snapshot: Snapshot) -> str:
