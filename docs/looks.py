@@ -108,7 +108,8 @@ _SUBJECTS = (
         "Container runtimes",
         "which daemon answers, what it reads, what it runs with, what a container's runtime said",
         "docker-* snap-docker file:*daemon.json file:/root/.docker/config.json containerd-* "
-        "file:/etc/containerd/* rancher-containerd crio-* file:/etc/crio/* containers-conf* file:/etc/containers/* podman-version cri-* "
+        "file:/etc/containerd/* rancher-containerd crio-* file:/etc/crio/* containers-conf* file:/etc/containers/* "
+        "podman-version cri-* "
         "log:docker log:containerd log:crio file:*containerd*.toml* cgroup-version reloads",
     ),
     Subject(

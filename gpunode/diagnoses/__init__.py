@@ -108,7 +108,7 @@ def _verdicts(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[list[Proof],
 
 def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
     """The finding, by the node's own word where that is enough; a container's makes nothing certain."""
-    alone = hearsay.without_containers(snapshot)
+    alone = hearsay.without_containers(snapshot, of_node=rule.layer in hearsay.OF_NODE)
     if alone is snapshot:
         return _finding(rule, proofs, snapshot, bugs)
     if own := _verdicts(rule, alone, bugs)[0]:

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode import distros
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Shell, command, is_package, is_release
+from gpunode.diagnoses.commands import Shell, command, is_name, is_package, is_release
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, run, setup_step, takes_gpunode
@@ -218,6 +218,28 @@ def build_again(snapshot: Snapshot, kernel: str, prefix: tuple[str, ...] = ()) -
     build_it = command("sudo", *(by_akmods if akmods else by_dkms))
     runs = not kernel or kernel == (snapshot.view(system.running_kernel) or kernel)
     return run("rebuild", f"build the module for {kernel or 'the running kernel'}", build_it, *_load(runs=runs))
+
+
+def built_anew(snapshot: Snapshot) -> Iterator[str]:
+    """The commands that build a module that is there; autoinstall passes over what is installed."""
+    infos = [info for info in snapshot.view(modules.driver_info) if "/dkms/" in info.filename and info.version]
+    kernel = snapshot.view(system.running_kernel) or next((info.kernel for info in infos), "")
+    rows = [row for row in snapshot.view(modules.driver_builds) if row.kernel in {"", kernel}]
+    # Debian's DKMS module has the name of its file, nvidia-current.
+    built = [(info.filename.rpartition("/")[2].partition(".ko")[0], info.version) for info in infos]
+    named = [(row.module, row.version) for row in rows] or built
+    tree = next((f"{module}/{version}" for module, version in named if is_name(module) and is_release(version)), "")
+    if not tree and packages.matching(snapshot, "akmod-nvidia*"):
+        yield command("sudo", "akmods", "--force", "--rebuild", "--kernels", of_kernel(kernel))
+        return
+    for verb in ("build", "install"):
+        yield command("sudo", "dkms", verb, "--force", tree or _FIRST_TREE, "-k", of_kernel(kernel))
+
+
+# "nvidia/580.95.05, 6.1.0-40-amd64, x86_64: installed", or with a comma before the version; nvidia-fs is no driver.
+_FIRST_TREE: Final = Shell(
+    "\"$(dkms status | sed -nE 's;^(nvidia(-current|-open|-srv)*)[/, ]+([^,: ]+).*;\\1/\\3;p' | head -n 1)\""
+)
 
 
 def _load(*, runs: bool) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.commands import RUNNING_KERNEL, command, is_name, is_release
+from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, install, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -74,7 +74,7 @@ def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
         "install",
         "install the driver's modules again, so that they are built against the RDMA stack that is there",
         (
-            *_build_anew(snapshot),
+            *built_anew(snapshot),
             "sudo depmod -a",
             "sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem",
         ),
@@ -82,20 +82,10 @@ def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _dma_buf(snapshot)
 
 
-def _build_anew(snapshot: Snapshot) -> tuple[str, ...]:
-    """The commands that have DKMS build a driver that it has installed; its autoinstall passes over such a one."""
-    row = next((one for one in snapshot.view(modules.driver_builds) if is_release(one.version)), None)
-    if row is not None and is_name(row.module):
-        of = ("-m", row.module, "-v", row.version, "-k", RUNNING_KERNEL)
-        return command("sudo", "dkms", "remove", *of), command("sudo", "dkms", "install", *of)
-    each = 'sudo dkms {} -m nvidia -v "$v" -k "$(uname -r)"'
-    return (f"v=$(modinfo -F version nvidia) && {each.format('remove')} && {each.format('install')}",)
-
-
 def _other_stack(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
     text = "then build the driver's modules again, against it"
-    yield run("rebuild", text, *_build_anew(snapshot), "sudo depmod -a", "sudo modprobe nvidia_peermem")
+    yield run("rebuild", text, *built_anew(snapshot), "sudo depmod -a", "sudo modprobe nvidia_peermem")
     yield from _dma_buf(snapshot)
 
 

@@ -419,18 +419,27 @@ _INSTALLERS: Final = "kernel/drivers/video"
 _PARTS: Final = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm", "nvidia-peermem")
 
 
+_OWNER: Final[dict[system.PackageManager, str]] = {
+    "apt": "dpkg -S",
+    "dnf": "rpm -qf",
+    "zypper": "rpm -qf",
+    "pacman": "pacman -Qo",
+}
+
+
 def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
     release = of_kernel(modules.kernel_of_search(snapshot))
-    is_apt = snapshot.view(system.package_manager) == "apt"
+    asks = _OWNER[snapshot.view(system.package_manager)]
     text = "remove the files that NVIDIA's installer left, which no package owns and DKMS does not replace"
     files = (of_kernel(release, "/lib/modules/", f"/{_INSTALLERS}/{name}.ko") for name in _PARTS)
     # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names.
-    owner = 'dpkg -S "*$f"' if is_apt else 'rpm -qf "$f"'
-    each = f'[ ! -e "$f" ] || {owner} || sudo rm -v "$f"'
+    name = '"*$f"' if asks.startswith("dpkg") else '"$f"'
+    # Where the package manager is another one than it seems, nobody has said that nobody owns it.
+    each = f'[ ! -e "$f" ] || ! command -v {asks.split()[0]} || {asks} {name} || sudo rm -v "$f"'
     yield run("remove", text, f"for f in {command(*files)}; do {each}; done")
     text = "see which package owns each copy that is left; the package whose driver is not wanted is to be removed"
     find = command("find", of_kernel(release, "/lib/modules/"), "-name", "nvidia*.ko*", "-exec")
-    yield run("inspect", text, f"{find} {'dpkg -S' if is_apt else 'rpm -qf'} {{}} +")
+    yield run("inspect", text, f"{find} {asks} {{}} +")
     yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", release))
     yield rebuild_initramfs(snapshot)
     yield reboot()

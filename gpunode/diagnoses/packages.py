@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import MISMATCHES, NO_DRIVER, NO_TOOLKIT
-from gpunode.diagnoses.commands import command, edited, is_path
+from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, reboot, rebuild_initramfs, run, setup_step, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
@@ -198,11 +198,17 @@ def _archive(url: str) -> str:
 
 
 def _without(archive: str, file: str) -> tuple[str, ...]:
-    """The command that takes an archive out of a file of apt's: its lines of a list, the whole of a newer file."""
-    if file.endswith(".list"):  # /etc/apt/sources.list as well
-        return edited(_commented(archive), file) if archive else ()
-    # apt passes over files of that name without a word.
-    return (command("sudo", "mv", file, f"{file}.disabled"),) if is_path(file) else ()
+    """The command that takes an archive out of a file of apt's: its lines of a list, its paragraph of a newer file."""
+    if not archive:
+        return ()
+    # /etc/apt/sources.list as well
+    return edited(_commented(archive) if file.endswith(".list") else _switched_off(archive), file)
+
+
+def _switched_off(archive: str) -> str:
+    """The expression of sed for the paragraph alone: other archives of the file stay (sources.list(5), Enabled)."""
+    plain = archive.replace(".", r"\.")
+    return f"\\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
 
 
 def _commented(archive: str) -> str:
@@ -422,14 +428,17 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             f"{names} {'is' if len(holds) == 1 else 'are'} on hold, so the driver's packages cannot come to one version"
         )
         yield "held-or-broken-packages", Proof(what, (*holds.values(), *said), ruled_out=("a conflict of branches",))
-        return
+    elif not driver.strayed(snapshot):  # else what stands in the way is there, and no repository offers it
+        yield _offered(snapshot, said, mixed)
+
+
+def _offered(snapshot: Snapshot, said: tuple[Citation, ...], mixed: tuple[Citation, ...]) -> tuple[str, Verdict]:
+    """Which repository's packages do not fit those that are installed."""
     if lines := (_differing(snapshot) or mixed):
-        yield "mixed-repo-packages", Proof(_mixed_summary(snapshot), (*lines, *said))
-        return
+        return "mixed-repo-packages", Proof(_mixed_summary(snapshot), (*lines, *said))
     if foreign := snapshot.said(_FOREIGN):
         what = "the driver's packages come from a repository for another release than this one, with a newer C library"
-        yield "mixed-repo-packages", Proof(what, (*foreign, *said))
-        return
+        return "mixed-repo-packages", Proof(what, (*foreign, *said))
     old = _other_branch(snapshot)
     what = "the packages asked for cannot stand beside those that are installed"
     if old:
@@ -439,7 +448,7 @@ def _dependencies(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     ruled_out = ("a hold: apt-mark shows none",) if none else ()
     certain = bool(old) or none or snapshot.says(_HELD_SAID)
     cited = (*said, *(one.citation for one in old))
-    yield "held-or-broken-packages", Proof(what, cited, "certain" if certain else "likely", ruled_out)
+    return "held-or-broken-packages", Proof(what, cited, "certain" if certain else "likely", ruled_out)
 
 
 def _shows_no_holds(snapshot: Snapshot) -> bool:

@@ -152,7 +152,9 @@ def with_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:
         place = f"/etc/default/grub.d/{argument.replace('=', '-').replace('.', '-')}.cfg"
         line = command("echo", f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {argument}"')
         return "sudo mkdir -p /etc/default/grub.d", f"{line} | {command('sudo', 'tee', place)}", _GRUB[manager]
-    return *edited(f'/^GRUB_CMDLINE_LINUX_DEFAULT=/s/"$/ {argument}"/', "/etc/default/grub"), _GRUB[manager]
+    plain = argument.replace(".", r"\.")
+    once = f'/^GRUB_CMDLINE_LINUX_DEFAULT=/{{/[" ]{plain}[" ]/!s/"$/ {argument}"/}}'
+    return *edited(once, "/etc/default/grub"), _GRUB[manager]
 
 
 def without_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import kube, nested
+from gpunode.diagnoses.views import kube, nested, pci
 from gpunode.facts.patterns import Pattern
 
 _INSUFFICIENT: Final = Pattern(rf"Insufficient (?P<resource>{kube.RESOURCE})", re.IGNORECASE)
@@ -209,6 +209,61 @@ def _capacity_line(snapshot: Snapshot, node: kube.Node) -> Iterator[Citation]:
                     return
 
 
+# Labels that are missing.
+
+# What the chart of the device plugin wants a node to have, any of them; the operator looks for the labels of PCI too.
+_MARKS_GPU: Final = Pattern(
+    r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
+)
+_FINDS_NO_NODE: Final = Pattern(
+    r"No GPU node in the cluster|Number of nodes with GPU label[\"',\s{}]*NodeCount[\"':\s]*0\b"
+    r"|Could not get any nodes to match nvidia\.com/gpu\.present|did you run the node feature discovery"
+    r"|\bNFDLabelsMissing\b|No NFD labels found"
+)
+_EVERY_NODE: Final = Pattern(r"kubernetes\.io/(?:arch|os|hostname)$")
+
+
+def _unlabelled(snapshot: Snapshot) -> Iterator[Verdict]:
+    """No node has a label that leads the device plugin, or the operator's daemon sets, to it."""
+    daemons = [one for one in snapshot.view(kube.daemons) if _is_gpu_daemon(one.name) and "nfd" not in one.name]
+    daemons = [one for one in daemons if "node-feature-discovery" not in one.name]
+    idle = tuple(one.citation for one in daemons if one.desired == 0)
+    said = kube.said(snapshot, _FINDS_NO_NODE, "GPU node", "GPU label", "gpu.present", "feature discovery", "NFD")
+    is_kept_off = any(_OF_GPUS.search(key) for key, _ in _own_taints(snapshot))
+    if pci.has_gpu(snapshot) is False or is_kept_off or any(one.desired for one in daemons) or not (idle or said):
+        return
+    shown = [node for node in snapshot.view(kube.nodes) if any(map(_EVERY_NODE.search, node.labels))]
+    if any(_is_marked(node) for node in shown):
+        return
+    labels = tuple(dict.fromkeys(next(iter(node.labels.values())) for node in shown))
+    summary = "no node has a label that marks it as one with a GPU, so the device plugin is wanted on none"
+    if shown or said:
+        ruled_out = ("a taint: the nodes have none of GPUs",) if shown else ()
+        yield Proof(summary, (*idle, *said, *labels), "certain" if shown and idle else "likely", ruled_out)
+        return
+    question = "the device plugin is wanted on no node: has a node the label that it looks for, or a taint against it?"
+    look_at = "kubectl get nodes --show-labels; kubectl describe node | grep -A3 Taints"
+    yield Doubt(question, look_at, idle, ("pod-missing-gpu-toleration",))
+
+
+def _is_marked(node: kube.Node) -> bool:
+    marks = (name for name in node.labels if _MARKS_GPU.fullmatch(name))
+    return any(node.values.get(name, "true") in {"true", "NVIDIA", ""} for name in marks)
+
+
+def _label(snapshot: Snapshot) -> Iterable[Fix]:
+    shown = [node.name for node in snapshot.view(kube.nodes) if node.name]
+    name = node_word(shown[0] if len(set(shown)) == 1 else "")
+    text = "mark the node that has the GPU; every daemon set of NVIDIA's that looks for this label is led there"
+    yield run(
+        "configure", text, command("kubectl", "label", "node", name, "nvidia.com/gpu.present=true", "--overwrite")
+    )
+    text = "have feature discovery set it: gfd.enabled=true in the plugin's chart, nfd.enabled=true in the operator's"
+    yield by_hand("install", text, when="more nodes will come")
+    show = "kubectl get daemonsets -A | grep -i nvidia"
+    yield run("inspect", "see that pods are wanted now", show)
+
+
 # Nested nodes.
 
 _NO_GPU_INSIDE: Final = Pattern(
@@ -366,6 +421,32 @@ FAMILY: Final = Family(
                 )
             ),
             remedy=_register,
+        ),
+        Rule(
+            cause="gpu-node-not-labelled",
+            layer="kubernetes",
+            storey="kubernetes",
+            severity="error",
+            disruption="none",
+            title="no label leads the device plugin to the GPU node",
+            story=(
+                "The device plugin's chart (since 0.15) and the GPU operator want their pods on nodes with a label "
+                "alone: nvidia.com/gpu.present=true, or what node feature discovery writes of NVIDIA's PCI devices. "
+                "Where discovery does not run, cannot reach its master, or writes its labels in another form (with the "
+                "PCI class: pci-0300_10de), no node has it. Nothing fails then: the daemon set wants 0 pods, there is "
+                "no event, and pods that ask for a GPU wait for ever."
+            ),
+            sources=(
+                f"{DEVICE_PLUGIN}/issues/315",
+                f"{DEVICE_PLUGIN}/issues/708",
+                f"{DEVICE_PLUGIN}/issues/1213",
+                "https://github.com/NVIDIA/gpu-operator/issues/423",
+                "https://github.com/NVIDIA/gpu-operator/issues/607",
+                "https://github.com/NVIDIA/nvkind/issues/20",
+            ),
+            check=_unlabelled,
+            remedy=_label,
+            explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
         ),
         Rule(
             cause="nested-node-config-not-applied",

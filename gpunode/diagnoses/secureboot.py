@@ -15,8 +15,8 @@ from typing import Final
 
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.addresses import DRIVER_README
-from gpunode.diagnoses.commands import Shell, command, is_name, is_path, is_release
-from gpunode.diagnoses.commands import kernel as of_kernel
+from gpunode.diagnoses.build import built_anew
+from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
@@ -255,29 +255,8 @@ def _sign(snapshot: Snapshot) -> Iterable[Fix]:
     }
     maker = makers.get(certificate, "sudo kmodgenca -a" if "akmods" in certificate else "sudo dkms generate_mok")
     yield run("configure", "make a key of this machine for signing modules, where there is none yet", maker)
-    yield run("rebuild", "build the module again, so that it is signed", *_builds(snapshot))
+    yield run("rebuild", "build the module again, so that it is signed", *built_anew(snapshot))
     yield from _enrol(snapshot)
-
-
-def _builds(snapshot: Snapshot) -> Iterator[str]:
-    infos = [info for info in snapshot.view(modules.driver_info) if "/dkms/" in info.filename and info.version]
-    kernel = snapshot.view(system.running_kernel) or next((info.kernel for info in infos), "")
-    rows = [row for row in snapshot.view(modules.driver_builds) if row.kernel in {"", kernel}]
-    # Debian's DKMS module has the name of its file, nvidia-current.
-    built = [(info.filename.rpartition("/")[2].partition(".ko")[0], info.version) for info in infos]
-    named = [(row.module, row.version) for row in rows] or built
-    tree = next((f"{module}/{version}" for module, version in named if is_name(module) and is_release(version)), "")
-    if not tree and packages.matching(snapshot, "akmod-nvidia*"):
-        yield command("sudo", "akmods", "--force", "--rebuild", "--kernels", of_kernel(kernel))
-        return
-    for verb in ("build", "install"):
-        yield command("sudo", "dkms", verb, "--force", tree or _FIRST_TREE, "-k", of_kernel(kernel))
-
-
-# "nvidia/580.95.05, 6.1.0-40-amd64, x86_64: installed", or with a comma before the version.
-_FIRST_TREE: Final = Shell(
-    "\"$(dkms status | sed -n 's/^\\(nvidia[a-z-]*\\)[\\/,] *\\([^,:]*\\).*/\\1\\/\\2/p' | head -1)\""
-)
 
 
 _KERNEL: Final = "https://www.kernel.org/doc/html/latest/admin-guide/module-signing.html"

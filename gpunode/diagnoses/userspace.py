@@ -15,7 +15,7 @@ from gpunode.diagnoses.model import Citation, Confidence, Disruption, Doubt, Fam
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, frameworks, inside, kernel, loader, modules, packages, pci, smi_query
-from gpunode.diagnoses.views.system import is_wsl, package_manager
+from gpunode.diagnoses.views.system import is_debians, is_wsl, package_manager
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -200,6 +200,10 @@ def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("inspect", "see that it works", "nvidia-smi")
 
 
+# Ubuntu's packages have the branch in their names; the module on disk tells it.
+_OF_MODULES_BRANCH: Final = (
+    'v=$(modinfo -F version nvidia | cut -d. -f1); sudo apt-get install "nvidia-utils-$v" "libnvidia-compute-$v"'
+)
 _USER_SIDE: Final = {
     "dnf": ("nvidia-driver-cuda", "nvidia-driver-cuda-libs"),
     "zypper": ("nvidia-compute-utils-G06",),
@@ -213,8 +217,13 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
         kernel = (*driver.kernel_side(snapshot), *driver.headless(snapshot))
         names = {re.sub(r".*-(\d{3}(?:-server)?)(?:-open)?(?:-.*)?$", r"\1", one.name) for one in kernel}
         branch = next((name for name in sorted(names) if name[:3].isdigit()), "")
-        wanted = (f"nvidia-utils-{branch}", f"libnvidia-compute-{branch}") if branch else ("nvidia-smi", "libcuda1")
-        yield install(snapshot, "install the user side of the same branch", *wanted)
+        text = "install the user side of the same branch"
+        if branch:
+            yield install(snapshot, text, f"nvidia-utils-{branch}", f"libnvidia-compute-{branch}")
+        elif is_debians(snapshot):
+            yield install(snapshot, text, "nvidia-smi", "libcuda1")
+        else:
+            yield run("install", text, _OF_MODULES_BRANCH)
     else:
         yield install(snapshot, "install the user side of the same version", *_USER_SIDE[manager])
     yield run("rebuild", "let the loader find it", "sudo ldconfig")

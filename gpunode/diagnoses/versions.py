@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
-from gpunode.diagnoses.commands import command
+from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -126,6 +126,7 @@ def _said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
         citation
         for item in snapshot.items
         if item.where == "host" and item.kind not in {"file", "packages", "container-inspect"}
+        if not driver.is_beside_container(snapshot, item)
         for citation in lines_with(item, _MISMATCH)
         if item.kind not in driver.CONTAINED or _ASKED_ON_NODE.search(item.text)
     )
@@ -157,14 +158,18 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if _differs(scene) and not snapshot.view(driver.smi):
             yield PENDING, _silent(scene)
         return
-    if _initramfs_brings(snapshot, scene):
-        return  # an old copy in the initramfs: the kernel's rules tell that
+    # An old copy in the initramfs: the kernel's rules tell that.
+    if not _initramfs_brings(snapshot, scene):
+        yield _on_node(snapshot, scene)
+
+
+def _on_node(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict]:
+    """Which of the node's own mismatches it is."""
     if scene.loaded is None and (held := initramfs.holds(snapshot)):
-        yield PENDING, _of_image(scene, held)
-        return
+        return PENDING, _of_image(scene, held)
     ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(snapshot, scene), _by_packages(snapshot, scene))
     found = next((found for found in ways if found), None)
-    yield found or _newer(snapshot, scene) or (PENDING, _undecided(scene))
+    return found or _newer(snapshot, scene) or (PENDING, _undecided(scene))
 
 
 def _shown(snapshot: Snapshot, scene: _Scene) -> tuple[str, Verdict] | None:
@@ -634,8 +639,8 @@ def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
         yield by_hand("configure", "keep the driver out of automatic updates: zypper addlock, or IgnorePkg of pacman")
     else:
         text = "keep the driver out of automatic updates"
-        line = r"sudo sed -i.bak '/^\[base\]/a excludepkgs=*nvidia*' /etc/dnf/automatic.conf"
-        yield run("configure", text, line)
+        once = r"/^excludepkgs=\*nvidia\*$/d; /^\[base\]/a excludepkgs=*nvidia*"
+        yield run("configure", text, *edited(once, "/etc/dnf/automatic.conf"))
 
 
 def _complete(snapshot: Snapshot) -> Iterable[Fix]:

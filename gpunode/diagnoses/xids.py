@@ -163,9 +163,30 @@ def _page_faults(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             )
             places = tuple(dict.fromkeys((*proof.citations, *citations)))
             yield "xid-31-driver-regression", Proof(proof.summary, places, "likely", gpu=proof.gpu, at=proof.at)
+        elif _is_of_desktop(incident):
+            yield "xid-31-mmu-fault", _whose(incident)
         else:
             proof = faults.proof(incident, confidence="likely", severity=_weight(snapshot, incident))
             yield "xid-31-mmu-fault", proof
+
+
+# Programs that draw, which everybody runs and nobody who runs them wrote.
+_DRAWS: Final = Pattern(
+    r"^(?:mpv|vlc|obs|totem|Xorg|Xwayland|kwin|plasmashell|gnome-shell|mutter|sway|Hyprland|firefox|chrom|brave|electron"
+    r"|steam|blender|vulkan)",
+    re.IGNORECASE,
+)
+
+
+def _is_of_desktop(incident: faults.Incident) -> bool:
+    return bool(incident.root.xid and _DRAWS.match(incident.root.xid.process))
+
+
+def _whose(incident: faults.Incident) -> Doubt:
+    said = incident.root.xid
+    question = f"{said.process if said else 'a program'} met a page fault (Xid 31): by its own bug, or by the driver's?"
+    look_at = "/var/log/apt/history.log, or its like, for an upgrade before the first of them; sudo dmesg | grep Xid"
+    return Doubt(question, look_at, incident.citations, ("xid-31-driver-regression",))
 
 
 # A person's word on two releases on one machine.

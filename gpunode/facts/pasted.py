@@ -48,15 +48,50 @@ def from_json(text: str, place: str) -> Evidence:
         rows = rows.get("evidence")
     if not isinstance(rows, list):
         raise UsageError(f"{place} is JSON, but no list", hint=_SHAPE)
-    return evidence(tuple(_row(row, number, place)) for number, row in enumerate(rows, 1))
+    return evidence(tuple(_row(row, number, place, text)) for number, row in enumerate(rows, 1))
 
 
-def _row(row: object, number: int, place: str) -> Iterator[str]:
-    for name in ("source", "text"):
-        value = row.get(name) if isinstance(row, dict) else None
-        if not isinstance(value, str):
-            raise UsageError(f"{place}: entry {number} has no {name} that is text", hint=_SHAPE)
+# What people call the two, and how they write a text: as it is, as its lines, as the object that a command printed.
+_NAMES: Final = {
+    "source": ("source", "command", "cmd", "path", "file", "name"),
+    "text": ("text", "output", "stdout", "content"),
+}
+
+
+def _row(row: object, number: int, place: str, whole: str) -> Iterator[str]:
+    if isinstance(row, str):
+        yield from (_UNNAMED, row)
+        return
+    for name, others in _NAMES.items():
+        found = [row[other] for other in others if other in row] if isinstance(row, dict) else []
+        if not found or (value := _as_text(found[0])) is None:
+            where = f"{place}, line {_line_of(whole, number)}"
+            raise UsageError(f"{where}: entry {number} has no {name} that is text", hint=_SHAPE)
         yield value
+
+
+def _as_text(value: object) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    return json.dumps(value, indent=1, ensure_ascii=False) if isinstance(value, dict | list) and value else None
+
+
+def _line_of(whole: str, number: int) -> int:
+    """The line in which entry ``number`` of the list begins; the list's own where another list stands before it."""
+    decoder = json.JSONDecoder()
+    begin = at = whole.find("[", whole.find('"evidence"') if whole.lstrip().startswith("{") else 0)
+    try:
+        for _ in range(number - 1):
+            at = whole.index(",", decoder.raw_decode(whole, _after_blank(whole, at + 1))[1])
+    except ValueError:
+        return whole.count("\n", 0, begin) + 1
+    return whole.count("\n", 0, _after_blank(whole, at + 1)) + 1
+
+
+def _after_blank(text: str, at: int) -> int:
+    return len(text) - len(text[at:].lstrip())
 
 
 def from_text(text: str, name: str = "") -> Evidence:
@@ -125,7 +160,7 @@ def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
     text = cut_lines(text)
     typed = _typed(text) if len(text) <= _TRANSCRIPT else []
     if not typed:
-        yield source, text
+        yield from _files(source, text)
         return
     is_inside = recognise(source).where == "container"
     if text[: typed[0].start()].strip():
@@ -139,6 +174,22 @@ def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
         is_mended = is_mended or (changes_state(kind) and not said.strip())
         inside = " (in the container)" if is_inside or _OF_CONTAINER.search(match["place"] or "") else ""
         yield f"{match['command']}{inside}", said
+
+
+# What head and tail write before each of several files.
+_FILE: Final = Pattern(r"^==> (?P<path>/\S+) <==$\n?", re.MULTILINE)
+
+
+def _files(source: str, text: str) -> Iterator[tuple[str, str]]:
+    """The piece, split into the files that head or tail showed in it."""
+    starts = list(_FILE.finditer(text)) if len(text) <= _TRANSCRIPT else []
+    if not starts or text[: starts[0].start()].strip():
+        yield source, text
+        return
+    reader = "head " if recognise(source).is_part else ""
+    for match, after in zip(starts, (*starts[1:], None), strict=True):
+        said = text[match.end() : after.start() if after is not None else len(text)]
+        yield f"{reader}{match['path']}", said.strip("\n")
 
 
 # Docker names a container so, and a shell in it shows that as its host.

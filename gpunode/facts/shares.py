@@ -188,6 +188,7 @@ _MODPROBE: Final = Pattern(r"^(?:insmod|rmmod|builtin|install|modprobe:|libkmod:
 _KERNEL: Final = Pattern(r"^\[ *\d|^\[[A-Z]\w\w |\bkernel: |^<\d>|NVRM: |nouveau|nvidia|: |^-- ", re.IGNORECASE)
 _GPU: Final = Pattern(r"^GPU \d+: |^MIG |No devices|NVML|NVIDIA-SMI|[Uu]nable to determine")
 _CACHE: Final = Pattern(r"=>|libs found in cache|^Cache generated")
+_HOLDERS: Final = Pattern(r"^/\S+:|\bPID\b|^\S+\s+\d+\s")
 _FIELDS: Final[Mapping[str, Pattern]] = {
     "version": _VERSION,
     "license": Pattern(r"^(?:NVIDIA|Dual MIT/GPL|GPL\b.*|Proprietary)$"),
@@ -439,6 +440,7 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], _Print]]] = {
     "systemctl": _systemctl,
     "nvidia-smi": _smi,
     **dict.fromkeys(("ls", "ll"), _ls),
+    **dict.fromkeys(("fuser", "lsof"), _each(_HOLDERS)),
     "find": _find,
     "stat": _stat,
     "readlink": _readlink,

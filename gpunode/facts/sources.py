@@ -136,6 +136,7 @@ _SHELL: Final = frozenset({"do", "then", "if", "else", "!", "{", "("})
 _SHELLS: Final = frozenset(
     {"sh", "bash", "zsh", "su", "ssh", "ansible", "pdsh", "clush", "parallel-ssh", "pssh", "salt", "xargs", "chroot"}
 )
+_GREPS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
 _CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "cut"})
 _READERS: Final = frozenset({"cat", "less", "more", "head", "tail", "zcat", "bat", "batcat", "nl", "xxd", "strings"})
 _CONTAINERS: Final = frozenset(
@@ -268,7 +269,23 @@ def _unwrapped(source: str) -> tuple[str, Where, bool]:
     if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
         where = "container" if _INSIDE.search(label[0]) else where
         written = written[label.end() :]
+    quoted = _QUOTED.search(written)
+    # Behind a command, such quotes are the shell's own.
+    if (
+        quoted
+        and not _by_commands(written.partition("`")[0])
+        and _by_commands(inner := quoted["command"] or quoted["said"])
+    ):
+        written = inner
     return written, where, is_part
+
+
+# "output of nvidia-smi -q", "Result from `dkms status`", "`lsmod` says".
+_QUOTED: Final = Pattern(
+    r"^[^`\n]{0,60}`(?P<command>[^`\n]{2,200})`[^`\n]{0,40}$"
+    r"|^(?:the )?(?:output|result|answer)s? (?:of|from):? (?P<said>\S.*)$",
+    re.IGNORECASE,
+)
 
 
 # "root@gpu1:/etc/crio/crio.conf.d# cat 99-nvidia.conf".
@@ -336,7 +353,7 @@ def _by_commands(source: str) -> tuple[Source, ...]:
     found = tuple(
         replace(one, place=place) for place, (_, pipeline) in enumerate(every) if (one := _by_pipeline(pipeline))
     )
-    return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
+    return tuple(replace(one, is_mixed=True) for one in found) if len(every) > 1 else found
 
 
 def _in_order(source: str) -> list[tuple[str, list[list[str]]]]:
@@ -349,10 +366,22 @@ def _handed(pipeline: list[list[str]]) -> list[list[list[str]]]:
     """The pipeline, or each of those that one of its words, in quotes, hands to another shell."""
     if (found := _by_pipeline(pipeline)) is not None and found.kind != "text":
         return [pipeline]
-    words = _plain(pipeline[0])
-    handed = next((word for word in reversed(words[1:]) if " " in word), "") if program(words) in _SHELLS else ""
-    inner = [one for _, one in _in_order(handed)]
+    inner = [one for _, one in _in_order(_line_handed(_plain(pipeline[0])))]
     return inner if any(map(_by_pipeline, inner)) else [pipeline]
+
+
+def _line_handed(words: Sequence[str]) -> str:
+    """The command line that is one of the words, which a shell takes; empty without."""
+    if program(words) not in _SHELLS:
+        return ""
+    return _value(words, "-c") or next((word for word in reversed(words[1:]) if " " in word), "")
+
+
+def _in_shell(words: Sequence[str]) -> Source | None:
+    """What the one command shows that a shell in a container is handed."""
+    start = next((index for index, word in enumerate(words) if program((word,)) in _SHELLS), None)
+    found = _by_commands(_line_handed(words[start:])) if start is not None else ()
+    return found[0] if len(found) == 1 else None
 
 
 def _one_by_one(pipeline: list[list[str]]) -> list[list[list[str]]]:
@@ -376,26 +405,45 @@ def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
     found = _of(head) if head else None
     if found is None:
         return None
-    patterns = [_pattern(words) for words in commands[1:] if program(words) in _SEEKERS]
-    cut = any(program(words) in _CUTTERS for words in commands[1:]) or program(head) in {"head", "tail"}
-    only = "|".join(pattern for pattern in (found.only, *patterns) if pattern)
-    return replace(found, only=only, is_part=found.is_part or cut, is_count=_counts(commands[-1]))
+    if found.kind == "file" and _is_silenced(pipeline[-1]):
+        return None
+    patterns = [_pattern(words) for words in commands[1:] if program(words) in _GREPS]
+    cut = any(program(words) in _CUTTERS for words in commands[1:]) or _begins_or_ends(head)
+    is_count = _counts(commands[-1])
+    return replace(
+        found, only=_all_of(found.only, *patterns), is_part=found.is_part or cut or is_count, is_count=is_count
+    )
+
+
+def _is_silenced(words: Sequence[str]) -> bool:
+    """Whether what the command says goes nowhere, so that only its status is seen."""
+    into = (index for index, word in enumerate(words[:-1]) if word == ">" and words[index - 1] != "2")
+    return any(words[index + 1] == "/dev/null" for index in into)
+
+
+def _all_of(*patterns: str) -> str:
+    """One pattern for what every one of them lets through."""
+    given = [pattern for pattern in patterns if pattern]
+    return given[0] if len(given) == 1 else "".join(f"(?=.*(?:{pattern}))" for pattern in given)
+
+
+def _begins_or_ends(words: Sequence[str]) -> bool:
+    """Whether it shows the beginning or the end of something; ``tail -n +1`` shows the whole of several files."""
+    return program(words) in {"head", "tail"} and not any(re.fullmatch(r"(?:-n)?\+[01]", word) for word in words)
 
 
 def _counts(words: Sequence[str]) -> bool:
-    """Whether the command prints how many lines there are."""
+    """Whether it prints how many lines there are in place of them."""
+    options = [word for word in words[1:] if word.startswith("-")]
     if program(words) == "wc":
         return True
-    return program(words) in _SEEKERS and any(re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in words[1:])
-
-
-_SEEKERS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
+    return program(words) in _GREPS and any(re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in options)
 
 
 def _pipelines(source: str) -> list[tuple[str, list[list[str]]]]:
     """The words of every command of every pipeline in a line of shell, and the sign that stands before the pipeline."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
-    source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
+    source = _without_comment(source).replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
     words = _words(source)
     pipelines: list[tuple[str, list[list[str]]]] = [("", [[]])]
     for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
@@ -417,6 +465,18 @@ def _expanded(word: str) -> list[str]:
     """The paths that a shell makes of one with a choice in braces."""
     match = _BRACES.fullmatch(word)
     return [match["before"] + one + match["after"] for one in match["choices"].split(",")] if match else [word]
+
+
+def _without_comment(line: str) -> str:
+    """A line of shell without the words behind a number sign that is not in quotes."""
+    for match in _COMMENT.finditer(line):
+        before = line[: match.start()]
+        if before.count('"') % 2 == 0 and before.count("'") % 2 == 0:
+            return before
+    return line
+
+
+_COMMENT: Final = Pattern(r"\s#\s")
 
 
 def _words(source: str) -> list[str]:
@@ -442,6 +502,8 @@ def _plain(words: Sequence[str]) -> tuple[str, ...]:
         rest[0] in _BEFORE or rest[0] in _SHELL or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0]) or rest[0].startswith("-")
     ):
         rest.pop(0)
+    if "<" in rest[1:-1] and (program(rest) in _READERS | {"jq", "yq"} or "json.tool" in rest):
+        rest = [*rest[: rest.index("<")], rest[rest.index("<") + 1]]
     for sign in (">", ">>", "<", ">&", "2"):
         if sign in rest[1:]:
             rest = rest[: rest.index(sign, 1)]
@@ -454,13 +516,33 @@ def program(words: Sequence[str]) -> str:
 
 
 def _pattern(words: Sequence[str]) -> str:
-    """What a grep leaves over, as a regular expression; empty where it takes lines away (-v) or adds them (-A)."""
-    options = [word for word in words[1:] if word.startswith("-")]
-    plain = [word for word in words[1:] if not word.startswith("-")]
-    if any(re.fullmatch(r"-\w*v\w*|--invert-match", option) for option in options) or not plain:
+    """What a grep leaves over, as a regular expression; empty where it takes lines away (-v) or lets all through."""
+    options, patterns, _ = _asked(words)
+    if any(re.fullmatch(r"-\w*v\w*|--invert-match", option) for option in options) or _ALL & set(patterns):
         return ""
-    chosen = [word for before, word in pairwise(words) if before in {"-e", "--regexp"}]
-    return "|".join(chosen or plain[:1]).replace(r"\|", "|")
+    return "|".join(patterns).replace(r"\|", "|")
+
+
+_ALL: Final = frozenset({".", "", "^", ".*"})
+
+
+def _asked(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """A grep's options, patterns and files."""
+    options, patterns, plain = list[str](), list[str](), list[str]()
+    rest = iter(words[1:])
+    for word in rest:
+        if re.fullmatch(r"-\w*e|--regexp", word):
+            options.append(word)
+            patterns.append(next(rest, ""))
+        elif word.startswith(("-e", "--regexp=")):
+            patterns.append(word.removeprefix("--regexp=").removeprefix("-e"))
+        elif re.fullmatch(r"-\w*[ABCmf]", word):
+            options += [word, next(rest, "")]
+        elif word.startswith("-") and len(word) > 1:
+            options.append(word)
+        else:
+            plain.append(word)
+    return (options, patterns, plain) if patterns else (options, plain[:1], plain[1:])
 
 
 def _operands(words: Sequence[str]) -> list[str]:
@@ -494,8 +576,12 @@ def _of(words: tuple[str, ...]) -> Source | None:
     if name in _READERS:
         path = next((word for word in reversed(words[1:]) if "/" in word or "." in word), "")
         return _file(path) if path else None
-    if name in {"grep", "egrep", "zgrep", "rg"}:
+    if name in _GREPS:
         return _grep(words)
+    if name in _EXCERPTERS:
+        return _excerpt(words)
+    if shown := _formatted(words):
+        return shown
     reader = _PROGRAMS.get(name)
     if reader is None and _OWN_PROGRAM.fullmatch(words[0]):
         return Source("application", words=words)
@@ -503,18 +589,39 @@ def _of(words: tuple[str, ...]) -> Source | None:
     return found if found is None or found.words else replace(found, words=words)
 
 
+# They show lines, or columns, of the file that they are given last.
+_EXCERPTERS: Final = frozenset({"sed", "awk", "gawk", "cut", "tac", "sort", "column"})
+
+
+def _excerpt(words: tuple[str, ...]) -> Source | None:
+    path = words[-1] if len(words) > 1 and re.fullmatch(r"~?/\S+", words[-1]) else ""
+    script = next((word for word in words[1:] if word[:1] == "/" and word != path), "")
+    picked = re.match(r"/([^/]+)/", script) if program(words) in {"awk", "gawk"} else None
+    return replace(_file(path), words=words, only=picked[1] if picked else "", is_part=True) if path else None
+
+
+def _formatted(words: tuple[str, ...]) -> Source | None:
+    """The JSON file that ``jq .``, or Python's tool for it, writes out anew."""
+    name, path = program(words), words[-1]
+    plain = [word for word in words[1:] if word[:1] != "-"]
+    is_whole = plain[:-1] == ["."] if name in {"jq", "yq"} else words[1:3] == ("-m", "json.tool")
+    is_one = name in {"jq", "yq"} or name.startswith("python")
+    return _file(path) if is_one and is_whole and "/" in path else None
+
+
 # A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
 _OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S+/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
 
 
 def _grep(words: tuple[str, ...]) -> Source | None:
-    plain = [word for word in words[1:] if not word.startswith("-")]
-    if len(plain) < 2:
+    options, patterns, files = _asked(words)
+    if not files or not patterns:
         return None
-    found = _file(plain[1])
-    listing = any(re.fullmatch(r"-\w*[lL]\w*", word) for word in words[1:])
-    if listing or any(re.fullmatch(r"-\w*r\w*", word, re.IGNORECASE) for word in words[1:]):
-        return Source("listing", plain[1], words, only=plain[0])
+    found = _file(files[0])
+    names_files = any(re.fullmatch(r"-\w*[lLrRH]\w*|--recursive", word) for word in options)
+    # Of several files it writes before each line in which it stands.
+    if names_files or (found.kind == "file" and (len(files) > 1 or "*" in files[0])):
+        return Source("listing", files[0], words, only="|".join(patterns))
     return replace(found, words=words, only=_pattern(words))
 
 
@@ -531,7 +638,7 @@ _LOG: Final = Pattern(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
 
 
 def _by_path(source: str) -> Source | None:
-    first = source.split()[0] if source.split() else ""
+    first = source.split()[0].rstrip(",;:") if source.split() else ""
     if first.startswith("/") or re.fullmatch(r"~?[\w.-]*/[\w./*-]+|[\w-]+\.(?:log|conf|toml|ya?ml|json)", first):
         return _file(first)
     return None
@@ -658,7 +765,7 @@ def _container(words: tuple[str, ...]) -> Source | None:
     if verb == "exec":
         inner = words[words.index("exec") + 1 :]
         after = [index for index, word in enumerate(inner) if program((word,)) in _PROGRAMS]
-        found = _of(tuple(inner[after[0] :])) if after else None
+        found = _of(tuple(inner[after[0] :])) if after else _in_shell(inner)
         return replace(found, where="container") if found else Source("container-run", words=words, where="container")
     by_verb: dict[str, Kind] = {
         "info": "docker-info",
@@ -678,21 +785,31 @@ def _kubectl(words: tuple[str, ...]) -> Source | None:
         return Source("kubernetes-log", what.removeprefix("pod/"), words, where="container")
     if verb == "exec":
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
-        found = _of(tuple(inner))
+        found = _of(tuple(inner)) or _in_shell(inner)
         return replace(found, where="container") if found else Source("application", words=words, where="container")
     if verb == "debug" and "--" in words:
         inner = tuple(words[words.index("--") + 1 :])
         found = _of(inner)
+        if found is None and kind_of(what) in _NODES:
+            return Source("kubernetes-node", words=words)
         on_node = program(inner) in {"chroot", "nsenter", "dmesg"}
         return found if found is None or on_node else replace(found, where="container")
     if what.startswith("/api/"):
         return Source("kubernetes-node" if "/nodes/" in what else "kubernetes-pod", words=words)
-    kind = what.split("/")[0].lower()
-    if kind in {"node", "nodes", "no"}:
+    kind = kind_of(what)
+    if kind in _NODES:
         return Source("kubernetes-node", words=words)
     if kind in {"pod", "pods", "po"}:
         return Source("kubernetes-pod", operands[2] if len(operands) > 2 else "", words)
     return Source("kubernetes", what, words)
+
+
+_NODES: Final = frozenset({"node", "nodes", "no"})
+
+
+def kind_of(what: str) -> str:
+    """The kind of object in kubectl's word for one: ``node`` of ``node/gpu1``."""
+    return what.split("/")[0].lower()
 
 
 def _dkms(words: tuple[str, ...]) -> Source:
@@ -728,7 +845,7 @@ def _dpkg_query(words: tuple[str, ...]) -> Source:
 
 
 def _rpm(words: tuple[str, ...]) -> Source:
-    flags = "".join(word for word in words[1:] if word.startswith("-"))
+    flags = "".join(word for word in words[1:] if re.match(r"-\w", word))
     if "f" in flags and "q" in flags:
         return Source("package-owner", words=words, subject=next(iter(_operands(words)), ""))
     return Source("packages" if "q" in flags else "package-output", words=words)
@@ -759,8 +876,16 @@ def _application(words: tuple[str, ...]) -> Source:
 
 
 def _ssh(words: tuple[str, ...]) -> Source | None:
-    after = [index for index, word in enumerate(words[1:], 1) if program((word,)) in _PROGRAMS]
+    known = _PROGRAMS.keys() | _READERS | _GREPS
+    after = [index for index, word in enumerate(words[1:], 1) if program((word,)) in known]
     return _of(tuple(words[after[0] :])) if after else None
+
+
+def _echo(words: tuple[str, ...]) -> Source | None:
+    """A word of the shell's; a heading between the answers of other commands is none."""
+    if not any("$" in word for word in words):
+        return None
+    return Source("exit-status" if "$?" in words else "text", words=words)
 
 
 def _talosctl(words: tuple[str, ...]) -> Source:
@@ -810,7 +935,7 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("ausearch", "sealert", "aureport"), _always("audit")),
     **dict.fromkeys(("gdscheck", "gdscheck.py", "gdsio", "ibstat", "ofed_info", "ibv_devinfo"), _always("gpudirect")),
     **dict.fromkeys(("systemd-detect-virt", "virsh", "virt-what"), _always("virtualization")),
-    "echo": lambda words: Source("exit-status" if "$?" in words else "text", words=words),
+    "echo": _echo,
     **dict.fromkeys(("python", "python3", "nvcc", "ollama", "vllm", "torchrun", "deviceQuery", "mpirun"), _application),
     **dict.fromkeys(("ssh", "chroot", "nsenter", "wsl"), _ssh),
 }

@@ -115,8 +115,9 @@ def _changed_array(text: str, old: list[Any], new: list[Any], script: Script) ->
         both = min(end - start, last - first)
         text = _with_parts(text, end, [script.value(value) for value in new[first + both : last]], script)
         text = _without(text, range(start + both, end))
-        for index in range(both):
-            part = parts(text)[start + index]
+        found = parts(text) if both else []
+        for index in reversed(range(both)):
+            part = found[start + index]
             item = changed(text[part.value : part.end], old[start + index], new[first + index], script)
             text = text[: part.value] + item + text[part.end :]
     return text

@@ -121,8 +121,7 @@ def too_much(command: str) -> Iterator[str]:
                     break
                 operands.append(operand)
             yield from _removed(operands)
-        # dkms takes one version of one module.
-        if word in {"remove", "purge", "-Rns", "erase", "autoremove"} and words[number - 1] != "dkms":
+        if word in {"remove", "purge", "-Rns", "erase", "autoremove"}:
             yield from (f"packages by a pattern: {one}" for one in words[number + 1 :] if set(one) & set("*?$`"))
 
 
@@ -363,3 +362,45 @@ def test_the_disruption_told_is_no_less_than_the_commands(system: str) -> None:
         if least and DISRUPTIONS.index(rule.disruption) < max(least):
             wrong.append((cause, rule.disruption, DISRUPTIONS[max(least)]))
     assert wrong == []
+
+
+# A line of every file that a remedy edits.
+EDITED = """\
+GRUB_CMDLINE_LINUX="crashkernel=1G vfio-pci.ids=10de:1b80,10de:10f0"
+GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=on pcie_aspm=force nvidia.NVreg_EnableGpuFirmware=0 modprobe.blacklist=nvidia"
+options vfio-pci ids=10de:1b80,8086:1234
+options nvidia NVreg_DeviceFileMode=666 NVreg_EnableGpuFirmware=0
+blacklist nvidia
+blacklist nouveau
+[base]
+[cuda-rhel9-x86_64]
+deb https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2204/x86_64/ /
+deb https://nvidia.github.io/libnvidia-container/stable/ubuntu18.04/amd64 /
+/usr/local/cuda/lib64/stubs
+/usr/local/cuda/compat
+kernel-open
+"""
+SED = re.compile(r"sudo sed -i\.bak (?:-E )?(?P<expression>'[^']*'|\S+)")
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_a_file_that_was_edited_stays_as_it_is_when_it_is_edited_again() -> None:
+    expressions = {shlex.split(match["expression"])[0] for one in all_printed() for match in SED.finditer(one)}
+    for expression in expressions:
+        once = _edited(EDITED, expression)
+        assert _edited(once, expression) == once, expression
+    assert len(expressions) > 8
+
+
+def _edited(text: str, expression: str) -> str:
+    done = subprocess.run(["sed", "-E", expression], input=text, text=True, capture_output=True, check=True)
+    return done.stdout
+
+
+def test_nothing_is_removed_because_a_program_is_missing() -> None:
+    removing = [one for one in all_printed() if re.search(r"\|\| sudo rm\b", one)]
+    asked = {
+        (one, match["program"]) for one in removing for match in re.finditer(r"\|\| (?P<program>dpkg|rpm|pacman) ", one)
+    }
+    assert [one for one, program in asked if f"! command -v {program} ||" not in one] == []
+    assert asked

@@ -1,18 +1,24 @@
-"""The laws of remedies: ``gpunode setup`` does, on the very node it was printed for, what the remedy says it does."""
+"""The laws of remedies: gpunode's commands do, on the very node they were printed for, what the remedy says they do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 import pytest
 
-from gpunode.diagnoses import diagnose, rules
+from gpunode.catalog import branches
+from gpunode.catalog.gpus import lookup
+from gpunode.diagnoses import diagnose, remedies, rules
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.facts import pasted
+from gpunode.facts.model import Facts
 from tests.laws.remedied import (
     STATES,
+    Setup,
     after,
     ctk_changes,
     ctk_of,
@@ -29,37 +35,67 @@ from tests.laws.systems import SYSTEMS
 from tests.scenarios.reports import reports
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """A remedy that names ``gpunode setup``, and the node that it was printed for.
+
+    Attributes:
+        where: the report, or the system whose remedy it is without one.
+    """
+
+    where: str
+    cause: str
+    node: Snapshot
+    remedy: tuple[Fix, ...]
+
+
 @cache
-def cases() -> tuple[tuple[str, str, Snapshot, tuple[Fix, ...]], ...]:
-    """Every remedy with a command of ``gpunode setup``: where it was printed, its cause, the node."""
-    return tuple(one for one in _every() if any(parsed(command) for fix in one[3] for command in fix.commands))
+def cases() -> Mapping[str, list[Case]]:
+    """Every such remedy, by its cause."""
+    found: dict[str, list[Case]] = {}
+    for one in _every():
+        if any(parsed(command) for fix in one.remedy for command in fix.commands):
+            found.setdefault(one.cause, []).append(one)
+    return found
 
 
-def _every() -> Iterator[tuple[str, str, Snapshot, tuple[Fix, ...]]]:
+def _every() -> Iterator[Case]:
     for report in reports():
         node = snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence)))
         for finding in diagnose(node).findings:
-            yield report.name, finding.cause, node, finding.remedy
+            yield Case(report.name, finding.cause, node, finding.remedy)
     for system in ("ubuntu", "debian"):
         node = snapshot(pasted.evidence(SYSTEMS[system]))
         for cause, rule in rules().items():
-            yield system, cause, node, tuple(rule.remedy(node))
+            yield Case(system, cause, node, tuple(rule.remedy(node)))
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case[0]}-{case[1]}")
-def test_setup_does_something_where_a_remedy_names_it(case: tuple[str, str, Snapshot, tuple[Fix, ...]]) -> None:
-    _, cause, node, remedy = case
-    for setup, facts in (step for one in nodes_of(node, cause) for step in steps(remedy, one)):
-        plans = planned(setup.recipe, facts, setup.only)
-        refused = next((stage.refusal for stage in plans if stage.refusal), None)
-        assert refused is None, (setup.command, refused)
-        acting = {step.step.id for stage in plans for step in stage.steps if step.changes}
-        assert acting, (setup.command, [(s.step.id, getattr(s.outcome, "reason", "")) for p in plans for s in p.steps])
-        assert not setup.only or acting & set(setup.only), (setup.command, acting)
+@pytest.mark.parametrize("cause", STATES)
+def test_setup_does_something_where_a_remedy_names_it(cause: str) -> None:
+    for case in cases()[cause]:
+        for facts in nodes_of(case.node, cause):
+            for setup, now in steps(case.remedy, facts):
+                _does_something(case.where, setup, now)
 
 
+def _does_something(where: str, setup: Setup, facts: Facts) -> None:
+    """The plan refuses nothing, has a change, and one of the steps that are named has it."""
+    plans = planned(setup.recipe, facts, setup.only)
+    refused = next((stage.refusal for stage in plans if stage.refusal), None)
+    assert refused is None, (where, setup.command, refused)
+    acting = {step.step.id for stage in plans for step in stage.steps if step.changes}
+    outcomes = [(step.step.id, step.outcome) for stage in plans for step in stage.steps]
+    assert acting, (where, setup.command, outcomes)
+    assert not setup.only or acting & set(setup.only), (where, setup.command, acting)
+
+
+def test_every_cause_with_such_a_command_has_its_state() -> None:
+    assert cases().keys() == STATES.keys()
+
+
+Version = tuple[int, ...]
 # What another release of the driver has to be: any but the installed, a newer one, or one of a newer branch.
-ANOTHER = {
+ANOTHER: Final[Mapping[str, Callable[[Version, Version], bool]]] = {
     "xid-31-driver-regression": lambda old, new: new != old,
     "cuda-init-802-kaslr-or-hmm": lambda old, new: new > old,
     "dkms-build-kernel-api": lambda old, new: new > old,
@@ -71,15 +107,52 @@ ANOTHER = {
 INSTALLED = ("580.95.05", "580.178.04", "550.163.01", "610.57.04")
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in cases() if case[1] in ANOTHER], ids=lambda case: f"{case[0]}-{case[1]}"
-)
-def test_another_driver_is_another_one(case: tuple[str, str, Snapshot, tuple[Fix, ...]]) -> None:
-    _, cause, node, remedy = case
-    for version in (told,) if (told := version_told(node)) else INSTALLED:
-        facts = node_with(node, cause, version)
-        brought = [driver_of(after(now, planned(setup.recipe, now, setup.only))) for setup, now in steps(remedy, facts)]
-        assert any(ANOTHER[cause](driver_of(facts), one) for one in brought), (version, brought)
+@pytest.mark.parametrize("cause", ANOTHER)
+def test_another_driver_is_another_one(cause: str) -> None:
+    for case in cases()[cause]:
+        for version in (told,) if (told := version_told(case.node)) else INSTALLED:
+            facts = node_with(case.node, cause, version)
+            brought = [driver_of(done(setup, now)) for setup, now in steps(case.remedy, facts)]
+            is_another = [ANOTHER[cause](driver_of(facts), one) for one in brought]
+            assert any(is_another), (case.where, version, brought)
+
+
+def done(setup: Setup, facts: Facts) -> Facts:
+    """The node after the command."""
+    return after(facts, planned(setup.recipe, facts, setup.only))
+
+
+# Of branches that are maintained and of some that are not; the GPUs are a GTX 1080, a T4, an H100 and a B200.
+RELEASES = ("535.288.01", "550.163.01", "580.95.05", "580.178.04", "590.48.01", "595.58.03", "595.91.07", "610.57.04")
+DRIVEN = [
+    (device, version)
+    for device in ("1b80", "1eb8", "2330", "2901")
+    for version in (*RELEASES, "615.71.09")
+    if lookup(device).first_branch <= int(version[:3]) <= (lookup(device).last_branch or 999)
+]
+
+
+@pytest.mark.parametrize("wish", ["newer", "branch", "any"])
+@pytest.mark.parametrize(("device", "version"), DRIVEN)
+def test_a_newer_driver_is_newer_and_drives_the_gpu(wish: str, device: str, version: str) -> None:
+    rows = (
+        *SYSTEMS["ubuntu"],
+        ("lspci -nn", f"01:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:{device}] (rev a1)"),
+        ("modinfo nvidia", f"filename: /lib/modules/6.8.0-79-generic/updates/dkms/nvidia.ko\nversion: {version}\n"),
+        ("uname -r", "6.8.0-79-generic"),
+    )
+    node = snapshot(pasted.evidence(rows))
+    (fix,) = remedies.newer_driver(node, "a newer one", beyond=wish == "branch", back=wish == "any")
+    facts = node_with(node, "driver-too-old-for-image", version)
+    if not fix.commands:
+        last = lookup(device).last_branch or 999
+        assert int(version[:3]) == max(row.number for row in branches.known() if row.active and row.number <= last)
+        return
+    ((setup, now),) = steps((fix,), facts)
+    before, brought = driver_of(facts), driver_of(done(setup, now))
+    assert brought != before
+    assert brought > before or wish == "any"
+    assert brought[0] > before[0] or wish != "branch"
 
 
 def test_ctk_writes_something_where_a_remedy_names_it() -> None:
@@ -91,7 +164,3 @@ def test_ctk_writes_something_where_a_remedy_names_it() -> None:
                 named += 1
                 assert ctk_changes(without_moved(evidence, fix.commands), *asked).changes, (report.name, fix)
     assert named > 30
-
-
-def test_every_cause_with_such_a_command_has_its_state() -> None:
-    assert {cause for _, cause, _, _ in cases()} == set(STATES)

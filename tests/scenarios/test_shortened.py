@@ -19,6 +19,7 @@ EQUALLY_RIGHT = {
     ("dpkg-unconfigured-packages", "dkms-build-no-space"): _STILL_TRUE,
     ("driver-library-mismatch-unattended-upgrade", "driver-library-mismatch-reboot-pending"): _STILL_TRUE,
     ("initramfs-stale-module", "driver-library-mismatch-reboot-pending"): _NOT_SHOWN,
+    ("k3s-runtime-config-overwritten", "containerd-nvidia-runtime-missing"): _STILL_TRUE,
     ("k3s-runtime-config-overwritten", "device-plugin-library-not-found"): _STILL_TRUE,
     ("k3s-runtime-config-overwritten", "nvidia-runtime-not-default-no-runtimeclass"): _STILL_TRUE,
     ("kernel-headers-missing", "module-built-for-other-kernel"): _STILL_TRUE,
@@ -26,7 +27,6 @@ EQUALLY_RIGHT = {
     ("vgpu-license-server-failure", "vgpu-unlicensed"): _STILL_TRUE,
     ("vm-passthrough-mmio-config", "bar-above-4g-disabled"): "what is left does not say that it is a virtual machine",
     ("wsl-gpu-tcc-mode", "wsl-gpu-access-blocked"): _STILL_TRUE,
-    ("xid-31-driver-regression", "xid-31-mmu-fault"): _STILL_TRUE,
     ("xid-54-aux-power", "power-brake-slowdown"): _STILL_TRUE,
     ("xid-74-nvlink-error", "nvlink-link-inactive"): _STILL_TRUE,
 }
@@ -47,12 +47,13 @@ def test_without_one_piece_nothing_wrong_is_said(report: Report, left: int) -> N
     assert [(one.cause, one.summary) for one in unfounded] == []
 
 
-def test_what_is_allowed_is_needed() -> None:
-    """An allowance that no report makes use of any more is taken off the list."""
-    used = set()
+def test_what_is_allowed_is_needed_and_rare() -> None:
+    """An allowance that no report makes use of any more is taken off the list; few reports make use of one."""
+    used = []
     for report in reports():
         said = {cause for allowed, cause in EQUALLY_RIGHT if allowed == report.cause}
         for left in range(len(report.evidence)) if said and len(report.evidence) > 1 else ():
             found = diagnosis(piece for number, piece in enumerate(report.evidence) if number != left)
-            used |= {(report.cause, one.cause) for one in found.roots if one.cause in said}
-    assert used == set(EQUALLY_RIGHT)
+            used += [(report.cause, one.cause) for one in found.roots if one.cause in said]
+    assert set(used) == set(EQUALLY_RIGHT)
+    assert len(used) <= 0.03 * len(SHORTENED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.catalog import tables
@@ -129,7 +129,11 @@ _GREPPED: Final = Pattern(
 
 def sources(snapshot: Snapshot) -> tuple[Listed, ...]:
     """The entries of APT's source lists, from the files or from what somebody grepped out of them."""
-    return tuple(dict.fromkeys(_sources(snapshot)))
+    # What grep -r shows is both its own answer and a part of each file.
+    found: dict[AptSource, Listed] = {}
+    for one in _sources(snapshot):
+        found.setdefault(replace(one.source, line=0), one)
+    return tuple(found.values())
 
 
 def _sources(snapshot: Snapshot) -> Iterator[Listed]:

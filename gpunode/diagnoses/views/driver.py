@@ -160,7 +160,7 @@ def _on_disk_by_path(snapshot: Snapshot, running: str) -> Seen | None:
 def library(snapshot: Snapshot) -> Seen | None:
     """The version of the libraries that programs on the node load."""
     for item in snapshot.items:
-        asks = item.where == "host" and item.kind in {"nvidia-smi", "nvidia-smi-q", "text"}
+        asks = item.where == "host" and item.kind in _ON_NODE and not is_beside_container(snapshot, item)
         if asks and (match := _NVML_LIBRARY.search(item.text)):
             said = api_mismatch(snapshot)
             # NVML leaves the last part away; the kernel heard the whole.
@@ -170,6 +170,17 @@ def library(snapshot: Snapshot) -> Seen | None:
         return Seen(pair[0], pair[2])
     found = snapshot.view(libraries)
     return found[0] if len({one.version for one in found}) == 1 else None
+
+
+_ON_NODE: Final[frozenset[Kind]] = frozenset({"nvidia-smi", "nvidia-smi-q", "text"})
+
+
+def is_beside_container(snapshot: Snapshot, item: Item) -> bool:
+    """Whether its text is also that of a command in a container, so that nobody knows who said what."""
+    if not item.source.is_mixed:
+        return False
+    beside = (one for one in snapshot.items if one.key == item.key and one is not item and one.text == item.text)
+    return any(one.where == "container" or one.kind in CONTAINED for one in beside)
 
 
 def libraries(snapshot: Snapshot) -> tuple[Seen, ...]:
@@ -287,7 +298,7 @@ def smi(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
 
 def _smi(snapshot: Snapshot) -> Iterator[tuple[SmiState, Citation]]:
     for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text"):
-        if item.where == "container":
+        if item.where == "container" or is_beside_container(snapshot, item):
             continue
         if item.key == _PROGRAM and item.outcome == "ok" and not item.text.strip():
             yield "missing", stated(item.written, "not there", item.key)

@@ -11,7 +11,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation, Layer
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import modules
+from gpunode.diagnoses.views import driver, modules
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -52,14 +52,21 @@ def node_alone(snapshot: Snapshot) -> Snapshot:
     return snapshot.view(_node_alone)
 
 
-def without_containers(snapshot: Snapshot) -> Snapshot:
-    """Without what containers said; all there is where the node was not looked at, or none said anything."""
-    return snapshot.view(_without_containers)
+def without_containers(snapshot: Snapshot, *, of_node: bool) -> Snapshot:
+    """Without what containers said; all there is where none said anything, or nobody looked at the node.
+
+    Of its own layers a node speaks in a pasted report as well, where nvidia-smi works on it.
+    """
+    if was_looked_at(snapshot) or (of_node and driver.works(snapshot)):
+        return snapshot.view(_without_containers)
+    return snapshot
 
 
 def _node_alone(snapshot: Snapshot) -> Snapshot:
     # Where the driver is a container's business, so is the reason why it is missing.
     builds = modules.loaded(snapshot, "nvidia") is not True
+    if not was_looked_at(snapshot):
+        return snapshot
     return _kept(
         snapshot,
         lambda item: not (is_of_container(item) or _repeats_containers(item)) or (builds and _is_of_driver(item)),
@@ -71,7 +78,7 @@ def _without_containers(snapshot: Snapshot) -> Snapshot:
 
 
 def _kept(snapshot: Snapshot, is_kept: Callable[[Item], bool]) -> Snapshot:
-    if not was_looked_at(snapshot) or all(map(is_kept, snapshot.items)):
+    if all(map(is_kept, snapshot.items)):
         return snapshot
     items, whole = (tuple(filter(is_kept, every)) for every in (snapshot.items, snapshot.whole))
     return Snapshot(items, snapshot.facts, whole)

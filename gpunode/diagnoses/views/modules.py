@@ -137,7 +137,7 @@ def loaded(snapshot: Snapshot, name: str) -> bool | None:
 
 def _would_show(item: Item, name: str) -> bool:
     if item.source.is_part:
-        return False
+        return _counted(item, name) == 0
     if not item.source.only:
         # People paste the lines that they find telling: only the table's head or a probe shows that it is whole.
         return item.text.lstrip().startswith("Module")
@@ -147,9 +147,33 @@ def _would_show(item: Item, name: str) -> bool:
         return item.source.only in name
 
 
+_PICKED: Final = Pattern(r"^(?P<name>[a-z]\w{2,40})(?: +(?:\d{1,9}|[a-z][\w,]*)){0,3}$")
+
+
+def _counted(item: Item, name: str) -> int | None:
+    """How many lines of the table a pattern that lets ``name`` through let through; None where it does not count."""
+    if not _COUNTS.search(item.written) or not re.fullmatch(r"\d{1,4}", item.text.strip()):
+        return None
+    is_let = item.source.only in {name, f"^{name}"}
+    return int(item.text) if is_let else None
+
+
+_COUNTS: Final = Pattern(r"grep\s+(?:-\w+\s+)*-\w*c\b|grep -\w*c\w*\s|\bwc -l\b")
+
+
+def _named(item: Item) -> Iterator[str]:
+    """The modules in a table, or in columns that awk or cut took out of one."""
+    is_picked = bool({"awk", "gawk", "cut"} & set(re.findall(r"\b[a-z]+\b", item.written)))
+    for line in item.lines:
+        if match := _ROW.match(line) or (_PICKED.match(line) if is_picked else None):
+            yield match["name"]
+    if _counted(item, "nvidia"):
+        yield "nvidia"
+
+
 def _seen(snapshot: Snapshot) -> tuple[frozenset[str], tuple[Item, ...]]:
     tables = tuple(item for item in snapshot.of("lsmod") if item.where == "host")
-    names = {match["name"] for item in tables for line in item.lines if (match := _ROW.match(line))}
+    names = {name for item in tables for name in _named(item)}
     known = snapshot.facts.modules.value if isinstance(snapshot.facts.modules, Known) else frozenset[str]()
     return frozenset(names) | known, tables
 
@@ -247,7 +271,8 @@ _SHAPES: Final = {
 def _shaped(item: Item, asked: str) -> str:
     lines = [line.strip() for line in item.lines if line.strip()]
     if not item.source.is_mixed:
-        return lines[0]
+        # Of all modules that find found, of whatever kernel: only what they agree in is known.
+        return "" if item.source.words[:1] == ("find",) and len(set(lines)) > 1 else lines[0]
     return next((line for line in lines if asked in _SHAPES and _SHAPES[asked].match(line)), "")
 
 

@@ -22,7 +22,7 @@ _DNF: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol",
 _TRACES: Final[tuple[tuple[PackageManager, Pattern], ...]] = (
     ("apt", Pattern(r"\bapt(?:-get)?\b|\bdpkg\b|-(?:generic|amd64)\b|0ubuntu|linux-headers-|\bubuntu\d")),
     ("dnf", Pattern(r"\.(?:el\d|fc\d\d|amzn)[\d_.]*|\b(?:dnf|yum|rpm)\b|/etc/redhat-release|\bakmods?\b")),
-    ("zypper", Pattern(r"\bzypper\b|-default\b.*SUSE|openSUSE")),
+    ("zypper", Pattern(r"\bzypper\b|-default\b.*SUSE|openSUSE|\b\d+\.\d+\.\d+-\d[\d.]*-default\b")),
     ("pacman", Pattern(r"\bpacman\b|-arch\d-|\bArch Linux\b")),
 )
 
@@ -99,6 +99,15 @@ def package_manager(snapshot: Snapshot) -> PackageManager:
         if any(trace.search(item.text[:20_000]) or trace.search(item.written) for item in snapshot.items):
             return name
     return "apt"
+
+
+def is_debians(snapshot: Snapshot) -> bool:
+    """Whether the system is Debian and none of those made of it, by its name or its kernel's."""
+    known = distro(snapshot)
+    return known.id == "debian" if known else bool(_DEBIANS_KERNEL.search(running_kernel(snapshot)))
+
+
+_DEBIANS_KERNEL: Final = Pattern(r"-(?:amd64|arm64|pve)$")
 
 
 def running_kernel(snapshot: Snapshot) -> str:

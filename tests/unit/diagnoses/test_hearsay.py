@@ -73,6 +73,18 @@ def test_a_report_of_nothing_but_a_pods_log_is_heard() -> None:
     assert causes(found) == ["gpu-fallen-off-bus"]
 
 
+def test_in_a_pasted_report_a_node_that_works_takes_the_certainty_from_a_pod() -> None:
+    smi = (
+        "| NVIDIA-SMI 580.95.05   Driver Version: 580.95.05   CUDA Version: 13.0 |\n"
+        "|   0  NVIDIA L40S     On  |   00000000:31:00.0 Off |                    0 |\n"
+    )
+    works, said = ("nvidia-smi", smi), ("kubectl logs app", HEADERS)
+    (found,) = diagnose(snapshot(pasted.evidence([works, said]))).findings
+    assert (found.confidence, found.heard_from) == ("likely", "kubectl logs app")
+    (found,) = diagnose(snapshot(pasted.evidence([works, ("sudo dkms autoinstall", HEADERS)]))).findings
+    assert (found.confidence, found.heard_from) == ("certain", "")
+
+
 def test_what_a_pod_prints_is_not_what_somebody_typed_on_the_node() -> None:
     gpu = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GK208B [10de:128b]"
     text = f"$ lspci -nnk\n{gpu}\n\tKernel driver in use: nouveau\n"

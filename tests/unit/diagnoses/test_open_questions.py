@@ -112,6 +112,11 @@ OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...]
             ((("mokutil --sb-state", "SecureBoot disabled"),), "driver-module-not-loaded"),
         ),
     ),
+    "a program that draws": (
+        (("dmesg", "[ 9.1] NVRM: Xid (PCI:0000:09:00): 31, pid=2088, name=mpv, Ch 2b, MMU Fault: ENGINE GRAPHICS"),),
+        {"xid-31-mmu-fault", "xid-31-driver-regression"},
+        (((("cat /sys/module/nvidia/version", "610.57.04"),), "xid-31-driver-regression"),),
+    ),
     "one GPU asked for its links": (
         (("nvidia-smi nvlink -s -i 4", DARK),),
         {"nvlink-all-links-inactive-gpu", "fabric-manager-not-running"},

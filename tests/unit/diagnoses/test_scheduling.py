@@ -182,3 +182,43 @@ OFFERS = "Capacity:\n  cpu: 8\n  nvidia.com/gpu: 4\nAllocatable:\n  cpu: 8\n  nv
 )  # fmt: skip
 def test_a_cluster_in_order_has_no_finding(pieces: tuple[tuple[str, str], ...]) -> None:
     assert not found(*pieces).findings
+
+
+DAEMON_SETS = (
+    "NAME                   DESIRED   CURRENT   READY   UP-TO-DATE   AVAILABLE   NODE SELECTOR   AGE\n"
+    "nvidia-device-plugin   {0}         {0}         {0}       {0}            {0}           <none>          10m\n"
+)
+SHOWN_LABELS = (
+    "NAME   STATUS   ROLES    AGE   VERSION   LABELS\n"
+    "gpu1   Ready    <none>   21d   v1.34.2   {}kubernetes.io/arch=amd64,kubernetes.io/hostname=gpu1\n"
+)
+
+
+def scheduled(desired: int, label: str | None, *more: tuple[str, str]) -> Diagnosis:
+    labels = () if label is None else (("kubectl get nodes --show-labels", SHOWN_LABELS.format(label)),)
+    pieces = (("kubectl get ds -n nvidia-device-plugin", DAEMON_SETS.format(desired)), *labels, *more)
+    return diagnose(snapshot(pasted.evidence(pieces)))
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["nvidia.com/gpu.present=true,", "feature.node.kubernetes.io/pci-10de.present=true,"],
+)
+def test_a_node_with_its_label_is_not_the_reason_why_no_plugin_is_wanted(label: str) -> None:
+    assert not scheduled(0, label).findings
+    assert not scheduled(1, "").findings
+    assert [one.cause for one in scheduled(0, "").findings] == ["gpu-node-not-labelled"]
+    assert [one.cause for one in scheduled(0, "nvidia.com/gpu.present=false,").findings] == ["gpu-node-not-labelled"]
+
+
+def test_where_no_label_was_shown_it_is_a_question_and_a_taint_is_an_answer() -> None:
+    found = scheduled(0, None)
+    assert not found.findings
+    assert [set(doubt.causes) for doubt in found.unknown] == [{"gpu-node-not-labelled", "pod-missing-gpu-toleration"}]
+    taint = ("kubectl describe node gpu1 | grep Taints", "Taints:             nvidia.com/gpu=true:NoSchedule\n")
+    assert [one.cause for one in scheduled(0, "", taint).findings] == ["pod-missing-gpu-toleration"]
+
+
+def test_a_machine_without_a_gpu_needs_no_label() -> None:
+    bus = ("lspci -nn", "00:02.0 VGA compatible controller [0300]: Intel Corporation UHD Graphics 630 [8086:3e92]\n")
+    assert "gpu-node-not-labelled" not in [one.cause for one in scheduled(0, "", bus).findings]

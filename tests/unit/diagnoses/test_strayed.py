@@ -46,6 +46,22 @@ def test_what_cuda_says_of_it_is_no_compatibility_package() -> None:
     assert any("803" in citation.line for citation in finding.citations)
 
 
+def test_that_apt_misses_the_version_is_no_second_repository() -> None:
+    said = (
+        "The following packages have unmet dependencies:\n nvidia-driver-cuda : Depends: libcuda1 (= 580.178.04-1) but "
+    )
+    apt = ("apt-get check", f"{said}580.65.06-1 is installed\nE: Unmet dependencies. Try 'apt --fix-broken install'.")
+    (finding,) = told({**WHOLE, "libcuda1": "580.65.06-1"}, apt).findings
+    assert finding.cause == PARTIAL
+
+
+def test_a_hold_is_the_reason_where_there_is_one() -> None:
+    apt = ("apt-get check", "E: Unmet dependencies. nvidia-driver-cuda : Depends: libcuda1 (= 580.178.04-1)")
+    hold = ("apt-mark showhold", "libcuda1")
+    found = told({**WHOLE, "libcuda1": "580.65.06-1"}, apt, hold)
+    assert [finding.cause for finding in found.roots] == ["held-or-broken-packages"]
+
+
 def test_without_the_list_of_packages_it_may_be_one() -> None:
     found = diagnose(snapshot(pasted.evidence([("nvidia-smi", SMI), ("./vectorAdd", SAYS_803)])))
     assert [finding.cause for finding in found.findings] == ["cuda-compat-lib-mismatch"]

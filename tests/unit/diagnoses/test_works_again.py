@@ -110,3 +110,22 @@ def test_what_a_program_tells_of_the_kernel_says_less_than_the_gpu(source: str, 
 def test_a_process_cannot_lose_a_gpu_by_its_name() -> None:
     line = "[  100.1] NVRM: Xid (PCI:0000:07:00): 31, pid=1, name=GPU is lost, Ch 00000001, intr 00000000. MMU Fault\n"
     assert "gpu-fallen-off-bus" not in [finding.cause for finding in seen(("dmesg", line)).findings]
+
+
+@pytest.mark.parametrize(
+    ("row", "is_asked"),
+    [
+        ("| ERR!  34C    P0    62W / 400W |      0MiB / 81920MiB |      0%      Default |", True),
+        ("|  0%   34C    P0    ERR! / 400W |      0MiB / 81920MiB |      0%      Default |", True),
+        ("| ERR!  ERR! ERR!    ERR! / ERR! |      0MiB / 81920MiB |     ERR!     Default |", True),
+        ("| N/A   34C    P0    N/A /  N/A  |      0MiB / 81920MiB |      0%      Default |", False),
+    ],
+)
+def test_what_nvidia_smi_cannot_read_of_a_gpu_that_answers_is_a_question(row: str, is_asked: bool) -> None:
+    lines = TABLE.splitlines()
+    table = "\n".join((*lines[:2], row))
+    found = seen(("nvidia-smi", table))
+    assert not found.findings
+    assert ["shows ERR!" in doubt.question for doubt in found.unknown] == [True] * is_asked
+    fell = seen(("nvidia-smi", table), ("dmesg", f"[ 4242.1] {FELL}\n"))
+    assert not any("shows ERR!" in doubt.question for doubt in fell.unknown)

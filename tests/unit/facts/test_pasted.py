@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.views import kube
 from gpunode.errors import UsageError
 from gpunode.facts import pasted
 from gpunode.facts.items import items
@@ -85,3 +87,48 @@ def test_what_was_typed_at_the_prompt_of_a_container_was_seen_in_it() -> None:
 def test_lines_of_a_file_are_not_typed(source: str) -> None:
     said = "one\n# modprobe nvidia\n+++ /etc/fstab\n"
     assert len(items(pasted.evidence([(source, said)]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("entry", "source", "text"),
+    [
+        ('{"source": "lsmod", "text": ["Module", "x 1 0"]}', "lsmod", "Module\nx 1 0"),
+        ('{"command": "lsmod", "output": "x 1 0"}', "lsmod", "x 1 0"),
+        ('{"path": "/etc/x", "content": ""}', "/etc/x", ""),
+        ('"x 1 0"', "pasted text", "x 1 0"),
+        (
+            '{"source": "kubectl get node n -o json", "text": {"kind": "Node"}}',
+            "kubectl get node n -o json",
+            '{\n "kind": "Node"\n}',
+        ),
+    ],
+)
+def test_what_people_make_of_an_entry_is_read_all_the_same(entry: str, source: str, text: str) -> None:
+    (_, found) = pasted.from_json(f'[{{"source": "uname -r", "text": "6.1"}}, {entry}]', "r.json").values()
+    assert (found.source, found.text) == (source, text)
+
+
+@pytest.mark.parametrize(
+    "bad", ["7", "null", "{}", '{"source": "dmesg"}', '{"source": "dmesg", "text": null}', '{"text": "x"}']
+)
+def test_an_entry_that_says_nothing_is_named_with_its_line(bad: str) -> None:
+    first = '{"source": "uname -r", "text": "6.1, [x],\\n"}'
+    report = f'[\n  {first},\n  {{"source": "lsmod",\n   "text": "x"}},\n\n  {bad}\n]\n'
+    with pytest.raises(UsageError, match=r"r\.json, line 6: entry 3 has no"):
+        pasted.from_json(report, "r.json")
+    with pytest.raises(UsageError, match=r"r\.json, line 6: entry 3 has no"):
+        pasted.from_json(f'{{"evidence": {report}}}', "r.json")
+
+
+def test_a_report_that_was_cut_off_is_refused_with_the_line() -> None:
+    with pytest.raises(UsageError) as refused:
+        pasted.from_json('[\n{"source": "dmesg", "text": "x"},\n{"source": "lsm', "r.json")
+    assert "line 3" in refused.value.why
+
+
+def test_of_a_clusters_answer_that_was_cut_off_the_rest_is_read() -> None:
+    node = {"kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {"nvidia.com/gpu": "8"}, "more": {}}}
+    whole = json.dumps(node, indent=4)
+    evidence = pasted.evidence([("kubectl get node n -o json", whole[: whole.index("more") + 3])])
+    (found,) = kube.nodes(snapshot(evidence))
+    assert found.capacity["nvidia.com/gpu"].value == 8

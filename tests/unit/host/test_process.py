@@ -360,8 +360,8 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 @pytest.mark.parametrize("part", ["9", "a", "-", "token", "x-", "key=", "://", "auth ", "bearer ", '"', "headers"])
 def test_a_word_without_an_end_costs_no_more_than_its_length(part: str) -> None:
-    """By the square of its length this would take hours: a line of a build log, or one value of a configuration."""
-    text = part * (500_000 // len(part))
+    """By the square of its length this would take long: a line of a build log, or one value of a configuration."""
+    text = part * (100_000 // len(part))
     assert len(redact(f"{text}\npassword=s3cr3t")) >= 8
 
 

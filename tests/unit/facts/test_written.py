@@ -1,0 +1,110 @@
+"""What a piece of evidence is, in the ways in which people write where it comes from."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.facts import pasted
+from gpunode.facts.items import items
+from gpunode.facts.sources import recognise, recognise_all
+
+_SAYS_ALL = {
+    "jq . /etc/docker/daemon.json": ("file", "/etc/docker/daemon.json"),
+    "python3 -m json.tool < /etc/docker/daemon.json": ("file", "/etc/docker/daemon.json"),
+    "lsmod   # nothing of nvidia's": ("lsmod", ""),
+    "echo '--- modules'; lsmod": ("lsmod", ""),
+    "output of dkms status": ("dkms-status", ""),
+    "`lsmod` says": ("lsmod", ""),
+    "modinfo -n nvidia": ("modinfo", "nvidia"),
+    "modinfo -F version nvidia_uvm": ("modinfo", "nvidia_uvm"),
+    "bash -c 'lsmod'": ("lsmod", ""),
+    "ssh gpu3 'cat /proc/cmdline'": ("file", "/proc/cmdline"),
+    "kubectl debug node/gpu3 -it --image=busybox -- chroot /host lsmod": ("lsmod", ""),
+    "oc debug node/gpu3 -- chroot /host cat /proc/cmdline": ("file", "/proc/cmdline"),
+    "rpm -qa --qf '%{NAME} %{VERSION}\\n'": ("packages", ""),
+    "talosctl -n 10.0.0.2 read /proc/modules": ("lsmod", "/proc/modules"),
+    "find /lib/modules/6.8.0 -name nvidia.ko -exec modinfo -F version {} +": ("modinfo", "nvidia"),
+    "/proc/cmdline, after the reboot": ("file", "/proc/cmdline"),
+    "gpu3# cat /proc/cmdline": ("file", "/proc/cmdline"),
+}
+
+
+@pytest.mark.parametrize("written", _SAYS_ALL)
+def test_it_is_the_whole_of_what_was_asked_for(written: str) -> None:
+    seen = recognise(written)
+    assert (seen.kind, seen.subject) == _SAYS_ALL[written]
+    assert (seen.only, seen.is_part, seen.where) == ("", False, "host")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "sed -n 1,20p /etc/fstab",
+        "awk '{print $1}' /etc/fstab",
+        "lsmod | grep -c nvidia",
+        "lsmod | wc -l",
+        "lsmod | head",
+    ],
+)
+def test_something_may_be_missing(written: str) -> None:
+    assert recognise(written).is_part
+
+
+@pytest.mark.parametrize(
+    ("written", "only"),
+    [
+        ("lsmod | grep -e nvidia -e nouveau", "nvidia|nouveau"),
+        ("grep -A 3 -i nvidia /etc/fstab", "nvidia"),
+        ("grep . /etc/fstab", ""),
+        ("lsmod | grep nvidia | grep uvm", "(?=.*(?:nvidia))(?=.*(?:uvm))"),
+    ],
+)
+def test_a_line_is_there_where_every_grep_lets_it_through(written: str, only: str) -> None:
+    assert recognise(written).only == only
+
+
+def test_a_command_in_a_container_is_seen_there() -> None:
+    for written in ("kubectl exec p -- sh -c 'lsmod | grep nvidia'", 'docker exec c bash -c "lsmod | grep nvidia"'):
+        assert recognise(written) == recognise_all(written)[0]
+        assert (recognise(written).kind, recognise(written).where) == ("lsmod", "container")
+
+
+def test_what_goes_nowhere_is_not_the_text() -> None:
+    assert [one.kind for one in recognise_all("jq . /etc/docker/daemon.json >/dev/null && lsmod")] == ["lsmod"]
+
+
+def test_files_under_headings_and_lines_found_in_files_are_those_files() -> None:
+    shown = "==> /etc/modprobe.d/a.conf <==\none\n\n==> /etc/modprobe.d/b.conf <==\ntwo\n"
+    found = items(pasted.evidence([("tail -n +1 /etc/modprobe.d/a.conf /etc/modprobe.d/b.conf", shown)]))
+    assert [(one.subject, one.text) for one in found] == [
+        ("/etc/modprobe.d/a.conf", "one"),
+        ("/etc/modprobe.d/b.conf", "two"),
+    ]
+    told = "/etc/modprobe.d/a.conf:7:one\n/etc/modprobe.d/b.conf:2:two"
+    listing, first, second = items(pasted.evidence([("grep -rn . /etc/modprobe.d", told)]))
+    assert listing.text == told
+    assert (first.subject, first.lines[0]) == ("/etc/modprobe.d/a.conf", "one")
+    assert (second.subject, second.lines[1]) == ("/etc/modprobe.d/b.conf", "two")
+    assert first.source.is_part
+
+
+@pytest.mark.parametrize(
+    ("written", "said", "own"),
+    [
+        (
+            "uname -r; lsmod; cat /sys/module/nvidia/version",
+            "6.8.0\na 1 0\nb 1 0\n550.54",
+            ["6.8.0", "a 1 0\nb 1 0", "550.54"],
+        ),
+        ("who -b; modinfo -F version nvidia", "   system boot  2025-01-01 10:00\n550.54", ["550.54"]),
+        ("lsmod > /tmp/l; uname -r", "6.8.0", ["", "6.8.0"]),
+        ("dmesg | wc -l; lsmod", "4711\na 1 0", ["4711", "a 1 0"]),
+        ("lsmod; dmesg", "a 1 0\nb", ["a 1 0\nb", "a 1 0\nb"]),
+        ("for m in a b; do modinfo -F version $m; done; uname -r", "1\n2\n6.8.0", ["1\n2\n6.8.0", "1\n2\n6.8.0"]),
+    ],
+)
+def test_what_each_of_several_commands_prints_is_known_by_how_much_the_others_do(
+    written: str, said: str, own: list[str]
+) -> None:
+    found = [one for one in items(pasted.evidence([(written, said)])) if one.kind != "text"]
+    assert [one.text.strip("\n") for one in found] == own
