@@ -167,7 +167,7 @@ _AVC: Final = Pattern(
     r"avc:\s+denied\s+\{[^}\n]{1,80}\}[^\n]{0,200}?(?:(?:name|path)=\"?(?:/dev/)?nvidia[\w-]*|\bcomm=\"nvidia-[\w-]+\")[^\n]*"
 )
 _OF_CONTAINER: Final = Pattern(
-    r"scontext=\S*:(?:container|svirt_lxc_net|spc|container_\w+|svirt_sandbox)\w*_t\b|:container_t:"
+    r"scontext=\S{0,200}:(?:container|svirt_lxc_net|spc|container_\w+|svirt_sandbox)\w*_t\b|:container_t:"
 )
 _PERMISSIVE: Final = Pattern(
     r"permissive=1|^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?Permissive\s*$", re.IGNORECASE | re.MULTILINE

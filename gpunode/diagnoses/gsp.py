@@ -35,7 +35,7 @@ from gpunode.facts.patterns import Pattern
 _README: Final = f"{DRIVER_README}gsp.html"
 
 _RPC_TIMEOUT: Final = Pattern(
-    r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w* timed? ?out|"
+    r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w{0,60} timed? ?out|"
     r"Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error",
     re.IGNORECASE,
 )
@@ -51,7 +51,8 @@ _NO_FILE: Final = Pattern(
     re.IGNORECASE,
 )
 _NOT_STARTED: Final = Pattern(
-    r"cannot initialize GSP(?: firmware RM|-RM)|Failed to (?:boot|initialize|start) GSP|kgspBootstrap\w*: .{0,60}fail|"
+    r"cannot initialize GSP(?: firmware RM|-RM)|Failed to (?:boot|initialize|start) GSP|"
+    r"kgspBootstrap\w{0,60}: .{0,60}fail|"
     r"failed to (?:execute|prepare) .{0,40}(?:FWSEC|Booter)|GSP-?RM (?:boot|init\w*) fail",
     re.IGNORECASE,
 )

@@ -43,7 +43,7 @@ _CANNOT_DRAIN: Final = Pattern(
     re.IGNORECASE,
 )
 # The driver manager evicts the pods with a GPU, and goes on when they are gone.
-_EVICTING: Final = Pattern(r"^\s*evicting pod (?P<pod>[\w./-]+)", re.IGNORECASE | re.MULTILINE)
+_EVICTING: Final = Pattern(r"^[ \t]*evicting pod (?P<pod>[\w./-]+)", re.IGNORECASE | re.MULTILINE)
 _DRIVER_POD: Final = Pattern(r"nvidia-(?:gpu-)?driver-(?:daemonset|ctr|[a-z0-9.-]+-)|gpu-driver|driver-daemonset")
 _HOST_SAYS: Final = Pattern(
     r"driver (?:is )?(?:already |pre-?)installed (?:on|in) (?:the )?(?:host|node)|pre-?installed (?:host )?driver"

@@ -321,7 +321,7 @@ _OVERWRITE: Final = Pattern(
     r"|\(--unpack\): .{0,60}?['‘«„\"](?P<unpacked>/(?:usr|lib|etc|opt)/[^'’»“\"]+)['’»“\"]"
     r"|: (?P<arch>/\S+) exists in filesystem(?: \(owned by (?P<by>\S+)\))?"
 )
-_DKMS: Final = Pattern(r"\bnvidia[\w-]*dkms|nvidia-kernel-\w*dkms|Bad return status for module build|make\.log")
+_DKMS: Final = Pattern(r"\bnvidia[\w-]{0,60}dkms|Bad return status for module build|make\.log")
 
 
 def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:

@@ -165,7 +165,7 @@ def _wrong_root(snapshot: Snapshot) -> Iterator[Verdict]:
 _COMPLAINTS: Final = Pattern(
     r"nvidia-container-cli(?:\.real)?: (?:initialization|detection|driver|ldcache) error"
     r"|load library failed: libnvidia-ml"
-    r"|/run/nvidia/driver/\S*: no such file"
+    r"|/run/nvidia/driver/\S{0,300}: no such file"
 )
 
 

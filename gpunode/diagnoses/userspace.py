@@ -385,7 +385,7 @@ _STUB_SAID: Final = Pattern(
     r"|Linked to libnvidia-ml library at wrong path|libnvidia-ml\.so in GDK package is a stub library"
 )
 _EMPTY: Final = Pattern(r"file too short|invalid ELF header")
-_STUB_PATH: Final = Pattern(r"/\S*/stubs/lib(?:cuda|nvidia-ml)\.so\S*|/\S*/lib(?:64)?/stubs\b")
+_STUB_PATH: Final = Pattern(r"/\S{0,300}/stubs/lib(?:cuda|nvidia-ml)\.so\S*|/\S{0,300}/lib(?:64)?/stubs\b")
 
 
 def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:

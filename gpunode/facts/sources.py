@@ -203,7 +203,7 @@ _TEXTS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"^\w[\w.+-]*/[\w.+~:-]+(?:, [\w.+-]+, \w+)?: (?:added|built|installed)", "dkms-status"),
     (r"^(?:ii|iU|iF|rc|hi|iHR?|pn|un) {1,2}\S+ ", "packages"),
     (r"^(?:E|W|Err|Hit|Get|Ign):\d*\s|^dpkg: |^The following packages ", "package-output"),
-    (r"==+NVSMI LOG==+|^[ \t]{0,8}GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$", "nvidia-smi-q"),
+    (r"==NVSMI LOG==|^[ \t]{0,8}GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$", "nvidia-smi-q"),
     (r"\| NVIDIA-SMI |NVIDIA-SMI has failed|Failed to initialize NVML", "nvidia-smi"),
     (r"^Module +Size +Used by", "lsmod"),
     (r"^[0-9a-f:]{7,12}\.\d .*(?:controller|Bridge)", "lspci"),

@@ -237,7 +237,7 @@ _OPENED: Final = Pattern(
     r"no such file",
     re.IGNORECASE,
 )
-_DIRS: Final = Pattern(r"^\s*(?:cdi_spec_dirs|spec-dirs)\s*=\s*\[(?P<dirs>[^\]]{1,600})\]", re.MULTILINE)
+_DIRS: Final = Pattern(r"^[ \t]*(?:cdi_spec_dirs|spec-dirs)[ \t]*=[ \t]*\[(?P<dirs>[^\]]{1,600})\]", re.MULTILINE)
 
 
 def _named(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation] | None:

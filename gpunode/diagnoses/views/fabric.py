@@ -42,7 +42,7 @@ _NO_UNIT: Final = Pattern(
     r"nvidia-fabricmanager(?:\.service)?: unrecognized service|"
     r"Unit nvidia-fabricmanager\.service not loaded|nv-fabricmanager: command not found",
 )
-_NOT_FOUND: Final = Pattern(r"^\s*Loaded: not-found\b", re.MULTILINE)
+_NOT_FOUND: Final = Pattern(r"^[ \t]*Loaded: not-found\b", re.MULTILINE)
 _MASKED: Final = Pattern(r"nvidia-fabricmanager\.service(?: is masked|[^\n]{0,40}masked)|Loaded: masked")
 _ACTIVE: Final = Pattern(r"^ *Active:\s*(?P<state>active|inactive|failed|activating|deactivating)\b", re.MULTILINE)
 _FAILED: Final = Pattern(

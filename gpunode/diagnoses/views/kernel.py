@@ -34,7 +34,7 @@ _STAMPS: Final = (
 )
 _BOOT: Final = Pattern(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
 _ZONE: Final = Pattern(r"(?:Z|[+-]\d\d:?\d\d)$")
-_ESCAPED: Final = Pattern(r"\s*#012\s*NVRM:\s*")
+_ESCAPED: Final = Pattern(r"(?<!\s)\s*#012\s*NVRM:\s*")
 # In older drivers the functions of the driver itself say it without the colon.
 _NVRM: Final = Pattern(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
 _QUOTED: Final = Pattern(r"^(?:>\s?)+")

@@ -31,10 +31,10 @@ _STATUS: Final = Pattern(
 )
 _CAPABLE: Final = Pattern(r"\bLnkCap:.{0,40}?Speed (?P<speed>[\d.]+)GT/s,\s*Width x(?P<width>\d+)")
 _REGION: Final = Pattern(r"\bRegion (?P<bar>\d): Memory at <(?:unassigned|ignored)>")
-_REDIRECTS: Final = Pattern(r"\bACSCtl:[^\n]*?\bReqRedir\+")
-_VALIDATES: Final = Pattern(r"\bACSCtl:[^\n]*?\bSrcValid\+")
+_REDIRECTS: Final = Pattern(r"\bACSCtl:[^\n]{0,200}?\bReqRedir\+")
+_VALIDATES: Final = Pattern(r"\bACSCtl:[^\n]{0,200}?\bSrcValid\+")
 _SECONDARY: Final = Pattern(r"\bsecondary=(?P<first>[0-9a-f]{2}), subordinate=(?P<last>[0-9a-f]{2})")
-_UNCORRECTED_STATUS: Final = Pattern(r"\bUESta:[^\n]*?\b(?P<bit>CmpltTO|SDES|DLP|MalfTLP)\+")
+_UNCORRECTED_STATUS: Final = Pattern(r"\bUESta:[^\n]{0,200}?\b(?P<bit>CmpltTO|SDES|DLP|MalfTLP)\+")
 _SYSFS: Final = Pattern(
     rf"(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width))(?::|\s*=\s*|\s+)(?P<value>\d+(?:\.\d+)?)"
 )

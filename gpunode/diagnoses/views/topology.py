@@ -18,11 +18,11 @@ Sort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme", "bridge"]
 
 _SYSFS: Final = Pattern(r"^/sys/bus/pci/devices/(?P<address>[0-9a-f:.]+)/(?P<name>\w+)$")
 _GTS: Final = Pattern(r"(?P<speed>\d{1,3}(?:\.\d+)?)\s*GT/s")
-_CAPABLE: Final = Pattern(r"LnkCap:.*?Speed (?P<speed>[\d.]+)GT/s.*?Width x(?P<width>\d+)")
-_STATUS: Final = Pattern(r"LnkSta:.*?Speed (?P<speed>[\d.]+)GT/s.*?Width x(?P<width>\d+)")
+_CAPABLE: Final = Pattern(r"LnkCap:.{0,200}?Speed (?P<speed>[\d.]+)GT/s.{0,200}?Width x(?P<width>\d+)")
+_STATUS: Final = Pattern(r"LnkSta:.{0,200}?Speed (?P<speed>[\d.]+)GT/s.{0,200}?Width x(?P<width>\d+)")
 _NUMA: Final = Pattern(r"NUMA node:\s*(?P<node>\d+)")
 _BUSES: Final = Pattern(r"Bus: primary=[0-9a-f]{2}, secondary=(?P<secondary>[0-9a-f]{2})", re.IGNORECASE)
-_IDS: Final = Pattern(r"\s*\[[0-9a-f]{4}:[0-9a-f]{4}\]|\s*\(rev [^)]*\)|\s*\(prog-if [^)]*\)", re.IGNORECASE)
+_IDS: Final = Pattern(r"(?<!\s)\s*(?:\[[0-9a-f]{4}:[0-9a-f]{4}\]|\(rev [^)]*\)|\(prog-if [^)]*\))", re.IGNORECASE)
 _BRACKETED: Final = Pattern(r"\[([^\[\]]+)\]")
 _BRANCH: Final = Pattern(
     r"\[(?:(?P<domain>[0-9a-f]{4}):)?(?P<bus>[0-9a-f]{2})(?:-[0-9a-f]{2})?\]|(?P<slot>[0-9a-f]{2}\.[0-7])",
