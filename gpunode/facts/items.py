@@ -16,7 +16,7 @@ from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.shares import Share, share_out
-from gpunode.facts.sources import Kind, Source, Where, commands, recognise, recognise_all
+from gpunode.facts.sources import Command, Kind, Source, Where, commands, recognise, recognise_all
 
 T = TypeVar("T")
 
@@ -122,8 +122,8 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
         return
     said = _said(capture)
     sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
-    asked = commands(capture.source) if sources[0].is_mixed else ()
-    parts = share_out(asked, said) if asked else None
+    typed = commands(capture.source) if sources[0].is_mixed else ()
+    parts = share_out(typed, said)
     for source, own in (_uncounted(*_own(source, said, sources, parts)) for source in sources):
         outcome = _outcome(capture, own)
         if len(sources) > 1 and outcome == "absent" and not tells_absence(own):
@@ -131,11 +131,18 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
         yield Item(key, capture.source, source, own, outcome, capture.error, capture.exit_status)
         if source.kind == "listing" and program_of(source) in _SEARCHERS and outcome == "ok":
             yield from _searched(key, capture.source, source, own)
+    for source, own in _of_unknown(typed, sources, parts or ()):
+        yield Item(key, capture.source, source, own)
+
+
+def _of_unknown(
+    typed: Sequence[Command], sources: tuple[Source, ...], parts: Sequence[Share]
+) -> Iterator[tuple[Source, str]]:
+    """The lines that are surely of a command which nobody knows: text, as what such a command prints alone is."""
     known = {source.place for source in sources}
-    for place, part in enumerate(parts or ()):
-        # A command that nobody knows here said something, too.
-        if place not in known and part.is_alone and part.text.strip():
-            yield Item(key, capture.source, Source("text", words=asked[place].words, place=place), part.text)
+    for place, (command, part) in enumerate(zip(typed, parts, strict=False)):
+        if place not in known and part.is_alone and part.text:
+            yield Source("text", words=command.words, where=sources[0].where, place=place), part.text
 
 
 _SEARCHERS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})
@@ -176,9 +183,11 @@ def _own(source: Source, text: str, sources: tuple[Source, ...], parts: Sequence
 
 def _uncounted(source: Source, own: str) -> tuple[Source, str]:
     """Lines that were counted are there, and were not shown; that there are none tells as much as their absence."""
-    if not source.is_count or not re.search(r"[1-9]", own):
+    if not source.is_count or source.is_mixed:
         return source, own
-    return replace(source, kind="text" if source.kind == "file" else source.kind, is_part=True), own
+    if not re.search(r"[1-9]", own):
+        return replace(source, is_part=False), own
+    return replace(source, kind="text" if source.kind == "file" else source.kind), own
 
 
 def _without_complaints(source: Source, text: str, sources: tuple[Source, ...]) -> str:

@@ -269,8 +269,13 @@ def _unwrapped(source: str) -> tuple[str, Where, bool]:
     if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
         where = "container" if _INSIDE.search(label[0]) else where
         written = written[label.end() :]
-    quoted = None if _by_commands(written) else _QUOTED.search(written)
-    if quoted and _by_commands(inner := quoted["command"] or quoted["said"]):
+    quoted = _QUOTED.search(written)
+    # Behind a command, such quotes are the shell's own.
+    if (
+        quoted
+        and not _by_commands(written.partition("`")[0])
+        and _by_commands(inner := quoted["command"] or quoted["said"])
+    ):
         written = inner
     return written, where, is_part
 
@@ -405,7 +410,9 @@ def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
     patterns = [_pattern(words) for words in commands[1:] if program(words) in _GREPS]
     cut = any(program(words) in _CUTTERS for words in commands[1:]) or _begins_or_ends(head)
     is_count = _counts(commands[-1])
-    return replace(found, only=_all_of(found.only, *patterns), is_part=found.is_part or cut, is_count=is_count)
+    return replace(
+        found, only=_all_of(found.only, *patterns), is_part=found.is_part or cut or is_count, is_count=is_count
+    )
 
 
 def _is_silenced(words: Sequence[str]) -> bool:
