@@ -122,7 +122,8 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
         return
     said = _said(capture)
     sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
-    parts = share_out(commands(capture.source), said) if sources[0].is_mixed else None
+    asked = commands(capture.source) if sources[0].is_mixed else ()
+    parts = share_out(asked, said) if asked else None
     for source, own in (_uncounted(*_own(source, said, sources, parts)) for source in sources):
         outcome = _outcome(capture, own)
         if len(sources) > 1 and outcome == "absent" and not tells_absence(own):
@@ -130,6 +131,11 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
         yield Item(key, capture.source, source, own, outcome, capture.error, capture.exit_status)
         if source.kind == "listing" and program_of(source) in _SEARCHERS and outcome == "ok":
             yield from _searched(key, capture.source, source, own)
+    known = {source.place for source in sources}
+    for place, part in enumerate(parts or ()):
+        # A command that nobody knows here said something, too.
+        if place not in known and part.is_alone and part.text.strip():
+            yield Item(key, capture.source, Source("text", words=asked[place].words, place=place), part.text)
 
 
 _SEARCHERS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})

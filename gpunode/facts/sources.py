@@ -269,9 +269,9 @@ def _unwrapped(source: str) -> tuple[str, Where, bool]:
     if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
         where = "container" if _INSIDE.search(label[0]) else where
         written = written[label.end() :]
-    if (quoted := _QUOTED.search(written)) and not _by_commands(written):
-        inner = quoted["command"] or quoted["said"]
-        written = inner if _by_commands(inner) else written
+    quoted = None if _by_commands(written) else _QUOTED.search(written)
+    if quoted and _by_commands(inner := quoted["command"] or quoted["said"]):
+        written = inner
     return written, where, is_part
 
 

@@ -93,6 +93,7 @@ def test_the_same_place_counts_commands_and_what_is_recognised_of_them() -> None
     assert [(item.kind, item.text.strip(), item.source.is_mixed) for item in found] == [
         ("modinfo", "570.86.15", False),
         ("file", "565.57.01", False),
+        ("text", "Vendor ID: GenuineIntel", False),
     ]
 
 

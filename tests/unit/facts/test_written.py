@@ -48,6 +48,11 @@ def test_something_may_be_missing(written: str) -> None:
     assert recognise(written).is_part
 
 
+@pytest.mark.parametrize("written", ["lsmod | grep -c nvidia", "lsmod | wc -l"])
+def test_lines_may_be_counted(written: str) -> None:
+    assert recognise(written).is_count
+
+
 @pytest.mark.parametrize(
     ("written", "only"),
     [
