@@ -243,7 +243,7 @@ def _next(line: str) -> str:
         seen = recognise(line)
         if seen.kind == "file" and seen.subject != recognise(command).subject:
             return line.strip()  # only the prompt says in which folder the file is
-        return command if not is_root or _is_known(command) else ""
+        return command if not is_root or _is_known(command) or command.startswith("./") else ""
     if (match := _HEADING.match(line)) and len(match["source"].split()) <= 12:
         seen = recognise(match["source"])
         is_path = seen.subject.startswith("/") and not _IN_SOURCE.match(match["source"])
