@@ -210,7 +210,8 @@ def _denials(snapshot: Snapshot) -> Iterator[Citation]:
 
 def _enforcing(snapshot: Snapshot) -> tuple[Citation, ...]:
     # The word alone is getenforce's whole answer.
-    return tuple(c for item in snapshot.items if item.kind != "file" for c in lines_with(item, _ENFORCING))
+    told = (item for item in snapshot.items if item.kind != "file" and not item.is_register)
+    return tuple(citation for item in told for citation in lines_with(item, _ENFORCING))
 
 
 def _allow(_: Snapshot) -> Iterable[Fix]:

@@ -125,7 +125,7 @@ def _said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(
         citation
         for item in snapshot.items
-        if item.where == "host" and item.kind not in {"file", "packages", "container-inspect"}
+        if item.where == "host" and not item.is_register and item.kind not in {"file", "packages", "container-inspect"}
         if not driver.is_beside_container(snapshot, item)
         for citation in lines_with(item, _MISMATCH)
         if item.kind not in driver.CONTAINED or _ASKED_ON_NODE.search(item.text)

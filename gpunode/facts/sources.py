@@ -353,7 +353,7 @@ def _by_commands(source: str) -> tuple[Source, ...]:
     found = tuple(
         replace(one, place=place) for place, (_, pipeline) in enumerate(every) if (one := _by_pipeline(pipeline))
     )
-    return tuple(replace(one, is_mixed=True) for one in found) if len(every) > 1 else found
+    return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
 
 
 def _in_order(source: str) -> list[tuple[str, list[list[str]]]]:
@@ -618,9 +618,7 @@ def _grep(words: tuple[str, ...]) -> Source | None:
     if not files or not patterns:
         return None
     found = _file(files[0])
-    names_files = any(re.fullmatch(r"-\w*[lLrRH]\w*|--recursive", word) for word in options)
-    # Of several files it writes before each line in which it stands.
-    if names_files or (found.kind == "file" and (len(files) > 1 or "*" in files[0])):
+    if any(re.fullmatch(r"-\w*[lLrR]\w*|--recursive", word) for word in options):
         return Source("listing", files[0], words, only="|".join(patterns))
     return replace(found, words=words, only=_pattern(words))
 

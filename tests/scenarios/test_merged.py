@@ -46,6 +46,7 @@ _TWO_MACHINES = {
     ("initramfs-stale-module", "nvidia-uvm-not-loaded"): "two models of GPU",
     ("mixed-repo-packages", "package-file-conflict"): "two distributions",
     ("runfile-leftover", "driver-library-mismatch-unattended-upgrade"): "the .run driver is of packages that are gone",
+    ("duplicate-module-files", "module-built-for-other-kernel"): "the one that is refused is one of the two",
     ("runfile-leftover", "duplicate-module-files"): "the .run driver is of packages that are gone",
     ("duplicate-module-files", "nvidia-fs-not-loaded"): "one has the driver loaded, the other has not",
     ("*", "container-driver-mismatch"): "an image with libraries of its own is a fault of its own",
@@ -59,7 +60,13 @@ _TWO_MACHINES = {
 }
 # Reports that fit no other.
 _ALONE = {
+    "unseen/k3s-runtime-config-overwritten-1": "its containerd has no runtime nvidia, others have",
+    "modules/container-without-driver-module": "its driver is built and whole, which it is in no other",
+    "containerd/rke2-toolkit-told-the-generated-file": "its containerd has no runtime nvidia, others have",
+    "devices/cured-by-an-option-in-a-session": "a GeForce, where the others have boards with NVSwitches",
+    "unseen/cuda-init-802-kaslr-or-hmm-2": "cards of workstations, where the others have boards with NVSwitches",
     "devices/lstat-of-uvm-fails": "its GPU is too old for the drivers of all others",
+    "plugin/runtime-handler-k3s-no-class": "k3s brings a containerd of its own along, which nothing switches off",
     "memory/remap-pending-csv": "one of many GPUs is ill, and it is another one than in the other reports",
     "support/rtx-5090-proprietary-predicted": "lists its packages, and has nothing for containers among them",
 }

@@ -16,7 +16,7 @@ NUMBERED = [pytest.param(number, report, id=report.name) for number, report in e
 # Whose pieces are parts of one log: their order is that of time.
 IN_ORDER = {"xids/62-crashcat-5080"}
 _PROMPTS = ("$ ", "# ", "root@gpu-node-17:~# ", "[admin@gpu1 ~]$ ", "user@host:~/work$ sudo ", "(base) me@box:~$ ")
-_PROMPT = re.compile(r"^\s*[\w-]*[$#] ")
+_PROMPT = re.compile(r"^\s*[\w.-]{0,40}[$#] ")
 # A prompt that says where its command was typed stays.
 _PLACED = re.compile(r"^\S+@\S+:\S*[$#] ")
 

@@ -27,6 +27,7 @@ EQUALLY_RIGHT = {
     ("vgpu-license-server-failure", "vgpu-unlicensed"): _STILL_TRUE,
     ("vm-passthrough-mmio-config", "bar-above-4g-disabled"): "what is left does not say that it is a virtual machine",
     ("wsl-gpu-tcc-mode", "wsl-gpu-access-blocked"): _STILL_TRUE,
+    ("xid-31-driver-regression", "xid-31-mmu-fault"): _NOT_SHOWN,
     ("xid-54-aux-power", "power-brake-slowdown"): _STILL_TRUE,
     ("xid-74-nvlink-error", "nvlink-link-inactive"): _STILL_TRUE,
 }

@@ -192,7 +192,7 @@ def _goes_on(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
 
 def _unstamped(line: str) -> tuple[str, float | None, _Form]:
     """The message without its stamp, the stamp's time, and of which form it is."""
-    line = _QUOTED.sub("", line)
+    line = _QUOTED.sub("", line) if line.startswith(">") else line
     for stamp in _STAMPS:
         if match := stamp.match(line):
             rest = line[match.end() :]

@@ -136,7 +136,7 @@ def loaded(snapshot: Snapshot, name: str) -> bool | None:
 
 
 def _would_show(item: Item, name: str) -> bool:
-    if item.source.is_part:
+    if item.source.is_part or item.source.is_count:
         return _counted(item, name) == 0
     if not item.source.only:
         # People paste the lines that they find telling: only the table's head or a probe shows that it is whole.
@@ -152,13 +152,10 @@ _PICKED: Final = Pattern(r"^(?P<name>[a-z]\w{2,40})(?: +(?:\d{1,9}|[a-z][\w,]*))
 
 def _counted(item: Item, name: str) -> int | None:
     """How many lines of the table a pattern that lets ``name`` through let through; None where it does not count."""
-    if not _COUNTS.search(item.written) or not re.fullmatch(r"\d{1,4}", item.text.strip()):
+    if not item.source.is_count or not re.fullmatch(r"\d{1,4}", item.text.strip()):
         return None
     is_let = item.source.only in {name, f"^{name}"}
     return int(item.text) if is_let else None
-
-
-_COUNTS: Final = Pattern(r"grep\s+(?:-\w+\s+)*-\w*c\b|grep -\w*c\w*\s|\bwc -l\b")
 
 
 def _named(item: Item) -> Iterator[str]:
