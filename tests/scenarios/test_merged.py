@@ -52,6 +52,7 @@ _TWO_MACHINES = {
     ("*", "container-driver-mismatch"): "an image with libraries of its own is a fault of its own",
     ("driver-not-installed", "cdi-spec-stale"): "the specification's tool lists a driver",
     ("driver-not-installed", "nouveau-bound"): "an installer is at work",
+    ("driver-not-installed", "fabric-manager-not-installed"): "a driver answers CUDA in the one",
     ("toolkit-not-installed", "docker-not-restarted"): "a restart helped, so the toolkit was there",
     ("k3s-runtime-config-overwritten", "device-plugin-library-not-found"): "two distributions of Kubernetes",
     ("runfile-leftover", "driver-library-mismatch-mixed-installs"): "the .run driver is of packages that are gone",
@@ -68,6 +69,10 @@ _ALONE = {
     "devices/lstat-of-uvm-fails": "its GPU is too old for the drivers of all others",
     "plugin/runtime-handler-k3s-no-class": "k3s brings a containerd of its own along, which nothing switches off",
     "memory/remap-pending-csv": "one of many GPUs is ill, and it is another one than in the other reports",
+    "packages/held-on-purpose": "its packages are of the branch that it holds, those of others are not",
+    "unseen/vm-passthrough-mmio-config": "it is a hypervisor that lends its GPU to a guest, and the guest",
+    "unseen/driver-library-mismatch-partial-upgrade-1": "lists its packages, and has nothing for containers among them",
+    "versions/partial-ubuntu-user-side-only": "lists its packages, and has nothing for containers among them",
     "support/rtx-5090-proprietary-predicted": "lists its packages, and has nothing for containers among them",
 }
 
