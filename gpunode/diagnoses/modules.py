@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import build, chains, remedies
+from gpunode.diagnoses import build, chains, remedies, secureboot
 from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.commands import command, edited, edited_where
 from gpunode.diagnoses.commands import kernel as of_kernel
@@ -60,7 +60,7 @@ def _absence(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
     """The module is not there; what keeps it away is said by other rules, if anything shows it."""
     state = driver.is_loaded(snapshot)
-    if state or _is_elsewhere(snapshot):
+    if state or _is_elsewhere(snapshot) or secureboot.is_undecided(snapshot):
         return
     said = snapshot.said(_SAYS_NOT_LOADED)
     is_built = modules.built_for(snapshot, snapshot.view(system.running_kernel))
