@@ -45,10 +45,9 @@ def _standing(standing: StandingDriver, facts: Facts) -> Planned:
     """Nothing is built for a driver that stays as it is; a kernel that it lacks is told."""
     # Of a prebuilt module the branch alone is known.
     lacking = missing_for(replace(standing.chosen, exact=""), need(facts.kernels, "which kernels are installed"), facts)
-    warning = (
-        f"driver {standing.version} has no module for kernel {', '.join(lacking)}, which boots next: install the "
-        "package that brings it (linux-modules-nvidia-*) before the reboot"
-    )
+    kernel = ", ".join(lacking)
+    mend = "install the package that brings it (linux-modules-nvidia-*)" if standing.prebuilt else "dkms autoinstall"
+    warning = f"driver {standing.version} has no module for kernel {kernel}: {mend} before that kernel is booted"
     return Planned((), standing.reason, (warning,) if lacking else ())
 
 

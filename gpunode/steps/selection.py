@@ -136,6 +136,8 @@ def standing_driver(recipe: Recipe, facts: Facts) -> StandingDriver | None:
     Its packages have other names than NVIDIA's. To complete it by those would be to replace it, under Secure Boot by
     modules whose key the firmware may not know.
     """
+    if recipe.driver.version == "none" or not (isinstance(facts.platform, Known) and facts.platform.value.owns_kernel):
+        return None
     loaded, pinned = known(facts.loaded_driver, None), pinned_by_package(known(facts.packages, {}))
     branch = branch_of(loaded.version) if loaded else 0
     if loaded is None or not _is_active(branch) or recipe.upgrade or recipe.lock is not None or pinned:

@@ -116,6 +116,13 @@ def test_what_does_not_work_does_not_stand(node: Facts) -> None:
     assert planned(DRIVER.plan(recipe(), node)).changes
 
 
+@pytest.mark.parametrize("name", BY_CANONICAL)
+def test_without_a_wish_for_a_driver_none_is_looked_at(name: str) -> None:
+    node = of_branch_580(name)
+    assert changed(node, recipe(version="none")) == []
+    assert "not gpunode's" in planned(MODULE_LOAD.plan(recipe(version="none"), node)).reason
+
+
 def test_libraries_that_were_upgraded_wait_for_the_reboot() -> None:
     node = of_ubuntu(version="580.178.04")
     outcomes = {step: step.plan(recipe(), node) for step in (CONFLICTS, DRIVER, HEADERS, MODULE_BUILD, MODULE_LOAD)}
