@@ -26,8 +26,10 @@ from gpunode.diagnoses.views import driver, initramfs, kernel, modules, next_boo
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
+# cuFile says the like of nvidia-fs.
 _SAYS_NOT_LOADED: Final = Pattern(
-    r"[Dd]river [Nn]ot [Ll]oaded|couldn.t communicate with the NVIDIA driver|NVML_ERROR_DRIVER_NOT_LOADED"
+    r"(?<!-fs )(?<!-fs\.ko )[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
+    r"|couldn.t communicate with the NVIDIA driver"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
     r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?loaded|[Ff]ailed to load the NVIDIA kernel module"
     r"|Found no NVIDIA driver on your system"

@@ -43,12 +43,12 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether no driver is there, or its kernel side alone."""
     if is_wsl(snapshot) or _is_elsewhere(snapshot):
         return
-    if driver.works(snapshot) or snapshot.says(_CTK_ASKED, "nvidia-ctk"):
+    if driver.works(snapshot) or snapshot.says(_CTK_ASKED, "nvidia-ctk") or _listed_without_libcuda(snapshot):
         yield from _without_libcuda(snapshot)
         return
     if _is_lent(snapshot):
         return
-    missing = _missing(snapshot)
+    missing = _missing(snapshot) or _missed_by_pods(snapshot)
     if not missing or (pci.is_listed(snapshot) and not snapshot.view(pci.gpus)):
         return
     if (bare := inside.without_gpu(snapshot, *missing)) is not None:
@@ -113,9 +113,23 @@ def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if not any("-root" in word for word in item.source.words)
         for line in lines_with(item, _CTK_NO_LIBCUDA)
     ]
+    sought += _listed_without_libcuda(snapshot)
     if sought or (said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown)))):
         what = "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
         yield "driver-userspace-incomplete", Proof(what, (*said, *sought, *unlisted))
+
+
+_NVML_FOUND: Final = Pattern(r"^/\S+/libnvidia-ml\.so\.\d", re.MULTILINE)
+
+
+def _listed_without_libcuda(snapshot: Snapshot) -> list[Citation]:
+    """The whole lists of what the toolkit finds of the driver on the node, which have NVML's library and not CUDA's."""
+    return [
+        stated(item.written, "libnvidia-ml is among them and libcuda is not", item.key)
+        for item in snapshot.of("nvidia-container-cli")
+        if "list" in item.source.words and not item.source.only and not item.source.is_part
+        if _NVML_FOUND.search(item.text) and "libcuda.so" not in item.text
+    ]
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
@@ -137,6 +151,19 @@ def _missing(snapshot: Snapshot) -> tuple[Citation, ...]:
         for citation in lines_with(item, _NO_LIBRARY)
     )
     return (*states, *said)
+
+
+# A driver in a container has neither package nor module file on the node.
+_OF_OPERATOR: Final = Pattern(r"nvidia-driver-daemonset|gpu-operator|/run/nvidia/driver|k8s-driver-manager")
+
+
+def _missed_by_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which a pod lacks the libraries, where the node with a GPU has neither a module nor a package."""
+    sought = [item for item in snapshot.of("modinfo") if item.where == "host" and _NO_MODULE.search(item.text)]
+    # A pod may lack what its node has, and on a node without a GPU it is meant to.
+    if not sought or len(_absent(snapshot)) < 2 or not pci.has_gpu(snapshot) or snapshot.says(_OF_OPERATOR):
+        return ()
+    return snapshot.said(_NO_LIBRARY, "kubernetes-log")
 
 
 def _asks_on_node(item: Item) -> bool:
