@@ -105,8 +105,10 @@ def _defaults(snapshot: Snapshot, newest: str) -> Iterator[str]:
         named = [next(filter(None, match.groups()), "") for match in finds(item, _DEFAULT)]
         if "loader.conf" in item.written:
             named += [match["entry"] for match in finds(item, _LOADER)]
-        if _CHOOSES.search(item.written) or (item.outcome == "ok" and _ASKS_DEFAULT.search(item.written)):
-            named.append(item.text or item.written)
+        if _CHOOSES.search(item.written):
+            named.append(item.written)
+        elif item.outcome == "ok" and _ASKS_DEFAULT.search(item.written):
+            named.append(item.text)
         yield from (newest if _means(one, newest) else one for one in named)
 
 

@@ -156,6 +156,19 @@ def test_what_is_named_as_the_default_boots(default: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "chosen",
+    [
+        ("bootctl list", "id: a-6.8.0-50-generic.conf\n\nid: a-6.8.0-45-generic.conf (default)\n"),
+        ("sudo grub-reboot 2", ""),
+        ("sudo grub-set-default '1>2'", ""),
+        ("cat /etc/sysconfig/kernel", "UPDATEDEFAULT=no\nDEFAULTKERNEL=kernel-core\n"),
+    ],
+)
+def test_where_somebody_chose_the_newest_is_not_what_boots(chosen: tuple[str, str]) -> None:
+    assert not seen(UNAME, ALL, ("ls /boot/vmlinuz-*", BOOT), SEEN, UBUNTU, chosen).findings
+
+
+@pytest.mark.parametrize(
     ("kernel", "names"),
     [
         ("5.14.0-570.el9.x86_64", ("kernel-devel-5.14.0-570.el9.x86_64",)),
