@@ -16,6 +16,7 @@ from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpun
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, frameworks, inside, kernel, loader, modules, packages, pci, smi_query
 from gpunode.diagnoses.views.system import is_debians, is_wsl, package_manager
+from gpunode.facts import library_path
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -453,7 +454,8 @@ def _shadow(snapshot: Snapshot) -> Proof | None:
         where = f" of {folder.set_in}" if folder.set_in else " that is set"
         what = f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {of}"
         cited = (folder.citation, line, *((node.citation,) if node and differs else ()))
-        return Proof(what, cited)
+        # A shell's program sets it for those alone who run it.
+        return Proof(what, cited, "likely" if library_path.is_shell_program(folder.set_in) else "certain")
     return None
 
 
@@ -482,13 +484,14 @@ def _other_copy(
 ) -> Iterator[tuple[str, Verdict]]:
     said = snapshot.said(driver.UNFIT)
     compat = [one.citation for one in places if one.sort == "compat"] or [*_listed_compat(snapshot)]
-    other = [one for one in places if one.sort == "other" and isinstance(one, loader.Library)]
+    other, shown = _of_another_driver(snapshot, places)
     front = [one for one in places if isinstance(one, loader.Folder)]
     cured = _cured_by_unsetting(snapshot)
-    if (other and (said or _fails(snapshot))) or cured:
-        path = other[0].path if other else ", ".join(one.path for one in front) or "a folder in LD_LIBRARY_PATH"
+    wrong = snapshot.said(_WRONG)
+    if (shown and wrong) or cured:
+        path = other if shown else ", ".join(one.path for one in front) or "a folder in LD_LIBRARY_PATH"
         what = f"programs load {path} in place of the driver's own library"
-        cited = (*said, *(one.citation for one in other), *(one.citation for one in front), *cured)
+        cited = (*wrong, *shown, *(one.citation for one in front), *cured)
         yield "library-path-shadows-libcuda", Proof(what, cited)
         return
     if not said or _mismatches(snapshot):
@@ -511,14 +514,27 @@ def _other_copy(
         yield "cuda-compat-lib-mismatch", Doubt(question, look, said, causes)
 
 
-_FAILS: Final = Pattern(
-    r"Driver/library version mismatch|Failed to initialize NVML|CUDA_ERROR_\w+|cudaError\w+|CUDA initialization: "
-    r"|No CUDA GPUs are available|no CUDA-capable device"
+# What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
+_WRONG: Final = Pattern(
+    rf"{driver.UNFIT.pattern}|{_INSUFFICIENT.pattern}|Driver/library version mismatch"
+    r"|libcuda reported version[^\n]{0,80} does not match|does not match DSO version"
 )
 
 
-def _fails(snapshot: Snapshot) -> bool:
-    return snapshot.says(_FAILS)
+def _of_another_driver(
+    snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
+) -> tuple[str, tuple[Citation, ...]]:
+    """A library outside the usual places that is shown to be of another version than the node's driver."""
+    node = driver.loaded(snapshot) or driver.smi_version(snapshot)
+    listed = snapshot.view(loader.targets)
+    for one in places:
+        if node is None or one.sort != "other" or not isinstance(one, loader.Library):
+            continue
+        target, line = listed.get(one.path, ("", one.citation))
+        match = _VERSIONED.search(target) or _VERSIONED.search(one.path)
+        if match and match["version"] != node.version:
+            return one.path, (one.citation, line, node.citation)
+    return "", ()
 
 
 def _cured_by_unsetting(snapshot: Snapshot) -> tuple[Citation, ...]:

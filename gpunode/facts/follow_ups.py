@@ -220,17 +220,19 @@ def _programs(evidence: Evidence) -> Iterator[Probe]:
         yield _command("imex-version", "nvidia-imex", "--version")
 
 
-_SETTING: Final = ("file:/etc/environment", "file:/etc/profile", "file:/etc/bash.bashrc", "file:/etc/bashrc",
-                   "unit-environments", "service-environments")  # fmt: skip
+_SETTING: Final = ("file:/etc/environment", "unit-environments", "service-environments")
+_PROGRAMS: Final = ("file:/etc/profile", "file:/etc/bash.bashrc", "file:/etc/bashrc")
 _PLAIN: Final = Pattern(r"/[\w./+-]+")
 _MOST_FOLDERS: Final = 16
 
 
 def _in_front(evidence: Evidence) -> Iterator[Probe]:
     """The driver's libraries in folders that programs are told to look in first."""
-    texts = [_text(evidence, key) for key in _SETTING]
-    texts += [one.data.decode("utf-8", "replace") for one in _matches(evidence, "profile-d") if one.data]
-    told = (folder for text in texts for line in text.splitlines() for folder in library_path.of_variable(line))
+    programs = [_text(evidence, key) for key in _PROGRAMS]
+    programs += [one.data.decode("utf-8", "replace") for one in _matches(evidence, "profile-d") if one.data]
+    lines = (line for key in _SETTING for line in _text(evidence, key).splitlines())
+    told = [folder for line in lines for folder in library_path.of_variable(line)]
+    told += [folder for text in programs for _, folder in library_path.of_shell_program(text)]
     plain = (folder.rstrip("/") for folder in told if _PLAIN.fullmatch(folder) and not library_path.is_standard(folder))
     for folder in [*dict.fromkeys(plain)][:_MOST_FOLDERS]:
         yield Probe(f"libraries:{folder}", glob=f"{folder}/lib[cn]*.so*", contents=False)
