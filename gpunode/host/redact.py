@@ -143,6 +143,22 @@ _DOCUMENT: Final = re.compile(r"(^---[ \t]*\n)", re.MULTILINE)
 _YAML_DATA: Final = re.compile(r"^([ \t]*)(?:stringData|data):[ \t]*\n(?:\1[ \t]+[^\n]*(?:\n|\Z)){1,200}", re.MULTILINE)
 _JSON_DATA: Final = re.compile(r"[\"'](?:stringData|data)[\"'][ \t]*:\s*\{[^{}]*")
 _YAML_VALUE: Final = re.compile(r"^([ \t]+(?:-[ \t]+)?(?:[^\s:]{1,80}:[ \t]+)?)([^\s\[{][^\n]*(?<!:))$", re.MULTILINE)
+# YAML's value behind its key's line: a block with its mark, or one word or string. JSON's may stand there, too.
+_LINE_END: Final = r"[ \t]*(?:#[^\n]*)?\n"
+_BLOCK_MARK: Final = r"[|>][\d+-]{0,2}"
+_YAML_HEAD: Final = re.compile(
+    rf"^(?P<lead>[ \t-]{{0,200}})[\"']?(?:{_NAME})[\"']?[ \t]{{0,8}}:"
+    rf"(?P<mark>[ \t]+(?:![\w!/:.,-]{{0,80}}[ \t]+)?{_BLOCK_MARK})?{_LINE_END}",
+    re.IGNORECASE | re.MULTILINE,
+)
+_BLOCK_BEGINS: Final = re.compile(rf"(?:![\w!/:.,-]{{0,80}}[ \t]+)?{_BLOCK_MARK}[ \t]*(?:#.*)?")
+_YAML_SCALAR: Final = re.compile(
+    r"(?P<lead>[ \t]+)(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s\[\]{}\"'#|>&*!-][^\s#]*)(?<!:)[ \t]*(?:#.*)?"
+)
+_JSON_NEXT_LINE: Final = re.compile(
+    rf"(?P<key>[\"'](?:{_NAME})[\"'][ \t]{{0,8}}:[ \t]{{0,80}}\n\s{{0,99}})(?P<value>{_ARRAY}|{_STRING})",
+    re.IGNORECASE | re.DOTALL,
+)
 # What tells by its own shape that it is a key: JSON Web Tokens, and those of the services that GPU nodes log in to.
 _SHAPES: Final = re.compile(
     r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|\bA(?:KIA|SIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bnpm_[A-Za-z0-9]{30,}"
@@ -290,7 +306,38 @@ def _once(value: str) -> str:
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
     value = _YAML_HEADERS.sub(_yaml_headers, value)
     value = _secret_objects(value) if _IS_SECRET.search(value) else value
-    return _ASSIGNED.sub(_assigned, value)
+    value = _JSON_NEXT_LINE.sub(lambda match: match["key"] + _strings(match["value"]), value)
+    return _ASSIGNED.sub(_assigned, _behind_their_keys(value))
+
+
+def _behind_their_keys(value: str) -> str:
+    """``value`` without the secrets that stand, in YAML, in the lines behind their key's."""
+    kept, end = [], 0
+    for head in _YAML_HEAD.finditer(value):
+        if head.start() < end:
+            continue
+        kept.append(value[end : head.end()])
+        end = head.end()
+        depth = len(head["lead"])
+        while end < len(value) and (line := value[end : value.find("\n", end) + 1 or len(value)]):
+            body = line.strip()
+            if body and len(line) - len(line.lstrip()) <= depth:
+                break
+            if head["mark"] is None and body and not body.startswith("#"):
+                if scalar := _YAML_SCALAR.fullmatch(line.rstrip("\n")):
+                    kept.append(line.replace(scalar["value"], _scalar(scalar["value"]), 1))
+                    end += len(line)
+                break
+            is_shown = head["mark"] is None or not body or body.startswith("-----")
+            kept.append(line if is_shown else line.replace(body, _mask(body), 1))
+            end += len(line)
+    return "".join(kept) + value[end:]
+
+
+def _scalar(value: str) -> str:
+    if value[0] in "\"'":
+        return _strings(value)
+    return value if value.lower() in _PLAIN or re.fullmatch(r"[\d.+-]{1,3}", value) else _mask(value)
 
 
 def _secret_objects(value: str) -> str:
@@ -360,6 +407,8 @@ def _is_plain(word: str, name: str) -> bool:
     if _NUMBER.fullmatch(word):
         return _HIDES.search(name) is None or _COUNTS.search(name) is not None
     if name.lower().endswith("pwd") and word.startswith("/"):
+        return True
+    if _BLOCK_BEGINS.fullmatch(word):
         return True
     return word.lower() in _PLAIN or re.fullmatch(r"[\d.+-]+", word) is not None or _names_file(word, name)
 
