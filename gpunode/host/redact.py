@@ -19,7 +19,7 @@ from gpunode.host.process import may_hold_secret
 _LENGTHS: Final = (8, 32, 128, 512)
 _STRING: Final = (
     r"\"\"\"(?:[^\\]|\\.)*?(?:\"\"\"|\Z)|'''.*?(?:'''|\Z)"
-    r"|\"(?:[^\"\\\n]|\\.)*(?:\"|(?=\n)|\Z)|'[^'\n]*(?:'|(?=\n)|\Z)"
+    r"|\"(?:[^\"\\\n]|\\.)*(?:\"|(?=\n)|\Z)|'(?:[^'\n]|'')*(?:'|(?=\n)|\Z)"
 )
 _SENSITIVE: Final = (
     # The counts are bounded, so that a long word costs no more than its length.
@@ -31,7 +31,10 @@ _SENSITIVE: Final = (
 # Words with other meanings, too: modinfo's sig_key and dkms's signing key are those of secure boot.
 _OPEN_KEY: Final = r"(?![\w.-]{0,40}(?:sig|pub|public|signing|mok|host|sort|cache|partition|topology)[_-]?key\b)"
 _AMBIGUOUS: Final = rf"{_OPEN_KEY}[\w.-]{{1,40}}[_.-](?:key|pass|pat|pwd|pw|creds?)|bindpw|pwd"
-_CREDENTIAL: Final = r"[\w.-]{0,40}credentials?|pass|(?:[\w-]{0,40}[_-])?community"
+_CREDENTIAL: Final = (
+    r"[\w.-]{0,40}credentials?|pass|[\w.-]{0,40}(?-i:[a-z]Pass)"
+    r"|(?:[\w-]{0,40}[_-])?(?:bearer|regcode|community)"
+)
 # As a name that stands by itself, in a list of names and values.
 _NAME: Final = rf"{_SENSITIVE}|{_AMBIGUOUS}|{_CREDENTIAL}"
 # Messages speak of credentials, and of tests that pass, before a colon.
@@ -46,7 +49,8 @@ _KEY: Final = rf"(?<![\w.?&-])(?:[\"']?)(?:{_KEYS})(?:\\{{0,7}}[\"'])?[ \t]*[=:]
 _WORD: Final = rf"(?<=\S[ \t])(?:{_KEYS})=[^\s\[\]{{}}\"',#\\][^\s,}}\"']*"
 _ESCAPED: Final = r"\\{1,7}[\"'][^\"'\\\n]*"
 # A bare value ends before the next option of a command line, whose own value may stand in quotes.
-_BARE: Final = r"[^\s\[\]{}\"',#\\](?:(?![ \t]-)[^\n,}\"'])*"
+# A backslash at its end goes on in the next line.
+_BARE: Final = r"[^\s\[\]{}\"',#\\](?:(?![ \t]-)[^\n,}\"']|(?<=[^\s\\]\\)\n(?=[ \t]{0,80}[^\s-]))*"
 _ARRAY: Final = rf"\[(?:[\s,]|{_STRING}|\#[^\n]*)*"
 _ASSIGNED: Final = re.compile(
     rf"(?P<word>{_WORD})|(?P<key>{_KEY})(?:(?P<array>{_ARRAY})|(?P<string>{_STRING})|(?P<escaped>{_ESCAPED})|(?P<bare>{_BARE}))",
@@ -61,7 +65,10 @@ _HEADERS: Final = re.compile(
 )
 _PERHAPS_KEY: Final = re.compile(rf"({_STRING})(\s*[=:])?", re.DOTALL)
 # A slash has no place in a password there, and stands in many; an image's digest follows a path.
-_USERINFO: Final = re.compile(r"(?<=://)(?:[^\s/?#\"'<>]*|[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}/)[^\s?#\"'<>@]{1,200})(?=@)")
+_USERINFO: Final = re.compile(
+    r"(?<=://)(?:[^\s/?#\"'<>]*|[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}/)[^\s?#\"'<>@]{1,200}"
+    r"|[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}[/?#])[^\s/\"'<>@]{1,200})(?=@)"
+)
 _QUERY: Final = re.compile(
     r"(?<=[?&])((?:[\w-]*(?:token|signature|credential|key)|sig|password)=)([^&\s\"'#]+)", re.IGNORECASE
 )
@@ -71,7 +78,7 @@ _PRIVATE_KEY: Final = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)
 _WORDS: Final = r"(?:[^\n\s]{1,200}[ \t]+){0,8}"
 # An option whose value is the next word, of a list as well; a file's name is none.
 _ASKED_FOR: Final = (
-    r"(?:[\w-]{0,40}(?:passw(?:or)?d|passphrase|token|secret(?:-id)?|credentials?|requirepass"
+    r"(?:[\w-]{0,40}(?:passw(?:or)?d|passphrase|token|secret(?:-id)?|credentials?|requirepass|token-auth|bearer|regcode"
     r"|(?:api|access|private|client|auth|licen[cs]e|activation|shared|account|encryption)[_-]?key)"
     r"|(?:[\w-]{0,40}[_-])?(?:pass|pwd|psk|community))"
 )
@@ -85,6 +92,7 @@ _VERDICT: Final = (
     r"(?!(?:not|no|required|incorrect|wrong|invalid|expired|missing|empty|needed|set|too|an?|the|in|on|only|used|asked"
     r"|unknown|stored|being|never|now|already|correct|valid|accepted|protected|disabled|enabled|locked|for|at|to)\b)"
 )
+_LINE_END: Final = r"[ \t]*(?:#[^\n]*)?\n"
 _SPOKEN: Final = re.compile(
     r"(\bbearer[ \t]+)([\w.~+/=-]{8,})"
     r"|(\bbasic[ \t]+)((?=[a-z+/]{0,400}[\d=])[\w+/-]{6,}={0,2})"
@@ -102,7 +110,14 @@ _SPOKEN: Final = re.compile(
     r"|(\becho[ \t]+(?:-\w[ \t]+)?[\"']?(?:[\w.-]{1,80}:)?)([^\s'\"|]+)"
     r"(?=[\"']?[ \t]*\|[^\n|]{0,80}(?:sudo[ \t][^\n|]{0,40}-S\b|\bchpasswd|\bpasswd|--password-stdin))"
     r"|(\bpro[ \t]+attach[ \t]+)([^\s-]\S{7,})"
-    rf"|(\blogin[ \t]{_WORDS}-p[ \t]+)([^\s'\"]+)"
+    rf"|(\blogin[ \t]{_WORDS}-p(?!ass)[ \t]*[\"']?)([^\s'\"]+)"
+    r"|((?:--password-stdin|\bsudo[ \t][^\n|<]{0,80}-S|\bchpasswd)\b[^\n|<]{0,200}<<<[ \t]*[\"']?"
+    r"(?:[\w.-]{1,80}:)?)([^\s'\"]+)"
+    rf"|(\b(?:k3s|rke2)[ \t]{_WORDS}-t[ \t]*[\"']?)([^\s'\"]+)"
+    rf"|(\bSUSEConnect[ \t]{_WORDS}-r[ \t]*[\"']?)([^\s'\"]+)"
+    rf"|(\bredis-cli[ \t]{_WORDS}-a[ \t]*[\"']?)([^\s'\"]+)"
+    rf"|(\buser(?:add|mod)[ \t]{_WORDS}-p[ \t]*[\"']?)([^\s'\"]+)"
+    r"|(^[ \t]*(?:passw(?:or)?d|passphrase)\t+)(\S+)(?=[ \t]*$)"
     rf"|(\b(?:mysql(?:dump|admin)?|mariadb(?:-dump|-admin)?)[ \t]{_WORDS}-p)([^\s'\"]+)"
     r"|(\bsshpass[ \t]+-p[ \t]*[\"']?)([^\s'\"]+)"
     rf"|(\bipmitool[ \t]{_WORDS}-P[ \t]*[\"']?)([^\s'\"]+)"
@@ -116,12 +131,28 @@ _SPOKEN: Final = re.compile(
     r"|((?:^|[ \t])rootpw[ \t]+(?:--\w+[ \t]+){0,4})([^\s-]\S*)"
     r"|(\bgrub\.pbkdf2\.\w{1,20}\.\d{1,9}\.)([0-9a-f.]+)"
     r"|((?<![\w$])\$(?:1|2[aby]|5|6|7|y)\$)([\w./=,$-]{20,})"
-    rf"|(\bname:[ \t]*[\"']?(?:{_NAME})[\"']?[ \t]*\n[ \t]*value:[ \t]*[\"']?)([^\s\"'][^\n\"']*)"
+    rf"|(\bname:[ \t]*[\"']?(?:{_NAME})[\"']?{_LINE_END}(?:[ \t]*#[^\n]*\n){{0,9}}[ \t]*value:[ \t]*[\"']?)"
+    rf"([^\s\"'|>][^\n\"']*)"
+    rf"|(\bname:[ \t]*[\"']?(?:{_NAME})[\"']?[ \t]*,[ \t]*value:[ \t]*[\"']?)([^\s\"',}}][^\n\"',}}]*)"
+    rf"|(\bvalue:[ \t]+[\"']?)([^\s\"'|>][^\n\"',}}]{{0,400}})"
+    rf"(?=[\"']?[ \t]{{0,8}}[,\n][ \t]{{0,80}}name:[ \t]{{1,8}}[\"']?(?:{_NAME})[\"']?[ \t]{{0,8}}(?:\}}|$))"
+    rf"|([\"']value[\"']\s{{0,99}}:\s{{0,99}}\")((?:[^\"\\\n]|\\.)+)"
+    rf"(?=\"\s{{0,99}},\s{{0,99}}[\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{_NAME})[\"'])"
     rf"|([\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{_NAME})[\"']\s{{0,99}},\s{{0,99}}[\"']value[\"']\s{{0,99}}:\s{{0,99}}\")"
     r"((?:[^\"\\\n]|\\.)+)"
     rf"|(\\+\"name\\+\":[ ]?\\+\"(?:{_NAME})\\+\",[ ]?\\+\"value\\+\":[ ]?\\+\")([^\"\\\n]+)",
     re.IGNORECASE | re.MULTILINE,
 )
+# What a shell hands to a program in the lines that follow.
+_HERE: Final = re.compile(
+    r"((?:(?<![\w.-])(?P<name>[\w.-]{1,80})=[\"']?\$\(cat|--password-stdin\b[^\n|<]{0,200}"
+    r"|\bsudo[ \t][^\n|<]{0,80}-S\b[^\n|<]{0,200}"
+    r"|\bchpasswd\b[^\n|<]{0,80})[ \t]{0,8}<<-?[ \t]{0,8}[\"']?(?P<mark>\w{1,40})[\"']?[^\n]{0,80}\n)"
+    r"(?P<lines>(?:(?!\t{0,9}(?P=mark)[ \t]*(?:\n|\Z))[^\n]*(?:\n|\Z)){1,50})",
+    re.IGNORECASE,
+)
+_IS_NAME: Final = re.compile(_NAME, re.IGNORECASE)
+_LINE: Final = re.compile(r"[^\s][^\n]*")
 # A proxy may be named without a scheme.
 _PROXY: Final = re.compile(
     r"(proxy[\"']?[ \t]*[=:]?[ \t]*[\"']?)(?![\w+.-]{1,20}://)([^\s/:@=\"']{1,256}):([^\s/\"']{1,256})(?=@[\w\[])",
@@ -144,7 +175,6 @@ _YAML_DATA: Final = re.compile(r"^([ \t]*)(?:stringData|data):[ \t]*\n(?:\1[ \t]
 _JSON_DATA: Final = re.compile(r"[\"'](?:stringData|data)[\"'][ \t]*:\s*\{[^{}]*")
 _YAML_VALUE: Final = re.compile(r"^([ \t]+(?:-[ \t]+)?(?:[^\s:]{1,80}:[ \t]+)?)([^\s\[{][^\n]*(?<!:))$", re.MULTILINE)
 # YAML's value behind its key's line: a block with its mark, or one word or string. JSON's may stand there, too.
-_LINE_END: Final = r"[ \t]*(?:#[^\n]*)?\n"
 _BLOCK_MARK: Final = r"[|>][\d+-]{0,2}"
 _YAML_HEAD: Final = re.compile(
     rf"^(?P<lead>[ \t-]{{0,200}})[\"']?(?:{_NAME})[\"']?[ \t]{{0,8}}:"
@@ -163,15 +193,15 @@ _JSON_NEXT_LINE: Final = re.compile(
 _SHAPES: Final = re.compile(
     r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|\bA(?:KIA|SIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bnpm_[A-Za-z0-9]{30,}"
     r"|\bsk-(?:[A-Za-z0-9]{20,}|(?:proj|ant|or|svcacct|admin)-[\w-]{6,})|\b[sr]k_live_[A-Za-z0-9]{10,}|\bhvs\.[\w-]{16,}"
-    r"|\bya29\.[\w-]{16,}|\bdapi[0-9a-f]{32}\b|\bAGE-SECRET-KEY-[0-9A-Z]{16,}"
-    r"|\b(?:nvapi-|gh[opsur]_|github_pat_|glpat-|hf_|xox[abprs]-|dckr_pat_|tskey-|pypi-AgE)[\w-]{16,}"
+    r"|\bya29\.[\w-]{16,}|\bdapi[0-9a-f]{32}\b|\bK10\w{6,128}::[^\s\"',:]{1,80}:[^\s\"',]+|\bAGE-SECRET-KEY-[0-9A-Z]{16,}"
+    r"|\b(?:nvapi-|gh[opsur]_|github_pat_|gl(?:pat|rt|dt|ptt|soat|agent)-|hf_|xox[abprs]-|dckr_pat_|tskey-|pypi-AgE)[\w-]{16,}"
 )
 # Two passes do for what was found so far; the bound is for text that was made to go on for ever.
 _PASSES: Final = 8
 # A number may be a password; of other things it is a limit or a count.
 _NUMBER: Final = re.compile(r"\d{4,}")
 _HIDES: Final = re.compile(
-    r"(?:passw(?:or)?d|passphrase|pass|pwd|pw|pat|token|secret|key|psk|community|rootpw|auth|creds?|data|dockerc\w+)$",
+    r"(?:passw(?:or)?d|passphrase|pass|pwd|pw|pat|token|secret|key|psk|community|rootpw|auth|creds?|bearer|regcode|data|dockerc\w+)$",
     re.IGNORECASE,
 )
 _COUNTS: Final = re.compile(
@@ -303,6 +333,7 @@ def _once(value: str) -> str:
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _SHAPES.sub(lambda match: _mask(match[0]), value)
     value = _SPOKEN.sub(_spoken, value)
+    value = _HERE.sub(_handed_over, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
     value = _YAML_HEADERS.sub(_yaml_headers, value)
     value = _secret_objects(value) if _IS_SECRET.search(value) else value
@@ -369,6 +400,12 @@ def _spoken(match: re.Match[str]) -> str:
     return before + _mask(secret)
 
 
+def _handed_over(match: re.Match[str]) -> str:
+    if match["name"] and not _IS_NAME.fullmatch(match["name"]):
+        return match[0]
+    return match[1] + _LINE.sub(lambda line: _mask(line[0]), match["lines"])
+
+
 def _headers(table: str) -> str:
     # The table's own name may be quoted, and its keys are: only what no sign of assignment follows is a value.
     mark = "\n" if table.lstrip().startswith("[") else "{"
@@ -398,7 +435,8 @@ def _assigned(match: re.Match[str]) -> str:
     word = match["bare"].rstrip()
     if _is_plain(word, match["key"]):
         return match[0]
-    return match["key"] + _mask(word) + match["bare"][len(word) :]
+    lines = (_LINE.sub(lambda line: _mask(line[0]), line) for line in word.split("\\\n"))
+    return match["key"] + "\\\n".join(lines) + match["bare"][len(word) :]
 
 
 def _is_plain(word: str, name: str) -> bool:
