@@ -496,6 +496,13 @@ def _other_copy(
         return
     if not said or _mismatches(snapshot):
         return
+    elsewhere = (one for one in places if isinstance(one, loader.Library) and one.sort == "other")
+    node = driver.loaded(snapshot) or driver.smi_version(snapshot)
+    resolved = [one for one in elsewhere if node is None or not one.path.endswith(f".so.{node.version}")]
+    if resolved and not compat:
+        what = f"programs load {resolved[0].path} in place of the driver's own library, and it does not fit the driver"
+        yield "library-path-shadows-libcuda", Proof(what, (*said, *(one.citation for one in resolved)), "likely")
+        return
     version = driver.loaded(snapshot)
     driven = f" {version.version}" if version else ""
     what = f"libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver{driven}"
