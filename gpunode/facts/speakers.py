@@ -32,7 +32,8 @@ _WORDS: Final = Pattern(
 # How a program's line begins: a time, a level, a name with a colon, a device, a row of a table.
 _FORMS: Final = Pattern(
     r"^[\s>|*`]*(?:\[|<\d|\{|[IWEF]\d{4} |\d{1,4}[-:/.]\d|[A-Z][a-z]{2} (?:[A-Z][a-z]{2} )?[ \d]\d |(?:time|level|msg)="
-    r"|NVRM:|NVIDIA-SMI|Unable to |Failed to |GPU (?:\d|at |is lost|[0-9a-f]{4,8}:)|(?:kern|kernel|nvidia[\w-]*): "
+    r"|NVRM:|nvml[A-Z]|NVIDIA-SMI"
+    r"|Unable to |Failed to |GPU (?:\d|at |is lost|[0-9a-f]{4,8}:)|(?:kern|kernel|nvidia[\w-]*): "
     r"|[\w./-]{1,60}\[\d{1,10}\]: |\w*(?:Error|Exception|ERROR|WARN\w*|Warning|Normal|INFO|FATAL|CRITICAL)\b"
     r"|[A-Z][A-Z0-9_]{3,})"
 )

@@ -48,6 +48,7 @@ def test_without_a_working_nvidia_smi_it_stays_a_question() -> None:
     [
         ("comment", XID),
         ("ticket", "Unable to determine the device handle for GPU 0000:03:00.0: GPU is lost.  Reboot the system"),
+        ("ticket", "nvmlDeviceGetHandleByIndex: GPU is lost"),
         ("user", "I see this:\n" + XID),
         ("nvidia-smi", "Unable to determine the device handle for GPU 0000:03:00.0: GPU is lost."),
         ("device plugin", "E1120 10:00:00.000000 1 health.go:1] GPU is lost: marking device as unhealthy"),
