@@ -138,6 +138,11 @@ FAULTS: Final = (
     Fault("signed-by", "two lists name one repository with different keys",
           f"sed 's,signed-by=[^]]*,signed-by=/root/faults/stranger.gpg,' {_TOOLKIT_LIST} > "
           "/etc/apt/sources.list.d/copied.list", "apt-signed-by-conflict", core=True),
+    Fault("signed-by-deb822", "a site's file of archives names one with a different key, in one of its paragraphs",
+          f"url=$(sed -n 's,^deb [^]]*] *\\([^ ]*\\) .*,\\1,p' {_TOOLKIT_LIST}); "
+          "lab-nonfree; cd /etc/apt/sources.list.d; set -- $(cat nonfree.list); rm nonfree.list; "
+          "printf 'Types: deb\\nURIs: %s\\nSuites: /\\nSigned-By: %s\\n\\n' \"$3\" /usr/share/keyrings/lab.gpg "
+          '"$url" /root/faults/stranger.gpg > site.sources', "apt-signed-by-conflict"),
     Fault("toolkit-key", "the toolkit's keyring is gone", "rm /usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
           "apt-toolkit-key-missing"),
     Fault("cuda-key", "the CUDA repository's keyring is gone", "rm /usr/share/keyrings/cuda-archive-keyring.gpg",

@@ -12,6 +12,11 @@ from gpunode.change import PackageState
 # The library of nvidia-settings talks to any X driver, and what is no driver's depends on it: libhwloc-plugins (so
 # OpenMPI) and Chromium. Its purge would take those along.
 STANDS_ALONE = "libxnvctrl"
+# Tools that talk to every driver of their branch, and the loader of OpenCL. Each is a source of its own in Debian, with
+# versions that lag behind the driver's; nothing that runs on a GPU needs them at its version.
+BY_THEMSELVES = frozenset(
+    {"nvidia-settings", "nvidia-xconfig", "nvidia-modprobe", "nvidia-libopencl1", "nvidia-opencl-common"}
+)
 _NEEDED = frozenset({"libcuda1", "libnvidia-ml1"})
 _UPSTREAM = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
 
@@ -50,12 +55,12 @@ def upstream(version: str) -> str:
 
 
 def parts(packages: Mapping[str, PackageState], branch: int) -> Mapping[str, str]:
-    """The installed packages that a driver of ``branch`` has in its own version, with the version that they are of.
+    """The installed packages that a driver of ``branch`` must have in its own version, with the one that they are of.
 
     Those of another branch are another driver's, but for the libraries that every branch has under the same name, and
     without which nothing runs on a GPU.
     """
-    names = {*pinned_names(branch)}
+    names = {*pinned_names(branch)} - BY_THEMSELVES
     return {
         name: version
         for name, state in sorted(packages.items())

@@ -99,11 +99,26 @@ def _verdicts(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[list[Proof],
     proofs: list[Proof] = []
     doubts: list[Doubt] = []
     for verdict in rule.check(snapshot) if bugs is None else _guarded(rule, snapshot, bugs):
-        if isinstance(verdict, Proof):
+        if isinstance(verdict, Proof) and _is_hearsay(rule, verdict, snapshot):
+            if not driver.works(snapshot):
+                doubts.append(Doubt(_HEARD.format(rule.title), _SHOWS, verdict.citations))
+        elif isinstance(verdict, Proof):
             proofs.append(verdict)
         else:
             doubts.append(verdict)
     return proofs, doubts
+
+
+# Nobody takes a node down, or a card out, for what somebody read somewhere.
+_GRAVE: Final = frozenset({"reset-gpu", "reboot", "power-cycle", "RMA"})
+_HEARD: Final = "somebody speaks of this, and no program's message shows it: {}"
+_SHOWS: Final = "nvidia-smi; sudo dmesg --ctime | grep -iE 'xid|nvrm'"
+
+
+def _is_hearsay(rule: Rule, proof: Proof, snapshot: Snapshot) -> bool:
+    """Whether persons alone speak of what would have the GPU reset or replaced, or the node go down."""
+    is_grave = rule.layer == "hardware" or (proof.disruption or rule.disruption) in _GRAVE
+    return is_grave and hearsay.is_of_people(snapshot, proof.citations)
 
 
 def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
@@ -168,15 +183,17 @@ def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
 def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
     """One finding of all that a rule said: several GPUs with one fault are one finding."""
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
+    citations = _distinct(citation for proof in proofs for citation in proof.citations)
+    is_certain = any(proof.confidence == "certain" for proof in proofs)
     return Finding(
         cause=rule.cause,
         title=rule.title,
         layer=rule.layer,
         storey=rule.storey,
         severity=min((p.severity or rule.severity for p in proofs), key=WEIGHT.index),
-        confidence="certain" if any(proof.confidence == "certain" for proof in proofs) else "likely",
+        confidence="certain" if is_certain and not hearsay.is_of_another_host(snapshot, citations) else "likely",
         summary=first.summary,
-        citations=_distinct(citation for proof in proofs for citation in proof.citations),
+        citations=citations,
         ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
         remedy=first.remedy or _remedy(rule, snapshot, bugs),
         disruption=max((p.disruption or rule.disruption for p in proofs), key=DISRUPTIONS.index),

@@ -201,13 +201,22 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
         family = distros.DEBIAN if kernel.endswith("-pve") else distros.UBUNTU
         return (family.headers(kernel) if is_release(kernel) else of_kernel("", "linux-headers-"),)
     if manager == "dnf":
-        stem = "kernel-uek-devel" if "uek" in kernel else "kernel-64k-devel" if "64k" in kernel else "kernel-devel"
-        return (of_kernel(kernel.replace("+64k", ""), f"{stem}-"),)
+        release, _, variant = kernel.partition("+")
+        # ELRepo has two kernels under one kind of release, and another variant has a package of another name.
+        if ".elrepo" in kernel or variant not in _VARIANTS:
+            return ()
+        stem = "kernel-uek" if "uek" in kernel else "kernel-rt" if _OLD_RT.search(kernel) else "kernel"
+        return (of_kernel(release, "-".join(filter(None, (stem, variant, "devel"))) + "-"),)
     if manager == "zypper":
         flavour = kernel.rpartition("-")[2] if is_release(kernel) else ""
         return (f"kernel-{flavour or 'default'}-devel",)
     flavour = next((word for word in ("lts", "zen", "hardened", "rt") if f"-{word}" in kernel), "")
     return (f"linux-{flavour}-headers" if flavour else "linux-headers",)
+
+
+_VARIANTS: Final = frozenset({"", "64k", "64k-debug", "debug", "rt", "rt-debug"})
+# RHEL 8's kernel-rt has its own numbers: 4.18.0-553.rt7.342.el8_10.x86_64.
+_OLD_RT: Final = Pattern(r"\.rt\d")
 
 
 def build_again(snapshot: Snapshot, kernel: str, prefix: tuple[str, ...] = ()) -> Fix:

@@ -12,7 +12,7 @@ from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, restart, run
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cdi, docker, driver, moments, packages, toolkit
+from gpunode.diagnoses.views import cdi, docker, driver, hearsay, moments, packages, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.model import Known
@@ -70,10 +70,8 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 def _unreadable(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     for file in snapshot.view(docker.files):
-        if file.fault and file.is_whole:
-            said = snapshot.said(_INVALID)
-            summary = f"dockerd cannot read {file.path}: {file.fault}"
-            yield "daemon-json-invalid", Proof(summary, (file.citation, *said), remedy=_correct(file.path, file.fault))
+        if file.fault and file.is_whole and (verdict := _faulty(snapshot, file)):
+            yield "daemon-json-invalid", verdict
             return
     if said := docker.since_start(snapshot, snapshot.said(_INVALID)):
         summary = f"dockerd does not start: it cannot read its configuration file ({_reason(said[0])})"
@@ -81,6 +79,23 @@ def _unreadable(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     if verdict := _conflict(snapshot):
         yield "docker-directive-conflict", verdict
+
+
+def _faulty(snapshot: Snapshot, file: DaemonFile) -> Verdict | None:
+    """What a file shows that is no JSON; None where only the paste is none, or dockerd's own word is better."""
+    said = docker.since_start(snapshot, snapshot.said(_INVALID))
+    runs = () if said else docker.runs(snapshot)
+    is_read = hearsay.was_looked_at(snapshot)
+    if not file.is_as_read and (said or runs):
+        return None
+    if not file.is_as_read or (runs and not is_read):
+        question = f"{file.path} is no JSON as it was pasted ({file.fault}): was it shortened, or is the file so?"
+        look_at = f"sudo dockerd --validate --config-file {file.path}; systemctl is-active docker"
+        return Doubt(question, look_at, (file.citation, *runs))
+    summary = f"dockerd cannot read {file.path}: {file.fault}"
+    if runs:
+        summary = f"dockerd runs, and will fail at its next start: it cannot read {file.path} ({file.fault})"
+    return Proof(summary, (file.citation, *said, *runs), remedy=_correct(file.path, file.fault))
 
 
 def _reason(citation: Citation) -> str:

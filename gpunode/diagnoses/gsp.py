@@ -30,6 +30,7 @@ from gpunode.diagnoses.remedies import (
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, faults, kernel, modules, packages, pci
 from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.facts import nvml
 from gpunode.facts.patterns import Pattern
 
 _README: Final = f"{DRIVER_README}gsp.html"
@@ -104,7 +105,9 @@ def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         places = tuple(message.citation for message in silent[:6])
         summary = "The GSP does not answer the driver's calls"
         yield "gsp-rpc-timeout", Proof(summary, places, "likely", at=silent[0].at)
-    elif hanging := tuple(cite(item) for item in snapshot.items if item.outcome == "timeout" and item.kind in _ASKED):
+    elif not _nvml_answers(snapshot) and (
+        hanging := tuple(cite(item) for item in snapshot.items if item.outcome == "timeout" and item.kind in _ASKED)
+    ):
         yield (
             "gsp-rpc-timeout",
             Doubt(
@@ -114,6 +117,15 @@ def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
                 ("gpu-fallen-off-bus", "gsp-task-exception"),
             ),
         )
+
+
+def _nvml_answers(snapshot: Snapshot) -> bool:
+    """Whether NVML came back with its GPUs: then nvidia-smi, which asks it, was slow and does not hang."""
+    return any(
+        isinstance(nvml.parse(item.text.encode()), nvml.Inventory)
+        for item in snapshot.of("nvml")
+        if item.outcome == "ok"
+    )
 
 
 def _is_cut(snapshot: Snapshot) -> bool:

@@ -231,7 +231,7 @@ def _concerns_mig(snapshot: Snapshot, item: Item) -> bool:
 
 def _has_instances(snapshot: Snapshot) -> bool:
     """Whether somebody saw an instance, on the node or in a container."""
-    return any(_INSTANCE.search(item.text) for item in _of_smi(snapshot))
+    return any(_INSTANCE.search(item.text) for item in (*_of_smi(snapshot), *snapshot.of("application")))
 
 
 def _permit(snapshot: Snapshot) -> Iterable[Fix]:

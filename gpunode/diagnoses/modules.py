@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import build, chains, remedies
+from gpunode.diagnoses import build, chains, remedies, secureboot
 from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.commands import command, edited, edited_where
 from gpunode.diagnoses.commands import kernel as of_kernel
@@ -22,14 +22,14 @@ from gpunode.diagnoses.remedies import (
     without_kernel_argument,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import driver, initramfs, kernel, modules, packages, pci, system
-from gpunode.facts.items import Item
-from gpunode.facts.kernels import version_key
+from gpunode.diagnoses.views import driver, initramfs, kernel, modules, next_boot, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
+# cuFile says the like of nvidia-fs.
 _SAYS_NOT_LOADED: Final = Pattern(
-    r"[Dd]river [Nn]ot [Ll]oaded|couldn.t communicate with the NVIDIA driver|NVML_ERROR_DRIVER_NOT_LOADED"
+    r"(?<!-fs )(?<!-fs\.ko )[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
+    r"|couldn.t communicate with the NVIDIA driver"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
     r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?loaded|[Ff]ailed to load the NVIDIA kernel module"
     r"|Found no NVIDIA driver on your system"
@@ -62,7 +62,7 @@ def _absence(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
     """The module is not there; what keeps it away is said by other rules, if anything shows it."""
     state = driver.is_loaded(snapshot)
-    if state or _is_elsewhere(snapshot):
+    if state or _is_elsewhere(snapshot) or secureboot.is_undecided(snapshot):
         return
     said = snapshot.said(_SAYS_NOT_LOADED)
     is_built = modules.built_for(snapshot, snapshot.view(system.running_kernel))
@@ -186,54 +186,25 @@ def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 def _next_boot(snapshot: Snapshot) -> Iterator[Verdict]:
-    """All is well until the next boot: the newest kernel has no module of NVIDIA's, and the running one has."""
-    running, newest = snapshot.view(system.running_kernel), _newest_kernel(snapshot)
-    built = snapshot.view(modules.on_disk)
-    if not newest or newest == running or not any(one.kernel == running for one in built):
+    """All is well until the next boot: a newer kernel waits without the module that the running one has."""
+    newest = snapshot.view(next_boot.newer_kernel)
+    if not newest or not next_boot.lacks_module(snapshot, newest):
         return
-    if modules.built_for(snapshot, newest) is not False:
+    running = snapshot.view(system.running_kernel)
+    built = tuple(one.citation for one in snapshot.view(modules.on_disk) if one.kernel == running)
+    if not built:
         return
     headers = build.headers_present(snapshot, newest)
     why = ", whose headers are not installed" if headers is False else ""
-    known = snapshot.facts.kernels
-    shown = (
-        (Citation(f"/boot/vmlinuz-{newest}", f"/boot/vmlinuz-{newest}", None, known.probe),)
-        if isinstance(known, Known)
-        else tuple(cite(item, number) for item, number in _listed_kernels(snapshot, newest))
-    )
     yield Proof(
-        f"the next boot will have no driver: NVIDIA's module is built for {running}, and not for {newest}{why}",
-        (*shown, *(one.citation for one in built if one.kernel == running)),
-        "certain" if isinstance(snapshot.facts.module_files, Known) and isinstance(known, Known) else "likely",
+        f"the next boot will have no driver where it takes the newest kernel here, {newest}{why}: "
+        f"NVIDIA's module is built for {running}, and not for that",
+        (*next_boot.image_of(snapshot, newest), *built),
+        "likely",
         ruled_out=("the driver does not work now: it is loaded",),
         remedy=tuple(_build_for_next(snapshot, newest, has_headers=headers is True)),
         severity="warning",
     )
-
-
-def _newest_kernel(snapshot: Snapshot) -> str:
-    """The kernel that boots next: the newest that is installed; empty where nobody listed them."""
-    known = snapshot.facts.kernels
-    if isinstance(known, Known):
-        return known.value.installed[-1] if known.value.installed else ""
-    listed = {match[1] for item in _kernel_listings(snapshot) for match in _RELEASE.finditer(item.text)}
-    return max(listed, key=version_key, default="")
-
-
-# A folder of /lib/modules, a kernel of /boot; in a long listing the last word of its line.
-_RELEASE: Final = Pattern(r"(?<![\w.-])(?:vmlinuz-)?(\d\.\d{1,3}\.\d{1,3}-[\w.+-]{1,60})(?![\w.+-])")
-_TREES: Final = Pattern(r"(?:/usr)?/lib/modules/?|/boot/?|/boot/vmlinuz-?\*")
-
-
-def _kernel_listings(snapshot: Snapshot) -> Iterator[Item]:
-    for item in snapshot.of("listing"):
-        if item.where == "host" and _TREES.fullmatch(item.subject) and not item.source.is_part:
-            yield item
-
-
-def _listed_kernels(snapshot: Snapshot, kernel: str) -> Iterator[tuple[Item, int]]:
-    for item in _kernel_listings(snapshot):
-        yield from ((item, number) for number, line in enumerate(item.lines, 1) if kernel in line)
 
 
 def _build_for_next(snapshot: Snapshot, newest: str, *, has_headers: bool) -> Iterator[Fix]:
@@ -494,7 +465,7 @@ FAMILY: Final = Family(
                 "module is there for the old one only: DKMS did not build it, the prebuilt package for the new kernel "
                 "is missing, or NVIDIA's installer had been run without DKMS. modprobe finds no module, or the kernel "
                 "refuses it for its version magic. Before that boot it is a warning: the driver works, and the newest "
-                "installed kernel has no module."
+                "installed kernel of the same flavour has no module."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/365",

@@ -32,7 +32,13 @@ _IN_USE: Final = Pattern(
     r"[Nn]ouveau kernel driver is currently in use|driver=(?:nouveau|nova[_-]core)|driver: (?:nouveau|nova[_-]core)\b"
     r"|drivers/(?:nouveau|NovaCore|nova[_-]core)/?$|[Cc]ould not unload (?:the )?nouveau"
     r"|Kernel driver in use: (?:nouveau|NovaCore|nova[_-]core)"
+    # The name of a DRM device, in debugfs.
+    r"|^(?:nouveau|nova[_-]drm) dev=[0-9a-f]{4}:",
+    re.MULTILINE,
 )
+# The folder of a driver on the bus has a link for each device that it owns.
+_FOLDER: Final = Pattern(r"/bus/pci/drivers/(?:nouveau|NovaCore|nova[_-]core)/?$")
+_OWNED: Final = Pattern(r"(?:^|\s)[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=\s|$|@)", re.MULTILINE)
 # What the driver itself says when it has taken up a GPU.
 _STARTED: Final = Pattern(
     r"nouveau [0-9a-f:.]{7,12}: (?:NVIDIA G\w|\[?drm\]?:? ?(?:VRAM|nouveau)|vgaarb|enabling device|DRM: VRAM)"
@@ -123,6 +129,8 @@ def _in_use(snapshot: Snapshot) -> Iterator[Citation]:
 def _shown(item: Item) -> Iterator[Citation]:
     if item.where == "host" and item.is_seen and not item.is_register:
         yield from lines_with(item, _IN_USE)
+        if item.kind == "listing" and _FOLDER.search(item.subject):
+            yield from lines_with(item, _OWNED)
 
 
 def _blacklisted(snapshot: Snapshot) -> Iterator[Citation]:

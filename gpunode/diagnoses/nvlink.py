@@ -239,8 +239,12 @@ def _address(snapshot: Snapshot, one: fabric.Links) -> str:
 def _some_down(
     snapshot: Snapshot, some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...], confidence: Confidence
 ) -> Iterator[tuple[str, Verdict]]:
-    """The GPUs with fewer links than they have; where all lack the same ones, the board was built so."""
-    if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1:
+    """The GPUs with fewer links than they have; where all lack the same ones, the board was built so.
+
+    A bridge between two cards takes the same links down on both when a part of it makes no contact.
+    """
+    is_alike = len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1
+    if is_alike and not any(_is_half_bridged(one) for one in some):
         return
     for one in some:
         which = f"GPU {one.index}" if one.index is not None else "a GPU"
@@ -248,6 +252,15 @@ def _some_down(
         summary = f"{len(one.down)} of the {len(one.down) + one.up} NVLinks of {which} are down: {links}"
         out = ("a fabric manager that does not run: the other links are up",)
         yield "nvlink-link-inactive", Proof(summary, (one.citation,), confidence, out, _address(snapshot, one))
+
+
+# Cards of Ampere; each of their bridges joins four links of both.
+_BRIDGED_BY_FOUR: Final = Pattern(r"\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b|\bA100[ -]PCIE?\b", re.IGNORECASE)
+
+
+def _is_half_bridged(one: fabric.Links) -> bool:
+    """Whether a bridge is there and some of its links are not up."""
+    return bool(_BRIDGED_BY_FOUR.search(one.name)) and one.up % 4 != 0
 
 
 # ---- faults by message

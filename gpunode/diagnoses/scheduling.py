@@ -314,9 +314,20 @@ def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
 def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
     names = [node.name for node in snapshot.view(kube.nodes) if node.name]
     show = command("kubectl", "describe", "node", node_word(names[0] if names else ""))
-    yield by_hand("application", "end a pod that holds a GPU, or wait for it")
-    yield run("inspect", "see which pods hold one", show)
+    inspect = run("inspect", "see which pods hold one", show)
+    if _is_at_rest(snapshot):
+        yield by_hand("application", "nothing is to be done: a further pod gets a GPU when one of these ends")
+        yield inspect
+        return
+    yield by_hand("application", "end a pod that holds a GPU, or wait for it", when="a pod waits for one")
+    yield inspect
     yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes, where this happens often")
+
+
+def _is_at_rest(snapshot: Snapshot) -> bool:
+    """Whether all GPUs are given out and no pod is seen to wait for one: then nothing is to be done."""
+    waits = any(pod.status == "Pending" for pod in snapshot.view(kube.pods))
+    return not waits and any(_full(snapshot)) and not kube.said(snapshot, _INSUFFICIENT, "nsufficient nvidia")
 
 
 def _register(_: Snapshot) -> Iterable[Fix]:

@@ -98,6 +98,11 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield _verdict(signature, cited, is_sure=bool(refusals) and signature.is_seen)
 
 
+def is_undecided(snapshot: Snapshot) -> bool:
+    """Whether the kernel refused the module for its signature, and nothing tells what is wrong with that."""
+    return any(isinstance(verdict, Doubt) for _, verdict in _decide(snapshot))
+
+
 def _verdict(signature: _Signature, citations: tuple[Citation, ...], *, is_sure: bool) -> tuple[str, Verdict]:
     if signature.is_there:
         summary = "the NVIDIA module is signed with a key that the firmware does not know, so the kernel refuses it"

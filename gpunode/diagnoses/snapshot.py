@@ -119,7 +119,9 @@ class Snapshot:
 
 def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     """The node that ``evidence`` shows."""
-    whole = tuple(map(_of_daemon, items(evidence)))
+    # What was typed is no message, whatever stands in it.
+    seen = (item for item in items(evidence) if item.kind != "shell-history")
+    whole = tuple(map(_of_daemon, seen))
     present = tuple(now for item in whole if (now := _of_running_boot(item)) is not None)
     return Snapshot(present, derive(evidence, image=image), whole)
 

@@ -16,6 +16,7 @@ from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpun
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, frameworks, inside, kernel, loader, modules, packages, pci, smi_query
 from gpunode.diagnoses.views.system import is_debians, is_wsl, package_manager
+from gpunode.facts import library_path
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -43,12 +44,12 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether no driver is there, or its kernel side alone."""
     if is_wsl(snapshot) or _is_elsewhere(snapshot):
         return
-    if driver.works(snapshot) or snapshot.says(_CTK_ASKED, "nvidia-ctk"):
+    if driver.works(snapshot) or snapshot.says(_CTK_ASKED, "nvidia-ctk") or _listed_without_libcuda(snapshot):
         yield from _without_libcuda(snapshot)
         return
     if _is_lent(snapshot):
         return
-    missing = _missing(snapshot)
+    missing = _missing(snapshot) or _missed_by_pods(snapshot)
     if not missing or (pci.is_listed(snapshot) and not snapshot.view(pci.gpus)):
         return
     if (bare := inside.without_gpu(snapshot, *missing)) is not None:
@@ -113,9 +114,23 @@ def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         if not any("-root" in word for word in item.source.words)
         for line in lines_with(item, _CTK_NO_LIBCUDA)
     ]
+    sought += _listed_without_libcuda(snapshot)
     if sought or (said and (lacking or (unlisted and not any("libcuda.so" in item.text for item in shown)))):
         what = "the driver works and its libcuda.so.1 is not installed, so NVML answers and CUDA does not start"
         yield "driver-userspace-incomplete", Proof(what, (*said, *sought, *unlisted))
+
+
+_NVML_FOUND: Final = Pattern(r"^/\S+/libnvidia-ml\.so\.\d", re.MULTILINE)
+
+
+def _listed_without_libcuda(snapshot: Snapshot) -> list[Citation]:
+    """The whole lists of what the toolkit finds of the driver on the node, which have NVML's library and not CUDA's."""
+    return [
+        stated(item.written, "libnvidia-ml is among them and libcuda is not", item.key)
+        for item in snapshot.of("nvidia-container-cli")
+        if "list" in item.source.words and not item.source.only and not item.source.is_part
+        if _NVML_FOUND.search(item.text) and "libcuda.so" not in item.text
+    ]
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
@@ -137,6 +152,19 @@ def _missing(snapshot: Snapshot) -> tuple[Citation, ...]:
         for citation in lines_with(item, _NO_LIBRARY)
     )
     return (*states, *said)
+
+
+# A driver in a container has neither package nor module file on the node.
+_OF_OPERATOR: Final = Pattern(r"nvidia-driver-daemonset|gpu-operator|/run/nvidia/driver|k8s-driver-manager")
+
+
+def _missed_by_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which a pod lacks the libraries, where the node with a GPU has neither a module nor a package."""
+    sought = [item for item in snapshot.of("modinfo") if item.where == "host" and _NO_MODULE.search(item.text)]
+    # A pod may lack what its node has, and on a node without a GPU it is meant to.
+    if not sought or len(_absent(snapshot)) < 2 or not pci.has_gpu(snapshot) or snapshot.says(_OF_OPERATOR):
+        return ()
+    return snapshot.said(_NO_LIBRARY, "kubernetes-log")
 
 
 def _asks_on_node(item: Item) -> bool:
@@ -426,7 +454,8 @@ def _shadow(snapshot: Snapshot) -> Proof | None:
         where = f" of {folder.set_in}" if folder.set_in else " that is set"
         what = f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {of}"
         cited = (folder.citation, line, *((node.citation,) if node and differs else ()))
-        return Proof(what, cited)
+        # A shell's program sets it for those alone who run it.
+        return Proof(what, cited, "likely" if library_path.is_shell_program(folder.set_in) else "certain")
     return None
 
 
@@ -455,13 +484,14 @@ def _other_copy(
 ) -> Iterator[tuple[str, Verdict]]:
     said = snapshot.said(driver.UNFIT)
     compat = [one.citation for one in places if one.sort == "compat"] or [*_listed_compat(snapshot)]
-    other = [one for one in places if one.sort == "other" and isinstance(one, loader.Library)]
+    other, shown = _of_another_driver(snapshot, places)
     front = [one for one in places if isinstance(one, loader.Folder)]
     cured = _cured_by_unsetting(snapshot)
-    if (other and (said or _fails(snapshot))) or cured:
-        path = other[0].path if other else ", ".join(one.path for one in front) or "a folder in LD_LIBRARY_PATH"
+    wrong = snapshot.said(_WRONG)
+    if (shown and wrong) or cured:
+        path = other if shown else ", ".join(one.path for one in front) or "a folder in LD_LIBRARY_PATH"
         what = f"programs load {path} in place of the driver's own library"
-        cited = (*said, *(one.citation for one in other), *(one.citation for one in front), *cured)
+        cited = (*wrong, *shown, *(one.citation for one in front), *cured)
         yield "library-path-shadows-libcuda", Proof(what, cited)
         return
     if not said or _mismatches(snapshot):
@@ -484,14 +514,27 @@ def _other_copy(
         yield "cuda-compat-lib-mismatch", Doubt(question, look, said, causes)
 
 
-_FAILS: Final = Pattern(
-    r"Driver/library version mismatch|Failed to initialize NVML|CUDA_ERROR_\w+|cudaError\w+|CUDA initialization: "
-    r"|No CUDA GPUs are available|no CUDA-capable device"
+# What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
+_WRONG: Final = Pattern(
+    rf"{driver.UNFIT.pattern}|{_INSUFFICIENT.pattern}|Driver/library version mismatch"
+    r"|libcuda reported version[^\n]{0,80} does not match|does not match DSO version"
 )
 
 
-def _fails(snapshot: Snapshot) -> bool:
-    return snapshot.says(_FAILS)
+def _of_another_driver(
+    snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
+) -> tuple[str, tuple[Citation, ...]]:
+    """A library outside the usual places that is shown to be of another version than the node's driver."""
+    node = driver.loaded(snapshot) or driver.smi_version(snapshot)
+    listed = snapshot.view(loader.targets)
+    for one in places:
+        if node is None or one.sort != "other" or not isinstance(one, loader.Library):
+            continue
+        target, line = listed.get(one.path, ("", one.citation))
+        match = _VERSIONED.search(target) or _VERSIONED.search(one.path)
+        if match and match["version"] != node.version:
+            return one.path, (one.citation, line, node.citation)
+    return "", ()
 
 
 def _cured_by_unsetting(snapshot: Snapshot) -> tuple[Citation, ...]:

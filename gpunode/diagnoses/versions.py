@@ -343,7 +343,7 @@ def _two_installs(snapshot: Snapshot, scene: _Scene) -> Iterator[_Installs]:
     packaged = (*scene.bringing, *scene.user)
     yield from _of_two_branches(packaged)
     if package_manager(snapshot) == "dnf":
-        yield from _of_two_repositories(packaged)
+        yield from _of_two_repositories(snapshot, packaged)
     yield from _run_beside_packages(snapshot, scene, packaged)
     yield from _run_beside_modules(snapshot, scene)
     yield from _of_two_stores(snapshot)
@@ -376,9 +376,12 @@ def _branch(package: Package) -> str:
     return match["branch"] if match and package.upstream.startswith(f"{match['branch']}.") else ""
 
 
-def _of_two_repositories(packaged: tuple[Package, ...]) -> Iterator[_Installs]:
+def _of_two_repositories(snapshot: Snapshot, packaged: tuple[Package, ...]) -> Iterator[_Installs]:
     theirs = _named(packaged, "nvidia-driver", "nvidia-driver-cuda", "nvidia-driver-libs")
-    fusion = [one for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))]
+    fusion = _named_like(packaged, "xorg-x11-drv-nvidia")
+    # negativo17 has an akmod too, beside a package of this name; in RPM Fusion that is no package of its own.
+    if packages.installed(snapshot, "nvidia-kmod-common") is not True:
+        fusion += _named_like(packaged, "akmod-nvidia")
     if theirs and fusion:
         yield "NVIDIA's packages and RPM Fusion's", (theirs[0].citation, fusion[0].citation)
 
@@ -436,6 +439,10 @@ def _of_two_stores(snapshot: Snapshot) -> Iterator[_Installs]:
 
 def _named(found: tuple[Package, ...], *names: str) -> list[Package]:
     return [one for one in found if one.name in names]
+
+
+def _named_like(found: tuple[Package, ...], start: str) -> list[Package]:
+    return [one for one in found if one.name.startswith(start)]
 
 
 def _run_version(snapshot: Snapshot) -> tuple[str, Citation] | None:

@@ -111,6 +111,9 @@ def _gridd_said(snapshot: Snapshot, words: tuple[Pattern, Pattern]) -> tuple[Cit
     return snapshot.said(anywhere) or tuple(line for item in own for line in lines_with(item, alone))
 
 
+_OF_OTHERS: Final = Pattern(
+    r"\b(?:[Oo]ther|[Aa]nother|[Hh]ealthy|[Gg]ood|[Ww]orking)\b[^\n,;]{0,20}\b(?:worker|node|host|guest|VM|vm|machine|server)s?\b"
+)
 _NO_GRIDD: Final = Pattern(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )
@@ -126,11 +129,13 @@ def _licence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     failed = _gridd_said(snapshot, _SERVER)
     unconfigured = _gridd_said(snapshot, _UNCONFIGURED)
     absent = snapshot.said(_NO_GRIDD)
-    if failed and not _gridd_said(snapshot, _ACQUIRED):
+    # A licence of another machine, with the same token or without, says nothing of this one.
+    acquired = tuple(line for line in _gridd_said(snapshot, _ACQUIRED) if not _OF_OTHERS.search(line.source))
+    if failed and not acquired:
         summary = "nvidia-gridd asks the licence server and gets no licence, so this vGPU runs restricted"
         yield "vgpu-license-server-failure", Proof(summary, (*failed, *status))
     elif status or unconfigured:
-        if _gridd_said(snapshot, _ACQUIRED) and not status:
+        if acquired and not status:
             return
         if absent:
             summary = "this vGPU has no licence: nvidia-gridd, which asks for one, is not installed"

@@ -13,6 +13,7 @@ from typing import Final
 
 from gpunode.facts import library_path, systemd
 from gpunode.facts.evidence import Evidence, Found, Probe, decode_found
+from gpunode.facts.layout import layout
 from gpunode.facts.patterns import Pattern
 
 _MIB: Final = 1 << 20
@@ -46,14 +47,31 @@ def last_looks(evidence: Evidence) -> tuple[Probe, ...]:
 def may_ask_driver(evidence: Evidence) -> bool:
     """Whether NVML can be asked without changing the node.
 
-    Where the module is not loaded or its device files are missing, NVML, and so nvidia-smi, starts nvidia-modprobe,
-    which is setuid root, loads the module and makes the files (NVIDIA's driver README, "nvidia-modprobe").
+    Where the module is not loaded or a device file is missing, NVML, and so nvidia-smi, starts nvidia-modprobe, which
+    is setuid root, loads the module and makes the files (NVIDIA's driver README, "nvidia-modprobe").
     """
     if "/dev/dxg" in _text(evidence, "dev-dxg"):
         return True
     # The files outlive the module.
     is_loaded = bool(_text(evidence, "nvidia-version").strip())
-    return is_loaded and "/dev/nvidiactl" in _text(evidence, "dev-nvidia")
+    return is_loaded and "/dev/nvidiactl" in _found(evidence, "dev-nvidia") and not _makes_files(evidence)
+
+
+# In the kernel module's parameters; in containers of the toolkit the runtime says no.
+_MAKES_NONE: Final = Pattern(r"^ModifyDeviceFiles:\s*0\s*$", re.MULTILINE)
+_OF_GPU: Final = Pattern(r"/dev/nvidia(?P<minor>\d+)")
+
+
+def _makes_files(evidence: Evidence) -> bool:
+    """Whether a GPU that the module has lacks its device file, and the module lets a client make it."""
+    if _MAKES_NONE.search(_text(evidence, "file:/proc/driver/nvidia/params")):
+        return False
+    there = {int(match["minor"]) for path in _found(evidence, "dev-nvidia") if (match := _OF_GPU.fullmatch(path))}
+    gpus = _matches(evidence, "nvidia-gpus")
+    try:
+        return not layout(gpus, ()).minors <= there
+    except ValueError:
+        return len(there) < len(gpus)
 
 
 def _command(key: str, *argv: str, timeout_s: float = _QUICK_S, limit_bytes: int = 4 * _MIB) -> Probe:
@@ -202,17 +220,19 @@ def _programs(evidence: Evidence) -> Iterator[Probe]:
         yield _command("imex-version", "nvidia-imex", "--version")
 
 
-_SETTING: Final = ("file:/etc/environment", "file:/etc/profile", "file:/etc/bash.bashrc", "file:/etc/bashrc",
-                   "unit-environments", "service-environments")  # fmt: skip
+_SETTING: Final = ("file:/etc/environment", "unit-environments", "service-environments")
+_PROGRAMS: Final = ("file:/etc/profile", "file:/etc/bash.bashrc", "file:/etc/bashrc")
 _PLAIN: Final = Pattern(r"/[\w./+-]+")
 _MOST_FOLDERS: Final = 16
 
 
 def _in_front(evidence: Evidence) -> Iterator[Probe]:
     """The driver's libraries in folders that programs are told to look in first."""
-    texts = [_text(evidence, key) for key in _SETTING]
-    texts += [one.data.decode("utf-8", "replace") for one in _matches(evidence, "profile-d") if one.data]
-    told = (folder for text in texts for line in text.splitlines() for folder in library_path.of_variable(line))
+    programs = [_text(evidence, key) for key in _PROGRAMS]
+    programs += [one.data.decode("utf-8", "replace") for one in _matches(evidence, "profile-d") if one.data]
+    lines = (line for key in _SETTING for line in _text(evidence, key).splitlines())
+    told = [folder for line in lines for folder in library_path.of_variable(line)]
+    told += [folder for text in programs for _, folder in library_path.of_shell_program(text)]
     plain = (folder.rstrip("/") for folder in told if _PLAIN.fullmatch(folder) and not library_path.is_standard(folder))
     for folder in [*dict.fromkeys(plain)][:_MOST_FOLDERS]:
         yield Probe(f"libraries:{folder}", glob=f"{folder}/lib[cn]*.so*", contents=False)
@@ -301,7 +321,7 @@ def _node_name(evidence: Evidence) -> str:
 
 
 FOLLOW_UPS: Final = (
-    FollowUp("the driver is loaded and its device files are there", _of_loaded_driver),
+    FollowUp("the driver is loaded and every GPU has its device file", _of_loaded_driver),
     FollowUp("dockerd runs on this machine", _of_running_docker),
     FollowUp("a socket of containerd's or CRI-O's is there", _of_cri),
     FollowUp("rpm has a database", _of_rpm),

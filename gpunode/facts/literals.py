@@ -122,7 +122,8 @@ def _one(text: str, at: int) -> tuple[str | None, frozenset[str], int]:
     if char == "[":
         end = _past_class(text, at)
         one = {character.lower() for character in text[at + 1 : end - 1]}
-        return (one.pop() if len(one) == 1 else None), frozenset(), end
+        is_negated = text[at + 1] == "^"
+        return (one.pop() if len(one) == 1 and not is_negated else None), frozenset(), end
     if char == "(":
         return _group(text, at + 1)
     if char in "^$":
@@ -135,7 +136,8 @@ def _escape(text: str, at: int) -> tuple[str | None, frozenset[str], int]:
     if char in _ZERO_WIDTH:
         return "", frozenset(), at + 2
     if char.isalnum():
-        if char in "xuUN":
+        # Several digits are one octal number, or a group's.
+        if char in "xuUN" or (text[at + 1 : at + 3].isdigit() and len(text[at + 1 : at + 3]) == 2):
             raise _Unread(text[at:])
         return None, frozenset(), at + 2
     return char, frozenset(), at + 2

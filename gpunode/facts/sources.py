@@ -70,6 +70,7 @@ Kind: TypeAlias = Literal[
     "virtualization",  # systemd-detect-virt, virsh
     "application",  # a program that wants a GPU, and its log
     "exit-status",  # echo $?
+    "shell-history",  # history, ~/.bash_history: what was typed, not what was answered
     "text",  # nothing of the above
 ]
 Where: TypeAlias = Literal["host", "container"]
@@ -165,6 +166,7 @@ _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"^/proc/modules$", "lsmod"),
     (r"fabricmanager\.log$", "unit-log"),
     (r"^/var/log/(?:pods|containers)/", "kubernetes-log"),
+    (r"(?:^|[/.])(?:(?:ba|z|k|fi)?sh_|zhist)?history$", "shell-history"),
     (r"audit\.log$", "audit"),
     (r"cufile\.log$", "gpudirect"),
     # NCCL_DEBUG_FILE has a process's number where other logs have an ending.
@@ -179,6 +181,7 @@ _WORDS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"\bmake\.log\b|\bdkms (?:build )?log\b|\bmodule build\b", "make-log"),
     (r"\b(?:installer|runfile|\.run)\b", "installer-log"),
     (r"\bdkms\b", "dkms-output"),
+    (r"\b(?:shell|bash|zsh|command) history\b", "shell-history"),
     (r"\bfabric ?manager\b", "unit-log"),
     (r"\b(?:kubelet|dockerd|containerd|crio|cri-o|persistenced)\b.{0,200}\blogs?\b|\blogs? of (?:kubelet|docker)",
      "unit-log"),
@@ -869,6 +872,11 @@ def _product(words: tuple[str, ...]) -> Source | None:
     return Source("kubernetes", words=words)
 
 
+def _typed_before(words: tuple[str, ...]) -> Source | None:
+    """What the shell remembers; no file of that name."""
+    return Source("shell-history", words=words) if words[0] in {"history", "fc"} else None
+
+
 def _application(words: tuple[str, ...]) -> Source:
     return Source("application", words=words)
 
@@ -929,6 +937,7 @@ _PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
     **dict.fromkeys(("ls", "stat", "ll", "tree", "lsof", "fuser", "readlink", "realpath"), _listed),
     "find": _find,
     **dict.fromkeys(("env", "printenv"), _always("environment")),
+    **dict.fromkeys(("history", "fc"), _typed_before),
     "snap": _always("snap"),
     **dict.fromkeys(("ausearch", "sealert", "aureport"), _always("audit")),
     **dict.fromkeys(("gdscheck", "gdscheck.py", "gdsio", "ibstat", "ofed_info", "ibv_devinfo"), _always("gpudirect")),

@@ -6,7 +6,7 @@ from gpunode.change import FileChange, FileState, Trigger
 from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Step
-from gpunode.steps.selection import wants_driver
+from gpunode.steps.selection import standing_driver, wants_driver
 
 BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
 # nova_core and nova_drm bind GSP GPUs from Linux 6.18 on; a blacklist line for an absent module does nothing.
@@ -22,6 +22,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Keeps nouveau and nova off the card, in the initramfs too."""
     if not wants_driver(recipe, facts):
         return Planned((), "the driver is not gpunode's here")
+    if standing := standing_driver(recipe, facts):
+        return Planned((), standing.reason)
     present = need(facts.file(BLACKLIST), f"what {BLACKLIST} holds")
     wanted = FileState(_TEXT)
     if present == wanted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.catalog.conflicts import STANDS_ALONE
+from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageChange
 from gpunode.facts.model import Facts, known
@@ -64,6 +64,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 def _is_other(name: str, version: str, chosen: Choice) -> bool:
     """Whether a package is of another driver version and cannot stand beside the chosen one."""
     branch = branch_of(version)
+    if name.partition(":")[0] in BY_THEMSELVES and branch == chosen.branch:
+        return False
     return bool(branch) and not version_matches(version, prefix(chosen)) and not name.startswith(STANDS_ALONE)
 
 

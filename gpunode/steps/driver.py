@@ -17,6 +17,12 @@ from gpunode.steps.selection import WantedDriver, apart_from, kept_version, matc
 
 _SHOWS = frozenset({"nvidia", "nouveau"})
 _DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
+_SIGNATURES = (
+    "the modules in place come prebuilt and signed by their maker; those that DKMS builds are signed by this "
+    "machine's own key. Where Secure Boot is on (mokutil --sb-state), the kernel refuses them until that key is "
+    "enrolled: mokutil --import /var/lib/shim-signed/mok/MOK.der (Debian: /var/lib/dkms/mok.pub), confirmed at the "
+    "console during the next boot (MOK manager)"
+)
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -43,7 +49,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         PackageChange(name, packages.get(name), _after(recipe, name, packages.get(name), after)) for name in wanted
     )
     is_new = any(not matches(packages.get(name), "") for name in wanted)
-    notes = (*(_display(recipe, facts) if is_new else ()), *_until_reboot(chosen, facts))
+    signed = _signed(driver, facts) if is_new else ()
+    notes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts))
     reason = _apart(strays, packages, version) if version and not missing else _reason(chosen, recipe)
     return Planned(changes, reason, notes)
 
@@ -69,6 +76,13 @@ def _until_reboot(chosen: Choice, facts: Facts) -> tuple[str, ...]:
         return ()
     warning = f"the kernel keeps driver {loaded.version} until the reboot: what uses a GPU goes on, and what starts"
     return (f"{warning} in between finds none",)
+
+
+def _signed(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
+    """A warning when modules that DKMS builds take the place of those that a distribution has signed."""
+    has_dkms = matches(known(facts.packages, {}).get(driver.family.dkms_package(driver.chosen)), "")
+    is_prebuilt = any(not file.dkms for file in known(facts.module_files, ()))
+    return (_SIGNATURES,) if is_prebuilt and not has_dkms else ()
 
 
 def _display(recipe: Recipe, facts: Facts) -> tuple[str, ...]:

@@ -6,13 +6,15 @@ from gpunode.change import KnownAfter, PackageChange
 from gpunode.facts.model import Facts, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import family_of, wants_driver
+from gpunode.steps.selection import family_of, standing_driver, wants_driver
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """DKMS finds a build tree for every kernel that must have the driver, and for those that upgrades bring."""
     if not wants_driver(recipe, facts):
         return Planned((), "the driver is not gpunode's here")
+    if (standing := standing_driver(recipe, facts)) and standing.prebuilt:
+        return Planned((), "the driver's modules come prebuilt in packages")
     found = family_of(facts)
     if isinstance(found, Refusal):
         return found

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, ModuleChange
 from gpunode.facts.model import Facts, Kernels, LoadedDriver, ModuleFile, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Step, Waits
-from gpunode.steps.selection import WantedDriver, is_version_of, prefix, wanted_driver
+from gpunode.steps.selection import (
+    StandingDriver,
+    WantedDriver,
+    is_version_of,
+    prefix,
+    standing_driver,
+    wanted_driver,
+)
 
 RIVALS = frozenset({"nouveau", "nova_core", "nova_drm"})
 
@@ -18,6 +27,8 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     The driver's package has DKMS build them; ``dkms autoinstall`` may exit 0 with a build skipped, so the files are
     what counts. Where DKMS believes that a file is there which is not, it skips the build and has to be overruled.
     """
+    if standing := standing_driver(recipe, facts):
+        return _standing(standing, facts)
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
@@ -28,6 +39,16 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"built for {' and '.join(kernels.wanted)}")
     changes = tuple(_build(kernel, chosen, facts) for kernel in missing)
     return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
+
+
+def _standing(standing: StandingDriver, facts: Facts) -> Planned:
+    """Nothing is built for a driver that stays as it is; a kernel that it lacks is told."""
+    # Of a prebuilt module the branch alone is known.
+    lacking = missing_for(replace(standing.chosen, exact=""), need(facts.kernels, "which kernels are installed"), facts)
+    kernel = ", ".join(lacking)
+    mend = "install the package that brings it (linux-modules-nvidia-*)" if standing.prebuilt else "dkms autoinstall"
+    warning = f"driver {standing.version} has no module for kernel {kernel}: {mend} before that kernel is booted"
+    return Planned((), standing.reason, (warning,) if lacking else ())
 
 
 def _build(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
@@ -52,6 +73,9 @@ def _is_of(file: ModuleFile, chosen: Choice) -> bool:
 
 def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
     """The installed module is the loaded one; where only a reboot can change it, the answer is to wait for one."""
+    if (standing := standing_driver(recipe, facts)) and standing.loaded.version != standing.version:
+        versions = f"{standing.loaded.version}, and the libraries are {standing.version}"
+        return Waits("reboot", f"the kernel still runs driver {versions}")
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver

@@ -8,7 +8,7 @@ from gpunode.facts.model import Facts, Unknown, known
 from gpunode.recipe import Recipe
 from gpunode.steps.module import is_loaded
 from gpunode.steps.outcome import Outcome, Planned, Step
-from gpunode.steps.selection import choice, wants_driver
+from gpunode.steps.selection import choice, standing_driver, wants_driver
 
 UNIT = "nvidia-persistenced.service"
 
@@ -23,6 +23,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     unit = fact.value
     if unit.masked:
         return Planned((), f"{UNIT} is masked", (f"{UNIT} is masked, so the first CUDA call after idle is slow",))
+    if not unit.exists and standing_driver(recipe, facts):
+        return Planned((), f"the driver that stays as it is has no {UNIT}")
     wanted = ServiceState(enabled=True, active=_driver_answers(recipe, facts) or unit.state.active)
     if unit.exists and _satisfied(unit.state, wanted):
         return Planned((), "enabled" + (" and running" if unit.state.active else "; it starts with the driver"))

@@ -12,7 +12,7 @@ from gpunode.distros.family import repository_list
 from gpunode.facts.model import AptSource, Facts, holds, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import family_of, wants_driver
+from gpunode.steps.selection import family_of, standing_driver, wants_driver
 
 # apt reads keyrings as the user _apt.
 _FOR_ALL = 0o004
@@ -47,6 +47,9 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
     """The CUDA repository of this distribution is enabled, signed by the key with the pinned fingerprint."""
     if not wants_driver(recipe, facts):
         return Planned((), "the driver is not gpunode's here")
+    # With it, apt's next upgrade would bring NVIDIA's packages over those of another maker.
+    if standing := standing_driver(recipe, facts):
+        return Planned((), standing.reason)
     found = family_of(facts)
     if isinstance(found, Refusal):
         return found

@@ -17,7 +17,7 @@ from gpunode.change import PackageState
 from gpunode.distros import family
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.distros.family import PIN_FILE, Family
-from gpunode.facts.model import Facts, PciDevice, known, need
+from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, known, need
 from gpunode.recipe import Flavour, Recipe, VersionLock
 from gpunode.steps.outcome import Planned, Refusal
 
@@ -25,6 +25,8 @@ _PINNING = "nvidia-driver-pinning-"
 _EXACT_PIN = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
 _REVISION = re.compile(r"-[^-]*\Z")
 _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
+# What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
+_LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
 NVIDIA = "10de"
 # Display controllers: VGA compatible and 3D. The NVIDIA kernel module binds these and bridges of class 0680 alone
 # (nv-pci-table.c, open-gpu-kernel-modules).
@@ -99,10 +101,96 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
     """The driver; else what every driver step answers where it is not gpunode's, or where none can be chosen."""
     if not wants_driver(recipe, facts):
         return Planned((), "the driver is not gpunode's here")
+    if standing := standing_driver(recipe, facts):
+        return Planned((), standing.reason)
     found, chosen = family_of(facts), choice(recipe, facts)
     if isinstance(found, Refusal):
         return found
     return chosen if isinstance(chosen, Refusal) else WantedDriver(found, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class StandingDriver:
+    """A whole driver that is not of NVIDIA's repository, such as Ubuntu's own, and stays as it is.
+
+    Attributes:
+        version: of its libraries, and of its modules on disk.
+        loaded: what the running kernel has; of the same branch.
+        prebuilt: whether a package brought the modules, so that none is built here.
+    """
+
+    version: str
+    loaded: LoadedDriver
+    chosen: Choice
+    prebuilt: bool
+
+    @property
+    def reason(self) -> str:
+        """Why nothing is done to it, and how to have another."""
+        return self.chosen.reason
+
+
+def standing_driver(recipe: Recipe, facts: Facts) -> StandingDriver | None:
+    """The driver of somebody else's packages that works, is maintained and drives every GPU; nobody asked for another.
+
+    Its packages have other names than NVIDIA's. To complete it by those would be to replace it, under Secure Boot by
+    modules whose key the firmware may not know.
+    """
+    if recipe.driver.version == "none" or not (isinstance(facts.platform, Known) and facts.platform.value.owns_kernel):
+        return None
+    loaded, pinned = known(facts.loaded_driver, None), pinned_by_package(known(facts.packages, {}))
+    branch = branch_of(loaded.version) if loaded else 0
+    if loaded is None or not _is_active(branch) or recipe.upgrade or recipe.lock is not None or pinned:
+        return None
+    if known(facts.run_installer, default=False) or not isinstance(found := family_of(facts), Family):
+        return None
+    flavour: ModuleFlavour = "open" if loaded.open_module else "proprietary"
+    chosen = _answering(recipe, facts, branch, flavour)
+    version = _library_version(known(facts.packages, {}))
+    modules = _modules_on_disk(version, facts) if branch_of(version) == branch else ()
+    if chosen is None or not modules or not is_version_of(version, chosen):
+        return None
+    flavours: tuple[ModuleFlavour, ...] = ("open", "proprietary")
+    theirs = (replace(chosen, flavour=one) for one in flavours)
+    if any(_builds(found.dkms_package(one), one, facts) or is_installed(facts, one, recipe) for one in theirs):
+        return None
+    reason = (
+        f"driver {version} of other packages than NVIDIA's repository has is installed, maintained and drives every "
+        f"GPU, so it stays as it is; --driver BRANCH, of another branch, or --upgrade replaces it"
+    )
+    return StandingDriver(version, loaded, replace(chosen, reason=reason), not any(modules))
+
+
+def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour) -> Choice | None:
+    """What the loaded driver is as a choice, if it drives all GPUs and is what the recipe asks for."""
+    devices = known(facts.devices, ())
+    if flavour not in _flavours(recipe) or any(one.driver not in {None, "nvidia"} for one in own_gpus(devices)):
+        return None
+    version = str(branch)
+    if recipe.driver.version != "auto":
+        asked = choose(models(devices), replace(recipe.driver, flavour=flavour))
+        if not isinstance(asked, Choice) or asked.branch != branch:
+            return None
+        version = asked.exact or version
+    chosen = choose(models(devices), replace(recipe.driver, version=version, flavour=flavour))
+    return chosen if isinstance(chosen, Choice) else None
+
+
+def _library_version(packages: Mapping[str, PackageState]) -> str:
+    """The one version of the installed libraries that programs reach a GPU by; empty where there are none, or two."""
+    found = {
+        upstream(state.version)
+        for name, state in packages.items()
+        if not state.config_files_only and _LIBRARIES.fullmatch(name.partition(":")[0])
+    }
+    return found.pop() if len(found) == 1 else ""
+
+
+def _modules_on_disk(version: str, facts: Facts) -> tuple[bool, ...]:
+    """Of each module of ``version`` for the running kernel, whether DKMS built it."""
+    running = facts.kernels.value.running if isinstance(facts.kernels, Known) else None
+    files = (file for file in known(facts.module_files, ()) if file.kernel == running)
+    return tuple(one.dkms for one in files if one.version and f"{version}.".startswith(f"{one.version}."))
 
 
 def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
@@ -115,6 +203,8 @@ def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
     present = models(need(facts.devices, "which PCI devices there are"))
     if recipe.lock is not None:
         return _locked(recipe, recipe.lock, facts, present)
+    if standing := standing_driver(recipe, facts):
+        return standing.chosen
     if recipe.driver.version == "auto":
         pinned = pinned_by_package(known(facts.packages, {}))
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):

@@ -24,7 +24,7 @@ from tests.scenarios.healthy.nodes import HEALTHY
 from tests.scenarios.reports import Report, faults, reports, roots
 
 _ADDRESS = re.compile(
-    r"(?:(?:PCI:|\()(?P<one>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})|\b(?:0000)?(?P<two>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})\.0\b"
+    r"(?:(?:PCI:|\()(?P<one>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})|\b(?:0000)?(?P<two>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})\.(?:0\b|\{0)"
     r"|^(?P<three>[0-9a-f]{2}:[0-9a-f]{2})\.0\b)",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -73,6 +73,7 @@ _ALONE = {
     "unseen/vm-passthrough-mmio-config": "it is a hypervisor that lends its GPU to a guest, and the guest",
     "unseen/driver-library-mismatch-partial-upgrade-1": "lists its packages, and has nothing for containers among them",
     "versions/partial-ubuntu-user-side-only": "lists its packages, and has nothing for containers among them",
+    "unseen/driver-library-mismatch-partial-upgrade-2": "lists its packages, and has nothing for containers among them",
     "support/rtx-5090-proprietary-predicted": "lists its packages, and has nothing for containers among them",
 }
 

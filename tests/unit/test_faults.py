@@ -33,3 +33,9 @@ def test_the_table_is_long_and_names_each_fault_once() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_the_documentation_shows_it(fault: Fault) -> None:
     assert row(fault) in PAGE.read_text("utf-8").splitlines()
+
+
+def test_the_documentation_counts_right() -> None:
+    mended = sum(fault.mended != "no" for fault in FAULTS)
+    counted = f"{len(FAULTS)} faults, all named; {mended} of them, {mended * 100 // len(FAULTS)} %, mended."
+    assert counted in " ".join(PAGE.read_text("utf-8").split())

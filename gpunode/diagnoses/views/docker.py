@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with
-from gpunode.diagnoses.views import moments, system
+from gpunode.diagnoses.views import hearsay, moments, system
 from gpunode.diagnoses.views.moments import Moment
 from gpunode.errors import Refused
 from gpunode.facts import units
@@ -122,6 +123,7 @@ class DaemonFile:
         fault: why dockerd cannot read it; empty where it can.
         citation: of the line with the fault, else of the file.
         is_whole: whether all of it was seen.
+        is_as_read: whether it is the file itself; a paste may be shortened, or have a remark in it.
     """
 
     path: str
@@ -130,6 +132,7 @@ class DaemonFile:
     fault: str = ""
     citation: Citation = _NOWHERE
     is_whole: bool = True
+    is_as_read: bool = True
 
     def line(self, *keys: str) -> Citation:
         """The line on which the last of ``keys`` stands."""
@@ -164,16 +167,18 @@ def files(snapshot: Snapshot) -> tuple[DaemonFile, ...]:
 def _files(snapshot: Snapshot) -> Iterator[DaemonFile]:
     for item in snapshot.of("file"):
         if item.where == "host" and item.subject.endswith("daemon.json") and item.outcome == "ok":
-            yield _daemon_file(item)
+            yield _daemon_file(item, is_probed=hearsay.was_looked_at(snapshot) and item.written == item.subject)
 
 
-def _daemon_file(item: Item) -> DaemonFile:
+def _daemon_file(item: Item, *, is_probed: bool) -> DaemonFile:
     path = item.subject if item.subject.startswith("/") or "/" in item.subject else DOCKER_CONFIG
     is_whole = not item.source.only and not item.source.is_part and "\n..." not in item.text
+    text = item.text if is_probed else _unnumbered(item.text)
     try:
-        document = docker.document_of(item.text.encode("utf-8", "surrogatepass"), path)
+        document = docker.document_of(text.encode("utf-8", "surrogatepass"), path)
     except Refused as refused:
-        return DaemonFile(path, item, {}, _why(refused), cite(item, _line(item) or 1), is_whole)
+        is_as_read = is_probed or not _is_edited(text)
+        return DaemonFile(path, item, {}, _why(refused), cite(item, _line(item, text) or 1), is_whole, is_as_read)
     return DaemonFile(path, item, document, "", cite(item, 1), is_whole)
 
 
@@ -183,9 +188,44 @@ def _why(refused: Refused) -> str:
     return f"{where}: {refused.why.split('. ')[0]}" if refused.why else where
 
 
-def _line(item: Item) -> int:
+# What `cat -n`, `nl`, `grep -n` and editors write before each line.
+_NUMBER: Final = Pattern(r"^[ \t]*(?P<number>\d{1,4})(?:[ \t]?[|:]|[ \t-]|$)")
+_STRING: Final = Pattern(r'"(?:[^"\\\n]|\\.){0,2000}"')
+# What stands in a paste for what was left out, or for what is nobody's business.
+_ELIDED: Final = Pattern(
+    r"\.{3}|…|<[^<>\n]{1,80}>|\[ ?(?:snip\w*|cut|omitted|truncated|redacted|removed)\b|-{2,}8<|\b(?:snip|etc)\b",
+    re.IGNORECASE,
+)
+# A second object, a bracket or a comma too many are faults of the file's own.
+_REMARK: Final = Pattern(r"^\s*[^\s\[\]{},\":]")
+
+
+def _unnumbered(text: str) -> str:
+    """``text`` without the numbers of its lines, where each has the one after that of the line before."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    found = [_NUMBER.match(line) for line in lines]
+    numbers = [int(match["number"]) for match in found if match]
+    if not lines or len(numbers) < len(lines) or any(b <= a for a, b in pairwise(numbers)):
+        return text
+    return "\n".join(_NUMBER.sub("", line) for line in text.split("\n"))
+
+
+def _is_edited(text: str) -> bool:
+    """Whether something was left out of the file, or a person's words stand around its object."""
+    if _ELIDED.search(_STRING.sub('""', text)):
+        return True
+    start = text.find("{")
+    if start < 0:
+        return False
+    with suppress(ValueError, RecursionError):
+        end = json.JSONDecoder().raw_decode(text, start)[1]
+        return bool(text[:start].strip() or _REMARK.match(text[end:]))
+    return False
+
+
+def _line(item: Item, text: str) -> int:
     try:
-        jsontext.parse(item.text)
+        jsontext.parse(text)
     except jsontext.Malformed as error:
         return min(error.line, max(len(item.lines), 1))
     return 0
@@ -293,6 +333,33 @@ def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citatio
     if begun is None or not begun.is_fact:
         return said
     return tuple(one for one in said if (at := moments.of_line(one.line)) is None or at >= begun.at)
+
+
+_ACTIVE: Final = Pattern(r"^active$|Active: active \(running\)|^ActiveState=active$", re.MULTILINE)
+_ANSWERED: Final = Pattern(r"^[ \t]*Server Version:|^CONTAINER ID ", re.MULTILINE)
+_ASKED: Final = frozenset({"run", "exec", "ps"})
+_NO_DAEMON: Final = Pattern(r"Cannot connect to the Docker daemon|Is the docker daemon running", re.IGNORECASE)
+_ERROR: Final = Pattern(r"\berror\b|\bfailed\b|Unable to find image|Usage:", re.IGNORECASE)
+
+
+def runs(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that dockerd runs and answers."""
+    unit = snapshot.facts.unit(UNIT)
+    if isinstance(unit, Known):
+        active = unit.value.exists and unit.value.state.active
+        return (system.unit_line(snapshot, UNIT, "ActiveState"),) if active else ()
+    if snapshot.says(_NO_DAEMON, "container-run", "docker-info", "docker-version", "text"):
+        return ()
+    units_ = (item for item in snapshot.of("unit-status", "unit-show") if item.subject == UNIT)
+    found = [citation for item in units_ for citation in lines_with(item, _ACTIVE)]
+    found += snapshot.said(_ANSWERED, "docker-info", "docker-version", "container-run")
+    asked = (item for item in snapshot.of("container-run") if item.source.words[:1] == ("docker",))
+    found += [cite(item) for item in asked if _ASKED & set(item.source.words[1:2]) and _is_answer(item)]
+    return tuple(dict.fromkeys(found))
+
+
+def _is_answer(item: Item) -> bool:
+    return item.outcome == "ok" and bool(item.text.strip()) and find(item, _ERROR) is None
 
 
 _VERSION: Final = Pattern(r"Docker version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Server Version:\s*(?P<b>\d{1,6}(?:\.\d{1,6})+)")

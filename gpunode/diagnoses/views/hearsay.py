@@ -1,4 +1,4 @@
-"""What containers say of the node: whoever may run a pod writes its log, so it proves nothing against the node itself.
+"""What containers and people say of the node: whoever may run a pod writes its log, so it proves nothing against it.
 
 A node that was looked at speaks for itself: its kernel log, its bus, its modules and packages. What a pod's log says of
 these is heard only where nobody looked at the node, as in a report that holds nothing else.
@@ -6,7 +6,8 @@ these is heard only where nobody looked at the node, as in a report that holds n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from gpunode.diagnoses.model import Citation, Layer
@@ -16,6 +17,7 @@ from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
+from gpunode.facts.speakers import is_persons
 
 # What the node itself shows: its hardware, kernel, driver and packages. The other layers are seen from containers too.
 OF_NODE: Final[frozenset[Layer]] = frozenset(
@@ -87,6 +89,35 @@ def _kept(snapshot: Snapshot, is_kept: Callable[[Item], bool]) -> Snapshot:
 def _is_of_driver(item: Item) -> bool:
     match = _POD_LOG.match(item.subject)
     return match is not None and _DRIVER_POD.match(match["pod"]) is not None
+
+
+def is_of_people(snapshot: Snapshot, citations: Iterable[Citation]) -> bool:
+    """Whether persons alone say what is cited: what they read, fear or ask is no message."""
+    items = snapshot.view(_by_place)
+    cited = [(items.get((one.key, one.source)), one.line) for one in citations]
+    return bool(cited) and all(item and is_persons(item.source, item.written, line) for item, line in cited)
+
+
+def is_of_another_host(snapshot: Snapshot, citations: Iterable[Citation]) -> bool:
+    """Whether what is cited comes from one host, by its source, and other evidence from another."""
+    hosts = {_host(item.written) for item in snapshot.items}
+    return len(hosts) > 1 and any(_host(one.source) for one in citations)
+
+
+def _host(written: str) -> str:
+    match = _ON_HOST.search(written)
+    return match["host"].lower() if match else ""
+
+
+_ON_HOST: Final = Pattern(
+    r"\bon (?:the |our |my )?(?P<host>(?:old|new|other|another|first|second|third|spare|broken|bad|good|healthy) "
+    r"(?:node|host|machine|server|box|system)|(?:node|host|server|worker|gpu|machine)-?\d{1,4})\b",
+    re.IGNORECASE,
+)
+
+
+def _by_place(snapshot: Snapshot) -> Mapping[tuple[str, str], Item]:
+    return {(item.key, item.written): item for item in snapshot.items}
 
 
 def speaker(snapshot: Snapshot, citations: Iterable[Citation]) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.facts.literals import Vocabulary, needed
@@ -30,6 +30,8 @@ from gpunode.facts.literals import Vocabulary, needed
         (r"\d+|word", set()),
         (r"(?i:word)", set()),
         (r"\x41word", set()),
+        (r"\101word", set()),
+        (r"[^^]word", {"word"}),
     ],
 )
 def test_what_a_pattern_needs(pattern: str, words: set[str]) -> None:
@@ -51,3 +53,21 @@ def test_a_vocabulary_knows_what_stands_in_its_text() -> None:
 @given(st.text("ab_ :é1\n"), st.text("ab_ :é1\n", max_size=4))
 def test_a_vocabulary_says_what_its_text_says(text: str, string: str) -> None:
     assert (string in Vocabulary(text)) == (string in text)
+
+
+LITERAL = ("abcd", "Word", r"\.", r"\101", r"\060", " ", "^")
+VARYING = ("[^^]", "[^a]", "[^]]", "[^^]*", "[x]", "[Xx]", r"\d", r"\b", "(?:ab|cdef)", "(one|two)", "|")
+REPEATED = ("b?", "c+", "d{2}", "e{0,2}")
+PIECES = (*LITERAL, *VARYING, *REPEATED)
+
+
+@settings(max_examples=50)
+@given(st.data(), st.lists(st.sampled_from(PIECES), min_size=1, max_size=6))
+def test_what_a_pattern_matches_has_one_of_its_words(data: st.DataObject, pieces: list[str]) -> None:
+    pattern = "".join(pieces)
+    words = needed(pattern)
+    try:
+        match = re.search(pattern, data.draw(st.from_regex(pattern)))
+    except re.error:
+        return
+    assert not words or match is None or any(word in match[0].lower() for word in words)

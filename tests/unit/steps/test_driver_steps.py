@@ -134,6 +134,18 @@ def test_what_is_of_another_version_than_the_driver_is_brought_to_its_version(na
     assert planned(DRIVER.plan(recipe(), mended)).changes == ()
 
 
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize(
+    "name", ["nvidia-settings", "nvidia-xconfig", "nvidia-modprobe", "nvidia-libopencl1", "nvidia-opencl-common"]
+)
+def test_tools_with_versions_of_their_own_may_lag_behind_the_driver(name: str, held: bool) -> None:
+    """Debian packages them apart from the driver; the version that the driver has may never have existed."""
+    node = with_driver("580.95.05", packages={name: PackageState("580.65.06-1", held=held)})
+    for wanted in (recipe(), recipe(version="580"), recipe(version="580.95.05")):
+        for step in (CONFLICTS, DRIVER):
+            assert planned(step.plan(wanted, node)).changes == (), (wanted, step.id)
+
+
 @pytest.mark.parametrize(
     "stray",
     [

@@ -12,7 +12,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
 from gpunode.facts.examination import EXAMINATION
-from gpunode.facts.follow_ups import follow_ups, last_looks
+from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
 from gpunode.facts.probes import PROBES
 from gpunode.host.local import LocalHost
 from gpunode.workflow import doctor
@@ -66,6 +66,39 @@ def test_what_would_load_the_driver_start_docker_or_make_a_database_is_not_asked
     later = follow_ups({**EVERYTHING, "units": stopped})
     assert "docker-info" not in {probe.key for probe in later}
     assert "docker-info" in {probe.key for probe in follow_ups(EVERYTHING)}
+
+
+def information(minor: int, excluded: str = "No") -> Found:
+    text = f"Model: \t\t NVIDIA A100\nDevice Minor: \t {minor}\nGPU Excluded:\t {excluded}\n"
+    return Found(f"/proc/driver/nvidia/gpus/0000:0{minor}:00.0/information", data=text.encode())
+
+
+@pytest.mark.parametrize(
+    ("files", "gpus", "may"),
+    [
+        (("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1"), (information(0), information(1)), True),
+        (("/dev/nvidiactl", "/dev/nvidia-uvm"), (information(0),), False),
+        (("/dev/nvidiactl", "/dev/nvidia0"), (information(0), information(1)), False),
+        (("/dev/nvidiactl", "/dev/nvidia0"), (information(1),), False),
+        (("/dev/nvidiactl", "/dev/nvidia0"), (information(0), information(1, "Yes")), True),
+        (("/dev/nvidiactl", "/dev/nvidia0"), (), True),
+        (("/dev/nvidiactl", "/dev/nvidia0"), (Found("/proc/driver/nvidia/gpus/0000:01:00.0/information"),), True),
+        (("/dev/nvidiactl",), (Found("/proc/driver/nvidia/gpus/0000:01:00.0/information"),), False),
+        (("/dev/nvidia-uvm",), (), False),
+    ],
+)
+def test_nvml_is_not_asked_where_it_would_make_the_device_file_that_is_missing(
+    files: tuple[str, ...], gpus: tuple[Found, ...], may: bool
+) -> None:
+    node = {
+        **EVERYTHING,
+        "dev-nvidia": listing(*files),
+        "nvidia-gpus": Capture("/proc/driver/nvidia/gpus/*/information", "ok", encode_found(iter(gpus))),
+    }
+    assert may_ask_driver(node) is may
+    params = Capture("/proc/driver/nvidia/params", "ok", b"DeviceFileMode: 438\nModifyDeviceFiles: 0\n")
+    in_a_container = {**node, "file:/proc/driver/nvidia/params": params}
+    assert may_ask_driver(in_a_container) is ("/dev/nvidiactl" in files), "there no client makes one"
 
 
 def test_every_file_that_a_rule_reads_is_looked_at() -> None:

@@ -1,0 +1,85 @@
+"""A paste of docker's file is not the file: what was left out of it, or written beside it, is no fault of docker's."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+from gpunode.facts.evidence import Capture
+from tests.scenarios.healthy.captures import evidence
+from tests.scenarios.healthy.nodes import HEALTHY
+
+WHOLE = '{\n  "runtimes": {\n    "nvidia": {\n      "path": "nvidia-container-runtime"\n    }\n  }\n}'
+COMMA = '{\n  "live-restore": true,\n}'
+CAT = "cat /etc/docker/daemon.json"
+ACTIVE = ("systemctl is-active docker", "active")
+RUN = ("docker run --rm --gpus all ubuntu nvidia-smi -L", "GPU 0: NVIDIA L40S (UUID: GPU-1)")
+SAID = (
+    "journalctl -u docker",
+    "dockerd[8]: unable to configure the Docker daemon with file /etc/docker/daemon.json: invalid character '}'",
+)
+EDITED = {
+    "dots": WHOLE.replace('"\n    }', '"\n    },\n    ...'),
+    "dots in a row": '{"runtimes": {"nvidia": {"path": "x"}}, ...}',
+    "an ellipsis": '{\n  "runtimes": {…}\n}',
+    "snip": '{\n  "a": 1,\n  [snip]\n}',
+    "brackets": '{\n  "registry-mirrors": <our mirrors>,\n  "live-restore": true\n}',
+    "a remark": f"{WHOLE}\n# ^^ looks ok to me",
+    "a sentence": f"{WHOLE}\nthat is all there is",
+}
+
+
+def of(*pieces: tuple[str, str]) -> Diagnosis:
+    return diagnose(snapshot(pasted.evidence(pieces)))
+
+
+def causes(found: Diagnosis) -> list[str]:
+    return [one.cause for one in found.findings]
+
+
+@pytest.mark.parametrize("text", EDITED.values(), ids=EDITED)
+def test_an_edited_paste_proves_nothing(text: str) -> None:
+    assert "daemon-json-invalid" not in causes(of((CAT, text)))
+    for beside in ((ACTIVE, RUN), (ACTIVE,), (RUN,)):
+        found = of(*beside, (CAT, text))
+        assert (found.findings, found.unknown) == ((), ())
+
+
+@pytest.mark.parametrize("text", EDITED.values(), ids=EDITED)
+def test_what_dockerd_says_of_it_counts_all_the_same(text: str) -> None:
+    assert causes(of(SAID, (CAT, text))) == ["daemon-json-invalid"]
+
+
+@pytest.mark.parametrize("form", ["{:6}\t{}", "{}:{}", "{:4} {}", "{} | {}"])
+def test_the_numbers_of_lines_are_not_the_files(form: str) -> None:
+    def numbered(text: str) -> str:
+        return "\n".join(form.format(number, line) for number, line in enumerate(text.split("\n"), 1))
+
+    found = of(("cat -n /etc/docker/daemon.json", numbered(WHOLE)))
+    assert (found.findings, found.unknown) == ((), ())
+    assert causes(of(("cat -n /etc/docker/daemon.json", numbered(COMMA)))) == ["daemon-json-invalid"]
+
+
+@pytest.mark.parametrize("text", [COMMA, WHOLE + "\n}", '{"a": 1}\n{"b": 2}', '{"a": "..." "b": 1}', "{ // ours\n}"])
+def test_a_fault_of_the_files_own_is_one(text: str) -> None:
+    assert causes(of((CAT, text))) == ["daemon-json-invalid"]
+
+
+@pytest.mark.parametrize("beside", [ACTIVE, RUN])
+def test_where_docker_answers_a_paste_is_a_question(beside: tuple[str, str]) -> None:
+    found = of(beside, (CAT, COMMA))
+    assert not found.findings
+    assert [doubt.causes for doubt in found.unknown] == [("daemon-json-invalid",)]
+
+
+def test_the_nodes_own_file_is_certain_though_docker_runs_and_fails_at_its_next_start() -> None:
+    nodes = (evidence(HEALTHY[name]()) for name in HEALTHY)
+    node = next(node for node in nodes if "docker.service" in str(node.get("units")))
+    path = "/etc/docker/daemon.json"
+    key = next((key for key, capture in node.items() if capture.source == path), f"file:{path}")
+    found = diagnose(snapshot({**node, key: Capture(path, "ok", COMMA.encode())}))
+    (finding,) = (one for one in found.findings if one.cause == "daemon-json-invalid")
+    assert (finding.confidence, "at its next start" in finding.summary) == ("certain", True)

@@ -1,0 +1,60 @@
+"""A module that the kernel refuses for its signature: the signature is the reason, and not that it is not loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+NO_KEY, UNSIGNED, ABSENT = "secure-boot-key-not-enrolled", "secure-boot-module-unsigned", "driver-module-not-loaded"
+FAILS = (
+    "nvidia-smi",
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Is the latest one installed?\n",
+)
+EMPTY = ("lsmod | grep nvidia", "")
+REJECTED = ("sudo modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service\n")
+
+
+def seen(*pieces: tuple[str, str]) -> Diagnosis:
+    return diagnose(snapshot(pasted.evidence(pieces)))
+
+
+@pytest.mark.parametrize("pieces", [(FAILS, REJECTED), (EMPTY, FAILS, REJECTED), (EMPTY, REJECTED), (REJECTED,)])
+@pytest.mark.parametrize("words", ["Key was rejected by service", "Required key not available"])
+def test_alone_it_leaves_open_which_of_the_two_it_is(pieces: tuple[tuple[str, str], ...], words: str) -> None:
+    found = seen(*((source, text.replace("Key was rejected by service", words)) for source, text in pieces))
+    assert not found.findings
+    (doubt,) = found.unknown
+    assert set(doubt.causes) == {NO_KEY, UNSIGNED}
+
+
+@pytest.mark.parametrize(
+    ("piece", "cause"),
+    [
+        (("modinfo nvidia | grep -i sig", ""), UNSIGNED),
+        (("modinfo nvidia | grep -i sig", "signer:         node01 Secure Boot Module Signature key\n"), NO_KEY),
+        (("dkms status", "nvidia/580.95.05, 6.8.0-45-generic, x86_64: installed\n"), NO_KEY),
+        (("sudo dmesg | tail", "[   61.2] Loading of unsigned module is rejected\n"), UNSIGNED),
+        (("sudo dmesg | tail", "[   61.2] Loading of module with unavailable key is rejected\n"), NO_KEY),
+    ],
+)
+def test_what_shows_the_signature_decides(piece: tuple[str, str], cause: str) -> None:
+    found = seen(EMPTY, FAILS, REJECTED, piece)
+    assert [one.cause for one in found.roots] == [cause]
+    assert {one.cause for one in found.findings} <= {cause, ABSENT}
+
+
+def test_another_module_that_was_refused_is_not_nvidias() -> None:
+    other = ("sudo modprobe vboxdrv", REJECTED[1].replace("nvidia", "vboxdrv"))
+    assert [one.cause for one in seen(EMPTY, FAILS, other).roots] == [ABSENT]
+
+
+def test_a_refusal_is_over_where_the_driver_works() -> None:
+    table = "| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0     |\n"
+    gpu = "|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |                    0 |\n"
+    found = seen(REJECTED, ("nvidia-smi", table + gpu), ("lsmod | grep nvidia", "nvidia 9 1 nvidia_uvm\n"))
+    assert not found.findings
+    assert not found.unknown

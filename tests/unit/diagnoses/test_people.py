@@ -1,0 +1,86 @@
+"""What people say, type and fear is not what programs say."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+from gpunode.facts.sources import recognise
+
+SMI = (
+    "| NVIDIA-SMI 580.95.05   Driver Version: 580.95.05   CUDA Version: 13.0 |\n"
+    "|   0  NVIDIA L40S     On  |   00000000:07:00.0 Off |                    0 |\n"
+)
+XID = "[  100.000000] NVRM: Xid (PCI:0000:07:00): 79, pid=1, GPU has fallen off the bus."
+
+
+def of(*pieces: tuple[str, str]) -> Diagnosis:
+    return diagnose(snapshot(pasted.evidence(pieces)))
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("comment", "I read that it might be 'GPU is lost'. How can I check?"),
+        ("user", "Could it be that the GPU has fallen off the bus?"),
+        ("slack", "I think it has fallen off the bus, like Xid 79 last year. But nvidia-smi works"),
+        ("comment", "it says the GPU has fallen off the bus"),
+        ("comment", "I saw NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus. on a friend's machine"),
+        ("pasted text", "Does 'GPU is lost' mean that we need a new card?"),
+    ],
+)
+def test_what_a_person_fears_proves_no_lost_gpu(source: str, text: str) -> None:
+    assert not of((source, text)).findings
+    beside = of((source, text), ("nvidia-smi", SMI))
+    assert (beside.findings, beside.unknown) == ((), ())
+
+
+def test_without_a_working_nvidia_smi_it_stays_a_question() -> None:
+    found = of(("user", "Could it be that the GPU has fallen off the bus?"))
+    assert "gpu-fallen-off-bus" in {cause for doubt in found.unknown for cause in doubt.causes}
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("comment", XID),
+        ("ticket", "Unable to determine the device handle for GPU 0000:03:00.0: GPU is lost.  Reboot the system"),
+        ("user", "I see this:\n" + XID),
+        ("nvidia-smi", "Unable to determine the device handle for GPU 0000:03:00.0: GPU is lost."),
+        ("device plugin", "E1120 10:00:00.000000 1 health.go:1] GPU is lost: marking device as unhealthy"),
+    ],
+)
+def test_a_programs_own_line_proves_it_wherever_it_was_pasted(source: str, text: str) -> None:
+    assert [one.cause for one in of((source, text)).roots] == ["gpu-fallen-off-bus"]
+
+
+@pytest.mark.parametrize(
+    "source", ["history", "history | tail", "cat ~/.bash_history", "fc -l", "/root/.zsh_history", "shell history"]
+)
+def test_what_was_typed_is_no_message(source: str) -> None:
+    assert recognise(source).kind == "shell-history"
+    typed = "101  echo 'NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus.'"
+    for pieces in ([(source, typed)], [(source, typed), ("nvidia-smi", SMI)]):
+        found = of(*pieces)
+        assert (found.findings, found.unknown) == ((), ())
+
+
+def test_the_history_of_packages_is_that_of_packages() -> None:
+    assert recognise("cat /var/log/zypp/history").kind == "package-history"
+    assert recognise("dnf history").kind == "package-history"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("dmesg on the old node", "nvidia-smi on the new node"),
+        ("dmesg on node2", "nvidia-smi on node1"),
+        ("dmesg on the old node", "nvidia-smi"),
+    ],
+)
+def test_what_another_host_says_is_not_certain(one: str, other: str) -> None:
+    found = of((one, XID), (other, SMI))
+    assert all(finding.confidence == "likely" for finding in found.findings)

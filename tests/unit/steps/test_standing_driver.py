@@ -1,0 +1,143 @@
+"""A working driver of somebody else's packages, such as Ubuntu's own, stays as it is until another is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.change import PackageState
+from gpunode.facts.derive import derive
+from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile
+from gpunode.recipe import Recipe
+from gpunode.steps import STEPS
+from gpunode.steps.conflicts import CONFLICTS
+from gpunode.steps.driver import DRIVER
+from gpunode.steps.headers import HEADERS
+from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
+from gpunode.steps.outcome import Planned, Waits
+from gpunode.steps.persistence import PERSISTENCE
+from tests.scenarios.healthy.captures import evidence
+from tests.scenarios.healthy.nodes import HEALTHY
+from tests.unit.steps.machines import B200, KERNEL, UBUNTU, gpu, machine, planned, recipe, unit
+
+BY_CANONICAL = ("ubuntu-22-docker-prebuilt-modules", "ubuntu-22-secure-boot-by-canonical")
+REVISION = "0ubuntu0.24.04.2"
+
+
+def of_branch_580(name: str) -> Facts:
+    """A healthy node of that name, whose driver is of a branch that is still maintained."""
+    names = ((b"535.274.02", b"580.95.05"), (b"-535-", b"-580-"), (b"-535 ", b"-580 "), (b"-535\n", b"-580\n"))
+    seen = evidence(HEALTHY[name]())
+    for old, new in names:
+        seen = {key: replace(capture, data=capture.data.replace(old, new)) for key, capture in seen.items()}
+    return derive(seen)
+
+
+def of_ubuntu(kind: str = "", version: str = "580.95.05", *, open_module: bool = False, **more: object) -> Facts:
+    """Ubuntu's own driver of branch 580 with prebuilt modules, loaded; ``kind`` is ``-server`` or nothing."""
+    flavour = "-open" if open_module else ""
+    names = (
+        f"nvidia-driver-580{kind}{flavour}",
+        f"libnvidia-compute-580{kind}",
+        f"nvidia-utils-580{kind}",
+        f"nvidia-compute-utils-580{kind}",
+        f"nvidia-kernel-common-580{kind}",
+        f"nvidia-kernel-source-580{kind}{flavour}",
+        f"nvidia-firmware-580{kind}-{version}",
+    )
+    packages = {name: PackageState(f"{version}-{REVISION}") for name in names}
+    packages[f"linux-modules-nvidia-580{kind}{flavour}-{KERNEL}"] = PackageState("6.8.0-85.85")
+    path = f"/lib/modules/{KERNEL}/kernel/nvidia-580{kind.replace('-server', 'srv')}{flavour}/nvidia.ko"
+    fixed: dict[str, object] = {
+        "distro": UBUNTU,
+        "module_files": (ModuleFile(KERNEL, path, "580"),),
+        "loaded_driver": LoadedDriver("580.95.05", open_module),
+        "units": {"nvidia-persistenced.service": unit()},
+    }
+    return machine(packages=packages, **{**fixed, **more})  # type: ignore[arg-type]
+
+
+def changed(node: Facts, wanted: Recipe) -> list[str]:
+    """The steps that would change something."""
+    return [step.id for step in STEPS if planned(step.plan(wanted, node)).changes]
+
+
+@pytest.mark.parametrize("name", BY_CANONICAL)
+@pytest.mark.parametrize("version", ["auto", "580", "lts"])
+def test_a_healthy_node_of_ubuntus_own_driver_is_left_alone(name: str, version: str) -> None:
+    assert changed(of_branch_580(name), recipe(version=version)) == []
+
+
+@pytest.mark.parametrize("kind", ["", "-server"])
+@pytest.mark.parametrize("open_module", [False, True])
+def test_every_kind_of_ubuntus_own_driver_is_left_alone(kind: str, open_module: bool) -> None:
+    node = of_ubuntu(kind, open_module=open_module)
+    assert changed(node, recipe()) == []
+    assert "--driver BRANCH" in planned(DRIVER.plan(recipe(), node)).reason
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        recipe(version="595"),
+        recipe(version="580.178.04"),
+        recipe(flavour="open"),
+        replace(recipe(), upgrade=True),
+        replace(recipe(version="580"), upgrade=True),
+    ],
+)
+@pytest.mark.parametrize("name", BY_CANONICAL)
+def test_another_that_is_asked_for_comes_with_a_word_on_secure_boot(name: str, wanted: Recipe) -> None:
+    outcome = planned(DRIVER.plan(wanted, of_branch_580(name)))
+    assert outcome.changes
+    assert any("Secure Boot" in note and "mokutil --import" in note for note in outcome.notes)
+
+
+@pytest.mark.parametrize("name", BY_CANONICAL)
+def test_one_of_an_ended_branch_is_replaced_with_a_word_on_secure_boot(name: str) -> None:
+    node = derive(evidence(HEALTHY[name]()))
+    assert planned(CONFLICTS.plan(recipe(), node)).changes
+    assert any("Secure Boot" in note for note in planned(DRIVER.plan(recipe(), node)).notes)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        of_ubuntu(loaded_driver=Known(None, "nvidia-version")),
+        of_ubuntu(module_files=Known((), "modules-dkms")),
+        of_ubuntu(gpus=(gpu(B200),)),
+        of_ubuntu(gpus=(gpu(driver="nouveau"),)),
+        of_ubuntu(version="595.91.07"),
+    ],
+    ids=["not loaded", "no module", "modules that the GPU cannot use", "nouveau has the GPU", "other libraries"],
+)
+def test_what_does_not_work_does_not_stand(node: Facts) -> None:
+    assert planned(DRIVER.plan(recipe(), node)).changes
+
+
+@pytest.mark.parametrize("name", BY_CANONICAL)
+def test_without_a_wish_for_a_driver_none_is_looked_at(name: str) -> None:
+    node = of_branch_580(name)
+    assert changed(node, recipe(version="none")) == []
+    assert "not gpunode's" in planned(MODULE_LOAD.plan(recipe(version="none"), node)).reason
+
+
+def test_libraries_that_were_upgraded_wait_for_the_reboot() -> None:
+    node = of_ubuntu(version="580.178.04")
+    outcomes = {step: step.plan(recipe(), node) for step in (CONFLICTS, DRIVER, HEADERS, MODULE_BUILD, MODULE_LOAD)}
+    waits = outcomes.pop(MODULE_LOAD)
+    assert isinstance(waits, Waits)
+    assert "580.178.04" in waits.reason
+    assert [one for one in outcomes.values() if not isinstance(one, Planned) or one.changes] == []
+
+
+def test_a_kernel_that_lacks_the_module_is_told_and_nothing_is_built() -> None:
+    later = "6.1.0-99-amd64"
+    outcome = planned(MODULE_BUILD.plan(recipe(), of_ubuntu(kernels=Kernels(KERNEL, (KERNEL, later)))))
+    assert outcome.changes == ()
+    assert later in outcome.notes[0]
+
+
+def test_no_daemon_is_started_that_the_driver_does_not_bring() -> None:
+    assert planned(PERSISTENCE.plan(recipe(), of_ubuntu(units={}))).changes == ()
