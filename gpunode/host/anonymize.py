@@ -87,9 +87,10 @@ _ADDRESSED: Final = re.compile(
 )
 # A word of other meanings, too: hidden only where a host's name stands.
 _COMMON: Final = re.compile(r"[a-z]*|.{1,5}|localhost.*|.*(?:nvidia|docker|containerd|kernel|systemd).*", re.IGNORECASE)
-# Names that tools give: they tell what the node is, and of nobody.
+# Names that tools give by themselves: they tell what the node is, and of nobody. A profile's name is its owner's.
 _OF_TOOLS: Final = re.compile(
-    r"(?:minikube|kind|k3d|docker-desktop|rancher-desktop|colima|orbstack|microk8s-vm)(?:-[\w-]{0,60})?",
+    r"minikube(?:-m\d{1,3})?|kind(?:-(?:control-plane|worker)\d{0,3})?|k3d(?:-k3s-default(?:-(?:agent|server)-\d{1,3})?)?"
+    r"|docker-desktop(?:-(?:control-plane|worker)\d{0,3})?|(?:lima-)?rancher-desktop|colima|orbstack|microk8s-vm",
     re.IGNORECASE,
 )
 _NODE_NAME: Final = "node-name"

@@ -210,6 +210,19 @@ _COUNTS: Final = re.compile(
 )
 _PLAIN: Final = frozenset({"true", "false", "null", "none", "yes", "no", "y", "n", "m"})
 _FILE: Final = re.compile(r"/(?:boot|etc|home|lib|mnt|opt|root|run|srv|tmp|usr|var)(?:/[\w.+-]+)+;?")
+_PATH: Final = re.compile(r"(?:/[\w.+-]+){1,20}/?;?")
+# What programs say instead of a secret, and of what.
+_COMPLAINTS: Final = re.compile(
+    r"denied|disabled|error|expired|failed|failure|forbidden|incorrect|invalid|missing|rejected|required"
+    r"|revoked|timeout|unauthorized|unavailable|unknown|unsupported|wrong"
+)
+_OF_COMPLAINTS: Final = re.compile(
+    r"a|access|acquire|acquired|an|and|authentication|authorization|been|by|client|configuration|could"
+    r"|credential|credentials|driver|empty|file|for|found|from|grid|has|have|image|in|is|key|kernel|licence"
+    r"|license|licensing|module|not|nvidia|nvidia-gridd|nvidia-persistenced|nvidia-smi|of|on|or|password"
+    r"|permission|pull|read|registry|request|response|secret|server|signature|the|to|token|unable|validate"
+    r"|validation|vgpu|was|with"
+)
 # The system's own tables: no person writes a secret there, and dpkg's descriptions speak of passwords. Of /var/lib only
 # those of packages: k3s and RKE2 keep containerd's configuration there, with the registries' passwords. Not what a
 # person can edit (units below /usr), nor the words with which the kernel or a process was started.
@@ -446,13 +459,23 @@ def _is_plain(word: str, name: str) -> bool:
         return _HIDES.search(name) is None or _COUNTS.search(name) is not None
     if name.lower().endswith("pwd") and word.startswith("/"):
         return True
-    if _BLOCK_BEGINS.fullmatch(word):
+    if _BLOCK_BEGINS.fullmatch(word) or _is_complaint(word):
         return True
     return word.lower() in _PLAIN or re.fullmatch(r"[\d.+-]+", word) is not None or _names_file(word, name)
 
 
 def _names_file(word: str, name: str) -> bool:
-    return name.rstrip(" \t=:\"'\\").lower().endswith("key") and _FILE.fullmatch(word) is not None
+    name = name.rstrip(" \t=:\"'\\").lower()
+    if name.endswith(("tokenpath", "token_path", "token-path", "token_file", "tokenfile", "token-file")):
+        return _PATH.fullmatch(word) is not None
+    return name.endswith("key") and _FILE.fullmatch(word) is not None
+
+
+def _is_complaint(words: str) -> bool:
+    """Whether a program says, behind a colon, that something is wrong; each word must be known for one of no secret."""
+    said = [word.strip(".,;:()").lower() for word in words.split()]
+    others = [word for word in said if not _COMPLAINTS.fullmatch(word)]
+    return len(others) < len(said) and all(map(_OF_COMPLAINTS.fullmatch, others))
 
 
 def _strings(value: str) -> str:

@@ -124,3 +124,27 @@ def test_secrets_beside_the_evidence_take_nothing_of_it_along(report: Report) ->
     noise = ("/root/.bash_history", "\n".join(one_line))
     plain = diagnose(snapshot(redact(pasted.evidence([*rows, noise]))))
     assert [one.cause for one in plain.roots] == [one.cause for one in diagnose(snapshot(pasted.evidence(rows))).roots]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ClientConfigTokenPath=/etc/nvidia/ClientConfigToken",
+        "K3S_TOKEN_FILE=/x",
+        "token: invalid NVIDIA license token",
+        "nvidia-gridd: Failed to acquire license; token=expired",
+        "authorization: failed to pull image",
+        "MOK password: invalid",
+        "auth: nvidia-persistenced: failed",
+    ],
+)
+def test_what_a_diagnosis_needs_is_no_secret(said: str) -> None:
+    assert text(said) == said
+
+
+def test_no_finding_is_another_without_the_secrets() -> None:
+    """Of the reports in which anything is taken out; of the others nothing changes."""
+    for report in reports():
+        seen = pasted.evidence([(one["source"], one["text"]) for one in report.evidence])
+        if (redacted := redact(seen)) != seen:
+            assert told(diagnose(snapshot(redacted))) == told(diagnose(snapshot(seen))), report.name

@@ -160,3 +160,18 @@ def test_addresses_and_servers_that_are_equal_stay_equal_and_keep_their_form() -
     assert words[6] == words[8].rstrip(",") == "2001:db8::1"
     assert words[9] == f"https://{words[11]}" != words[10]
     assert masked(masked(text)) == masked(text)
+
+
+@pytest.mark.parametrize("name", ["kind-acme-research-07", "colima-jdoe", "k3d-acme-server-0", "minikube-acme"])
+def test_a_name_that_its_owner_gave_to_a_tool_is_hidden(name: str) -> None:
+    seen = {
+        "node-name": Capture("/proc/sys/kernel/hostname", "ok", f"{name}\n".encode()),
+        "journal": Capture("journalctl -k", "ok", f"Nov 21 10:00:00 {name} kernel: hi\n".encode()),
+    }
+    assert not any(name in capture.text for capture in anonymized(seen).values())
+
+
+@pytest.mark.parametrize("name", ["kind-control-plane", "kind-worker2", "minikube-m02", "docker-desktop", "colima"])
+def test_a_name_that_a_tool_gives_by_itself_stays(name: str) -> None:
+    seen = {"node-name": Capture("/proc/sys/kernel/hostname", "ok", f"{name}\n".encode())}
+    assert anonymized(seen)["node-name"].text.strip() == name
