@@ -469,6 +469,12 @@ def _other_copy(
         return
     if not said or _mismatches(snapshot):
         return
+    if driver.works(snapshot) and not compat and (unversioned := _of_no_known_version(snapshot, places)):
+        what = (
+            f"programs load {unversioned.path}, and error 803 says that it is not of the driver, which nvidia-smi uses"
+        )
+        yield "library-path-shadows-libcuda", Proof(what, (*said, unversioned.citation), "likely")
+        return
     version = driver.loaded(snapshot)
     driven = f" {version.version}" if version else ""
     what = f"libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver{driven}"
@@ -499,15 +505,28 @@ def _of_another_driver(
 ) -> tuple[str, tuple[Citation, ...]]:
     """A library outside the usual places that is shown to be of another version than the node's driver."""
     node = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    listed = snapshot.view(loader.targets)
-    for one in places:
-        if node is None or one.sort != "other" or not isinstance(one, loader.Library):
-            continue
-        target, line = listed.get(one.path, ("", one.citation))
-        match = _VERSIONED.search(target) or _VERSIONED.search(one.path)
-        if match and match["version"] != node.version:
+    for one, version, line in _elsewhere(snapshot, places):
+        if node and version and version != node.version:
             return one.path, (one.citation, line, node.citation)
     return "", ()
+
+
+def _of_no_known_version(
+    snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
+) -> loader.Library | None:
+    return next((one for one, version, _ in _elsewhere(snapshot, places) if not version), None)
+
+
+def _elsewhere(
+    snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
+) -> Iterator[tuple[loader.Library, str, Citation]]:
+    """The libraries outside the usual places, each with its version, empty where nothing shows it, and the line."""
+    listed = snapshot.view(loader.targets)
+    for one in places:
+        if one.sort == "other" and isinstance(one, loader.Library):
+            target, line = listed.get(one.path, ("", one.citation))
+            match = _VERSIONED.search(target) or _VERSIONED.search(one.path)
+            yield one, match["version"] if match else "", line
 
 
 def _cured_by_unsetting(snapshot: Snapshot) -> tuple[Citation, ...]:
