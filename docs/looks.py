@@ -148,7 +148,7 @@ _NOT = """\
 
 | not asked | because |
 | --- | --- |
-| `nvidia-smi`, NVML without a loaded driver, or a device file | nvidia-modprobe, setuid root, would load or make it |
+| `nvidia-smi`, NVML without driver or device files | nvidia-modprobe, setuid root, would load it and make the files |
 | `docker` where its daemon does not run | systemd would start it for the first who asks its socket |
 | `crictl` without an endpoint | it would try cri-dockerd's socket, and systemd would start that |
 | `rpm` without a database, or without the files that its readers share | it would make them |

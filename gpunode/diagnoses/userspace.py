@@ -496,12 +496,11 @@ def _other_copy(
         return
     if not said or _mismatches(snapshot):
         return
-    elsewhere = (one for one in places if isinstance(one, loader.Library) and one.sort == "other")
-    node = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    resolved = [one for one in elsewhere if node is None or not one.path.endswith(f".so.{node.version}")]
-    if resolved and not compat:
-        what = f"programs load {resolved[0].path} in place of the driver's own library, and it does not fit the driver"
-        yield "library-path-shadows-libcuda", Proof(what, (*said, *(one.citation for one in resolved)), "likely")
+    if driver.works(snapshot) and not compat and (unversioned := _of_no_known_version(snapshot, places)):
+        what = (
+            f"programs load {unversioned.path}, and error 803 says that it is not of the driver, which nvidia-smi uses"
+        )
+        yield "library-path-shadows-libcuda", Proof(what, (*said, unversioned.citation), "likely")
         return
     version = driver.loaded(snapshot)
     driven = f" {version.version}" if version else ""
@@ -533,15 +532,28 @@ def _of_another_driver(
 ) -> tuple[str, tuple[Citation, ...]]:
     """A library outside the usual places that is shown to be of another version than the node's driver."""
     node = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    listed = snapshot.view(loader.targets)
-    for one in places:
-        if node is None or one.sort != "other" or not isinstance(one, loader.Library):
-            continue
-        target, line = listed.get(one.path, ("", one.citation))
-        match = _VERSIONED.search(target) or _VERSIONED.search(one.path)
-        if match and match["version"] != node.version:
+    for one, version, line in _elsewhere(snapshot, places):
+        if node and version and version != node.version:
             return one.path, (one.citation, line, node.citation)
     return "", ()
+
+
+def _of_no_known_version(
+    snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
+) -> loader.Library | None:
+    return next((one for one, version, _ in _elsewhere(snapshot, places) if not version), None)
+
+
+def _elsewhere(
+    snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
+) -> Iterator[tuple[loader.Library, str, Citation]]:
+    """The libraries outside the usual places, each with its version, empty where nothing shows it, and the line."""
+    listed = snapshot.view(loader.targets)
+    for one in places:
+        if one.sort == "other" and isinstance(one, loader.Library):
+            target, line = listed.get(one.path, ("", one.citation))
+            match = _VERSIONED.search(target) or _VERSIONED.search(one.path)
+            yield one, match["version"] if match else "", line
 
 
 def _cured_by_unsetting(snapshot: Snapshot) -> tuple[Citation, ...]:
