@@ -9,7 +9,7 @@ from itertools import chain
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
-from gpunode.catalog.conflicts import driver_packages, parts, upstream
+from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, driver_packages, parts, upstream
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel, lookup
 from gpunode.catalog.gpus import is_nvswitch as _is_nvswitch
@@ -27,6 +27,8 @@ _REVISION = re.compile(r"-[^-]*\Z")
 _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 # What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
 _LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
+# Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
+_MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced", "cuda-compat")
 NVIDIA = "10de"
 # Display controllers: VGA compatible and 3D. The NVIDIA kernel module binds these and bridges of class 0680 alone
 # (nv-pci-table.c, open-gpu-kernel-modules).
@@ -150,6 +152,9 @@ def standing_driver(recipe: Recipe, facts: Facts) -> StandingDriver | None:
     modules = _modules_on_disk(version, facts) if branch_of(version) == branch else ()
     if chosen is None or not modules or not is_version_of(version, chosen):
         return None
+    # Of prebuilt modules the branch alone is known: they were upgraded with the libraries, and wait for a reboot.
+    if version != loaded.version and any(modules):
+        return None
     flavours: tuple[ModuleFlavour, ...] = ("open", "proprietary")
     theirs = (replace(chosen, flavour=one) for one in flavours)
     if any(_builds(found.dkms_package(one), one, facts) or is_installed(facts, one, recipe) for one in theirs):
@@ -177,13 +182,18 @@ def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour
 
 
 def _library_version(packages: Mapping[str, PackageState]) -> str:
-    """The one version of the installed libraries that programs reach a GPU by; empty where there are none, or two."""
+    """The one version of the installed driver, its libraries included; empty where there are none, or two versions."""
     found = {
-        upstream(state.version)
-        for name, state in packages.items()
-        if not state.config_files_only and _LIBRARIES.fullmatch(name.partition(":")[0])
+        name: version
+        for name in driver_packages(packages)
+        if not packages[name].config_files_only
+        and name.partition(":")[0] not in BY_THEMSELVES
+        and not name.startswith(_MAY_DIFFER)
+        and (version := upstream(packages[name].version))
     }
-    return found.pop() if len(found) == 1 else ""
+    versions = set(found.values())
+    has_library = any(_LIBRARIES.fullmatch(name.partition(":")[0]) for name in found)
+    return versions.pop() if has_library and len(versions) == 1 else ""
 
 
 def _modules_on_disk(version: str, facts: Facts) -> tuple[bool, ...]:
