@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.catalog.conflicts import upstream
+from gpunode.catalog.conflicts import BY_THEMSELVES, upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, known, need
@@ -35,8 +35,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     names = driver.packages(recipe)
     missing = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
     strays = apart_from(recipe, facts, driver)
+    along = _moved_along(strays, packages)
     # With a lock also what came along with them, each in its own version.
-    wanted = tuple(dict.fromkeys((*missing, *strays, *astray(recipe, packages, beside_driver(recipe)))))
+    wanted = tuple(dict.fromkeys((*missing, *strays, *along, *astray(recipe, packages, beside_driver(recipe)))))
     if held := [name for name in wanted if name in packages and packages[name].held]:
         return held_elsewhere(held, f"driver {prefix(chosen)}*")
     if not wanted:
@@ -53,6 +54,13 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     notes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts))
     reason = _apart(strays, packages, version) if version and not missing else _reason(chosen, recipe)
     return Planned(changes, reason, notes)
+
+
+def _moved_along(strays: Sequence[str], packages: Mapping[str, PackageState]) -> tuple[str, ...]:
+    """The tools that came with what has strayed, in its version: NVIDIA's packages want them in their own."""
+    theirs = {upstream(packages[name].version) for name in strays}
+    installed = ((name, packages[name]) for name in sorted(BY_THEMSELVES & packages.keys()))
+    return tuple(n for n, state in installed if not state.config_files_only and upstream(state.version) in theirs)
 
 
 def _apart(strays: Sequence[str], packages: Mapping[str, PackageState], version: str) -> str:

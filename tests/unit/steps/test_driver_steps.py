@@ -146,6 +146,18 @@ def test_tools_with_versions_of_their_own_may_lag_behind_the_driver(name: str, h
             assert planned(step.plan(wanted, node)).changes == (), (wanted, step.id)
 
 
+def test_a_tool_that_came_with_what_has_strayed_goes_back_with_it() -> None:
+    """NVIDIA's nvidia-driver-cuda depends on nvidia-modprobe of its very version: alone it could not be brought."""
+    old = PackageState("580.65.06-1", config_files_only=True)
+    node = with_driver(
+        "580.95.05",
+        packages={"libcuda1": "580.178.04-1", "nvidia-modprobe": "580.178.04-1", "nvidia-settings": old},
+    )
+    assert names(planned(DRIVER.plan(recipe(), node)).changes) == ["libcuda1", "nvidia-modprobe"]
+    lagging = with_driver("580.95.05", packages={"libcuda1": "580.178.04-1", "nvidia-modprobe": "580.65.06-1"})
+    assert names(planned(DRIVER.plan(recipe(), lagging)).changes) == ["libcuda1"]
+
+
 @pytest.mark.parametrize(
     "stray",
     [
