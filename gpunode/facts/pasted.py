@@ -240,8 +240,8 @@ def _next(line: str) -> str:
         # A comment of a configuration file looks like root's prompt: only what is a command, or a known one, counts.
         command = match["command"]
         is_root = line.lstrip().startswith("#")
-        seen = recognise(line)
-        if seen.kind == "file" and seen.subject != recognise(command).subject:
+        seen, alone = recognise(line), recognise(command)
+        if seen.kind == "file" and alone.kind in {"file", "text"} and seen.subject != alone.subject:
             return line.strip()  # only the prompt says in which folder the file is
         return command if not is_root or _is_known(command) or command.startswith("./") else ""
     if (match := _HEADING.match(line)) and len(match["source"].split()) <= 12:

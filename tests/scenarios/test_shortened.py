@@ -17,6 +17,7 @@ EQUALLY_RIGHT = {
     ("docker-not-restarted", "nvidia-runtime-not-registered"): _NOT_SHOWN,
     ("docker-rootless-config", "docker-not-restarted"): _NOT_SHOWN,
     ("dpkg-unconfigured-packages", "dkms-build-no-space"): _STILL_TRUE,
+    ("driver-not-installed", "nvidia-runtime-not-default-no-runtimeclass"): _NOT_SHOWN,
     ("driver-library-mismatch-unattended-upgrade", "driver-library-mismatch-reboot-pending"): _STILL_TRUE,
     ("initramfs-stale-module", "driver-library-mismatch-reboot-pending"): _NOT_SHOWN,
     ("k3s-runtime-config-overwritten", "containerd-nvidia-runtime-missing"): _STILL_TRUE,
