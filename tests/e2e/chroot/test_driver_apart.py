@@ -53,7 +53,8 @@ def heals(node: Chroot, before: dict[str, str]) -> None:
     node.run("apt-get", "check")
 
 
-@pytest.mark.parametrize("version", ["595.71.05-1", pytest.param("615.71.09-1", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["595.71.05-1", "615.71.09-1"])
 def test_a_library_of_another_version_comes_in_that_of_the_driver_and_in_no_newer_one(
     node: Chroot, version: str
 ) -> None:

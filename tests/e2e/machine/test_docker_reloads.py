@@ -371,6 +371,7 @@ def test_a_docker_that_failed_for_want_of_what_is_configured_runs_again(node: Ma
     assert ask(node, "ctk", "runtime", "check", "--set-as-default").exit_code == 0
 
 
+@pytest.mark.long
 def test_a_docker_that_failed_is_started_though_its_file_is_as_asked(node: Machine) -> None:
     assert configure(node).exit_code == 0
     written = node.read(DOCKER_CONFIG)
@@ -404,6 +405,7 @@ def test_a_docker_that_somebody_stopped_stays_stopped_and_reads_the_file_when_it
     assert "nvidia" in runtimes(node)[0]
 
 
+@pytest.mark.long
 def test_setup_starts_a_docker_that_used_up_its_start_limit(node: Machine) -> None:
     node.write(DOCKER_CONFIG, '{"default-runtime": "nvidia"}\n')
     for _ in range(4):
