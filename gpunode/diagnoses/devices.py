@@ -88,7 +88,7 @@ def _raced(snapshot: Snapshot) -> Iterator[Verdict]:
     unit = snapshot.facts.unit(_PERSISTENCED)
     failed = [*snapshot.said(_DAEMON_FAILED)]
     if isinstance(unit, Known) and unit.value.failed:
-        failed.append(system.unit_line(snapshot, _PERSISTENCED, "ActiveState"))
+        failed.append(system.failed_line(snapshot, _PERSISTENCED))
     if isinstance(unit, Known) and unit.value.state.active:
         return  # its log tells of an earlier start
     there = _present_nodes(snapshot)

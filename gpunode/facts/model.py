@@ -202,6 +202,8 @@ class Unit:
     Attributes:
         started_at: seconds since the epoch when its main process started; None when it does not run.
         changed_at: when its state last changed, as it does at a start and at a reload; None when nobody can tell.
+        failed: it should run and could not: it has given up, or systemd will try again; it is not active then.
+        starting: it is active in name: it comes up just now, and may fail yet.
     """
 
     state: ServiceState
@@ -210,6 +212,7 @@ class Unit:
     masked: bool = False
     changed_at: float | None = None
     failed: bool = False
+    starting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ UNIT_PROPERTIES: Final = (
     "Names",
     "LoadState",
     "ActiveState",
+    "SubState",
     "UnitFileState",
     "MainPID",
     "ExecMainStartTimestamp",

@@ -39,6 +39,14 @@ def units(text: str) -> Mapping[str, Unit]:
     return found
 
 
+def has_failed(values: Mapping[str, str]) -> bool:
+    """Whether a unit of these properties could not run: it has given up, or waits for systemd's next try.
+
+    Source: systemd's table of states: "auto-restart" and, from 254 on, "auto-restart-queued" are "activating".
+    """
+    return values.get("ActiveState") == "failed" or values.get("SubState", "").startswith("auto-restart")
+
+
 def main_pid(text: str, name: str) -> int:
     """The main process of the unit ``name`` in what ``systemctl show`` printed; 0 where it does not run."""
     for block in re.split(r"\n{2,}", text.strip("\n")):
@@ -59,7 +67,8 @@ def started_at(text: str, name: str) -> str:
 
 
 def _unit(values: Mapping[str, str]) -> Unit:
-    load, active = values.get("LoadState", ""), values.get("ActiveState", "") in _RUNS
+    load, failed = values.get("LoadState", ""), has_failed(values)
+    active = not failed and values.get("ActiveState", "") in _RUNS
     runs = active and values.get("MainPID", "0") != "0"
     return Unit(
         ServiceState(values.get("UnitFileState", "") in _ENABLED, active),
@@ -67,7 +76,8 @@ def _unit(values: Mapping[str, str]) -> Unit:
         started_at=_epoch(values.get("ExecMainStartTimestamp", "")) if runs else None,
         masked=load == "masked",
         changed_at=_epoch(values.get("StateChangeTimestamp", "")),
-        failed=values.get("ActiveState", "") == "failed",
+        failed=failed,
+        starting=not failed and values.get("ActiveState") == "activating",
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpunode.change import ServiceChange, Trigger
 from gpunode.errors import ChangeFailed
 from gpunode.facts.cdi_places import KIND, SPEC
+from gpunode.facts.systemd import has_failed
 from gpunode.host.port import Settled
 from gpunode.host.process import Finished, Runner
 from gpunode.runtimes import RUNTIMES
@@ -96,7 +97,7 @@ class Services:
         self._await_socket(unit, since)
         down = time.monotonic() - started
         self._watch(unit, since, self.settle_s)
-        return Settled(trigger, down, had_failed=_has_failed(before))
+        return Settled(trigger, down, had_failed=has_failed(before))
 
     def _forget_failures(self, unit: str) -> None:
         """The starts of a daemon that could not use its former configuration do not count against the next one."""
@@ -106,7 +107,7 @@ class Services:
         unit, before = trigger.target, self._at_rest(trigger.target)
         if why := _why_not(unit, before):
             return Settled(trigger, 0.0, why)
-        if _has_failed(before):
+        if has_failed(before):
             return self._restart(trigger)  # there is no process that could read its configuration again
         since, started = time.time(), time.monotonic()
         if before.get("CanReload") == "yes":
@@ -173,7 +174,7 @@ class Services:
         """The unit once it neither starts nor stops: systemd reloads none that does; as it is where that takes long."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         shown = self._show(unit)
-        while shown.get("ActiveState") in _MOVING and not _has_failed(shown) and time.monotonic() < deadline:
+        while shown.get("ActiveState") in _MOVING and not has_failed(shown) and time.monotonic() < deadline:
             time.sleep(0.2)
             shown = self._show(unit)
         return shown
@@ -238,11 +239,6 @@ def _why_not(unit: str, shown: Mapping[str, str]) -> str:
     if shown.get("ActiveState") == "inactive":
         return f"{unit} is not running; it reads its configuration when it starts"
     return ""
-
-
-def _has_failed(shown: Mapping[str, str]) -> bool:
-    """Whether it could not run: it has given up, or waits for systemd's next try."""
-    return shown.get("ActiveState") == "failed" or shown.get("SubState", "").startswith("auto-restart")
 
 
 def _no_specification(said: str) -> ChangeFailed:

@@ -57,11 +57,14 @@ class Done:
 
 
 def unread(host: HostView, draft: Draft) -> bool:
-    """Whether the daemon has failed, or is older than one of its files; where a time is unknown, nobody can tell."""
+    """Whether the daemon has failed, may fail yet at its start, or is older than one of its files.
+
+    Where a time is unknown, nobody can tell.
+    """
     if draft.trigger is None or draft.trigger.kind == "cdi":
         return False
     unit = _unit(host, draft.trigger.target)
-    if _has_failed(unit):
+    if _has_failed(unit) or _is_starting(unit):
         return True
     if not isinstance(unit, Known) or unit.value.started_at is None:
         return False
@@ -80,6 +83,10 @@ def has_failed(host: HostView, draft: Draft) -> bool:
 
 def _has_failed(unit: Fact[Unit]) -> bool:
     return isinstance(unit, Known) and unit.value.failed and not unit.value.masked
+
+
+def _is_starting(unit: Fact[Unit]) -> bool:
+    return isinstance(unit, Known) and unit.value.starting
 
 
 def _changed(host: HostView, path: str) -> float:
@@ -241,6 +248,8 @@ def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool
         return Verdict(untold=untold)
     if has_failed(host, draft):
         return Verdict(otherwise="it has failed, so nothing runs that could read its files", failed=True)
+    if draft.trigger and draft.trigger.kind != "cdi" and _is_starting(_unit(host, draft.trigger.target)):
+        return Verdict(untold="it is starting; ask again in a moment")
     if unread(host, draft):
         return Verdict(otherwise=draft.overlooked or "its files were changed after it read them last")
     if draft.expectation is None:

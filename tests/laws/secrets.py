@@ -134,7 +134,7 @@ PLACES: Final = {
     "containerd auth": '[plugins.x.registry.configs."r".auth]\n  password = "{}"\n',
     "containerd header": '[host."https://r".header]\n  authorization = "Basic {}"\n',
     "netrc": "machine nvcr.io login bob password {}",
-    "npmrc": "//registry.npmjs.org/:_authToken={}",
+    "npmrc": "//npm.example/:_authToken={}",
     "pip": "index-url = https://bob:{}@pypi.example/simple",
     "aws": "[default]\naws_secret_access_key = {}\n",
     "aws session": "AWS_SESSION_TOKEN={}",

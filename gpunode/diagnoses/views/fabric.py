@@ -178,6 +178,8 @@ def manager(snapshot: Snapshot) -> Manager:
         if fact.value.exists:
             running: UnitState = "active" if fact.value.state.active else "inactive"
             state = "masked" if fact.value.masked else ("failed" if fact.value.failed else running)
+        if state == "failed":
+            return Manager(state, (system.failed_line(snapshot, UNIT),))
         shown = "LoadState" if state in {"missing", "masked"} else "ActiveState"
         return Manager(state, (system.unit_line(snapshot, UNIT, shown),))
     found = [known for item in snapshot.items if item.where == "host" and (known := _of(item)) is not None]

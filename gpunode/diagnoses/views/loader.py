@@ -109,6 +109,8 @@ def _folders(item: Item) -> Iterator[Folder]:
                 yield Folder(path, sort, item.where, cite(item, number), "", item.subject)
         return
     for number, line in enumerate(item.lines, 1):
+        if not (echoes or is_conf or "LD_" in line):
+            continue
         paths = line.strip().split(":") if echoes and "LD_" not in line else _set_by(item, line)
         file = ""
         if is_conf and not paths:

@@ -27,15 +27,21 @@ _TRACES: Final[tuple[tuple[PackageManager, Pattern], ...]] = (
 )
 
 
-def unit_line(snapshot: Snapshot, unit: str, name: str) -> Citation:
-    """The line in which systemd gave the property ``name`` of ``unit``; a note of it where only the fact is known."""
-    for item in snapshot.of("unit-show"):
-        inside = False
-        for number, line in enumerate(item.lines, 1):
-            inside = bool(line) and (inside or line == f"Id={unit}")
-            if inside and line.startswith(f"{name}="):
-                return cite(item, number)
-    return stated(f"systemctl show {unit}", f"its {name}", "units")
+def unit_line(snapshot: Snapshot, unit: str, *names: str) -> Citation:
+    """The line in which systemd gave ``unit`` the first of the properties ``names`` that it shows; else a note."""
+    for name in names:
+        for item in snapshot.of("unit-show"):
+            inside = False
+            for number, line in enumerate(item.lines, 1):
+                inside = bool(line) and (inside or line == f"Id={unit}")
+                if inside and line.startswith(f"{name}="):
+                    return cite(item, number)
+    return stated(f"systemctl show {unit}", f"its {names[0]}", "units")
+
+
+def failed_line(snapshot: Snapshot, unit: str) -> Citation:
+    """The line in which systemd says that ``unit`` failed: where it tries again, its sub-state alone does."""
+    return unit_line(snapshot, unit, "SubState", "ActiveState")
 
 
 def distro(snapshot: Snapshot) -> Distro | None:

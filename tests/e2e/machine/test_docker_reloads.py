@@ -371,7 +371,6 @@ def test_a_docker_that_failed_for_want_of_what_is_configured_runs_again(node: Ma
     assert ask(node, "ctk", "runtime", "check", "--set-as-default").exit_code == 0
 
 
-@pytest.mark.long
 def test_a_docker_that_failed_is_started_though_its_file_is_as_asked(node: Machine) -> None:
     assert configure(node).exit_code == 0
     written = node.read(DOCKER_CONFIG)

@@ -229,11 +229,11 @@ def units(*running: str, failing: str = "") -> str:
     for number, unit in enumerate((*asked, *(unit for unit in running if unit not in asked))):
         if unit in running:
             rows = (f"MainPID={650 + number}", f"ExecMainStartTimestamp={BOOTED}", f"Id={unit}", f"Names={unit}",
-                    "LoadState=loaded", "ActiveState=active", "UnitFileState=enabled",
+                    "LoadState=loaded", "ActiveState=active", "SubState=running", "UnitFileState=enabled",
                     f"StateChangeTimestamp={BOOTED}")  # fmt: skip
         else:
             rows = ("MainPID=0", "ExecMainStartTimestamp=", f"Id={unit}", f"Names={unit}", "LoadState=not-found",
-                    "ActiveState=inactive", "UnitFileState=", "StateChangeTimestamp=")  # fmt: skip
+                    "ActiveState=inactive", "SubState=dead", "UnitFileState=", "StateChangeTimestamp=")  # fmt: skip
         blocks.append("\n".join(rows))
     return "\n\n".join(blocks) + "\n"
 

@@ -33,6 +33,17 @@ def test_a_stopped_unit_has_no_start() -> None:
     assert systemd.units(text)["docker.service"] == Unit(ServiceState(True, False), failed=True)
 
 
+@pytest.mark.parametrize("state", ["auto-restart", "auto-restart-queued"])
+def test_a_unit_that_systemd_will_start_once_more_has_failed(state: str) -> None:
+    text = block(ActiveState="activating", SubState=state, MainPID="0")
+    assert systemd.units(text)["docker.service"] == Unit(ServiceState(True, False), failed=True)
+
+
+def test_a_unit_that_is_starting_has_not_failed() -> None:
+    text = block(ActiveState="activating", SubState="start", MainPID="77")
+    assert systemd.units(text)["docker.service"] == Unit(ServiceState(True, True), starting=True)
+
+
 def test_an_alias_is_found_under_both_names() -> None:
     found = systemd.units(block(Id="dbus-broker.service", Names="dbus.service dbus-broker.service"))
     assert set(found) == {"dbus.service", "dbus-broker.service"}

@@ -227,6 +227,15 @@ def test_a_daemon_that_has_failed_has_read_nothing(row: str, store: Store) -> No
     assert read_again_command(draft, failed=verdict.failed) == f"sudo systemctl restart {unit}"
 
 
+def test_a_daemon_that_is_starting_may_fail_yet(store: Store) -> None:
+    host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS.replace("=active", "=activating\nSubState=start")})
+    configured(host, store)
+    draft = draft_of(host)
+    assert ctk.unread(host, draft)
+    verdict = ctk.verdict(host, draft, effective({}), is_live=True)
+    assert verdict == ctk.Verdict(untold="it is starting; ask again in a moment")
+
+
 def effective(handlers: Mapping[str, str]) -> ctk.Effective:
     return lambda _: Configured(handlers)
 
