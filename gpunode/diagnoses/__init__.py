@@ -57,7 +57,8 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
     bugs: list[str] | None = [] if guarded else None
     findings, doubts = _judged(snapshot, bugs)
     before = snapshot.with_history
-    if before is None or driver.works(snapshot) or any(_is_settled(finding) for finding in findings):
+    is_well = driver.works(snapshot) and not snapshot.view(driver.unread)
+    if before is None or is_well or any(_is_settled(finding) for finding in findings):
         found = _ranked(findings)
         return Diagnosis(found, tuple(_open(doubts, found)), tuple(bugs or ()))
     earlier, doubts = _judged(before, bugs)

@@ -71,7 +71,7 @@ def _no_nodes(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, (*nodes, *said), "certain" if said or driver.is_loaded(snapshot) is not None else "likely")
     elif said and driver.is_loaded(snapshot) and not snapshot.says(_DAEMON_FAILED):
         yield Proof("a container was to be given device files that the node does not have", said, "likely")
-    elif said and driver.is_loaded(snapshot) is None:
+    elif said and driver.is_loaded(snapshot) is None and not _loaded_after(snapshot, said):
         question = "Did nvidia-persistenced find no device files for it started too early, or are there none?"
         yield Doubt(question, "ls -l /dev/nvidia*; lsmod | grep nvidia", said, ("persistenced-start-race",))
 
@@ -91,17 +91,29 @@ def _raced(snapshot: Snapshot) -> Iterator[Verdict]:
         failed.append(system.failed_line(snapshot, _PERSISTENCED))
     if isinstance(unit, Known) and unit.value.state.active:
         return  # its log tells of an earlier start
-    there = _present_nodes(snapshot)
-    if not failed or not (driver.is_loaded(snapshot) or there) or tuple(_missing_nodes(snapshot)):
+    there, later = _present_nodes(snapshot), _loaded_after(snapshot, failed)
+    if not failed or not (driver.is_loaded(snapshot) or there or later) or tuple(_missing_nodes(snapshot)):
         return
     for item in snapshot.of("unit-log", "unit-status", "journal"):
         about = (line for line in item.lines if "persistenced" in line or "persistenced" in item.written)
         if any(_DAEMON_ELSE.search(line) for line in about):
             return
     works = tuple(where for state, where in driver.smi(snapshot) if state == "works")
-    now = modules.lsmod_line(snapshot, "nvidia") or works or there
-    summary = "nvidia-persistenced started before the module had made its device files; they are there now"
-    yield Proof(summary, (*failed, *now), "certain" if snapshot.says(_UNMET) else "likely")
+    now = later or modules.lsmod_line(snapshot, "nvidia") or works or there
+    since = "the module was loaded after that" if later else "they are there now"
+    summary = f"nvidia-persistenced started before the module had made its device files; {since}"
+    yield Proof(summary, (*failed, *now), "certain" if later or snapshot.says(_UNMET) else "likely")
+
+
+def _loaded_after(snapshot: Snapshot, failed: Iterable[Citation]) -> tuple[Citation, ...]:
+    """The first line in which the module says that it was loaded, behind one of ``failed`` in the same log."""
+    numbers = {one.key: one.number for one in failed if one.number}
+    logs = (item for item in snapshot.of("unit-log", "journal", "kernel-log", "text") if item.key in numbers)
+    loaded = (citation for item in logs for citation in lines_with(item, _LOADING))
+    return tuple(one for one in loaded if (one.number or 0) > (numbers[one.key] or 0))[:1]
+
+
+_LOADING: Final = Pattern(r"NVRM: loading NVIDIA UNIX")
 
 
 def _order(snapshot: Snapshot) -> Iterable[Fix]:

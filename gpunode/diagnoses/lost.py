@@ -11,7 +11,7 @@ from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, power_cycle, replace
-from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import alive, driver, faults, kernel, pci
 from gpunode.facts.patterns import Pattern
 
@@ -102,7 +102,7 @@ def _without_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
             "sudo dmesg --ctime | grep -iE 'xid|fallen off|nvrm'",
             silent,
         )
-    elif unread := tuple(_unread(snapshot)):
+    elif unread := snapshot.view(driver.unread):
         yield Doubt(
             "nvidia-smi shows ERR! where it reads the GPU itself: is a sensor or fan broken, its firmware stuck, or is "
             "it about to be lost?",
@@ -112,18 +112,10 @@ def _without_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
         )
 
 
-# Of a GPU that works, nothing is unread: what a board lacks is N/A.
-_ERR: Final = Pattern(r"^\|[^|\n]{0,80}\bERR!", re.MULTILINE)
 _FAILS_TO_READ: Final = (
     *("gsp-rpc-timeout", "gsp-task-exception", "xid-62-pmu-halt", "xid-61-pmu-breakpoint", "inforom-corrupted"),
     *("gpu-stuck-d3cold", "thermal-slowdown", "power-brake-slowdown", "xid-54-aux-power"),
 )
-
-
-def _unread(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.of("nvidia-smi", "text"):
-        if item.where == "host":
-            yield from lines_with(item, _ERR)
 
 
 def _nameless(citation: Citation) -> str:

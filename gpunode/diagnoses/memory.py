@@ -233,12 +233,17 @@ def _cited(memory: _Memory, *names: tuple[str, ...]) -> tuple[Citation, ...]:
 
 
 def _apart(found: tuple[faults.Fault, ...]) -> list[faults.Fault]:
-    """Those that lie an hour or more after the one before."""
-    apart: list[faults.Fault] = []
-    for fault in found:
+    """The most of them that lie an hour or more from each other on one clock: several logs may tell of the same one.
+
+    Seconds since boot begin again with every boot, so two errors of two boots may count as one, and never as more.
+    """
+    clocks: dict[int, list[faults.Fault]] = {}
+    for fault in sorted(found, key=lambda fault: fault.at or 0.0):
+        apart = clocks.setdefault(faults.clock(fault), [])
         if fault.at is not None and (not apart or fault.at - (apart[-1].at or 0.0) >= 3600):
             apart.append(fault)
-    return apart
+    most = max(clocks.values(), key=len, default=[])
+    return sorted(most, key=lambda fault: fault.order)
 
 
 def _pages_pending(snapshot: Snapshot, memory: _Memory) -> Proof | None:

@@ -25,7 +25,7 @@ from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
 _OPEN_DRIVERS: Final = ("nouveau", "nova_core", "nova_drm", "nova")
-_TAKEN: Final = Pattern(r"probe routine was not called for \d+ device")
+_TAKEN: Final = Pattern(r"probe routine was not called for \d+ device|is already bound to (?:nouveau|nova)")
 _NAMED: Final = Pattern(r"\b(?:nouveau|nova[_-]core)\b", re.IGNORECASE)
 # NVIDIA's installer, its driver container, and what lists hardware without lspci.
 _IN_USE: Final = Pattern(

@@ -192,8 +192,8 @@ def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "let the toolkit take the driver of the host",
-        "sudo gpunode ctk config --in-place --set nvidia-container-cli.root=/",
-        _command(ldconfig),
+        _command(toolkit.setting(snapshot, "root"), "root=/"),
+        _command(toolkit.setting(snapshot, "ldconfig"), f"ldconfig=@{ldconfig}"),
     )
     yield run(
         "inspect",
@@ -225,14 +225,14 @@ def _ldconfig(snapshot: Snapshot) -> Iterator[Verdict]:
         if path.startswith("/run/nvidia/driver"):
             return
         summary = f"the toolkit is told to run {path}, which this system does not have"
-        remedy = _set_ldconfig("/sbin/ldconfig" if path.endswith(".real") else "$(command -v ldconfig)")
+        remedy = _set_ldconfig(setting, "/sbin/ldconfig" if path.endswith(".real") else "$(command -v ldconfig)")
         yield Proof(summary, (*snapshot.said(_NO_LDCONFIG), *configured), remedy=remedy)
     elif said := snapshot.said(_WRAPPER):
         summary = "the toolkit runs /sbin/ldconfig in the container, and here that is a script around ldconfig.real"
-        yield Proof(summary, (*said, *configured, *_has_real(snapshot)), "likely", remedy=_set_ldconfig(_REAL))
+        yield Proof(summary, (*said, *configured, *_has_real(snapshot)), "likely", remedy=_set_ldconfig(setting, _REAL))
     elif setting is not None and setting.value.lstrip("@") == _REAL and (lacking := _lacks_real(snapshot)):
         summary = f"the toolkit is told to run {_REAL}, which Ubuntu has and this system does not"
-        yield Proof(summary, (setting.citation, *lacking), remedy=_set_ldconfig("/sbin/ldconfig"))
+        yield Proof(summary, (setting.citation, *lacking), remedy=_set_ldconfig(setting, "/sbin/ldconfig"))
 
 
 def _has_real(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -253,16 +253,19 @@ def _lacks_real(snapshot: Snapshot) -> tuple[Citation, ...]:
 _LDCONFIGS: Final = "/sbin/ldconfig*"
 
 
-def _command(path: str) -> str:
-    return command("sudo", "gpunode", "ctk", "config", "--in-place", "--set", f"nvidia-container-cli.ldconfig=@{path}")
+def _command(setting: toolkit.Setting | None, entry: str) -> str:
+    """Sets ``entry`` in the file that has ``setting``: the GPU Operator's toolkit keeps one of its own."""
+    file = setting.file if setting is not None and is_path(setting.file) else _CONFIG
+    other = () if file == _CONFIG else (f"--config-file={file}",)
+    return command("sudo", "gpunode", "ctk", "config", *other, "--in-place", "--set", f"nvidia-container-cli.{entry}")
 
 
-def _set_ldconfig(path: str) -> tuple[Fix, ...]:
+def _set_ldconfig(setting: toolkit.Setting | None, path: str) -> tuple[Fix, ...]:
     return (
         run(
             "configure",
             f"let the toolkit run {path} of the host",
-            *((_command(path),) if is_path(path) else ()),
+            *((_command(setting, f"ldconfig=@{path}"),) if is_path(path) else ()),
         ),
     )
 
@@ -444,7 +447,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-docker/issues/587",
             ),
             check=_ldconfig,
-            remedy=lambda _: _set_ldconfig("/sbin/ldconfig"),
+            remedy=lambda snapshot: _set_ldconfig(toolkit.setting(snapshot, "ldconfig"), "/sbin/ldconfig"),
             explains=NO_RUNTIME,
         ),
         Rule(

@@ -144,9 +144,20 @@ _TYPED: Final = Pattern(
 )
 
 
-def _typed(text: str) -> list[re.Match[str]]:
-    """The lines in which a command was typed: each known one, and behind a prompt that is nothing else, every one."""
+# Root's prompt, and zsh's: a comment begins so, too.
+_BARE: Final = Pattern(r"^(?P<place>)(?P<drive>)[#%] (?P<command>[a-z./]\S*[^\n]*)$", re.MULTILINE)
+
+
+def _typed(text: str, *, is_named: bool) -> list[re.Match[str]]:
+    """The lines in which a command was typed: each known one, and behind a prompt that is nothing else, every one.
+
+    Where no other prompt is and no command or file says what the text is (``is_named``), one that begins with root's is
+    a session if two known commands or more stand behind such prompts.
+    """
     lines = list(_TYPED.finditer(text))
+    if not lines and not is_named and text.lstrip()[:2] in {"# ", "% "}:
+        bare = [line for line in _BARE.finditer(text) if _is_known(line["command"])]
+        return bare if len(bare) > 1 else []
     is_session = bool(lines) and not text[: lines[0].start()].strip() and lines[0][0][0] != "+"
     return [line for line in lines if is_session or line["place"] or line["drive"] or _is_known(line["command"])]
 
@@ -155,10 +166,16 @@ def _is_known(command: str) -> bool:
     return recognise(command).kind not in {"text", "application"}
 
 
+def _is_named(source: str) -> bool:
+    """Whether ``source`` is a command or a file, which has its own ways with a number sign."""
+    seen = recognise(source)
+    return bool(seen.words or seen.subject) or seen.kind not in {"text", "application", "shell-history"}
+
+
 def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
     """The piece, split where a further command was typed in it; what was typed in a container stays of it."""
     text = cut_lines(text)
-    typed = _typed(text) if len(text) <= _TRANSCRIPT else []
+    typed = _typed(text, is_named=_is_named(source)) if len(text) <= _TRANSCRIPT else []
     if not typed:
         yield from _files(source, text)
         return

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.catalog.conflicts import parts
 from gpunode.change import PackageState
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import kernel, modules, packages
 from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kmod
@@ -370,6 +370,16 @@ def fails(snapshot: Snapshot) -> bool:
 def works(snapshot: Snapshot) -> bool:
     """Whether nvidia-smi answered on the node with a driver version or a list of GPUs."""
     return any(state == "works" for state, _ in snapshot.view(smi))
+
+
+# Of a GPU that works, nothing is unread: what a board lacks is N/A.
+_ERR: Final = Pattern(r"^\|[^|\n]{0,80}\bERR!", re.MULTILINE)
+
+
+def unread(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The rows in which nvidia-smi shows ERR! for what it asks a GPU itself."""
+    items = (item for item in snapshot.of("nvidia-smi", "text") if item.where == "host")
+    return tuple(citation for item in items for citation in lines_with(item, _ERR))
 
 
 # None of them is in the kernel without nvidia.

@@ -240,12 +240,12 @@ def _first_of_each(faults: tuple[Fault, ...]) -> Iterator[Incident]:
 def _in_time(faults: Iterable[Fault]) -> list[Fault]:
     """By their clock where all have the same, as in a log that was printed newest first; else as they stand."""
     found = sorted(faults, key=lambda fault: fault.order)
-    clocks = {_clock(fault) for fault in found}
+    clocks = {clock(fault) for fault in found}
     return found if -1 in clocks or len(clocks) > 1 else sorted(found, key=lambda fault: fault.at or 0.0)
 
 
-def _clock(fault: Fault) -> int:
-    """Which clock the fault's time is of; -1 without one."""
+def clock(fault: Fault) -> int:
+    """Which kind of clock the fault's time is of, since boot or since an epoch; -1 without one."""
     return -1 if fault.at is None else _clock_of(fault.at)
 
 
@@ -267,7 +267,7 @@ def _episodes(faults: list[Fault]) -> list[list[Fault]]:
 def _apart(before: Fault, after: Fault) -> bool:
     if before.at is None or after.at is None:
         return False
-    return _clock(before) == _clock(after) and abs(after.at - before.at) > _GAP_S
+    return clock(before) == clock(after) and abs(after.at - before.at) > _GAP_S
 
 
 def _root(episode: list[Fault]) -> Fault:
@@ -294,6 +294,6 @@ def _dragged_along(one: Incident, by: Incident) -> bool:
 
 def is_earlier(one: Fault, other: Fault) -> bool:
     """Whether ``one`` came first: by their clock where both have the same, else as they stand in the evidence."""
-    if one.at is not None and other.at is not None and _clock(one) == _clock(other):
+    if one.at is not None and other.at is not None and clock(one) == clock(other):
         return (one.at, one.order) < (other.at, other.order)
     return one.order < other.order

@@ -55,10 +55,11 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value in the toolkit's configuration."""
+    """A value in the toolkit's configuration, which is ``file``."""
 
     value: str
     citation: Citation
+    file: str
 
 
 _GONE: Final = Pattern(
@@ -174,11 +175,11 @@ def setting(snapshot: Snapshot, key: str) -> Setting | None:
 
 
 def _setting(item: Item, key: str) -> Setting | None:
-    # Of a file that somebody pasted in part the table's header may be missing.
-    written = Pattern(rf"^[ \t]*{re.escape(key)}\s*=\s*(?P<value>\S.*?)\s*$")
+    # Of a file that somebody pasted in part the table's header may be missing; grep -n numbers the lines.
+    written = Pattern(rf"^(?:\d+:)?[ \t]*{re.escape(key)}\s*=\s*(?P<value>\S.*?)\s*$")
     for number, line in enumerate(item.lines, 1):
         if match := written.match(line):
-            return Setting(_plain(match["value"]), cite(item, number))
+            return Setting(_plain(match["value"]), cite(item, number), item.subject)
     return None
 
 

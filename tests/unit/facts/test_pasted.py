@@ -83,6 +83,18 @@ def test_what_was_typed_at_the_prompt_of_a_container_was_seen_in_it() -> None:
     assert [item.where for item in items(pasted.evidence([("a terminal", said)]))] == ["host", "container", "container"]
 
 
+@pytest.mark.parametrize("prompt", ["#", "%"])
+def test_where_no_other_prompt_is_root_typed_what_is_a_command(prompt: str) -> None:
+    said = f"{prompt} after three reboots:\n{prompt} lsmod\nnouveau 1 0\n{prompt} uname -r\n6.1.0"
+    found = [(item.kind, item.text) for item in items(pasted.evidence([("collected", said)]))]
+    assert found == [("text", f"{prompt} after three reboots:"), ("lsmod", "nouveau 1 0"), ("uname", "6.1.0")]
+
+
+def test_beside_another_prompt_a_number_sign_is_a_remark() -> None:
+    said = "$ lsmod\nnouveau 1 0\n# dmesg has nothing\n$ uname -r\n6.1.0"
+    assert [item.kind for item in items(pasted.evidence([("collected", said)]))] == ["lsmod", "uname"]
+
+
 @pytest.mark.parametrize("source", ["/etc/modprobe.d/x.conf", "/root/setup.sh", "diff -u a b"])
 def test_lines_of_a_file_are_not_typed(source: str) -> None:
     said = "one\n# modprobe nvidia\n+++ /etc/fstab\n"
