@@ -372,6 +372,11 @@ def works(snapshot: Snapshot) -> bool:
     return any(state == "works" for state, _ in snapshot.view(smi))
 
 
+def mismatches(snapshot: Snapshot) -> bool:
+    """Whether nvidia-smi said on the node that driver and library are of different versions."""
+    return any(state == "mismatch" for state, _ in snapshot.view(smi))
+
+
 # None of them is in the kernel without nvidia.
 _WITH_IT: Final = ("nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
 
