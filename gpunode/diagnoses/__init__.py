@@ -26,8 +26,9 @@ from gpunode.diagnoses.views import alive, driver, hearsay, kernel
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
-    *("pci", "lost", "memory", "gsp", "xids", "power", "virtual", "nouveau", "secureboot"),
-    *("build", "packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect", "userspace", "mig"),
+    *("pci", "bar", "p2p", "pcie", "lost", "memory", "gsp", "xids", "power", "virtual", "nouveau", "secureboot"),
+    *("build", "repositories", "packages", "conflicts", "runfile", "support", "modules", "devices", "versions"),
+    *("nvlink", "gpudirect", "userspace", "mig"),
     *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "operator"),
 )
 # Where the tracebacks of rules that fail go; None where their exceptions are raised.

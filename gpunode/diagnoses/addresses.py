@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 DEVICE_PLUGIN: Final = "https://github.com/NVIDIA/k8s-device-plugin"
+DPKG: Final = "https://manpages.debian.org/stable/dpkg/dpkg.1.en.html"
 DRIVER_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 DRIVER_README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/"
 NVML_RETURNS: Final = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html"

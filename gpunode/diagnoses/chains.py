@@ -56,6 +56,12 @@ NOT_INITIALISED: Final = NO_NVML | {"device-node-permissions", "no-device-nodes-
 NO_DRIVER: Final = NOT_INITIALISED | {"driver-module-not-loaded"}
 """What follows where NVIDIA's module is not in the running kernel, or went again since no GPU was left for it."""
 
+NOT_STARTED: Final = NO_DRIVER | {"gsp-init-failed-platform", "gpu-fallen-off-bus"}
+"""What follows where a GPU is on the bus and the driver cannot start it: it sleeps, or its memory has no address."""
+
+NO_PACKAGES: Final = NO_DRIVER | {"driver-not-installed", "driver-userspace-incomplete"}
+"""What follows where the package manager installs nothing: the driver is not there, or not all of it."""
+
 NOT_BUILT: Final = NO_DRIVER | {
     "dpkg-unconfigured-packages",
     "driver-library-mismatch-partial-upgrade",
@@ -81,6 +87,14 @@ PROGRAM_FAULTS: Final = frozenset(
     {"xid-109-ctx-switch-timeout", "xid-13-graphics-exception", "xid-31-driver-regression", "xid-31-mmu-fault"}
 )
 """What programs are told of when the GPU below them, or a peer that they reach over a link, goes wrong."""
+
+TRANSFERS_LOST: Final = frozenset(
+    {
+        *("xid-31-mmu-fault", "xid-13-graphics-exception", "xid-109-ctx-switch-timeout", "xid-154-recovery-action"),
+        *("xid-62-pmu-halt", "gsp-rpc-timeout", "xid-61-pmu-breakpoint"),
+    }
+)
+"""What a GPU reports of its programs, its firmware and its controllers where the bus stops or loses what is sent."""
 
 GPU_LOST: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"xid-154-recovery-action"}
 """What follows where a GPU that worked stops answering: a fault of its own, of its slot, of its firmware."""

@@ -1,4 +1,4 @@
-"""GPUs that stopped answering, or never had the power to."""
+"""GPUs that are not there: missing from the inventory, no longer answering, or without power."""
 
 from __future__ import annotations
 
@@ -8,12 +8,70 @@ from typing import Final
 
 from gpunode.catalog.gpus import lookup
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
-from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED
+from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
-from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, power_cycle, replace
+from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, power_cycle, replace, run
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, faults, kernel, pci
+from gpunode.diagnoses.views import alive, boards, driver, faults, kernel, pci
 from gpunode.facts.patterns import Pattern
+
+# ---- how many there are
+
+_TROUBLE_OF_ONE: Final = Pattern(
+    r"RmInitAdapter failed|rm_init_adapter failed|fallen off the bus|probe .{0,40}failed|is invalid:"
+)
+_SIZES: Final = frozenset({1, 2, 4, 8, 10, 16})
+
+
+def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
+    # Whom nouveau or vfio-pci owns, nvidia-smi cannot show; that is another cause, or nobody's fault.
+    listed = {gpu.address: gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in {None, "nvidia"}}
+    whole = [one for one in snapshot.view(boards.inventories) if one.count is not None]
+    if not whole:
+        return
+    shown = max(whole, key=lambda one: one.count or 0)
+    absent = _absent(listed, shown) if pci.is_listed(snapshot) else ()
+    # What the kernel says of the absent one is a better answer, and another rule's.
+    if absent and not kernel.said(snapshot, _TROUBLE_OF_ONE):
+        named = [listed[address] for address in absent if address in listed]
+        names = ", ".join(gpu.address for gpu in named) or "one"
+        summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
+        lines = (*(gpu.citation for gpu in named or listed.values()), shown.citation)
+        yield Proof(summary, lines, gpu=named[0].address if named else "")
+        return
+    is_odd = not listed and shown.count not in _SIZES and "baseboard" in snapshot.view(boards.carriers)
+    if is_odd and not kernel.said(snapshot, _TROUBLE_OF_ONE):
+        summary = (
+            f"nvidia-smi shows {shown.count} GPUs, and baseboards of this model carry four or eight: one is missing"
+        )
+        yield Proof(summary, (shown.citation,), "likely")
+
+
+def _absent(listed: dict[str, pci.Function], shown: boards.Inventory) -> tuple[str, ...]:
+    """The GPUs on the bus that are not shown; one empty name where nothing tells which it is."""
+    buses = {board.bus for board in shown.boards if board.bus}
+    if len(listed) <= (shown.count or 0):
+        return ()
+    if buses and len(buses) == shown.count and buses <= set(listed):
+        return tuple(sorted(set(listed) - buses))
+    return () if buses else ("",)
+
+
+_SEARCH: Final = (
+    run(
+        "inspect",
+        "compare the bus with the driver, and read what the kernel says of the GPU that is missing",
+        "lspci -nnk -d 10de:",
+        "nvidia-smi --query-gpu=index,pci.bus_id,serial --format=csv",
+        "sudo dmesg | grep -E 'NVRM|AER|pcieport' | tail -n 100",
+    ),
+    drain(),
+    power_cycle("power the node off, wait a minute, and on again: a GPU that did not come up often does then"),
+    by_hand("hardware", "seat the GPU again, and have it replaced where it stays away"),
+)
+
+
+# ---- fallen off the bus
 
 _FALLEN: Final = (79, 167)
 # NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h).
@@ -163,6 +221,9 @@ def _named(citations: Iterable[Citation]) -> str:
     return next((pci.address(bus) for bus in found), "")
 
 
+# ---- without power
+
+
 def _unpowered(snapshot: Snapshot) -> Iterator[Verdict]:
     for incident in faults.of(snapshot, 54):
         yield faults.proof(incident)
@@ -191,6 +252,27 @@ FAMILY: Final = Family(
     "lost",
     "GPUs that are lost",
     (
+        Rule(
+            cause="gpu-missing-from-inventory",
+            layer="hardware",
+            storey="gpu",
+            severity="error",
+            disruption="power-cycle",
+            title="a GPU that should be there is not",
+            story=(
+                "The bus shows more GPUs than the driver does, or the driver fewer than the baseboard carries, and no "
+                "message says why. The missing one did not initialise, was drained, or lost its link at boot. "
+                "Schedulers see fewer GPUs, and every index behind the gap moves down by one, so that jobs meet "
+                "another GPU than yesterday."
+            ),
+            sources=(
+                "https://github.com/NVIDIA/NVSentinel/issues/684",
+                "https://github.com/NVIDIA/gpu-operator/issues/2511",
+            ),
+            check=_missing,
+            remedy=always(*_SEARCH),
+            explains=UNHEALTHY_IN_CLUSTER,
+        ),
         Rule(
             cause="gpu-fallen-off-bus",
             layer="hardware",

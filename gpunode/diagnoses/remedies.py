@@ -157,6 +157,12 @@ def with_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:
     return *edited(once, "/etc/default/grub"), _GRUB[manager]
 
 
+def boot_with(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fix]:
+    """The command line with ``argument``, and the reboot that takes it up."""
+    yield run("configure", f"boot with {argument}: {why}", *with_kernel_argument(snapshot, argument))
+    yield reboot()
+
+
 def without_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:
     """The commands that take ``argument`` off the kernel's command line where grub boots the node."""
     manager = snapshot.view(package_manager)

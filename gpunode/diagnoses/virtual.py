@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.addresses import XID_CATALOG
+from gpunode.diagnoses.bar import regions
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.pci import regions
 from gpunode.diagnoses.remedies import always, by_hand, newer_driver, restart, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import boards, driver, faults, kernel, packages, smi_query, system

@@ -372,6 +372,11 @@ def works(snapshot: Snapshot) -> bool:
     return any(state == "works" for state, _ in snapshot.view(smi))
 
 
+def mismatches(snapshot: Snapshot) -> bool:
+    """Whether nvidia-smi said on the node that driver and library are of different versions."""
+    return any(state == "mismatch" for state, _ in snapshot.view(smi))
+
+
 # Of a GPU that works, nothing is unread: what a board lacks is N/A.
 _ERR: Final = Pattern(r"^\|[^|\n]{0,80}\bERR!", re.MULTILINE)
 

@@ -297,3 +297,20 @@ def is_earlier(one: Fault, other: Fault) -> bool:
     if one.at is not None and other.at is not None and clock(one) == clock(other):
         return (one.at, one.order) < (other.at, other.order)
     return one.order < other.order
+
+
+_FALL: Final = Pattern(r"fallen off the bus|\bXid \([^)]{1,40}\): 79\b")
+
+
+def first_fall(snapshot: Snapshot) -> dict[str, int]:
+    """The line of each log at which a GPU is first said to have fallen off the bus."""
+    found: dict[str, int] = {}
+    for message in kernel.said(snapshot, _FALL):
+        found.setdefault(message.citation.key, message.citation.number or 0)
+    return found
+
+
+def is_behind(citation: Citation, first: dict[str, int]) -> bool:
+    """Whether a line stands behind the first that tells of a fallen GPU: then it is a consequence."""
+    at = first.get(citation.key)
+    return at is not None and (citation.number or 0) > at

@@ -1,0 +1,151 @@
+"""The driver's versions on a node: loaded, on disk, in libraries and packages, and what a container brings along."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import driver, history, packages
+from gpunode.diagnoses.views.driver import Seen
+from gpunode.diagnoses.views.history import Upgrade
+from gpunode.diagnoses.views.packages import Package
+from gpunode.facts.patterns import Pattern
+
+MISMATCH: Final = Pattern(
+    r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
+    r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch",
+    re.IGNORECASE,
+)
+# libnvidia-container asks NVML on the node, before there is a container.
+_ASKED_ON_NODE: Final = Pattern(
+    r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The versions on the node.
+
+    Attributes:
+        says: the lines that tell of a mismatch on the node itself.
+        wanted: what programs load: the library's version, else that of the user side's packages.
+        bringing: kernel side and whole packages at one version.
+    """
+
+    says: tuple[Citation, ...]
+    loaded: Seen | None
+    disk: Seen | None
+    wanted: Seen | None
+    bringing: tuple[Package, ...]
+    user: tuple[Package, ...]
+    upgrades: tuple[Upgrade, ...]
+
+    @property
+    def cited(self) -> tuple[Citation, ...]:
+        """The lines that tell of the mismatch and of what differs."""
+        seen = (one.citation for one in (self.loaded, self.disk, self.wanted) if one is not None)
+        return tuple(dict.fromkeys((*self.says, *seen)))
+
+    def is_loaded(self, version: str) -> bool:
+        """Whether that is the version of the loaded module."""
+        return self.loaded is not None and is_of(self.loaded.version, version)
+
+
+def is_of(version: str, told: str) -> bool:
+    """Whether ``version`` is the one that was ``told``: NVML leaves the last part of its library's version away."""
+    return version == told or (told.count(".") == 1 and version.startswith(f"{told}."))
+
+
+def number(version: str) -> tuple[int, ...]:
+    """The version's parts, which compare."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def scene(snapshot: Snapshot) -> Scene:
+    """The versions on the node."""
+    user = driver.user_side(snapshot)
+    bringing = (*driver.kernel_side(snapshot), *driver.whole(snapshot))
+    library = driver.library(snapshot)
+    loaded = driver.loaded(snapshot)
+    if library is not None:
+        library = _whole(library, loaded, (*driver.libraries(snapshot), *(Seen(u.upstream, u.citation) for u in user)))
+    else:
+        other = [one for one in user if loaded is None or one.upstream != loaded.version]
+        library = Seen(other[0].upstream, other[0].citation) if other else None
+    recent = _recent(history.upgrades(snapshot), loaded)
+    return Scene(_said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, recent)
+
+
+def _whole(library: Seen, loaded: Seen | None, known: Iterable[Seen]) -> Seen:
+    """The library in the version of which NVML told the beginning; it is not the loaded one, which NVML refused."""
+    found = [one for one in known if is_of(one.version, library.version)]
+    other = next((one for one in found if loaded is None or one.version != loaded.version), None)
+    return Seen(other.version, library.citation) if other is not None else library
+
+
+def _recent(upgrades: tuple[Upgrade, ...], loaded: Seen | None) -> tuple[Upgrade, ...]:
+    """The last upgrade of each package, unless its version is loaded, or older: a log goes back for months."""
+    last = {one.name: one for one in upgrades if one.driver} or {one.name: one for one in upgrades}
+    if loaded is None:
+        return tuple(last.values())
+    current = number(loaded.version)
+    names = {one.name for one in last.values() if not one.driver or number(one.driver) > current}
+    # The log of unattended-upgrades names the packages, dpkg's the versions: one tells who, the other what.
+    return tuple(one for one in upgrades if one.name in names and (not one.driver or one is last[one.name]))
+
+
+def _said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines that tell of a mismatch where no container is in between."""
+    return tuple(
+        citation
+        for item in snapshot.items
+        if item.where == "host" and not item.is_register and item.kind not in {"file", "packages", "container-inspect"}
+        if not driver.is_beside_container(snapshot, item)
+        for citation in lines_with(item, MISMATCH)
+        if item.kind not in driver.CONTAINED or _ASKED_ON_NODE.search(item.text)
+    )
+
+
+def said_inside(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines that tell of a mismatch inside a container."""
+    return tuple(
+        citation
+        for item in snapshot.items
+        if item.where == "container" or (item.kind in driver.CONTAINED and not _ASKED_ON_NODE.search(item.text))
+        for citation in lines_with(item, MISMATCH)
+    )
+
+
+_ANSWERS: Final = Pattern(r"Driver Version\s*:")
+
+
+def answering_elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which nvidia-smi works in another container, so that the node's driver is whole."""
+    runs = (item for item in snapshot.of("container-run") if not MISMATCH.search(item.text))
+    return tuple(citation for item in runs for citation in lines_with(item, _ANSWERS))
+
+
+_SHIPPED: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
+# Ubuntu's until 2018.
+_NAMED_BY_BRANCH: Final = Pattern(r"nvidia-\d{3}")
+
+
+def shipped(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The driver's files and packages that the image or container has, where they are not of the node's version."""
+    known = driver.smi_version(snapshot) or driver.loaded(snapshot)
+    node = known.version if known else ""
+    inside = packages.in_containers(snapshot)
+    theirs = (one for one in inside if history.is_drivers(one.name) or _NAMED_BY_BRANCH.fullmatch(one.name))
+    found = [one for one in theirs if one.upstream != node]
+    files = tuple(
+        cite(item, item.number_at(match.start()))
+        for item in snapshot.items
+        if item.where == "container" or item.kind == "container-inspect"
+        for match in _SHIPPED.finditer(item.text)
+        if not is_of(node, match["version"])
+    )
+    return (*(one.citation for one in found), *files)
