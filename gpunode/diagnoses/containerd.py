@@ -10,7 +10,7 @@ from gpunode.diagnoses.addresses import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import cdi, containerd, driver, packages, toolkit
 from gpunode.diagnoses.views.containerd import Effective, Value
 from gpunode.facts.model import CgroupDriver, Known
@@ -95,10 +95,11 @@ def _overwritten(snapshot: Snapshot) -> tuple[str, Verdict] | None:
         *_edit_by_operator(snapshot),
         *_edit_that_is_gone(snapshot),
     )
+    by_hand = _edit_by_hand(snapshot)
     said = snapshot.said(_COMPLAINT)
     effective = containerd.running(snapshot) or containerd.of_files(snapshot)
     differs = effective is not None and (effective.default is None or not effective.default.value.startswith("nvidia"))
-    if not edited or not (said or differs):
+    if not (edited or by_hand) or not (said or differs):
         return None
     seen = (effective.place,) if effective is not None else ()
     summary = (
@@ -106,7 +107,8 @@ def _overwritten(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     )
     return "k3s-runtime-config-overwritten", Proof(
         summary,
-        (*edited, *seen, *containerd.product_citation(snapshot), *said[:3]),
+        (*edited, *by_hand, *seen, *containerd.product_citation(snapshot), *said[:3]),
+        "certain" if edited else "likely",
         remedy=tuple(_for_rancher(product)),
     )
 
@@ -136,6 +138,20 @@ def _edit_that_is_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _edit_by_ctk(snapshot: Snapshot, theirs: str) -> tuple[Citation, ...]:
     match = snapshot.match(_CONFIGURED)
     return snapshot.said(_CONFIGURED) if match is not None and match["path"] in {CONFIG, theirs} else ()
+
+
+# As a step that somebody describes, or as a command with its prompt.
+_BY_HAND: Final = Pattern(
+    r"\b(?:vim?|nano|emacs|sed[ \t]+-i[^\n]{0,200}|tee(?:[ \t]+-a)?)[ \t]+"
+    r"/var/lib/rancher/(?:k3s|rke2)/agent/etc/containerd/config\.toml(?![\w.])"
+)
+
+
+def _edit_by_hand(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines in which an editor opens the file that is made anew."""
+    typed = (cite(item) for item in snapshot.items if _BY_HAND.search(item.written))
+    told = (line for item in snapshot.items for line in lines_with(item, _BY_HAND))
+    return tuple(dict.fromkeys((*typed, *told)))[:1]
 
 
 # The toolkit's daemon set is told so in its environment, in the operator's values or on helm's command line.

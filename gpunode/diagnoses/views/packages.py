@@ -210,11 +210,17 @@ def is_drivers_row(line: str) -> bool:
     return bool(_DRIVERS_ROW.search(line)) and not line.startswith(("un ", "rc ", "pn "))
 
 
+# Names and versions of what is installed, cut out of dpkg's table.
+_CUT_OUT: Final = Pattern(r"\bdpkg\b[^\n]*\^ii\b[^\n]*\bprint[ (]*\$2\W+\$3\b")
+
+
 def _rows(item: Item) -> Iterator[Package]:
     words = " ".join(item.source.words)
     listing = item.kind == "packages"
     by_rpm = listing and ("rpm" in words or "dnf" in words or "yum" in words or "zypper" in words)
-    by_query = listing and ("dpkg-query" in words or "pacman" in words or "-W" in words)
+    by_query = listing and (
+        "dpkg-query" in words or "pacman" in words or "-W" in words or _CUT_OUT.search(item.written)
+    )
     for number, line in enumerate(item.lines, 1):
         if match := _DPKG.match(line):
             yield Package(match["name"], match["version"], match["state"], match["want"], cite(item, number))

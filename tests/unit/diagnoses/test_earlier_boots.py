@@ -103,3 +103,12 @@ def test_lines_keep_their_numbers_and_a_paste_what_is_no_log() -> None:
     assert boots.of_running(log, "/var/log/kern.log", FELL + BANNER + NEXT) == "\n" + BANNER + NEXT
     paste = "07:00.0 3D controller: NVIDIA Corporation\n" + FELL + BANNER
     assert boots.of_running(recognise("", paste), "", paste) == f"{paste.splitlines()[0]}\n\n{BANNER}"
+
+
+def test_a_gpu_that_cannot_be_read_has_not_got_over_its_fault() -> None:
+    ill = WORKS[0], WORKS[1].replace("34C    P0              62W / 400W", "ERR!  ERR! ERR!             N/A  /  N/A")
+    halted = "/var/log/kern.log.1", "Aug 01 10:00:00 n1 kernel: NVRM: Xid (PCI:0000:07:00): 62, 3226a9f1 0000b41c\n"
+    assert seen(WORKS, halted).is_healthy
+    (found,) = seen(ill, halted).roots
+    assert (found.cause, found.confidence) == ("xid-62-pmu-halt", "likely")
+    assert found.summary.startswith("In an earlier boot")
