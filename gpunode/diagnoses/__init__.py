@@ -27,8 +27,9 @@ from gpunode.diagnoses.views import alive, driver, hearsay, kernel
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
     *("pci", "lost", "memory", "gsp", "xids", "power", "virtual", "nouveau", "secureboot"),
-    *("build", "packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect", "userspace", "mig"),
-    *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "operator"),
+    *("build", "packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect"),
+    *("installation", "frameworks", "libcuda", "sharing", "mig"),
+    *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "admission", "operator"),
 )
 # Where the tracebacks of rules that fail go; None where their exceptions are raised.
 _Bugs: TypeAlias = "list[str] | None"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+CUDA_COMPATIBILITY: Final = "https://docs.nvidia.com/deploy/cuda-compatibility/"
+CUDA_DRIVER_API: Final = "https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html"
 DEVICE_PLUGIN: Final = "https://github.com/NVIDIA/k8s-device-plugin"
 DRIVER_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 DRIVER_README: Final = "https://download.nvidia.com/XFree86/Linux-x86_64/580.95.05/README/"
