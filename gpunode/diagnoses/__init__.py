@@ -28,8 +28,8 @@ from gpunode.diagnoses.views import alive, driver, hearsay, kernel
 _FAMILIES: Final[tuple[str, ...]] = (
     *("pci", "bar", "p2p", "pcie", "lost", "memory", "gsp", "xids", "power", "virtual", "nouveau", "secureboot"),
     *("build", "repositories", "packages", "conflicts", "runfile", "support", "modules", "devices", "versions"),
-    *("nvlink", "gpudirect", "userspace", "mig"),
-    *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "operator"),
+    *("nvlink", "gpudirect", "installation", "frameworks", "libcuda", "sharing", "mig"),
+    *("toolkit", "docker", "containerd", "cgroups", "cdi", "scheduling", "plugin", "admission", "operator"),
 )
 # Where the tracebacks of rules that fail go; None where their exceptions are raised.
 _Bugs: TypeAlias = "list[str] | None"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+CUDA_COMPATIBILITY: Final = "https://docs.nvidia.com/deploy/cuda-compatibility/"
+CUDA_DRIVER_API: Final = "https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html"
 DEVICE_PLUGIN: Final = "https://github.com/NVIDIA/k8s-device-plugin"
 DPKG: Final = "https://manpages.debian.org/stable/dpkg/dpkg.1.en.html"
 DRIVER_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"

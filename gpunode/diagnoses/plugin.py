@@ -1,37 +1,27 @@
-"""The device plugin: it does not see the driver, says that a GPU is faulty, or the kubelet counts otherwise."""
+"""The device plugin: it does not find the driver, or it calls a GPU unhealthy."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain
 from typing import Final
 
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
-from gpunode.diagnoses.cluster import (
-    plugin_logs,
-    restart_failed_pods,
-    restart_plugin,
-    set_driver_root,
-    set_runtime_class,
-)
-from gpunode.diagnoses.commands import command, is_unit
+from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, set_driver_root, set_runtime_class
+from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, restart, run
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import containerd, driver, kube, modules, nested, pci
+from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.views import containerd, device_health, driver, handlers, kube, modules, nested, pci
+from gpunode.diagnoses.views.device_health import Fewer
 from gpunode.diagnoses.views.engine import engine
+from gpunode.diagnoses.views.handlers import Handlers
 from gpunode.facts.items import Item
-from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.containerd_files import CONFIG
 
-_KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
-
 # The driver's library.
 
-# k8s-device-plugin: go-nvml's words, and its own when neither NVML nor Tegra is found.
 _NO_LIBRARY: Final = Pattern(
     r"could not load NVML library|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
     r"|libnvidia-ml\.so(?:\.1)?['\"’]?: cannot open shared object|libnvidia-ml\.so\.1: not found"
@@ -54,19 +44,6 @@ _NVML_MARKS: Final = (
 _OF_PLUGIN: Final = Pattern(
     r"device[-_ ]?plugin|\bplugin\b|nvdp\b|gpu-feature-discovery|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE
 )
-_DEFAULT: Final = Pattern(
-    r"default_runtime_name\s*=\s*[\"'](?P<toml>[\w.-]+)|\"default-runtime\"\s*:\s*\"(?P<json>[\w.-]+)"
-    r"|default_runtime\s*=\s*\"(?P<crio>[\w.-]+)|Default Runtime:\s*(?P<docker>[\w.-]+)"
-    r"|\"defaultRuntimeName\"\s*:\s*\"(?P<crictl>[\w.-]+)"
-)
-_HANDLER: Final = Pattern(
-    r"runtimes\.[\"']?nvidia[\"']?\s*\]|\"nvidia\"\s*:\s*\{|nvidia-container-runtime|^[ \t]*Runtimes:.*\bnvidia\b",
-    re.MULTILINE,
-)
-_RUNTIME_FILES: Final = Pattern(
-    r"containerd/[\w./-]{0,80}\.toml(?:\.tmpl)?$|/cri/conf\.d/[\w.-]{1,80}\.(?:part|toml)$|containerd\.toml|docker/daemon\.json$|crio/[\w./-]{0,80}\.conf$"
-    r"|crio\.conf|\bcrio (?:status )?config"
-)
 # nvidia-ctk registers the handler; it makes it the default only when told to.
 _REGISTERED_ONLY: Final = Pattern(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
 # The root that the plugin was told; "/" is where a driver of packages is.
@@ -83,73 +60,6 @@ _ROOT: Final = Pattern(r"/opt/nvidia\b|/home/kubernetes/bin/nvidia\b|/run/nvidia
 _ODD_SYSTEM: Final = Pattern(
     r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Runtime:
-    """The container runtime's configuration, as far as it was shown.
-
-    Attributes:
-        default: the handler of containers that ask for none; empty where that was not shown.
-        has_nvidia: whether a handler of NVIDIA's is among them; None where that was not shown.
-    """
-
-    default: str
-    has_nvidia: bool | None
-    citations: tuple[Citation, ...]
-
-
-def _runtime(snapshot: Snapshot) -> _Runtime:
-    told = containerd.running(snapshot) or containerd.of_files(snapshot)
-    if told is not None and not told.fault and (told.default or told.handlers):
-        usual = "runc" if told.names_handlers else ""
-        default = told.default.value.strip("\"'") if told.default else usual
-        named = [place for name, place in told.handlers.items() if name.startswith("nvidia")]
-        places = (*((told.default.citation,) if told.default else ()), *named)
-        return _Runtime(default, True if named else (False if told.names_handlers else None), places)
-    return _scanned(snapshot)
-
-
-def _scanned(snapshot: Snapshot) -> _Runtime:
-    """The same of docker, CRI-O and fragments of any."""
-    items = [item for item in snapshot.items if _is_runtime(item) and item.where == "host"]
-    default, places = "", list[Citation]()
-    handler: bool | None = None
-    for item in items:
-        if _is_bypassed(snapshot, item):
-            continue
-        if match := _DEFAULT.search(item.text):
-            default = default or next(word for word in match.groups() if word)
-            places.append(_at(item, match))
-        if match := _HANDLER.search(item.text):
-            handler = True
-            places.append(_at(item, match))
-        elif handler is None and item.text.strip() and not item.source.is_part and not item.source.only:
-            handler = False
-    return _Runtime(default, handler, tuple(dict.fromkeys(places)))
-
-
-def _is_runtime(item: Item) -> bool:
-    if not item.is_seen:
-        return False
-    return item.kind in {"containerd-config", "docker-info"} or bool(
-        _RUNTIME_FILES.search(item.subject or item.written)
-    )
-
-
-def _is_bypassed(snapshot: Snapshot, item: Item) -> bool:
-    """Whether the kubelet uses another runtime than the one that this configures."""
-    if item.subject.startswith("/etc/containerd/"):
-        return snapshot.view(containerd.product) != "containerd"
-    is_docker = item.kind == "docker-info" or "docker" in item.subject
-    return is_docker and any(
-        one.kind.startswith("kubernetes") and ("containerd://" in one.text or "cri-o://" in one.text)
-        for one in snapshot.items
-    )
-
-
-def _at(item: Item, match: re.Match[str]) -> Citation:
-    return cite(item, item.number_at(match.start()))
 
 
 def _in_plugin(snapshot: Snapshot, pattern: Pattern) -> tuple[Citation, ...]:
@@ -178,9 +88,9 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     # The daemon set runs on every node; on one without a GPU its words are what they should be.
     if is_elsewhere or pci.has_gpu(snapshot) is False:
         return
-    if _offers_gpus(snapshot):
+    if device_health.all_are_offered(snapshot):
         said = ()
-    runtime = snapshot.view(_runtime)
+    runtime = snapshot.view(handlers.shown)
     asked = _asked(snapshot)
     is_plain = bool(runtime.default) and not runtime.default.startswith("nvidia")
     if not said:
@@ -197,7 +107,7 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     if runtime.has_nvidia is False and runtime.default != "nvidia":
         return
-    if runtime.default.startswith("nvidia") and not any(asked) and not _is_in_force(snapshot, runtime):
+    if runtime.default.startswith("nvidia") and not any(asked) and not handlers.is_in_force(snapshot, runtime):
         question = "this file makes NVIDIA's runtime the default: is it the one that the node's kubelet uses, and read?"
         cited = (*said, *runtime.citations)
         yield "device-plugin-library-not-found", Doubt(question, _WHICH_RUNTIME, cited, _NO_LIBRARY_CAUSES)
@@ -225,28 +135,6 @@ _NO_LIBRARY_CAUSES: Final = (
     *("device-plugin-library-not-found", "containerd-nvidia-runtime-missing", "k3s-runtime-config-overwritten"),
     *("nvidia-runtime-not-default-no-runtimeclass", "nested-node-config-not-applied", "driver-not-installed"),
 )
-
-
-_OF_HOST: Final = Pattern(r"\((?:on )?(?:the )?host\)\s*$")
-
-
-def _is_in_force(snapshot: Snapshot, runtime: _Runtime) -> bool:
-    """Whether what a file makes the default is what the node's pods run under, as far as that can be told of a file.
-
-    One that does not describe the runtime that it names is a part of a file. Who says that a file is the host's has a
-    node inside it. And docker's is not what a daemon has that was not restarted, or that the kubelet does not use.
-    """
-    found = [item for item in snapshot.items if _is_runtime(item) and item.where == "host"]
-    is_dockers = bool(found) and all(item.kind == "file" and "docker" in item.subject for item in found)
-    return bool(runtime.has_nvidia) and not is_dockers and not any(_OF_HOST.search(item.written) for item in found)
-
-
-def _offers_gpus(snapshot: Snapshot) -> bool:
-    """Whether the only node that is shown offers GPUs, all of them well: then older words of the plugin are past."""
-    nodes = [node for node in snapshot.view(kube.nodes) if node.capacity or node.allocatable]
-    offered = {name: amount.value for node in nodes for name, amount in node.allocatable.items()}
-    all_well = all(offered.get(name, 0) >= amount.value for node in nodes for name, amount in node.capacity.items())
-    return len(nodes) == 1 and all_well and any(offered.values())
 
 
 def _is_registered_only(snapshot: Snapshot) -> bool:
@@ -335,7 +223,7 @@ def _elsewhere_proof(said: tuple[Citation, ...], *, under: bool, places: Iterabl
 
 def _not_asked(
     said: tuple[Citation, ...],
-    runtime: _Runtime,
+    runtime: Handlers,
     asked: list[kube.Pod],
     *,
     is_plain: bool,
@@ -352,389 +240,26 @@ def _not_asked(
 
 # Health.
 
-_UNHEALTHY: Final = Pattern(
-    r"marked unhealthy|(?:will go|is|went|as) unhealthy|Marking (?:it|device|.{0,60}) (?:as )?unhealthy"
-    r"|XidCriticalError|device went unhealthy",
-    re.IGNORECASE,
-)
-_OF_GPU: Final = Pattern(r"GPU|MIG-|nvidia|Xid|all devices")
 _XID: Final = Pattern(r"\bXid[= :]+(?P<xid>\d+)", re.IGNORECASE)
-_HEALTH_LOST: Final = Pattern(r"previously allocated devices are no longer healthy")
-
-
-def _health_said(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """What the plugin said of a GPU's health; the refusals of the kubelet are another matter."""
-    said = kube.said(snapshot, _UNHEALTHY, "nhealthy", "XidCritical")
-    return tuple(one for one in said if _OF_GPU.search(one.line) and not _NONE_HEALTHY.search(one.line))
 
 
 def _health(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    said = snapshot.view(_health_said)
-    fewer = tuple(_fewer(snapshot))
-    if not fewer and (not said or _offers_gpus(snapshot)):
+    said = snapshot.view(device_health.said)
+    fewer = tuple(device_health.fewer(snapshot))
+    if not fewer and (not said or device_health.all_are_offered(snapshot)):
         return
-    places = tuple(place for _, place in fewer)
-    counts = fewer[0][0] if fewer else "the device plugin calls a GPU unhealthy and gives it to no new pod"
+    places = tuple(place for one in fewer for place in (one.healthy.citation, one.capacity.citation))
+    counts = _counts(fewer[0]) if fewer else "the device plugin calls a GPU unhealthy and gives it to no new pod"
     xids = sorted({int(match["xid"]) for one in said for match in _XID.finditer(one.line)})
     because = f", after Xid {', '.join(map(str, xids))}" if xids else ""
     ruled_out = ("the plugin is not registered: then the capacity would be 0, too",) if fewer else ()
     yield "device-plugin-marked-unhealthy", Proof(f"{counts}{because}", (*places, *said), "certain", ruled_out)
 
 
-def _is_unhealthy(snapshot: Snapshot) -> bool:
-    return any(True for _ in snapshot.view(_health_said)) or any(_fewer(snapshot))
-
-
-def _fewer(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
-    for node in snapshot.view(kube.nodes):
-        for name, capacity in node.capacity.items():
-            healthy = node.allocatable.get(name)
-            if healthy is not None and healthy.value < capacity.value:
-                bad = capacity.value - healthy.value
-                summary = (
-                    f"{bad} of {capacity.value} {name} are unhealthy to the device plugin, {healthy.value} can be given"
-                )
-                yield summary, healthy.citation
-                yield "", capacity.citation
-
-
-# Admission by the kubelet.
-
-_NONE_HEALTHY: Final = Pattern(r"no healthy devices present|cannot allocate unregistered device")
-_LESS: Final = Pattern(
-    rf"requested number of devices unavailable for (?P<resource>{kube.RESOURCE})\.? "
-    r"Requested: ?(?P<wanted>\d+), Available: ?(?P<left>\d+)"
-)
-_REGISTERED: Final = Pattern(r"Registration Request received for device plugin|Got registration request")
-_ADMISSION: Final = Pattern(r"UnexpectedAdmissionError|Allocate failed due to|Pod was rejected: Allocate failed")
-_DEVICE: Final = Pattern(r"\b(?:devices?|unavailable for) (?P<name>[\w.-]+\.[a-z]{2,}/[\w.-]+)")
-_LOST_GPU: Final = Pattern(r"GPU is lost|GetPreferredAllocation rpc failed|rpc error")
-_KUBELET_RESTARTED: Final = Pattern(
-    r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
-    r"|kubelet (?:was |is )?restart(?:ed|s)?\b|Stopp(?:ed|ing) .{0,40}(?:kubelet|Node Agent)|pkill kubelet"
-    r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart)",
-    re.IGNORECASE,
-)
-_BOOTED: Final = Pattern(
-    r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) ",
-    re.IGNORECASE | re.MULTILINE,
-)
-_FORCED: Final = Pattern(r"delete pods? .{0,80}--force|--grace-period[= ]0|force[- ]delet", re.IGNORECASE)
-# Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods) are open after them.
-_FIXED: Final = {25: 14, 26: 9, 27: 6}
-_KUBELET: Final = Pattern(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d+)")
-
-
-def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Which of three it is that the kubelet refuses a pod that the scheduler had placed."""
-    refused = tuple(
-        one
-        for one in kube.said(snapshot, _ADMISSION, "Admission", "Allocate failed", logs=True)
-        if not _LOST_GPU.search(one.line)
-    )
-    unready = kube.said(snapshot, _NONE_HEALTHY, "healthy devices", "unregistered", logs=True)
-    fewer = kube.said(snapshot, _LESS, "devices unavailable", logs=True)
-    stale = tuple(_stale(snapshot))
-    if not (refused or unready or fewer) or _is_past(snapshot, (*refused, *unready, *fewer)):
-        return
-    lost = kube.said(snapshot, _HEALTH_LOST, "no longer healthy", logs=True)
-    cited = tuple(dict.fromkeys((*unready, *fewer, *lost, *refused)))
-    if not _is_about_gpus(cited):
-        return
-    booted = _boots(snapshot)
-    restarted = () if booted else _restarts(snapshot)
-    if fewer and not booted:
-        stale = (*stale, *(cite(item) for item in _cures(snapshot)))
-    if fewer and not (stale or restarted or booted) and (given := _gives_gpus_first(snapshot)):
-        question = "the kubelet has no GPU left for a pod whose init containers have one: was it restarted meanwhile?"
-        look_at = "systemctl show kubelet -p ActiveEnterTimestamp; journalctl -u kubelet around that time"
-        yield "kubelet-stale-device-allocation", Doubt(question, look_at, (*cited, *given), _OF_ADMISSION)
-    elif stale or (fewer and not restarted and not booted):
-        yield "kubelet-stale-device-allocation", _stale_proof(snapshot, cited, stale)
-    elif restarted:
-        yield "kubelet-restart-admission-bug", _restart_proof(snapshot, cited, restarted)
-    elif (unready and not _is_unhealthy(snapshot)) or (booted and (refused or fewer or lost)):
-        yield "device-plugin-not-ready-after-reboot", _reboot_proof(cited, booted, snapshot)
-    elif (refused or lost) and not _is_unhealthy(snapshot):
-        question = "the kubelet refused a pod that the scheduler had given a GPU; why is not shown"
-        look_at = "kubectl describe pod, its Message; journalctl -u kubelet around that time"
-        yield "device-plugin-not-ready-after-reboot", Doubt(question, look_at, cited, _OF_ADMISSION)
-
-
-_OF_ADMISSION: Final = (
-    "device-plugin-not-ready-after-reboot",
-    "kubelet-restart-admission-bug",
-    "kubelet-stale-device-allocation",
-)
-
-
-# Its containers begin where the line is not indented as deep.
-_GIVEN_FIRST: Final = Pattern(r"^[ \t]*Init Containers:", re.MULTILINE)
-_CONTAINERS: Final = Pattern(r"^[ \t]*Containers:", re.MULTILINE)
-
-
-def _gives_gpus_first(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Where a pod is shown whose init containers ask for a GPU: a restarted kubelet counts theirs twice."""
-    found = list[Citation]()
-    for item in snapshot.of("kubernetes-pod", "kubernetes"):
-        for match in _GIVEN_FIRST.finditer(item.text):
-            end = _CONTAINERS.search(item.text, match.end())
-            if "nvidia.com/" in item.text[match.end() : end.start() if end else None]:
-                found.append(cite(item, item.number_at(match.start())))
-    return tuple(found)
-
-
-def _is_past(snapshot: Snapshot, refusals: tuple[Citation, ...]) -> bool:
-    """Whether only the node's logs tell of refused pods, and none of the pods that are shown is one."""
-    rows = snapshot.view(kube.rows)
-    logs = {item.key for item in snapshot.of("unit-log", "journal")}
-    is_shown = any("Admission" in row.status or "OutOf" in row.status for row in rows)
-    return bool(rows) and not is_shown and all(place.key in logs for place in refusals)
-
-
-def _is_about_gpus(cited: tuple[Citation, ...]) -> bool:
-    """Whether no other sort of device is named: most messages name one."""
-    named = [match["name"] for one in cited for match in _DEVICE.finditer(one.line)]
-    return not named or any(name.startswith("nvidia.com/") for name in named)
-
-
-_UP: Final = Pattern(r"\bup\s+(?:(?P<days>\d+) days?|(?P<minutes>\d+) min|(?P<hours>\d+):\d\d|\d+ weeks?|\d+ hours?)")
-_SINCE: Final = Pattern(
-    r"^[ \t]*Active: active \(running\) since .{0,60}; (?:\d+h )?(?:\d+min ?)?(?:\d+s)? ?ago", re.MULTILINE
-)
-
-
-def _boots(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """That the node itself came up a short while before."""
-    up = (
-        cite(item, 1)
-        for item in snapshot.items
-        if "uptime" in item.written and (match := _UP.search(item.text)) and match["minutes"]
-    )
-    return (*snapshot.said(_BOOTED), *up)
-
-
-def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """That the kubelet was restarted while the node stayed up, by the journal or by a command that was typed."""
-    typed = tuple(
-        stated(item.written, "that was run", item.key)
-        for item in snapshot.items
-        if _KUBELET_RESTARTED.search(item.written) and item not in _cures(snapshot)
-    )
-    is_up_long = any(
-        "uptime" in item.written and (match := _UP.search(item.text)) and not match["minutes"]
-        for item in snapshot.items
-    )
-    younger = (
-        citation
-        for item in snapshot.of("unit-status")
-        if is_up_long and item.subject in _KUBELETS
-        for citation in lines_with(item, _SINCE)
-    )
-    old = (citation for citation in _versions(snapshot) if _has_bug(citation.line))
-    return (*typed, *snapshot.said(_KUBELET_RESTARTED), *younger, *old)
-
-
-def _cures(snapshot: Snapshot) -> tuple[Item, ...]:
-    """Where the kubelet was restarted and pods run after that: then it is no restart that broke them."""
-    typed = (item for item in snapshot.items if _KUBELET_RESTARTED.search(item.written))
-    return tuple(item for item in typed if _RUNS.search(item.text) and not _ADMISSION.search(item.text))
-
-
-_RUNS: Final = Pattern(r"\b[1-9]/[1-9]\s+Running\b|\b(?:is|are) running\b|^pod/\S+ created$", re.MULTILINE)
-_KUBELETS: Final = frozenset({"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service"})
-
-
-def _versions(snapshot: Snapshot) -> Iterator[Citation]:
-    """Where the kubelet's version stands."""
-    for item in snapshot.items:
-        if item.kind.startswith("kubernetes") or "kubelet" in item.written:
-            yield from tuple(lines_with(item, _KUBELET))[:1]
-
-
-def _restart_proof(snapshot: Snapshot, cited: tuple[Citation, ...], restarted: tuple[Citation, ...]) -> Proof:
-    old = next((match for place in _versions(snapshot) if (match := _KUBELET.search(place.line))), None)
-    of = f" {old[0]}" if old else ""
-    summary = (
-        f"the kubelet{of} was restarted and admitted anew the pods that it had already admitted, before the device "
-        "plugin was registered again"
-    )
-    ruled_out = ("device-plugin-not-ready-after-reboot: nothing shows that the node itself was rebooted",)
-    is_sure = bool(old and _has_bug(old[0])) and any(_KUBELET_RESTARTED.search(place.words) for place in restarted)
-    return Proof(summary, (*cited, *restarted), "certain" if is_sure else "likely", ruled_out)
-
-
-def _has_bug(version: str) -> bool:
-    match = _KUBELET.search(version)
-    if match is None:
-        return False
-    minor, patch = int(match["minor"]), int(match["patch"])
-    return minor in _FIXED and patch < _FIXED[minor]
-
-
-def _reboot_proof(cited: tuple[Citation, ...], booted: tuple[Citation, ...], snapshot: Snapshot) -> Proof:
-    registered = kube.said(snapshot, _REGISTERED, "egistration", logs=True)
-    summary = (
-        "after its start the kubelet took up the pods that have a GPU before the device plugin had told it of any: no "
-        "device was healthy yet"
-    )
-    certain = bool(booted and cited)
-    return Proof(summary, (*cited, *booted[:3], *registered[:2]), "certain" if certain else "likely")
-
-
-def _stale(snapshot: Snapshot) -> Iterator[Citation]:
-    """Entries of the kubelet's record whose pods are gone, where the pods of the node were shown with their UIDs."""
-    alive = {pod.uid for pod in snapshot.view(kube.pods) if pod.uid}
-    alive |= {uid for item in snapshot.items if _lists_pods(item) for uid in _uids(item)}
-    held = [one for one in snapshot.view(kube.allocations) if one.resource.startswith("nvidia.com/")]
-    if gone := [one for one in held if _was_sought_in_vain(snapshot, one.pod_uid)]:
-        yield from (one.citation for one in gone)
-        return
-    if alive:
-        yield from (one.citation for one in held if one.pod_uid not in alive)
-        return
-    used = [one.value for node in snapshot.view(kube.nodes) for one in node.allocated.values()]
-    if held and used and not any(used):
-        yield from (one.citation for one in held)
-
-
-def _was_sought_in_vain(snapshot: Snapshot, uid: str) -> bool:
-    """Whether somebody looked for the pod by its identifier, in the cluster or in the runtime, and found none."""
-    begin = uid.partition("-")[0]
-    asked = (item for item in snapshot.items if begin in item.written and item.kind in _ASKS_FOR_PODS)
-    return any(item.text.strip() in {"", "0", "No resources found"} for item in asked if not item.source.is_mixed)
-
-
-_ASKS_FOR_PODS: Final = frozenset({"kubernetes-pod", "kubernetes", "crictl", "container-inspect"})
-
-
-def _lists_pods(item: Item) -> bool:
-    """Whether it names the node's pods by their identifiers, as kubectl does when asked, and the kubelet's folder."""
-    return "uid" in item.written.lower() or "/var/lib/kubelet/pods" in item.written
-
-
-def _uids(item: Item) -> Iterator[str]:
-    if "PodDeviceEntries" not in item.text:
-        yield from re.findall(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", item.text)
-
-
-def _stale_proof(snapshot: Snapshot, cited: tuple[Citation, ...], stale: tuple[Citation, ...]) -> Proof:
-    free = [
-        node
-        for node in snapshot.view(kube.nodes)
-        for name, amount in node.allocatable.items()
-        if (used := node.allocated.get(name)) is not None and used.value < amount.value
-    ]
-    match = next((match for place in cited if (match := _LESS.search(place.line))), None)
-    left = f": it has {match['left']} left where {match['wanted']} are asked for" if match else ""
-    if stale:
-        summary = f"the kubelet still counts GPUs as given to pods that no longer exist{left}"
-    else:
-        summary = f"the scheduler has GPUs free on this node that the kubelet counts as taken{left}"
-    forced = kube.said(snapshot, _FORCED, "force", "--grace")
-    return Proof(summary, (*cited, *stale, *forced), "certain" if stale or free else "likely")
-
-
-# Time-slicing.
-
-_REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d+)")
-_SHARING: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
-_EMPTY: Final = Pattern(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
-_PRINTED: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
-_STATIC: Final = Pattern(r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml")
-_LABEL_CONFIG: Final = "nvidia.com/device-plugin.config"
-_BY_ENVIRONMENT: Final = Pattern(r"envFrom\s*:|configMapRef\s*:")
-_WISH: Final = Pattern(
-    r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced",
-)
-
-
-def _time_slicing(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    wished = tuple(_wished(snapshot))
-    if not wished:
-        return
-    printed = tuple(_printed_empty(snapshot))
-    undone = tuple(_undivided(snapshot))
-    if not printed and not undone:
-        return
-    why = _why_undivided(snapshot)
-    summary = f"sharing of GPUs is configured and the running device plugin does not do it: {why}"
-    certain = bool(printed)
-    yield (
-        "time-slicing-config-not-applied",
-        Proof(
-            summary, (*wished, *printed, *undone), "certain" if certain else "likely", remedy=tuple(_slicing(snapshot))
-        ),
-    )
-
-
-def _wished(snapshot: Snapshot) -> Iterator[Citation]:
-    for node in snapshot.view(kube.nodes):
-        if place := node.labels.get(_LABEL_CONFIG):
-            yield place
-    for item in snapshot.items:
-        if _is_config(item):
-            yield from lines_with(item, _REPLICAS)
-        elif _WISH.search(item.written):
-            yield stated(item.written, "that was run", item.key)
-    yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
-    for item in snapshot.of("text", "kubernetes", "application"):
-        if _LABEL_CONFIG in item.text and "label" in item.text:
-            yield from lines_with(item, Pattern(re.escape(_LABEL_CONFIG)))
-
-
-def _is_config(item: Item) -> bool:
-    """Whether it is a configuration with replicas, not what the plugin printed of its own."""
-    text = item.text
-    if "replicas" not in text or not item.is_seen:
-        return False
-    return bool(_SHARING.search(text) and _REPLICAS.search(text)) and not (_PRINTED.search(text) and '"' in text)
-
-
-def _printed_empty(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.items:
-        if item.is_seen and "timeSlicing" in item.text:
-            yield from lines_with(item, _EMPTY)
-
-
-def _undivided(snapshot: Snapshot) -> Iterator[Citation]:
-    """A node that still offers as many as it has GPUs, or fewer than the configuration asks for."""
-    wanted = [int(m["count"]) for item in snapshot.items if _is_config(item) for m in _REPLICAS.finditer(item.text)]
-    for node in snapshot.view(kube.nodes):
-        count = node.values.get("nvidia.com/gpu.count", "")
-        for name, amount in node.capacity.items():
-            physical = int(count) if count.isdigit() else 0
-            is_whole = amount.value == physical or (wanted and 0 < amount.value < min(wanted))
-            if name == "nvidia.com/gpu" and (is_whole or (not wanted and not physical and amount.value == 1)):
-                yield amount.citation
-        if node.values.get("nvidia.com/gpu.replicas") in {"0", "1"} and "nvidia.com/gpu.replicas" in node.labels:
-            yield node.labels["nvidia.com/gpu.replicas"]
-
-
-def _is_static(snapshot: Snapshot) -> bool:
-    typed = any(_STATIC.search(item.written) for item in snapshot.items)
-    return typed or bool(kube.said(snapshot, _STATIC, "deployments/static", "apply", "create"))
-
-
-def _why_undivided(snapshot: Snapshot) -> str:
-    if _is_static(snapshot):
-        return "it comes from the static manifest, which mounts no configuration"
-    if any("device-plugin" in item.text and _BY_ENVIRONMENT.search(item.text) for item in snapshot.items):
-        return "its pod takes the ConfigMap as environment variables, where it reads a file"
-    return "it was started without that configuration, or has not been restarted since"
-
-
-def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
-    if _is_static(snapshot):
-        command = "kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset"
-        yield run("remove", "remove the daemon set of the static manifest, so that the configured one serves", command)
-        yield restart_plugin("restart the configured device plugin")
-        return
-    text = (
-        "give the plugin the configuration as a file: by its chart's config.map, or by config.name and config.default"
-    )
-    yield by_hand("configure", text)
-    yield restart_plugin("restart the device plugin: it does not watch the ConfigMap's content")
+def _counts(fewer: Fewer) -> str:
+    capacity, healthy = fewer.capacity.value, fewer.healthy.value
+    bad = capacity - healthy
+    return f"{bad} of {capacity} {fewer.name} are unhealthy to the device plugin, {healthy} can be given"
 
 
 # Remedies.
@@ -744,7 +269,7 @@ def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
     places = " ".join(place.line for place in _elsewhere(snapshot))
     if match := _ROOT.search(places):
         yield set_driver_root(f"tell the device plugin that the driver stands in {match[0]}", match[0])
-    elif not snapshot.view(_runtime).default.startswith("nvidia"):
+    elif not snapshot.view(handlers.shown).default.startswith("nvidia"):
         yield set_runtime_class("let the device plugin run under NVIDIA's runtime")
     else:
         yield by_hand("configure", "name the driver's root to the toolkit (root in its config.toml) and to the plugin")
@@ -766,7 +291,7 @@ def _was_registered(snapshot: Snapshot) -> bool:
 
 
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_runtime).has_nvidia or _was_registered(snapshot):
+    if snapshot.view(handlers.shown).has_nvidia or _was_registered(snapshot):
         yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
     else:
         register = command(
@@ -781,49 +306,6 @@ def _heal(_: Snapshot) -> Iterable[Fix]:
     yield plugin_logs("find out which GPU, and which Xid, the device plugin speaks of, and treat that")
     yield run("inspect", "look for the GPU's own complaints", "sudo dmesg | grep -E 'NVRM|Xid'")
     yield restart_plugin("restart the device plugin: it never calls a GPU healthy again by itself", "the GPU works")
-
-
-def _readmit(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
-    yield by_hand(
-        "configure", "give the device plugin the priority class system-node-critical, so that it starts first"
-    )
-
-
-def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
-    yield by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
-
-
-_CHECKPOINT: Final = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
-_UNITS: Final = {"k3s": "k3s", "rke2": "rke2-agent", "k0s": "k0sworker", "microk8s": "snap.microk8s.daemon-kubelite"}
-
-
-def _kubelet_unit(snapshot: Snapshot) -> str:
-    """The unit that runs the kubelet: where the node was not looked at, the product's usual one."""
-    kubelet = snapshot.facts.kubelet
-    if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.unit:
-        unit = kubelet.value.unit.removesuffix(".service")
-        return unit if is_unit(unit) else "kubelet"
-    return _UNITS.get(snapshot.view(containerd.product), "kubelet")
-
-
-def _forget(snapshot: Snapshot) -> Iterable[Fix]:
-    unit = _kubelet_unit(snapshot)
-    yield restart(unit, "restart the kubelet, which reads anew what its pods hold")
-    yield restart_failed_pods("delete the refused pods")
-    yield run(
-        "remove",
-        "move the kubelet's record away while it is stopped; it makes a new one of the pods that run",
-        " && ".join(
-            (
-                command("sudo", "systemctl", "stop", unit),
-                command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak"),
-                command("sudo", "systemctl", "start", unit),
-            )
-        ),
-        when="the devices are still held after the restart, and no pod with a GPU runs on the node",
-    )
 
 
 FAMILY: Final = Family(
@@ -902,80 +384,6 @@ FAMILY: Final = Family(
             sources=(f"{DEVICE_PLUGIN}/issues/58", f"{DEVICE_PLUGIN}/issues/189", f"{DEVICE_PLUGIN}/issues/234"),
             check=only("device-plugin-marked-unhealthy", _health),
             remedy=_heal,
-        ),
-        Rule(
-            cause="device-plugin-not-ready-after-reboot",
-            layer="kubernetes",
-            storey="kubernetes",
-            severity="error",
-            disruption="restart-container",
-            title="pods were admitted after a reboot before the device plugin was registered",
-            story=(
-                "When a node comes up the kubelet starts the pods that are bound to it in no certain order. A pod with "
-                "a GPU that comes before the device plugin has registered finds no healthy device, and is refused for "
-                "good with UnexpectedAdmissionError. A controller makes a new pod; a bare pod stays failed. A minute "
-                "later the plugin is there and the node looks healthy."
-            ),
-            sources=(f"{_KUBERNETES}/issues/125579", f"{_KUBERNETES}/issues/128043"),
-            check=only("device-plugin-not-ready-after-reboot", _admission),
-            remedy=_readmit,
-        ),
-        Rule(
-            cause="kubelet-restart-admission-bug",
-            layer="kubernetes",
-            storey="kubernetes",
-            severity="error",
-            disruption="restart-container",
-            title="the restarted kubelet refuses pods that it had already admitted",
-            story=(
-                "A kubelet that restarts admits its pods anew. Some releases asked for the devices of running pods "
-                "again at once, while the device plugin had not yet registered with the new process, and failed pods "
-                "that had been running well (fixed in 1.25.14, 1.26.9, 1.27.6 and 1.28). Completed pods, and pods "
-                "whose init containers ask for a GPU too, are refused the same way in later releases. The node was "
-                "not rebooted, and its GPUs are fine."
-            ),
-            sources=(
-                f"{_KUBERNETES}/issues/118559",
-                f"{_KUBERNETES}/issues/117955",
-                f"{_KUBERNETES}/issues/124345",
-            ),
-            check=only("kubelet-restart-admission-bug", _admission),
-            remedy=_update_kubelet,
-        ),
-        Rule(
-            cause="kubelet-stale-device-allocation",
-            layer="kubernetes",
-            storey="kubernetes",
-            severity="error",
-            disruption="restart-service",
-            title="the kubelet counts GPUs as given to pods that are gone",
-            story=(
-                "The kubelet keeps its own record of which device went to which pod, in memory and in "
-                "kubelet_internal_checkpoint; the scheduler counts from the pods that exist. After pods were deleted "
-                "by force, or failed while they were admitted, devices can stay on the kubelet's record. The scheduler "
-                "then places a pod on a GPU that the kubelet does not have: requested number of devices unavailable. "
-                "Every further pod fails the same way until the kubelet is restarted."
-            ),
-            sources=(f"{_KUBERNETES}/issues/130145", f"{_KUBERNETES}/issues/137317"),
-            check=only("kubelet-stale-device-allocation", _admission),
-            remedy=_forget,
-        ),
-        Rule(
-            cause="time-slicing-config-not-applied",
-            layer="kubernetes",
-            storey="kubernetes",
-            severity="error",
-            disruption="restart-container",
-            title="the running device plugin has not got the sharing configuration",
-            story=(
-                "Sharing of GPUs is a configuration file of the device plugin. The plugin that serves the node prints "
-                "an empty sharing section and offers each GPU once: it comes from the static manifest, which mounts no "
-                "file, or the ConfigMap is passed in a way it does not read, no default is named, or the file was "
-                "changed after the plugin had started. Keys in the wrong place are dropped without a word."
-            ),
-            sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
-            check=only("time-slicing-config-not-applied", _time_slicing),
-            remedy=lambda snapshot: chain(_slicing(snapshot)),
         ),
     ),
 )

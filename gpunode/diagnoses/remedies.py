@@ -12,7 +12,7 @@ from gpunode.catalog.driver import Choice, choose
 from gpunode.diagnoses.commands import command, edited, edited_where, is_gpu, is_package, is_unit
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cards, modules, packages, pci
+from gpunode.diagnoses.views import cards, cuda, modules, packages, pci
 from gpunode.diagnoses.views import driver as installed
 from gpunode.diagnoses.views.engine import engine
 from gpunode.diagnoses.views.system import PackageManager, distro, package_manager, running_kernel
@@ -295,6 +295,14 @@ def newer_driver(
     wanted = _wanted(snapshot, version, least, beyond=beyond, back=back)
     named = (f"{_SETUP} {wanted}",) if wanted else ()
     yield Fix("install", text if wanted else f"{text}; {_MAINTAINED}", named, when)
+
+
+def driver_of_newer_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
+    """A driver whose CUDA is newer: that of another branch, where nobody says which CUDA is enough."""
+    release, banner = cuda.asked(snapshot), snapshot.match(cuda.BANNER)
+    asked = release.driver if release else banner["needs"] if banner else ""
+    least = int(asked.partition(".")[0]) if asked else 0
+    yield from newer_driver(snapshot, text, least=least, beyond=not asked, here=cuda.driver_told(snapshot))
 
 
 def _installed(snapshot: Snapshot) -> str:

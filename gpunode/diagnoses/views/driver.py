@@ -281,6 +281,13 @@ def _strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     return tuple(there[name] for name, own in found.items() if own != node.version and name.startswith("lib"))
 
 
+def at_two_versions(snapshot: Snapshot) -> bool:
+    """Whether the node's own driver is at two versions; then all that CUDA says follows from that."""
+    module, disk = loaded(snapshot), on_disk(snapshot)
+    differs = module is not None and disk is not None and module.version != disk.version
+    return differs or bool(strayed(snapshot)) or any(s == "mismatch" for s, _ in snapshot.view(smi))
+
+
 def headless(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """The installed packages of Ubuntu's that bring a driver without its programs."""
     return tuple(one for one in whole(snapshot) if one.name.startswith("nvidia-headless-"))

@@ -126,6 +126,23 @@ def test_a_workload_without_the_driver_shows_the_same() -> None:
     assert RUNTIME not in roots(inside, dump("nvidia"))
 
 
+def test_a_plugin_that_finds_nothing_on_a_node_without_a_gpu_is_right() -> None:
+    log = (
+        "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x2x4z",
+        (
+            "I1121 10:00:00.000000 1 factory.go:107] Detected non-NVML platform: could not load NVML library: "
+            "libnvidia-ml.so.1: cannot open shared object file: No such file or directory\n"
+            "E1121 10:00:00.000000 1 factory.go:115] Incompatible platform detected\n"
+            "I1121 10:00:00.000000 1 main.go:287] No devices found. Waiting indefinitely.\n"
+        ),
+    )
+    bus = "00:02.0 VGA compatible controller [0300]: Cirrus Logic GD 5446 [1013:00b8]\n"
+    assert found(log, ("lspci -nn", bus)).is_healthy
+    assert not found(log, ("lspci -nn | grep -i nvidia", "")).findings
+    gpu = "07:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0]\n"
+    assert roots(log, ("lspci -nn", bus + gpu)) == [RUNTIME]
+
+
 # Health.
 
 
@@ -156,147 +173,7 @@ def test_other_illnesses_are_not_its(log: str) -> None:
     )
 
 
-# Admission.
-
-EMPTY = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu"
-LESS = "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0"
-GONE = "Allocate failed due to cannot allocate unregistered device nvidia.com/gpu, which is unexpected"
-HELD = "previously allocated devices are no longer healthy; cannot allocate unhealthy devices nvidia.com/gpu"
-BOOT = ("kubectl get events", "Warning  Rebooted  node/gpu-1  Node gpu-1 has been rebooted, boot id: 8b1f8f0c")
-RESTART = ("sudo systemctl restart kubelet", "")
-REBOOTED, RESTARTED, STALE = (
-    *("device-plugin-not-ready-after-reboot", "kubelet-restart-admission-bug", "kubelet-stale-device-allocation"),
-)
-
-
-@pytest.mark.parametrize(
-    ("message", "more", "wanted"),
-    [
-        (EMPTY, (), REBOOTED),
-        (GONE, (), REBOOTED),
-        (EMPTY, (BOOT,), REBOOTED),
-        (LESS, (BOOT,), REBOOTED),
-        (EMPTY, (RESTART,), RESTARTED),
-        (HELD, (RESTART,), RESTARTED),
-        (LESS, (RESTART,), RESTARTED),
-        (EMPTY, (("kubectl get nodes", "gpu-1   Ready   <none>   9d   v1.26.4"),), RESTARTED),
-        (EMPTY, (("kubectl get nodes", "gpu-1   Ready   <none>   9d   v1.30.4"),), REBOOTED),
-        (LESS, (), STALE),
-    ],
-)
-def test_why_the_kubelet_refused_a_pod(message: str, more: tuple[tuple[str, str], ...], wanted: str) -> None:
-    assert roots(("kubectl describe pod", f"Reason: UnexpectedAdmissionError\nMessage: {message}"), *more) == [wanted]
-
-
-def test_a_refusal_without_its_reason_is_asked_about() -> None:
-    diagnosis = found(("kubectl get pods", "train-0   0/1   UnexpectedAdmissionError   0   5m"))
-    assert not diagnosis.findings
-    assert {REBOOTED, RESTARTED, STALE} <= set(diagnosis.unknown[0].causes)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        EMPTY.replace("nvidia.com/gpu", "amd.com/gpu"),
-        "Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: nvml: GPU is lost",
-    ],
-)
-def test_other_devices_and_lost_gpus_are_not_its(message: str) -> None:
-    assert not {REBOOTED, RESTARTED, STALE} & set(
-        roots(("kubectl describe pod", f"UnexpectedAdmissionError {message}"))
-    )
-
-
-def test_a_gpu_that_the_plugin_calls_unhealthy_comes_before_the_refusal() -> None:
-    health = (LOG, "'nvidia.com/gpu' device marked unhealthy: GPU-1")
-    assert roots(("kubectl describe pod", EMPTY), health) == ["device-plugin-marked-unhealthy"]
-
-
-UID = "9a422c32-4fc2-11e9-bb64-505dac4c3a38"
-ENTRY = {"PodUID": UID, "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"0": ["GPU-1"]}}
-RECORD = json.dumps({"Data": {"PodDeviceEntries": [ENTRY]}})
-
-
-RECORDED = ("cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", RECORD)
-
-
-@pytest.mark.parametrize(("uid", "certain"), [("0c1d3a04-1d0b-4a54-8a3c-5f1f3c2a9b11", "certain"), (UID, "likely")])
-@pytest.mark.parametrize(
-    "source", ["kubectl get pods -A -o custom-columns=UID:.metadata.uid", "ls /var/lib/kubelet/pods"]
-)
-def test_the_kubelets_record_proves_it_where_its_pod_is_gone(source: str, uid: str, certain: str) -> None:
-    (finding,) = found(("kubectl describe pod", f"UnexpectedAdmissionError {LESS}"), RECORDED, (source, uid)).roots
-    assert (finding.cause, finding.confidence) == (STALE, certain)
-
-
-def test_a_record_of_pods_that_are_gone_is_no_fault_by_itself() -> None:
-    """The kubelet takes such entries out when it next gives devices to a pod."""
-    assert not found(RECORDED, ("ls /var/lib/kubelet/pods", "0c1d3a04-1d0b-4a54-8a3c-5f1f3c2a9b11")).findings
-
-
-def test_what_only_the_log_remembers_is_past() -> None:
-    log = ("journalctl -u kubelet", f'kubelet[1]: E0619 "UnexpectedAdmissionError" err="{EMPTY}"')
-    table = ("kubectl get pods -A", "ml   train-0   1/1   Running   0   5m")
-    assert roots(log) == [REBOOTED]
-    assert roots(log, table) == []
-    assert roots(log, ("kubectl get pods -A", "ml   train-0   0/1   UnexpectedAdmissionError   0   5m")) == [REBOOTED]
-
-
 def test_a_node_that_offers_its_gpus_has_a_plugin_that_works() -> None:
     node = ("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 2\nAllocatable:\n  nvidia.com/gpu: 2")
     assert not found(ASKS, node).findings
     assert not found((LOG, "'nvidia.com/gpu' device marked unhealthy: GPU-1"), node).findings
-
-
-# Time-slicing.
-
-CONFIG = (
-    "cat time-slicing.yaml",
-    (
-        "kind: ConfigMap\ndata:\n  any: |-\n    version: v1\n    sharing:\n      timeSlicing:\n        resources:\n"
-        "        - name: nvidia.com/gpu\n          replicas: 4"
-    ),
-)
-
-
-@pytest.mark.parametrize(
-    ("shown", "is_applied"),
-    [
-        (("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 1\nAllocatable:\n  nvidia.com/gpu: 1"), False),
-        ((LOG, 'Running with config:\n"sharing": {\n    "timeSlicing": {}\n  }'), False),
-        (("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 4\nAllocatable:\n  nvidia.com/gpu: 4"), True),
-        (("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 8\nAllocatable:\n  nvidia.com/gpu: 8"), True),
-    ],
-)
-def test_a_configuration_of_sharing_is_applied_or_not(shown: tuple[str, str], *, is_applied: bool) -> None:
-    assert roots(CONFIG, shown) == ([] if is_applied else ["time-slicing-config-not-applied"])
-
-
-def test_a_plugin_that_was_asked_for_no_sharing_is_healthy() -> None:
-    assert not found((LOG, 'Running with config:\n"sharing": {\n    "timeSlicing": {}\n  }')).findings
-
-
-def test_the_remedy_follows_what_is_wrong() -> None:
-    static = ("shell", "kubectl apply -f https://example.org/v0.16.1/deployments/static/nvidia-device-plugin.yml")
-    empty = (LOG, '"sharing": {\n    "timeSlicing": {}\n  }')
-    (finding,) = found(CONFIG, empty, static).roots
-    assert finding.remedy[0].kind == "remove"
-    (finding,) = found(CONFIG, empty).roots
-    assert finding.remedy[0].kind == "configure"
-
-
-def test_a_plugin_that_finds_nothing_on_a_node_without_a_gpu_is_right() -> None:
-    log = (
-        "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x2x4z",
-        (
-            "I1121 10:00:00.000000 1 factory.go:107] Detected non-NVML platform: could not load NVML library: "
-            "libnvidia-ml.so.1: cannot open shared object file: No such file or directory\n"
-            "E1121 10:00:00.000000 1 factory.go:115] Incompatible platform detected\n"
-            "I1121 10:00:00.000000 1 main.go:287] No devices found. Waiting indefinitely.\n"
-        ),
-    )
-    bus = "00:02.0 VGA compatible controller [0300]: Cirrus Logic GD 5446 [1013:00b8]\n"
-    assert found(log, ("lspci -nn", bus)).is_healthy
-    assert not found(log, ("lspci -nn | grep -i nvidia", "")).findings
-    gpu = "07:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0]\n"
-    assert roots(log, ("lspci -nn", bus + gpu)) == [RUNTIME]

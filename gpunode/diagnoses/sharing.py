@@ -1,0 +1,216 @@
+"""How a GPU is shared: a compute mode that lets one process in, and time-slicing that the device plugin does not do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from gpunode.diagnoses.addresses import DEVICE_PLUGIN
+from gpunode.diagnoses.cluster import restart_plugin
+from gpunode.diagnoses.commands import at, command
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.views import kernel, kube, smi_query
+from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
+
+# Compute mode.
+
+_BUSY: Final = Pattern(
+    r"devices?(?:\(s\))? (?:is/)?are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
+    r"|device already in use|cudaErrorDeviceAlreadyInUse|cuda(?: runtime)? error \(?(?:46|54)\b"
+    r"|exclusive-(?:thread|process) (?:device|mode)|Device is in (?:exclusive|prohibited)"
+)
+_MODE_IN_TABLE: Final = Pattern(r"\|\s+(?:\d+%|N/A)\s+(?P<mode>E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
+_SHOWS_MODE: Final = Pattern(r"Compute (?:Mode|M\.)")
+_XID: Final = Pattern(r"\bXid\b")
+_INDEX: Final = Pattern(r"^\|\s+(?P<index>\d+)\s+\S")
+
+
+def _exclusive(snapshot: Snapshot) -> tuple[tuple[str, str, Citation], ...]:
+    """The GPUs that are not in default compute mode: their index or address, the mode, the line."""
+    return (*_by_query(snapshot), *_by_table(snapshot))
+
+
+def _by_query(snapshot: Snapshot) -> Iterator[tuple[str, str, Citation]]:
+    for gpu in snapshot.view(smi_query.gpus):
+        if (row := gpu.find("Compute Mode")) and row.value.strip().lower() not in {"default", "n/a", ""}:
+            yield gpu.bus or gpu.value("index"), row.value.strip(), row.citation
+
+
+def _by_table(snapshot: Snapshot) -> Iterator[tuple[str, str, Citation]]:
+    for item in snapshot.of("nvidia-smi", "text"):
+        index = ""
+        for number, line in enumerate(item.lines, 1):
+            if match := _MODE_IN_TABLE.search(line):
+                yield index, match["mode"], cite(item, number)
+            elif first := _INDEX.match(line):
+                index = first["index"]
+
+
+def _compute_mode(snapshot: Snapshot) -> Iterator[Verdict]:
+    busy = snapshot.said(_BUSY)
+    modes = snapshot.view(_exclusive)
+    if busy and modes:
+        where, mode, _ = modes[0]
+        named = f"GPU {where}" if where else "the GPU"
+        if "rohib" in mode:
+            what = f"{named} is in compute mode {mode}, which lets no program use it for CUDA"
+        else:
+            what = f"{named} is in compute mode {mode}, and one process has it, so that a second gets none"
+        yield Proof(what, (*busy, *(line for _, _, line in modes)))
+    elif busy and not snapshot.says(_SHOWS_MODE) and not kernel.said(snapshot, _XID):
+        question = "is the GPU in an exclusive compute mode, or has it failed?"
+        yield Doubt(question, "nvidia-smi -q -d COMPUTE, and the kernel's log for Xid", busy, ("vgpu-unlicensed",))
+
+
+def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
+    wheres = dict.fromkeys(where for where, _, _ in snapshot.view(_exclusive))
+    commands = tuple(command("sudo", "nvidia-smi", *at(where), "-c", "DEFAULT") for where in wheres)
+    yield run("configure", "let several processes use the GPU", *commands)
+    yield by_hand("application", "or stop the other process, or share the GPU through MPS", "the mode is meant")
+
+
+# Time-slicing.
+
+_REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d+)")
+_SHARING: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
+_EMPTY: Final = Pattern(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
+_PRINTED: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
+_STATIC: Final = Pattern(r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml")
+_LABEL_CONFIG: Final = "nvidia.com/device-plugin.config"
+_BY_ENVIRONMENT: Final = Pattern(r"envFrom\s*:|configMapRef\s*:")
+_WISH: Final = Pattern(
+    r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced",
+)
+
+
+def _time_slicing(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
+    wished = tuple(_wished(snapshot))
+    if not wished:
+        return
+    printed = tuple(_printed_empty(snapshot))
+    undone = tuple(_undivided(snapshot))
+    if not printed and not undone:
+        return
+    why = _why_undivided(snapshot)
+    summary = f"sharing of GPUs is configured and the running device plugin does not do it: {why}"
+    certain = bool(printed)
+    yield (
+        "time-slicing-config-not-applied",
+        Proof(
+            summary, (*wished, *printed, *undone), "certain" if certain else "likely", remedy=tuple(_slicing(snapshot))
+        ),
+    )
+
+
+def _wished(snapshot: Snapshot) -> Iterator[Citation]:
+    for node in snapshot.view(kube.nodes):
+        if place := node.labels.get(_LABEL_CONFIG):
+            yield place
+    for item in snapshot.items:
+        if _is_config(item):
+            yield from lines_with(item, _REPLICAS)
+        elif _WISH.search(item.written):
+            yield stated(item.written, "that was run", item.key)
+    yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
+    for item in snapshot.of("text", "kubernetes", "application"):
+        if _LABEL_CONFIG in item.text and "label" in item.text:
+            yield from lines_with(item, Pattern(re.escape(_LABEL_CONFIG)))
+
+
+def _is_config(item: Item) -> bool:
+    """Whether it is a configuration with replicas, not what the plugin printed of its own."""
+    text = item.text
+    if "replicas" not in text or not item.is_seen:
+        return False
+    return bool(_SHARING.search(text) and _REPLICAS.search(text)) and not (_PRINTED.search(text) and '"' in text)
+
+
+def _printed_empty(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in snapshot.items:
+        if item.is_seen and "timeSlicing" in item.text:
+            yield from lines_with(item, _EMPTY)
+
+
+def _undivided(snapshot: Snapshot) -> Iterator[Citation]:
+    """A node that still offers as many as it has GPUs, or fewer than the configuration asks for."""
+    wanted = [int(m["count"]) for item in snapshot.items if _is_config(item) for m in _REPLICAS.finditer(item.text)]
+    for node in snapshot.view(kube.nodes):
+        count = node.values.get("nvidia.com/gpu.count", "")
+        for name, amount in node.capacity.items():
+            physical = int(count) if count.isdigit() else 0
+            is_whole = amount.value == physical or (wanted and 0 < amount.value < min(wanted))
+            if name == "nvidia.com/gpu" and (is_whole or (not wanted and not physical and amount.value == 1)):
+                yield amount.citation
+        if node.values.get("nvidia.com/gpu.replicas") in {"0", "1"} and "nvidia.com/gpu.replicas" in node.labels:
+            yield node.labels["nvidia.com/gpu.replicas"]
+
+
+def _is_static(snapshot: Snapshot) -> bool:
+    typed = any(_STATIC.search(item.written) for item in snapshot.items)
+    return typed or bool(kube.said(snapshot, _STATIC, "deployments/static", "apply", "create"))
+
+
+def _why_undivided(snapshot: Snapshot) -> str:
+    if _is_static(snapshot):
+        return "it comes from the static manifest, which mounts no configuration"
+    if any("device-plugin" in item.text and _BY_ENVIRONMENT.search(item.text) for item in snapshot.items):
+        return "its pod takes the ConfigMap as environment variables, where it reads a file"
+    return "it was started without that configuration, or has not been restarted since"
+
+
+def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
+    if _is_static(snapshot):
+        delete = "kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset"
+        yield run("remove", "remove the daemon set of the static manifest, so that the configured one serves", delete)
+        yield restart_plugin("restart the configured device plugin")
+        return
+    text = (
+        "give the plugin the configuration as a file: by its chart's config.map, or by config.name and config.default"
+    )
+    yield by_hand("configure", text)
+    yield restart_plugin("restart the device plugin: it does not watch the ConfigMap's content")
+
+
+FAMILY: Final = Family(
+    "sharing",
+    "the sharing of GPUs",
+    (
+        Rule(
+            cause="compute-mode-exclusive",
+            layer="config",
+            storey="gpu",
+            severity="error",
+            disruption="none",
+            title="the GPU's compute mode lets one process in, or none",
+            story=(
+                "Compute mode Exclusive_Process gives a GPU to the first process that asks, and Prohibited to none. It "
+                "is often left behind by a batch system or an MPS set-up. A second process then hears that all "
+                "CUDA-capable devices are busy or unavailable, on a GPU that nvidia-smi shows as healthy."
+            ),
+            sources=("https://github.com/NVIDIA/DIGITS/issues/2005", "https://docs.nvidia.com/deploy/mps/"),
+            check=_compute_mode,
+            remedy=_default_mode,
+        ),
+        Rule(
+            cause="time-slicing-config-not-applied",
+            layer="kubernetes",
+            storey="kubernetes",
+            severity="error",
+            disruption="restart-container",
+            title="the running device plugin has not got the sharing configuration",
+            story=(
+                "Sharing of GPUs is a configuration file of the device plugin. The plugin that serves the node prints "
+                "an empty sharing section and offers each GPU once: it comes from the static manifest, which mounts no "
+                "file, or the ConfigMap is passed in a way it does not read, no default is named, or the file was "
+                "changed after the plugin had started. Keys in the wrong place are dropped without a word."
+            ),
+            sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
+            check=only("time-slicing-config-not-applied", _time_slicing),
+            remedy=_slicing,
+        ),
+    ),
+)

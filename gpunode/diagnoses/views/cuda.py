@@ -1,0 +1,87 @@
+"""CUDA's versions: which one the driver supports, which one is asked for, and CUDA's words where the two do not fit."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.catalog.cuda import CudaRelease, Version, find, parts, supported_by
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import driver, frameworks
+from gpunode.facts.patterns import Pattern
+
+# What a program says of the driver that it found.
+TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d+)\)")
+# What NVIDIA's images say when they start.
+BANNER: Final = Pattern(
+    r"built for NVIDIA Driver Release (?P<needs>[\d.]+) or later, but\s+version (?P<has>[\d.]+) was detected"
+    r"(?:\s+and compatibility mode is (?P<mode>\w+))?"
+)
+# CUDA's error 35: the driver is older than the program's CUDA, or there is none.
+INSUFFICIENT: Final = Pattern(
+    r"CUDA driver version is insufficient for CUDA runtime version|cudaErrorInsufficientDriver"
+    r"|cudart failed to initialize: 35"
+    r"|driver is too old|CUDA driver version too old|driver too old"
+)
+# Errors 36 and 222: there is a driver, and it is older than what the program asks of it.
+NEWER_CALL: Final = Pattern(
+    r"API call is not supported in the installed CUDA driver|cudaErrorCallRequiresNewerDriver"
+    r"|PTX was compiled with an unsupported toolchain|(?:CUDA_ERROR|cudaError)_?UnsupportedPtxVersion"
+    r"|CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
+)
+# Error 804: the compatibility libraries are for other GPUs.
+NOT_ON_THIS_GPU: Final = Pattern(
+    r"[Ee]rror:? 804\b|\(804 vs\. 0\)|returned 804|forward compatibility was attempted on non supported HW"
+    r"|cudaErrorCompatNotSupportedOnDevice|CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
+)
+
+
+def supported(snapshot: Snapshot) -> Version | None:
+    """The newest CUDA that the node's driver supports."""
+    if shown := driver.cuda_version(snapshot):
+        return parts(shown.version)
+    version = driver.loaded(snapshot)
+    return supported_by(version.version) if version else None
+
+
+def starts_on(snapshot: Snapshot, wanted: Version, has: Version) -> bool:
+    """Whether a program of that CUDA starts on the driver: from 11.0 on, the same major version is enough."""
+    if wanted <= has:
+        return True
+    release, version = find(wanted), driver.loaded(snapshot)
+    same_major = wanted[0] == has[0] and wanted[0] >= 11
+    if release is None or version is None or snapshot.says(NEWER_CALL):
+        return same_major and not snapshot.says(NEWER_CALL)
+    return same_major and parts(version.version)[0] >= release.min_branch
+
+
+def driver_told(snapshot: Snapshot) -> str:
+    """The node's driver as the program was told it, or the first one with the CUDA that it was told; else empty."""
+    if banner := snapshot.match(BANNER):
+        return banner["has"]
+    found = snapshot.match(TOO_OLD)
+    number = int(found["found"]) if found else 0
+    known = find((number // 1000, number % 1000 // 10)) if number else None
+    return known.driver if known and driver.loaded(snapshot) is None else ""
+
+
+_NUMBER: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
+
+
+def asked(snapshot: Snapshot) -> CudaRelease | None:
+    """The CUDA that an image asks for, else the newest that something was built with; None where nothing tells."""
+    if match := snapshot.match(_NUMBER):
+        return find(parts(match["cuda"] or match["image"]))
+    versions = [one.cuda for one in snapshot.view(frameworks.runtimes)]
+    return find(max(versions)) if versions else None
+
+
+def dotted(version: Version) -> str:
+    """``(12, 4)`` as it is written."""
+    return ".".join(map(str, version))
+
+
+def told_by(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The line that shows which CUDA the driver supports, else which driver it is."""
+    seen = driver.cuda_version(snapshot) or driver.loaded(snapshot)
+    return (seen.citation,) if seen else ()

@@ -1,0 +1,58 @@
+"""The sharing of GPUs: whether a configuration of time-slicing is applied, and what is done where it is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+LOG = "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x"
+
+
+def found(*pieces: tuple[str, str]) -> Diagnosis:
+    rows = [{"source": source, "text": text} for source, text in pieces]
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+def roots(*pieces: tuple[str, str]) -> list[str]:
+    return [finding.cause for finding in found(*pieces).roots]
+
+
+CONFIG = (
+    "cat time-slicing.yaml",
+    (
+        "kind: ConfigMap\ndata:\n  any: |-\n    version: v1\n    sharing:\n      timeSlicing:\n        resources:\n"
+        "        - name: nvidia.com/gpu\n          replicas: 4"
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_applied"),
+    [
+        (("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 1\nAllocatable:\n  nvidia.com/gpu: 1"), False),
+        ((LOG, 'Running with config:\n"sharing": {\n    "timeSlicing": {}\n  }'), False),
+        (("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 4\nAllocatable:\n  nvidia.com/gpu: 4"), True),
+        (("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 8\nAllocatable:\n  nvidia.com/gpu: 8"), True),
+    ],
+)
+def test_a_configuration_of_sharing_is_applied_or_not(shown: tuple[str, str], *, is_applied: bool) -> None:
+    assert roots(CONFIG, shown) == ([] if is_applied else ["time-slicing-config-not-applied"])
+
+
+def test_a_plugin_that_was_asked_for_no_sharing_is_healthy() -> None:
+    assert not found((LOG, 'Running with config:\n"sharing": {\n    "timeSlicing": {}\n  }')).findings
+
+
+def test_the_remedy_follows_what_is_wrong() -> None:
+    static = ("shell", "kubectl apply -f https://example.org/v0.16.1/deployments/static/nvidia-device-plugin.yml")
+    empty = (LOG, '"sharing": {\n    "timeSlicing": {}\n  }')
+    (finding,) = found(CONFIG, empty, static).roots
+    assert finding.remedy[0].kind == "remove"
+    (finding,) = found(CONFIG, empty).roots
+    assert finding.remedy[0].kind == "configure"
