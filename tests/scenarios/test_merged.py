@@ -61,6 +61,7 @@ _TWO_MACHINES = {
 }
 # Reports that fit no other.
 _ALONE = {
+    "unseen/driver-not-installed": "a machine of a kind that has a GPU, where others have none",
     "unseen/k3s-runtime-config-overwritten-1": "its containerd has no runtime nvidia, others have",
     "modules/container-without-driver-module": "its driver is built and whole, which it is in no other",
     "containerd/rke2-toolkit-told-the-generated-file": "its containerd has no runtime nvidia, others have",
