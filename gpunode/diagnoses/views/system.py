@@ -113,6 +113,11 @@ def is_debians(snapshot: Snapshot) -> bool:
     return known.id == "debian" if known else bool(_DEBIANS_KERNEL.search(running_kernel(snapshot)))
 
 
+def is_proxmox(snapshot: Snapshot) -> bool:
+    """Whether the system is Proxmox VE, which calls itself Debian, by its kernel."""
+    return "-pve" in running_kernel(snapshot)
+
+
 _DEBIANS_KERNEL: Final = Pattern(r"-(?:amd64|arm64|pve)$")
 
 
