@@ -227,8 +227,12 @@ _ASKS_FOR_PODS: Final = frozenset({"kubernetes-pod", "kubernetes", "crictl", "co
 
 
 def _lists_pods(item: Item) -> bool:
-    """Whether it names the node's pods by their identifiers, as kubectl does when asked, and the kubelet's folder."""
-    return "uid" in item.written.lower() or "/var/lib/kubelet/pods" in item.written
+    """Whether it names the node's pods by their identifiers, as kubectl does when asked, and the kubelet's folder.
+
+    Its record does, too, and of pods that are gone.
+    """
+    names = "uid" in item.written.lower() or "/var/lib/kubelet/pods" in item.written
+    return names and "kubelet_internal_checkpoint" not in item.written
 
 
 def _uids(item: Item) -> Iterator[str]:
