@@ -8,6 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias
 
+from gpunode.diagnoses import systems
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -86,7 +87,7 @@ def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[tuple[Finding, ...], list[
     for rule in rules().values():
         seen = _seen_by(rule, snapshot)
         proofs, open_ = _verdicts(rule, seen, bugs)
-        doubts += ((rule.cause, doubt) for doubt in open_)
+        doubts += ((rule.cause, _looked_for(doubt, seen)) for doubt in open_)
         if proofs:
             found.append(_weighed(rule, proofs, seen, bugs))
     return tuple(found), doubts
@@ -109,6 +110,11 @@ def _verdicts(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[list[Proof],
         else:
             doubts.append(verdict)
     return proofs, doubts
+
+
+def _looked_for(doubt: Doubt, snapshot: Snapshot) -> Doubt:
+    """The doubt with what can be looked at on this system."""
+    return replace(doubt, look_at=systems.fitted_look(snapshot, doubt.look_at))
 
 
 # Nobody takes a node down, or a card out, for what somebody read somewhere.
@@ -197,7 +203,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
         summary=first.summary,
         citations=citations,
         ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
-        remedy=first.remedy or _remedy(rule, snapshot, bugs),
+        remedy=systems.fitted(snapshot, first.remedy or _remedy(rule, snapshot, bugs)),
         disruption=max((p.disruption or rule.disruption for p in proofs), key=DISRUPTIONS.index),
         sources=rule.sources,
         gpus=tuple(sorted({proof.gpu for proof in proofs if proof.gpu})),

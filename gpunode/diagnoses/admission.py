@@ -150,7 +150,16 @@ def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
         for citation in lines_with(item, _SINCE)
     )
     old = (citation for citation in _versions(snapshot) if _has_bug(citation.line))
-    return (*typed, *snapshot.said(_KUBELET_RESTARTED), *younger, *old)
+    said = (line for line in snapshot.said(_KUBELET_RESTARTED) if not _HELPED.search(line.line))
+    return (*typed, *said, *younger, *old)
+
+
+# Of another node, or as what made it well again, a restart broke nothing here.
+_HELPED: Final = Pattern(
+    r"\b(?:an)?other node\b|\b(?:ok|fine|well|work(?:s|ed|ing)?) again\b|\b(?:helps|helped|fixe[sd]|solve[sd]|cure[sd])\b"
+    r"|\bgoes away\b|\bwent away\b",
+    re.IGNORECASE,
+)
 
 
 def _cures(snapshot: Snapshot) -> tuple[Item, ...]:
@@ -227,8 +236,12 @@ _ASKS_FOR_PODS: Final = frozenset({"kubernetes-pod", "kubernetes", "crictl", "co
 
 
 def _lists_pods(item: Item) -> bool:
-    """Whether it names the node's pods by their identifiers, as kubectl does when asked, and the kubelet's folder."""
-    return "uid" in item.written.lower() or "/var/lib/kubelet/pods" in item.written
+    """Whether it names the node's pods by their identifiers, as kubectl does when asked, and the kubelet's folder.
+
+    Its record does, too, and of pods that are gone.
+    """
+    names = "uid" in item.written.lower() or "/var/lib/kubelet/pods" in item.written
+    return names and "kubelet_internal_checkpoint" not in item.written
 
 
 def _uids(item: Item) -> Iterator[str]:

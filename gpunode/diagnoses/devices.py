@@ -12,7 +12,7 @@ from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import boards, driver, fabric, inside, modules, packages, pci, system
+from gpunode.diagnoses.views import boards, driver, fabric, inside, modules, packages, pci, system, users
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -264,8 +264,39 @@ def _permissions(snapshot: Snapshot) -> Iterator[Verdict]:
         summary = "the device files have a mode that was written in the wrong base: nobody can open them as usual"
         yield Proof(summary, (*odd, *wrong, *denied), "certain" if odd else "likely", remedy=tuple(_set_mode(snapshot)))
     elif closed and denied and not any("mig" in line.line.lower() for line in denied):
-        summary = "the device files are open to their owner and group only, and the program runs as neither"
-        yield Proof(summary, (*closed, *denied), remedy=tuple(_open_up(snapshot, closed)))
+        yield from _kept_from(snapshot, closed, denied)
+
+
+# SELinux is asked when the permissions have let the program through: what it denies, they have not.
+_LET_THROUGH: Final = Pattern(
+    r"avc:\s+denied\s[^\n]{0,300}\bname=\"?nvidia[^\n]{0,400}\btclass=chr_file(?![^\n]*permissive=1)"
+)
+_REFUSED: Final = "root is refused the device files, whose permissions do not hold for root: what else keeps it out?"
+_MEMBER: Final = "the device files are open to group {0}, and the user is in it: did the program start before that?"
+
+
+def _kept_from(snapshot: Snapshot, closed: tuple[Citation, ...], denied: tuple[Citation, ...]) -> Iterator[Verdict]:
+    """Files that are open to their owner and group only; whether the program runs as neither, ``id`` tells."""
+    if snapshot.says(_LET_THROUGH):
+        return
+    asking, group = snapshot.view(users.users), _group(closed)
+    told = tuple(user.citation for user in asking)
+    if asking and all(user.is_root for user in asking):
+        look = "getenforce; sudo ausearch -m avc -ts recent | grep nvidia; cat /proc/self/uid_map"
+        yield Doubt(_REFUSED, look, (*denied, *closed, *told), ("selinux-denies-gpu",))
+        return
+    if asking and all(user.is_root or group in user.groups for user in asking):
+        yield Doubt(_MEMBER.format(group), "id -nG; grep Groups /proc/PID/status", (*denied, *told))
+        return
+    summary = "the device files are open to their owner and group only, and the program runs as neither"
+    remedy = tuple(_open_up(snapshot, closed))
+    yield Proof(summary, (*closed, *denied, *told), "certain" if asking else "likely", remedy=remedy)
+
+
+def _group(closed: tuple[Citation, ...]) -> str:
+    """The group to which the files are open."""
+    match = _NODE.match(closed[0].line.strip())
+    return match["group"] if match else "video"
 
 
 def _nodes(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
@@ -343,8 +374,7 @@ _OF_GPUS: Final = frozenset({"video", "render", "nvidia", "gpu", "cuda", "nvidia
 
 
 def _open_up(snapshot: Snapshot, closed: tuple[Citation, ...]) -> Iterator[Fix]:
-    match = _NODE.match(closed[0].line.strip())
-    group = match["group"] if match else "video"
+    group = _group(closed)
     if group in _OF_GPUS:
         text = f"add the user that runs the program to the group {group}; a new login takes it up"
         user = Shell('"${SUDO_USER:-$USER}"')

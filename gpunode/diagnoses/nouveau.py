@@ -87,13 +87,25 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     summary = "nouveau owns the GPU, so NVIDIA's module is never given it"
     # Where nobody has looked for a blacklist, nouveau may have come from the initramfs in spite of it.
     is_sure = not image and (looked or _looked_for_blacklist(snapshot))
-    yield "nouveau-bound", Proof(summary, (*proofs, *image), "certain" if is_sure else "likely", ruled_out)
+    sure: Confidence = "certain" if is_sure else "likely"
+    yield "nouveau-bound", Proof(summary, (*proofs, *image), sure, ruled_out, gpu=_the_one(snapshot))
 
 
 _WHICH: Final = (
     "nouveau owns the GPU and is in the initramfs: is it blacklisted, and loaded from there in spite of that?"
 )
 _BOTH: Final = ("nouveau-in-initramfs",)
+
+
+def _the_one(snapshot: Snapshot) -> str:
+    """The GPU that it owns, where the others of the node have other drivers; else empty."""
+    gpus = snapshot.view(pci.gpus)
+    owned = [gpu.address for gpu in gpus if gpu.driver and _is_open(gpu.driver)]
+    return owned[0] if len(owned) == 1 < len(gpus) else ""
+
+
+def _is_open(owner: str) -> bool:
+    return owner.lower().replace("-", "_") in {*_OPEN_DRIVERS, "novacore"}
 
 
 def _is_all_there_is(snapshot: Snapshot) -> bool:
@@ -110,14 +122,14 @@ def _looked_for_blacklist(snapshot: Snapshot) -> bool:
 
 def _in_use(snapshot: Snapshot) -> Iterator[Citation]:
     """Where it is seen that nouveau or nova owns a GPU, or that it is loaded and no other driver owns one."""
-    owners = [(gpu, (gpu.driver or "").lower().replace("-", "_")) for gpu in snapshot.view(pci.gpus)]
-    bound = [gpu for gpu, owner in owners if owner in {*_OPEN_DRIVERS, "novacore"}]
+    gpus = snapshot.view(pci.gpus)
+    bound = [gpu for gpu in gpus if gpu.driver and _is_open(gpu.driver)]
     yield from (gpu.citation for gpu in bound)
     for message in kernel.said(snapshot, _TAKEN):
         if _NAMED.search(message.text) or bound:
             yield message.citation
     yield from (line for item in snapshot.items if item.kind not in {"lspci", "packages"} for line in _shown(item))
-    if any(owner for _, owner in owners) and not bound:
+    if any(gpu.driver for gpu in gpus) and not bound:
         return
     for name in _OPEN_DRIVERS:
         if modules.loaded(snapshot, name) and not snapshot.says(_NO_MODESET):

@@ -9,10 +9,11 @@ from typing import Final
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
 from gpunode.diagnoses.commands import command, edited, edited_where, is_gpu
-from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Severity, Verdict
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import always, boot_loader, by_hand, power_cycle, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, faults, kernel, links, pci, system
+from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
@@ -126,44 +127,104 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
     if not bound and not said:
         return
     missed = tuple(place for state, place in snapshot.view(driver.smi) if state not in {"works", "mismatch", "missing"})
-    reserved = tuple(
-        cite(item, item.number_at(match.start()))
-        for item in (
-            *snapshot.files("/proc/cmdline"),
-            *snapshot.files("*modprobe.d/*"),
-            *snapshot.files("/etc/default/grub*"),
-        )
-        if (match := _RESERVED.search(item.text))
-    )
+    reserved = _reserved(snapshot)
     proofs = (*said, *(gpu.citation for gpu in bound), *missed, *reserved)
-    severity: Severity = "error" if said or missed else "info"
     which = bound[0].address if len(bound) == 1 else (f"{len(bound)} GPUs" if bound else "a GPU")
-    summary = f"vfio-pci owns {which}, to hand to a virtual machine, so NVIDIA's driver is not given it"
-    confidence: Confidence = "certain" if said or missed else "likely"
-    yield Proof(summary, proofs, confidence, severity=severity, gpu=bound[0].address if len(bound) == 1 else "")
+    where = bound[0].address if len(bound) == 1 else ""
+    if _host_goes_without(snapshot, said) or not (said or missed):
+        summary = f"vfio-pci owns {which}, to hand to a virtual machine: this is set up so, and the host goes without"
+        seen = (*said, *(gpu.citation for gpu in bound), *reserved)
+        yield Proof(summary, seen, "likely", gpu=where, severity="info", remedy=(_LEFT,), disruption="none")
+    elif _is_asked_for(snapshot, said):
+        yield Proof(_OWNED.format(which), proofs, gpu=where)
+    elif _is_hypervisor(snapshot) and not any(_vm_lists(snapshot)):
+        yield Doubt(_WHOSE.format(which), _WHOSE_LOOK, proofs)
+    else:
+        # Whoever reserved it may have meant it, and has looked on the host in vain all the same.
+        yield Proof(_OWNED.format(which), proofs, "likely" if reserved else "certain", gpu=where)
+
+
+_OWNED: Final = "vfio-pci owns {}, to hand to a virtual machine, so NVIDIA's driver is not given it"
+_LEFT: Final = by_hand(
+    "wait",
+    "leave it to its virtual machine; if the host is to have it after all, take its ids out of what is reserved for "
+    "vfio-pci and reboot",
+)
+_WHOSE: Final = "vfio-pci owns {}, and nvidia-smi finds no driver: is the GPU for a virtual machine, or for the host?"
+_WHOSE_LOOK: Final = "qm list; virsh list --all; cat /proc/cmdline; grep -r vfio /etc/modprobe.d"
+_VM_RUNS: Final = Pattern(r"^[ \t]*(?:\d+|-)[ \t]+\S[^\n]*[ \t]running\b", re.MULTILINE)
+_LISTS_VMS: Final = Pattern(r"\b(?:qm|virsh)(?: -\S+| --\S+)* list\b")
+_HYPERVISOR: Final = Pattern(r"\b(?:qm (?:list|config|status)|virsh|pveversion|/etc/pve/|/etc/libvirt/)")
+
+
+def _reserved(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The settings by which GPUs are given to vfio-pci at boot."""
+    places = ("/proc/cmdline", "*modprobe.d/*", "/etc/default/grub*", "/etc/kernel/cmdline")
+    files = (item for place in places for item in snapshot.files(place))
+    found = ((item, _RESERVED.search(item.text)) for item in files)
+    return tuple(cite(item, item.number_at(match.start())) for item, match in found if match)
+
+
+def _host_goes_without(snapshot: Snapshot, said: tuple[Citation, ...]) -> bool:
+    """Whether the GPU is lent: the host has others, or its virtual machines are running."""
+    if driver.works(snapshot):
+        return True
+    gpus = snapshot.view(pci.gpus)
+    # Where lspci shows no drivers, those that nothing else tells of are the host's.
+    told = {pci.address(one) for line in said for one in _ADDRESS.findall(line.line)}
+    of_host = (
+        gpu for gpu in gpus if gpu.driver not in _PASSERS and (gpu.shows_driver or (told and gpu.address not in told))
+    )
+    return any(of_host) or any(_VM_RUNS.search(item.text) for item in _vm_lists(snapshot))
+
+
+def _vm_lists(snapshot: Snapshot) -> Iterator[Item]:
+    """The lists of the host's virtual machines."""
+    return (item for item in snapshot.items if item.where == "host" and _LISTS_VMS.search(item.written))
+
+
+def _is_asked_for(snapshot: Snapshot, said: tuple[Citation, ...]) -> bool:
+    """Whether somebody had NVIDIA's module loaded, which then found the GPU taken."""
+    return bool(snapshot.says(_NO_SUCH_DEVICE)) or any(_BOUND_ELSEWHERE.search(line.line) for line in said)
+
+
+def _is_hypervisor(snapshot: Snapshot) -> bool:
+    """Whether the host is seen to run virtual machines."""
+    return system.is_proxmox(snapshot) or any(_HYPERVISOR.search(item.written) for item in snapshot.items)
 
 
 _WITHOUT_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
 _IN_GRUB: Final = "it stood in /etc/default/grub"
+_IN_ENTRIES: Final = "it stood in /etc/kernel/cmdline"
+_FOR_THE_HOST: Final = "if no virtual machine is to have the GPU, "
 
 
 def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
     bound = tuple(gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in _PASSERS)
     files = tuple(item.subject for item in snapshot.files("*modprobe.d/*") if _RESERVED.search(item.text))
     if files:
-        text = "take NVIDIA's ids out of what is reserved for vfio-pci"
+        text = f"{_FOR_THE_HOST}take NVIDIA's ids out of what is reserved for vfio-pci"
         yield run("configure", text, *edited(_WITHOUT_IDS, *files))
         yield rebuild_initramfs(snapshot)
     else:
         places = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
-        text = "take NVIDIA's ids out of what is reserved for vfio-pci, wherever it stands"
+        text = f"{_FOR_THE_HOST}take NVIDIA's ids out of what is reserved for vfio-pci, wherever it stands"
         yield run("configure", text, edited_where("(vfio-pci|pci-stub).*10de:", _WITHOUT_IDS, *places))
         yield run("rebuild", "write the boot loader's configuration anew", boot_loader(snapshot), when=_IN_GRUB)
+        yield _boot_entries(snapshot)
         yield rebuild_initramfs(snapshot, when="it stood in /etc/modprobe.d")
     if bound:
         unset = (command("sudo", "driverctl", "unset-override", gpu.address) for gpu in bound if is_gpu(gpu.address))
         yield run("configure", "take an override of driverctl back", *unset, when="driverctl set it")
     yield reboot()
+
+
+def _boot_entries(snapshot: Snapshot) -> Fix:
+    """Has systemd-boot take up /etc/kernel/cmdline, which it reads from its own partition."""
+    text = "write the boot entries anew"
+    if system.is_proxmox(snapshot):
+        return run("rebuild", text, "sudo proxmox-boot-tool refresh", when=_IN_ENTRIES)
+    return by_hand("rebuild", f"{text}, as this system makes them (kernel-install)", _IN_ENTRIES)
 
 
 # ---- awake, or stuck
@@ -231,7 +292,7 @@ FAMILY: Final = Family(
                 "A GPU that is to be handed to a virtual machine is bound to vfio-pci, by its id on the kernel's "
                 "command line, in /etc/modprobe.d or by driverctl. NVIDIA's driver on the host is then never given "
                 "it: the module loads and finds no devices, or does not load. On a host that runs virtual machines "
-                "this is meant to be so."
+                "this is meant to be so, and no fault: least of all where the host has other GPUs for itself."
             ),
             sources=(
                 "https://docs.kernel.org/driver-api/vfio.html",

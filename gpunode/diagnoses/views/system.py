@@ -91,26 +91,59 @@ _SHORT: Final = 4000
 
 def package_manager(snapshot: Snapshot) -> PackageManager:
     """The package manager by the distribution, else by how kernels, packages and commands are named; apt in doubt."""
-    if known := distro(snapshot):
-        words = {known.id, *known.like}
-        if words & _APT:
-            return "apt"
-        if words & _DNF:
-            return "dnf"
-        if words & {"suse", "sles", "opensuse"} or known.id.startswith("opensuse"):
-            return "zypper"
-        if "arch" in words:
-            return "pacman"
+    if (known := distro(snapshot)) and (name := _manager_of(known)):
+        return name
     for name, trace in _TRACES:
         if any(trace.search(item.text[:20_000]) or trace.search(item.written) for item in snapshot.items):
             return name
     return "apt"
 
 
+def _manager_of(known: Distro) -> PackageManager | None:
+    """The package manager of the distribution and those made of it; None where it has another, or that is not known."""
+    words = {known.id, *known.like}
+    if words & _APT:
+        return "apt"
+    if words & _DNF:
+        return "dnf"
+    if words & {"suse", "sles", "opensuse"} or known.id.startswith("opensuse"):
+        return "zypper"
+    return "pacman" if "arch" in words else None
+
+
+_TYPED: Final = Pattern(r"(?:^|[\s;|&/])(?:apt|apt-get|dpkg|dnf|yum|zypper|pacman)\b")
+
+
+def is_kept_by_packages(snapshot: Snapshot) -> bool:
+    """Whether the distribution is of those whose package manager is known, or one of these was used on it."""
+    known = distro(snapshot)
+    is_known = known is not None and _manager_of(known) is not None
+    return is_known or any(item.where == "host" and _TYPED.search(item.written) for item in snapshot.items)
+
+
+_BEFORE_DNF: Final = Pattern(r"\.(?:el[67]|amzn[12])[._]|\.(?:el[67]|amzn[12])$")
+
+
+def has_yum_alone(snapshot: Snapshot) -> bool:
+    """Whether the release is older than dnf: RHEL 7 and those made of it, Amazon Linux 2."""
+    known = distro(snapshot)
+    if known is None:
+        return bool(_BEFORE_DNF.search(running_kernel(snapshot)))
+    major = known.version_id.partition(".")[0]
+    if known.id == "amzn":
+        return major in {"1", "2"}
+    return _manager_of(known) == "dnf" and known.id != "fedora" and major in {"6", "7"}
+
+
 def is_debians(snapshot: Snapshot) -> bool:
     """Whether the system is Debian and none of those made of it, by its name or its kernel's."""
     known = distro(snapshot)
     return known.id == "debian" if known else bool(_DEBIANS_KERNEL.search(running_kernel(snapshot)))
+
+
+def is_proxmox(snapshot: Snapshot) -> bool:
+    """Whether the system is Proxmox VE, which calls itself Debian, by its kernel."""
+    return "-pve" in running_kernel(snapshot)
 
 
 _DEBIANS_KERNEL: Final = Pattern(r"-(?:amd64|arm64|pve)$")

@@ -1,0 +1,105 @@
+"""The laws of systems that are kept in a way of their own: no command is printed that is not there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpunode.diagnoses import diagnose, rules, systems
+from gpunode.diagnoses.model import Fix
+from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.facts import pasted
+
+# What os-release says there.
+OTHERS = {
+    "talos": 'NAME="Talos"\nID=talos\nVERSION_ID=v1.9.1\n',
+    "bottlerocket": "NAME=Bottlerocket\nID=bottlerocket\nVARIANT_ID=aws-k8s-1.31-nvidia\nVERSION_ID=1.26.1\n",
+    "cos": 'NAME="Container-Optimized OS"\nID=cos\nVERSION_ID=113\n',
+    "flatcar": "ID=flatcar\nID_LIKE=coreos\nVERSION_ID=3975.2.1\n",
+    "rhcos": 'ID="rhcos"\nID_LIKE="rhel fedora"\nVERSION_ID="4.17"\nVARIANT_ID=coreos\n',
+    "nixos": 'ID=nixos\nVERSION_ID="24.11"\n',
+    "gentoo": "ID=gentoo\n",
+    "alpine": "ID=alpine\nVERSION_ID=3.20.3\n",
+    "azurelinux": 'ID=azurelinux\nVERSION_ID="3.0"\n',
+    "sl-micro": 'ID="sl-micro"\nID_LIKE="suse"\nVERSION_ID="6.0"\n',
+    "silverblue": "ID=fedora\nVERSION_ID=42\nOSTREE_VERSION=42.20250501.0\nVARIANT_ID=silverblue\n",
+    "void": 'ID="void"\nPRETTY_NAME="Void Linux"\n',
+}
+OF_DISTRIBUTIONS = re.compile(
+    r"\b(?:apt|apt-get|apt-mark|apt-key|dpkg|ubuntu-drivers|update-grub|update-initramfs|dnf|yum(?!\.repos)|grubby|akmods|zypper|pacman"
+    r"|mkinitcpio|gpunode setup)\b"
+)
+WRITES = re.compile(r"\bsudo tee\b|\bsed -i|\bgpunode\b")
+OF_CLUSTER = re.compile(r"\b(?:kubectl|oc|helm|talosctl)\b")
+BEFORE_DNF = {
+    "amzn2": 'ID="amzn"\nID_LIKE="centos rhel fedora"\nVERSION_ID="2"\n',
+    "centos7": 'ID="centos"\nID_LIKE="rhel fedora"\nVERSION_ID="7"\n',
+}
+
+
+def node(release: str) -> Snapshot:
+    return snapshot(pasted.evidence([("/etc/os-release", release)]))
+
+
+def fixes(release: str) -> list[tuple[str, Fix]]:
+    """What every cause has to be done on such a node."""
+    found = node(release)
+    return [(cause, fix) for cause, rule in rules().items() for fix in systems.fitted(found, rule.remedy(found))]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_command_is_of_another_system(name: str) -> None:
+    printed = [(cause, one) for cause, fix in fixes(OTHERS[name]) for one in fix.commands]
+    assert [row for row in printed if OF_DISTRIBUTIONS.search(row[1])] == []
+
+
+@pytest.mark.parametrize("name", ["nixos", "rhcos"])
+def test_nothing_is_written_that_the_system_puts_back(name: str) -> None:
+    assert [(cause, one) for cause, fix in fixes(OTHERS[name]) for one in fix.commands if WRITES.search(one)] == []
+
+
+@pytest.mark.parametrize("name", ["talos", "bottlerocket"])
+def test_where_nobody_logs_in_only_the_cluster_is_spoken_to(name: str) -> None:
+    printed = [one for _, fix in fixes(OTHERS[name]) for one in fix.commands]
+    assert [one for one in printed if not OF_CLUSTER.search(one) or "sudo" in one] == []
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_cause_has_something_to_be_done(name: str) -> None:
+    told = {cause for cause, fix in fixes(OTHERS[name]) if fix.text}
+    assert told == {cause for cause, rule in rules().items() if tuple(rule.remedy(node(OTHERS[name])))}
+
+
+@pytest.mark.parametrize("name", BEFORE_DNF)
+def test_before_dnf_there_was_yum(name: str) -> None:
+    printed = [one for _, fix in fixes(BEFORE_DNF[name]) for one in fix.commands]
+    assert [one for one in printed if re.search(r"(?<![\w/-])dnf\b|--allowerasing|kernel-core", one)] == []
+    assert [one for one in printed if one.startswith("sudo yum install")]
+
+
+@pytest.mark.parametrize(("name", "way"), [
+    ("talos", "nvidia-open-gpu-kernel-modules"), ("flatcar", "sysext"), ("nixos", "hardware.nvidia.open"),
+    ("rhcos", "GPU Operator"), ("bottlerocket", "-nvidia"), ("cos", "cos-extensions"), ("gentoo", "emerge"),
+])  # fmt: skip
+def test_the_driver_comes_the_way_of_the_system(name: str, way: str) -> None:
+    bus = "3b:00.0 3D controller [0302]: NVIDIA Corporation TU104GL [Tesla T4] [10de:1eb8] (rev a1)"
+    found = diagnose(snapshot(pasted.evidence([
+        ("cat /etc/os-release", OTHERS[name]), ("lspci -nn | grep -i nvidia", bus), ("lsmod | grep nvidia", ""),
+        ("nvidia-smi", "bash: nvidia-smi: command not found"),
+    ])))  # fmt: skip
+    assert [one.cause for one in found.roots] == ["driver-not-installed"]
+    first = found.findings[0].remedy[0]
+    assert way in first.text
+    assert first.commands == ()
+
+
+def test_looks_are_those_of_the_system() -> None:
+    look = "dpkg -l nvidia-container-toolkit; which docker"
+    assert systems.fitted_look(node(OTHERS["flatcar"]), look) == "which docker"
+    assert systems.fitted_look(node("ID=ubuntu\n"), look) == look
+
+
+def test_a_distribution_of_another_name_is_known_by_the_manager_that_was_used() -> None:
+    rows = [("/etc/os-release", "ID=openEuler\n"), ("dnf list installed", "")]
+    assert systems.of(snapshot(pasted.evidence(rows))) is None
