@@ -405,46 +405,42 @@ def _damaged(snapshot: Snapshot) -> str:
     return next((pci.address(match["bus"]) for match in found if match), "")
 
 
-def _bus(snapshot: Snapshot) -> str:
-    return next((memory.gpu for memory in snapshot.view(_memories) if memory.xids or memory.queries), "")
-
-
-def _reset_after_drain(snapshot: Snapshot) -> Iterable[Fix]:
+def _reset_after_drain(_: Snapshot) -> Iterable[Fix]:
     yield drain()
-    yield reset_gpu(_bus(snapshot))
+    yield reset_gpu()
     yield run("inspect", "see that nothing is pending or failed", "nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
     yield replace(when="errors come back, or a remapping fails")
 
 
-def _reset_pending(snapshot: Snapshot) -> Iterable[Fix]:
+def _reset_pending(_: Snapshot) -> Iterable[Fix]:
     yield drain("move the work away from this GPU, and stop DCGM, the fabric manager and other services that hold it")
-    yield reset_gpu(_bus(snapshot))
+    yield reset_gpu()
     yield reboot(when="the reset is refused")
     yield run("inspect", "see that Pending says No", "nvidia-smi -q -d ROW_REMAPPER")
     yield replace(when="Remapping Failure Occurred says Yes")
 
 
-def _return_it(snapshot: Snapshot) -> Iterable[Fix]:
+def _return_it(_: Snapshot) -> Iterable[Fix]:
     yield drain()
     yield nvidia_report("the vendor asks for it")
     yield replace("have the GPU replaced: this is one of NVIDIA's own conditions for that")
-    yield reset_gpu(_bus(snapshot), "reset it, where it must go on until then", "nothing else is there")
+    yield reset_gpu("reset it, where it must go on until then", "nothing else is there")
 
 
-def _let_go(snapshot: Snapshot) -> Iterable[Fix]:
+def _let_go(_: Snapshot) -> Iterable[Fix]:
     yield drain("move the work away from this GPU")
     yield run("inspect", "see what still holds the GPU", "sudo fuser -v /dev/nvidia*")
     yield run(
         "restart", "stop the persistence daemon, which holds it by design", "sudo systemctl stop nvidia-persistenced"
     )
-    yield reset_gpu(_bus(snapshot))
+    yield reset_gpu()
     yield reboot(when="something that cannot be stopped holds it")
     yield run("inspect", "see that nothing is pending", "nvidia-smi -q -d PAGE_RETIREMENT")
 
 
-def _start_again(snapshot: Snapshot) -> Iterable[Fix]:
+def _start_again(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", "start the program again: others on the GPU were not touched")
-    yield reset_gpu(_bus(snapshot), "reset the GPU, so that the bad row is remapped", "it is free")
+    yield reset_gpu("reset the GPU, so that the bad row is remapped", "it is free")
     yield run("inspect", "look for what is pending", "nvidia-smi -q -d ROW_REMAPPER,ECC")
     yield replace(when="it happens again and again on the same GPU")
 
@@ -456,8 +452,8 @@ def _watch(_: Snapshot) -> Iterable[Fix]:
     yield replace("plan to have the GPU replaced", "the counts grow")
 
 
-def _write_anew(snapshot: Snapshot) -> Iterable[Fix]:
-    yield reset_gpu(_damaged(snapshot), "reset the GPU: the driver then repairs what it can")
+def _write_anew(_: Snapshot) -> Iterable[Fix]:
+    yield reset_gpu("reset the GPU: the driver then repairs what it can")
     yield reboot(when="the reset is refused")
     yield nvidia_report("the warning stays")
     yield replace("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays")
