@@ -190,6 +190,8 @@ def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
 
 def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
     """One finding of all that a rule said: several GPUs with one fault are one finding."""
+    # A GPU that got over it is none of those on which something is to be done.
+    proofs = [one for one in proofs if (one.severity or rule.severity) != "info"] or proofs
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
     gravest = max(proofs, key=lambda proof: DISRUPTIONS.index(proof.disruption or rule.disruption))
     gpus = tuple(sorted({proof.gpu for proof in proofs if proof.gpu}))
