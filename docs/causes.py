@@ -100,7 +100,9 @@ def _rule(rule: Rule, family: Family) -> Iterator[str]:
 
 def _remedy(rule: Rule) -> Iterator[str]:
     """What to do, once where every distribution does the same."""
-    given = {node: tuple(rule.remedy(_node(text))) for node, text in _NODES.items()}
+    from gpunode.diagnoses import remedy_of
+
+    given = {node: remedy_of(rule.cause, _node(text)) for node, text in _NODES.items()}
     if len(set(given.values())) == 1:
         given = {"": next(iter(given.values()))}
     for node, fixes in given.items():

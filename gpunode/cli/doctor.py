@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How
-from gpunode.diagnoses import rules
+from gpunode.diagnoses import remedy_of, rules
 from gpunode.errors import ProblemFound, Undetermined, UsageError
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _tell(cause: str, how: How, xid: Xid | None = None) -> None:
             how.answer(Envelope("doctor", result={"xid": xid}))
             return
     rule = rules()[cause]
-    remedy = tuple(rule.remedy(snapshot({})))
+    remedy = remedy_of(cause, snapshot({}))
     above = sorted(other.cause for other in rules().values() if cause in other.explains)
     how.report_screen().story(rule, remedy, above)
     told = ("cause", "title", "layer", "storey", "severity", "disruption", "story", "sources", "explains")

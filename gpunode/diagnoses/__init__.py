@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias
 
-from gpunode.diagnoses import systems
+from gpunode.diagnoses import fitting, systems
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -78,6 +78,11 @@ def _told_by_history(
         return told
     roots = {finding.explained_by for finding in _ranked((*findings, *told)) if finding.cause in known}
     return tuple(finding for finding in told if finding.cause in roots)
+
+
+def remedy_of(cause: str, snapshot: Snapshot) -> tuple[Fix, ...]:
+    """What is to be done about a cause on a node of which no more is known: on which GPU, is left to the reader."""
+    return fitting.fitted(rules()[cause].remedy(snapshot), ())
 
 
 def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[tuple[Finding, ...], list[tuple[str, Doubt]]]:
@@ -188,9 +193,21 @@ def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
         )
 
 
+def _to_be_done(
+    rule: Rule, proofs: tuple[Proof, ...], gpus: tuple[str, ...], snapshot: Snapshot, bugs: _Bugs
+) -> tuple[Fix, ...]:
+    """The remedy that the proofs bring, else the rule's: for these GPUs, and with the commands that the system has."""
+    fixes = fitting.merged(proofs) or _remedy(rule, snapshot, bugs)
+    return systems.fitted(snapshot, fitting.fitted(fixes, fitting.concerned(snapshot, gpus)))
+
+
 def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
     """One finding of all that a rule said: several GPUs with one fault are one finding."""
+    # A GPU that got over it is none of those on which something is to be done.
+    proofs = [one for one in proofs if (one.severity or rule.severity) != "info"] or proofs
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
+    gravest = max(proofs, key=lambda proof: DISRUPTIONS.index(proof.disruption or rule.disruption))
+    gpus = tuple(sorted({proof.gpu for proof in proofs if proof.gpu}))
     citations = _distinct(citation for proof in proofs for citation in proof.citations)
     is_certain = any(proof.confidence == "certain" for proof in proofs)
     return Finding(
@@ -200,13 +217,13 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
         storey=rule.storey,
         severity=min((p.severity or rule.severity for p in proofs), key=WEIGHT.index),
         confidence="certain" if is_certain and not hearsay.is_of_another_host(snapshot, citations) else "likely",
-        summary=first.summary,
+        summary=fitting.of_all(first, gpus),
         citations=citations,
         ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
-        remedy=systems.fitted(snapshot, first.remedy or _remedy(rule, snapshot, bugs)),
-        disruption=max((p.disruption or rule.disruption for p in proofs), key=DISRUPTIONS.index),
+        remedy=_to_be_done(rule, (gravest, *proofs), gpus, snapshot, bugs),
+        disruption=gravest.disruption or rule.disruption,
         sources=rule.sources,
-        gpus=tuple(sorted({proof.gpu for proof in proofs if proof.gpu})),
+        gpus=gpus,
         at=first.at,
         events=tuple(_event(proof, snapshot) for proof in proofs if proof.at is not None),
     )

@@ -6,6 +6,7 @@ together of words, each quoted, and a word of the evidence is taken only where i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from shlex import quote
 from typing import Final
 
@@ -28,6 +29,19 @@ class Shell(str):
 
 
 RUNNING_KERNEL: Final = Shell("$(uname -r)")
+
+
+class OfGpu(str):
+    """A command about the GPU that is at fault: until that one is known, ``ADDRESS`` stands for it.
+
+    Without an address nvidia-smi takes every GPU of the node, and resets those that are at work as well; to this word
+    it answers that there is no such GPU.
+    """
+
+    __slots__ = ()
+
+
+ADDRESS: Final = "ADDRESS"
 
 
 def command(*words: str) -> str:
@@ -60,6 +74,17 @@ def is_gpu(name: str) -> bool:
     return _GPU.fullmatch(name) is not None
 
 
+def of_gpu(*words: str) -> str:
+    """The command of these words, ``ADDRESS`` among them."""
+    return OfGpu(command(*words))
+
+
+def on_gpus(typed: str, gpus: Iterable[str]) -> tuple[str, ...]:
+    """The command for each of these GPUs, where it is about the one at fault; as it is where none is known."""
+    named = tuple(gpu for gpu in gpus if is_gpu(gpu))
+    return tuple(typed.replace(ADDRESS, gpu) for gpu in named) if isinstance(typed, OfGpu) and named else (typed,)
+
+
 def is_path(path: str) -> bool:
     """Whether this is the whole path of one thing: no pattern, no way back up, nothing that no terminal shows."""
     return (
@@ -71,9 +96,9 @@ def is_path(path: str) -> bool:
     )
 
 
-def at(gpu: str, option: str = "-i") -> tuple[str, ...]:
-    """The words that have nvidia-smi speak of that GPU alone; none where it is not known."""
-    return (option, gpu) if is_gpu(gpu) else ()
+def at(gpu: str) -> tuple[str, str]:
+    """The words of ``of_gpu`` that have nvidia-smi speak of that GPU alone, of the one at fault where it is empty."""
+    return "-i", gpu if is_gpu(gpu) else ADDRESS
 
 
 def edited(expression: str, *paths: str) -> tuple[str, ...]:

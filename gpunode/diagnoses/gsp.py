@@ -294,7 +294,7 @@ def _open_modules(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _restart_gsp(snapshot: Snapshot) -> Iterable[Fix]:
-    yield reset_gpu(_first_gpu(snapshot))
+    yield reset_gpu()
     yield reboot(when="the reset is refused or hangs")
     yield by_hand("install", "move to the newest driver of the branch, or to the branch before", "it comes back")
     if not _open_modules(snapshot) and not ((model := _model(snapshot)) and model.needs_open_modules):
@@ -307,10 +307,6 @@ def _switch_off(snapshot: Snapshot, when: str) -> Fix:
     write = f"echo '{line}' | sudo tee /etc/modprobe.d/nvidia-gsp.conf"
     commands = (write, *rebuild_initramfs(snapshot).commands, *reboot().commands)
     return run("configure", "switch the GSP off, rebuild the initramfs, reboot", *commands, when=when)
-
-
-def _first_gpu(snapshot: Snapshot) -> str:
-    return next((one.gpu for one in faults.of(snapshot, 119, 120, 61, 62, 169)), "")
 
 
 def _unwedge(_: Snapshot) -> Iterable[Fix]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace as replaced
 from typing import Any, Final
 
 from gpunode.diagnoses.addresses import NVML_RETURNS, XID_CATALOG
 from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
+from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import faults, kernel, pci, smi_query
+from gpunode.diagnoses.views import faults, kernel, memories, pci
+from gpunode.diagnoses.views.memories import Memory
 from gpunode.facts.patterns import Pattern
 
-_MEMORY_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 _POLICY: Final = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 _RETIREMENT: Final = "https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html"
 
@@ -26,9 +26,7 @@ _TOO_OFTEN: Final = 3
 _PLACE: Final = Pattern(
     r"physAddr (?P<place>0x[0-9a-f]+)|partition (?P<partition>\d+, subpartition \d+)", re.IGNORECASE
 )
-_PAGE: Final = Pattern(r"\bpage\b|retire|blacklist", re.IGNORECASE)
 _PENDING: Final = Pattern(r"already pending|due to pending", re.IGNORECASE)
-_ROW: Final = Pattern(r"\brow\b|remap", re.IGNORECASE)
 
 # In DCGM's words (dcgm_errors.h), for a node of which only its health check was pasted.
 _DCGM_PENDING: Final = Pattern(r"memory errors and row remappings are\s+pending", re.IGNORECASE)
@@ -60,97 +58,48 @@ _BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f
 _NVML_CORRUPTED_INFOROM: Final = 14
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """What is known of one GPU's memory.
-
-    Attributes:
-        xids: its memory errors, in order.
-        incident: the one that began with a memory error; None where there is none.
-        queries: nvidia-smi's answers about it.
-    """
-
-    gpu: str
-    xids: tuple[faults.Fault, ...]
-    incident: faults.Incident | None
-    queries: tuple[smi_query.Gpu, ...]
-
-    def of(self, *codes: int) -> tuple[faults.Fault, ...]:
-        return tuple(fault for fault in self.xids if fault.code in codes)
-
-    def says(self, *names: str) -> tuple[Citation, ...]:
-        """The rows of that name whose value says yes."""
-        rows = (row for query in self.queries for row in query.every(*names))
-        return tuple(row.citation for row in rows if smi_query.is_yes(row.value))
-
-    def denies(self, *names: str) -> bool:
-        """Whether nvidia-smi says no."""
-        values = [row.value.lower() for query in self.queries for row in query.every(*names)]
-        return "no" in values
-
-    def counted(self, *names: str) -> int:
-        """The highest count under that name."""
-        found = (row.value for query in self.queries for row in query.every(*names))
-        return max((int(value) for value in found if re.fullmatch(r"[0-9]{1,9}", value)), default=0)
-
-
-def _memories(snapshot: Snapshot) -> tuple[_Memory, ...]:
-    """Each GPU whose memory somebody spoke of; answers without an address belong to the only GPU there is."""
-    incidents = {one.gpu: one for one in snapshot.view(faults.incidents) if one.root.code in _MEMORY_XIDS}
-    queries = snapshot.view(smi_query.gpus)
-    ill = {one.gpu for one in snapshot.view(faults.incidents) if one.root.code not in _MEMORY_XIDS | _OF_PROGRAMS}
-    known = dict.fromkeys((*incidents, *(query.bus for query in queries if query.bus)))
-    gpus = tuple(known) or (("",) if queries else ())
-    return tuple(
-        _Memory(
-            gpu,
-            tuple(f for f in faults.on(snapshot, gpu) if f.code in _MEMORY_XIDS and not _is_of_compute(f)),
-            incidents.get(gpu),
-            tuple(query for query in queries if query.bus == gpu or (not query.bus and len(gpus) == 1)),
-        )
-        for gpu in gpus
-        if gpu not in ill
-    )
-
-
-def _is_of_compute(fault: faults.Fault) -> bool:
-    """Whether what was retired is no memory but a part of the compute engine."""
-    return bool(fault.xid and re.search(r"\bTPC\b", fault.xid.text))
-
-
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """For each GPU the one thing that is wrong with its memory: what asks for most comes first."""
     found = set[str]()
-    for memory in snapshot.view(_memories):
+    for memory in snapshot.view(memories.memories):
         for cause, judge in _JUDGES:
             if (said := judge(snapshot, memory)) is not None:
-                yield cause, said
+                is_over = isinstance(said, Proof) and cause in _OVER_BY_RESET and memories.was_reset(snapshot, memory)
+                yield cause, _as_past(said) if is_over and isinstance(said, Proof) else said
                 # What is left open, a program's words may settle.
                 found |= {cause} if isinstance(said, Proof) else set()
                 break
     yield from _by_others(snapshot, found)
 
 
-def _proof(memory: _Memory, summary: str, *citations: Citation, **more: Any) -> Proof:
+# What a GPU gets over by the reset that replaces the bad row.
+_OVER_BY_RESET: Final = frozenset(
+    {"ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-95-uncontained-ecc", "xid-140-unrecovered-ecc"}
+)
+
+
+def _as_past(said: Proof) -> Proof:
+    summary = f"{said.summary}; the bad row was replaced by a reset since"
+    return replaced(said, summary=summary, severity="info", disruption="none", remedy=_WATCH)
+
+
+def _proof(memory: Memory, summary: str, *citations: Citation, **more: Any) -> Proof:
     told = memory.incident.citations if memory.incident else tuple(fault.citation for fault in memory.xids[:4])
     at = memory.incident.root.at if memory.incident else None
     whole = tuple(dict.fromkeys((*told, *citations)))
     return Proof(f"{faults.label(memory.gpu)}: {summary}", whole, gpu=memory.gpu, at=at, **more)
 
 
-def _remap_failed(_: Snapshot, memory: _Memory) -> Proof | None:
+def _remap_failed(_: Snapshot, memory: Memory) -> Proof | None:
     rows = memory.says("Remapping Failure Occurred")
-    told = tuple(fault for fault in memory.of(64, 157, 161) if not _is_of_pages(fault) and not _is_pending(fault))
+    told = tuple(
+        fault for fault in memory.of(64, 157, 161) if not memories.is_of_pages(fault) and not _is_pending(fault)
+    )
     if not rows and not told:
         return None
     count = memory.counted("Remapped Rows", "Uncorrectable Error")
     after = f" after {count} rows that were" if count else ""
     return _proof(memory, f"a bad row of memory could not be remapped{after}", *rows)
-
-
-def _is_of_pages(fault: faults.Fault) -> bool:
-    text = fault.xid.text if fault.xid else ""
-    return bool(_PAGE.search(text)) and not _ROW.search(text)
 
 
 def _is_pending(fault: faults.Fault) -> bool:
@@ -166,7 +115,7 @@ _MEMORY_FAILED: Final = Pattern(
 )
 
 
-def _failed_diagnostic(snapshot: Snapshot, memory: _Memory) -> tuple[Citation, ...]:
+def _failed_diagnostic(snapshot: Snapshot, memory: Memory) -> tuple[Citation, ...]:
     """The lines in which the field diagnostic finds this GPU's memory bad."""
     found = []
     for item in snapshot.of("text", "application"):
@@ -184,7 +133,7 @@ def _failed_diagnostic(snapshot: Snapshot, memory: _Memory) -> tuple[Citation, .
 _ADDRESSED: Final = Pattern(r"\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", re.IGNORECASE)
 
 
-def _failing(snapshot: Snapshot, memory: _Memory) -> Proof | None:
+def _failing(snapshot: Snapshot, memory: Memory) -> Proof | None:
     """Memory that goes on failing: by NVIDIA's own limits, else by how often it did."""
     if failed := _failed_diagnostic(snapshot, memory):
         return _proof(memory, "NVIDIA's field diagnostic finds its memory bad", *failed)
@@ -200,14 +149,14 @@ def _failing(snapshot: Snapshot, memory: _Memory) -> Proof | None:
         )
     if spent := _banks(memory, "None"):
         return _proof(memory, "a bank of its memory has no spare rows left", *spent)
-    if pages := tuple(fault for fault in memory.of(64) if _is_of_pages(fault)):
+    if pages := tuple(fault for fault in memory.of(64) if memories.is_of_pages(fault)):
         return _proof(memory, "a bad page of memory could not be retired", *(fault.citation for fault in pages))
     return _again_and_again(memory)
 
 
-def _again_and_again(memory: _Memory) -> Proof | None:
+def _again_and_again(memory: Memory) -> Proof | None:
     """Uncorrectable errors hours apart, or at many places: one bad row makes one of them, and is then replaced."""
-    rows = _apart(tuple(fault for fault in memory.of(63) if not _is_of_pages(fault)))
+    rows = _apart(tuple(fault for fault in memory.of(63) if not memories.is_of_pages(fault)))
     if len(rows) >= _TOO_OFTEN and (spent := _banks(memory, "Low")):
         what = f"rows of one bank went bad at {len(rows)} times, and it has hardly a spare one left"
         return _proof(memory, what, *(fault.citation for fault in rows[:6]), *spent, confidence="likely")
@@ -221,13 +170,13 @@ def _again_and_again(memory: _Memory) -> Proof | None:
     return _proof(memory, f"uncorrectable memory errors {count}", *citations, confidence="likely")
 
 
-def _banks(memory: _Memory, name: str) -> tuple[Citation, ...]:
+def _banks(memory: Memory, name: str) -> tuple[Citation, ...]:
     """The line of the histogram of spare rows that counts banks under ``name``, where it counts any."""
     found = (row for query in memory.queries for row in query.every("Bank Remap Availability Histogram", name))
     return tuple(row.citation for row in found if re.match(r"[1-9]", row.value))
 
 
-def _cited(memory: _Memory, *names: tuple[str, ...]) -> tuple[Citation, ...]:
+def _cited(memory: Memory, *names: tuple[str, ...]) -> tuple[Citation, ...]:
     found = (row for name in names for query in memory.queries for row in query.every(*name))
     return tuple(row.citation for row in found)
 
@@ -246,9 +195,9 @@ def _apart(found: tuple[faults.Fault, ...]) -> list[faults.Fault]:
     return sorted(most, key=lambda fault: fault.order)
 
 
-def _pages_pending(snapshot: Snapshot, memory: _Memory) -> Proof | None:
+def _pages_pending(snapshot: Snapshot, memory: Memory) -> Proof | None:
     rows = (*memory.says("Retired Pages", "Pending Page Blacklist"), *memory.says("Retired Pages", "Pending"))
-    told = tuple(fault for fault in memory.of(63) if _is_of_pages(fault))
+    told = tuple(fault for fault in memory.of(63) if memories.is_of_pages(fault))
     if not rows and (not told or memory.denies("Retired Pages", "Pending Page Blacklist")):
         return None
     held = snapshot.said(_HELD)
@@ -260,28 +209,28 @@ def _pages_pending(snapshot: Snapshot, memory: _Memory) -> Proof | None:
     )
 
 
-def _remap_pending(_: Snapshot, memory: _Memory) -> Proof | None:
+def _remap_pending(_: Snapshot, memory: Memory) -> Proof | None:
     rows = (*memory.says("Remapped Rows", "Pending"), *memory.says("Channel Repair Pending"))
-    marked = tuple(fault for fault in memory.of(63, 156, 160) if not _is_of_pages(fault))
+    marked = tuple(fault for fault in memory.of(63, 156, 160) if not memories.is_of_pages(fault))
     told = (*marked, *(fault for fault in memory.of(64) if _is_pending(fault)))
     if not rows and (not told or memory.denies("Remapped Rows", "Pending") or memory.of(95, 140)):
         return None
     return _proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)
 
 
-def _uncontained(_: Snapshot, memory: _Memory) -> Proof | None:
+def _uncontained(_: Snapshot, memory: Memory) -> Proof | None:
     return faults.proof(memory.incident) if memory.incident and memory.of(95) and not memory.of(48) else None
 
 
-def _unrecovered(_: Snapshot, memory: _Memory) -> Proof | None:
+def _unrecovered(_: Snapshot, memory: Memory) -> Proof | None:
     return faults.proof(memory.incident) if memory.incident and memory.incident.root.code == 140 else None
 
 
-def _contained(_: Snapshot, memory: _Memory) -> Proof | None:
+def _contained(_: Snapshot, memory: Memory) -> Proof | None:
     return faults.proof(memory.incident) if memory.incident and memory.incident.root.code == 94 else None
 
 
-def _uncorrectable(snapshot: Snapshot, memory: _Memory) -> Proof | Doubt | None:
+def _uncorrectable(snapshot: Snapshot, memory: Memory) -> Proof | Doubt | None:
     if memory.incident and memory.of(48, 171, 172):
         where = "SRAM" if memory.of(172) else "DRAM" if memory.of(171) else ""
         return faults.proof(memory.incident, f"an uncorrectable ECC error in {where}" if where else "")
@@ -311,7 +260,7 @@ def _which_error(rows: tuple[Citation, ...]) -> Doubt:
     return Doubt(question, "sudo dmesg --ctime | grep -E 'Xid'; nvidia-smi -q -d ECC,ROW_REMAPPER", rows, causes)
 
 
-def _volatile(memory: _Memory) -> tuple[Citation, ...]:
+def _volatile(memory: Memory) -> tuple[Citation, ...]:
     """The counts of uncorrectable errors that were not there when the driver was loaded."""
     found: list[Citation] = []
     for query in memory.queries:
@@ -322,17 +271,17 @@ def _volatile(memory: _Memory) -> tuple[Citation, ...]:
     return tuple(found)
 
 
-def _past_limit(_: Snapshot, memory: _Memory) -> Proof | None:
+def _past_limit(_: Snapshot, memory: Memory) -> Proof | None:
     if rows := _banks(memory, "Low"):
         return _proof(memory, "a bank of its memory has hardly a spare row left", *rows, confidence="likely")
     return None
 
 
-def _many_corrected(_: Snapshot, memory: _Memory) -> Proof | None:
+def _many_corrected(_: Snapshot, memory: Memory) -> Proof | None:
     return faults.proof(memory.incident) if memory.incident and memory.incident.root.code == 92 else None
 
 
-_Judge = Callable[[Snapshot, _Memory], "Proof | Doubt | None"]
+_Judge = Callable[[Snapshot, Memory], "Proof | Doubt | None"]
 _JUDGES: Final[tuple[tuple[str, _Judge], ...]] = (
     ("row-remap-failure", _remap_failed),
     ("hbm-failing-rma", _failing),
@@ -349,7 +298,7 @@ _JUDGES: Final[tuple[tuple[str, _Judge], ...]] = (
 
 def _by_others(snapshot: Snapshot, found: set[str]) -> Iterator[tuple[str, Verdict]]:
     """By DCGM; by a program or nvidia-smi's table, where neither the kernel nor a query told of the memory."""
-    is_told = bool(found) or any(one.root.code not in _OF_PROGRAMS for one in snapshot.view(faults.incidents))
+    is_told = bool(found) or any(one.root.code not in memories.OF_PROGRAMS for one in snapshot.view(faults.incidents))
     for cause, pattern, summary in _SAID:
         if (not is_told or cause in _LASTING - found) and (said := snapshot.said(pattern)):
             yield cause, Proof(summary, said, "likely")
@@ -370,8 +319,6 @@ def _by_others(snapshot: Snapshot, found: set[str]) -> Iterator[tuple[str, Verdi
 _LASTING: Final = frozenset(
     {"row-remap-failure", "hbm-failing-rma", "page-retirement-pending-handles-held", "row-remap-pending"}
 )
-# Xids that follow where the memory fails: programs are told, and the driver asks for a reset.
-_OF_PROGRAMS: Final = frozenset({13, 31, 43, 45, 69, 109, 154})
 _SAID: Final = (
     ("row-remap-failure", _DCGM_FAILURE, "DCGM found a row of memory that could not be remapped"),
     ("hbm-failing-rma", _DCGM_LIMIT, "DCGM found more memory errors than NVIDIA's limit"),
@@ -405,59 +352,56 @@ def _damaged(snapshot: Snapshot) -> str:
     return next((pci.address(match["bus"]) for match in found if match), "")
 
 
-def _bus(snapshot: Snapshot) -> str:
-    return next((memory.gpu for memory in snapshot.view(_memories) if memory.xids or memory.queries), "")
-
-
-def _reset_after_drain(snapshot: Snapshot) -> Iterable[Fix]:
+def _reset_after_drain(_: Snapshot) -> Iterable[Fix]:
     yield drain()
-    yield reset_gpu(_bus(snapshot))
+    yield reset_gpu()
     yield run("inspect", "see that nothing is pending or failed", "nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
     yield replace(when="errors come back, or a remapping fails")
 
 
-def _reset_pending(snapshot: Snapshot) -> Iterable[Fix]:
+def _reset_pending(_: Snapshot) -> Iterable[Fix]:
     yield drain("move the work away from this GPU, and stop DCGM, the fabric manager and other services that hold it")
-    yield reset_gpu(_bus(snapshot))
+    yield reset_gpu()
     yield reboot(when="the reset is refused")
     yield run("inspect", "see that Pending says No", "nvidia-smi -q -d ROW_REMAPPER")
     yield replace(when="Remapping Failure Occurred says Yes")
 
 
-def _return_it(snapshot: Snapshot) -> Iterable[Fix]:
+def _return_it(_: Snapshot) -> Iterable[Fix]:
     yield drain()
     yield nvidia_report("the vendor asks for it")
     yield replace("have the GPU replaced: this is one of NVIDIA's own conditions for that")
-    yield reset_gpu(_bus(snapshot), "reset it, where it must go on until then", "nothing else is there")
+    yield reset_gpu("reset it, where it must go on until then", "nothing else is there")
 
 
-def _let_go(snapshot: Snapshot) -> Iterable[Fix]:
+def _let_go(_: Snapshot) -> Iterable[Fix]:
     yield drain("move the work away from this GPU")
     yield run("inspect", "see what still holds the GPU", "sudo fuser -v /dev/nvidia*")
     yield run(
         "restart", "stop the persistence daemon, which holds it by design", "sudo systemctl stop nvidia-persistenced"
     )
-    yield reset_gpu(_bus(snapshot))
+    yield reset_gpu()
     yield reboot(when="something that cannot be stopped holds it")
     yield run("inspect", "see that nothing is pending", "nvidia-smi -q -d PAGE_RETIREMENT")
 
 
-def _start_again(snapshot: Snapshot) -> Iterable[Fix]:
+def _start_again(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", "start the program again: others on the GPU were not touched")
-    yield reset_gpu(_bus(snapshot), "reset the GPU, so that the bad row is remapped", "it is free")
+    yield reset_gpu("reset the GPU, so that the bad row is remapped", "it is free")
     yield run("inspect", "look for what is pending", "nvidia-smi -q -d ROW_REMAPPER,ECC")
     yield replace(when="it happens again and again on the same GPU")
 
 
-def _watch(_: Snapshot) -> Iterable[Fix]:
-    yield run(
+_WATCH: Final = (
+    run(
         "inspect", "see how many pages or rows it has cost so far", "nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER"
-    )
-    yield replace("plan to have the GPU replaced", "the counts grow")
+    ),
+    replace("plan to have the GPU replaced", "the counts grow"),
+)
 
 
-def _write_anew(snapshot: Snapshot) -> Iterable[Fix]:
-    yield reset_gpu(_damaged(snapshot), "reset the GPU: the driver then repairs what it can")
+def _write_anew(_: Snapshot) -> Iterable[Fix]:
+    yield reset_gpu("reset the GPU: the driver then repairs what it can")
     yield reboot(when="the reset is refused")
     yield nvidia_report("the warning stays")
     yield replace("have the InfoROM written anew, or the GPU replaced, by its vendor", "the warning stays")
@@ -579,7 +523,7 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG,),
             check=only("xid-92-high-sbe-rate", _decide),
-            remedy=_watch,
+            remedy=always(*_WATCH),
             explains=UNHEALTHY_IN_CLUSTER,
         ),
         Rule(

@@ -9,11 +9,12 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
-from gpunode.diagnoses.commands import at, command, is_gpu
+from gpunode.diagnoses.commands import at, command, of_gpu
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import pci, smi_query
+from gpunode.diagnoses.views.topology import addresses
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -54,11 +55,13 @@ class _Mode:
     """The MIG mode of one GPU.
 
     Attributes:
-        bus: its PCI address; empty where the piece does not tell.
+        bus: its PCI address; empty where nothing tells it.
+        index: nvidia-smi's number for it; empty where the piece does not tell.
         pending: the mode after the next reset; the current one where the piece does not tell.
     """
 
     bus: str
+    index: str
     current: bool
     pending: bool
     citation: Citation
@@ -67,6 +70,11 @@ class _Mode:
     def waits(self) -> bool:
         """Whether another mode is asked for than the one that is on."""
         return self.current != self.pending
+
+    @property
+    def where(self) -> str:
+        """How a command names the GPU; empty where nothing does."""
+        return self.bus or self.index
 
 
 def _modes(snapshot: Snapshot) -> tuple[_Mode, ...]:
@@ -79,7 +87,9 @@ def _by_query(snapshot: Snapshot) -> Iterator[_Mode]:
         pending = _first(gpu, ("MIG Mode", "Pending"), ("mig", "mode", "pending"), ("mig_mode", "pending_mig"))
         if current is not None and _is_mode(current.value):
             after = pending.value if pending is not None and _is_mode(pending.value) else current.value
-            yield _Mode(gpu.bus, _is_on(current.value), _is_on(after), (pending or current).citation)
+            index = gpu.value("index")
+            bus = gpu.bus or snapshot.view(addresses).get(int(index) if re.fullmatch(r"\d{1,3}", index) else -1, "")
+            yield _Mode(bus, index, _is_on(current.value), _is_on(after), (pending or current).citation)
 
 
 def _first(gpu: smi_query.Gpu, *ways: tuple[str, ...]) -> smi_query.Row | None:
@@ -102,7 +112,7 @@ def _by_table(snapshot: Snapshot) -> Iterator[_Mode]:
                 bus = pci.address(found["bus"])
             elif match := _TABLE.match(line):
                 on = match["mode"] == "Enabled"
-                yield _Mode(bus, on, on != bool(match["pending"]), cite(item, number))
+                yield _Mode(bus, "", on, on != bool(match["pending"]), cite(item, number))
 
 
 # --- a pending mode -----------------------------------------------------------------------------------------------
@@ -113,7 +123,7 @@ def _waits(snapshot: Snapshot) -> Iterator[Verdict]:
     said = snapshot.said(_PENDING)
     for mode in waiting:
         asked = "enabled" if mode.pending else "disabled"
-        where = f" on {mode.bus}" if mode.bus else ""
+        where = f" on GPU {mode.where}" if mode.where else ""
         what = f"MIG is to be {asked}{where} and waits for a reset of the GPU, which something that uses it prevents"
         yield Proof(what, (mode.citation, *said), gpu=mode.bus)
     said = (*said, *(citation for item in snapshot.items for citation in _not_reset(item)))
@@ -121,7 +131,19 @@ def _waits(snapshot: Snapshot) -> Iterator[Verdict]:
     if said and not waiting and not settled:
         match = snapshot.match(_PENDING)
         which = "disabled" if match and match["what"] == "disable" else "enabled"
-        yield Proof(f"MIG is to be {which} and waits for a reset: the GPU was in use when the mode was changed", said)
+        for gpu in _refused(said) or ("",):
+            where = f"GPU {gpu}" if gpu else "the GPU"
+            yield Proof(
+                f"MIG is to be {which} and waits for a reset: {where} was in use when the mode was changed",
+                said,
+                gpu=gpu,
+            )
+
+
+def _refused(said: Iterable[Citation]) -> tuple[str, ...]:
+    """The GPUs that nvidia-smi names as those whose mode waits, the first of them first."""
+    found = (_BUS.search(one.line) for one in said if _PENDING.search(one.line))
+    return tuple(dict.fromkeys(pci.address(match["bus"]) for match in found if match))
 
 
 _NOT_RESET: Final = Pattern(r"The following GPUs could not be reset")
@@ -139,8 +161,12 @@ def _reset(snapshot: Snapshot) -> Iterable[Fix]:
     units = ("nvidia-persistenced.service", "nvidia-dcgm.service")
     running = [unit for unit in units if isinstance(snapshot.facts.unit(unit), Known)]
     stop = (command("sudo", "systemctl", "stop", *running),) if running else ()
-    buses = dict.fromkeys(mode.bus for mode in snapshot.view(_modes) if mode.waits and is_gpu(mode.bus)) or ("",)
-    resets = (command("sudo", "nvidia-smi", "--gpu-reset", *at(bus)) for bus in buses)
+    waiting = [mode for mode in snapshot.view(_modes) if mode.waits]
+    refused = _refused(snapshot.said(_PENDING))
+    # An index may be another GPU's after the next boot, an address is not.
+    by_index = not any(mode.bus for mode in waiting) and len(refused) != len(waiting)
+    wheres = tuple(dict.fromkeys(mode.where for mode in waiting if mode.bus or by_index)) or refused or ("",)
+    resets = (of_gpu("sudo", "nvidia-smi", "--gpu-reset", *at(where)) for where in wheres)
     yield run("reset", "reset the GPU; the mode takes effect with it", *stop, *resets)
     yield reboot(when="the GPU cannot be reset, as in a virtual machine")
 
@@ -189,13 +215,13 @@ _NO_DEVICE: Final = Pattern(
 
 
 def _create(snapshot: Snapshot) -> Iterable[Fix]:
-    one = at(next((mode.bus for mode in snapshot.view(_modes) if mode.current and mode.bus), ""))
-    offers = command("sudo", "nvidia-smi", "mig", *one, "-lgip")
-    largest = command("sudo", "nvidia-smi", "mig", *one, "-cgi", "0", "-C")
-    yield run("configure", "create instances, of which profile 0 is the whole GPU as one", largest)
-    yield run("inspect", "see which other profiles the GPU offers", offers, when="it is to be divided")
-    off = command("sudo", "nvidia-smi", *one, "-mig", "0")
-    yield run("configure", "or switch MIG off again", off, when="the GPU is not to be shared")
+    ones = [at(where) for where in dict.fromkeys(m.where for m in snapshot.view(_modes) if m.current) or ("",)]
+    offers = (of_gpu("sudo", "nvidia-smi", "mig", *one, "-lgip") for one in ones)
+    largest = (of_gpu("sudo", "nvidia-smi", "mig", *one, "-cgi", "0", "-C") for one in ones)
+    yield run("configure", "create instances, of which profile 0 is the whole GPU as one", *largest)
+    yield run("inspect", "see which other profiles the GPU offers", *offers, when="it is to be divided")
+    off = (of_gpu("sudo", "nvidia-smi", *one, "-mig", "0") for one in ones)
+    yield run("configure", "or switch MIG off again", *off, when="the GPU is not to be shared")
 
 
 # --- permissions --------------------------------------------------------------------------------------------------
@@ -236,9 +262,10 @@ def _has_instances(snapshot: Snapshot) -> bool:
 
 def _permit(snapshot: Snapshot) -> Iterable[Fix]:
     modes = snapshot.view(_modes)
-    one = at(next((mode.bus for mode in modes if mode.bus and not mode.current), ""))
     if modes and not any(mode.current for mode in modes):
-        on = command("sudo", "nvidia-smi", *one, "-mig", "1")
+        # Which of several is to be divided, only whoever asked for its instances knows.
+        wheres = {mode.where for mode in modes}
+        on = of_gpu("sudo", "nvidia-smi", *at(wheres.pop() if len(wheres) == 1 else ""), "-mig", "1")
         yield run("configure", "switch MIG on, where it is wanted", on)
         return
     in_container = any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items)

@@ -11,7 +11,7 @@ from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import command, is_release
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, drain, install, nvidia_report, reboot, replace, reset_gpu, run
+from gpunode.diagnoses.remedies import by_hand, drain, install, nvidia_report, reboot, replace, reset_all_gpus, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, system
 from gpunode.diagnoses.views.topology import addresses
@@ -157,8 +157,7 @@ def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
         "journalctl -b -u nvidia-fabricmanager --no-pager",
         "sudo tail -n 50 /var/log/fabricmanager.log",
     )
-    yield reset_gpu(
-        "",
+    yield reset_all_gpus(
         "reset the GPUs: those that waited for the fabric do not all come back by themselves",
         "the state stays In Progress",
     )
@@ -318,7 +317,7 @@ def _switched(snapshot: Snapshot) -> Iterator[Verdict]:
 
 def _after_fatal(_: Snapshot) -> Iterable[Fix]:
     yield drain("move the work away: every GPU of the fabric is concerned")
-    yield reset_gpu("", "reset all GPUs, and with them the NVSwitches; the fabric manager must run")
+    yield reset_all_gpus("reset all GPUs, and with them the NVSwitches; the fabric manager must run")
     yield reboot(when="the reset is refused, or GPUs do not register again")
     yield replace("have the GPU or the baseboard replaced", "the same link fails again")
 
@@ -330,16 +329,15 @@ def _after_mild(_: Snapshot) -> Iterable[Fix]:
         "nvidia-smi nvlink --remotelinkinfo",
         "sudo dmesg | grep -E 'Xid|SXid'",
     )
-    yield reset_gpu(
-        "",
-        "reset all GPUs of the fabric, once nothing uses them",
+    yield reset_all_gpus(
+        "reset all GPUs of the node, and with them their links, once nothing uses any of them",
         "it keeps coming, and no GPU has an error of its own",
     )
 
 
 def _reset_fabric(_: Snapshot) -> Iterable[Fix]:
     yield drain("move the work away: every GPU that it talks to is concerned")
-    yield reset_gpu("", "reset all GPUs of the fabric, once nothing uses them")
+    yield reset_all_gpus("reset all GPUs of the node, and with them their links, once nothing uses any of them")
     yield reboot(when="the reset is refused or hangs")
     yield run(
         "inspect", "all links must be up again", "nvidia-smi nvlink --status", "nvidia-smi nvlink --errorcounters"
@@ -357,7 +355,7 @@ def _look_at_fabric(_: Snapshot) -> Iterable[Fix]:
         "sudo dmesg | grep -E 'Xid|SXid'",
     )
     yield drain()
-    yield reset_gpu("", "reset all GPUs of the fabric, once nothing uses them")
+    yield reset_all_gpus("reset all GPUs of the node, and with them their links, once nothing uses any of them")
     yield reboot(when="the links stay down")
     yield replace(when="the links of the same GPU stay down after a power cycle")
 

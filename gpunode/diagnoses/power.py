@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Final
 
-from gpunode.diagnoses.commands import at, command
+from gpunode.diagnoses.commands import at, of_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -176,14 +176,17 @@ def _raise(gpu: smi_query.Gpu, most: float, *, out_of_band: bool) -> Iterator[Fi
     if out_of_band:
         yield by_hand("configure", "raise the limit where it is set: the power policy of the BMC, or its power budget")
     else:
-        limit = command("sudo", "nvidia-smi", *at(gpu.bus), "-pl", f"{most:.0f}")
+        limit = of_gpu("sudo", "nvidia-smi", *at(gpu.bus or gpu.value("index")), "-pl", f"{most:.0f}")
         yield run("configure", "set the default limit again", limit)
     find = "sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"
     yield run("inspect", "find what sets it at boot", find)
 
 
 def _default_limit(_: Snapshot) -> Iterable[Fix]:
-    yield by_hand("configure", "set the default limit again: nvidia-smi -pl with the watts of Default Power Limit")
+    yield by_hand(
+        "configure",
+        "set the default limit again: nvidia-smi -i with its address, -pl with the watts of Default Power Limit",
+    )
 
 
 _REASONS: Final = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"

@@ -9,7 +9,7 @@ from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice, choose
-from gpunode.diagnoses.commands import command, edited, edited_where, is_gpu, is_package, is_unit
+from gpunode.diagnoses.commands import ADDRESS, command, edited, edited_where, is_package, is_unit, of_gpu
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, cuda, modules, packages, pci
@@ -451,12 +451,14 @@ _RESET: Final = (
 )
 
 
-def reset_gpu(gpu: str = "", text: str = _RESET, when: str = "") -> Fix:
-    """Resets the GPU at a PCI address; without one all that can be."""
-    if gpu and not is_gpu(gpu):
-        return Fix("reset", text, (), when)
-    only = (f"--id={gpu}",) if gpu else ()
-    return Fix("reset", text, (command("sudo", "nvidia-smi", "--gpu-reset", *only),), when)
+def reset_gpu(text: str = _RESET, when: str = "") -> Fix:
+    """Resets the GPU that is at fault, and no other."""
+    return Fix("reset", text, (of_gpu("sudo", "nvidia-smi", "--gpu-reset", f"--id={ADDRESS}"),), when)
+
+
+def reset_all_gpus(text: str, when: str = "") -> Fix:
+    """Resets every GPU of the node, and with them the NVSwitches that join them."""
+    return Fix("reset", text, ("sudo nvidia-smi --gpu-reset",), when)
 
 
 def power_cycle(text: str = "power the node off, wait a minute, and on again: a reboot leaves the GPU as it is") -> Fix:

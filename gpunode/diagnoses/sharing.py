@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import restart_plugin
-from gpunode.diagnoses.commands import at, command
+from gpunode.diagnoses.commands import at, of_gpu
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
@@ -55,11 +55,13 @@ def _compute_mode(snapshot: Snapshot) -> Iterator[Verdict]:
     modes = snapshot.view(_exclusive)
     if busy and modes:
         where, mode, _ = modes[0]
+        also = [f"GPU {other}" for other in dict.fromkeys(other for other, _, _ in modes) if other not in {"", where}]
         named = f"GPU {where}" if where else "the GPU"
+        more = f"; {', '.join(also)} as well" if also else ""
         if "rohib" in mode:
-            what = f"{named} is in compute mode {mode}, which lets no program use it for CUDA"
+            what = f"{named} is in compute mode {mode}, which lets no program use it for CUDA{more}"
         else:
-            what = f"{named} is in compute mode {mode}, and one process has it, so that a second gets none"
+            what = f"{named} is in compute mode {mode}, and one process has it, so that a second gets none{more}"
         yield Proof(what, (*busy, *(line for _, _, line in modes)))
     elif busy and not snapshot.says(_SHOWS_MODE) and not kernel.said(snapshot, _XID):
         question = "is the GPU in an exclusive compute mode, or has it failed?"
@@ -67,8 +69,8 @@ def _compute_mode(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
-    wheres = dict.fromkeys(where for where, _, _ in snapshot.view(_exclusive))
-    commands = tuple(command("sudo", "nvidia-smi", *at(where), "-c", "DEFAULT") for where in wheres)
+    wheres = dict.fromkeys(where for where, _, _ in snapshot.view(_exclusive)) or ("",)
+    commands = tuple(of_gpu("sudo", "nvidia-smi", *at(where), "-c", "DEFAULT") for where in wheres)
     yield run("configure", "let several processes use the GPU", *commands)
     yield by_hand("application", "or stop the other process, or share the GPU through MPS", "the mode is meant")
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
-from gpunode.facts import boots, speakers
+from gpunode.facts import boots, speakers, started
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
@@ -126,7 +126,8 @@ def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     # What was typed is no message, whatever stands in it.
     seen = (item for item in items(evidence) if item.kind != "shell-history")
     whole = tuple(map(_of_daemon, seen))
-    present = tuple(now for item in whole if (now := _of_running_boot(item)) is not None)
+    began = started.start(whole)
+    present = tuple(now for item in whole if (now := _of_running_boot(item, began)) is not None)
     return Snapshot(present, derive(evidence, image=image), whole)
 
 
@@ -136,9 +137,12 @@ def _of_daemon(item: Item) -> Item:
     return item if own == item.text else replace(item, text=own)
 
 
-def _of_running_boot(item: Item) -> Item | None:
+def _of_running_boot(item: Item, began: started.Start | None) -> Item | None:
     """The item without what it says of earlier boots; None where it says nothing else."""
-    now = boots.of_running(item.source, item.written, item.text)
+    marked = boots.of_running(item.source, item.written, item.text)
+    if marked is None:
+        return None
+    now = started.of_running(item if marked == item.text else replace(item, text=marked), began)
     if now is None:
         return None
     return item if now == item.text else replace(item, text=now)

@@ -12,6 +12,7 @@ from gpunode.catalog.xids import XidKind
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses.commands import ADDRESS, Shell, of_gpu
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
@@ -331,10 +332,6 @@ def _last(snapshot: Snapshot) -> Iterator[Verdict]:
     yield from _without_cause(snapshot)
 
 
-def _gpu(snapshot: Snapshot, *codes: int) -> str:
-    return next((one.gpu for one in faults.of(snapshot, *codes)), "")
-
-
 def _debug(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", "start the program again, and look for its fault with compute-sanitizer or cuda-gdb")
     yield run(
@@ -355,9 +352,9 @@ def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
     yield nvidia_report("that release faults too")
 
 
-def _free_engine(snapshot: Snapshot) -> Iterable[Fix]:
+def _free_engine(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", "end the program, and start it again")
-    yield reset_gpu(_gpu(snapshot, 109), when="the GPU does not come back with that")
+    yield reset_gpu(when="the GPU does not come back with that")
     yield by_hand("install", "try another release of the driver", "it comes back with programs that ran before")
     yield nvidia_report()
 
@@ -371,14 +368,14 @@ def _keep_state(snapshot: Snapshot) -> Fix:
 def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver")
     yield _keep_state(snapshot)
-    highest = "$(nvidia-smi --query-gpu=clocks.max.graphics --format=csv,noheader,nounits | head -n 1)"
-    lock = f"sudo nvidia-smi --lock-gpu-clocks=1000,{highest}"
+    highest = Shell(f"$(nvidia-smi -i {ADDRESS} --query-gpu=clocks.max.graphics --format=csv,noheader,nounits)")
+    lock = of_gpu("sudo", "nvidia-smi", "-i", ADDRESS, Shell(f"--lock-gpu-clocks=1000,{highest}"))
     yield run("configure", "keep the GPU from its lowest clocks", lock, when="it comes back")
     yield reboot("reboot, to bring the GPU back", "it hangs")
 
 
 def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
-    yield reset_gpu(_gpu(snapshot, 62, 61))
+    yield reset_gpu()
     yield reboot(when="the reset is refused or hangs")
     yield _keep_state(snapshot)
     yield by_hand(
@@ -390,26 +387,26 @@ def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
     yield nvidia_report()
 
 
-def _read_flash(snapshot: Snapshot) -> Iterable[Fix]:
-    yield reset_gpu(_gpu(snapshot, *_FLASH))
+def _read_flash(_: Snapshot) -> Iterable[Fix]:
+    yield reset_gpu()
     yield reboot(when="the reset is refused")
     yield run("inspect", "see whether nvidia-smi warns of the InfoROM", "nvidia-smi")
     yield remedies.replace(when="it comes back")
 
 
-def _initialise(snapshot: Snapshot) -> Iterable[Fix]:
-    yield reset_gpu(_gpu(snapshot, 143))
+def _initialise(_: Snapshot) -> Iterable[Fix]:
+    yield reset_gpu()
     yield power_cycle("power the node off and on again, where the reset is refused")
     yield by_hand("hardware", "check seat and power of the GPU", "it stays so")
     yield nvidia_report("it stays so")
 
 
-def _look_before(snapshot: Snapshot) -> Iterable[Fix]:
+def _look_before(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "inspect", "find the Xid before it on the same GPU: that is the cause", "sudo dmesg --ctime | grep -i xid"
     )
     yield drain()
-    yield reset_gpu(_gpu(snapshot, 154), when="it asks for a reset")
+    yield reset_gpu(when="it asks for a reset")
     yield reboot(when="it asks for a reboot of the node, or the reset is refused")
 
 

@@ -29,7 +29,10 @@ class ErrorRow:
     remedy: str = "run `nvidia-smi -q` and read the kernel's log (`dmesg | grep -i nvrm`)"
 
 
-_RESET = "stop what uses the GPU, then `nvidia-smi --gpu-reset` or a reboot; if it comes back, have the board serviced"
+_RESET = (
+    "stop what uses the GPU, then `nvidia-smi --gpu-reset -i` and its address, or a reboot; if it comes back, have the "
+    "board serviced"
+)
 _DRIVER_BUG = "this is between gpunode and the driver: report it with the output of `gpunode verify --json`"
 ERRORS: Mapping[int, ErrorRow] = {
     1: ErrorRow("Uninitialized", "NVML was asked before it was initialised", _DRIVER_BUG),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Final
 
+from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.facts.items import Item
@@ -118,7 +119,18 @@ def _is_over(snapshot: Snapshot, message: kernel.Message, *, is_told: bool) -> b
 def _is_after(snapshot: Snapshot, gpu: str, message: kernel.Message) -> bool:
     """Whether the GPU is known to have worked after the message."""
     shown = (one for one in snapshot.view(answers) if _slot(gpu) in map(_slot, one.gpus))
-    return any(one.is_last or _is_later(one.at, message.at, message.citation.line) for one in shown)
+    return any(one.is_last or _is_behind(one.at, message.at, message.citation.line) for one in shown)
+
+
+def was_asked_after(snapshot: Snapshot, answer: Citation, at: float | None, line: str) -> bool:
+    """Whether the answer of nvidia-smi in which ``answer`` stands was given after the message of that time and line."""
+    asked = next((item for item in snapshot.items if (item.key, item.written) == (answer.key, answer.source)), None)
+    return asked is not None and (asked.key in _ASKED_LAST or _is_behind(_when(asked), at, line))
+
+
+def _is_behind(answered: float | None, at: float | None, line: str) -> bool:
+    """Whether the answer came later, by the time or by the date of the line."""
+    return _is_later(answered, at, line) or _is_later(answered, kernel.dated(line), line)
 
 
 def _is_later(answered: float | None, at: float | None, line: str) -> bool:

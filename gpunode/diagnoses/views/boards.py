@@ -67,6 +67,15 @@ def inventories(snapshot: Snapshot) -> tuple[Inventory, ...]:
     return tuple(one for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text") if (one := _inventory(item)))
 
 
+def only(snapshot: Snapshot) -> str:
+    """The node's GPU, by its address or number, where all that lists GPUs shows this one alone; else empty."""
+    shown = [one for one in snapshot.view(inventories) if one.count is not None]
+    listed = snapshot.view(pci.gpus) if pci.is_listed(snapshot) else ()
+    counts = {one.count for one in shown} | ({len(listed)} if listed else set())
+    buses = [gpu.address for gpu in listed] + [board.bus for one in shown for board in one.boards if board.bus]
+    return next(iter(buses), "0") if counts == {1} else ""
+
+
 def _inventory(item: Item) -> Inventory | None:
     if item.where != "host":
         return None

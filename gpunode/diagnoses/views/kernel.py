@@ -205,6 +205,13 @@ def _unstamped(line: str) -> tuple[str, float | None, _Form]:
     return line, None, "boot"
 
 
+def dated(line: str) -> float | None:
+    """The time by the first stamp of a line: the system's log puts its date before the seconds since boot."""
+    line = _GREPPED.sub("", line)
+    found = (_seconds(match) for stamp in _STAMPS if (match := stamp.match(line)))
+    return next(found, None)
+
+
 def _form(match: re.Match[str]) -> _Form:
     found = match.groupdict()
     if found.get("boot") or found.get("micros"):

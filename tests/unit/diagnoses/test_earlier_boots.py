@@ -112,3 +112,103 @@ def test_a_gpu_that_cannot_be_read_has_not_got_over_its_fault() -> None:
     (found,) = seen(ill, halted).roots
     assert (found.cause, found.confidence) == ("xid-62-pmu-halt", "likely")
     assert found.summary.startswith("In an earlier boot")
+
+
+SYSLOG = (
+    "grep -i xid /var/log/kern.log",
+    "Aug  1 10:00:00 n1 kernel: [ 8123.1] NVRM: Xid (PCI:0000:07:00): 79, pid=1, gone\n",
+)
+BEGAN = {
+    "uptime": ("uptime -s", "2026-08-02 09:02:11"),
+    "who": ("who -b", "         system boot  2026-08-02 09:02"),
+    "last": ("last reboot | head -1", "reboot   system boot  6.1.0-18-amd64 Sun Aug  2 09:02   still running"),
+    "last-with-year": (
+        "last -F reboot",
+        "reboot   system boot  6.1.0-18-amd64 Sun Aug  2 09:02:11 2026   still running",
+    ),
+}
+DATED = {
+    "syslog": SYSLOG,
+    "journalctl": ("journalctl -k --since -30d", FELL),
+    "iso": ("journalctl -k -o short-iso", FELL.replace("Aug 01 10:00:00", "2026-08-01T10:00:00+0200")),
+    "full": ("journalctl -k -o short-full", FELL.replace("Aug 01 10:00:00", "Sat 2026-08-01 10:00:00 CEST")),
+}
+
+
+@pytest.mark.parametrize("began", BEGAN.values(), ids=BEGAN)
+@pytest.mark.parametrize("log", [SYSLOG, DATED["journalctl"]])
+def test_a_fault_from_before_the_node_was_started_is_of_an_earlier_boot(
+    began: tuple[str, str], log: tuple[str, str]
+) -> None:
+    (root,) = seen(log, began).roots
+    assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "likely")
+    assert root.summary.startswith("In an earlier boot: ")
+    assert seen(log, began, WORKS).is_healthy
+
+
+@pytest.mark.parametrize("log", DATED.values(), ids=DATED)
+def test_every_form_of_a_date_is_compared(log: tuple[str, str]) -> None:
+    assert seen(log, BEGAN["uptime"]).roots[0].confidence == "likely"
+    assert seen(log, ("uptime -s", "2026-08-01 09:59:00")).roots[0].confidence == "certain"
+
+
+@pytest.mark.parametrize(
+    ("began", "now"),
+    [
+        # Up for ten months, or for three: the year that syslog leaves away is this one.
+        ("2025-10-02 09:02:11", "Sun Aug  2 10:00:00 2026"),
+        ("2025-12-02 09:02:11", ""),
+        ("2026-05-02 09:02:11", ""),
+        # The clock may be minutes off while the node starts.
+        ("2026-08-01 10:03:00", ""),
+    ],
+)
+def test_a_fault_of_the_running_boot_stays_certain(began: str, now: str) -> None:
+    asked = (("nvidia-smi --version", now),) if now else ()
+    assert seen(SYSLOG, ("uptime -s", began), *asked).roots[0].confidence == "certain"
+
+
+def test_what_dmesg_shows_is_of_the_running_boot() -> None:
+    # Its clock stands still while the node sleeps, so that its dates are too early.
+    said = "[Sat Aug  1 10:00:00 2026] NVRM: Xid (PCI:0000:07:00): 79, pid=1, GPU has fallen off the bus."
+    assert seen(("dmesg -T", said), BEGAN["uptime"]).roots[0].confidence == "certain"
+
+
+def test_a_gpu_that_works_after_the_date_of_its_fault_got_over_it() -> None:
+    works = WORKS[0], "Sun Aug  2 10:00:00 2026\n" + WORKS[1]
+    assert seen(SYSLOG, works).is_healthy
+    assert not seen(SYSLOG, (works[0], works[1].replace("Aug  2", "Jul 31"))).is_healthy
+
+
+REMAPPED = (
+    "Timestamp : {}\nAttached GPUs : 1\nGPU 00000000:07:00.0\n    Remapped Rows\n"
+    "        Uncorrectable Error               : 1\n        Pending                           : {}\n"
+    "        Remapping Failure Occurred        : No\n"
+)
+MARKED = (
+    "[Sat Aug  1 10:00:00 2026] NVRM: Xid (PCI:0000:07:00): 48, pid=9, An uncorrectable double bit error (DBE)\n"
+    "[Sat Aug  1 10:00:00 2026] NVRM: Xid (PCI:0000:07:00): 63, pid=9, Row Remapper: New row marked for remapping\n"
+    "[Sat Aug  1 10:00:01 2026] NVRM: Xid (PCI:0000:07:00): 94, pid=9, Contained\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("when", "pending", "is_over"),
+    [
+        ("Sun Aug  2 09:00:00 2026", "No", True),
+        ("Fri Jul 31 09:00:00 2026", "No", False),
+        ("Sun Aug  2 09:00:00 2026", "Yes", False),
+    ],
+)
+def test_a_row_that_was_replaced_since_is_no_fault_any_more(when: str, pending: str, *, is_over: bool) -> None:
+    found = seen(("dmesg -T", MARKED), ("nvidia-smi -q -d ROW_REMAPPER", REMAPPED.format(when, pending)))
+    assert found.is_healthy == is_over
+    first = found.findings[0]
+    assert ("replaced by a reset since" in first.summary, first.disruption == "none") == (is_over, is_over)
+
+
+def test_a_gpu_that_got_over_it_is_not_reset_with_the_one_that_did_not() -> None:
+    broken = MARKED.splitlines()[0].replace(":07:", ":0f:") + "\n"
+    answer = REMAPPED.format("Sun Aug  2 09:00:00 2026", "No")
+    (root,) = seen(("dmesg -T", MARKED + broken), ("nvidia-smi -q -d ROW_REMAPPER", answer)).roots
+    assert (root.cause, root.gpus, root.severity) == ("ecc-dbe-uncorrectable", ("0000:0f:00.0",), "error")

@@ -1,0 +1,58 @@
+"""A remedy fitted to what was found: its commands speak of the GPUs that are concerned, and of no other.
+
+What a rule has to be done is the same on every node; on which GPU it is to be done, only its finding knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from gpunode.diagnoses.commands import ADDRESS, OfGpu, on_gpus
+from gpunode.diagnoses.model import Fix, Proof
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import boards
+
+_WHICH: Final = "which GPU it is, is not known here: put its PCI address for ADDRESS"
+
+
+def fitted(fixes: Iterable[Fix], gpus: tuple[str, ...]) -> tuple[Fix, ...]:
+    """What is to be done on those GPUs; where none is known, the reader is told to put in which it is."""
+    return tuple(_fitted(fix, gpus) for fix in fixes)
+
+
+def _fitted(fix: Fix, gpus: tuple[str, ...]) -> Fix:
+    commands = tuple(dict.fromkeys(one for typed in fix.commands for one in on_gpus(typed, gpus)))
+    if any(isinstance(one, OfGpu) and ADDRESS in one for one in commands):
+        return replace(fix, text=f"{fix.text} ({_WHICH})", commands=commands)
+    return replace(fix, commands=commands)
+
+
+def concerned(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
+    """The GPUs that a finding is about, else the only one of the node."""
+    only = "" if gpus else snapshot.view(boards.only)
+    return (only,) if only else gpus
+
+
+def merged(proofs: Iterable[Proof]) -> tuple[Fix, ...]:
+    """The remedy of the first proof, with the commands of all those that ask for the same things to be done."""
+    given = [proof.remedy for proof in proofs]
+    alike = [fixes for fixes in given if _steps(fixes) == _steps(given[0])]
+    return tuple(
+        replace(same[0], commands=tuple(dict.fromkeys(typed for fix in same for typed in fix.commands)))
+        for same in zip(*alike, strict=True)
+    )
+
+
+def _steps(fixes: tuple[Fix, ...]) -> list[tuple[str, str, str]]:
+    return [(fix.kind, fix.text, fix.when) for fix in fixes]
+
+
+def of_all(first: Proof, gpus: tuple[str, ...]) -> str:
+    """The summary, with the other GPUs that it holds for as well."""
+    others = [gpu for gpu in gpus if gpu != first.gpu and gpu not in first.summary]
+    if not first.gpu or not others:
+        return first.summary
+    named = " and ".join(part for part in (", ".join(others[:-1]), others[-1]) if part)
+    return f"{first.summary}; {'GPU' if len(others) == 1 else 'GPUs'} {named} as well"

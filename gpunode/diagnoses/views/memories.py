@@ -1,0 +1,95 @@
+"""What is known of each GPU's memory: its Xids, what nvidia-smi counts, and whether a reset has mended it since."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import alive, faults, smi_query
+from gpunode.facts.patterns import Pattern
+
+XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
+# Xids that follow where the memory fails: programs are told, and the driver asks for a reset.
+OF_PROGRAMS: Final = frozenset({13, 31, 43, 45, 69, 109, 154})
+_PAGE: Final = Pattern(r"\bpage\b|retire|blacklist", re.IGNORECASE)
+_ROW: Final = Pattern(r"\brow\b|remap", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is known of one GPU's memory.
+
+    Attributes:
+        xids: its memory errors, in order.
+        incident: the one that began with a memory error; None where there is none.
+        queries: nvidia-smi's answers about it.
+    """
+
+    gpu: str
+    xids: tuple[faults.Fault, ...]
+    incident: faults.Incident | None
+    queries: tuple[smi_query.Gpu, ...]
+
+    def of(self, *codes: int) -> tuple[faults.Fault, ...]:
+        """Its errors of these codes."""
+        return tuple(fault for fault in self.xids if fault.code in codes)
+
+    def says(self, *names: str) -> tuple[Citation, ...]:
+        """The rows of that name whose value says yes."""
+        rows = (row for query in self.queries for row in query.every(*names))
+        return tuple(row.citation for row in rows if smi_query.is_yes(row.value))
+
+    def denies(self, *names: str) -> bool:
+        """Whether nvidia-smi says no."""
+        values = [row.value.lower() for query in self.queries for row in query.every(*names)]
+        return "no" in values
+
+    def counted(self, *names: str) -> int:
+        """The highest count under that name."""
+        found = (row.value for query in self.queries for row in query.every(*names))
+        return max((int(value) for value in found if re.fullmatch(r"[0-9]{1,9}", value)), default=0)
+
+
+def memories(snapshot: Snapshot) -> tuple[Memory, ...]:
+    """Each GPU whose memory somebody spoke of; answers without an address belong to the only GPU there is."""
+    incidents = {one.gpu: one for one in snapshot.view(faults.incidents) if one.root.code in XIDS}
+    queries = snapshot.view(smi_query.gpus)
+    ill = {one.gpu for one in snapshot.view(faults.incidents) if one.root.code not in XIDS | OF_PROGRAMS}
+    known = dict.fromkeys((*incidents, *(query.bus for query in queries if query.bus)))
+    gpus = tuple(known) or (("",) if queries else ())
+    return tuple(
+        Memory(
+            gpu,
+            tuple(f for f in faults.on(snapshot, gpu) if f.code in XIDS and not _is_of_compute(f)),
+            incidents.get(gpu),
+            tuple(query for query in queries if query.bus == gpu or (not query.bus and len(gpus) == 1)),
+        )
+        for gpu in gpus
+        if gpu not in ill
+    )
+
+
+def _is_of_compute(fault: faults.Fault) -> bool:
+    """Whether what was retired is no memory but a part of the compute engine."""
+    return bool(fault.xid and re.search(r"\bTPC\b", fault.xid.text))
+
+
+def is_of_pages(fault: faults.Fault) -> bool:
+    """Whether what was marked or could not be is a page, and no row."""
+    text = fault.xid.text if fault.xid else ""
+    return bool(_PAGE.search(text)) and not _ROW.search(text)
+
+
+def was_reset(snapshot: Snapshot, memory: Memory) -> bool:
+    """Whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked after all of it."""
+    if not any(not is_of_pages(fault) for fault in memory.of(63, 156, 160)):
+        return False
+    answers = [row.citation for query in memory.queries for row in query.every("Remapped Rows", "Pending")
+               if row.value.lower() == "no"]  # fmt: skip
+    return any(
+        all(alive.was_asked_after(snapshot, answer, fault.at, fault.citation.line) for fault in memory.xids)
+        for answer in answers
+    )
