@@ -18,9 +18,9 @@ from gpunode.diagnoses import chains
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode, uninstall
+from gpunode.diagnoses.remedies import by_hand, guest_driver, install, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, cards, driver, kernel, modules, packages, pci, system
+from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages, pci, system
 from gpunode.diagnoses.views.cards import Card
 from gpunode.diagnoses.views.driver import VERSION
 from gpunode.facts.patterns import Pattern
@@ -283,6 +283,9 @@ def _no_common_driver(snapshot: Snapshot) -> Impossible | None:
 
 
 def _install(snapshot: Snapshot, cause: str, *, keep_branch: bool = False) -> Iterator[Fix]:
+    if guests.is_vgpu(snapshot):
+        yield guest_driver("install a driver that fits this share of a GPU")
+        return
     if apart := _no_common_driver(snapshot):
         yield by_hand("replace", f"{apart.what}: {apart.why}; {apart.hint}")
         return
@@ -369,7 +372,7 @@ def _of_distribution(snapshot: Snapshot, last: int) -> Fix:
 def _in_the_place_of(snapshot: Snapshot, old: str, cause: str, *, keep_branch: bool = False) -> Iterator[Fix]:
     """Takes the packages of the driver away, by their names; where those are not known, by what takes their place."""
     instead = tuple(_install(snapshot, cause, keep_branch=keep_branch))
-    if _no_common_driver(snapshot):
+    if _no_common_driver(snapshot) or guests.is_vgpu(snapshot):
         yield from instead  # what is there goes when something can come in its place
         return
     if names := [one.name for one in (*driver.kernel_side(snapshot), *driver.whole(snapshot))]:
