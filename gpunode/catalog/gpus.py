@@ -6,6 +6,7 @@ driver's headers in NVIDIA/open-gpu-kernel-modules.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
@@ -142,6 +143,18 @@ def vgpu_profile(device_id: str, subsystem: tuple[str, str] | None) -> str | Non
         return None
     row = tables.find("vgpu_guests.csv", device_id.lower(), subsystem[1].lower())
     return row["profile"] if row else None
+
+
+# "-8Q", and "-1-5C" of a MIG instance; some profiles have no letter, and only the list knows them.
+_PROFILE = re.compile(r"-[0-9]{1,3}(?P<letter>[ABCQ][0-9]?)?")
+
+
+def is_vgpu_profile(name: str) -> bool:
+    """Whether a GPU of this name is a share of one, as nvidia-smi names it in a guest (``GRID T4-8Q``)."""
+    found = _PROFILE.search(name, name.rfind("-")) if "-" in name else None
+    if found is None or found.end() != len(name):
+        return False
+    return bool(found["letter"]) or any(row["profile"] == name for row in tables.rows("vgpu_guests.csv"))
 
 
 def _number(device_id: str) -> int:

@@ -76,10 +76,12 @@ def _too_old_summary(snapshot: Snapshot, match: re.Match[str]) -> str:
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = cuda.asked(snapshot)
     least = f" to {release.driver} or later" if release else ""
-    yield from driver_of_newer_cuda(snapshot, f"upgrade the driver{least}")
-    yield reboot()
+    newer = tuple(driver_of_newer_cuda(snapshot, f"upgrade the driver{least}"))
     has = cuda.supported(snapshot)
     up_to = f" for CUDA {cuda.dotted(has)} or older" if has else " for an older CUDA"
+    yield from newer
+    if any(fix.commands for fix in newer):
+        yield reboot()
     yield by_hand("application", f"or use an image{up_to}")
 
 

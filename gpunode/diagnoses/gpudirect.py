@@ -8,9 +8,9 @@ from typing import Final
 
 from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
-from gpunode.diagnoses.remedies import by_hand, install, run
+from gpunode.diagnoses.remedies import by_hand, guest_driver, install, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import driver, modules, system
+from gpunode.diagnoses.views import driver, guests, modules, system
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -151,6 +151,10 @@ def _install_fs(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _open_modules(snapshot: Snapshot) -> Iterable[Fix]:
+    if guests.is_vgpu(snapshot):
+        yield guest_driver("install the driver anew, with its open kernel modules")
+        yield from _install_fs(snapshot)
+        return
     seen = driver.loaded(snapshot)
     branch = seen.version.split(".")[0] if seen else ""
     if system.package_manager(snapshot) == "apt":

@@ -15,6 +15,7 @@ from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, V
 from gpunode.diagnoses.remedies import (
     MODULES_OUT,
     by_hand,
+    guest_driver,
     newer_driver,
     nvidia_report,
     power_cycle,
@@ -28,7 +29,7 @@ from gpunode.diagnoses.remedies import (
     without_kernel_argument,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, faults, kernel, modules, packages, pci
+from gpunode.diagnoses.views import driver, faults, guests, kernel, modules, packages, pci
 from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts import nvml
 from gpunode.facts.patterns import Pattern
@@ -324,6 +325,9 @@ def _boot_gpu(_: Snapshot) -> Iterable[Fix]:
 
 
 def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
+    if guests.is_vgpu(snapshot):
+        yield guest_driver("install the driver anew, whole: it brings its firmware")
+        return
     loaded = snapshot.view(driver.loaded)
     version = loaded.version if loaded else _wanted(tuple(_missing(snapshot)))
     yield _firmware_package(snapshot, version.split(".")[0], version)

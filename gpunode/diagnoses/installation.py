@@ -12,7 +12,7 @@ from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.model import Citation, Confidence, Disruption, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import install, reboot, run, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
-from gpunode.diagnoses.views import driver, inside, modules, packages, pci, presence
+from gpunode.diagnoses.views import driver, guests, inside, modules, packages, pci, presence
 from gpunode.diagnoses.views.system import is_debians, is_wsl, package_manager
 from gpunode.facts.patterns import Pattern
 
@@ -143,6 +143,9 @@ _USER_SIDE: Final = {
 
 def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     manager = package_manager(snapshot)
+    if guests.is_vgpu(snapshot):
+        yield remedies.guest_driver("install the driver anew, whole")
+        return
     if manager == "apt":
         kernel = (*driver.kernel_side(snapshot), *driver.headless(snapshot))
         names = {re.sub(r".*-(\d{3}(?:-server)?)(?:-open)?(?:-.*)?$", r"\1", one.name) for one in kernel}

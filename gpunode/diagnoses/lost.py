@@ -12,6 +12,7 @@ from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLU
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, power_cycle, replace, run
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.support import undriven
 from gpunode.diagnoses.views import alive, boards, driver, faults, kernel, pci
 from gpunode.facts.patterns import Pattern
 
@@ -25,7 +26,11 @@ _SIZES: Final = frozenset({1, 2, 4, 8, 10, 16})
 
 def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
     # Whom nouveau or vfio-pci owns, nvidia-smi cannot show; that is another cause, or nobody's fault.
-    listed = {gpu.address: gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in {None, "nvidia"}}
+    left_alone = snapshot.view(undriven)
+    if "" in left_alone:
+        return
+    owned = (gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in {None, "nvidia"})
+    listed = {gpu.address: gpu for gpu in owned if gpu.address not in left_alone}
     whole = [one for one in snapshot.view(boards.inventories) if one.count is not None]
     if not whole:
         return

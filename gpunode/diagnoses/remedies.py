@@ -12,7 +12,7 @@ from gpunode.catalog.driver import Choice, choose
 from gpunode.diagnoses.commands import ADDRESS, command, edited, edited_where, is_package, is_unit, of_gpu
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cards, cuda, modules, packages, pci
+from gpunode.diagnoses.views import cards, cuda, guests, modules, packages, pci
 from gpunode.diagnoses.views import driver as installed
 from gpunode.diagnoses.views.engine import engine
 from gpunode.diagnoses.views.system import PackageManager, distro, package_manager, running_kernel
@@ -194,7 +194,12 @@ def unhold(snapshot: Snapshot, text: str, *names: str) -> Fix:
 
 
 def takes_gpunode(snapshot: Snapshot) -> bool:
-    """Whether gpunode sets up nodes of this release; one that nobody has named counts where it has apt."""
+    """Whether gpunode sets up nodes of this release; one that nobody has named counts where it has apt.
+
+    Not guests of a vGPU: their driver is not one of those that gpunode installs, and it refuses.
+    """
+    if guests.is_vgpu(snapshot):
+        return False
     known, machine = distro(snapshot), running_kernel(snapshot)
     if known is None:
         is_older = (match := _KERNEL.match(machine)) and (int(match["major"]), int(match["minor"])) < _OLDEST
@@ -342,8 +347,20 @@ def _branches(snapshot: Snapshot, will_do: Callable[[Branch], bool]) -> list[Bra
     ]
 
 
+def guest_driver(text: str, when: str = "") -> Fix:
+    """The driver of a vGPU's guest, which no public repository has."""
+    whose = (
+        "NVIDIA's vGPU guest driver (GRID), of the branch of the host's vGPU manager or one that its release notes "
+        "allow beside it; it comes from the host's administrator or the licensing portal, and the data center driver "
+        "does not drive a vGPU"
+    )
+    return by_hand("install", f"{text}: {whose}", when)
+
+
 def _by_packages(snapshot: Snapshot, text: str, when: str = "") -> Fix:
     """The driver from the packages of a distribution that gpunode does not set up."""
+    if guests.is_vgpu(snapshot):
+        return guest_driver(text, when)
     models = [gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model is not None]
     is_open = all(model.takes_open_modules for model in models)
     if snapshot.view(package_manager) == "pacman" and not is_open:

@@ -17,10 +17,10 @@ from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import command
-from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, install, reboot, run, takes_gpunode, uninstall
+from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.remedies import by_hand, guest_driver, install, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cards, driver, kernel, modules, packages, system
+from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages, pci, system
 from gpunode.diagnoses.views.cards import Card
 from gpunode.diagnoses.views.driver import VERSION
 from gpunode.facts.patterns import Pattern
@@ -103,14 +103,19 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     said = tuple(_said(snapshot))
     if said:
         yield from said
-    elif not driver.works(snapshot):
-        found = snapshot.view(release)
-        for card in snapshot.view(cards.cards):
-            yield from _predicted(card, found)
+        return
+    found, known = snapshot.view(release), snapshot.view(cards.cards)
+    # A driver that works drives all there is, unless it shows fewer GPUs than the bus.
+    for card in known if not driver.works(snapshot) or _shows_fewer(snapshot, len(known)) else ():
+        yield from _predicted(snapshot, card, found)
+
+
+def _shows_fewer(snapshot: Snapshot, count: int) -> bool:
+    shown = [one.count for one in snapshot.view(boards.inventories) if one.count is not None]
+    return bool(shown) and max(shown) < count
 
 
 def _said(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    severity: Severity | None = "warning" if driver.works(snapshot) else None
     for cause, pattern in _WORDS:
         lines = tuple(message.citation for message in kernel.said(snapshot, pattern)) or snapshot.said(pattern)
         if lines:
@@ -118,8 +123,8 @@ def _said(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             decided = _in_truth(cause, card, found)
             summary = _summary(decided, card.model if card else None, found, _named_branch(snapshot))
             address = card.address if card else ""
-            cited = (*lines, *found.citations)
-            yield decided, Proof(summary, cited, "certain", _RULED_OUT.get(decided, ()), address, severity=severity)
+            told = Proof(summary, (*lines, *found.citations), "certain", _RULED_OUT.get(decided, ()), address)
+            yield decided, _beside_others(snapshot, decided, told, card, found)
 
 
 _WORDS: Final = (
@@ -151,16 +156,67 @@ def _card_of(snapshot: Snapshot, pattern: Pattern) -> Card | None:
     lines = {message.citation for message in kernel.said(snapshot, pattern)}
     named = [card for card in known if card.citation in lines]
     named += [card for card in known if any(card.address in line.line for line in lines if card.address)]
+    named += [card for card in known if any(_is_named(card, line.line) for line in lines)]
+    # Of several the one that the table has this said of.
+    untaken = [card for card in known if _cause(card.model, snapshot.view(release))]
+    named += untaken if len(untaken) == 1 else []
     return named[0] if named else known[0] if len(known) == 1 else None
 
 
-def _predicted(card: Card, found: Release) -> Iterator[tuple[str, Verdict]]:
+def _is_named(card: Card, line: str) -> bool:
+    return f" {card.model.name.removeprefix('NVIDIA ')} GPU " in line
+
+
+def _predicted(snapshot: Snapshot, card: Card, found: Release) -> Iterator[tuple[str, Verdict]]:
     if not found.branch and found.is_open is None:
         return
     if cause := _cause(card.model, found):
         confidence: Confidence = "likely"
         summary = _summary(cause, card.model, found, card.model.last_branch)
-        yield cause, Proof(summary, (card.citation, *found.citations), confidence, gpu=card.address)
+        told = Proof(summary, (card.citation, *found.citations), confidence, gpu=card.address)
+        yield cause, _beside_others(snapshot, cause, told, card, found)
+
+
+def _beside_others(snapshot: Snapshot, cause: str, told: Proof, card: Card | None, found: Release) -> Proof:
+    """The proof as it is where the driver drives another GPU of the node: that one is not to be lost over this one."""
+    known = snapshot.view(cards.cards)
+    here = replace(found, is_open=_IS_OPEN.get(cause, found.is_open))
+    # What the driver takes by the table is not held back by the GPU that it leaves alone.
+    others = [one for one in known if card and one.model != card.model and here.branch and not _cause(one.model, here)]
+    bound = {gpu.address for gpu in snapshot.view(pci.gpus) if gpu.driver == "nvidia"}
+    works = driver.works(snapshot) or any(one.address in bound for one in others)
+    if not works and (not others or kernel.said(snapshot, _NONE_STARTED)):
+        return told
+    lone = replace(told, severity="warning" if works else "info")
+    common = choose([one.model for one in known], Driver())
+    # A driver that nobody maintains any more may drive all of them, and is no reason to take a working one away.
+    if known and isinstance(common, Impossible):
+        return replace(lone, remedy=(_leave(common),), disruption="none")
+    return lone
+
+
+_NONE_STARTED: Final = Pattern(
+    r"None of the NVIDIA (?:graphics adapters|devices) were initialized|No NVIDIA (?:graphics adapter|GPU) found"
+)
+# Which modules the driver has by what it says.
+_IS_OPEN: Final = {"open-module-on-pre-turing": True, "proprietary-module-on-blackwell": False}
+
+
+def _leave(apart: Impossible) -> Fix:
+    text = f"leave the driver as it is, for the GPUs that it drives: {apart.what} ({apart.why})"
+    return by_hand("hardware", f"{text}; where this GPU is to be used, put it into another machine")
+
+
+def undriven(snapshot: Snapshot) -> frozenset[str]:
+    """The addresses of the GPUs that the driver does not take up; an empty one for each of which no address is known.
+
+    That nvidia-smi does not show them is as it must be.
+    """
+    return frozenset(verdict.gpu for _, verdict in snapshot.view(_decided) if isinstance(verdict, Proof))
+
+
+def _decided(snapshot: Snapshot) -> tuple[tuple[str, Verdict], ...]:
+    return tuple(_decide(snapshot))
 
 
 def _cause(model: GpuModel, found: Release) -> str:
@@ -215,15 +271,30 @@ def _choice(snapshot: Snapshot, *, keep_branch: bool) -> Choice | Impossible:
     return choose(models, Driver())
 
 
+def _no_common_driver(snapshot: Snapshot) -> Impossible | None:
+    """Why no driver takes all GPUs of this node; None where one does, though it may be an old one."""
+    models = tuple(card.model for card in snapshot.view(cards.cards))
+    found = choose(models, Driver())
+    last = min((model.last_branch for model in models if model.last_branch), default=None)
+    if not models or isinstance(found, Choice) or last is None:
+        return found if models and isinstance(found, Impossible) else None
+    is_too_new = any(model.first_branch > last for model in models)
+    return found if last >= _OFFERED_FROM or is_too_new else None
+
+
 def _install(snapshot: Snapshot, cause: str, *, keep_branch: bool = False) -> Iterator[Fix]:
+    if guests.is_vgpu(snapshot):
+        yield guest_driver("install a driver that fits this share of a GPU")
+        return
+    if apart := _no_common_driver(snapshot):
+        yield by_hand("replace", f"{apart.what}: {apart.why}; {apart.hint}")
+        return
     choice = _choice(snapshot, keep_branch=keep_branch)
     last = _named_branch(snapshot) or min(
         (card.model.last_branch for card in snapshot.view(cards.cards) if card.model.last_branch), default=None
     )
     if last is not None and last < _OFFERED_FROM:
         yield _of_distribution(snapshot, last)
-    elif isinstance(choice, Impossible) and snapshot.view(cards.cards):
-        yield by_hand("replace", f"{choice.what}: {choice.why}; {choice.hint}")
     else:
         yield _from_repository(snapshot, cause, choice if isinstance(choice, Choice) else None, last)
 
@@ -301,6 +372,9 @@ def _of_distribution(snapshot: Snapshot, last: int) -> Fix:
 def _in_the_place_of(snapshot: Snapshot, old: str, cause: str, *, keep_branch: bool = False) -> Iterator[Fix]:
     """Takes the packages of the driver away, by their names; where those are not known, by what takes their place."""
     instead = tuple(_install(snapshot, cause, keep_branch=keep_branch))
+    if _no_common_driver(snapshot) or guests.is_vgpu(snapshot):
+        yield from instead  # what is there goes when something can come in its place
+        return
     if names := [one.name for one in (*driver.kernel_side(snapshot), *driver.whole(snapshot))]:
         yield uninstall(snapshot, f"remove the packages {old}", *names)
         yield from instead

@@ -12,8 +12,9 @@ from gpunode.diagnoses.chains import LIBRARY_MISMATCH
 from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
+from gpunode.diagnoses.runfile import without_strays
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, history, initramfs, installs, kernel, packages, runfile, versions
+from gpunode.diagnoses.views import driver, guests, history, initramfs, installs, kernel, packages, runfile, versions
 from gpunode.diagnoses.views.packages import Package
 from gpunode.diagnoses.views.system import just_booted, package_manager
 from gpunode.diagnoses.views.versions import Scene, is_of, number
@@ -375,6 +376,12 @@ def _complete(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    if strays := runfile.strays(snapshot):
+        yield from without_strays(snapshot, strays)
+        return
+    if guests.is_vgpu(snapshot):
+        yield remedies.guest_driver("keep the driver of one source: leave the guest driver, or install it anew, whole")
+        return
     scene = snapshot.view(versions.scene)
     packaged = (*scene.bringing, *scene.user)
     numbers = sorted({branch for one in packaged if (branch := installs.branch(one))})

@@ -30,6 +30,7 @@ from gpunode.diagnoses.support import release
 from gpunode.diagnoses.views import driver as seen_driver
 from gpunode.diagnoses.views.cards import models
 from gpunode.diagnoses.views.engine import engine
+from gpunode.diagnoses.views.guests import is_vgpu
 from gpunode.diagnoses.views.system import distro, running_kernel
 from gpunode.distros.family import PIN_FILE, TOOLKIT_PACKAGES
 from gpunode.facts.evidence import Capture, Evidence, Probe
@@ -233,6 +234,8 @@ def _distro(snapshot: Snapshot) -> Distro:
 
 
 def _devices(snapshot: Snapshot, otherwise: str) -> tuple[PciDevice, ...]:
+    if is_vgpu(snapshot):
+        return (replace(T4, subsystem=("10de", "130f")),)
     found = [one.device_id for one in snapshot.view(models) if one.device_id] or [otherwise]
     return tuple(replace(T4, address=f"0000:{number:02x}:00.0", device=one) for number, one in enumerate(found, 1))
 

@@ -22,3 +22,14 @@ SYSTEMS: Final = {
     "sles": _release("sles", "15.6", "suse"),
     "arch": _release("arch", "", ""),
 }
+
+# The share of a GPU that a virtual machine has of its host: a T4's device id, and the subsystem of GRID T4-8Q.
+VGPU: Final = (
+    (
+        "lspci -nnk -d 10de:",
+        (
+            "02:00.0 VGA compatible controller [0300]: NVIDIA Corporation TU104GL [Tesla T4] [10de:1eb8] (rev a1)\n"
+            "\tSubsystem: NVIDIA Corporation Device [10de:130f]\n"
+        ),
+    ),
+)

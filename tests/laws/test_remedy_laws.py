@@ -25,7 +25,7 @@ from gpunode.facts import pasted
 from gpunode.runtimes import RUNTIMES
 from gpunode.steps import STEPS
 from tests.laws.reports import wholes
-from tests.laws.systems import SYSTEMS
+from tests.laws.systems import SYSTEMS, VGPU
 from tests.scenarios.reports import diagnosis
 
 Rows = tuple[tuple[str, str], ...]
@@ -404,3 +404,16 @@ def test_nothing_is_removed_because_a_program_is_missing() -> None:
     }
     assert [one for one, program in asked if f"! command -v {program} ||" not in one] == []
     assert asked
+
+
+DATA_CENTER_DRIVER = re.compile(
+    r"gpunode setup|\b(?:nvidia-(?:driver|open|dkms|utils|kernel|headless)|libnvidia-compute|cuda-drivers|akmod-nvidia)"
+    r"\S*|ubuntu-drivers|nvidia-uninstall"
+)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_no_guest_of_a_vgpu_is_given_the_data_center_driver(system: str) -> None:
+    node = snapshot(pasted.evidence((*SYSTEMS[system], *VGPU)))
+    commands_of = ((rule.cause, one) for rule in rules().values() for fix in rule.remedy(node) for one in fix.commands)
+    assert [(cause, one) for cause, one in commands_of if DATA_CENTER_DRIVER.search(one)] == []

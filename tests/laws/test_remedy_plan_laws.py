@@ -31,7 +31,7 @@ from tests.laws.remedied import (
     version_told,
     without_moved,
 )
-from tests.laws.systems import SYSTEMS
+from tests.laws.systems import SYSTEMS, VGPU
 from tests.scenarios.reports import reports
 
 
@@ -65,9 +65,10 @@ def _every() -> Iterator[Case]:
         for finding in diagnose(node).findings:
             yield Case(report.name, finding.cause, node, finding.remedy)
     for system in ("ubuntu", "debian"):
-        node = snapshot(pasted.evidence(SYSTEMS[system]))
-        for cause, rule in rules().items():
-            yield Case(system, cause, node, tuple(rule.remedy(node)))
+        for where, more in ((system, ()), (f"{system}, a vGPU's guest", VGPU)):
+            node = snapshot(pasted.evidence((*SYSTEMS[system], *more)))
+            for cause, rule in rules().items():
+                yield Case(where, cause, node, tuple(rule.remedy(node)))
 
 
 @pytest.mark.parametrize("cause", STATES)

@@ -11,8 +11,7 @@ from gpunode.catalog import gpus as catalog
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, kernel, pci
-from gpunode.facts.model import Known
+from gpunode.diagnoses.views import boards, guests, kernel, pci
 from gpunode.facts.patterns import Pattern
 
 # "The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01)", and older forms of it.
@@ -55,9 +54,12 @@ def models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
 
 
 def _every(snapshot: Snapshot) -> Iterator[Card]:
-    guests = frozenset(_vgpu_guests(snapshot))
+    shares = snapshot.view(guests.addresses)
+    # Where no subsystem tells which one it is, none is known to be a whole GPU.
+    if not shares and guests.is_vgpu(snapshot):
+        return
     for gpu in snapshot.view(pci.gpus):
-        if gpu.address not in guests and (model := gpu.model or named(gpu.name)):
+        if gpu.address not in shares and (model := gpu.model or named(gpu.name)):
             yield Card(model, gpu.address, gpu.citation)
     for message in kernel.said(snapshot, _BY_ID):
         for match in _BY_ID.finditer(message.text):
@@ -76,11 +78,3 @@ def named(text: str) -> GpuModel | None:
     names = [part.strip() for part in match["name"].split(" / ")]
     by_name = next((model for name in names if (model := catalog.by_name(name))), None)
     return by_name or catalog.by_chip(match["chip"], names[0])
-
-
-def _vgpu_guests(snapshot: Snapshot) -> Iterator[str]:
-    devices = snapshot.facts.devices
-    if isinstance(devices, Known):
-        for one in devices.value:
-            if one.vendor == "10de" and catalog.vgpu_profile(one.device, one.subsystem):
-                yield one.address

@@ -10,6 +10,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import driver
 from gpunode.diagnoses.views.driver import Seen
+from gpunode.diagnoses.views.packages import Package
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -48,6 +49,27 @@ def installed(snapshot: Snapshot) -> Seen | None:
         if _PLACE.search(item.text) and (disk := driver.on_disk(snapshot)):
             return disk
     return next(named(snapshot, "installer-log", "listing", "text"), None)
+
+
+def strays(snapshot: Snapshot) -> tuple[Package, ...]:
+    """The packages of the driver's user side beside a driver of the installer, whose module is the only one there.
+
+    Programs such as hashcat bring them along. Where packages have a module of their own, they are a driver and none
+    of them has strayed in; nor where nothing tells whose the module is.
+    """
+    there = tuple(one for one in driver.packaged(snapshot) if one.is_installed)
+    brings = driver.kernel_side(snapshot) or driver.whole(snapshot)
+    if brings or not (traces(snapshot) or installed(snapshot)) or not _has_no_other_module(snapshot):
+        return ()
+    seen = [one.version for one in (driver.loaded(snapshot), driver.on_disk(snapshot)) if one is not None]
+    return there if seen and all(one.upstream not in seen for one in there) else ()
+
+
+def _has_no_other_module(snapshot: Snapshot) -> bool:
+    """Whether somebody looked for a package that brings a module, or for what is on disk."""
+    lists = (item.source for item in snapshot.of("packages") if item.where == "host" and not item.source.is_part)
+    is_whole = any(not one.only or re.search(one.only, "nvidia-dkms-", re.IGNORECASE) for one in lists)
+    return is_whole or driver.on_disk(snapshot) is not None
 
 
 def named(snapshot: Snapshot, *kinds: Kind) -> Iterator[Seen]:

@@ -1,0 +1,67 @@
+"""Guests of a vGPU: a virtual machine that has a share of a GPU, which NVIDIA's guest driver (GRID) alone drives.
+
+The share shows the device id of the whole GPU, so what tells is its subsystem, its profile's name, nvidia-smi's mode,
+or the daemon that only the guest driver brings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from gpunode.catalog.gpus import is_vgpu_profile, vgpu_profile
+from gpunode.diagnoses.snapshot import Snapshot, finds
+from gpunode.diagnoses.views import boards, pci, smi_query
+from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
+
+_SUBSYSTEM: Final = Pattern(r"Subsystem:.*\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
+# "Device 130f" without numbers of vendors, and [10de:130f] or [130f] with them.
+_NUMBER_ALONE: Final = Pattern(
+    r"Subsystem: NVIDIA Corporation (?:Device )?\[?(?P<device>[0-9a-f]{4})\]?\s*$", re.IGNORECASE
+)
+_GRIDD: Final = Pattern(r"\bnvidia-gridd\[\d+\]: |^(?:[-l]\S{9}.* )?/usr/bin/nvidia-gridd\s*$", re.MULTILINE)
+
+
+def is_vgpu(snapshot: Snapshot) -> bool:
+    """Whether a GPU of this node is a share of one, or is driven by the driver for those."""
+    return snapshot.view(_is_vgpu)
+
+
+def _is_vgpu(snapshot: Snapshot) -> bool:
+    if snapshot.view(addresses) or any(map(is_vgpu_profile, snapshot.view(boards.names))):
+        return True
+    modes = (row.value for _, row in smi_query.rows(snapshot, "Virtualization Mode"))
+    return any(mode.strip().upper() == "VGPU" for mode in modes) or _has_guest_driver(snapshot)
+
+
+def _has_guest_driver(snapshot: Snapshot) -> bool:
+    """Whether nvidia-gridd runs or is there: of NVIDIA's drivers only the one for guests has it."""
+    told = snapshot.of("unit-status", "unit-log", "journal", "listing", "which", "text")
+    seen = (item for item in told if item.where == "host" and item.outcome == "ok")
+    return any(True for item in seen for _ in finds(item, _GRIDD))
+
+
+def addresses(snapshot: Snapshot) -> frozenset[str]:
+    """The addresses of those whose subsystem names a profile."""
+    return frozenset(_addresses(snapshot))
+
+
+def _addresses(snapshot: Snapshot) -> Iterator[str]:
+    devices = snapshot.facts.devices
+    if isinstance(devices, Known):
+        for one in devices.value:
+            if one.vendor == "10de" and vgpu_profile(one.device, one.subsystem):
+                yield one.address
+    for gpu in snapshot.view(pci.gpus):
+        if gpu.device and any(vgpu_profile(gpu.device, board) for board in _subsystems(gpu)):
+            yield gpu.address
+
+
+def _subsystems(gpu: pci.Function) -> Iterator[tuple[str, str]]:
+    for line in gpu.detail:
+        if match := _SUBSYSTEM.search(line):
+            yield match["vendor"], match["device"]
+        elif match := _NUMBER_ALONE.search(line):
+            yield "10de", match["device"]

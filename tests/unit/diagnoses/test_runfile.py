@@ -1,0 +1,70 @@
+"""A driver of the .run installer beside packages: whose module is the only one, that is not taken away."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Finding
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+Row = tuple[str, str]
+BASE: list[Row] = [
+    ("/etc/os-release", 'ID=ubuntu\nVERSION_ID="22.04"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n'),
+    ("uname -r", "5.15.0-125-generic"),
+    ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.216"),
+    (
+        "cat /proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.06  Wed Jun 26 06:46:07 UTC 2024",
+    ),
+]
+DISK = (
+    "modinfo nvidia",
+    "filename:       /lib/modules/5.15.0-125-generic/kernel/drivers/video/nvidia.ko\nversion:        535.183.06\n",
+)
+LIBRARY = "ii  libnvidia-compute-535:amd64        535.216.03-0ubuntu0.22.04.1             amd64        NVIDIA"
+STRAY = ("dpkg -l | grep -i nvidia", LIBRARY)
+DKMS = ("dpkg -l | grep -i nvidia", f"{LIBRARY}\nii  nvidia-dkms-535   535.216.03-0ubuntu0.22.04.1   amd64   NVIDIA")
+UNINSTALLER = ("ls /usr/bin/nvidia-uninstall", "/usr/bin/nvidia-uninstall")
+LOG = (
+    "tail -1 /var/log/nvidia-installer.log",
+    "Installation of the NVIDIA Accelerated Graphics Driver for Linux-x86_64 (version: 535.183.06) is now complete.",
+)
+GRIDD = ("ls -l /usr/bin/nvidia-gridd", "-rwxr-xr-x 1 root root 5400000 Jul  1 10:00 /usr/bin/nvidia-gridd")
+
+
+def root(*rows: Row) -> Finding:
+    (found,) = diagnose(snapshot(pasted.evidence([*BASE, *rows]))).roots
+    return found
+
+
+def commands(finding: Finding) -> list[str]:
+    return [command for fix in finding.remedy for command in fix.commands]
+
+
+@pytest.mark.parametrize(
+    ("rows", "cause"),
+    [
+        ((STRAY, DISK, UNINSTALLER, LOG), "runfile-leftover"),
+        ((STRAY, UNINSTALLER), "runfile-leftover"),
+        ((STRAY, UNINSTALLER, GRIDD), "runfile-leftover"),
+        ((STRAY, DISK, LOG), "driver-library-mismatch-mixed-installs"),
+    ],
+)
+def test_a_library_that_strayed_in_goes_and_the_module_stays(rows: tuple[Row, ...], cause: str) -> None:
+    finding = root(*rows)
+    assert finding.cause == cause
+    assert commands(finding) == ["sudo apt-get purge libnvidia-compute-535", "sudo ldconfig", "nvidia-smi"]
+
+
+def test_where_packages_have_a_module_the_installer_goes() -> None:
+    finding = root(DKMS, UNINSTALLER)
+    assert finding.cause == "runfile-leftover"
+    assert commands(finding)[0] == "sudo nvidia-uninstall --silent"
+    assert "nvidia-dkms-535" in commands(finding)[1]
+
+
+def test_where_nobody_saw_whose_the_module_is_a_whole_driver_comes_in_its_place() -> None:
+    finding = root(("dpkg -l | grep libnvidia-compute", LIBRARY), UNINSTALLER)
+    assert commands(finding)[:2] == ["sudo nvidia-uninstall --silent", "sudo gpunode setup"]

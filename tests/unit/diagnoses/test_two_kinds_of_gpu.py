@@ -1,0 +1,136 @@
+"""Two kinds of GPU in one node: the driver that drives the one is not taken away because of the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis, Finding
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+SYSTEM = ("/etc/os-release", 'ID=ubuntu\nVERSION_ID="22.04"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n')
+KERNEL = ("uname -r", "6.8.0-49-generic")
+OLD = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GK208B [GeForce GT 710] [10de:128b] (rev a1)"
+NEW = "41:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD102 [GeForce RTX 4090] [10de:2684] (rev a1)"
+BUS = ("lspci -nn -d 10de:", f"{OLD}\n{NEW}")
+BOUND = (
+    "lspci -nnk -d 10de:",
+    f"{OLD}\n\tKernel modules: nouveau, nvidia\n{NEW}\n\tKernel driver in use: nvidia\n\tKernel modules: nouveau\n",
+)
+PACKAGES = (
+    "dpkg -l",
+    "ii  nvidia-dkms-550  550.120-0ubuntu0.22.04.1  amd64  x\nii  nvidia-driver-550  550.120-1  amd64  x",
+)
+WORKS = ("nvidia-smi -L", "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-11111111-aaaa-bbbb-cccc-333333333333)")
+LEGACY = (
+    "dmesg | grep NVRM",
+    (
+        "[    9.1] NVRM: The NVIDIA GeForce GT 710 GPU installed in this system is\n"
+        "               NVRM:  supported through the NVIDIA 470.xx Legacy drivers. Please\n"
+        "               NVRM:  visit http://www.nvidia.com/object/unix.html for more\n"
+        "               NVRM:  information.  The 550.120 NVIDIA driver will ignore\n"
+        "               NVRM:  this GPU.  Continuing probe...\n"
+        "[    9.3] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.120  Fri Sep 13 10:10:01 UTC 2024"
+    ),
+)
+
+
+def told(*rows: tuple[str, str]) -> Diagnosis:
+    return diagnose(snapshot(pasted.evidence([SYSTEM, KERNEL, PACKAGES, *rows])))
+
+
+def commands(finding: Finding) -> list[str]:
+    return [command for fix in finding.remedy for command in fix.commands]
+
+
+@pytest.mark.parametrize(
+    ("rows", "severity"),
+    [
+        ((BOUND, LEGACY), "warning"),
+        ((BOUND, LEGACY, WORKS), "warning"),
+        ((BUS, LEGACY, WORKS), "warning"),
+        ((BUS, WORKS), "warning"),
+        ((BUS, LEGACY), "info"),
+        ((BUS,), "info"),
+    ],
+    ids=["bound", "bound-and-works", "told-and-works", "works", "told", "by-table"],
+)
+def test_a_display_card_takes_no_driver_away(rows: tuple[tuple[str, str], ...], severity: str) -> None:
+    (finding,) = told(*rows).findings
+    assert (finding.cause, finding.severity) == ("gpu-legacy-unsupported-by-branch", severity)
+    assert (commands(finding), finding.disruption) == ([], "none")
+    assert finding.remedy[0].text.startswith("leave the driver as it is")
+    assert "GeForce GT 710" in finding.summary
+
+
+def test_a_card_that_is_alone_has_its_branch_installed() -> None:
+    (finding,) = told(("lspci -nn -d 10de:", OLD), LEGACY).findings
+    assert finding.severity == "error"
+    assert "sudo apt-get install nvidia-driver-470" in commands(finding)
+
+
+def test_an_old_branch_for_both_is_no_reason_to_leave_one_that_works() -> None:
+    t4 = "41:00.0 3D controller [0302]: NVIDIA Corporation TU104GL [Tesla T4] [10de:1eb8] (rev a1)"
+    works = ("nvidia-smi -L", "GPU 0: Tesla T4 (UUID: GPU-11111111-aaaa-bbbb-cccc-333333333333)")
+    (finding,) = told(("lspci -nn -d 10de:", f"{OLD}\n{t4}"), LEGACY, works).findings
+    assert (finding.severity, commands(finding)) == ("warning", [])
+
+
+def test_a_maintained_branch_that_drives_both_is_offered() -> None:
+    p100 = "3b:00.0 3D controller [0302]: NVIDIA Corporation GP100GL [Tesla P100 PCIe 16GB] [10de:15f8] (rev a1)"
+    bus = ("lspci -nn -d 10de:", f"{p100}\n{NEW}")
+    smi = ("nvidia-smi", "| NVIDIA-SMI 595.58.03    Driver Version: 595.58.03     CUDA Version: 13.2 |")
+    found = diagnose(snapshot(pasted.evidence([SYSTEM, KERNEL, bus, smi, WORKS])))
+    (finding,) = found.findings
+    assert (finding.cause, finding.severity) == ("gpu-legacy-unsupported-by-branch", "warning")
+    assert "sudo gpunode setup --driver 580" in commands(finding)
+
+
+def test_two_gpus_of_one_kind_that_are_bound_and_fail_are_an_error() -> None:
+    b200 = (
+        "3D controller [0302]: NVIDIA Corporation GB100 [B200] [10de:2901] (rev a1)\n\tKernel driver in use: nvidia\n"
+    )
+    said = (
+        "dmesg",
+        (
+            "[   10.1] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20  Sun Mar 30 04:01:10 UTC 2025\n"
+            "[   20.1] NVRM: The NVIDIA GPU 0000:1b:00.0 (PCI ID: 10de:2901)\n"
+            "NVRM: installed in this system requires use of the NVIDIA open kernel modules.\n"
+        ),
+    )
+    bus = ("lspci -nnk -d 10de:", f"1b:00.0 {b200}43:00.0 {b200}")
+    (finding,) = diagnose(snapshot(pasted.evidence([SYSTEM, KERNEL, bus, said]))).roots
+    assert (finding.cause, finding.severity) == ("proprietary-module-on-blackwell", "error")
+
+
+def test_a_gpu_that_the_driver_leaves_alone_is_not_missing() -> None:
+    third = NEW.replace("41:00.0", "61:00.0")
+    found = told(("lspci -nn -d 10de:", f"{OLD}\n{NEW}\n{third}"), WORKS)
+    (missing,) = (one for one in found.findings if one.cause == "gpu-missing-from-inventory")
+    assert missing.summary.startswith("2 GPUs are on the PCI bus and nvidia-smi shows 1")
+    assert "gpu-missing-from-inventory" not in [one.cause for one in told(BUS, WORKS).findings]
+
+
+def test_a_gpu_without_gsp_is_not_missing() -> None:
+    p400 = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GP107GL [Quadro P400] [10de:1cb3] (rev a1)"
+    rtx = "c1:00.0 VGA compatible controller [0300]: NVIDIA Corporation GB202 [GeForce RTX 5090] [10de:2b85] (rev a1)"
+    said = (
+        "dmesg | grep NVRM",
+        (
+            "[    9.1] NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:1cb3)\n"
+            "               NVRM: installed in this system is not supported by open\n"
+            "               NVRM: nvidia.ko because it does not include the required GPU\n"
+            "               NVRM: System Processor (GSP).\n"
+        ),
+    )
+    loaded = (
+        "cat /proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build",
+    )
+    smi = ("nvidia-smi -L", "GPU 0: NVIDIA GeForce RTX 5090 (UUID: GPU-11111111-aaaa-bbbb-cccc-333333333333)")
+    rows = [SYSTEM, KERNEL, ("lspci -nn", f"{p400}\n{rtx}"), said, loaded, smi]
+    (finding,) = diagnose(snapshot(pasted.evidence(rows))).findings
+    assert (finding.cause, finding.severity) == ("open-module-on-pre-turing", "warning")
+    assert "Quadro P400" in finding.summary
+    assert commands(finding) == []
