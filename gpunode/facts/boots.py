@@ -47,7 +47,7 @@ def of_running(source: Source, written: str, text: str) -> str | None:
         return None
     if source.kind not in _PARTED:
         return text
-    if _is_reversed(source):
+    if is_reversed(source):
         first = _MARKED.search(text)
         return text[: first.start()] if first else text
     at = _begins(text)
@@ -69,7 +69,8 @@ def _is_of_earlier(source: Source, written: str) -> bool:
     return bool(says_so or _OLD_FILE.search(source.subject))
 
 
-def _is_reversed(source: Source) -> bool:
+def is_reversed(source: Source) -> bool:
+    """Whether the journal was asked for its newest lines first."""
     is_journal = source.words[:1] == ("journalctl",)
     return is_journal and any(_REVERSED.fullmatch(word) for word in source.words[1:])
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from gpunode.errors import UsageError
@@ -13,19 +14,23 @@ from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.items import cut_lines, tells_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import PROBES
-from gpunode.facts.sources import STATE, STILL_FAILS, changes_state, recognise
+from gpunode.facts.sessions import Step, settled
+from gpunode.facts.sources import recognise
 
 _SHAPE: Final = 'a report is a JSON list of {"source": "the command or path", "text": "what it said"}'
 # A prompt, and a command behind it: "$ lsmod", "# dmesg", "user@host:~$ nvidia-smi", "[root@gpu1 ~]# lspci",
 # "host:~ # dmesg", "gpu1 ~ # lsmod", "❯ uname".
+# What stands before it: an environment of Python's, the time of day.
+_BEFORE: Final = r"(?:\([\w.-]{1,30}\)\s*)?(?:\[[\d:./ -]{4,30}(?:[AP]M)?\]\s{1,2}(?=\S{1,40}@))?"
 _PROMPT: Final = Pattern(
-    r"^(?:\([\w.-]{1,30}\)\s*)?(?:\[[^\]\n]{1,80}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})?"
+    rf"^{_BEFORE}(?:\[[^\]\n]{{1,80}}\]\s?|[\w.+-]{{1,40}}@[^\s$#]{{1,80}}(?:[ :][^\s$#]{{0,60}})?"
     r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)?"
     r"[$#❯%]\s+(?P<command>\S[^\n]*)$"
 )
 _HEADING: Final = Pattern(r"^(?:#{1,6}\s+|\*\*|==+\s*)?`?(?P<source>[^`*=\n]{2,120}?)`?(?:\*\*|\s*==+)?:\s*$")
-# What a compiler or Python begins with: "/usr/src/nvidia-470/nv-caps.c: In function 'f':", "/a/b.py:235: UserWarning:".
-_IN_SOURCE: Final = Pattern(r"\S+\.[chS](?::|$)|\S+:\d+(?::|$)")
+# What tools begin with that say where in a file something is: "/usr/src/nvidia-470/nv-caps.c: In function 'f':",
+# "/a/b.py:235: UserWarning:", "/tmp/ccX1b.s: Assembler messages:", "/usr/bin/ld: nv.o: in function 'f':".
+_IN_SOURCE: Final = Pattern(r"/\S*: |\S+\.[chsS](?::|$)|\S+:\d+(?::|$)")
 _FENCE: Final = Pattern(r"^\s*(?:```|~~~)")
 # The probes whose answer a person can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
 _PROBE_KEYS: Final = {
@@ -102,7 +107,7 @@ def from_text(text: str, name: str = "") -> Evidence:
         name: of the file that it stood in: that of a log says what it is (``kern.log``), any other says nothing.
     """
     is_log = recognise(name).kind not in {"file", "text", "application"}
-    return evidence(_split(text, name if is_log else _UNNAMED))
+    return _evidence(_sessions(_split(text, name if is_log else _UNNAMED)))
 
 
 _UNNAMED: Final = "pasted text"
@@ -118,9 +123,39 @@ def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
     Raises:
         UsageError: there are more than ``MOST_PIECES``.
     """
+    return _evidence(list(_transcript(_Piece(source, text))) for source, text in pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a paste.
+
+    Attributes:
+        prompt: at which its source was typed; None where it was not.
+        goes_on: whether it is of the same session as the piece before.
+    """
+
+    source: str
+    text: str
+    prompt: str | None = None
+    goes_on: bool = False
+
+
+def _sessions(pieces: Iterable[_Piece]) -> Iterator[list[Step]]:
+    """What was typed at one shell and pasted in one go, in its order."""
+    steps: list[Step] = []
+    for piece in pieces:
+        if not piece.goes_on:
+            yield steps
+            steps = []
+        steps += _transcript(piece)
+    yield steps
+
+
+def _evidence(sessions: Iterable[Sequence[Step]]) -> Evidence:
     found: dict[str, Capture] = {}
     numbers: Counter[str] = Counter()
-    for source, text in (part for piece in pieces for part in _transcript(*piece)):
+    for source, text in ((step.source, step.said) for steps in sessions for step in settled(steps)):
         if len(found) == MOST_PIECES:
             why = f"it has more than {MOST_PIECES} pieces of evidence"
             raise UsageError("the report is not read", why=why, hint="send what one node said, once")
@@ -133,12 +168,16 @@ def evidence(pieces: Iterable[tuple[str, ...]]) -> Evidence:
 
 
 # "$ lsmod", "user@host:~$ lsmod": a dollar sign begins no line of a program's own; a number sign does, so that it is a
-# prompt only behind a user, a host or a folder. "+ lsmod" is a command as `set -x` shows it.
+# prompt only behind a user, a host or a folder, and an angle bracket (SUSE, fish) only behind all three. "+ lsmod" is a
+# command as `set -x` shows it. "➜  ~ lsmod" and the two lines "┌──(user㉿host)-[~]", "└─$ lsmod" are zsh's.
 _TYPED: Final = Pattern(
-    r"^(?:\([\w.-]{1,30}\)\s*)?"
+    rf"^(?:(?P<above>[┌╭]─[^\n]{{1,160}})\n[└╰]─{{1,3}} ?[$#%❯>➤]?|{_BEFORE}"
     r"(?:(?P<place>\[[^\]\n]{0,60}[@~/][^\]\n]{0,60}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})? ?"
     r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)[$#%]"
-    r"|[\w.-]{1,40}[$#](?= )|\$|❯|\+{1,2}(?= [a-z])|(?P<drive>(?:PS )?[A-Z]:\\[^>\n]{0,80}>))"
+    r"|(?P<spot>[\w.+-]{1,40}@[\w.-]{1,80}[: ][~/][^\s$#>]{0,80}>"
+    r"|➜ {1,2}[~/][^\s:]{0,60}(?: git:\([^)\n]{1,60}\))?(?: ✗)?)"
+    r"|➜ {1,2}[\w.-]{1,60}(?: git:\([^)\n]{1,60}\))?(?: ✗)?|[A-Za-z][\w.-]{0,39}%(?= )"
+    r"|[\w.-]{1,40}[$#](?= )|\$|❯|\+{1,2}(?= [a-z])|(?P<drive>(?:PS )?[A-Z]:\\[^>\n]{0,80}>|PS [~/][^>\n]{0,80}>)))"
     r" ?(?<=[\s>])(?P<command>\S[^\n]*)$",
     re.MULTILINE,
 )
@@ -159,7 +198,12 @@ def _typed(text: str, *, is_named: bool) -> list[re.Match[str]]:
         bare = [line for line in _BARE.finditer(text) if _is_known(line["command"])]
         return bare if len(bare) > 1 else []
     is_session = bool(lines) and not text[: lines[0].start()].strip() and lines[0][0][0] != "+"
-    return [line for line in lines if is_session or line["place"] or line["drive"] or _is_known(line["command"])]
+    return [line for line in lines if is_session or _is_place(line) or _is_known(line["command"])]
+
+
+def _is_place(line: re.Match[str]) -> bool:
+    """Whether the prompt shows a user, a host or a folder, so that it is nothing else."""
+    return any(line.groupdict().get(name) for name in ("place", "spot", "drive", "above"))
 
 
 def _is_known(command: str) -> bool:
@@ -172,25 +216,38 @@ def _is_named(source: str) -> bool:
     return bool(seen.words or seen.subject) or seen.kind not in {"text", "application", "shell-history"}
 
 
-def _transcript(source: str, text: str) -> Iterator[tuple[str, str]]:
+def _transcript(piece: _Piece) -> Iterator[Step]:
     """The piece, split where a further command was typed in it; what was typed in a container stays of it."""
-    text = cut_lines(text)
+    source, text = piece.source, cut_lines(piece.text)
     typed = _typed(text, is_named=_is_named(source)) if len(text) <= _TRANSCRIPT else []
     if not typed:
-        yield from _files(source, text)
+        yield from (Step(*part, piece.prompt) for part in _files(source, text))
         return
+    prompts = [text[match.start() : match.start("command")].strip() for match in typed]
     is_inside = recognise(source).where == "container"
     if text[: typed[0].start()].strip():
-        yield source, text[: typed[0].start()].rstrip("\n")
-    is_mended = False
-    for match, after in zip(typed, (*typed[1:], None), strict=True):
+        first = prompts[0] if piece.prompt is None and _is_named(source) else piece.prompt
+        yield Step(source, text[: typed[0].start()].rstrip("\n"), first)
+    for match, after, prompt in zip(typed, (*typed[1:], None), prompts, strict=True):
         said = text[match.end() : after.start() if after is not None else len(text)].strip("\n")
-        kind = recognise(match["command"])
-        if is_mended and kind.kind in STATE and not STILL_FAILS.search(said):
-            continue  # so it is after the repair
-        is_mended = is_mended or (changes_state(kind) and not said.strip())
         inside = " (in the container)" if is_inside or _OF_CONTAINER.search(match["place"] or "") else ""
-        yield f"{match['command']}{inside}", said
+        yield Step(f"{match['command']}{inside}", _without_prompts(said, frozenset(prompts)), prompt)
+
+
+# A prompt at which nothing was typed.
+_IDLE: Final = Pattern(
+    rf"{_BEFORE}(?:\[[^\]\n@]{{1,40}}@[^\]\n]{{1,60}}\] ?"
+    r"|[\w.+-]{1,40}@[\w.-]{1,80}[: ] ?[~/][^\s$#>]{0,80} ?)[$#%>]\s*"
+)
+
+_IDLE_IN_TWO_LINES: Final = Pattern(r"^[┌╭]─[^\n]{1,160}\n[└╰]─{1,3} ?[$#%❯>➤]?[ \t]*$", re.MULTILINE)
+
+
+def _without_prompts(said: str, prompts: frozenset[str]) -> str:
+    """What was said, without the lines in which nothing was typed."""
+    said = _IDLE_IN_TWO_LINES.sub("", said)
+    lines = ["" if line.strip() in prompts or _IDLE.fullmatch(line) else line for line in said.split("\n")]
+    return "\n".join(lines).rstrip("\n")
 
 
 # What head and tail write before each of several files.
@@ -230,20 +287,30 @@ def _key(source: str, text: str) -> str:
     return _PROBE_KEYS.get(" ".join(seen.words), source)
 
 
-def _split(text: str, name: str) -> Iterator[tuple[str, str]]:
+def _split(text: str, name: str) -> Iterator[_Piece]:
     source, lines = "", list[str]()
+    prompt: str | None = None
+    goes_on = is_parted = False
     for line in text.splitlines():
         if _FENCE.match(line):
+            is_parted = True
             continue
         found = _next(line)
         if found and not _is_section(source, found):
             if source or any(lines):
-                yield source or name, "\n".join(lines).strip("\n")
-            source, lines = found, []
+                yield _Piece(source or name, _said(lines, prompt), prompt, goes_on)
+            typed = _PROMPT.match(line)
+            goes_on = bool(typed and prompt is not None and not is_parted)
+            source, lines, prompt, is_parted = found, [], typed and line[: typed.start("command")].strip(), False
         else:
             lines.append(line)
     if source or any(lines):
-        yield source or name, "\n".join(lines).strip("\n")
+        yield _Piece(source or name, _said(lines, prompt), prompt, goes_on)
+
+
+def _said(lines: Sequence[str], prompt: str | None) -> str:
+    said = "\n".join(lines).strip("\n")
+    return said if prompt is None else _without_prompts(said, frozenset({prompt}))
 
 
 def _is_section(source: str, heading: str) -> bool:

@@ -15,7 +15,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with
 from gpunode.diagnoses.views import hearsay, moments, system
 from gpunode.diagnoses.views.moments import Moment
 from gpunode.errors import Refused
-from gpunode.facts import units
+from gpunode.facts import boots, units
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -329,10 +329,26 @@ def started(snapshot: Snapshot) -> Moment | None:
 
 def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
     """What was ``said`` without what a journal has from before the running daemon was started."""
+    said = tuple(one for one in said if not _is_before_start(snapshot, one))
     begun = started(snapshot)
     if begun is None or not begun.is_fact:
         return said
     return tuple(one for one in said if (at := moments.of_line(one.line)) is None or at >= begun.at)
+
+
+# systemd says so once dockerd has said that it is ready.
+_STARTED: Final = Pattern(
+    r"systemd\[\d+\]: Started (?:docker\.service|Docker Application Container Engine)", re.MULTILINE
+)
+
+
+def _is_before_start(snapshot: Snapshot, citation: Citation) -> bool:
+    """Whether further down in the same log, which has the newest last, docker's start succeeds."""
+    for item in snapshot.of("unit-log", "journal", "unit-status"):
+        if (item.key, item.written) == (citation.key, citation.source) and not boots.is_reversed(item.source):
+            after = max((item.number_at(match.start()) for match in finds(item, _STARTED)), default=0)
+            return 0 < (citation.number or 0) < after
+    return False
 
 
 _ACTIVE: Final = Pattern(r"^active$|Active: active \(running\)|^ActiveState=active$", re.MULTILINE)

@@ -33,7 +33,11 @@ def test_every_shell_has_its_prompt(prompt: str) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    ["gpu1 ~ # ", "host:~ # ", "n4:/etc# ", "root@gpu1:~# ", "[root@gpu1 ~]# ", "$ ", "❯ ", "PS C:\\Users\\me> "],
+    [
+        *("gpu1 ~ # ", "host:~ # ", "n4:/etc# ", "root@gpu1:~# ", "[root@gpu1 ~]# ", "$ ", "❯ ", "PS C:\\Users\\me> "),
+        *("admin@sles:~> ", "u@h /etc> ", "➜  ~ ", "➜  cuda git:(main) ✗ ", "host% ", "[12:01:33] root@h:~# "),
+        *("┌──(kali㉿kali)-[~]\n└─$ ", "┌──(root㉿kali)-[/etc]\n└─# ", "╭─u@h ~ \n╰─$ ", "PS /home/u> "),
+    ],
 )
 def test_a_session_in_one_piece_is_split_at_its_commands_known_or_not(prompt: str) -> None:
     text = f"{prompt}lsmod\nnouveau 1 0\n{prompt}./ours --try\nfailed\n{prompt}uname -r\n6.1.0\n"
@@ -45,7 +49,54 @@ def test_a_session_in_one_piece_is_split_at_its_commands_known_or_not(prompt: st
     ]
 
 
-@pytest.mark.parametrize("line", ["# cat", "[plugins] # lsmod", "a comment # dmesg", "cost $ 5", "50% $ lsmod"])
+@pytest.mark.parametrize("place", ["user@host:~> ", "user@host ~> ", "➜  ~ ", "┌──(u㉿h)-[~]\n└─$ ", "[1:02] u@h:~$ "])
+def test_the_prompts_of_a_file_that_was_pasted_are_found(place: str) -> None:
+    found = items(pasted.from_text(f"{place}lsmod\nnouveau 1 0\n{place}uname -r\n6.1.0\n{place}\n"))
+    assert [(item.kind, item.text) for item in found] == [("lsmod", "nouveau 1 0"), ("uname", "6.1.0")]
+
+
+@pytest.mark.parametrize("empty", ["root@n:~#", "[root@n ~]# ", "(venv) u@n:/etc$", "u@n:~>"])
+def test_a_prompt_at_which_nothing_was_typed_is_no_answer(empty: str) -> None:
+    text = f"root@n:~# uname -r\n6.1.0\n{empty}\nroot@n:~# lsmod | grep nvidia\n{empty}\n"
+    for found in (items(pasted.from_text(text)), items(pasted.evidence([("what I saw", text)]))):
+        assert [item.text for item in found] == ["6.1.0", ""]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/tmp/ccX1b.s: Assembler messages:",
+        "/usr/bin/ld: nv.o: in function `f':",
+        "/usr/src/nvidia-550/nv.c: In function 'f':",
+        "/opt/x.cu:12: warning:",
+    ],
+)
+def test_a_place_in_a_source_is_no_heading(line: str) -> None:
+    said = f"{line}\nError! No space left on device"
+    (item,) = items(pasted.from_text(f"$ cat /var/lib/dkms/nvidia/550.127.05/build/make.log\n{said}\n"))
+    assert (item.kind, item.text) == ("make-log", said)
+
+
+@pytest.mark.parametrize("heading", ["/etc/docker/daemon.json:", "/var/log/kern.log (yesterday):"])
+def test_a_path_alone_is_a_heading(heading: str) -> None:
+    found = items(pasted.from_text(f"$ uname -r\n6.1.0\n{heading}\none\n"))
+    assert [item.text for item in found] == ["6.1.0", "one"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("# cat", "[plugins] # lsmod", "a comment # dmesg", "cost $ 5", "50% $ lsmod", "user@host.org> uname"),
+        *(
+            "➜  Local:   http://localhost:5173/",
+            "100% lsmod",
+            "a -> lsmod",
+            "└─nvidia",
+            "└── lsmod",
+            "me@h.org: > uname",
+        ),
+    ],
+)
 def test_a_number_sign_in_a_file_is_no_prompt(line: str) -> None:
     (item,) = items(pasted.evidence([("/etc/some.conf", f"one\n{line}\ntwo")]))
     assert item.written == "/etc/some.conf"

@@ -1,0 +1,403 @@
+"""What a session at one shell shows in the end: of a question that was asked again, the later answer holds.
+
+People paste the fault, what they did about it, and that it works now. What was typed later at the same shell was seen
+later; of things that were pasted each for itself, nobody knows that. A success ends the failures of the same thing and
+of nothing else: the same command, the driver that nvidia-smi reaches, the unit that is active, the packages' lock.
+A module that was loaded by hand, or a register that was set, is an experiment: it shows what was wrong, and the node
+is as before at its next start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Final, TypeAlias
+
+from gpunode.facts.patterns import Pattern
+from gpunode.facts.sources import (
+    STATE,
+    STILL_FAILS,
+    Command,
+    Kind,
+    Source,
+    changes_state,
+    commands,
+    program,
+    recognise,
+    unit_name,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a session.
+
+    Attributes:
+        source: the command, as a piece of evidence is named.
+        said: what it answered.
+        prompt: that it was typed at; None where it was pasted for itself.
+    """
+
+    source: str
+    said: str
+    prompt: str | None = None
+
+    @cached_property
+    def seen(self) -> Source:
+        """What it is."""
+        return recognise(self.source)
+
+    @cached_property
+    def commands(self) -> tuple[Command, ...]:
+        """The commands of the line."""
+        return commands(self.source)
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """The words of its one command; empty where it has several, or changes what the program finds."""
+        is_one = len(self.commands) == 1 and not _ASSIGNED.match(self.source)
+        return self.commands[0].words if is_one else ()
+
+
+_ASSIGNED: Final = Pattern(r"(?:sudo |env )*[A-Z_]{2,60}=")
+# What a success is a success of, and what a failure is one of.
+Thing: TypeAlias = tuple[str, ...]
+# Nobody types more before they paste it.
+_MOST_STEPS: Final = 400
+
+
+def settled(steps: Sequence[Step]) -> Iterator[Step]:
+    """The steps without the answers that a later one of the same shell has overtaken."""
+    if not 1 < sum(step.prompt is not None for step in steps) <= _MOST_STEPS:
+        yield from steps
+        return
+    steps = tuple(_as_found(steps))
+    shells = _shells(steps)
+    answers = [_answer(step, is_last=step is steps[-1]) for step in steps]
+    lasting = [0, *accumulate(int(_is_lasting(step)) for step in steps)]
+    trials = [0, *accumulate(int(_is_trial(step)) for step in steps)]
+    for at, answer in enumerate(answers):
+        left: _Answer | None = answer
+        for later in range(at + 1, len(steps)):
+            is_changed = lasting[later] > lasting[at + 1]
+            is_trial = trials[later + 1] > trials[at + 1] and not is_changed
+            if left is not None and shells[at] and shells[at] == shells[later] and not is_trial:
+                left = _after(left, answers[later], is_changed=is_changed)
+        if left is not None:
+            yield left.step
+
+
+def _as_found(steps: Sequence[Step]) -> Iterator[Step]:
+    """Without the state that the node is in only since a module was loaded by hand, and nothing else was done."""
+    is_mended = is_repaired = False
+    for step in steps:
+        is_fine = step.seen.kind in STATE and not STILL_FAILS.search(step.said)
+        if step.prompt is not None and is_mended and not is_repaired and is_fine:
+            continue
+        is_repaired = is_repaired or _is_lasting(step)
+        is_mended = is_mended or (step.seen.kind == "modprobe" and changes_state(step.seen) and not step.said.strip())
+        yield step
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a step tells.
+
+    Attributes:
+        question: what was asked.
+        fails: whether it is a complaint.
+        proven: what it shows to work.
+        concerned: what a success must be of, so that the complaint is over.
+    """
+
+    step: Step
+    question: Thing
+    fails: bool
+    proven: frozenset[Thing]
+    concerned: frozenset[Thing]
+
+
+def _answer(step: Step, *, is_last: bool) -> _Answer:
+    asked = {question} if (question := _question(step)) else set()
+    is_complaint = _fails(step)
+    works = step.prompt is not None and not is_complaint and _works(step, is_last=is_last)
+    return _Answer(
+        step,
+        question,
+        is_complaint,
+        frozenset(asked | _proven(step)) if works else frozenset(),
+        frozenset(asked | _concerned(step)) if is_complaint else frozenset(),
+    )
+
+
+def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | None:
+    """What the answer still shows after the later one; None where that is nothing."""
+    step = answer.step
+    is_same = bool(answer.question) and answer.question == later.question
+    if is_same and step.seen.kind in _VALUES:
+        return answer if _REFUSED.search(later.step.said) else None
+    if is_same and is_changed and answer.fails and later.fails:
+        return None
+    if step.seen.kind == "unit-log" and ("unit", step.seen.subject) in later.proven:
+        left = _since_start(step)
+        return None if left is None else replace(answer, step=left)
+    if is_changed and ("module", "nvidia") in later.proven and step.seen.subject in _OF_LOADED:
+        return None
+    is_over = not later.proven.isdisjoint(answer.concerned) and _gpus(step.said) <= _gpus(later.step.said)
+    return None if is_over else answer
+
+
+_BUS: Final = Pattern(r"\b(?:[0-9a-f]{4,8}:)?(?P<slot>[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]\b", re.IGNORECASE)
+
+
+def _gpus(said: str) -> frozenset[str]:
+    """The slots that an answer names: of a GPU that a complaint names, the success must tell too."""
+    return frozenset(match["slot"].lower() for match in _BUS.finditer(said))
+
+
+# What has one value at a time. GPUs that are missing later, and what a log has, are there beside the earlier.
+_VALUES: Final[tuple[Kind, ...]] = (
+    *("file", "unit-status", "unit-show", "unit-file", "lsmod", "dkms-status", "packages", "package-policy", "mokutil"),
+    *(
+        "modinfo",
+        "initramfs",
+        "ldconfig",
+        "listing",
+        "which",
+        "docker-info",
+        "containerd-config",
+        "uname",
+        "nvidia-ctk",
+    ),
+)
+_LOGS: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "kubernetes-log", "audit", "make-log"})
+_REFUSED: Final = Pattern(r"[Pp]ermission denied|not permitted|command not found|[Aa]ccess denied|must be root")
+# Of the loaded module; nvidia-smi shows its version, too.
+_OF_LOADED: Final = frozenset({"/proc/driver/nvidia/version", "/sys/module/nvidia/version"})
+
+
+def _question(step: Step) -> Thing:
+    """What was asked: the same in the ways in which people repeat themselves."""
+    seen = step.seen
+    if step.prompt is None or not step.commands or seen.kind in _LOGS:
+        return ()
+    if seen.kind == "file" and not (seen.only or seen.is_part or seen.is_mixed):
+        return ("file", seen.where, seen.subject)
+    if _ASSIGNED.match(step.source):
+        return (seen.where, step.source)
+    lines = [_normal(words) for command in step.commands for words in (command.words, *command.filters) if words]
+    return (seen.where, *(word for words in lines for word in (*words, "|")))
+
+
+_SAME: Final = {"apt-get": "apt", "aptitude": "apt", "yum": "dnf"}
+# They change nothing of what a container is given, or of what is installed.
+_IDLE: Final = frozenset({"--rm", "-it", "-ti", "-t", "-d", "--interactive", "--tty", "--detach", "-y", "--yes"})
+_ENGINES: Final = frozenset({"docker", "podman", "nerdctl", "ctr"})
+
+
+def _normal(words: tuple[str, ...]) -> tuple[str, ...]:
+    is_free = words[0] in _ENGINES | _PACKAGERS
+    rest = [word for word in words[1:] if not (is_free and word in _IDLE)]
+    if words[0] in _ENGINES and "nvidia-smi" in rest:
+        rest = rest[: rest.index("nvidia-smi") + 1]
+    return (_SAME.get(words[0], words[0]), *rest)
+
+
+def _fails(step: Step) -> bool:
+    """Whether the answer is a complaint."""
+    kind = step.seen.kind
+    if kind == "unit-status":
+        return bool(_DOWN.search(step.said))
+    if kind == "package-output":
+        return bool(_NOT_PACKED.search(step.said))
+    return bool(_FAILS.search(step.said))
+
+
+_DOWN: Final = Pattern(
+    r"^[ \t]*(?:failed|inactive|activating|deactivating)\s*$|Active: (?:failed|inactive|activating)", re.MULTILINE
+)
+_UP: Final = Pattern(r"^[ \t]*active\s*$|Active: active \((?:running|exited)\)", re.MULTILINE)
+_PACKED: Final = Pattern(
+    r"^(?:Setting up |Unpacking |Reading package lists\.{3} Done|Hit:|Get:|Fetched |Complete!|Nothing to do|Installed:"
+    r"|Upgraded:|Metadata cache created)|\d+ upgraded,|already the newest|All packages are up to date",
+    re.MULTILINE,
+)
+_NOT_PACKED: Final = Pattern(
+    r"^[ \t]*(?:E:|W: (?:GPG|Some|An error)|Err:|Error|ERROR|dpkg: (?:error|dependency)|Problem|Bad return)"
+    r"|[Ff]ailed|Errors were|unmet|NO_PUBKEY|[Cc]ould ?n.t|[Cc]ould not|not signed|Aborted|exit status [1-9]"
+    r"|[Cc]onflict|nothing provides|No match",
+    re.MULTILINE,
+)
+_FAILS: Final = Pattern(
+    r"\b(?:error|fail(?:ed|s|ure)?|fatal|couldn.t|cannot|can.t|could not|unable(?! to find image)|no devices|no such"
+    r"|denied|refused|is lost|mismatch|invalid|unresolvable|unsupported|aborted|core dumped|timed? ?out|traceback"
+    r"|not (?:found|loaded|supported|permitted|available|initialized|ready)|killed|unknown|insufficient|unhealthy"
+    r"|rejected|exception)(?!\w)|ERR!",
+    re.IGNORECASE,
+)
+
+
+def _works(step: Step, *, is_last: bool) -> bool:
+    """Whether the command did what it was asked for; of a silent one, whether the shell asked for another after it."""
+    kind, said = step.seen.kind, step.said.strip()
+    if kind == "unit-status":
+        return bool(_UP.search(said))
+    if kind == "package-output":
+        return bool(_PACKED.search(said))
+    if kind == "nvidia-smi":
+        return bool(_GPU.search(said))
+    return bool(re.search(r"\w", said)) if said else not is_last
+
+
+_GPU: Final = Pattern(r"^\|\s+\d{1,3}\s+\S[^|]{2,60}\|\s*[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:|^GPU \d+: \S", re.MULTILINE)
+
+
+def _proven(step: Step) -> set[Thing]:
+    """What a success shows to work besides itself."""
+    found: set[Thing] = set()
+    seen, words = step.seen, step.words
+    if _reaches_driver(step):
+        found |= {("driver", words[0]), ("module", "nvidia")}
+    if seen.kind == "unit-status" and not seen.is_mixed and seen.subject:
+        found.add(("unit", seen.subject))
+    if seen.kind == "container-run" and program(words) == "docker" and "run" in words[1:3] and step.said.strip():
+        found.add(("unit", unit_name("docker")))
+    if seen.kind == "package-output" and {"install", "upgrade", "-i", "remove"} & set(words):
+        found.add(("lock",))
+    return found
+
+
+def _concerned(step: Step) -> set[Thing]:
+    """What else a success may be of, so that this complaint is over."""
+    found: set[Thing] = set()
+    seen, words = step.seen, step.words
+    if _reaches_driver(step):
+        found.add(("driver", words[0]))
+    if seen.kind == "modprobe" and seen.subject == "nvidia":
+        found.add(("module", "nvidia"))
+    if seen.kind in {"unit-status", "unit-action"} and not seen.is_mixed and seen.subject:
+        found.add(("unit", seen.subject))
+    if seen.kind == "package-output" and words and _LOCKED.search(step.said):
+        found.add(("lock",))
+    return found
+
+
+def _reaches_driver(step: Step) -> bool:
+    """Whether it is the node's own nvidia-smi, asked for all GPUs."""
+    words = step.words
+    is_own = program(words) == "nvidia-smi" and step.seen.where == "host"
+    return is_own and words[1:] in {(), ("-L",), ("--list-gpus",)} and not step.commands[0].filters
+
+
+_LOCKED: Final = Pattern(r"Could not get lock |Unable to acquire the dpkg frontend lock|is locked by another process")
+_NO_START: Final = Pattern(
+    r"failed to start daemon|unable to configure the Docker daemon|\bFailed to start\b|code=exited, status=[1-9]"
+    r"|Failed with result|Start request repeated too quickly|Main process exited"
+)
+
+
+def _since_start(step: Step) -> Step | None:
+    """The log of a unit that is active now, without what it has of the starts that failed."""
+    lines = step.said.split("\n")
+    failed = [number for number, line in enumerate(lines) if _NO_START.search(line)]
+    if not failed or {"-r", "--reverse"} & set(step.seen.words):
+        return step
+    kept = ["" if number <= failed[-1] else line for number, line in enumerate(lines)]
+    return replace(step, said="\n".join(kept)) if any(map(str.strip, kept)) else None
+
+
+# --- what was done ------------------------------------------------------------------------------------------------
+
+_PACKAGERS: Final = frozenset(
+    {"apt", "apt-get", "aptitude", "dpkg", "dnf", "yum", "zypper", "pacman", "rpm", "pip", "snap"}
+)
+_PACKAGED: Final = Pattern(
+    r"(?:re)?install|in|remove|purge|autoremove|erase|\w*-?upgrade|dup|distro-sync|downgrade|swap|module|-[iUrPSR]\w*"
+    r"|--(?:install|configure|remove|purge)|--fix-broken"
+)
+_EDITORS: Final = frozenset(
+    {"vi", "vim", "nvim", "nano", "emacs", "visudo", "tee", "rm", "mv", "cp", "ln", "install", "truncate", "chmod"}
+    | {"chown", "sudoedit", "gpg", "restorecon", "semodule", "setsebool", "usermod", "update-alternatives", "apt-key"}
+)
+_BUILDERS: Final = frozenset(
+    {"update-initramfs", "dracut", "mkinitramfs", "mkinitcpio", "depmod", "akmods", "ubuntu-drivers", "update-grub"}
+    | {"grub2-mkconfig", "grub-mkconfig", "grubby", "nvidia-uninstall", "add-apt-repository", "gpunode", "kmodsign"}
+    | {"reboot", "shutdown", "poweroff", "fwupdmgr"}
+)
+_OF_CLUSTER: Final = frozenset(
+    {"apply", "delete", "rollout", "patch", "edit", "label", "create", "replace", "scale", "drain", "uncordon"}
+)
+_OF_CONTAINERS: Final = frozenset(
+    {"restart", "rm", "stop", "start", "pull", "up", "down", "build", "load", "update", "context"}
+)
+# The words behind a program's name of which one makes it change the node for good.
+_VERBS: Final = {
+    "systemctl": {"restart", "reload", "enable", "disable", "mask", "unmask", "daemon-reload", "reboot"},
+    "service": {"restart", "reload"},
+    **dict.fromkeys(("docker", "podman", "nerdctl", "docker-compose"), _OF_CONTAINERS),
+    "nvidia-ctk": {"configure", "generate", "create-dev-char-symlinks", "create-device-nodes", "config"},
+    "dkms": {"build", "install", "autoinstall", "remove", "add", "unbuild"},
+    "mokutil": {"--import", "-i", "--disable-validation", "--reset"},
+    "nvidia-smi": {"--gpu-reset", "-r", "-mig", "--multi-instance-gpu", "mig", "-pm", "-c", "-e"},
+    **dict.fromkeys(("kubectl", "oc", "k"), _OF_CLUSTER),
+    "helm": {"install", "upgrade", "uninstall", "rollback"},
+    "sed": {"-i", "-i.bak", "--in-place"},
+}
+_TRIALS: Final = frozenset(
+    {"modprobe", "insmod", "rmmod", "setpci", "setenforce", "export", "unset", "ulimit", "module"}
+)
+
+
+def _is_lasting(step: Step) -> bool:
+    """Whether the command changed the node in a way that stays, as far as its answer tells."""
+    return step.prompt is not None and not _fails(step) and any(map(_changes, step.commands))
+
+
+def _changes(command: Command) -> bool:
+    every = (command.words, *command.filters)
+    name = program(command.words)
+    if any(program(words) in _EDITORS | _BUILDERS for words in every):
+        return True
+    if name in {"echo", "printf", "cat"}:
+        return command.is_quiet
+    if name in _PACKAGERS:
+        return any(_PACKAGED.fullmatch(word) for word in command.words[1:])
+    if name == "ldconfig":
+        return command.words[1:] in {(), ("-v",)}
+    is_installer = any(re.search(r"NVIDIA-Linux|(?:^|/)cuda_[\w.]+\.run$", word) for word in command.words)
+    return is_installer or bool(_VERBS.get(name, set()) & set(command.words[1:]))
+
+
+def _is_trial(step: Step) -> bool:
+    """Whether the command changed the node until its next start, or the shell."""
+    if step.prompt is None:
+        return False
+    if _EXPORTED.match(step.source) or (step.seen.kind == "unit-action" and "start" in step.seen.words[1:3]):
+        return True
+    return any(program(command.words) in _TRIALS for command in step.commands)
+
+
+_EXPORTED: Final = Pattern(r"(?:export|unset|ulimit|source|module) |conda (?:de)?activate")
+
+
+# --- which shell --------------------------------------------------------------------------------------------------
+
+_HOST: Final = Pattern(r"[@㉿](?P<host>[\w.-]+)|^(?:\([\w.-]+\)\s*)?(?P<first>[A-Za-z][\w.-]*)(?=[:#$%]| [~/])")
+_ELSEWHERE: Final = Pattern(
+    r"(?:sudo )?(?:ssh \S+$|(?:docker|podman|kubectl|nerdctl|oc) [^\n]{0,300}\b(?:exec|run)\b[^\n]{0,300} "
+    r"(?:/bin/)?(?:ba|z|a)?sh$|chroot |exit$|logout$)"
+)
+
+
+def _shells(steps: Sequence[Step]) -> list[str]:
+    """On which machine each was typed, by the prompt; empty for what was pasted for itself."""
+    found, moves = [], 0
+    for step in steps:
+        match = _HOST.search(step.prompt or "")
+        host = next(filter(None, match.groups()), "") if match else f"{moves}"
+        found.append("" if step.prompt is None else host)
+        moves += bool(_ELSEWHERE.match(step.source))
+    return found

@@ -1,0 +1,231 @@
+"""A fault that was mended in the session that shows it: what was asked again later holds, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+WORKS = """Sat Nov 16 10:00:00 2024
+| NVIDIA-SMI 550.127.05             Driver Version: 550.127.05     CUDA Version: 12.4     |
+|   0  NVIDIA A100-PCIE-40GB          On  |   00000000:C1:00.0 Off |                    0 |
+| N/A   34C    P0             37W /  250W |       1MiB /  40960MiB |      0%      Default |"""
+NO_DRIVER = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
+    "driver is installed and running."
+)
+SMI = ("nvidia-smi", WORKS)
+RUN = "docker run --rm --gpus all ubuntu nvidia-smi -L"
+GPU = "GPU 0: NVIDIA A100-PCIE-40GB (UUID: GPU-11111111-aaaa-bbbb-cccc-333333333333)"
+NO_RUNTIME = 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'
+NO_CDI = "Error: setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=all"
+CDI = "podman run --rm --device nvidia.com/gpu=all ubuntu nvidia-smi -L"
+TOOLKIT = ("apt-get install -y nvidia-container-toolkit", "Setting up nvidia-container-toolkit (1.17.3-1) ...")
+LOCKED = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 2311 (unattended-upgr)"
+INVALID = (
+    "Nov 16 09:00:00 n dockerd[900]: failed to start daemon: unable to configure the Docker daemon with file "
+    "/etc/docker/daemon.json: invalid character '}' looking for beginning of object key string"
+)
+NOT_STARTED = "Job for docker.service failed because the control process exited with error code."
+VALID = '{\n  "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}\n}'
+REPOSITORY = "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2204/x86_64"
+NO_KEY = (
+    f"W: GPG error: {REPOSITORY}  InRelease: The following signatures couldn't be verified because the public key is "
+    "not available: NO_PUBKEY A4B469963BF863CC"
+)
+TWO_KEYS = (
+    f"E: Conflicting values set for option Signed-By regarding source {REPOSITORY}/ /: "
+    "/usr/share/keyrings/cuda-archive-keyring.gpg != \nE: The list of sources could not be read."
+)
+UPDATED = f"Hit:1 {REPOSITORY}  InRelease\nReading package lists... Done"
+TORCH = ("python3 -c 'import torch;torch.zeros(1).cuda()'", "RuntimeError: CUDA error: system not yet initialized")
+FABRIC = "systemctl is-active nvidia-fabricmanager"
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.127"
+NO_MODULE = "modprobe: FATAL: Module nvidia not found in directory /lib/modules/5.15.0-125-generic"
+
+MENDED: dict[str, tuple[tuple[str, str], ...]] = {
+    "toolkit": ((RUN, NO_RUNTIME), TOOLKIT, ("systemctl restart docker", ""), (RUN, GPU), SMI),
+    "cdi": ((CDI, NO_CDI), ("nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml", ""), (CDI, GPU), SMI),
+    "lock": (
+        ("apt-get install -y cuda-drivers", LOCKED),
+        ("sudo apt install cuda-drivers", "Setting up cuda-drivers (550.127.05-1) ..."),
+        SMI,
+    ),
+    "lock, another package": (("apt-get install -y cuda-drivers", LOCKED), TOOLKIT, SMI),
+    "container": (
+        ("docker exec job nvidia-smi", "Failed to initialize NVML: Unknown Error"),
+        ("docker restart job", "job"),
+        ("docker exec job nvidia-smi", WORKS),
+        SMI,
+    ),
+    "headers": (
+        ("nvidia-smi", NO_DRIVER),
+        ("modprobe nvidia", NO_MODULE),
+        ("apt-get install -y linux-headers-5.15.0-125-generic", "Setting up linux-headers-5.15.0-125-generic"),
+        ("modprobe nvidia", ""),
+        SMI,
+    ),
+    "fabric manager": (
+        (FABRIC, "failed"),
+        TORCH,
+        ("systemctl restart nvidia-fabricmanager", ""),
+        (FABRIC, "active"),
+        (TORCH[0], ""),
+        SMI,
+    ),
+    "two keys": (
+        ("apt-get update", TWO_KEYS),
+        ("rm /etc/apt/sources.list.d/archive_uri.list", ""),
+        ("sudo apt-get update", UPDATED),
+        SMI,
+    ),
+    "daemon.json": (
+        ("systemctl restart docker", NOT_STARTED),
+        ("journalctl -u docker -n 1", INVALID),
+        ("vi /etc/docker/daemon.json", ""),
+        ("systemctl restart docker", ""),
+        ("systemctl is-active docker", "active"),
+        (RUN, GPU),
+        SMI,
+    ),
+    "daemon.json, before the session": (
+        ("journalctl -u docker | tail -1", INVALID),
+        ("systemctl is-active docker", "active"),
+        ("cat /etc/docker/daemon.json", VALID),
+        (RUN, GPU),
+        SMI,
+    ),
+}
+
+
+def session(*steps: tuple[str, str], prompt: str = "root@n:~# ") -> str:
+    return "".join(f"{prompt}{command}\n{said}\n" if said else f"{prompt}{command}\n" for command, said in steps)
+
+
+def of_text(*steps: tuple[str, str]) -> Diagnosis:
+    return diagnose(snapshot(pasted.from_text(session(*steps))))
+
+
+def of_one_piece(*steps: tuple[str, str]) -> Diagnosis:
+    return diagnose(snapshot(pasted.evidence([("what I did", session(*steps))])))
+
+
+def roots(found: Diagnosis) -> list[str]:
+    return [root.cause for root in found.roots if root.severity != "info"]
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_what_works_at_the_end_of_a_session_is_no_fault(name: str) -> None:
+    for found in (of_text(*MENDED[name]), of_one_piece(*MENDED[name])):
+        assert (roots(found), found.unknown) == ([], ())
+
+
+@pytest.mark.parametrize("name", ["toolkit", "cdi", "lock", "container", "two keys"])
+def test_the_end_of_the_session_decides(name: str) -> None:
+    first = MENDED[name][:1]
+    last = (*MENDED[name][1:-1], *first, SMI)
+    for steps in ((*first, SMI), last):
+        found = of_text(*steps)
+        assert roots(found) or found.unknown
+
+
+def test_what_was_pasted_each_for_itself_has_no_order() -> None:
+    steps = MENDED["two keys"]
+    rows = [{"source": source, "text": text} for source, text in steps]
+    assert roots(diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))) == ["apt-signed-by-conflict"]
+    fenced = "".join(f"```\n{session(step)}```\n" for step in steps)
+    assert roots(diagnose(snapshot(pasted.from_text(fenced)))) == ["apt-signed-by-conflict"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("apt-get install -y jq", "Setting up jq (1.6) ..."),
+        ("docker run --rm hello-world", "Hello from Docker!"),
+        ("docker run --rm --privileged ubuntu nvidia-smi -L", GPU),
+        ("podman run --rm --device nvidia.com/gpu=all ubuntu nvidia-smi -L", GPU),
+        SMI,
+    ],
+)
+def test_a_success_of_something_else_ends_nothing(other: tuple[str, str]) -> None:
+    found = of_text((RUN, NO_RUNTIME), TOOLKIT, other, SMI)
+    assert roots(found) or found.unknown
+    found = of_text(("apt-get update", TWO_KEYS), other, SMI)
+    assert roots(found) == ["apt-signed-by-conflict"]
+
+
+def test_another_host_and_another_program_of_the_name_say_nothing_of_this_one() -> None:
+    steps = ((RUN, NO_RUNTIME), TOOLKIT, ("systemctl restart docker", ""))
+    text = session(*steps) + session((RUN, GPU), SMI, prompt="root@other:~# ")
+    found = diagnose(snapshot(pasted.from_text(text)))
+    assert found.unknown or found.findings
+    found = of_text(("nvidia-smi", MISMATCH), ("/usr/bin/nvidia-smi", WORKS))
+    assert found.unknown or found.findings
+
+
+def test_a_gpu_that_a_complaint_names_must_be_in_the_answer_that_ends_it() -> None:
+    lost = "Unable to determine the device handle for GPU 0000:{}:00.0: GPU is lost.  Reboot the system to recover it"
+    found = of_text(("nvidia-smi", lost.format("07")), SMI)
+    assert roots(found) or found.unknown
+    found = of_text(("nvidia-smi", lost.format("c1")), ("reboot", ""), SMI)
+    assert (found.findings, found.unknown) == ((), ())
+
+
+def test_an_experiment_mends_nothing() -> None:
+    steps = (("nvidia-smi", NO_DRIVER), ("lsmod | grep nvidia", ""), ("sudo modprobe nvidia", ""), SMI)
+    assert roots(of_text(*steps)) == ["driver-module-not-loaded"]
+    assert roots(of_one_piece(*steps)) == ["driver-module-not-loaded"]
+
+
+def test_what_is_wrong_now_stands_alone() -> None:
+    found = of_text(
+        ("sudo apt-get update", NO_KEY),
+        ("sudo dpkg -i cuda-keyring_1.1-1_all.deb", "Setting up cuda-keyring (1.1-1) ..."),
+        ("sudo apt-get update", UPDATED),
+        ("nvidia-smi", MISMATCH),
+        (
+            "cat /proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.120  Fri Sep 13 10:10:01 UTC 2024",
+        ),
+        ("sudo reboot", "Connection to n closed."),
+        SMI,
+        ("docker run --rm --gpus all ubuntu nvidia-smi", NO_RUNTIME),
+        ("dpkg -l | grep nvidia-container", "root@n:~#"),
+    )
+    assert roots(found) == ["toolkit-not-installed"]
+    (root,) = found.roots
+    assert [(one.source, one.line) for one in root.citations][1:] == [("dpkg -l | grep nvidia-container", "(nothing)")]
+
+
+def test_a_failure_after_a_repair_stands_for_the_one_before_it() -> None:
+    found = of_text(
+        ("sudo docker run --rm --gpus all ubuntu nvidia-smi", NO_RUNTIME),
+        TOOLKIT,
+        ("nvidia-ctk runtime configure --runtime=docker", "INFO[0000] Wrote updated config to /etc/docker/daemon.json"),
+        ("systemctl restart docker", ""),
+        (
+            "sudo docker run --rm --gpus all ubuntu nvidia-smi",
+            "docker: Error response from daemon: nvidia-container-cli: nvml error: driver not loaded: unknown",
+        ),
+        ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"),
+        ("mokutil --sb-state", "SecureBoot enabled"),
+        ("modinfo nvidia | grep signer", "signer:         n Secure Boot Module Signature key"),
+    )
+    assert roots(found) == ["secure-boot-key-not-enrolled"]
+
+
+def test_a_start_of_docker_that_succeeded_ends_the_ones_that_failed_before_it() -> None:
+    started = "Nov 16 09:10:00 n systemd[1]: Started docker.service - Docker Application Container Engine."
+
+    def cause(*lines: str, command: str = "journalctl -u docker") -> list[str]:
+        return roots(diagnose(snapshot(pasted.evidence([(command, "\n".join(lines))]))))
+
+    assert cause(INVALID, started) == []
+    assert cause(started, INVALID) == ["daemon-json-invalid"]
+    assert cause(started, INVALID, command="journalctl -u docker -r") == ["daemon-json-invalid"]
+    assert cause(INVALID, started, command="journalctl -u docker -r") == ["daemon-json-invalid"]
