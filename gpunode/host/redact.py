@@ -13,57 +13,19 @@ from typing import Final
 
 from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
+from gpunode.host.assigned import ARRAY, NAME, STRING, Value, values
 from gpunode.host.process import may_hold_secret
 
 # A secret's replacement tells only which of these lengths it does not exceed; so redacting twice changes nothing.
 _LENGTHS: Final = (8, 32, 128, 512)
-_STRING: Final = (
-    r"\"\"\"(?:[^\\]|\\.)*?(?:\"\"\"|\Z)|'''.*?(?:'''|\Z)"
-    r"|\"(?:[^\"\\\n]|\\.)*(?:\"|(?=\n)|\Z)|'(?:[^'\n]|'')*(?:'|(?=\n)|\Z)"
-)
-_SENSITIVE: Final = (
-    # The counts are bounded, so that a long word costs no more than its length.
-    r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|(?:api|access|private|client)[_-]?key)[\w.-]{0,40}"
-    r"|auth|_auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}"
-    r"|[\w.-]{0,40}(?:account|storage|encryption|licen[cs]e|shared|master|webhook|activation|auth)[_-]?key"
-    r"|[\w.-]{0,40}rootpw|pgpass|(?:set-)?cookie|sumo-url|(?:[\w-]{0,40}[_-])?psk|\.dockerc(?:fg|onfigjson)"
-)
-# Words with other meanings, too: modinfo's sig_key and dkms's signing key are those of secure boot.
-_OPEN_KEY: Final = r"(?![\w.-]{0,40}(?:sig|pub|public|signing|mok|host|sort|cache|partition|topology)[_-]?key\b)"
-_AMBIGUOUS: Final = rf"{_OPEN_KEY}[\w.-]{{1,40}}[_.-](?:key|pass|pat|pwd|pw|creds?)|bindpw|pwd"
-_CREDENTIAL: Final = (
-    r"[\w.-]{0,40}credentials?|pass|[\w.-]{0,40}(?-i:[a-z]Pass)"
-    r"|(?:[\w-]{0,40}[_-])?(?:bearer|regcode|community)"
-)
-# As a name that stands by itself, in a list of names and values.
-_NAME: Final = rf"{_SENSITIVE}|{_AMBIGUOUS}|{_CREDENTIAL}"
-# Messages speak of credentials, and of tests that pass, before a colon.
-_KEYS: Final = (
-    rf"{_SENSITIVE}|{_AMBIGUOUS}(?![\w.-])"
-    rf"|(?:{_CREDENTIAL})(?=\\{{0,7}}[\"']?[ \t]{{0,8}}=|\\{{0,7}}[\"'][ \t]{{0,8}}:)|(?-i:pass)(?=:[ \t])"
-    r"|(?-i:community)(?=:[ \t]+(?!https?:)\S+[ \t]*(?:\n|\Z))"
-)
-# Backslashes: JSON that stands as a string in a line of a log.
-_KEY: Final = rf"(?<![\w.?&-])(?:[\"']?)(?:{_KEYS})(?:\\{{0,7}}[\"'])?[ \t]*[=:][ \t]*"
-# In the midst of a command line, the kernel's or a shell's, an assignment ends with its word.
-_WORD: Final = rf"(?<=\S[ \t])(?:{_KEYS})=[^\s\[\]{{}}\"',#\\][^\s,}}\"']*"
-_ESCAPED: Final = r"\\{1,7}[\"'][^\"'\\\n]*"
-# A bare value ends before the next option of a command line, whose own value may stand in quotes.
-# A backslash at its end goes on in the next line.
-_BARE: Final = r"[^\s\[\]{}\"',#\\](?:(?![ \t]-)[^\n,}\"']|(?<=[^\s\\]\\)\n(?=[ \t]{0,80}[^\s-]))*"
-_ARRAY: Final = rf"\[(?:[\s,]|{_STRING}|\#[^\n]*)*"
-_ASSIGNED: Final = re.compile(
-    rf"(?P<word>{_WORD})|(?P<key>{_KEY})(?:(?P<array>{_ARRAY})|(?P<string>{_STRING})|(?P<escaped>{_ESCAPED})|(?P<bare>{_BARE}))",
-    re.IGNORECASE | re.DOTALL,
-)
-_STRINGS: Final = re.compile(_STRING, re.DOTALL)
+_STRINGS: Final = re.compile(STRING, re.DOTALL)
 # containerd's [plugins.….registry.….headers]: every value there may be a credential.
 _HEADERS: Final = re.compile(
     r"^[ \t]*\[[^\]\n]*headers?[\"']?\][^\n]*\n(?:(?![ \t]*\[)[^\n]*\n)*(?:(?![ \t]*\[)[^\n]+\Z)?"
     r"|headers?[\"']?[ \t]*[=:]\s*\{[^{}]*",
     re.MULTILINE | re.IGNORECASE,
 )
-_PERHAPS_KEY: Final = re.compile(rf"({_STRING})(\s*[=:])?", re.DOTALL)
+_PERHAPS_KEY: Final = re.compile(rf"({STRING})(\s*[=:])?", re.DOTALL)
 # A slash has no place in a password there, and stands in many; an image's digest follows a path.
 _USERINFO: Final = re.compile(
     r"(?<=://)(?:[^\s/?#\"'<>]*|[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}/)[^\s?#\"'<>@]{1,200}"
@@ -98,7 +60,7 @@ _SPOKEN: Final = re.compile(
     r"|(\bbasic[ \t]+)((?=[a-z+/]{0,400}[\d=])[\w+/-]{6,}={0,2})"
     r"|(\bauthorization:[ \t]*(?:digest|negotiate|ntlm|oauth|hawk|aws4-hmac-sha256)[ \t]+)([^\n]+)"
     rf"|((?<![\w-])-{{1,2}}(?=[a-z]){_ASKED_FOR}{_NEXT}){_NO_FILE}{_VERDICT}([^\s'\"-][^\s'\"]*)"
-    rf"|((?:(?<!\w)-e|--env|\bsetenv)[ \t]+(?:{_NAME})[ \t]+){_NO_IMAGE}([^\s'\"-][^\s'\"]*)"
+    rf"|((?:(?<!\w)-e|--env|\bsetenv)[ \t]+(?:{NAME})[ \t]+){_NO_IMAGE}([^\s'\"-][^\s'\"]*)"
     rf"|(\bsnmp\w{{1,20}}[ \t]{_WORDS}-[cAX][ \t]*[\"']?)(?!redacted)([^\s'\"]+)"
     r"|(\br[ow]community6?[ \t]+)(\S+)"
     r"|((?:^|[ \t])(?:root)?(?:bindpw|requirepass|masterauth)[ \t]+)([^\s=:]\S*)"
@@ -131,16 +93,16 @@ _SPOKEN: Final = re.compile(
     r"|((?:^|[ \t])rootpw[ \t]+(?:--\w+[ \t]+){0,4})([^\s-]\S*)"
     r"|(\bgrub\.pbkdf2\.\w{1,20}\.\d{1,9}\.)([0-9a-f.]+)"
     r"|((?<![\w$])\$(?:1|2[aby]|5|6|7|y)\$)([\w./=,$-]{20,})"
-    rf"|(\bname:[ \t]*[\"']?(?:{_NAME})[\"']?{_LINE_END}(?:[ \t]*#[^\n]*\n){{0,9}}[ \t]*value:[ \t]*[\"']?)"
+    rf"|(\bname:[ \t]*[\"']?(?:{NAME})[\"']?{_LINE_END}(?:[ \t]*#[^\n]*\n){{0,9}}[ \t]*value:[ \t]*[\"']?)"
     rf"([^\s\"'|>][^\n\"']*)"
-    rf"|(\bname:[ \t]*[\"']?(?:{_NAME})[\"']?[ \t]*,[ \t]*value:[ \t]*[\"']?)([^\s\"',}}][^\n\"',}}]*)"
+    rf"|(\bname:[ \t]*[\"']?(?:{NAME})[\"']?[ \t]*,[ \t]*value:[ \t]*[\"']?)([^\s\"',}}][^\n\"',}}]*)"
     rf"|(\bvalue:[ \t]+[\"']?)([^\s\"'|>][^\n\"',}}]{{0,400}})"
-    rf"(?=[\"']?[ \t]{{0,8}}[,\n][ \t]{{0,80}}name:[ \t]{{1,8}}[\"']?(?:{_NAME})[\"']?[ \t]{{0,8}}(?:\}}|$))"
+    rf"(?=[\"']?[ \t]{{0,8}}[,\n][ \t]{{0,80}}name:[ \t]{{1,8}}[\"']?(?:{NAME})[\"']?[ \t]{{0,8}}(?:\}}|$))"
     rf"|([\"']value[\"']\s{{0,99}}:\s{{0,99}}\")((?:[^\"\\\n]|\\.)+)"
-    rf"(?=\"\s{{0,99}},\s{{0,99}}[\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{_NAME})[\"'])"
-    rf"|([\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{_NAME})[\"']\s{{0,99}},\s{{0,99}}[\"']value[\"']\s{{0,99}}:\s{{0,99}}\")"
+    rf"(?=\"\s{{0,99}},\s{{0,99}}[\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"'])"
+    rf"|([\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"']\s{{0,99}},\s{{0,99}}[\"']value[\"']\s{{0,99}}:\s{{0,99}}\")"
     r"((?:[^\"\\\n]|\\.)+)"
-    rf"|(\\+\"name\\+\":[ ]?\\+\"(?:{_NAME})\\+\",[ ]?\\+\"value\\+\":[ ]?\\+\")([^\"\\\n]+)",
+    rf"|(\\+\"name\\+\":[ ]?\\+\"(?:{NAME})\\+\",[ ]?\\+\"value\\+\":[ ]?\\+\")([^\"\\\n]+)",
     re.IGNORECASE | re.MULTILINE,
 )
 # What a shell hands to a program in the lines that follow.
@@ -151,7 +113,7 @@ _HERE: Final = re.compile(
     r"(?P<lines>(?:(?!\t{0,9}(?P=mark)[ \t]*(?:\n|\Z))[^\n]*(?:\n|\Z)){1,50})",
     re.IGNORECASE,
 )
-_IS_NAME: Final = re.compile(_NAME, re.IGNORECASE)
+_IS_NAME: Final = re.compile(NAME, re.IGNORECASE)
 _LINE: Final = re.compile(r"[^\s][^\n]*")
 # A proxy may be named without a scheme.
 _PROXY: Final = re.compile(
@@ -177,7 +139,7 @@ _YAML_VALUE: Final = re.compile(r"^([ \t]+(?:-[ \t]+)?(?:[^\s:]{1,80}:[ \t]+)?)(
 # YAML's value behind its key's line: a block with its mark, or one word or string. JSON's may stand there, too.
 _BLOCK_MARK: Final = r"[|>][\d+-]{0,2}"
 _YAML_HEAD: Final = re.compile(
-    rf"^(?P<lead>[ \t-]{{0,200}})[\"']?(?:{_NAME})[\"']?[ \t]{{0,8}}:"
+    rf"^(?P<lead>[ \t-]{{0,200}})[\"']?(?:{NAME})[\"']?[ \t]{{0,8}}:"
     rf"(?P<mark>[ \t]+(?:![\w!/:.,-]{{0,80}}[ \t]+)?{_BLOCK_MARK})?{_LINE_END}",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -186,7 +148,7 @@ _YAML_SCALAR: Final = re.compile(
     r"(?P<lead>[ \t]+)(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s\[\]{}\"'#|>&*!-][^\s#]*)(?<!:)[ \t]*(?:#.*)?"
 )
 _JSON_NEXT_LINE: Final = re.compile(
-    rf"(?P<key>[\"'](?:{_NAME})[\"'][ \t]{{0,8}}:[ \t]{{0,80}}\n\s{{0,99}})(?P<value>{_ARRAY}|{_STRING})",
+    rf"(?P<key>[\"'](?:{NAME})[\"'][ \t]{{0,8}}:[ \t]{{0,80}}\n\s{{0,99}})(?P<value>{ARRAY}|{STRING})",
     re.IGNORECASE | re.DOTALL,
 )
 # What tells by its own shape that it is a key: JSON Web Tokens, and those of the services that GPU nodes log in to.
@@ -199,7 +161,7 @@ _SHAPES: Final = re.compile(
 # Two passes do for what was found so far; the bound is for text that was made to go on for ever.
 _PASSES: Final = 8
 # A number may be a password; of other things it is a limit or a count.
-_NUMBER: Final = re.compile(r"\d{4,}")
+_NUMBER: Final = re.compile(r"[+-]*\d[\d+-]{3,}")
 _HIDES: Final = re.compile(
     r"(?:passw(?:or)?d|passphrase|pass|pwd|pw|pat|token|secret|key|psk|community|rootpw|auth|creds?|bearer|regcode|data|dockerc\w+)$",
     re.IGNORECASE,
@@ -285,7 +247,7 @@ def _words(data: bytes, mark: bytes) -> bytes:
     return "\0".join(parts).encode("utf-8", "surrogateescape")
 
 
-_OPTION: Final = re.compile(rf"-p|--?(?:{_NAME})", re.IGNORECASE)
+_OPTION: Final = re.compile(rf"-p|--?(?:{NAME})", re.IGNORECASE)
 _PORT: Final = re.compile(r"[\d.:]+(?:/\w+)?|true|false")
 
 
@@ -351,7 +313,7 @@ def _once(value: str) -> str:
     value = _YAML_HEADERS.sub(_yaml_headers, value)
     value = _secret_objects(value) if _IS_SECRET.search(value) else value
     value = _JSON_NEXT_LINE.sub(lambda match: match["key"] + _strings(match["value"]), value)
-    return _ASSIGNED.sub(_assigned, _behind_their_keys(value))
+    return _assigned(_behind_their_keys(value))
 
 
 def _behind_their_keys(value: str) -> str:
@@ -435,21 +397,26 @@ def _yaml_value(match: re.Match[str]) -> str:
     return match[1] + (_strings(match[2]) if match[2][0] in "\"'" else _mask(match[2]))
 
 
-def _assigned(match: re.Match[str]) -> str:
-    if match["word"]:
-        name, sign, word = match["word"].partition("=")
-        return match["word"] if _is_plain(word, name) else name + sign + _mask(word)
-    if escaped := match["escaped"]:
-        quote = escaped[: len(escaped) - len(escaped.lstrip("\\")) + 1]
-        return match["key"] + quote + _mask(escaped[len(quote) :])
-    if match["bare"] is None:
-        literal = match["array"] or match["string"]
-        return match[0] if _names_file(literal.strip("\"'"), match["key"]) else match["key"] + _strings(literal)
-    word = match["bare"].rstrip()
-    if _is_plain(word, match["key"]):
-        return match[0]
+def _assigned(text: str) -> str:
+    kept: list[str] = []
+    end = 0
+    for value in values(text):
+        kept += text[end : value.start], _value(text[value.start : value.end], value)
+        end = value.end
+    return "".join(kept) + text[end:]
+
+
+def _value(written: str, value: Value) -> str:
+    if value.kind == "escaped":
+        quote = written[: len(written) - len(written.lstrip("\\")) + 1]
+        return quote + _mask(written[len(quote) :])
+    if value.kind == "literal":
+        return written if _names_file(written.strip("\"'"), value.name) else _strings(written)
+    word = written.rstrip()
+    if _is_plain(word, value.name):
+        return written
     lines = (_LINE.sub(lambda line: _mask(line[0]), line) for line in word.split("\\\n"))
-    return match["key"] + "\\\n".join(lines) + match["bare"][len(word) :]
+    return "\\\n".join(lines) + written[len(word) :]
 
 
 def _is_plain(word: str, name: str) -> bool:

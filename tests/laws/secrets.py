@@ -199,6 +199,23 @@ PLACES: Final = {
     "history": "  12  export DB_PASSWORD={}",
 }  # fmt: skip
 
+# Where a value ends with its word, its line or its string: whatever signs it is of.
+ANY_SIGNS: Final = {
+    "environment": "DB_PASSWORD={}",
+    "export": "export HF_TOKEN={}",
+    "more than one": "HF_HOME=/x HF_TOKEN={} python3 x.py",
+    "unit": 'Environment="REG_PASSWORD={}" "X=y"',
+    "unit, not the first": 'Environment="X=y" "REG_PASSWORD={}" "Y=z"',
+    "unit without quotes": "Environment=REG_PASSWORD={} X=y",
+    "json list": '{{"Env": ["A=b", "DB_PASSWORD={}", "C=d"]}}',
+    "json list in a log": 'msg="{{\\"Env\\":[\\"A=b\\",\\"DB_PASSWORD={}\\"]}}"',
+    "yaml": "token: {}",
+    "ini": "password = {}",
+    "kernel": "quiet rd.iscsi.password={} ro",
+    "option": "agent --password={} --verbose",
+    "in quotes": 'agent --password="{}" --verbose',
+}  # fmt: skip
+
 # Where only a word that somebody has drawn tells that it is no part of the sentence.
 SENTENCES: Final = {
     "your token": "Your token is {}",

@@ -19,7 +19,7 @@ from gpunode.facts.probes import PROBES
 from gpunode.host.capture import load, save
 from gpunode.host.redact import redact, text
 from tests.fakes.examples import examples
-from tests.laws.secrets import PLACES, SENTENCES, SHAPES
+from tests.laws.secrets import ANY_SIGNS, PLACES, SENTENCES, SHAPES
 from tests.scenarios.reports import Report, reports
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -81,6 +81,52 @@ def test_no_capture_holds_a_secret_wherever_it_stood(place: str, secret: str, pr
     assert not leaks(secret, f"{kept.source}{kept.text}{kept.error}"), (place, kept.text)
     assert "before" in kept.text + kept.error
     assert "after" in kept.text + kept.error
+
+
+@given(st.sampled_from(sorted(ANY_SIGNS)), word(LETTERS, 8, 9), drawn, st.sampled_from("#[]{},\\=@/:?&%$|;!*()+^~`é"))
+@settings(max_examples=examples(250), deadline=None)
+def test_nor_a_part_of_it_whatever_signs_it_is_of(place: str, first: str, second: str, sign: str) -> None:
+    for secret in (f"{first}{sign}{second}", f"{sign}{second}"):
+        assume(not secret.startswith(("=", "://")) and "//" not in secret)
+        kept = text(ANY_SIGNS[place].format(secret))
+        assert not leaks(first, kept), kept
+        assert not leaks(second, kept), kept
+        assert text(kept) == kept
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+@pytest.mark.parametrize("place", ["environment", "export", "more than one", "unit without quotes", "yaml", "kernel"])
+def test_nor_where_a_quote_stands_in_a_word(place: str, quote: str) -> None:
+    kept = text(ANY_SIGNS[place].format(f"q7Wk2nVx{quote}9Lr4Tz8P"))
+    assert "q7Wk2nVx" not in kept
+    assert "9Lr4Tz8P" not in kept
+    assert text(kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ('{"password": "x7", "Runtimes": {"nvidia": {}}}', '{"password": "redacted", "Runtimes": {"nvidia": {}}}'),
+        ('{"Env":["A_TOKEN=x7","B=c"],"Image":"x"}', '{"Env":["A_TOKEN=redacted","B=c"],"Image":"x"}'),
+        ('{"tokens": [128, 256], "x": 1}', '{"tokens": [128, 256], "x": 1}'),
+        ("{Username:bob Password:x7 URL:https://h}", None),
+        ("{token: x7, image: cuda}", "{token: redacted, image: cuda}"),
+        ("tokens: [x7a, x7b]", "tokens: [redacted]"),
+        ("secret: {name: gpu}", "secret: {name: gpu}"),
+        ('auth = { username = "u", password = "x7" }', 'auth = { username = "u", password = "redacted" }'),
+        ("mount -o username=bob,password=x7,vers=3.0", "mount -o username=bob,password=redacted,vers=3.0"),
+        ('msg="token=x7" image="nvidia/cuda"', 'msg="token=redacted" image="nvidia/cuda"'),
+        ("HF_TOKEN=x7 CUDA_VISIBLE_DEVICES=0", None),
+        ("docker run -e HF_TOKEN=x7 --gpus all cuda", "docker run -e HF_TOKEN=redacted --gpus all cuda"),
+        ('sh -c "TOKEN=x7 -v"', 'sh -c "TOKEN=redacted -v"'),
+        ('authorization: failed to pull image "nvcr.io/x"', 'authorization: failed to pull image "nvcr.io/x"'),
+        ("token:   # rotated", "token:   # rotated"),
+    ],
+)
+def test_what_stands_beside_a_secret_stays(written: str, kept: str | None) -> None:
+    assert "x7" not in text(written)
+    if kept is not None:
+        assert text(written) == kept
 
 
 @given(st.sampled_from(sorted(SENTENCES)), drawn)
