@@ -23,7 +23,7 @@ from gpunode.diagnoses.model import (
 )
 from gpunode.diagnoses.ranking import WEIGHT, ranked
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, hearsay, kernel
+from gpunode.diagnoses.views import alive, driver, hearsay, kernel, recovery
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -197,6 +197,11 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
     gpus = tuple(sorted({proof.gpu for proof in proofs if proof.gpu}))
     citations = _distinct(citation for proof in proofs for citation in proof.citations)
     is_certain = any(proof.confidence == "certain" for proof in proofs)
+    fixes, disruption = fitting.obeyed(
+        fitting.merged((gravest, *proofs)) or _remedy(rule, snapshot, bugs),
+        gravest.disruption or rule.disruption,
+        recovery.gravest(snapshot, gpus or ("",)),
+    )
     return Finding(
         cause=rule.cause,
         title=rule.title,
@@ -207,10 +212,8 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
         summary=fitting.of_all(first, gpus),
         citations=citations,
         ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
-        remedy=fitting.fitted(
-            fitting.merged((gravest, *proofs)) or _remedy(rule, snapshot, bugs), fitting.concerned(snapshot, gpus)
-        ),
-        disruption=gravest.disruption or rule.disruption,
+        remedy=fitting.fitted(fixes, fitting.concerned(snapshot, gpus)),
+        disruption=disruption,
         sources=rule.sources,
         gpus=gpus,
         at=first.at,
