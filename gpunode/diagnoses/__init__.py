@@ -12,6 +12,7 @@ from gpunode.diagnoses import fitting, systems
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
+    Disruption,
     Doubt,
     Event,
     Family,
@@ -23,7 +24,7 @@ from gpunode.diagnoses.model import (
 )
 from gpunode.diagnoses.ranking import WEIGHT, ranked
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, hearsay, kernel
+from gpunode.diagnoses.views import alive, driver, hearsay, kernel, recovery
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -195,10 +196,12 @@ def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
 
 def _to_be_done(
     rule: Rule, proofs: tuple[Proof, ...], gpus: tuple[str, ...], snapshot: Snapshot, bugs: _Bugs
-) -> tuple[Fix, ...]:
-    """The remedy that the proofs bring, else the rule's: for these GPUs, and with the commands that the system has."""
+) -> tuple[tuple[Fix, ...], Disruption]:
+    """The remedy of the first proof, else the rule's, fitted to the GPUs and the system; and what it disrupts."""
+    asked = recovery.gravest(snapshot, gpus or ("",))
     fixes = fitting.merged(proofs) or _remedy(rule, snapshot, bugs)
-    return systems.fitted(snapshot, fitting.fitted(fixes, fitting.concerned(snapshot, gpus)))
+    fixes, disruption = fitting.obeyed(fixes, proofs[0].disruption or rule.disruption, asked)
+    return systems.fitted(snapshot, fitting.fitted(fixes, fitting.concerned(snapshot, gpus))), disruption
 
 
 def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
@@ -210,6 +213,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
     gpus = tuple(sorted({proof.gpu for proof in proofs if proof.gpu}))
     citations = _distinct(citation for proof in proofs for citation in proof.citations)
     is_certain = any(proof.confidence == "certain" for proof in proofs)
+    fixes, disruption = _to_be_done(rule, (gravest, *proofs), gpus, snapshot, bugs)
     return Finding(
         cause=rule.cause,
         title=rule.title,
@@ -220,8 +224,8 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
         summary=fitting.of_all(first, gpus),
         citations=citations,
         ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
-        remedy=_to_be_done(rule, (gravest, *proofs), gpus, snapshot, bugs),
-        disruption=gravest.disruption or rule.disruption,
+        remedy=fixes,
+        disruption=disruption,
         sources=rule.sources,
         gpus=gpus,
         at=first.at,

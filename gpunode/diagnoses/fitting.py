@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.diagnoses.commands import ADDRESS, OfGpu, on_gpus
-from gpunode.diagnoses.model import Fix, Proof
+from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Fix, Proof
+from gpunode.diagnoses.remedies import reboot
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
+from gpunode.diagnoses.views.recovery import Action
 
 _WHICH: Final = "which GPU it is, is not known here: put its PCI address for ADDRESS"
 
@@ -33,6 +35,23 @@ def concerned(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
     """The GPUs that a finding is about, else the only one of the node."""
     only = "" if gpus else snapshot.view(boards.only)
     return (only,) if only else gpus
+
+
+_BY_REBOOT: Final = (
+    "move the work away from this node, then reboot it: the driver asks for that (Xid 154), and a reset of the GPU is "
+    "not enough"
+)
+
+
+def obeyed(fixes: tuple[Fix, ...], disruption: Disruption, action: Action) -> tuple[tuple[Fix, ...], Disruption]:
+    """What is to be done, and what it disturbs, where the driver asks for more than a reset of the GPU."""
+    if action != "reboot" or not any(fix.kind == "reset" for fix in fixes):
+        return fixes, disruption
+    when = {fix.when for fix in fixes if fix.kind == "reset"} if disruption == "RMA" else {""}
+    first = next(number for number, fix in enumerate(fixes) if fix.kind == "reset")
+    others = (fix for fix in fixes[first:] if fix.kind != "reset" and "sudo systemctl reboot" not in fix.commands[:1])
+    done = (*fixes[:first], reboot(_BY_REBOOT, when.pop()), *others)
+    return done, max(disruption, "reboot", key=DISRUPTIONS.index)
 
 
 def merged(proofs: Iterable[Proof]) -> tuple[Fix, ...]:

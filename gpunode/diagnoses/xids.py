@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +13,7 @@ from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import ADDRESS, Shell, of_gpu
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
+from gpunode.diagnoses.model import Citation, Disruption, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
     by_hand,
@@ -26,7 +26,8 @@ from gpunode.diagnoses.remedies import (
     setup_step,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, faults, kernel, smi_query
+from gpunode.diagnoses.views import alive, driver, faults, history, kernel, recovery, smi_query
+from gpunode.diagnoses.views.recovery import Action
 from gpunode.facts.patterns import Pattern
 
 # What rules of this and other families make of a code; the rest comes to a question with the catalog's advice.
@@ -77,10 +78,6 @@ _PMU_HALTED: Final = Pattern(r"PmuHalted|PMU has halted")
 _ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _NULL: Final = 0x10000
-_UPGRADE: Final = Pattern(
-    rf"(?:nvidia-driver|nvidia-kernel|libnvidia-compute|nvidia-dkms|nvidia-open|kmod-nvidia|nvidia-utils)[\w.-]{{0,60}}"
-    rf"(?::\w+)?[ (-]+(?:\d+:)?(?P<old>{driver.VERSION})\S*(?:,| ->| =>| to)? +(?:\d+:)?(?P<new>{driver.VERSION})"
-)
 # Releases whose page faults were tracked down to the driver, each with the thread.
 _FAULTY_RELEASES: Final = {
     "610.57.04": f"{OPEN_MODULES}/issues/1370",
@@ -94,15 +91,11 @@ _BAD_MAPPING: Final = Pattern(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
 # How many messages after a page fault are still its own doing.
 _SOON: Final = 40
 _SM: Final = Pattern(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
-_TO_ACTION: Final = Pattern(
-    r"changed (?:from 0x\d \([^)]*\) )?to 0x(?P<action>\d)(?: \((?P<name>[^)]*)\))?", re.IGNORECASE
-)
 # NVML's word (NVML_ERROR_RESET_REQUIRED) and DCGM's (DCGM_FR_GPU_RECOVERY_…).
 _RESET_REQUIRED: Final = Pattern(
     r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED|"
     r"requires a (?:reset|reboot) to recover from a fault"
 )
-_NO_ACTION: Final = frozenset({"", "none", "n/a", "[n/a]"})
 _NOT_INITIALISED: Final = Pattern(
     r"RmInitAdapter failed! \((?P<code>0x(?!2[26]:0x56|6[1-3]:)[0-9a-f:x]+)\)", re.IGNORECASE
 )
@@ -217,7 +210,7 @@ def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tupl
         return "it mapped memory outside the GPU's window", tuple(message.citation for message in mapped[:2])
     # A node's whole history has upgrades, and any program may fault at any time: one program alone proves nothing.
     processes = {fault.xid.process or fault.xid.pid for fault in told if fault.xid} - {""}
-    upgrade = snapshot.said(_UPGRADE, "package-history", "package-output")
+    upgrade = tuple(_brought_before(snapshot, told))
     if upgrade and (len(processes) > 1 or _is_excerpt(snapshot)):
         return "they came with another release of the driver", upgrade[:3]
     if compared := snapshot.said(_COMPARED, "text", "application"):
@@ -225,6 +218,20 @@ def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tupl
     if _took_the_firmware_along(incident):
         return "the GPU's own firmware went down with it, which a program cannot bring about", incident.citations
     return None
+
+
+def _brought_before(snapshot: Snapshot, told: list[faults.Fault]) -> Iterator[Citation]:
+    """The lines by which another release of the driver came before the first of the faults, and was loaded then."""
+    found = snapshot.view(history.releases)
+    running = snapshot.view(driver.loaded) or driver.smi_version(snapshot)
+    first = min(told, key=lambda fault: fault.order)
+    for one in found:
+        is_idle = (
+            running is not None and running.version == one.before and running.version not in {r.after for r in found}
+        )
+        at = history.moment(snapshot, one.citation)
+        if not is_idle and not (at is not None and alive.is_older(first.citation.line, at)):
+            yield one.citation
 
 
 def _is_excerpt(snapshot: Snapshot) -> bool:
@@ -251,12 +258,7 @@ def _one_address(told: list[faults.Fault]) -> str:
 
 def _took_the_firmware_along(incident: faults.Incident) -> bool:
     later = (fault for fault in incident.followed if fault.xid and fault.order - incident.root.order < _SOON)
-    return any(fault.code in {62, 119, 120} or _wants_reboot(fault) for fault in later)
-
-
-def _wants_reboot(fault: faults.Fault) -> bool:
-    match = _TO_ACTION.search(fault.xid.text) if fault.xid and fault.code == 154 else None
-    return match is not None and match["action"] == "2"
+    return any(fault.code in {62, 119, 120} or recovery.asked(fault) == "reboot" for fault in later)
 
 
 def _recovery(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -277,25 +279,70 @@ def _state(snapshot: Snapshot) -> Iterator[Verdict]:
         return bus in faulty or "" in faulty or (not bus and bool(faulty))
 
     for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action"):
-        if row.value.strip().lower() not in _NO_ACTION and not is_told(gpu.bus):
+        if (action := recovery.by_name(row.value)) != "none" and not is_told(gpu.bus):
             summary = f"{faults.label(gpu.bus)} asks to be recovered: {row.value}; why, no line here says"
-            yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
+            yield _to_recover(action, Proof(summary, (row.citation,), "likely", gpu=gpu.bus))
     for name in ("Reset Required", "Drain and Reset Recommended"):
         for gpu, row in smi_query.rows(snapshot, name):
             if smi_query.is_yes(row.value) and not is_told(gpu.bus):
                 summary = f"{faults.label(gpu.bus)} has to be reset; why, no line here says"
-                yield Proof(summary, (row.citation,), "likely", gpu=gpu.bus)
+                yield _to_recover("reset", Proof(summary, (row.citation,), "likely", gpu=gpu.bus))
     if not faulty and (said := snapshot.said(_RESET_REQUIRED)):
         yield Proof("A GPU has to be reset before it can be used; why, no line here says", said, "likely")
 
 
 def _wanted(incident: faults.Incident) -> Proof:
     """The last action wins: it is raised as more goes wrong, and taken back when it was done."""
-    every = (incident.root, *incident.followed)
-    found = [match for fault in every if fault.xid and (match := _TO_ACTION.search(fault.xid.text))]
-    name = (found[-1]["name"] or f"0x{found[-1]['action']}") if found else "an action"
-    summary = f"{faults.label(incident.gpu)} asks to be recovered ({name}); the Xid that made it ask is not in this log"
-    return Proof(summary, incident.citations, gpu=incident.gpu, at=incident.root.at)
+    found = [fault for fault in (incident.root, *incident.followed) if recovery.asked(fault) is not None]
+    if not found:
+        summary = f"{faults.label(incident.gpu)} asks to be recovered; the Xid that made it ask is not in this log"
+        return Proof(summary, incident.citations, gpu=incident.gpu, at=incident.root.at)
+    last = found[-1]
+    action = recovery.asked(last) or ""
+    citations = tuple(dict.fromkeys((*incident.citations, last.citation)))
+    if action == "none":
+        summary = f"{faults.label(incident.gpu)} asked to be recovered and does so no more: it was"
+    else:
+        name = recovery.named(last)
+        summary = (
+            f"{faults.label(incident.gpu)} asks to be recovered ({name}); the Xid that made it ask is not in this log"
+        )
+    return _to_recover(action, Proof(summary, citations, gpu=incident.gpu, at=incident.root.at))
+
+
+_DISTURBS: Final[Mapping[Action, Disruption]] = {
+    "none": "none",
+    "drain-p2p": "restart-container",
+    "reset": "reset-gpu",
+    "drain-and-reset": "reset-gpu",
+    "reboot": "reboot",
+}
+
+
+def _to_recover(action: Action, proof: Proof) -> Proof:
+    """The proof with that to be done which the driver asks for, and no more."""
+    severity: Severity | None = "info" if action == "none" else None
+    fixes = tuple(_recover(action))
+    return replace(proof, remedy=fixes, disruption=_DISTURBS.get(action), severity=severity)
+
+
+def _recover(action: Action) -> Iterator[Fix]:
+    yield run(
+        "inspect", "find the Xid before it on the same GPU: that is the cause", "sudo dmesg --ctime | grep -i xid"
+    )
+    if action == "drain-p2p":
+        yield by_hand("drain", "end the programs that reach this GPU from another one (peer to peer): no more is asked")
+    elif action == "reboot":
+        yield drain()
+        yield reboot("reboot the node: the driver asks for that, and a reset of the GPU is not enough")
+    elif action in {"reset", "drain-and-reset"}:
+        yield drain()
+        yield reset_gpu()
+        yield reboot(when="the reset is refused")
+    elif not action:
+        yield drain()
+        yield reset_gpu(when="it asks for a reset")
+        yield reboot(when="it asks for a reboot of the node, or the reset is refused")
 
 
 def _initialisation(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -399,15 +446,6 @@ def _initialise(_: Snapshot) -> Iterable[Fix]:
     yield power_cycle("power the node off and on again, where the reset is refused")
     yield by_hand("hardware", "check seat and power of the GPU", "it stays so")
     yield nvidia_report("it stays so")
-
-
-def _look_before(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "inspect", "find the Xid before it on the same GPU: that is the cause", "sudo dmesg --ctime | grep -i xid"
-    )
-    yield drain()
-    yield reset_gpu(when="it asks for a reset")
-    yield reboot(when="it asks for a reboot of the node, or the reset is refused")
 
 
 _CONSEQUENCES: Final = UNHEALTHY_IN_CLUSTER | {"nvidia-uvm-wedged"}
@@ -604,7 +642,7 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/leptonai/gpud", XID_CATALOG),
             check=_last,
-            remedy=_look_before,
+            remedy=always(*_recover("")),
             explains=_GPU_DOWN,
         ),
     ),

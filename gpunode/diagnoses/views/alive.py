@@ -133,6 +133,19 @@ def _is_behind(answered: float | None, at: float | None, line: str) -> bool:
     return _is_later(answered, at, line) or _is_later(answered, kernel.dated(line), line)
 
 
+_HALF_A_YEAR_S: Final = 183 * 86_400.0
+
+
+def is_older(line: str, at: float) -> bool:
+    """Whether a line of the kernel's log is known to be older than a moment by the node's own clock."""
+    dated = kernel.dated(line)
+    if dated is None or dated < _SINCE_BOOT:
+        return False
+    if dated < _YEARLESS and _yearless(at) - dated > _HALF_A_YEAR_S:
+        return False  # December's moment and January's line are of two years
+    return _is_later(at, dated, line)
+
+
 def _is_later(answered: float | None, at: float | None, line: str) -> bool:
     if at is None:
         return False

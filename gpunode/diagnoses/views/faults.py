@@ -8,7 +8,7 @@ the driver's own words where it names an earlier Xid.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
@@ -28,6 +28,8 @@ _GAP_S: Final = 300.0
 _DAY_S: Final = 86_400.0
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
 _CLOCKS: Final = (9e8, 1e9)
+# The weight of what ends one program's work.
+_ENDS_ONE: Final = 2
 _UNCORRECTABLE: Final = Pattern(
     r"AER: (?:Multiple )?Uncorrect\w+|severity=Uncorrect\w+|DPC: containment event", re.IGNORECASE
 )
@@ -41,6 +43,7 @@ _REACHED: Final = Pattern(
 )
 # Codes that say what was done or is to be done: none is what went wrong while another error is there.
 _LATE: Final = frozenset({43, 45, 143, 154, 174})
+_ASKS: Final = 154
 # Hardly worth a word of their own beside another error.
 _MILD: Final = frozenset({63, 92, 93, 121, 156, 160, 162, 163, 164, 176})
 _SEVERE_KINDS: Final[frozenset[XidKind]] = frozenset(
@@ -77,6 +80,11 @@ class Fault:
     sxid: SxidMessage | None = None
 
     @property
+    def name(self) -> str:
+        """As a sentence calls it."""
+        return f"SXid {self.code}" if self.source == "sxid" else f"Xid {self.code}"
+
+    @property
     def is_late(self) -> bool:
         """Whether it tells of what an earlier error brought with it, and never of an error's beginning."""
         return self.source == "xid" and (self.code in _LATE or bool(self.xid and self.xid.caused_by))
@@ -110,19 +118,32 @@ class Incident:
     Attributes:
         gpu: where it began; empty where nothing tells.
         followed: the later faults of the same GPU, in order; those that belong to it, and those that came after.
+        elsewhere: the grave faults with which other GPUs and switches answered it, the first of each.
     """
 
     gpu: str
     root: Fault
     followed: tuple[Fault, ...]
+    elsewhere: tuple[Fault, ...] = ()
 
     @property
     def citations(self) -> tuple[Citation, ...]:
-        """The line of the first fault, and of the first of each kind that followed."""
+        """The line of the first fault, of the first of each kind that followed, and of what was asked for last."""
         first: dict[int, Citation] = {self.root.code: self.root.citation}
         for fault in self.followed:
             first.setdefault(fault.code, fault.citation)
-        return tuple(dict.fromkeys(first.values()))
+        asked = [fault.citation for fault in self.followed if fault.code == _ASKS]
+        first.update({_ASKS: asked[-1]} if asked and self.root.code != _ASKS else {})
+        return tuple(dict.fromkeys((*first.values(), *(fault.citation for fault in self.elsewhere))))
+
+    @property
+    def spread(self) -> str:
+        """A clause about ``elsewhere``; empty without any."""
+        told = (
+            f"{f'NVSwitch {one.gpu}' if one.source == 'sxid' else label(one.gpu)} then reported {one.name}"
+            for one in self.elsewhere
+        )
+        return "".join(f"; {one}" for one in told)
 
 
 def is_past(snapshot: Snapshot, incident: Incident) -> bool:
@@ -156,7 +177,7 @@ def proof(incident: Incident, happened: str = "", **more: Any) -> Proof:
     whose = f" for {_program(root.xid)}" if root.xid and (root.xid.process or root.xid.pid) else ""
     later = [fault.code for fault in incident.followed if fault.code != root.code]
     then = f"; {codes(later)} followed" if later else ""
-    summary = f"{label(incident.gpu)} reported Xid {root.code}{whose}: {clause}{then}"
+    summary = f"{label(incident.gpu)} reported Xid {root.code}{whose}: {clause}{then}{incident.spread}"
     return Proof(summary, incident.citations, gpu=incident.gpu, at=root.at, **more)
 
 
@@ -177,7 +198,21 @@ def timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
 def incidents(snapshot: Snapshot) -> tuple[Incident, ...]:
     """What went wrong first: at most one incident for each GPU and switch, none for one that another dragged along."""
     found = tuple(_first_of_each(snapshot.view(timeline)))
-    return tuple(one for one in found if not any(_dragged_along(one, by) for by in found if by is not one))
+    dragged = {one.gpu: [by.gpu for by in found if by is not one and _dragged_along(one, by)] for one in found}
+    kept = tuple(one for one in found if not dragged[one.gpu])
+    echoes = [
+        (one.root, _reason(one.gpu, dragged)) for one in found if dragged[one.gpu] and one.root.weight > _ENDS_ONE
+    ]
+    return tuple(replace(one, elsewhere=tuple(root for root, by in echoes if by == one.gpu)) for one in kept)
+
+
+def _reason(gpu: str, dragged: Mapping[str, list[str]]) -> str:
+    """The GPU or switch with whose fault it began, of those that dragged along what dragged this one along."""
+    seen = {gpu}
+    while (by := next((one for one in dragged[gpu] if one not in seen), "")) and dragged[by]:
+        seen.add(by)
+        gpu = by
+    return by
 
 
 def of(snapshot: Snapshot, *codes: int) -> tuple[Incident, ...]:
@@ -230,14 +265,14 @@ def _first_of_each(faults: tuple[Fault, ...]) -> Iterator[Incident]:
     buses = [fault for fault in faults if fault.source == "aer"]
     for gpu in dict.fromkeys(fault.gpu for fault in faults if fault.source != "aer"):
         own = [fault for fault in faults if fault.source != "aer" and fault.gpu == gpu]
-        with_bus = _in_time((*own, *(bus for bus in buses if bus.gpu in {"", gpu})))
+        with_bus = in_time((*own, *(bus for bus in buses if bus.gpu in {"", gpu})))
         found = [(_root(episode), episode) for episode in _episodes(with_bus) if any(f in own for f in episode)]
         weight = max(root.weight for root, _ in found)
         root = next(root for root, _ in found if root.weight == weight)
         yield Incident(gpu, root, tuple(f for f in with_bus[with_bus.index(root) + 1 :] if f.source != "aer"))
 
 
-def _in_time(faults: Iterable[Fault]) -> list[Fault]:
+def in_time(faults: Iterable[Fault]) -> list[Fault]:
     """By their clock where all have the same, as in a log that was printed newest first; else as they stand."""
     found = sorted(faults, key=lambda fault: fault.order)
     clocks = {clock(fault) for fault in found}

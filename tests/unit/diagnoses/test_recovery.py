@@ -1,0 +1,147 @@
+"""What the driver asks for to recover a GPU is what is to be done: no less, no more, and nothing once it was done."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+
+def seen(*pieces: tuple[str, str]) -> Diagnosis:
+    rows = [{"source": source, "text": text} for source, text in pieces]
+    return diagnose(snapshot(pasted.from_json(json.dumps(rows), "a report")))
+
+
+def xid(code: int, text: str = "", *, at: int = 0, gpu: str = "1b") -> str:
+    minute, second = divmod(at, 60)
+    return (
+        f"[Tue Nov 12 09:{minute:02}:{second:02} 2024] NVRM: Xid (PCI:0000:{gpu}:00): {code}, pid=1, name=a, {text}\n"
+    )
+
+
+NAMES = ("None", "GPU Reset Required", "Node Reboot Required", "Drain P2P", "Drain and Reset")
+
+
+def wish(after: int, before: int = 0, *, at: int = 6) -> str:
+    change = f"changed from 0x{before} ({NAMES[before]}) to 0x{after} ({NAMES[after]})"
+    return xid(154, f"GPU recovery action {change}", at=at)
+
+
+RESET = "sudo nvidia-smi --gpu-reset --id=0000:1b:00.0"
+REBOOT = "sudo systemctl reboot"
+
+
+def typed(found: Diagnosis) -> list[str]:
+    done = [command for fix in found.findings[0].remedy if not fix.when for command in fix.commands]
+    return [command for command in done if command in {RESET, REBOOT}]
+
+
+@pytest.mark.parametrize(
+    ("after", "disruption", "commands"),
+    [
+        (1, "reset-gpu", [RESET]),
+        (2, "reboot", [REBOOT]),
+        (3, "restart-container", []),
+        (4, "reset-gpu", [RESET]),
+    ],
+)
+def test_what_is_asked_for_is_done(after: int, disruption: str, commands: list[str]) -> None:
+    found = seen(("dmesg -T", wish(after)))
+    (root,) = found.roots
+    assert (root.cause, root.disruption, typed(found)) == ("xid-154-recovery-action", disruption, commands)
+
+
+@pytest.mark.parametrize(
+    ("name", "disruption"),
+    [
+        ("Reset", "reset-gpu"),
+        ("Reboot", "reboot"),
+        ("Drain P2P", "restart-container"),
+        ("Drain and Reset", "reset-gpu"),
+    ],
+)
+def test_nvidia_smi_asks_for_the_same(name: str, disruption: str) -> None:
+    rows = f"GPU 00000000:1B:00.0\n    Product Name : NVIDIA A100\n    GPU Recovery Action : {name}\n"
+    (root,) = seen(("nvidia-smi -q", rows)).roots
+    assert (root.cause, root.disruption) == ("xid-154-recovery-action", disruption)
+
+
+def test_what_was_taken_back_is_no_fault() -> None:
+    found = seen(("dmesg -T", wish(1) + wish(0, 1, at=606)))
+    assert found.is_healthy
+    (told,) = found.findings
+    assert (told.disruption, typed(found), told.summary.endswith("does so no more: it was")) == ("none", [], True)
+    assert len(told.citations) == 2
+
+
+GSP = "Timeout after 45s of waiting for RPC response from GPU1 GSP! Expected function 76 (GSP_RM_CONTROL)"
+
+
+@pytest.mark.parametrize(
+    ("cause", "log"),
+    [
+        ("xid-62-pmu-halt", xid(62, "32de(2384) 00000000 00000000")),
+        ("gsp-rpc-timeout", xid(119, GSP)),
+        ("ecc-dbe-uncorrectable", xid(48, "An uncorrectable double bit error (DBE) has been detected")),
+    ],
+)
+def test_a_node_is_rebooted_where_a_reset_is_not_enough(cause: str, log: str) -> None:
+    asked = seen(("dmesg -T", log + wish(1) + wish(2, 1, at=8)))
+    assert (asked.roots[0].cause, asked.roots[0].disruption, typed(asked)) == (cause, "reboot", [REBOOT])
+    assert any("to 0x2" in citation.line for citation in asked.roots[0].citations)
+    less = seen(("dmesg -T", log + wish(1)))
+    assert (less.roots[0].disruption, typed(less)) == ("reset-gpu", [RESET])
+
+
+def test_a_grave_fault_of_a_third_gpu_is_told_with_the_one_that_it_follows() -> None:
+    log = (
+        xid(119, GSP)
+        + xid(64, "Row Remapper Error: all reserved rows for bank are remapped", at=113, gpu="43")
+        + xid(74, "NVLink: fatal error detected on link 6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)", at=115, gpu="52")
+    )
+    first, second = seen(("dmesg -T", log)).roots
+    assert (first.cause, second.cause) == ("gsp-rpc-timeout", "row-remap-failure")
+    assert first.summary.endswith("; GPU 0000:52:00.0 then reported Xid 74")
+    assert any("0000:52:00" in citation.line for citation in first.citations)
+    assert first.gpus == ("0000:1b:00.0",)
+
+
+FAULT = xid(31, "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2a_14000000.")
+UPGRADE = (
+    "Start-Date: 2024-11-{}  06:24:11\nCommandline: apt-get upgrade\n"
+    "Upgrade: libnvidia-compute-550:amd64 (550.107.02-0ubuntu0.22.04.1, 550.120-0ubuntu0.22.04.1)\n"
+    "End-Date: 2024-11-{}  06:26:40\n"
+)
+LOADED = "[Tue Nov 12 08:00:00 2024] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {}  Wed Jul 24 23:53:00 UTC 2024\n"
+
+
+@pytest.mark.parametrize(
+    ("day", "loaded", "cause"),
+    [
+        ("11", "", "xid-31-driver-regression"),
+        ("11", "550.120", "xid-31-driver-regression"),
+        # It came three days later; it was installed and the release before it still ran.
+        ("15", "", "xid-31-mmu-fault"),
+        ("11", "550.107.02", "xid-31-mmu-fault"),
+    ],
+)
+def test_a_release_brings_no_faults_before_it_is_loaded(day: str, loaded: str, cause: str) -> None:
+    log = (LOADED.format(loaded) if loaded else "") + FAULT
+    found = seen(("dmesg -T", log), ("/var/log/apt/history.log", UPGRADE.format(day, day)))
+    assert [root.cause for root in found.roots] == [cause]
+
+
+@pytest.mark.parametrize(
+    ("moment", "cause"), [("2024-12-28", "xid-31-driver-regression"), ("2025-01-09", "xid-31-mmu-fault")]
+)
+def test_a_year_that_syslog_leaves_away_may_be_the_next(moment: str, cause: str) -> None:
+    fault = "Jan  5 10:00:00 n1 kernel: " + FAULT.partition("] ")[2]
+    upgrade = UPGRADE.replace("2024-11-{}", moment)
+    assert [root.cause for root in seen(("/var/log/kern.log", fault), ("/var/log/apt/history.log", upgrade)).roots] == [
+        cause
+    ]
