@@ -146,8 +146,21 @@ def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | No
         return None if left is None else replace(answer, step=left)
     if is_changed and ("module", "nvidia") in later.proven and step.seen.subject in _OF_LOADED:
         return None
+    if _FORBIDDEN.search(step.said) and _is_roots(later.step) and not _is_roots(step):
+        return answer
     is_over = not later.proven.isdisjoint(answer.concerned) and _gpus(step.said) <= _gpus(later.step.said)
     return None if is_over else answer
+
+
+# What root may do shows nothing of what its user may not.
+_FORBIDDEN: Final = Pattern(r"[Pp]ermission|not permitted|[Dd]enied|must be root|EACCES|EPERM")
+
+
+def _is_roots(step: Step) -> bool:
+    return step.source.startswith("sudo ") or bool(step.prompt and _ROOTS_PROMPT.search(step.prompt))
+
+
+_ROOTS_PROMPT: Final = Pattern(r"\broot@|#\s*$")
 
 
 _BUS: Final = Pattern(r"\b(?:[0-9a-f]{4,8}:)?(?P<slot>[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]\b", re.IGNORECASE)
