@@ -232,7 +232,7 @@ def test_a_start_of_docker_that_succeeded_ends_the_ones_that_failed_before_it() 
 
 
 def test_what_root_may_do_shows_nothing_of_what_its_user_may_not() -> None:
-    nodes = "crw-rw---- 1 root video 195,   0 Jan 21 08:11 /dev/nvidia0\ncrw-rw---- 1 root video 195, 255 /dev/nvidiactl"
+    nodes = "crw-rw---- 1 root video 195, 0 Jan 21 08:11 /dev/nvidia0\ncrw-rw---- 1 root video 195, 255 /dev/nvidiactl"
     refused = ("nvidia-smi", "Failed to initialize NVML: Insufficient Permissions")
     asked = (refused, ("sudo nvidia-smi -L", GPU), ("ls -l /dev/nvidia*", nodes), ("id", "uid=1007(j) gid=1007(j)"))
     found = diagnose(snapshot(pasted.from_text(session(*asked, prompt="j@n:~$ "))))
