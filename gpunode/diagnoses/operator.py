@@ -313,8 +313,13 @@ def _free(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _other_image(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "install the driver on the host, and tell the operator not to"
-    yield run("configure", text, *driver_fix(snapshot, text).commands, _upgrade("--set driver.enabled=false"))
+    text, kept = "install the driver on the host", _upgrade("--set driver.enabled=false")
+    own = driver_fix(snapshot, text)
+    if own.commands:
+        yield run("configure", f"{text}, and tell the operator not to", *own.commands, kept)
+    else:
+        yield own
+        yield run("configure", "tell the operator to install none", kept)
     yield by_hand("configure", "or name a driver version for which an image of this system exists (driver.version)")
 
 
