@@ -234,7 +234,16 @@ def _image(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         summary = "the driver pod finds no packages of the running kernel, which it needs to build its modules"
         yield "operator-no-driver-image", Proof(summary, (*unresolved, *rows), "likely")
         return
-    if rows and not any(_OTHER_REASON.search(place.line) for place, _ in pulls):
+    refused = tuple(place for place, _ in pulls if _OTHER_REASON.search(place.line))
+    if refused:
+        why = _OTHER_REASON.search(refused[0].line)
+        question = (
+            f"the registry of the operator's driver image is not reached or refuses ({why[0] if why else 'an error'}): "
+            "is it the node's name resolution, its way out, or its credentials?"
+        )
+        look = "on the node: getent hosts nvcr.io; curl -sSI https://nvcr.io/v2/"
+        yield "operator-no-driver-image", Doubt(question, look, (*refused, *rows))
+    elif rows:
         question = "the image of the operator's driver pod is not pulled; why was not shown"
         yield (
             "operator-no-driver-image",
