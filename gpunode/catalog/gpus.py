@@ -7,7 +7,7 @@ driver's headers in NVIDIA/open-gpu-kernel-modules.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -101,9 +101,14 @@ def lookup(device_id: str) -> GpuModel:
 
 def by_name(name: str) -> GpuModel | None:
     """The GPU of this name, the first of the table (``GeForce GT 1030``); None where none is called that."""
+    return next(all_by_name(name), None)
+
+
+def all_by_name(name: str) -> Iterator[GpuModel]:
+    """Every GPU of this name: some are of two generations (``GeForce GT 730``)."""
     wanted = name.removeprefix("NVIDIA ").strip().lower()
     named = (row for row in tables.rows("gpus.csv") if row["name"].removeprefix("NVIDIA ").lower() == wanted)
-    return next((_model(row) for row in named), None)
+    return (_model(row) for row in named)
 
 
 def by_chip(chip: str, name: str) -> GpuModel | None:

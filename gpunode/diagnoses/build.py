@@ -185,7 +185,8 @@ def headers_present(snapshot: Snapshot, kernel: str) -> bool | None:
         if match and (match["kernel"] or kernel) == kernel:
             if item.outcome == "absent" or "broken symbolic link" in item.text:
                 return False
-            if "Makefile" in item.text:
+            # "ls -d" prints the folder's own name where it is there.
+            if "Makefile" in item.text or (item.outcome == "ok" and item.subject in item.lines):
                 return True
     bare = kernel.removesuffix(".x86_64").removesuffix(".aarch64")
     rpm = snapshot.view(packages.packages).get("kernel-devel")

@@ -12,7 +12,7 @@ from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.model import Citation, Confidence, Disruption, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import install, reboot, run, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
-from gpunode.diagnoses.views import driver, guests, inside, modules, packages, pci, presence
+from gpunode.diagnoses.views import driver, guests, inside, kube, modules, packages, pci, presence
 from gpunode.diagnoses.views.system import is_debians, is_wsl, package_manager
 from gpunode.facts.patterns import Pattern
 
@@ -38,7 +38,15 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if (bare := inside.without_gpu(snapshot, *missing)) is not None:
         yield "driver-userspace-incomplete", bare
         return
+    yield from _missed(snapshot, missing)
+
+
+def _missed(snapshot: Snapshot, missing: tuple[Citation, ...]) -> Iterator[tuple[str, Verdict]]:
+    """Whether nothing of a driver is there, where its programs or libraries are missed."""
     kernel = presence.kernel_side(snapshot)
+    if not kernel and (pods := _driver_pods(snapshot)):
+        yield from _by_operator(pods)
+        return
     if kernel:
         if not presence.has_libraries(snapshot):
             what = "the driver's kernel module is here, its libraries and programs are not"
@@ -60,6 +68,25 @@ def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         question = "is a driver installed on the node, and only its libraries or its module missing?"
         look = "nvidia-smi and lsmod on the node itself, and dpkg -l '*nvidia*' or rpm -qa '*nvidia*'"
         yield "driver-not-installed", Doubt(question, look, missing, ("driver-userspace-incomplete",))
+
+
+# The operator's pods that bring the driver.
+_DRIVER_POD: Final = Pattern(r"^nvidia-(?:gpu-)?driver-")
+
+
+def _driver_pods(snapshot: Snapshot) -> tuple[kube.Row, ...]:
+    return tuple(row for row in snapshot.view(kube.rows) if _DRIVER_POD.search(row.name))
+
+
+def _by_operator(pods: tuple[kube.Row, ...]) -> Iterator[tuple[str, Verdict]]:
+    """Where the operator brings the driver the host has none, and one that is installed there gets in its way."""
+    # Why an image is not pulled the operator's own rule asks.
+    halted = [row for row in pods if row.status != "Running" or row.ready < row.of]
+    failing = tuple(row.citation for row in halted if "Image" not in row.status)
+    if failing:
+        question = "the GPU Operator is to bring this node's driver in a pod, which does not run: why not?"
+        look = "kubectl -n gpu-operator describe pod of nvidia-driver-daemonset, its events, and its log"
+        yield "driver-not-installed", Doubt(question, look, failing, ("operator-no-driver-image",))
 
 
 def _nouveau_has_it(snapshot: Snapshot) -> bool:

@@ -234,7 +234,16 @@ def _image(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         summary = "the driver pod finds no packages of the running kernel, which it needs to build its modules"
         yield "operator-no-driver-image", Proof(summary, (*unresolved, *rows), "likely")
         return
-    if rows and not any(_OTHER_REASON.search(place.line) for place, _ in pulls):
+    refused = tuple(place for place, _ in pulls if _OTHER_REASON.search(place.line))
+    if refused:
+        why = _OTHER_REASON.search(refused[0].line)
+        question = (
+            f"the registry of the operator's driver image is not reached or refuses ({why[0] if why else 'an error'}): "
+            "is it the node's name resolution, its way out, or its credentials?"
+        )
+        look = "on the node: getent hosts nvcr.io; curl -sSI https://nvcr.io/v2/"
+        yield "operator-no-driver-image", Doubt(question, look, (*refused, *rows))
+    elif rows:
         question = "the image of the operator's driver pod is not pulled; why was not shown"
         yield (
             "operator-no-driver-image",
@@ -313,8 +322,13 @@ def _free(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _other_image(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "install the driver on the host, and tell the operator not to"
-    yield run("configure", text, *driver_fix(snapshot, text).commands, _upgrade("--set driver.enabled=false"))
+    text, kept = "install the driver on the host", _upgrade("--set driver.enabled=false")
+    own = driver_fix(snapshot, text)
+    if own.commands:
+        yield run("configure", f"{text}, and tell the operator not to", *own.commands, kept)
+    else:
+        yield own
+        yield run("configure", "tell the operator to install none", kept)
     yield by_hand("configure", "or name a driver version for which an image of this system exists (driver.version)")
 
 

@@ -9,10 +9,11 @@ from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice, choose
+from gpunode.diagnoses import packaged
 from gpunode.diagnoses.commands import ADDRESS, command, edited, edited_where, is_package, is_unit, of_gpu
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cards, cuda, guests, modules, packages, pci
+from gpunode.diagnoses.views import cards, cuda, guests, modules
 from gpunode.diagnoses.views import driver as installed
 from gpunode.diagnoses.views.engine import engine
 from gpunode.diagnoses.views.system import PackageManager, distro, package_manager, running_kernel
@@ -286,7 +287,7 @@ def newer_driver(
         when: the condition under which it is done.
     """
     if not takes_gpunode(snapshot):
-        yield _by_packages(snapshot, text, when)
+        yield _by_packages(snapshot, text, when, least=least)
         return
     version = here or _installed(snapshot)
     if not version and not least:
@@ -357,64 +358,11 @@ def guest_driver(text: str, when: str = "") -> Fix:
     return by_hand("install", f"{text}: {whose}", when)
 
 
-def _by_packages(snapshot: Snapshot, text: str, when: str = "") -> Fix:
+def _by_packages(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0) -> Fix:
     """The driver from the packages of a distribution that gpunode does not set up."""
     if guests.is_vgpu(snapshot):
         return guest_driver(text, when)
-    models = [gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model is not None]
-    is_open = all(model.takes_open_modules for model in models)
-    if snapshot.view(package_manager) == "pacman" and not is_open:
-        return by_hand("install", f"{text}: nvidia-580xx-dkms is in the AUR", when)
-    names = _driver_of(snapshot, snapshot.view(package_manager), is_open=is_open)
-    return Fix("install", text, (*cuda_repository(snapshot), command("sudo", *names)), when)
-
-
-_RHEL: Final = frozenset({"rhel", "rocky", "almalinux", "centos", "ol"})
-_REPOSITORIES: Final = "https://developer.download.nvidia.com/compute/cuda/repos"
-
-
-def cuda_repository(snapshot: Snapshot) -> tuple[str, ...]:
-    """The commands that add NVIDIA's repository where dnf or zypper have none of the driver's packages from it yet."""
-    known = distro(snapshot)
-    there = any(name.startswith(("nvidia-", "akmod-nvidia", "kmod-nvidia", "cuda-")) and not name.startswith(_TOOLKITS)
-                for name in snapshot.view(packages.packages))  # fmt: skip
-    if known is None or there:
-        return ()
-    major = known.version_id.partition(".")[0]
-    if not major.isdigit():
-        return ()
-    folders = {"fedora": f"fedora{major}", "amzn": f"amzn{major}", "sles": f"sles{major}"}
-    folder = f"rhel{major}" if known.id in _RHEL else folders.get(known.id, "")
-    if not folder:
-        return ()
-    is_arm = any("aarch64" in item.text for item in snapshot.of("uname"))
-    url = f"{_REPOSITORIES}/{folder}/{'sbsa' if is_arm else 'x86_64'}/cuda-{folder}.repo"
-    if known.id == "sles":
-        return command("sudo", "zypper", "addrepo", url), "sudo zypper refresh"
-    if known.id == "fedora":
-        return (command("sudo", "dnf", "config-manager", "addrepo", "--overwrite", f"--from-repofile={url}"),)
-    return "sudo dnf install dnf-plugins-core", command("sudo", "dnf", "config-manager", "--add-repo", url)
-
-
-_TOOLKITS: Final = ("nvidia-container-", "nvidia-docker", "nvidia-fabric")
-
-
-def _driver_of(snapshot: Snapshot, manager: PackageManager, *, is_open: bool) -> tuple[str, ...]:
-    whole = "nvidia-open" if is_open else "cuda-drivers"
-    known = distro(snapshot)
-    if manager == "apt":
-        is_debian = known is None or known.id == "debian"
-        return ("apt-get", "install", "nvidia-driver") if is_debian else ("ubuntu-drivers", "install")
-    if manager == "pacman":
-        return "pacman", "-S", "nvidia-open", "nvidia-utils"
-    if manager == "zypper":
-        return "zypper", "install", whole
-    if any(name.startswith("akmod-nvidia") for name in snapshot.view(packages.packages)):
-        return "dnf", "install", "akmod-nvidia", "xorg-x11-drv-nvidia-cuda"
-    # NVIDIA's repositories for RHEL 8 and 9 have the driver in module streams, the others do not.
-    if known is not None and known.id not in {"fedora", "amzn"} and known.version_id[:1] in {"8", "9"}:
-        return "dnf", "module", "install", f"nvidia-driver:{'open-dkms' if is_open else 'latest-dkms'}"
-    return "dnf", "install", whole
+    return packaged.installing(snapshot, text, when, least=least)
 
 
 _KEYRING: Final = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"

@@ -245,11 +245,21 @@ def _enrol(snapshot: Snapshot) -> Iterable[Fix]:
 def _instead(snapshot: Snapshot) -> Iterator[Fix]:
     if _is_ubuntu(snapshot):
         text = "take modules that Canonical has signed, which need no key of your own"
-        release = next((info.version for info in snapshot.view(modules.driver_info) if info.version), "")
-        branch = release.partition(".")[0] or "580"
         flavour = snapshot.view(system.running_kernel).rpartition("-")[2] or "generic"
-        yield install(snapshot, text, f"linux-modules-nvidia-{branch}-{flavour}", when="nobody can reach the console")
+        branch = _branch(snapshot)
+        # Of another branch than the libraries they would load, and nothing would work with them.
+        names = (f"linux-modules-nvidia-{branch}-{flavour}",) if branch else ()
+        text += "" if branch else f": linux-modules-nvidia-BRANCH-{flavour} of the installed driver's branch"
+        yield install(snapshot, text, *names, when="nobody can reach the console")
     yield by_hand("firmware", "switch Secure Boot off in the firmware", "your rules allow a node without it")
+
+
+def _branch(snapshot: Snapshot) -> str:
+    """The branch of the driver that is installed; empty where nothing tells."""
+    told = [info.version for info in snapshot.view(modules.driver_info)]
+    told += [one.version for one in (driver.on_disk(snapshot), driver.library(snapshot)) if one is not None]
+    told += [one.upstream for one in driver.packaged(snapshot) if one.is_installed]
+    return next((version.partition(".")[0] for version in told if version), "")
 
 
 def _sign(snapshot: Snapshot) -> Iterable[Fix]:

@@ -14,7 +14,7 @@ from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
-from gpunode.diagnoses import chains
+from gpunode.diagnoses import chains, packaged
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
@@ -317,13 +317,11 @@ def _from_repository(snapshot: Snapshot, cause: str, choice: Choice | None, last
             return run("install", f"install {what}{names}", command("sudo", "gpunode", "setup", *chosen))
         return by_hand("install", f"install {what}{names}, from the distribution or NVIDIA's repository")
     if manager == "dnf":
-        return run("install", f"install {what}", *_by_dnf(snapshot, kind, branch))
-    if manager == "zypper":
-        name = "nvidia-open" if kind == "open" else "cuda-drivers"
-        return install(snapshot, f"install {what}", name)
+        return _by_dnf(snapshot, f"install {what}", kind, branch)
     if kind != "open":
-        return by_hand("install", f"install {what}: nvidia-580xx-dkms is in the AUR")
-    return install(snapshot, f"install {what}", "nvidia-open-dkms")
+        way = packaged.of_branch(snapshot, branch or _OFFERED_FROM)
+        return run("install", f"install {what}: {way.words}", *way.commands)
+    return install(snapshot, f"install {what}", "nvidia-open" if manager == "zypper" else "nvidia-open-dkms")
 
 
 def _flavours(cause: str, choice: Choice | None) -> str:
@@ -332,23 +330,22 @@ def _flavours(cause: str, choice: Choice | None) -> str:
     return "proprietary" if cause in {"open-module-on-pre-turing", "gpu-legacy-unsupported-by-branch"} else "open"
 
 
-def _by_dnf(snapshot: Snapshot, kind: str, branch: int | None) -> tuple[str, ...]:
+def _by_dnf(snapshot: Snapshot, text: str, kind: str, branch: int | None) -> Fix:
     """RHEL 8 and 9 have module streams; RHEL 10 and Fedora choose by the meta package; RPM Fusion builds by akmods."""
-    if packages.matching(snapshot, "akmod-nvidia*"):
+    is_dropped = kind != "open" and (snapshot.view(release).branch or 0) > _OFFERED_FROM
+    if packages.matching(snapshot, "akmod-nvidia*") and not is_dropped:
         value = "kernel-open" if kind == "open" else "kernel"
-        return (
-            command("sudo", "sed", "-i.bak", "-E", f"s/kernel(-open)?$/{value}/", "/etc/nvidia/kernel.conf"),
-            "sudo akmods --force --rebuild",
-        )
-    known = system.distro(snapshot)
-    if known and known.version_id.split(".")[0] in {"8", "9"}:
-        stream = (
-            f"{branch}-{'open' if kind == 'open' else 'dkms'}"
-            if branch
-            else ("open-dkms" if kind == "open" else "latest-dkms")
-        )
-        return (command("sudo", "dnf", "module", "switch-to", f"nvidia-driver:{stream}", "--allowerasing"),)
-    return (command("sudo", "dnf", "install", "--allowerasing", "nvidia-open" if kind == "open" else "cuda-drivers"),)
+        conf = command("sudo", "sed", "-i.bak", "-E", f"s/kernel(-open)?$/{value}/", "/etc/nvidia/kernel.conf")
+        return run("install", text, conf, "sudo akmods --force --rebuild")
+    if packaged.has_streams(snapshot):
+        own = f"{branch}-{'open' if kind == 'open' else 'dkms'}" if branch else "open-dkms"
+        # With its profile: the packages of the other branch may be gone before.
+        stream = f"nvidia-driver:{own}/default" if kind == "open" or branch else "nvidia-driver:latest-dkms/default"
+        return run("install", text, command("sudo", "dnf", "module", "switch-to", stream, "--allowerasing"))
+    if kind == "open":
+        return run("install", text, command("sudo", "dnf", "install", "--allowerasing", "nvidia-open"))
+    way = packaged.of_branch(snapshot, branch or _OFFERED_FROM)
+    return run("install", f"{text}: {way.words}", *way.commands)
 
 
 def _of_distribution(snapshot: Snapshot, last: int) -> Fix:

@@ -393,7 +393,11 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
             "remove", "take the .run installation away with its own uninstaller", "sudo nvidia-uninstall --silent"
         )
     else:
-        yield _remove_the_other(snapshot, packaged)
+        gone = _remove_the_other(snapshot, packaged)
+        locked = sorted(name for name in packages.holds(snapshot) if any(name in one.split() for one in gone.commands))
+        if locked:
+            yield remedies.unhold(snapshot, "let go of the packages that are held at one version", *locked)
+        yield gone
     text = "install the one that stays, whole"
     if takes_gpunode(snapshot):
         text += "; gpunode names each package of another one before it removes it"
@@ -405,9 +409,13 @@ def _remove_the_other(snapshot: Snapshot, packaged: tuple[Package, ...]) -> Fix:
     if package_manager(snapshot) == "apt" or not packaged:
         text = "take away what NVIDIA's .run installer has put beside the packages, where it has"
         return run("remove", text, "[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent")
-    fusion = sorted({one.name for one in packaged if one.name.startswith(("xorg-x11-drv-nvidia", "akmod-nvidia"))})
+    fusion = sorted({one.name for one in packaged if _OF_RPM_FUSION.match(one.name)})
     names = fusion or sorted({one.name for one in packaged})
     return uninstall(snapshot, "remove the packages of the driver that is not wanted", *names)
+
+
+# Its modules are called by kernel, or for all of them by no more than this; NVIDIA's have a word after it.
+_OF_RPM_FUSION: Final = Pattern(r"(?:xorg-x11-drv-nvidia|akmod-nvidia|kmod-nvidia(?:-\d+xx)?(?:-\d+\.\d+\.\d+-\S+)?$)")
 
 
 def _one_library(snapshot: Snapshot) -> Iterable[Fix]:

@@ -53,6 +53,25 @@ def models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
     return shown or tuple(model for model in named_ones if model is not None)
 
 
+def all_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
+    """The models of the node's GPUs; none where one of those that were seen is not known, which may ask for another."""
+    shown, listed = snapshot.view(cards), snapshot.view(pci.gpus)
+    if shown and len(shown) >= len(listed):
+        return tuple(card.model for card in shown)
+    answers = [one.boards for one in snapshot.view(boards.inventories) if len(one.boards) >= len(listed)]
+    told = {board.name for every in answers for board in every if board.name}
+    # Other tools that name GPUs count where nobody listed the bus.
+    named_ones = told or (frozenset() if listed else frozenset(snapshot.view(boards.names)))
+    found = [_of_one_kind(name) for name in sorted(named_ones)]
+    return tuple(model for model in found if model) if all(found) else ()
+
+
+def _of_one_kind(name: str) -> GpuModel | None:
+    """The GPU of this name, where all that are called so take the same drivers."""
+    kinds = {(one.last_branch, one.open_modules) for one in catalog.all_by_name(name)}
+    return catalog.by_name(name) if len(kinds) == 1 else None
+
+
 def _every(snapshot: Snapshot) -> Iterator[Card]:
     shares = snapshot.view(guests.addresses)
     # Where no subsystem tells which one it is, none is known to be a whole GPU.
@@ -76,5 +95,7 @@ def named(text: str) -> GpuModel | None:
     if (match := _CHIP.search(text)) is None:
         return None
     names = [part.strip() for part in match["name"].split(" / ")]
-    by_name = next((model for name in names if (model := catalog.by_name(name))), None)
-    return by_name or catalog.by_chip(match["chip"], names[0])
+    by_chip = catalog.by_chip(match["chip"], names[0])
+    by_name = (model for name in names for model in catalog.all_by_name(name))
+    # Of one name there were GPUs of two generations.
+    return next((one for one in by_name if by_chip is None or one.last_branch == by_chip.last_branch), by_chip)

@@ -1,0 +1,111 @@
+"""Remedies fit what is there: the driver of the operator, a lock, the branch of the libraries, installed headers."""
+
+from __future__ import annotations
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+UBUNTU = ("/etc/os-release", 'ID=ubuntu\nVERSION_ID="22.04"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n')
+ROCKY = ("/etc/os-release", 'ID="rocky"\nVERSION_ID="9.4"\nID_LIKE="rhel centos fedora"\n')
+A100 = ("lspci -nn", "3b:00.0 3D controller [0302]: NVIDIA Corporation GA100 [A100 PCIe 80GB] [10de:20b5] (rev a1)")
+BARE = (
+    ("nvidia-smi", "-bash: nvidia-smi: command not found"),
+    ("lsmod", "Module Size Used by\next4 1 0\n"),
+    ("dpkg -l", "ii  bash  5.1-6ubuntu1.1  amd64  GNU Bourne Again SHell"),
+)
+
+
+def told(*rows: tuple[str, str]) -> Diagnosis:
+    return diagnose(snapshot(pasted.evidence(rows)))
+
+
+def commands(found: Diagnosis) -> list[str]:
+    return [command for finding in found.roots for fix in finding.remedy for command in fix.commands]
+
+
+def pods(status: str, ready: str = "0/1") -> tuple[str, str]:
+    return ("kubectl get pods -n gpu-operator", f"nvidia-driver-daemonset-7xk2d  {ready}  {status}  0  12m")
+
+
+PULL = (
+    "kubectl describe pod -n gpu-operator nvidia-driver-daemonset-7xk2d",
+    (
+        '  Warning  Failed  10m  kubelet  Failed to pull image "nvcr.io/nvidia/driver:550.127.05-ubuntu22.04": rpc '
+        "error: "
+        "code = NotFound desc = failed to pull: dial tcp: lookup nvcr.io on 10.0.0.2:53: no such host"
+    ),
+)
+
+
+def test_a_host_whose_driver_the_operator_brings_gets_none_of_its_own() -> None:
+    found = told(UBUNTU, A100, *BARE, pods("ImagePullBackOff"), PULL)
+    assert found.findings == ()
+    (doubt,) = found.unknown
+    assert "no such host" in doubt.question
+    assert "getent hosts" in doubt.look_at
+
+
+def test_a_driver_pod_that_does_not_run_is_asked_about() -> None:
+    found = told(UBUNTU, A100, *BARE, pods("CrashLoopBackOff"))
+    assert found.findings == ()
+    assert any("does not run: why not?" in doubt.question for doubt in found.unknown)
+
+
+def test_without_the_operator_the_host_gets_a_driver() -> None:
+    assert "sudo gpunode setup" in commands(told(UBUNTU, A100, *BARE))
+
+
+def test_a_locked_module_is_let_go_and_removed() -> None:
+    found = told(
+        ROCKY,
+        ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 560.35"),
+        (
+            "cat /proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.127.05  Tue Oct  8 03:22:07 UTC 2024",
+        ),
+        (
+            "rpm -qa | grep -i nvidia | sort",
+            (
+                "kmod-nvidia-550.127.05-1.el9.x86_64\nnvidia-driver-cuda-libs-560.35.03-1.el9.x86_64\n"
+                "nvidia-driver-libs-560.35.03-1.el9.x86_64\nxorg-x11-drv-nvidia-cuda-550.127.05-1.el9.x86_64\n"
+            ),
+        ),
+        ("dnf versionlock list", "kmod-nvidia-3:550.127.05-1.el9.*"),
+        ("modinfo -F version nvidia", "550.127.05"),
+    )
+    assert commands(found)[:2] == [
+        "sudo dnf versionlock delete kmod-nvidia",
+        "sudo dnf remove kmod-nvidia xorg-x11-drv-nvidia-cuda",
+    ]
+
+
+REJECTED = (
+    ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"),
+    ("mokutil --sb-state", "SecureBoot enabled"),
+    (
+        "modinfo nvidia | grep -E 'signer|filename'",
+        "filename:       /lib/modules/6.8.0-48-generic/updates/dkms/nvidia.ko.zst\nsigner:         n Secure Boot key",
+    ),
+    ("uname -r", "6.8.0-48-generic"),
+)
+
+
+def test_signed_modules_are_of_the_installed_branch() -> None:
+    dkms = ("dkms status", "nvidia/550.120, 6.8.0-48-generic, x86_64: installed")
+    assert "sudo apt-get install linux-modules-nvidia-550-generic" in commands(told(UBUNTU, *REJECTED, dkms))
+    assert not [one for one in commands(told(UBUNTU, *REJECTED)) if "linux-modules-nvidia" in one]
+
+
+def test_headers_that_are_there_are_not_installed() -> None:
+    kernel = "5.15.0-126-generic"
+    rows = (
+        UBUNTU,
+        ("uname -r", kernel),
+        ("dkms status", "nvidia/535.183.06, 5.15.0-125-generic, x86_64: installed"),
+        ("modprobe nvidia", f"modprobe: FATAL: Module nvidia not found in directory /lib/modules/{kernel}"),
+    )
+    there = (f"ls -d /usr/src/linux-headers-{kernel}", f"/usr/src/linux-headers-{kernel}")
+    assert f"sudo apt-get install linux-headers-{kernel}" in commands(told(*rows))
+    assert commands(told(*rows, there))[0] == f"sudo dkms autoinstall -k {kernel}"

@@ -1,0 +1,143 @@
+"""The driver by the packages of a distribution: no name that could bring one which leaves the GPU out."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.catalog.gpus import all_by_name
+from gpunode.diagnoses import diagnose, remedies
+from gpunode.diagnoses.model import Fix
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.views import cards
+from gpunode.facts import pasted
+
+Row = tuple[str, str]
+
+
+def system(name: str, version: str, like: str = "") -> Row:
+    return ("/etc/os-release", f'ID={name}\nVERSION_ID="{version}"\nID_LIKE="{like}"\n')
+
+
+ROCKY, RHEL10 = system("rocky", "9.4", "rhel centos fedora"), system("rhel", "10.0", "fedora")
+FEDORA, AMAZON, SLES = system("fedora", "42"), system("amzn", "2023", "fedora"), system("sles", "15.6", "suse")
+ARCH, BULLSEYE = system("arch", ""), system("debian", "11")
+V100 = "3b:00.0 3D controller [0302]: NVIDIA Corporation GV100GL [Tesla V100 PCIe 16GB] [10de:1db4] (rev a1)"
+K80 = "3b:00.0 3D controller [0302]: NVIDIA Corporation GK210GL [Tesla K80] [10de:102d] (rev a1)"
+B200 = "1b:00.0 3D controller [0302]: NVIDIA Corporation GB100 [B200] [10de:2901] (rev a1)"
+T4 = "02:00.0 3D controller [0302]: NVIDIA Corporation TU104GL [Tesla T4] [10de:1eb8] (rev a1)"
+
+
+def gpu(line: str) -> Row:
+    return ("lspci -nn", line)
+
+
+NAMED = ("nvidia-smi -L", "GPU 0: Tesla V100-PCIE-16GB (UUID: GPU-11111111-aaaa-bbbb-cccc-333333333333)")
+UNNUMBERED = ("lspci", "3b:00.0 3D controller: NVIDIA Corporation GP100GL [Tesla P100 PCIe 16GB] (rev a1)")
+OPEN_ONES = (
+    ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release"),
+    ("nvidia-smi", "| NVIDIA-SMI 580.65.06    Driver Version: 580.65.06   CUDA Version: 13.0     |"),
+)
+
+
+def driver(*rows: Row) -> Fix:
+    return remedies.driver(snapshot(pasted.evidence(rows)), "install the driver")
+
+
+@pytest.mark.parametrize(
+    ("rows", "last"),
+    [
+        ((ROCKY, gpu(V100)), "sudo dnf module install nvidia-driver:580-dkms"),
+        ((ROCKY, NAMED), "sudo dnf module install nvidia-driver:580-dkms"),
+        ((ROCKY, UNNUMBERED), "sudo dnf module install nvidia-driver:580-dkms"),
+        ((ROCKY, gpu(f"{V100}\n{T4}")), "sudo dnf module install nvidia-driver:580-dkms"),
+        ((ROCKY, gpu(T4)), "sudo dnf module install nvidia-driver:open-dkms"),
+        ((ROCKY, *OPEN_ONES), "sudo dnf module switch-to nvidia-driver:open-dkms/default --allowerasing"),
+        ((AMAZON, NAMED), "sudo dnf module install nvidia-driver:580-dkms"),
+        ((RHEL10, gpu(V100)), "sudo dnf install kmod-nvidia-latest-dkms nvidia-driver nvidia-driver-cuda"),
+        ((RHEL10, gpu(T4)), "sudo dnf install nvidia-open"),
+        ((FEDORA, gpu(V100)), "sudo dnf install --allowerasing akmod-nvidia-580xx xorg-x11-drv-nvidia-580xx-cuda"),
+        ((FEDORA, gpu(K80)), "sudo dnf install --allowerasing akmod-nvidia-470xx xorg-x11-drv-nvidia-470xx-cuda"),
+        ((FEDORA, gpu(B200)), "sudo dnf install nvidia-open"),
+        ((SLES, NAMED), "sudo zypper install nvidia-driver-G06-kmp-default nvidia-compute-utils-G06"),
+        ((SLES, gpu(B200)), "sudo zypper install nvidia-open"),
+        ((ARCH, gpu(T4)), "sudo pacman -S nvidia-open nvidia-utils"),
+        ((BULLSEYE, gpu(V100)), "sudo apt-get install nvidia-driver"),
+    ],
+)
+def test_the_branch_is_the_last_that_drives_the_gpu(rows: tuple[Row, ...], last: str) -> None:
+    assert driver(*rows).commands[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ((ARCH, NAMED), "nvidia-580xx-dkms"),
+        ((ARCH, gpu(K80)), "nvidia-470xx-dkms"),
+        ((AMAZON, gpu(K80)), "no repository has it"),
+        ((BULLSEYE, gpu(B200)), "upgrade Debian first"),
+        ((ROCKY, gpu(f"{V100}\n{B200}")), "no kernel modules drive all GPUs of this host"),
+        ((FEDORA, gpu(f"{K80}\n{B200}")), "no driver of NVIDIA's current repositories"),
+    ],
+)
+def test_what_no_repository_has_is_said(rows: tuple[Row, ...], words: str) -> None:
+    fix = driver(*rows)
+    assert words in fix.text
+    assert fix.commands == ()
+
+
+@pytest.mark.parametrize("release", [ROCKY, RHEL10, FEDORA, AMAZON, SLES, ARCH])
+@pytest.mark.parametrize("seen", [(), (gpu("3b:00.0 3D controller: NVIDIA Corporation Graphics Device (rev a1)"),)])
+def test_of_an_unknown_gpu_nothing_is_chosen(release: Row, seen: tuple[Row, ...]) -> None:
+    fix = driver(release, *seen)
+    assert fix.commands == ()
+    assert "lspci -nn -d 10de:" in fix.text
+
+
+def test_one_unknown_gpu_of_two_leaves_it_open() -> None:
+    both = f"{T4}\n04:00.0 3D controller: NVIDIA Corporation Graphics Device (rev a1)"
+    assert driver(ROCKY, gpu(both)).commands == ()
+
+
+def test_no_branch_that_drives_the_gpu_is_new_enough() -> None:
+    node = snapshot(pasted.evidence([ROCKY, NAMED]))
+    (fix,) = remedies.newer_driver(node, "upgrade the driver", least=590)
+    assert fix.commands == ()
+    assert "no branch that NVIDIA maintains" in fix.text
+
+
+def test_one_name_of_two_generations_is_told_apart_by_the_chip() -> None:
+    name = "GeForce GT 730"
+    assert {one.last_branch for one in all_by_name(name)} == {390, 470}
+    for chip, last in (("GF108", 390), ("GK208B", 470)):
+        node = snapshot(
+            pasted.evidence([("lspci", f"01:00.0 VGA compatible controller: NVIDIA Corporation {chip} [{name}]")])
+        )
+        assert [one.last_branch for one in cards.all_models(node)] == [last]
+    smi = ("nvidia-smi -L", f"GPU 0: NVIDIA {name} (UUID: GPU-11111111-aaaa-bbbb-cccc-333333333333)")
+    assert cards.all_models(snapshot(pasted.evidence([smi]))) == ()
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [
+        (ROCKY, "nvidia-driver:580-dkms/default"),
+        (FEDORA, "akmod-nvidia-580xx"),
+        (SLES, "nvidia-driver-G06-kmp-default"),
+    ],
+)
+def test_a_branch_that_dropped_the_gpu_is_not_brought_again(release: Row, name: str) -> None:
+    said = (
+        "dmesg | grep NVRM",
+        (
+            "[   22.1] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  595.45.04  Release Build\n"
+            "[   30.1] NVRM: The NVIDIA Tesla V100-PCIE-16GB GPU installed in this system is\n"
+            "               NVRM:  supported through the NVIDIA 580.xx Legacy drivers. Please\n"
+            "               NVRM:  visit http://www.nvidia.com/object/unix.html for more\n"
+            "               NVRM:  information.  The 595.45.04 NVIDIA driver will ignore\n"
+            "               NVRM:  this GPU.  Continuing probe..."
+        ),
+    )
+    (finding,) = diagnose(snapshot(pasted.evidence([release, gpu(V100), said]))).roots
+    commands = " ".join(command for fix in finding.remedy for command in fix.commands)
+    assert name in commands
+    assert "cuda-drivers" not in commands
