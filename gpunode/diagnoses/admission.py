@@ -156,8 +156,8 @@ def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 # Of another node, or as what made it well again, a restart broke nothing here.
 _HELPED: Final = Pattern(
-    r"\b(?:an)?other node\b|\b(?:ok|fine|well|work(?:s|ed|ing)?) again\b|\bgoes away\b|\bwent away\b"
-    r"|\b(?:helps|helped|fixe[sd]|solve[sd]|cure[sd])\b",
+    r"\b(?:an)?other node\b|\b(?:ok|fine|well|work(?:s|ed|ing)?) again\b"
+    r"|\b(?:helps|helped|fixe[sd]|solve[sd]|cure[sd])\b|\bgoes away\b|\bwent away\b",
     re.IGNORECASE,
 )
 

@@ -188,11 +188,27 @@ def headers_present(snapshot: Snapshot, kernel: str) -> bool | None:
             # "ls -d" prints the folder's own name where it is there.
             if "Makefile" in item.text or (item.outcome == "ok" and item.subject in item.lines):
                 return True
+    if (listed := _among_sources(snapshot, kernel)) is not None:
+        return listed
     bare = kernel.removesuffix(".x86_64").removesuffix(".aarch64")
     rpm = snapshot.view(packages.packages).get("kernel-devel")
     if rpm is not None:
         return rpm.version == bare
     return packages.installed(snapshot, f"linux-headers-{kernel}")
+
+
+_SOURCES: Final = Pattern(r"/usr/src/?")
+_HEADERS_OF: Final = Pattern(r"(?<![\w.-])linux-headers-(?P<kernel>\d[\w.+~-]*)")
+
+
+def _among_sources(snapshot: Snapshot, kernel: str) -> bool | None:
+    """Whether a whole listing of /usr/src has Debian's headers of ``kernel`` among those of others; else None."""
+    for item in snapshot.of("listing"):
+        is_whole = item.where == "host" and item.outcome == "ok" and not (item.source.is_part or item.source.only)
+        if is_whole and _SOURCES.fullmatch(item.subject):
+            named = {match["kernel"] for match in _HEADERS_OF.finditer(item.text)}
+            return kernel in named if named else None
+    return None
 
 
 def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:

@@ -343,9 +343,22 @@ _FOR_CRIO: Final = (
 )
 
 
-def _register(_: Snapshot) -> Iterable[Fix]:
+def _register(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("configure", "register NVIDIA's runtime, and have containerd read that", _COMMAND)
-    yield run("inspect", "see what containerd reads", "sudo containerd config dump | grep -A4 runtimes.nvidia")
+    yield run("inspect", "see what containerd reads", _DUMP.get(containerd.product(snapshot), _DUMPED))
+
+
+# A containerd that a product brings is not on the path, and another one's dump would say what that one reads.
+_DUMPED: Final = "sudo containerd config dump | grep -A4 runtimes.nvidia"
+_DUMP: Final = {
+    name: f"sudo grep -A4 nvidia {place}"
+    for name, place in (
+        ("k3s", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"),
+        ("rke2", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml"),
+        ("microk8s", "/var/snap/microk8s/current/args/containerd.toml"),
+        ("k0s", "/etc/k0s/containerd.toml"),
+    )
+}
 
 
 # cgroup drivers.

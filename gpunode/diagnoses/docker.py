@@ -236,11 +236,9 @@ def _engine(snapshot: Snapshot, when: str = "") -> Fix:
 
 
 def _replace_the_snap(snapshot: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "remove",
-        "remove the snap; its images and volumes go with it, so save what is needed",
-        "sudo snap remove docker",
-    )
+    # Nobody reads on behind a command: what must be done before it is a step of its own.
+    yield by_hand("remove", "save what the snap's volumes and images hold (docker volume ls): they go with it")
+    yield run("remove", "then remove the snap", "sudo snap remove docker")
     yield _engine(snapshot)
     yield run("configure", "register NVIDIA's runtime", _CONFIGURE)
 

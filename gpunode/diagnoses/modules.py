@@ -67,6 +67,10 @@ def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
     said = snapshot.said(_SAYS_NOT_LOADED)
     is_built = modules.built_for(snapshot, snapshot.view(system.running_kernel))
     blacklist = tuple(_blacklist(snapshot))
+    if unsupported := snapshot.said(modules.UNSUPPORTED):
+        summary = "SUSE's modprobe loads only modules that SUSE supports, and NVIDIA's is none of them"
+        yield Proof(summary, (*unsupported, *_absence(snapshot), *said), remedy=_UNSUPPORTED_TOO, disruption="none")
+        return
     if state is None and not (said and (is_built or blacklist)):
         if said:
             look_at = "lsmod | grep nvidia; dkms status; sudo modprobe nvidia; sudo dmesg | grep -iE 'nvrm|nvidia'"
@@ -86,6 +90,15 @@ def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, cited, "certain" if said and state is False else "likely")
 
 
+# The file is the one that the message names; in /etc it stands before the one of the system's own.
+_UNSUPPORTED_TOO: Final = (
+    run(
+        "configure",
+        "have modules loaded that SUSE does not support, and load NVIDIA's",
+        "echo 'allow_unsupported_modules 1' | sudo tee /etc/modprobe.d/10-unsupported-modules.conf",
+        "sudo modprobe nvidia",
+    ),
+)
 _OWN_KEY: Final = Pattern(r"DKMS module signing key|Secure Boot Module Signature key")
 _SECURE_BOOT: Final = Pattern(r"Secure ?Boot|lockdown|Key was rejected|Loading of ", re.IGNORECASE)
 

@@ -306,10 +306,10 @@ def _free(snapshot: Snapshot) -> Iterable[Fix]:
     names = [node.name for node in snapshot.view(kube.nodes) if node.name]
     # Of several nodes nobody says which one it is; then it is the one on which this is typed.
     node = node_word(names[0] if len(names) == 1 else "")
+    yield by_hand("drain", "save what pods of the node keep in an emptyDir: it is lost when they are moved away")
     yield Fix(
         "drain",
-        "move the pods off the node, which loses what they keep in an emptyDir; programs outside of pods that use a "
-        "GPU have to be stopped, too",
+        "then move the pods off the node; programs outside of pods that use a GPU have to be stopped, too",
         (command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data"),),
     )
     of_node = Shell(f"spec.nodeName={node}") if isinstance(node, Shell) else f"spec.nodeName={node}"

@@ -8,9 +8,9 @@ from typing import Final
 
 from gpunode.diagnoses.chains import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict
-from gpunode.diagnoses.remedies import boot_with, by_hand, run
+from gpunode.diagnoses.remedies import boot_with, boots_with, by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import faults, kernel, links, pci, system
+from gpunode.diagnoses.views import faults, kernel, lending, links, pci, system
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -47,7 +47,11 @@ _NO_ACS: Final = (
 )
 
 
-def _without_acs(_: Snapshot) -> Iterable[Fix]:
+def _without_acs(snapshot: Snapshot) -> Iterable[Fix]:
+    if _has_guests(snapshot):
+        text = "set NCCL_P2P_DISABLE=1 for the job: this node needs ACS, which keeps its virtual machines apart"
+        yield by_hand("application", text)
+        return
     yield run(
         "configure", "switch ACS off on all bridges, until the next boot (not on a host of virtual machines)", _NO_ACS
     )
@@ -86,6 +90,7 @@ def _iommu(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(
             "the IOMMU stops what a GPU sends to its peers: their addresses are not mapped for it",
             (*stopped, *settings),
+            disruption="none" if _leaves_it_on(snapshot) else None,
         )
         return
     trouble = snapshot.view(_slow_matrix) or _peers_hang(snapshot)
@@ -124,8 +129,28 @@ def _iommu_settings(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(citation for item in places for citation in lines_with(item, _TRANSLATED))[:2]
 
 
+def _has_guests(snapshot: Snapshot) -> bool:
+    """Whether virtual machines run here, which ACS and the IOMMU keep apart."""
+    return bool(lending.lent(snapshot)) or lending.is_hypervisor(snapshot)
+
+
+def _leaves_it_on(snapshot: Snapshot) -> bool:
+    """Whether all was done that a host of virtual machines can do about its IOMMU."""
+    return boots_with(snapshot, _PASSES) and _has_guests(snapshot)
+
+
+_PASSES: Final = "iommu=pt"
+
+
 def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from boot_with(snapshot, "iommu=pt", "devices of the host pass the IOMMU untranslated")
+    if _leaves_it_on(snapshot):
+        text = "set NCCL_P2P_DISABLE=1 for the job: the IOMMU has to stay on for the virtual machines"
+        yield by_hand("application", text)
+        return
+    if boots_with(snapshot, _PASSES):
+        yield by_hand("firmware", "switch the IOMMU (VT-d, AMD-Vi) off in BIOS: iommu=pt is set, and does not help")
+        return
+    yield from boot_with(snapshot, _PASSES, "devices of the host pass the IOMMU untranslated")
     yield by_hand(
         "firmware",
         "switch the IOMMU (VT-d, AMD-Vi) off in BIOS",

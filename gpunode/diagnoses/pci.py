@@ -12,8 +12,7 @@ from gpunode.diagnoses.commands import command, edited, edited_where, is_gpu
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import always, boot_loader, by_hand, power_cycle, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import driver, faults, kernel, links, pci, system
-from gpunode.facts.items import Item
+from gpunode.diagnoses.views import driver, faults, kernel, lending, links, pci, system
 from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
@@ -76,7 +75,6 @@ def _attach(snapshot: Snapshot) -> Iterable[Fix]:
 # ---- who owns it
 
 _BOUND_ELSEWHERE: Final = Pattern(r"GPU \S+ is already bound to (?P<driver>[\w-]+)")
-_PASSERS: Final = frozenset({"vfio-pci", "pci-stub", "xen-pciback", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"})
 _RESERVED: Final = Pattern(
     r"\bvfio-pci\.ids=\S*10de:|\bpci-stub\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:",
     re.MULTILINE,
@@ -117,11 +115,11 @@ def _links(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
-    bound = tuple(gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in _PASSERS)
+    bound = lending.lent(snapshot)
     said = tuple(
         message.citation
         for message in kernel.said(snapshot, _BOUND_ELSEWHERE)
-        if (match := _BOUND_ELSEWHERE.search(message.text)) and match["driver"].rstrip(".") in _PASSERS
+        if (match := _BOUND_ELSEWHERE.search(message.text)) and match["driver"].rstrip(".") in lending.PASSERS
     )
     said = (*said, *_links(snapshot))
     if not bound and not said:
@@ -137,7 +135,7 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, seen, "likely", gpu=where, severity="info", remedy=(_LEFT,), disruption="none")
     elif _is_asked_for(snapshot, said):
         yield Proof(_OWNED.format(which), proofs, gpu=where)
-    elif _is_hypervisor(snapshot) and not any(_vm_lists(snapshot)):
+    elif lending.is_hypervisor(snapshot) and not any(lending.guest_lists(snapshot)):
         yield Doubt(_WHOSE.format(which), _WHOSE_LOOK, proofs)
     else:
         # Whoever reserved it may have meant it, and has looked on the host in vain all the same.
@@ -152,9 +150,6 @@ _LEFT: Final = by_hand(
 )
 _WHOSE: Final = "vfio-pci owns {}, and nvidia-smi finds no driver: is the GPU for a virtual machine, or for the host?"
 _WHOSE_LOOK: Final = "qm list; virsh list --all; cat /proc/cmdline; grep -r vfio /etc/modprobe.d"
-_VM_RUNS: Final = Pattern(r"^[ \t]*(?:\d+|-)[ \t]+\S[^\n]*[ \t]running\b", re.MULTILINE)
-_LISTS_VMS: Final = Pattern(r"\b(?:qm|virsh)(?: -\S+| --\S+)* list\b")
-_HYPERVISOR: Final = Pattern(r"\b(?:qm (?:list|config|status)|virsh|pveversion|/etc/pve/|/etc/libvirt/)")
 
 
 def _reserved(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -173,14 +168,11 @@ def _host_goes_without(snapshot: Snapshot, said: tuple[Citation, ...]) -> bool:
     # Where lspci shows no drivers, those that nothing else tells of are the host's.
     told = {pci.address(one) for line in said for one in _ADDRESS.findall(line.line)}
     of_host = (
-        gpu for gpu in gpus if gpu.driver not in _PASSERS and (gpu.shows_driver or (told and gpu.address not in told))
+        gpu
+        for gpu in gpus
+        if gpu.driver not in lending.PASSERS and (gpu.shows_driver or (told and gpu.address not in told))
     )
-    return any(of_host) or any(_VM_RUNS.search(item.text) for item in _vm_lists(snapshot))
-
-
-def _vm_lists(snapshot: Snapshot) -> Iterator[Item]:
-    """The lists of the host's virtual machines."""
-    return (item for item in snapshot.items if item.where == "host" and _LISTS_VMS.search(item.written))
+    return any(of_host) or lending.has_running_guests(snapshot)
 
 
 def _is_asked_for(snapshot: Snapshot, said: tuple[Citation, ...]) -> bool:
@@ -188,27 +180,25 @@ def _is_asked_for(snapshot: Snapshot, said: tuple[Citation, ...]) -> bool:
     return bool(snapshot.says(_NO_SUCH_DEVICE)) or any(_BOUND_ELSEWHERE.search(line.line) for line in said)
 
 
-def _is_hypervisor(snapshot: Snapshot) -> bool:
-    """Whether the host is seen to run virtual machines."""
-    return system.is_proxmox(snapshot) or any(_HYPERVISOR.search(item.written) for item in snapshot.items)
-
-
 _WITHOUT_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
 _IN_GRUB: Final = "it stood in /etc/default/grub"
 _IN_ENTRIES: Final = "it stood in /etc/kernel/cmdline"
-_FOR_THE_HOST: Final = "if no virtual machine is to have the GPU, "
+_FOR_THE_HOST: Final = by_hand(
+    "configure", "make sure that no virtual machine is to have the GPU: qm list, or virsh list --all, shows them"
+)
 
 
 def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
-    bound = tuple(gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in _PASSERS)
+    bound = lending.lent(snapshot)
     files = tuple(item.subject for item in snapshot.files("*modprobe.d/*") if _RESERVED.search(item.text))
+    yield _FOR_THE_HOST
     if files:
-        text = f"{_FOR_THE_HOST}take NVIDIA's ids out of what is reserved for vfio-pci"
+        text = "take NVIDIA's ids out of what is reserved for vfio-pci"
         yield run("configure", text, *edited(_WITHOUT_IDS, *files))
         yield rebuild_initramfs(snapshot)
     else:
         places = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
-        text = f"{_FOR_THE_HOST}take NVIDIA's ids out of what is reserved for vfio-pci, wherever it stands"
+        text = "take NVIDIA's ids out of what is reserved for vfio-pci, wherever it stands"
         yield run("configure", text, edited_where("(vfio-pci|pci-stub).*10de:", _WITHOUT_IDS, *places))
         yield run("rebuild", "write the boot loader's configuration anew", boot_loader(snapshot), when=_IN_GRUB)
         yield _boot_entries(snapshot)

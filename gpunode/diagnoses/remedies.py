@@ -158,8 +158,15 @@ def with_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:
     return *edited(once, "/etc/default/grub"), _GRUB[manager]
 
 
+def boots_with(snapshot: Snapshot, argument: str) -> bool:
+    """Whether the kernel was started with ``argument``, so that to add it would change nothing."""
+    return any(argument in item.text.split() for item in snapshot.files("/proc/cmdline") if item.outcome == "ok")
+
+
 def boot_with(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fix]:
-    """The command line with ``argument``, and the reboot that takes it up."""
+    """The command line with ``argument``, and the reboot that takes it up; nothing where it is on it."""
+    if boots_with(snapshot, argument):
+        return
     yield run("configure", f"boot with {argument}: {why}", *with_kernel_argument(snapshot, argument))
     yield reboot()
 

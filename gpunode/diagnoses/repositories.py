@@ -13,7 +13,7 @@ from gpunode.diagnoses.commands import command, edited
 from gpunode.diagnoses.model import Family, Fix, Proof, Rule, Severity, Verdict
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, finds
-from gpunode.diagnoses.views import archives, driver
+from gpunode.diagnoses.views import archives, driver, modules
 from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
 from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.patterns import Pattern
@@ -43,7 +43,12 @@ def _cuda_key(snapshot: Snapshot) -> Iterator[Verdict]:
     else:
         what = f"NVIDIA's CUDA repository is signed by a key{named} that this node does not have"
     other = "the container toolkit's repository: its key is DDCAE044F796ECB0"
-    yield Proof(what, tuple(one.citation for one in refused), ruled_out=(other,))
+    yield Proof(what, tuple(one.citation for one in refused), ruled_out=(other,), severity=_severity(snapshot))
+
+
+def _severity(snapshot: Snapshot) -> Severity | None:
+    """Where a driver came to the node and does not run, what keeps newer ones from coming is another matter."""
+    return "warning" if driver.fails(snapshot) and snapshot.view(modules.driver_builds) else None
 
 
 def _predicted(snapshot: Snapshot, owner: Owner) -> Iterator[Verdict]:

@@ -353,9 +353,10 @@ def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
         )
         yield by_hand("install", "make the cluster anew: nvkind cluster create")
         return
+    yield by_hand("configure", "save what the cluster holds: to pass GPUs in it is made anew, and all in it is deleted")
     yield run(
         "configure",
-        "make the cluster anew with the GPUs passed in, which deletes all that is in it; minikube sets up its inside",
+        "then make the cluster anew with the GPUs passed in; minikube sets up its inside",
         "minikube delete",
         "minikube start --driver=docker --container-runtime=docker --gpus=all",
     )

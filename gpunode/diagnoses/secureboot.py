@@ -130,7 +130,8 @@ def _will_be_refused(snapshot: Snapshot, signature: _Signature, enforced: tuple[
 
 def _refusals(snapshot: Snapshot) -> Iterator[Citation]:
     """The lines that say that the kernel refused NVIDIA's module, or a module that nobody names."""
-    said = snapshot.said(_REFUSED)
+    # SUSE's modprobe does not ask the kernel at all for a module that SUSE does not support.
+    said = () if snapshot.says(modules.UNSUPPORTED) else snapshot.said(_REFUSED)
     named = {match["module"].replace("-", "_") for line in said if (match := _NAMED.search(line.line))}
     if named and not any(name.startswith("nvidia") for name in named):
         return

@@ -10,6 +10,7 @@ from typing import Final
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
+from gpunode.diagnoses.cluster import set_runtime_class
 from gpunode.diagnoses.commands import command, is_path
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, restart, run, setup_step
@@ -33,6 +34,7 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
     """Somebody asked for a GPU, and nothing of the toolkit is there to give it."""
     refused, gone = docker.refused(snapshot), toolkit.gone(snapshot)
     asked = (*refused, *docker.unknown_runtime(snapshot), *gone, *snapshot.said(_NO_RUNTIME), *_registered(snapshot))
+    asked += _asked_for_by_plugin(snapshot)
     if not asked or docker.snap(snapshot) or docker.desktop(snapshot):
         return
     there = snapshot.view(toolkit.presence)
@@ -52,6 +54,23 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
             refused,
             ("docker-not-restarted", "docker-from-snap", "docker-from-snap-or-desktop-vm", "docker-rootless-config"),
         )
+
+
+# The device plugin finds nothing of the driver in its own container.
+_PLUGIN_ASKS: Final = Pattern(
+    r"did you configure the NVIDIA Container Toolkit|Incompatible (?:strategy|platform) detected"
+)
+_OF_OPERATOR: Final = Pattern(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
+
+
+def _asked_for_by_plugin(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The device plugin's word that nothing gives its container the driver that works on the node.
+
+    The GPU Operator brings a toolkit of its own, which no package of the node is.
+    """
+    if not driver.works(snapshot) or snapshot.says(_OF_OPERATOR):
+        return ()
+    return snapshot.said(_PLUGIN_ASKS, "kubernetes-log", "kubernetes-pod", "kubernetes")
 
 
 def _registered(snapshot: Snapshot) -> Iterator[Citation]:
@@ -78,8 +97,16 @@ def _install(snapshot: Snapshot) -> Iterable[Fix]:
         write = ("sudo mkdir -p /etc/cdi", "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
         yield run("configure", "describe the GPUs for podman, which asks for them by CDI", *write)
         return
-    register = command("sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={runtime}", "--restart")
-    yield run("configure", f"register it with {runtime}, or name the runtime that is in use instead", register)
+    product = containerd.product(snapshot)
+    if runtime == "containerd" and product in {"k3s", "rke2"}:
+        units = "k3s k3s-agent" if product == "k3s" else "rke2-server rke2-agent"
+        text = f"restart {product}, which looks for the toolkit when it starts and registers it by itself"
+        yield run("restart", text, f"sudo systemctl try-restart {units}")
+    else:
+        register = command("sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={runtime}", "--restart")
+        yield run("configure", f"register it with {runtime}, or name the runtime that is in use instead", register)
+    if _asked_for_by_plugin(snapshot):
+        yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
 
 
 def _packages(snapshot: Snapshot, kind: FixKind, text: str, *, upgrade: bool = False) -> Iterable[Fix]:

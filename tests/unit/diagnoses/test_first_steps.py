@@ -1,0 +1,112 @@
+"""The next step: never a command that takes away what was to be saved before it, nor what is done already."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpunode.diagnoses import diagnose, rules
+from gpunode.diagnoses.model import Finding
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+from tests.laws.systems import SYSTEMS
+
+# Words of a warning that somebody has to act on before the command.
+WARNS = re.compile(r"\bsave what\b|\bgo(?:es)? with it\b|\bloses what\b|\bdeletes all\b|\bis lost\b")
+
+
+def first(*pieces: tuple[str, str]) -> Finding:
+    return diagnose(snapshot(pasted.evidence(pieces))).findings[0]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_what_must_be_saved_first_is_a_step_of_its_own(system: str) -> None:
+    node = snapshot(pasted.evidence(SYSTEMS[system]))
+    fixes = [(cause, fix) for cause, rule in rules().items() for fix in rule.remedy(node)]
+    assert [(cause, fix.text) for cause, fix in fixes if fix.commands and WARNS.search(fix.text)] == []
+
+
+@pytest.mark.parametrize(
+    "cause", ["docker-from-snap", "nested-node-config-not-applied", "gpu-operator-driver-restart-blocked"]
+)
+def test_what_deletes_data_begins_with_saving_it(cause: str) -> None:
+    save = next(iter(rules()[cause].remedy(snapshot(pasted.evidence([])))))
+    assert save.text.startswith("save what")
+    assert save.commands == ()
+
+
+FAULTS = (
+    "[Tue Nov 12 10:00:00 2024] nvidia 0000:01:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x002a "
+    "address=0x2040d0000000 flags=0x0030]"
+)
+BUS = "01:00.0 3D controller [0302]: NVIDIA Corporation AD102GL [L40S] [10de:26b9]\n\tKernel driver in use: nvidia"
+LENT = BUS.replace("01:00.0", "81:00.0").replace("in use: nvidia", "in use: vfio-pci")
+
+
+def test_an_argument_that_the_kernel_has_is_not_added_again() -> None:
+    found = first(("cat /proc/cmdline", "ro amd_iommu=on iommu=pt"), ("dmesg -T", FAULTS), ("lspci -nnk -d 10de:", BUS))
+    assert found.cause == "iommu-blocks-p2p"
+    assert [fix.kind for fix in found.remedy] == ["firmware"]
+    assert not [command for fix in found.remedy for command in fix.commands]
+
+
+def test_where_virtual_machines_need_the_iommu_it_stays_on() -> None:
+    pieces = (("cat /proc/cmdline", "ro amd_iommu=on iommu=pt"), ("dmesg -T", FAULTS))
+    found = first(*pieces, ("lspci -nnk -d 10de:", f"{BUS}\n{LENT}"))
+    assert found.cause == "iommu-blocks-p2p"
+    assert (found.remedy[0].kind, found.disruption) == ("application", "none")
+
+
+def test_without_the_argument_it_is_added() -> None:
+    found = first(("cat /proc/cmdline", "ro amd_iommu=on"), ("dmesg -T", FAULTS), ("lspci -nnk -d 10de:", BUS))
+    assert any("iommu=pt" in command for fix in found.remedy for command in fix.commands)
+
+
+def test_acs_stays_where_it_keeps_virtual_machines_apart() -> None:
+    rows = (("lspci -nnk -d 10de:", f"{BUS}\n{LENT}"),)
+    node = snapshot(pasted.evidence(rows))
+    assert not [command for fix in rules()["acs-blocks-p2p"].remedy(node) for command in fix.commands]
+
+
+def test_microk8s_brings_a_containerd_that_is_not_asked_as_the_usual_one() -> None:
+    no_runtime = 'Failed to create pod sandbox: rpc error: no runtime for "nvidia" is configured'
+    found = first(
+        ("microk8s kubectl describe pod cuda", no_runtime), ("nvidia-smi -L", "GPU 0: Tesla T4 (UUID: GPU-1)"),
+        ("snap list microk8s", "Name      Version  Rev   Tracking\nmicrok8s  v1.30.5  7180  1.30/stable"),
+        ("dpkg -l | grep nvidia-container-toolkit", "ii  nvidia-container-toolkit       1.16.2-1  amd64 Toolkit"),
+    )  # fmt: skip
+    commands = [command for fix in found.remedy for command in fix.commands]
+    assert "sudo grep -A4 nvidia /var/snap/microk8s/current/args/containerd.toml" in commands
+    assert not [one for one in commands if "config dump" in one]
+
+
+NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest"
+
+
+def test_a_module_that_suse_does_not_support_is_allowed_by_name() -> None:
+    said = (
+        "modprobe: ERROR: module 'nvidia' is unsupported\n"
+        "modprobe: ERROR: Use --allow-unsupported or set allow_unsupported_modules 1 in\n"
+        "modprobe: ERROR: could not insert 'nvidia': Operation not permitted"
+    )
+    found = first(("uname -r", "6.4.0-150600.23.25-default"), ("modprobe nvidia", said), ("nvidia-smi", NO_DRIVER))
+    assert found.cause == "driver-module-not-loaded"
+    assert "allow_unsupported_modules 1" in found.remedy[0].commands[0]
+
+
+def test_a_repositorys_key_does_not_keep_a_driver_from_running_that_came_before() -> None:
+    key = (
+        "Err:2 https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64  InRelease\n"
+        "  The following signatures couldn't be verified because the public key is not available: "
+        "NO_PUBKEY A4B469963BF863CC"
+    )
+    found = diagnose(snapshot(pasted.evidence((
+        ("apt-get update", key), ("nvidia-smi", NO_DRIVER), ("lsmod | grep nvidia", ""),
+        ("dkms status", "nvidia/560.35.05: added"), ("uname -r", "6.1.0-27-amd64"),
+        ("ls /usr/src", "linux-headers-6.1.0-26-amd64  linux-headers-6.1.0-26-common  nvidia-560.35.05"),
+    ))))  # fmt: skip
+    severities = {one.cause: (one.severity, one.explained_by) for one in found.findings}
+    assert found.findings[0].cause == "kernel-headers-missing"
+    assert severities["driver-module-not-loaded"] == ("error", "kernel-headers-missing")
+    assert severities["apt-nvidia-key-rotated"] == ("warning", "")
