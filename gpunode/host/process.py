@@ -81,7 +81,7 @@ class Finished:
 # One look at a text tells whether a secret can be in it. The patterns that find it take 4 ms to load, which a converged
 # run need not pay; a word that has no end must not cost the square of its length.
 _SUSPICIOUS = re.compile(
-    r"://[^\s@]{0,300}@|passw|passphrase|secret|token|auth|bearer|basic[ \t]|(?:api|access|private|client)[ _-]?key"
+    r"://[^\s@]{0,300}@|[\"'=:]\w[\w+.-]{0,20}://[^\n@]{1,300}@|passw|passphrase|secret|token|auth|bearer|basic[ \t]|(?:api|access|private|client)[ _-]?key"
     r"|(?<![\w-])x-|(?:key|sig|signature)=|headers?[\"']?(?:\]|[ \t]*[=:])"
     r"|[_.-](?:key|pass|pat|pw|cred)|bindpw|pgpass|\bpass\b"
     r"|(?:account|storage|encryption|licen[cs]e|shared|master|webhook)key|credential|cookie|rootpw|sumo-url"
@@ -91,6 +91,7 @@ _SUSPICIOUS = re.compile(
     r"|proxy[\"']?[ \t]*[=:]?[ \t]*[\"']?[^\s/@]{1,520}@"
     r"|hooks\.slack|/webhook|sumologic|/priv/"
     r"|\wpass[ \t]*=|regcode|suseconnect|redis-cli|useradd|usermod|(?:k3s|rke2)[ \t]|K10\w{6}"
+    r"|root=[\"']?iscsi:|_cookie|cred|\bpw\b|signing_key|wireless_w(?:pa|ep)|join_?key|\\u00|\wPASS\b"
     r"|eyJ|AKIA|ASIA|AIza|npm_|\bsk-|[sr]k_live_|hvs\.|nvapi-|gh[opsur]_|github_pat_|gl(?:pat|rt|dt|ptt|soat|agent)-|hf_|xox[abprs]-|dckr_pat_"
     r"|tskey-|pypi-AgE|ya29\.|dapi[0-9a-f]",
     re.IGNORECASE,

@@ -27,12 +27,21 @@ _HEADERS: Final = re.compile(
 )
 _PERHAPS_KEY: Final = re.compile(rf"({STRING})(\s*[=:])?", re.DOTALL)
 # A slash has no place in a password there, and stands in many; an image's digest follows a path.
+_USER: Final = r"[^\s/?#\"'<>:@]{0,80}"
+_QUOTE_WITHIN: Final = r"\\?[\"'](?![\s,:;)}\]])"
 _USERINFO: Final = re.compile(
-    r"(?<=://)(?:[^\s/?#\"'<>]*|[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}/)[^\s?#\"'<>@]{1,200}"
-    r"|[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}[/?#])[^\s/\"'<>@]{1,200})(?=@)"
+    rf"(?<=://)(?:[^\s/?#\"'<>]*|{_USER}:(?!\d{{1,5}}[/>])(?:[^\s?#\"'@]|{_QUOTE_WITHIN}){{1,200}}"
+    rf"|{_USER}:(?!\d{{1,5}}[/?#>])(?:[^\s/\"'@]|{_QUOTE_WITHIN}){{1,200}})(?=@)"
 )
+# Where a string is an address and nothing else, or a proxy's, blanks do not end it.
+_USERINFO_WITH_BLANKS: Final = re.compile(
+    rf"((?:[\"']|proxy[ \t]{{0,8}}[=:][ \t]{{0,8}})\w[\w+.-]{{0,20}}://{_USER}:)(?!\d{{1,5}}(?:[^\w]|$))([^\n\"'@]{{1,200}})(?=@[\w\[])",
+    re.IGNORECASE,
+)
+# Go's JSON writes & as \u0026.
 _QUERY: Final = re.compile(
-    r"(?<=[?&])((?:[\w-]*(?:token|signature|credential|key)|sig|password)=)([^&\s\"'#]+)", re.IGNORECASE
+    r"(?:(?<=[?&])|(?<=\\u0026))((?:[\w-]*(?:token|signature|credential|key)|sig|password)=)([^&\s\"'#]+)",
+    re.IGNORECASE,
 )
 _PRIVATE_KEY: Final = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(.*?)(?=-----END|\Z)", re.DOTALL)
 # Where no sign of assignment stands before it: an Authorization spoken of, an option's value (also as a list of words),
@@ -44,7 +53,12 @@ _ASKED_FOR: Final = (
     r"|(?:api|access|private|client|auth|licen[cs]e|activation|shared|account|encryption)[_-]?key)"
     r"|(?:[\w-]{0,40}[_-])?(?:pass|pwd|psk|community))"
 )
-_NEXT: Final = r"(?:[ \t]+[\"']?|[\"'],\s{0,80}[\"']|[\"']?\n[ \t]{0,80}-[ \t]+[\"']?)"
+_NEXT: Final = r"(?:[\"']?[ \t]+(?:\\\n[ \t]{0,80})?[\"']?|[\"'],\s{0,80}[\"']|[\"']?\n[ \t]{0,80}-[ \t]+[\"']?)"
+# A shell's word; in quotes up to their end.
+_ARG: Final = (
+    r"((?<=[ \t,]\")[^\"\n]{1,400}(?=\")|(?<=[ \t,]')[^'\n]{1,400}(?=')"
+    r"|[^\s'\"]+(?:[\"'](?![\s,:;)}\]|&]|\Z)[^\s'\"]*)*)"
+)
 _NO_FILE: Final = r"(?!/?(?:[\w.+-]{1,80}/){1,20}[\w.+-]{1,80}(?:[\s'\"]|$))"
 # What an image is called, with which `-e NAME IMAGE` goes on where the value is the caller's own.
 _NO_IMAGE: Final = r"(?!(?-i:[a-z]+|[a-z\d._/-]*[/:][^\s'\"A-Z]*)(?:[\s'\"]|$))"
@@ -59,11 +73,13 @@ _SPOKEN: Final = re.compile(
     r"(\bbearer[ \t]+)([\w.~+/=-]{8,})"
     r"|(\bbasic[ \t]+)((?=[a-z+/]{0,400}[\d=])[\w+/-]{6,}={0,2})"
     r"|(\bauthorization:[ \t]*(?:digest|negotiate|ntlm|oauth|hawk|aws4-hmac-sha256)[ \t]+)([^\n]+)"
-    rf"|((?<![\w-])-{{1,2}}(?=[a-z]){_ASKED_FOR}{_NEXT}){_NO_FILE}{_VERDICT}([^\s'\"-][^\s'\"]*)"
-    rf"|((?:(?<!\w)-e|--env|\bsetenv)[ \t]+(?:{NAME})[ \t]+){_NO_IMAGE}([^\s'\"-][^\s'\"]*)"
+    rf"|((?<![\w-])-{{1,2}}(?=[a-z]){_ASKED_FOR}{_NEXT}){_NO_FILE}{_VERDICT}(?!-){_ARG}"
+    rf"|((?:(?<!\w)-e|--env|\bsetenv|\bset[ \t]+-\w{{1,4}})[ \t]+(?:{NAME})[ \t]+){_NO_IMAGE}([^\s'\"-][^\s'\"]*)"
     rf"|(\bsnmp\w{{1,20}}[ \t]{_WORDS}-[cAX][ \t]*[\"']?)(?!redacted)([^\s'\"]+)"
     r"|(\br[ow]community6?[ \t]+)(\S+)"
     r"|((?:^|[ \t])(?:root)?(?:bindpw|requirepass|masterauth)[ \t]+)([^\s=:]\S*)"
+    r"|((?<![\w.-])[\w:.-]{0,80}(?:passw(?:or)?d|token|secret)[ \t]+\")([^\"\n]{1,400})(?=\"[ \t]*;)"
+    rf"|(^[ \t]*\?[ \t]+[\"']?(?:{NAME})[\"']?{_LINE_END}[ \t]*:[ \t]+[\"']?)([^\s\"'][^\n\"']*)"
     r"|(\bpass(?:in|out)?[ \t]+pass:)([^\s'\"]+)"
     r"|(\bPSK[ \t]+[\"'])([^\n\"']+)"
     rf"|(\bldap\w{{1,20}}[ \t]{_WORDS}-w[ \t]*[\"']?)([^\s'\"]+)"
@@ -72,18 +88,18 @@ _SPOKEN: Final = re.compile(
     r"|(\becho[ \t]+(?:-\w[ \t]+)?[\"']?(?:[\w.-]{1,80}:)?)([^\s'\"|]+)"
     r"(?=[\"']?[ \t]*\|[^\n|]{0,80}(?:sudo[ \t][^\n|]{0,40}-S\b|\bchpasswd|\bpasswd|--password-stdin))"
     r"|(\bpro[ \t]+attach[ \t]+)([^\s-]\S{7,})"
-    rf"|(\blogin[ \t]{_WORDS}-p(?!ass)[ \t]*[\"']?)([^\s'\"]+)"
+    rf"|(\blogin[ \t]{_WORDS}-p(?!ass)[ \t]*[\"']?){_ARG}"
     r"|((?:--password-stdin|\bsudo[ \t][^\n|<]{0,80}-S|\bchpasswd)\b[^\n|<]{0,200}<<<[ \t]*[\"']?"
     r"(?:[\w.-]{1,80}:)?)([^\s'\"]+)"
-    rf"|(\b(?:k3s|rke2)[ \t]{_WORDS}-t[ \t]*[\"']?)([^\s'\"]+)"
-    rf"|(\bSUSEConnect[ \t]{_WORDS}-r[ \t]*[\"']?)([^\s'\"]+)"
-    rf"|(\bredis-cli[ \t]{_WORDS}-a[ \t]*[\"']?)([^\s'\"]+)"
-    rf"|(\buser(?:add|mod)[ \t]{_WORDS}-p[ \t]*[\"']?)([^\s'\"]+)"
+    rf"|(\b(?:k3s|rke2)[ \t]{_WORDS}-t[ \t]*[\"']?){_ARG}"
+    rf"|(\bSUSEConnect[\"']?[ \t]{_WORDS}[\"']?-r[\"']?[ \t]*[\"']?){_ARG}"
+    rf"|(\bredis-cli[ \t]{_WORDS}-a[ \t]*[\"']?){_ARG}"
+    rf"|(\buser(?:add|mod)[ \t]{_WORDS}-p[ \t]*[\"']?){_ARG}"
     r"|(^[ \t]*(?:passw(?:or)?d|passphrase)\t+)(\S+)(?=[ \t]*$)"
     rf"|(\b(?:mysql(?:dump|admin)?|mariadb(?:-dump|-admin)?)[ \t]{_WORDS}-p)([^\s'\"]+)"
-    r"|(\bsshpass[ \t]+-p[ \t]*[\"']?)([^\s'\"]+)"
-    rf"|(\bipmitool[ \t]{_WORDS}-P[ \t]*[\"']?)([^\s'\"]+)"
-    rf"|(\bcurl[ \t]{_WORDS}(?:-u|--user|-U|--proxy-user|-x|--proxy)[ \t]*[\"']?[^\s:/'\"]{{1,80}}:)([^\s'\"]+)"
+    rf"|(\bsshpass[ \t]+-p[ \t]*[\"']?){_ARG}"
+    rf"|(\bipmitool[ \t]{_WORDS}-P[ \t]*[\"']?){_ARG}"
+    rf"|(\bcurl[ \t]{_WORDS}(?:-u|--user|-U|--proxy-user|-x|--proxy)[ \t]*[\"']?[^\s:/'\"]{{1,80}}:){_ARG}"
     r"|(\blogin\s+\S{1,256}\s+password\s+)(\S+)"
     rf"|(\bpassw(?:or)?d (?:for [^\s:]{{1,80}} )?(?:is|was):?[ \t]+[\"']?){_VERDICT}([^\s'\"]+)"
     r"|((?<!\[sudo\] )\bpassw(?:or)?d for [^\n:]{1,80}:[ \t]+[\"']?)([^\s'\"]+)(?=[\"']?[ \t]*$)"
@@ -120,6 +136,8 @@ _PROXY: Final = re.compile(
     r"(proxy[\"']?[ \t]*[=:]?[ \t]*[\"']?)(?![\w+.-]{1,20}://)([^\s/:@=\"']{1,256}):([^\s/\"']{1,256})(?=@[\w\[])",
     re.IGNORECASE,
 )
+# dracut.cmdline(7): netroot=iscsi:USER:PASSWORD:OTHER:PASSWORD@SERVER.
+_ISCSI: Final = re.compile(r"(root=[\"']?iscsi:)(\S{1,400})(?=@)", re.IGNORECASE)
 # Addresses whose path is the key.
 _HOOKS: Final = re.compile(
     r"(hooks\.slack\.com/\w{1,20}/|discord(?:app)?\.com/api/webhooks/\d{1,30}/|sumologic\.\w{1,20}/receiver/v1/http/"
@@ -151,6 +169,12 @@ _JSON_NEXT_LINE: Final = re.compile(
     rf"(?P<key>[\"'](?:{NAME})[\"'][ \t]{{0,8}}:[ \t]{{0,80}}\n\s{{0,99}})(?P<value>{ARRAY}|{STRING})",
     re.IGNORECASE | re.DOTALL,
 )
+# JSON may write any sign of a name by its number.
+_KEY_BY_NUMBERS: Final = re.compile(
+    rf"(?P<name>\"(?=[^\"\n]{{0,200}}\\u00)(?:[^\"\\\n]|\\.){{1,200}}\")(?P<sign>\s{{0,99}}:\s{{0,99}})(?P<value>{ARRAY}|{STRING})",
+    re.DOTALL,
+)
+_BY_NUMBER: Final = re.compile(r"\\u00([2-7][0-9a-f])", re.IGNORECASE)
 # What tells by its own shape that it is a key: JSON Web Tokens, and those of the services that GPU nodes log in to.
 _SHAPES: Final = re.compile(
     r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|\bA(?:KIA|SIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bnpm_[A-Za-z0-9]{30,}"
@@ -303,6 +327,8 @@ def text(value: str) -> str:
 def _once(value: str) -> str:
     value = _PRIVATE_KEY.sub(lambda match: match[1] + _block(match[2]), value)
     value = _USERINFO.sub(lambda match: ":".join(map(_mask, match[0].split(":", 1))), value)
+    value = _USERINFO_WITH_BLANKS.sub(lambda match: match[1] + _mask(match[2]), value)
+    value = _ISCSI.sub(lambda match: match[1] + ":".join(map(_mask, match[2].split(":"))), value)
     value = _PROXY.sub(lambda match: f"{match[1]}{_mask(match[2])}:{_mask(match[3])}", value)
     value = _HOOKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
@@ -313,6 +339,7 @@ def _once(value: str) -> str:
     value = _YAML_HEADERS.sub(_yaml_headers, value)
     value = _secret_objects(value) if _IS_SECRET.search(value) else value
     value = _JSON_NEXT_LINE.sub(lambda match: match["key"] + _strings(match["value"]), value)
+    value = _KEY_BY_NUMBERS.sub(_by_numbers, value) if "\\u00" in value else value
     return _assigned(_behind_their_keys(value))
 
 
@@ -338,6 +365,12 @@ def _behind_their_keys(value: str) -> str:
             kept.append(line if is_shown else line.replace(body, _mask(body), 1))
             end += len(line)
     return "".join(kept) + value[end:]
+
+
+def _by_numbers(match: re.Match[str]) -> str:
+    name = _BY_NUMBER.sub(lambda sign: chr(int(sign[1], 16)), match["name"]).strip('"')
+    is_secret = _IS_NAME.fullmatch(name) is not None
+    return match["name"] + match["sign"] + (_strings(match["value"]) if is_secret else match["value"])
 
 
 def _scalar(value: str) -> str:

@@ -172,6 +172,33 @@ PLACES: Final = {
     "url signature": "https://s3/x?X-Amz-Signature={}",
     "sas": "https://x.blob.core.windows.net/y?sv=2020&sig={}",
     "git": "git clone https://oauth2:{}@gitlab.com/x/y",
+    # Names that tell less.
+    "redis cli": "REDISCLI_AUTH={}",
+    "consul": "CONSUL_HTTP_AUTH=bob:{}",
+    "basic auth": "BASIC_AUTH={}",
+    "api server": 'kube-apiserver-arg:\n - "basic-auth={}"\n',
+    "sshpass, environment": "SSHPASS={}",
+    "in capitals": "SMTPPASS={}",
+    "session": "SESSION_COOKIE={}",
+    "creds": "CREDS={}",
+    "pw": "PW={}",
+    "signing key": "COOKIE_SIGNING_KEY={}",
+    "k3s vpn": 'vpn-auth: "name=tailscale,joinKey={},extraArgs=--x"\n',
+    "k3s vpn, plainly": "vpn-auth: name=tailscale,joinKey={}\n",
+    "added to k3s": "token+: {}\n",
+    "added by a shell": "DB_PASSWORD+={}\n",
+    "zypp": "2026-01-01 10:00:00|command|root@h|'SUSEConnect' '--regcode' '{}'|",
+    "zypp, short": "2026-01-01 10:00:00|command|root@h|'SUSEConnect' '-r' '{}'|",
+    "installer's wifi": "auto netcfg/wireless_wpa={} quiet",
+    "apt proxy": 'Acquire::http::ProxyPassword "{}";',
+    "json by numbers": '{{"p\\u0061ssword": "{}"}}',
+    "query in go's json": '{{"url": "https://h/x?a=b\\u0026token={}"}}',
+    "unit on two lines": "ExecStart=/usr/bin/x \\\n  --token \\\n  {} \\\n  --v\n",
+    "fish": "set -x HF_TOKEN {}",
+    "yaml key apart": "? token\n: {}\n",
+    "iscsi": "quiet netroot=iscsi:bob:{}:ru:rp@10.0.0.1::::iqn.2009-06.dracut:target0 ro",
+    "iscsi back": "quiet netroot=iscsi:bob:x7:ru:{}@10.0.0.1::::iqn.2009-06.dracut:target0 ro",
+    "iscsi of grub": 'GRUB_CMDLINE_LINUX="netroot=iscsi:bob:{}@10.0.0.1::::iqn.x"',
     # What programs say.
     "spoken": "Password for bob is: {}",
     "spoken plainly": "the password is {}",
@@ -197,6 +224,15 @@ PLACES: Final = {
     "audit": 'type=EXECVE msg=audit(1.1:1): argc=3 a0="mysql" a1="--password={}" a2="db"',
     "ps": "root  812  0.0 /usr/bin/agent --token {} --v",
     "history": "  12  export DB_PASSWORD={}",
+}  # fmt: skip
+
+# Passwords within addresses.
+ADDRESSES: Final = {
+    "environment": "HTTPS_PROXY=http://bob:{}@proxy.corp:3128/",
+    "in quotes": "HTTPS_PROXY='http://bob:{}@proxy.corp:3128'",
+    "unit": 'Environment="HTTP_PROXY=http://bob:{}@proxy.corp:3128" "A=b"',
+    "docker": '{{"proxies": {{"http-proxy": "http://bob:{}@h:1", "no-proxy": "localhost"}}}}',
+    "k3s": "datastore-endpoint: 'postgres://bob:{}@h:5432/k3s'",
 }  # fmt: skip
 
 # Where a value ends with its word, its line or its string: whatever signs it is of.

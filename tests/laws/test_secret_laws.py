@@ -19,7 +19,7 @@ from gpunode.facts.probes import PROBES
 from gpunode.host.capture import load, save
 from gpunode.host.redact import redact, text
 from tests.fakes.examples import examples
-from tests.laws.secrets import ANY_SIGNS, PLACES, SENTENCES, SHAPES
+from tests.laws.secrets import ADDRESSES, ANY_SIGNS, PLACES, SENTENCES, SHAPES
 from tests.scenarios.reports import Report, reports
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -94,6 +94,16 @@ def test_nor_a_part_of_it_whatever_signs_it_is_of(place: str, first: str, second
         assert text(kept) == kept
 
 
+@pytest.mark.parametrize("sign", list("<>,;:#?/!$&*()[]{}|^~`+=%\\") + [" ", " -", '\\"'])
+@pytest.mark.parametrize("place", ADDRESSES)
+def test_nor_of_an_addresses_password(place: str, sign: str) -> None:
+    kept = text(ADDRESSES[place].format(f"q7Wk2nVx{sign}9Lr4Tz8P"))
+    assert "q7Wk2nVx" not in kept
+    assert "9Lr4Tz8P" not in kept
+    assert "no-proxy" in kept or place != "docker"
+    assert text(kept) == kept
+
+
 @pytest.mark.parametrize("quote", ['"', "'"])
 @pytest.mark.parametrize("place", ["environment", "export", "more than one", "unit without quotes", "yaml", "kernel"])
 def test_nor_where_a_quote_stands_in_a_word(place: str, quote: str) -> None:
@@ -121,6 +131,12 @@ def test_nor_where_a_quote_stands_in_a_word(place: str, quote: str) -> None:
         ('sh -c "TOKEN=x7 -v"', 'sh -c "TOKEN=redacted -v"'),
         ('authorization: failed to pull image "nvcr.io/x"', 'authorization: failed to pull image "nvcr.io/x"'),
         ("token:   # rotated", "token:   # rotated"),
+        ("<https://h:8080>, <bob@example.org>", "<https://h:8080>, <bob@example.org>"),
+        ('{"url":"https://h:8080","by":"bob@example.org"}', '{"url":"https://h:8080","by":"bob@example.org"}'),
+        ("netroot=iscsi:10.0.0.1::3260::iqn.x", "netroot=iscsi:10.0.0.1::3260::iqn.x"),
+        ("XAUTHORITY=/root/.Xauthority SSH_AUTH_SOCK=/run/x", "XAUTHORITY=/root/.Xauthority SSH_AUTH_SOCK=/run/x"),
+        ("NVIDIA_BYPASS=a COMPASS=b", "NVIDIA_BYPASS=a COMPASS=b"),
+        ('MOK_SIGNING_KEY="/var/lib/dkms/mok.key"', 'MOK_SIGNING_KEY="/var/lib/dkms/mok.key"'),
     ],
 )
 def test_what_stands_beside_a_secret_stays(written: str, kept: str | None) -> None:
