@@ -92,7 +92,7 @@ _OWN_CODE: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNO
 _BAD_MAPPING: Final = Pattern(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
 # How many messages after a page fault are still its own doing.
 _SOON: Final = 40
-_SM: Final = Pattern(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+), SM (?P<sm>\d+)\)")
+_SM: Final = Pattern(r"\(GPC (?P<gpc>\d{1,18}), TPC (?P<tpc>\d{1,18}), SM (?P<sm>\d{1,18})\)")
 _TO_ACTION: Final = Pattern(
     r"changed (?:from 0x\d \([^)]*\) )?to 0x(?P<action>\d)(?: \((?P<name>[^)]*)\))?", re.IGNORECASE
 )

@@ -25,7 +25,7 @@ _PROMPT: Final = Pattern(
 )
 _HEADING: Final = Pattern(r"^(?:#{1,6}\s+|\*\*|==+\s*)?`?(?P<source>[^`*=\n]{2,120}?)`?(?:\*\*|\s*==+)?:\s*$")
 # What a compiler or Python begins with: "/usr/src/nvidia-470/nv-caps.c: In function 'f':", "/a/b.py:235: UserWarning:".
-_IN_SOURCE: Final = Pattern(r"\S+\.[chS](?::|$)|\S+:\d+(?::|$)")
+_IN_SOURCE: Final = Pattern(r"\S{1,120}\.[chS](?::|$)|\S{1,120}:\d{1,9}(?::|$)")
 _FENCE: Final = Pattern(r"^\s*(?:```|~~~)")
 # The probes whose answer a person can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
 _PROBE_KEYS: Final = {
