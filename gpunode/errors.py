@@ -140,7 +140,9 @@ class Undetermined(GpunodeError):
     """Evidence that a decision needs is missing; nothing is decided on a guess."""
 
     exit_code, status = 13, "undetermined"
-    meaning = "cannot tell: needed evidence is missing (what, and how to get it)"
+    meaning = (
+        "cannot tell: needed evidence is missing (what, and how to get it); `compare`: too little of both was seen"
+    )
 
 
 class Interrupted(GpunodeError):

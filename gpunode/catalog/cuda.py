@@ -35,7 +35,8 @@ def releases() -> tuple[CudaRelease, ...]:
 
 def parts(version: str) -> Version:
     """A version's numbers (``550.54.14``, ``12.4``)."""
-    return tuple(int(part) for part in version.split("."))
+    # As it stands in a log: Python reads no number of thousands of digits.
+    return tuple(int(part[:18]) for part in version.split("."))
 
 
 def find(version: Version) -> CudaRelease | None:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How
-from gpunode.errors import ChangesPending, UsageError
+from gpunode.errors import ChangesPending, Undetermined, UsageError
 
 if TYPE_CHECKING:
+    from gpunode.diagnoses.comparison import Comparison
     from gpunode.facts.evidence import Evidence
 
 
@@ -29,15 +30,16 @@ def compare(good: str, bad: str | None, how: How) -> None:
     screen.comparison(found, diagnosis, good, bad or "this machine")
     screen.bugs(diagnosis.bugs)
     causes = [finding.cause for finding in diagnosis.roots if finding.severity != "info"]
-    how.answer(
-        Envelope(
-            "compare",
-            status="different" if found.matters else "ok",
-            exit_code=ChangesPending.exit_code if found.matters else 0,
-            result={"differences": found.differences, "unseen": found.unseen, "causes": causes},
-        ),
-        changed_nothing=True,
-    )
+    status, exit_code = _verdict(found)
+    result = {"differences": found.differences, "unseen": found.unseen, "missing": found.missing, "causes": causes}
+    how.answer(Envelope("compare", status=status, exit_code=exit_code, result=result), changed_nothing=True)
+
+
+def _verdict(found: Comparison) -> tuple[str, int]:
+    """Different, the same, or compared in too little to say that they are."""
+    if found.matters:
+        return "different", ChangesPending.exit_code
+    return ("ok", 0) if found.tells else (Undetermined.status, Undetermined.exit_code)
 
 
 def _evidence(name: str | None) -> Evidence:

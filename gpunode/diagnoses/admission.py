@@ -21,7 +21,7 @@ _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
 _HEALTH_LOST: Final = Pattern(r"previously allocated devices are no longer healthy")
 _LESS: Final = Pattern(
     rf"requested number of devices unavailable for (?P<resource>{kube.RESOURCE})\.? "
-    r"Requested: ?(?P<wanted>\d+), Available: ?(?P<left>\d+)"
+    r"Requested: ?(?P<wanted>\d{1,18}), Available: ?(?P<left>\d{1,18})"
 )
 _REGISTERED: Final = Pattern(r"Registration Request received for device plugin|Got registration request")
 _ADMISSION: Final = Pattern(r"UnexpectedAdmissionError|Allocate failed due to|Pod was rejected: Allocate failed")
@@ -40,7 +40,7 @@ _BOOTED: Final = Pattern(
 _FORCED: Final = Pattern(r"delete pods? .{0,80}--force|--grace-period[= ]0|force[- ]delet", re.IGNORECASE)
 # Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods) are open after them.
 _FIXED: Final = {25: 14, 26: 9, 27: 6}
-_KUBELET: Final = Pattern(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d+)")
+_KUBELET: Final = Pattern(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d{1,18})")
 
 
 def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -116,7 +116,9 @@ def _is_about_gpus(cited: tuple[Citation, ...]) -> bool:
     return not named or any(name.startswith("nvidia.com/") for name in named)
 
 
-_UP: Final = Pattern(r"\bup\s+(?:(?P<days>\d+) days?|(?P<minutes>\d+) min|(?P<hours>\d+):\d\d|\d+ weeks?|\d+ hours?)")
+_UP: Final = Pattern(
+    r"\bup\s+(?:(?P<days>\d{1,18}) days?|(?P<minutes>\d{1,18}) min|(?P<hours>\d{1,18}):\d\d|\d+ weeks?|\d+ hours?)"
+)
 _SINCE: Final = Pattern(
     r"^[ \t]*Active: active \(running\) since .{0,60}; (?:\d+h )?(?:\d+min ?)?(?:\d+s)? ?ago", re.MULTILINE
 )

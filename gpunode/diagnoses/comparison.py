@@ -10,6 +10,8 @@ from gpunode.diagnoses.model import Diagnosis, StoreyId
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.traits import TRAITS, Reading, Trait, Weight
 
+# What most faults of GPU nodes lie in. Two that show less of themselves than most of it are alike for want of a look.
+_CORE: Final = ("devices", "driver", "kernel", "modules", "packages")
 _WEIGHTS: Final[tuple[Weight, ...]] = ("likely", "possible", "background")
 
 
@@ -41,15 +43,22 @@ class Comparison:
 
     Attributes:
         unseen: titles of what could not be compared, since one of the two does not show it.
+        missing: of what most faults lie in, titles of what was not compared, be it that neither shows it.
     """
 
     differences: tuple[Difference, ...]
     unseen: tuple[str, ...]
+    missing: tuple[str, ...] = ()
 
     @property
     def matters(self) -> bool:
         """Whether any difference can explain a fault."""
         return any(one.weight != "background" for one in self.differences)
+
+    @property
+    def tells(self) -> bool:
+        """Whether so much was compared that finding no difference says something."""
+        return len(self.missing) * 2 < len(_CORE)
 
 
 def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
@@ -57,15 +66,18 @@ def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
     storeys = frozenset(finding.storey for finding in diagnosis.roots if finding.severity != "info")
     found: list[Difference] = []
     unseen: list[str] = []
+    missing: list[str] = []
     for trait in TRAITS:
         before, after = trait.read(good), trait.read(bad)
+        if trait.id in _CORE and (before is None or after is None):
+            missing.append(trait.title)
         if before is None and after is None:
             continue
         if before is None or after is None:
             unseen.append(trait.title)
         else:
             found += _differences(trait, before, after, storeys)
-    return Comparison(tuple(sorted(found, key=_rank)), tuple(unseen))
+    return Comparison(tuple(sorted(found, key=_rank)), tuple(unseen), tuple(missing))
 
 
 def _differences(trait: Trait, good: Reading, bad: Reading, storeys: frozenset[StoreyId]) -> Iterator[Difference]:

@@ -242,7 +242,7 @@ _NODE: Final = Pattern(
     r"^c(?P<mode>[rwxstST-]{9})[.+@]?\s+\d+\s+(?P<owner>\S+)\s+(?P<group>\S+)\s+\d+,\s*\d+\s.*/?"
     r"(?P<name>(?:/dev/)?nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset))\s*$"
 )
-_FILE_MODE: Final = Pattern(r"^[ \t]*DeviceFileMode:\s*(?P<mode>\d+)", re.MULTILINE)
+_FILE_MODE: Final = Pattern(r"^[ \t]*DeviceFileMode:\s*(?P<mode>\d{1,18})", re.MULTILINE)
 _OPTION: Final = Pattern(r"NVreg_DeviceFileMode=(?P<mode>0[xX][0-9a-fA-F]+|\d+)")
 _DENIED: Final = Pattern(
     r"/dev/nvidia[\w-]*['\"]?:? [^\n]{0,60}[Pp]ermission denied|[Pp]ermission denied[^\n]{0,40}/dev/nvidia"
@@ -351,7 +351,7 @@ def _base_0(text: str) -> int:
     """A number as the kernel reads it: with a leading zero octal, with 0x hexadecimal."""
     if text.lower().startswith("0x"):
         return int(text, 16)
-    return int(text, 8) if text.startswith("0") and not set(text) & set("89") else int(text)
+    return int(text[:24], 8) if text.startswith("0") and not set(text) & set("89") else int(text[:18])
 
 
 def _is_wrong(mode: int) -> bool:

@@ -213,7 +213,7 @@ _RDMA_OFF: Final = Pattern(
     r"GPUDirect RDMA is (?:disabled|not supported)"
 )
 _RDMA_ON: Final = Pattern(r"GPU ?Direct RDMA (?:\([^)]{1,30}\) )?[Ee]nabled for (?:HCA|GPU)|/GDRDMA\b")
-_NCCL: Final = Pattern(r"\bNCCL version (?P<major>\d+)\.(?P<minor>\d+)")
+_NCCL: Final = Pattern(r"\bNCCL version (?P<major>\d{1,18})\.(?P<minor>\d{1,18})")
 _LAST_BLIND_NCCL: Final = (2, 22)
 
 

@@ -43,7 +43,7 @@ _DCGM_DBE: Final = Pattern(r"double-bit ECC error\(?s?\)? (?:was |were )?detecte
 _CUDA: Final = Pattern(r"uncorrectable ECC error encountered|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE")
 # The column "Volatile Uncorr. ECC" in nvidia-smi's table.
 _IN_TABLE: Final = Pattern(
-    r"\|\s*(?P<bus>[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0)\s+(?:On|Off|N/A)\s*\|\s*(?P<count>\d+)\s*\|"
+    r"\|\s*(?P<bus>[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0)\s+(?:On|Off|N/A)\s*\|\s*(?P<count>\d{1,18})\s*\|"
 )
 _HELD: Final = Pattern(
     r"In use by another client|currently being used by one or more other processes|currently in use by another process",
@@ -111,7 +111,7 @@ def _is_pending(fault: faults.Fault) -> bool:
 # NVIDIA's field diagnostic, whose verdict is what a board is taken back for.
 _FIELD_DIAGNOSTIC: Final = Pattern(r"\b(?:fieldiag|field diag\w*|MODS)\b", re.IGNORECASE)
 _MEMORY_FAILED: Final = Pattern(
-    r"\b(?:Mats|\w*mem(?:ory)?\w*|HBM\w*|FB(?:IO|PA)?|DRAM|ECC)\b[^\n]{0,60}\bFAIL|\bFAIL(?:ED)?\b[^\n]{0,60}\b(?:FBIO|FBPA|HBM|DRAM|memory)",
+    r"\b(?:Mats|\w{0,40}mem\w{0,40}|HBM\w{0,40}|FB(?:IO|PA)?|DRAM|ECC)\b[^\n]{0,60}\bFAIL|\bFAIL(?:ED)?\b[^\n]{0,60}\b(?:FBIO|FBPA|HBM|DRAM|memory)",
     re.IGNORECASE,
 )
 

@@ -160,7 +160,7 @@ def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- what both do: peers are slow
 
-_MATRIX: Final = Pattern(r"(?P<way>\w+) P2P=(?P<state>Enabled|Disabled) Bandwidth")
+_MATRIX: Final = Pattern(r"\b(?P<way>\w{1,40}) P2P=(?P<state>Enabled|Disabled) Bandwidth")
 _MATRIX_ROW: Final = Pattern(r"^[ \t]+\d+((?:\s+\d+\.\d+)+)\s*$")
 
 

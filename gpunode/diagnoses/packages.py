@@ -29,8 +29,8 @@ _LOCKED: Final = Pattern(
 )
 _DENIED: Final = Pattern(r"are you root\?|13: Permission denied|requires root|superuser privilege")
 _HOLDER: Final = Pattern(
-    r"held by process (?P<pid>\d+)(?: \((?P<name>[^)]+)\))?"
-    r"|(?:with|as) pid[: ]+(?P<other>\d+)(?: \((?P<program>[^)]+)\))?"
+    r"held by process (?P<pid>\d{1,18})(?: \((?P<name>[^)]+)\))?"
+    r"|(?:with|as) pid[: ]+(?P<other>\d{1,18})(?: \((?P<program>[^)]+)\))?"
 )
 
 
@@ -49,7 +49,9 @@ def _lock(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Proof(f"another program is at work on the package database{who}; its lock passes when it has finished", said)
 
 
-_LISTED_LOCK: Final = Pattern(r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d+)\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*")
+_LISTED_LOCK: Final = Pattern(
+    r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d{1,18})\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*"
+)
 
 
 def _held_now(snapshot: Snapshot) -> Iterator[Verdict]:

@@ -240,7 +240,7 @@ def _not_asked(
 
 # Health.
 
-_XID: Final = Pattern(r"\bXid[= :]+(?P<xid>\d+)", re.IGNORECASE)
+_XID: Final = Pattern(r"\bXid[= :]+(?P<xid>\d{1,18})", re.IGNORECASE)
 
 
 def _health(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:

@@ -17,6 +17,7 @@ from gpunode.diagnoses.views import cards, cuda, guests, modules
 from gpunode.diagnoses.views import driver as installed
 from gpunode.diagnoses.views.engine import engine
 from gpunode.diagnoses.views.system import PackageManager, distro, package_manager, running_kernel
+from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Driver
 
@@ -218,7 +219,7 @@ def takes_gpunode(snapshot: Snapshot) -> bool:
 
 
 # Of the releases that gpunode knows, Ubuntu 22.04 began with the oldest kernel; NVIDIA has none for Debian on arm64.
-_KERNEL: Final = Pattern(r"(?P<major>\d+)\.(?P<minor>\d+)\.")
+_KERNEL: Final = Pattern(r"(?P<major>\d{1,4})\.(?P<minor>\d{1,9})\.")
 _OLDEST: Final = (5, 15)
 _DEBIAN_ON_ARM: Final = Pattern(r"-arm64(?:-16k)?$")
 
@@ -314,7 +315,7 @@ def driver_of_newer_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
     """A driver whose CUDA is newer: that of another branch, where nobody says which CUDA is enough."""
     release, banner = cuda.asked(snapshot), snapshot.match(cuda.BANNER)
     asked = release.driver if release else banner["needs"] if banner else ""
-    least = int(asked.partition(".")[0]) if asked else 0
+    least = whole(asked.partition(".")[0]) or 0
     yield from newer_driver(snapshot, text, least=least, beyond=not asked, here=cuda.driver_told(snapshot))
 
 
@@ -328,7 +329,7 @@ def _installed(snapshot: Snapshot) -> str:
 
 def _wanted(snapshot: Snapshot, version: str, least: int, *, beyond: bool, back: bool) -> str:
     """The option by which gpunode brings another driver than ``version``; empty where no branch will do."""
-    number = int(version.partition(".")[0]) if version[:3].isdigit() else 0
+    number = whole(version.partition(".")[0]) or 0
     here = branches.find(number)
     is_kept = here is not None and here.active
     if is_kept and number >= least and not beyond and here and version != here.newest_seen:

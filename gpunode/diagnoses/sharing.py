@@ -14,6 +14,7 @@ from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import kernel, kube, smi_query
 from gpunode.facts.items import Item
+from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 
 # Compute mode.
@@ -26,7 +27,7 @@ _BUSY: Final = Pattern(
 _MODE_IN_TABLE: Final = Pattern(r"\|\s+(?:\d+%|N/A)\s+(?P<mode>E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
 _SHOWS_MODE: Final = Pattern(r"Compute (?:Mode|M\.)")
 _XID: Final = Pattern(r"\bXid\b")
-_INDEX: Final = Pattern(r"^\|\s+(?P<index>\d+)\s+\S")
+_INDEX: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
 
 
 def _exclusive(snapshot: Snapshot) -> tuple[tuple[str, str, Citation], ...]:
@@ -77,7 +78,7 @@ def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Time-slicing.
 
-_REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d+)")
+_REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d{1,18})")
 _SHARING: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
 _EMPTY: Final = Pattern(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
 _PRINTED: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
@@ -143,7 +144,7 @@ def _undivided(snapshot: Snapshot) -> Iterator[Citation]:
     for node in snapshot.view(kube.nodes):
         count = node.values.get("nvidia.com/gpu.count", "")
         for name, amount in node.capacity.items():
-            physical = int(count) if count.isdigit() else 0
+            physical = whole(count) or 0
             is_whole = amount.value == physical or (wanted and 0 < amount.value < min(wanted))
             if name == "nvidia.com/gpu" and (is_whole or (not wanted and not physical and amount.value == 1)):
                 yield amount.citation

@@ -23,6 +23,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages, pci, system
 from gpunode.diagnoses.views.cards import Card
 from gpunode.diagnoses.views.driver import VERSION
+from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Driver
 
@@ -61,7 +62,7 @@ class Release:
     def branch(self) -> int:
         """The number before the first dot; 0 where the version is not known."""
         head = self.version.partition(".")[0]
-        return int(head) if head.isdigit() else 0
+        return whole(head) or 0
 
 
 def release(snapshot: Snapshot) -> Release:

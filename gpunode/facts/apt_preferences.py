@@ -13,7 +13,7 @@ from gpunode.facts.patterns import Pattern
 MAIN: Final = "/etc/apt/preferences"
 FOLDER: Final = "/etc/apt/preferences.d"
 # As apt reads a folder of its own: other names are passed over.
-_NAME = Pattern(r"[A-Za-z0-9_-]+(\.pref)?|[A-Za-z0-9_.-]+\.pref")
+_NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.pref)?|[A-Za-z0-9_.-]{1,255}\.pref")
 
 
 @dataclass(frozen=True, slots=True)

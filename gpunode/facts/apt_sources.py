@@ -10,12 +10,12 @@ from gpunode.facts.patterns import Pattern
 
 EMBEDDED = "(embedded key)"
 _TYPES = ("deb", "deb-src")
-_WORD = Pattern(r"(?:\[[^\]]*\]|\"[^\"]*\"|[^\s\[\"])+")
+_WORD = Pattern(r"(?:\[[^\]]{0,2000}\]|\"[^\"]*\"|[^\s\[\"])+")
 # A number sign inside brackets is part of a word: apt, pkgSourceList::ReadFileListDist.
-_BEFORE_COMMENT = Pattern(r"(?:\[[^\]]*\]|[^#\[])*")
-_URI = Pattern(r"[A-Za-z][A-Za-z0-9+.-]*:\S")
+_BEFORE_COMMENT = Pattern(r"(?:\[[^\]]{0,2000}\]|[^#\[])*")
+_URI = Pattern(r"[A-Za-z][A-Za-z0-9+.-]{0,40}:\S")
 _FALSE = frozenset({"no", "false", "without", "off", "disable", "0"})
-_FILE_NAME = Pattern(r"[A-Za-z0-9_.-]+\.(?:list|sources)")
+_FILE_NAME = Pattern(r"[A-Za-z0-9_.-]{1,255}\.(?:list|sources)")
 
 
 def is_source_list(path: str) -> bool:

@@ -287,7 +287,7 @@ class _Reader:
         return None
 
 
-_KEY = Pattern(r"([A-Za-z_][\w./-]*|\"[^\"\\]*\"|'[^']*')[ ]*:(?=[ ]|\Z)")
+_KEY = Pattern(r"([A-Za-z_][\w./-]{0,128}|\"[^\"\\]*\"|'[^']*')[ ]*:(?=[ ]|\Z)")
 _INDICATORS = frozenset("[]{}&*!|>'\"%@`#,?:")
 _NUMBER = Pattern(r"[-+.]?\d[\d_.eE+-]*|0[xob].*|[-+]?\.(?:inf|nan)", re.IGNORECASE)
 _ENDS_PLAIN = Pattern(r":(?: |\Z)| #")
@@ -307,7 +307,7 @@ def _scalar(text: str, line: _Line) -> Any:
         return text[1:-1].replace("''", "'")
     if _QUOTED.match(text):
         return json.loads(text)  # YAML's common escapes are JSON's; the rest is refused
-    if re.fullmatch(r"-?(?:0|[1-9]\d*)", text):
+    if re.fullmatch(r"-?(?:0|[1-9]\d{0,17})", text):
         return int(text)
     is_number = _NUMBER.fullmatch(text) and text.count(".") < 2  # 0.5.0 is a word
     if is_number or text[0] in _INDICATORS or text.startswith("- ") or _ENDS_PLAIN.search(text):

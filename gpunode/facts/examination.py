@@ -168,7 +168,7 @@ def _system() -> Iterator[Probe]:
     yield _command("journal", "journalctl", "-n", "0", "--no-pager")
     yield _command("reloads", *_JOURNAL, "-n", "4000", "_PID=1")
     for unit, lines in _UNIT_LOGS.items():
-        yield _command(f"log:{unit}", *_JOURNAL, "-n", str(lines), "-u", unit)
+        yield _command(f"log:{unit}", *_JOURNAL, "-n", str(lines), "-u", unit, limit_bytes=_MIB)
     yield _command("lspci-verbose", "lspci", "-nnDvvv")
     yield _command("secure-boot", "mokutil", "--sb-state")
     yield _command("enrolled-keys", "mokutil", "--list-enrolled")

@@ -59,7 +59,7 @@ def may_ask_driver(evidence: Evidence) -> bool:
 
 # In the kernel module's parameters; in containers of the toolkit the runtime says no.
 _MAKES_NONE: Final = Pattern(r"^ModifyDeviceFiles:\s*0\s*$", re.MULTILINE)
-_OF_GPU: Final = Pattern(r"/dev/nvidia(?P<minor>\d+)")
+_OF_GPU: Final = Pattern(r"/dev/nvidia(?P<minor>\d{1,18})")
 
 
 def _makes_files(evidence: Evidence) -> bool:
@@ -291,7 +291,7 @@ def _images(evidence: Evidence, kernel: str) -> Iterator[Probe]:
 
 
 def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", release))
+    return tuple(int(part) for part in re.findall(r"\d{1,18}", release))
 
 
 # ---- the cluster

@@ -18,7 +18,7 @@ def version_key(version: str) -> tuple[tuple[tuple[int, ...], int], ...]:
 
     Source: deb-version(7).
     """
-    return tuple((_letters(letters), int(digits or "0")) for letters, digits in _PARTS.findall(version))
+    return tuple((_letters(letters), int(digits[:18] or "0")) for letters, digits in _PARTS.findall(version))
 
 
 def _letters(text: str) -> tuple[int, ...]:

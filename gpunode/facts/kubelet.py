@@ -278,7 +278,7 @@ def flags_of(words: Iterable[str]) -> Mapping[str, str]:
 
 # Flat YAML.
 
-_KEY = Pattern(r"""(["']?)([\w.-]+)\1[ \t]*:(?:[ \t]+(.*))?""")
+_KEY = Pattern(r"""(["']?)([\w.-]{1,100})\1[ \t]*:(?:[ \t]+(.*))?""")
 _SCALAR = Pattern(r"""(?:"([^"\\]*)"|'([^']*)'|([\w/.][^\s"'#]*))(?:[ \t]+\#.*)?""")
 
 

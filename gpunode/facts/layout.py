@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpunode.facts.evidence import Found
+from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 
 _UUID = Pattern(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -58,6 +59,6 @@ def _values(found: Found) -> dict[str, str]:
 
 def _number(values: dict[str, str], name: str) -> int:
     value = values.get(name, "")
-    if not value.isdecimal():
-        raise ValueError(f"{name} is {value!r}")
-    return int(value)
+    if (number := whole(value)) is None:
+        raise ValueError(f"{name} is {value[:40]!r}")
+    return number

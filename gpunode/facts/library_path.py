@@ -41,7 +41,7 @@ _EXPORTS: Final = Pattern(
     r"^(?:export|declare\s+-x|typeset\s+-x)\s[^\n#=]*\bLD_(?:LIBRARY_PATH|PRELOAD)\b", re.MULTILINE
 )
 _REMARK: Final = Pattern(r"(?:^|[ \t])#[^\n]*$")
-_UNSET: Final = Pattern(r"\bunset\b[^\n]*\bLD_(?:LIBRARY_PATH|PRELOAD)\b")
+_UNSET: Final = Pattern(r"\bunset\b[^\n]{0,200}\bLD_(?:LIBRARY_PATH|PRELOAD)\b")
 _LEAVES: Final = Pattern(r"\b(?:return|exit|exec)\b")
 _OPENS: Final = Pattern(
     r"(?:^|[;&|]|\b(?:then|do|else)\b)[ \t]*(?:if|case|for|while|until|select)\b"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
+from gpunode.facts import numbers
 from gpunode.facts.evidence import NOT_CAPTURED, Capture
 from gpunode.facts.patterns import Pattern
 
@@ -429,4 +430,4 @@ def _problem(what: str, version: str, other: str, other_version: str, hint: str)
 
 
 def _ordered(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+    return numbers.version(version)

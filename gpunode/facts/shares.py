@@ -183,7 +183,7 @@ _RPM: Final = Pattern(
 _DPKG: Final = Pattern(
     r"^(?:[uihrp][ncHUFWti][R ]?) +\S|^Desired=|^\| ?Status|^\|/ |^\|\|/|^\+\+\+-|no packages found|no path found"
 )
-_DKMS: Final = Pattern(r"^[\w.+-]+(?:/|, )[^,:\s]+.*: *(?:added|built|installed|broken)|^Error|^Warning|^Deprecated")
+_DKMS: Final = Pattern(r"^[\w.+-]+(?:/|, )[^,:\s].*: *(?:added|built|installed|broken)|^Error|^Warning|^Deprecated")
 _MODPROBE: Final = Pattern(r"^(?:insmod|rmmod|builtin|install|modprobe:|libkmod:)")
 _KERNEL: Final = Pattern(r"^\[ *\d|^\[[A-Z]\w\w |\bkernel: |^<\d>|NVRM: |nouveau|nvidia|: |^-- ", re.IGNORECASE)
 _GPU: Final = Pattern(r"^GPU \d+: |^MIG |No devices|NVML|NVIDIA-SMI|[Uu]nable to determine")
@@ -278,7 +278,7 @@ def _literals(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def _count(words: tuple[str, ...]) -> int | None:
     for word in words[1:]:
-        if match := re.fullmatch(r"-n?(\d+)|--lines=(\d+)|(\d+)", word):
+        if match := re.fullmatch(r"-n?(\d{1,18})|--lines=(\d{1,18})|(\d{1,18})", word):
             return int(match[1] or match[2] or match[3])
     return None if "-n" in words or "-c" in words or "-f" in words else 10
 

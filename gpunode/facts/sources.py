@@ -170,7 +170,7 @@ _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"audit\.log$", "audit"),
     (r"cufile\.log$", "gpudirect"),
     # NCCL_DEBUG_FILE has a process's number where other logs have an ending.
-    (r"nccl[\w.-]*debug[^/]*$|debug[\w.-]*nccl[^/]*$|nccl[^/]*\.\d+$", "application"),
+    (r"nccl[\w.-]{0,80}debug[^/]{0,120}$|debug[\w.-]{0,80}nccl[^/]{0,120}$|nccl[^/]{0,120}\.\d{1,9}$", "application"),
     (r"nvidia-container-(?:toolkit|runtime)\.log$", "nvidia-container-cli"),
     # Whatever other program wrote a log: what it says is a message, not a setting.
     (r"\.(?:log|out|err)(?:\.\d+)?$", "application"),
@@ -461,7 +461,9 @@ def _pipelines(source: str) -> list[tuple[str, list[list[str]]]]:
 
 
 # /sys/bus/pci/devices/0000:0a:00.{0,1}/driver
-_BRACES: Final = Pattern(r"(?P<before>/[^\s{}]*)\{(?P<choices>[^\s{},]*(?:,[^\s{},]*){1,20})\}(?P<after>[^\s{}]*)")
+_BRACES: Final = Pattern(
+    r"(?P<before>/[^\s{}]{0,400})\{(?P<choices>[^\s{},]*(?:,[^\s{},]*){1,20})\}(?P<after>[^\s{}]*)"
+)
 
 
 def _expanded(word: str) -> list[str]:
@@ -613,7 +615,7 @@ def _formatted(words: tuple[str, ...]) -> Source | None:
 
 
 # A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
-_OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S+/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
+_OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S{1,300}/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
 
 
 def _grep(words: tuple[str, ...]) -> Source | None:

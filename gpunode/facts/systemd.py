@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from gpunode.change import ServiceState
 from gpunode.facts.evidence import Found
 from gpunode.facts.model import Unit
+from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 
 _NOT_BOOTED = ("not been booted with systemd", "Failed to connect to bus: Host is down")
@@ -52,7 +53,7 @@ def main_pid(text: str, name: str) -> int:
     for block in re.split(r"\n{2,}", text.strip("\n")):
         values = dict(line.partition("=")[::2] for line in block.split("\n"))
         if values.get("Id") == name:
-            return int(values.get("MainPID") or 0)
+            return whole(values.get("MainPID", "")) or 0
     return 0
 
 

@@ -15,7 +15,7 @@ from gpunode.facts.patterns import Pattern
 # (PCI:0000:61:00), (PCI:0018:01:00.0), (0000:03:00), (PCI:0000:3b:00 GPU-I:05 GPU-CI:00)
 _BUS: Final = r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}(?:\.[0-9a-f])?"
 _XID: Final = Pattern(
-    rf"\bXid\s*(?:\(\s*(?:PCI:)?(?P<bus>{_BUS})(?:\s+GPU-I:(?P<instance>\d+))?[^)]{{0,20}}\))?\s*:\s*(?P<code>\d{{1,3}})"
+    rf"\bXid\s*(?:\(\s*(?:PCI:)?(?P<bus>{_BUS})(?:\s+GPU-I:(?P<instance>\d{{1,18}}))?[^)]{{0,20}}\))?\s*:\s*(?P<code>\d{{1,3}})"
     r"\b[,:]?\s*(?P<rest>.*)",
     re.IGNORECASE,
 )

@@ -303,7 +303,7 @@ def _captured(probe: Probe, finished: Finished) -> Capture:
     if finished.timed_out:
         outcome, error = "timeout", f"no answer within {probe.timeout_s:g} s\n{error}".strip()
     elif finished.dropped_bytes:
-        outcome, error = "failed", f"longer than {probe.limit_bytes} bytes"
+        outcome, error = "failed", f"longer than {probe.limit_bytes} bytes; the rest was not read"
     elif finished.exit_status != 0:
         outcome = "failed"
     return Capture(probe.source, outcome, finished.stdout, error, finished.exit_status)

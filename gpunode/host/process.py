@@ -193,7 +193,8 @@ class Runner:
             status: is called with each line that comes through the status pipe.
             outlives: should gpunode be killed, it goes on to its end undisturbed; any other one dies of its next
                 line, as nobody reads it.
-            only_reads: past its time it is given half a second to end by itself, and not five.
+            only_reads: past its time it is given half a second to end by itself, and not five; and it is ended when it
+                has said more than ``limit_bytes``, since what follows is not kept.
         """
         started = time.monotonic()
         with signals_held(), _Descriptors(stdin, with_status=status is not None, relayed=outlives) as fd:
@@ -370,6 +371,7 @@ class _Pump:
     def __init__(self, process: Any, streams: Sequence[_Stream], *, hurried: bool = False) -> None:
         self._process = process
         self._patience_s = (_READER_PATIENCE_S,) * 2 if hurried else (_TERM_PATIENCE_S, _KILL_PATIENCE_S)
+        self._bounded = tuple(streams) if hurried else ()
         self._exited_at: float | None = None
         self._selector = selectors.DefaultSelector()
         for stream in streams:
@@ -392,12 +394,13 @@ class _Pump:
         """The command has ended.
 
         Returns:
-            Whether it did so by itself, before ``deadline``.
+            Whether it did so before ``deadline``, by itself or because it had said more than it may.
         """
         if self._until(deadline, _LINGER_S):
             return True
+        has_said_enough = self._has_said_enough()
         self._end_group()
-        return False
+        return has_said_enough
 
     def exit_status(self) -> int:
         """The status of the ended command, as a shell says it."""
@@ -422,8 +425,9 @@ class _Pump:
         """Reads until the command has ended and its pipes have too, or ``linger`` seconds have passed since its end.
 
         Returns:
-            Whether it has ended; it has not when ``deadline`` came first.
+            Whether it has ended; it has not when ``deadline`` came first, or when it has said more than it may.
         """
+        was_enough = self._has_said_enough()
         while True:
             now = time.monotonic()
             if self._exited_at is None and self._has_exited():
@@ -434,9 +438,12 @@ class _Pump:
                 end, ended = self._exited_at + linger, True
                 if not self._streams():
                     return True
-            if now >= end:
+            if now >= end or (not ended and not was_enough and self._has_said_enough()):
                 return ended
             self._read(end - now)
+
+    def _has_said_enough(self) -> bool:
+        return any(stream.dropped for stream in self._bounded)
 
     def _has_exited(self) -> bool:
         """Kernels before 5.3 have no descriptor that tells, so ``sh`` is asked."""

@@ -26,11 +26,14 @@ from gpunode.errors import GpunodeError
 from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
 from gpunode.host.bugs import keep_those_of_rules
+from gpunode.host.memory import available_bytes
 from gpunode.workflow.doctor import Examined, Verdict, diagnosed
 
 Status: TypeAlias = Literal["healthy", "problem", "unknown", "unreadable"]
 # A report takes a fraction of a second and some ten megabytes; the largest that is read at all (256 MiB) some more.
 _MEMORY_BYTES: Final = 3 << 30
+# With gpunode itself loaded less is too little for any report.
+_LEAST_BYTES: Final = 512 << 20
 _PROCESSOR_S: Final = 60
 _MOST_PROCESSES: Final = 16
 
@@ -83,11 +86,15 @@ def rows(found: Sequence[reports.Found], processes: int = 0) -> Iterator[Row]:
     rules()  # loaded once, here, not by every process
     gc.freeze()
     readable = [one for one in found if not one.problem]
-    with _pool(processes or min(_cores(), _MOST_PROCESSES, max(1, len(readable)))) as pool:
+    # Half of what is free is shared by all of them; the other half is for those that need more, one at a time.
+    half = available_bytes() // 2
+    beside = min(processes or min(_cores(), _MOST_PROCESSES), max(1, half // _LEAST_BYTES), max(1, len(readable)))
+    alone = _between(half)
+    with _pool(beside, _between(half // beside)) as pool:
         try:
             running = {one: _submitted(pool, one) for one in readable}
             for one in found:
-                yield _unread(one, one.problem) if one.problem else _result(one, running.pop(one))
+                yield _unread(one, one.problem) if one.problem else _result(one, running.pop(one), alone)
         except BaseException:  # whoever asked has gone: what has not begun need not
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -137,16 +144,20 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _pool(processes: int) -> ProcessPoolExecutor:
+def _between(size: int) -> int:
+    return max(_LEAST_BYTES, min(_MEMORY_BYTES, size))
+
+
+def _pool(processes: int, memory: int) -> ProcessPoolExecutor:
     # Forked: what is loaded is shared, and no process spends its first half second on imports.
     context = multiprocessing.get_context("fork")
-    return ProcessPoolExecutor(processes, mp_context=context, initializer=_limited)
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=_limited, initargs=(memory,))
 
 
-def _limited() -> None:
+def _limited(memory: int) -> None:
     """This process ends before it takes the machine's memory, and leaves Ctrl-C to the one that started it."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(_MEMORY_BYTES, hard)
+    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGVTALRM, _too_long)
@@ -160,28 +171,33 @@ def _too_long(_: int, __: FrameType | None) -> None:
     raise _TooLong
 
 
-def _submitted(pool: ProcessPoolExecutor, one: reports.Found) -> Future[Row] | None:
+def _submitted(pool: ProcessPoolExecutor, one: reports.Found) -> Future[Row | None] | None:
     try:
         return pool.submit(_row, one)
     except BrokenProcessPool:
         return None
 
 
-def _result(one: reports.Found, future: Future[Row] | None) -> Row:
-    """The row of ``one``; where its process was killed, that of a second try alone, since another may have done it."""
+def _result(one: reports.Found, future: Future[Row | None] | None, memory: int) -> Row:
+    """The row of ``one``; where its process was killed, or its share of memory did not do, that of a second try alone.
+
+    Another may have had the process killed.
+    """
     try:
-        if future is not None:
-            return future.result()
+        if future is not None and (row := future.result()) is not None:
+            return row
     except BrokenProcessPool:
         pass
     try:
-        with _pool(1) as pool:
-            return pool.submit(_row, one).result()
+        with _pool(1, memory) as pool:
+            row = pool.submit(_row, one).result()
     except BrokenProcessPool:
         return _unread(one, "the process that read it was killed; it may need too much memory")
+    return row or _unread(one, f"it took more than {memory / (1 << 30):.1f} GiB of memory")
 
 
-def _row(one: reports.Found) -> Row:
+def _row(one: reports.Found) -> Row | None:
+    """Its row; None where the memory of this process did not do."""
     signal.setitimer(signal.ITIMER_VIRTUAL, _PROCESSOR_S)
     try:
         return row_of(one, reports.read(one.path))
@@ -190,7 +206,7 @@ def _row(one: reports.Found) -> Row:
     except _TooLong:
         return _unread(one, f"it took more than {_PROCESSOR_S} s of processor time")
     except MemoryError:
-        return _unread(one, f"it took more than {_MEMORY_BYTES >> 30} GiB of memory")
+        return None
     except Exception as error:  # a bug of ours, which must not cost the others their rows
         return _unread(one, f"a bug in gpunode: {type(error).__name__}: {error}"[:300])
     finally:

@@ -5,7 +5,8 @@
 Every pattern of facts and diagnoses that doctor searches with, and every one that finds secrets, is searched in texts
 made of its own literals and of the signs that repeat in logs, at two lengths; four times the time for twice the length
 is a square. Which are asked only at the start of a text, as names are, is seen while doctor reads the scenarios: these
-are left out.
+are left out. Short texts are enough to see a square in, so that this takes minutes: what takes an hour is not run, and
+finds nothing. It ends with 1 where it found one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ SIGNS = (
     *(" ", "a", "0", "a ", "0 ", ":", ".", "-", "/", "\n", "\t", "(", "[", "'", '"', "=", "_", "a:", "a.", "0.", "ab/"),
     *("\n ", "0:", " :", "aA0", ", ", "a=", "\n\n", "a\n", "{", "<"),
 )
-LIMIT_S = 5.0
+LIMIT_S = 1.0
+# A line takes a fifth of this for each character.
+LINEAR_S = 4e-7
 
 
 def load() -> None:
@@ -104,6 +107,20 @@ def spent(pattern: Pattern, text: str) -> float:
     return time.process_time() - started
 
 
+def slowest(pattern: Pattern, length: int) -> tuple[float, float, str]:
+    """The times for twice ``length`` and for ``length`` of what costs most, and what it is made of; zeros for none."""
+    worst = (0.0, 0.0, "")
+    for unit in units(pattern.pattern):
+        text = unit * (2 * length // len(unit) + 1)
+        if spent(pattern, text[:length]) < length * LINEAR_S:
+            continue
+        # Again: the first time has the compiling in it, and whatever else the machine did.
+        once, twice = spent(pattern, text[:length]), spent(pattern, text[: 2 * length])
+        if once >= length * LINEAR_S and (twice > 2.9 * once or twice >= LIMIT_S):
+            worst = max(worst, (twice, once, unit))
+    return worst
+
+
 def main() -> None:
     """Prints the slow ones."""
 
@@ -112,19 +129,15 @@ def main() -> None:
 
     signal.signal(signal.SIGVTALRM, raise_slow)
     patterns = watched()
-    length = int(sys.argv[1]) << 10 if len(sys.argv) > 1 else 1 << 15
+    length = int(sys.argv[1]) << 10 if len(sys.argv) > 1 else 1 << 12
     print(f"{len(patterns)} patterns")
+    found = 0
     for pattern in sorted(patterns, key=lambda one: one.pattern):
-        worst = (0.0, 0.0, "")
-        for unit in units(pattern.pattern):
-            once = spent(pattern, (unit * (length // len(unit) + 1))[:length])
-            if once < length * 1e-6:
-                continue
-            twice = spent(pattern, (unit * (2 * length // len(unit) + 1))[: 2 * length])
-            if twice > 2.9 * once or twice >= LIMIT_S:
-                worst = max(worst, (twice, once, unit))
-        if worst[0]:
-            print(f"{worst[1]:.2f} s, {worst[0]:.2f} s of {worst[2]!r}: {pattern.pattern[:300]!r}", flush=True)
+        twice, once, unit = slowest(pattern, length)
+        if twice:
+            found += 1
+            print(f"{once:.3f} s, {twice:.3f} s of {unit!r}: {pattern.pattern[:300]!r}", flush=True)
+    sys.exit(1 if found else 0)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,10 @@ def _verdict(found: Comparison, *, hidden: int) -> Line:
         if hidden == 1
         else (f"; {hidden} others that explain little: -v shows them" if hidden else "")
     )
+    if not found.matters and not found.tells:
+        missing = listed(found.missing)
+        told = f"cannot tell: too little was compared; not seen on both: {missing}; compare two captures{more}"
+        return line(told, hang=2)
     if not found.matters:
         return line(f"no difference that would explain a fault{more}", hang=2)
     possible = sum(one.weight == "possible" for one in found.differences)

@@ -25,7 +25,7 @@ _SPEC_NAME: Final = Pattern(r"(?<![\w.+-])(?P<name>[\w.+-]+\.(?:ya?ml|json))[ \t
 _HEADING: Final = Pattern(r"^(?P<folder>/\S+):$")
 _VERSION: Final = Pattern(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
 _LIBRARY: Final = Pattern(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
-_FOUND: Final = Pattern(r"Found (?P<count>\d+) CDI devices?")
+_FOUND: Final = Pattern(r"Found (?P<count>\d{1,18}) CDI devices?")
 _PODMAN: Final = Pattern(
     r"podman version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Podman Engine\s+Version:\s+(?P<b>\d{1,6}(?:\.\d{1,6})+)"
 )

@@ -12,6 +12,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
 from gpunode.diagnoses.views import moments, packages
 from gpunode.errors import Refused
+from gpunode.facts import numbers
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -322,7 +323,7 @@ def version(snapshot: Snapshot) -> tuple[int, ...]:
     """Containerd's version; empty where nothing tells."""
     for item in snapshot.items:
         if item.kind not in {"file", "kernel-log", "packages"} and (match := find(item, _VERSIONS)):
-            return tuple(int(part) for part in (match["cli"] or match["node"]).split("."))
+            return numbers.version(match["cli"] or match["node"])
     for package in packages.matching(snapshot, "containerd", "containerd.io"):
         if package.is_installed:
             return tuple(int(part) for part in re.findall(r"\d{1,6}", package.upstream)[:3])

@@ -11,7 +11,7 @@ from gpunode.diagnoses.views import driver, frameworks
 from gpunode.facts.patterns import Pattern
 
 # What a program says of the driver that it found.
-TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d+)\)")
+TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d{1,18})\)")
 # What NVIDIA's images say when they start.
 BANNER: Final = Pattern(
     r"built for NVIDIA Driver Release (?P<needs>[\d.]+) or later, but\s+version (?P<has>[\d.]+) was detected"

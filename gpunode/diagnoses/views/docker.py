@@ -193,7 +193,7 @@ _NUMBER: Final = Pattern(r"^[ \t]*(?P<number>\d{1,4})(?:[ \t]?[|:]|[ \t-]|$)")
 _STRING: Final = Pattern(r'"(?:[^"\\\n]|\\.){0,2000}"')
 # What stands in a paste for what was left out, or for what is nobody's business.
 _ELIDED: Final = Pattern(
-    r"\.{3}|…|<[^<>\n]{1,80}>|\[ ?(?:snip\w*|cut|omitted|truncated|redacted|removed)\b|-{2,}8<|\b(?:snip|etc)\b",
+    r"\.{3}|…|<[^<>\n]{1,80}>|\[ ?(?:snip\w*|cut|omitted|truncated|redacted|removed)\b|--8<|\b(?:snip|etc)\b",
     re.IGNORECASE,
 )
 # A second object, a bracket or a comma too many are faults of the file's own.
@@ -389,5 +389,5 @@ def version(snapshot: Snapshot) -> tuple[int, ...]:
         if match is None and item.kind == "docker-version":
             match = find(item, _VERSION_ROW)
         if match is not None:
-            return tuple(int(part) for part in re.findall(r"\d+", match[match.lastgroup or 0]))
+            return tuple(int(part) for part in re.findall(r"\d{1,18}", match[match.lastgroup or 0]))
     return ()

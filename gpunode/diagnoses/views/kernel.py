@@ -29,7 +29,7 @@ _STAMPS: Final = (
     Pattern(rf"^(?:\w{{3}} )?(?P<full>\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: [A-Z]{{3,4}})?\s+{_SAYS}"),
     Pattern(rf"^(?P<syslog>\w{{3}}\s+\d{{1,2}} \d\d:\d\d:\d\d)(?:\.\d+)?\s+(?:{_SAYS}|(?=NVRM:|nvidia|pcieport))"),
     Pattern(r"^(?:[\w.:-]+:\s+)?kern:\s*\w+:\s*\[(?P<talos>[\dT:.Z+-]+)\]:?\s?"),
-    Pattern(r"^\d{1,3},\d+,(?P<micros>\d+),[^;]{1,20};"),
+    Pattern(r"^\d{1,3},\d+,(?P<micros>\d{1,18}),[^;]{1,20};"),
     Pattern(r"^(?:<\d>)?\s*kernel:\s?"),
 )
 # What grep writes before a line where it searched several logs.

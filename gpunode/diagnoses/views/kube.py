@@ -15,11 +15,14 @@ from typing import Final, TypeAlias
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.facts.items import Item
+from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 
 RESOURCE: Final = r"nvidia\.com/(?:gpu|mig-[\w.]+)(?:\.shared)?"
 # nvidia.com/gpu: "1"   "nvidia.com/gpu": "1",   nvidia.com/gpu  1  1   nvidia.com/gpu=1; not gpu.count, not f:….
-_AMOUNT: Final = Pattern(rf"(?<![\w:.])[\"']?(?P<name>{RESOURCE})[\"']?(?P<colon>\s*[:=]\s*|\s+)[\"']?(?P<value>\d+)\b")
+_AMOUNT: Final = Pattern(
+    rf"(?<![\w:.])[\"']?(?P<name>{RESOURCE})[\"']?(?P<colon>\s*[:=]\s*|\s+)[\"']?(?P<value>\d{{1,18}})\b"
+)
 _HEADING: Final = Pattern(r"^(?P<indent>\s*)(?:-\s+)?[\"']?(?P<key>[A-Za-z][\w ./-]{0,60}?)[\"']?\s*:(?:\s|[\[{\"']|$)")
 _SECTIONS: Final[Mapping[str, str]] = {
     "capacity": "capacity",
@@ -77,15 +80,15 @@ _POD_FIELD: Final = Pattern(
 _UID: Final = Pattern(r"[\"']?\buid[\"']?\s*:\s*[\"']?(?P<uid>[0-9a-f]{8}-[0-9a-f-]{27})", re.IGNORECASE)
 _IMAGE: Final = Pattern(r"[\"']?\bimage[\"']?\s*:\s*[\"']?(?P<image>[^\s\"',]+)", re.IGNORECASE)
 _ROW: Final = Pattern(
-    r"^[ \t]*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:pods?/)?(?P<name>[a-z0-9][\w.-]*)\s+(?P<ready>\d+)/(?P<of>\d+)\s+"
-    r"(?P<status>[A-Z][\w:/-]*)(?:\s+(?P<restarts>\d+))?"
+    r"^[ \t]*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:pods?/)?(?P<name>[a-z0-9][\w.-]*)\s+(?P<ready>\d{1,5})/"
+    r"(?P<of>\d{1,5})\s+(?P<status>[A-Z][\w:/-]*)(?:\s+(?P<restarts>\d{1,18}))?"
 )
 _DAEMON: Final = Pattern(
     r"^[ \t]*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:daemonset\.apps/)?(?P<name>[a-z][\w.-]*)\s+"
-    r"(?P<desired>\d+)\s+(?P<current>\d+)\s+(?P<ready>\d+)\s+\d+\s+\d+\s+"
+    r"(?P<desired>\d{1,18})\s+(?P<current>\d{1,18})\s+(?P<ready>\d{1,18})\s+\d+\s+\d+\s+"
 )
 _DESIRED: Final = Pattern(
-    r"^[ \t]*(?:Desired Number of Nodes Scheduled:|[\"']?desiredNumberScheduled[\"']?:)\s*(?P<count>\d+)"
+    r"^[ \t]*(?:Desired Number of Nodes Scheduled:|[\"']?desiredNumberScheduled[\"']?:)\s*(?P<count>\d{1,18})"
 )
 _QUIET: Final = frozenset(
     {"nvml", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "containerd-config"}
@@ -495,7 +498,7 @@ def _table(item: Item) -> Iterator[Node]:
 
 
 def _of_columns(row: list[str], columns: Mapping[int, Section], place: Citation) -> Node:
-    counts = {section: int(row[index]) for index, section in columns.items() if row[index].isdigit()}
+    counts = {section: count for index, section in columns.items() if (count := whole(row[index])) is not None}
     return Node(
         row[0],
         _one(counts.get("capacity", 0), place),
@@ -515,9 +518,10 @@ def _answer(item: Item) -> Iterator[Node]:
     said = item.text.strip().strip("'\"%")
     if match is None or "columns" in item.written or "\n" in said:
         return
-    if said.isdigit() or said in _NONE:
+    count = whole(said)
+    if count is not None or said in _NONE:
         place = cite(item, 1)
-        amounts = _one(int(said), place) if said.isdigit() else {}
+        amounts = _one(count, place)
         is_capacity = match["section"] == "capacity"
         yield Node(
             _asked_for(item),

@@ -27,9 +27,9 @@ _NVIDIA: Final = Pattern(r"nvidia|\b10de:", re.IGNORECASE)
 _DETAIL: Final = Pattern(r"\b(?:LnkSta|LnkCap|ACSCtl|UESta|CESta|secondary=|Region \d):?")
 _STATUS: Final = Pattern(
     r"\bLnkSta:\s*Speed (?P<speed>[\d.]+)GT/s(?: \([a-z]+\))?,\s*"
-    r"Width x(?P<width>\d+)(?P<narrow> \(downgraded\))?"
+    r"Width x(?P<width>\d{1,18})(?P<narrow> \(downgraded\))?"
 )
-_CAPABLE: Final = Pattern(r"\bLnkCap:.{0,40}?Speed (?P<speed>[\d.]+)GT/s,\s*Width x(?P<width>\d+)")
+_CAPABLE: Final = Pattern(r"\bLnkCap:.{0,40}?Speed (?P<speed>[\d.]+)GT/s,\s*Width x(?P<width>\d{1,18})")
 _REGION: Final = Pattern(r"\bRegion (?P<bar>\d): Memory at <(?:unassigned|ignored)>")
 _REDIRECTS: Final = Pattern(r"\bACSCtl:[^\n]{0,200}?\bReqRedir\+")
 _VALIDATES: Final = Pattern(r"\bACSCtl:[^\n]{0,200}?\bSrcValid\+")
@@ -43,8 +43,8 @@ _SYSFS_PATH: Final = Pattern(
 )
 _LIMITED: Final = Pattern(
     rf"(?P<address>{ADDRESS}): [\d.]+ Gb/s available PCIe bandwidth, "
-    r"limited by (?P<speed>[\d.]+) GT/s PCIe x(?P<width>\d+) "
-    rf"link at \S+ \(capable of [\d.]+ Gb/s with (?P<most>[\d.]+) GT/s PCIe x(?P<widest>\d+) link"
+    r"limited by (?P<speed>[\d.]+) GT/s PCIe x(?P<width>\d{1,18}) "
+    rf"link at \S+ \(capable of [\d.]+ Gb/s with (?P<most>[\d.]+) GT/s PCIe x(?P<widest>\d{{1,18}}) link"
 )
 _TREE: Final = Pattern(
     r"(?P<device>[0-9a-f]{2}\.[0-7])-\[(?P<bus>[0-9a-f]{2})(?:-[0-9a-f]{2})?\]-[-+]*0?0\.0\s+(?P<name>\S[^\n]*)"
@@ -287,9 +287,13 @@ def _of_smi(snapshot: Snapshot) -> Iterator[Link]:
             )
 
 
+# Infinity is a number, too, where somebody wrote thousands of digits.
+_MOST: Final = 1 << 20
+
+
 def _first(gpu: smi_query.Gpu, *paths: tuple[str, ...]) -> int | None:
     found = (gpu.number(*path) for path in paths)
-    return next((int(number) for number in found if number is not None), None)
+    return next((int(number) for number in found if number is not None and number < _MOST), None)
 
 
 def _of_log(snapshot: Snapshot) -> Iterator[Link]:
@@ -308,7 +312,7 @@ def _of_log(snapshot: Snapshot) -> Iterator[Link]:
 
 
 def _whole(text: str) -> int | None:
-    match = re.match(r"\d+", text.strip())
+    match = re.match(r"\d{1,9}", text.strip())
     return int(match[0]) if match else None
 
 
@@ -459,7 +463,7 @@ def latched(snapshot: Snapshot) -> tuple[Citation, ...]:
     )
 
 
-_COUNTED: Final = Pattern(r"TOTAL_ERR_COR\s+(?P<count>\d+)")
+_COUNTED: Final = Pattern(r"TOTAL_ERR_COR\s+(?P<count>\d{1,18})")
 
 
 def counted(snapshot: Snapshot) -> tuple[tuple[int, Citation], ...]:

@@ -128,7 +128,7 @@ def _set_by(item: Item, line: str) -> list[str]:
     return [*library_path.of_shell_line(line.removeprefix(f"{file}:").lstrip("0123456789:"))]
 
 
-_GREPPED: Final = Pattern(r"(?P<file>/[^\s:]+):")
+_GREPPED: Final = Pattern(r"(?P<file>/[^\s:]{1,400}):")
 
 
 def _set_in(item: Item, line: str) -> str:
@@ -158,7 +158,7 @@ def in_front(snapshot: Snapshot) -> tuple[tuple[Folder, str, Citation], ...]:
     )
 
 
-_LISTED: Final = Pattern(r"(?P<path>/\S+/lib(?:cuda|nvidia-ml)\.so\.1)(?: -> (?P<target>\S+))?$")
+_LISTED: Final = Pattern(r"(?P<path>(?<![^\s=:])/\S{1,300}/lib(?:cuda|nvidia-ml)\.so\.1)(?: -> (?P<target>\S+))?$")
 
 
 def _listed(item: Item) -> Iterator[tuple[str, tuple[str, Citation]]]:

@@ -11,6 +11,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import pci
 from gpunode.facts import nvml
 from gpunode.facts.items import Item
+from gpunode.facts.numbers import whole
 from gpunode.facts.nvml import Inventory
 from gpunode.facts.patterns import Pattern
 
@@ -18,9 +19,9 @@ Sort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme", "bridge"]
 
 _SYSFS: Final = Pattern(r"^/sys/bus/pci/devices/(?P<address>[0-9a-f:.]+)/(?P<name>\w+)$")
 _GTS: Final = Pattern(r"(?P<speed>\d{1,3}(?:\.\d+)?)\s*GT/s")
-_CAPABLE: Final = Pattern(r"LnkCap:.{0,200}?Speed (?P<speed>[\d.]+)GT/s.{0,200}?Width x(?P<width>\d+)")
-_STATUS: Final = Pattern(r"LnkSta:.{0,200}?Speed (?P<speed>[\d.]+)GT/s.{0,200}?Width x(?P<width>\d+)")
-_NUMA: Final = Pattern(r"NUMA node:\s*(?P<node>\d+)")
+_CAPABLE: Final = Pattern(r"LnkCap:.{0,200}?Speed (?P<speed>[\d.]+)GT/s.{0,200}?Width x(?P<width>\d{1,18})")
+_STATUS: Final = Pattern(r"LnkSta:.{0,200}?Speed (?P<speed>[\d.]+)GT/s.{0,200}?Width x(?P<width>\d{1,18})")
+_NUMA: Final = Pattern(r"NUMA node:\s*(?P<node>\d{1,18})")
 _BUSES: Final = Pattern(r"Bus: primary=[0-9a-f]{2}, secondary=(?P<secondary>[0-9a-f]{2})", re.IGNORECASE)
 _IDS: Final = Pattern(r"(?<!\s)\s*(?:\[[0-9a-f]{4}:[0-9a-f]{4}\]|\(rev [^)]*\)|\(prog-if [^)]*\))", re.IGNORECASE)
 _BRACKETED: Final = Pattern(r"\[([^\[\]]+)\]")
@@ -207,7 +208,8 @@ def _link(address: str, detail: str, sysfs: Mapping[tuple[str, str], str]) -> Li
     def width(name: str, match: re.Match[str] | None) -> int:
         told = sysfs.get((address, name), "")
         # 255 is the kernel's word for a link whose width it does not know.
-        return int(told) if told.isdecimal() and int(told) <= 64 else int(match["width"]) if match else 0
+        seen = whole(told)
+        return seen if seen is not None and seen <= 64 else int(match["width"]) if match else 0
 
     return Link(
         speed("current_link_speed", status),

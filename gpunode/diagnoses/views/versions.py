@@ -62,7 +62,7 @@ def is_of(version: str, told: str) -> bool:
 
 def number(version: str) -> tuple[int, ...]:
     """The version's parts, which compare."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+    return tuple(int(part) for part in re.findall(r"\d{1,18}", version))
 
 
 def scene(snapshot: Snapshot) -> Scene:

@@ -58,6 +58,24 @@ def test_two_alike_end_with_0(captures: tuple[str, str], capsys: pytest.CaptureF
     assert "no difference" in capsys.readouterr().out
 
 
+def test_two_of_which_nothing_was_compared_end_with_13(
+    captures: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "dmesg.txt"
+    log.write_text("$ dmesg\n[ 1.0] usb 1-1: new device\n")
+    with pytest.raises(Answered) as caught:
+        compare(str(log), captures[1], How(json=True))
+    assert caught.value.exit_code == 13
+    found = answer(capsys)
+    assert (found["status"], found["exit_code"]) == ("undetermined", 13)
+    assert "kernel" in found["result"]["missing"]
+    with pytest.raises(Answered):
+        compare(str(log), captures[1], How())
+    shown = capsys.readouterr().out
+    assert "cannot tell: too little was compared" in shown
+    assert "no difference" not in shown
+
+
 def test_without_a_second_name_this_machine_is_compared(
     captures: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

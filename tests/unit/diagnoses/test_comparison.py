@@ -160,3 +160,19 @@ def test_the_other_way_round_the_same_things_differ(one: Evidence, other: Eviden
     assert {(each.trait, each.name, each.good, each.bad) for each in there.differences} == {
         (each.trait, each.name, each.bad, each.good) for each in back.differences
     }
+
+
+def test_two_of_which_most_was_not_seen_are_not_called_alike() -> None:
+    """A log beside a capture differs in nothing, since nothing is compared."""
+    log = {"dmesg": seen("dmesg", "[ 1.0] usb 1-1: new device\n")}
+    found = compared(log, node(1))
+    assert not found.matters
+    assert not found.tells
+    assert found.missing == ("PCI devices", "driver versions", "kernel", "loaded modules", "packages")
+    assert not compared(log, log).tells
+
+
+def test_where_the_most_was_compared_a_few_that_are_missing_change_nothing() -> None:
+    found = compared(node(0), node(1, modules=None))
+    assert found.missing == ("loaded modules", "packages")
+    assert found.tells

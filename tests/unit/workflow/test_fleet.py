@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import pytest
 
+from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
 from gpunode.host.reports import Found
 from gpunode.workflow import fleet
@@ -63,6 +64,37 @@ def test_a_report_that_kills_its_process_costs_its_own_row_alone(
     assert answers["killer.json"].status == "unreadable"
     assert "was killed" in answers["killer.json"].error
     assert answers["a.json"].cause == answers["b.json"].cause == "nouveau-bound"
+
+
+def test_all_together_have_half_of_what_is_free_and_what_needs_more_has_the_other_half_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen with 3 GiB each were 48, on whatever machine."""
+    found = [report(tmp_path / f"{name}.json") for name in "abcd"]
+    monkeypatch.setattr(fleet, "available_bytes", lambda: 4 << 30)
+    given: list[tuple[int, int]] = []
+    pool = fleet._pool
+
+    def noted(processes: int, memory: int) -> object:
+        given.append((processes, memory))
+        return pool(processes, memory)
+
+    def large(name: str) -> Evidence:
+        if name.endswith("b.json"):
+            raise MemoryError
+        return read(name)
+
+    read = reports.read
+    monkeypatch.setattr(reports, "read", large)
+    monkeypatch.setattr(fleet, "_pool", noted)
+    answers = {row.report: row for row in rows(found, 16)}
+    assert given == [(4, 512 << 20), (1, 2 << 30)]
+    assert answers["b.json"].error == "it took more than 2.0 GiB of memory"
+    assert answers["a.json"].cause == "nouveau-bound"
+    given.clear()
+    monkeypatch.setattr(fleet, "available_bytes", lambda: 0)
+    assert len(list(rows(found[:1], 16))) == 1
+    assert given == [(1, 512 << 20)]
 
 
 def test_a_report_that_takes_for_ever_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
