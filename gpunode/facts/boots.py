@@ -32,6 +32,10 @@ _OLD_FILE: Final = Pattern(
     r"(?:^|/)(?:kern\.log|syslog|messages|dmesg|boot\.dmesg|fabricmanager\.log)(?:[.-](?:\d{1,8}|old)(?:\.\w{2,3})?)$"
     r"|(?:^|/)boot\.omsg$|/pstore/|/var/crash/|(?:^|/)vmcore-dmesg\.txt$"
 )
+# What grep writes before a line where it searched several logs: "/var/log/kern.log.1:", "syslog.2.gz:17:".
+GREPPED: Final = Pattern(
+    r"^(?P<log>(?:/?[\w.-]+/)*(?:kern\.log|syslog|messages|dmesg|journal))(?P<age>[.-][\w.-]+)?:(?:\d+[:-])?"
+)
 _SAYS_SO: Final = Pattern(
     r"\b(?:previous|earlier|prior|preceding|crashed) boot\b|\bbefore (?:the |my |that |last )*(?:re)?boot(?:ing)?\b",
     re.IGNORECASE,
@@ -43,10 +47,14 @@ _REVERSED: Final = Pattern(r"-(?:-reverse|[a-qs-z]*r[a-z]*)")
 
 def of_running(source: Source, written: str, text: str) -> str | None:
     """``text`` with the lines of earlier boots left empty, so that numbers hold; None where all of it is of them."""
-    if _is_of_earlier(source, written):
+    is_search = source.kind in _PARTED and bool(GREPPED.match(text.lstrip("\n")))
+    # Of several files the source names the first.
+    if _is_of_earlier(source, written) and not (is_search and _has_newest(text)):
         return None
     if source.kind not in _PARTED:
         return text
+    if is_search:
+        return _searched(text)
     if is_reversed(source):
         first = _MARKED.search(text)
         return text[: first.start()] if first else text
@@ -73,6 +81,41 @@ def is_reversed(source: Source) -> bool:
     """Whether the journal was asked for its newest lines first."""
     is_journal = source.words[:1] == ("journalctl",)
     return is_journal and any(_REVERSED.fullmatch(word) for word in source.words[1:])
+
+
+def _searched(text: str) -> str:
+    """What a search through a log and those rotated away found, without what is of earlier boots.
+
+    Names are searched in their order, so that the newest, without a number, comes before all older ones.
+    """
+    lines = text.split("\n")
+    logs: dict[str, list[tuple[float, int]]] = {}
+    for number, line in enumerate(lines):
+        if match := GREPPED.match(line):
+            logs.setdefault(match["log"], []).append((_age(match["age"] or ""), number))
+    for found in logs.values():
+        in_time = [number for _, number in sorted(found, key=lambda one: (-one[0], one[1]))]
+        whole = "\n".join(GREPPED.sub("", lines[number]) for number in in_time)
+        for number in in_time[: whole.count("\n", 0, _begins(whole))]:
+            lines[number] = ""
+    return "\n".join(lines)
+
+
+def _has_newest(text: str) -> bool:
+    """Whether a line is of a log that was not rotated away."""
+    return any((match := GREPPED.match(line)) and not match["age"] for line in text.split("\n"))
+
+
+_FIRST_DATE: Final = 19_000_000
+
+
+def _age(name: str) -> float:
+    """How old the log of that ending is beside its like: by the number of rotations, or by the date."""
+    number = re.search(r"\d{1,8}", name)
+    if number is None:
+        return 1 if name else 0
+    count = int(number[0])
+    return count if count < _FIRST_DATE else 1 / count
 
 
 def _begins(text: str) -> int:

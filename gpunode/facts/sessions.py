@@ -235,7 +235,7 @@ _DOWN: Final = Pattern(
 _UP: Final = Pattern(r"^[ \t]*active\s*$|Active: active \((?:running|exited)\)", re.MULTILINE)
 _PACKED: Final = Pattern(
     r"^(?:Setting up |Unpacking |Reading package lists\.{3} Done|Hit:|Get:|Fetched |Complete!|Nothing to do|Installed:"
-    r"|Upgraded:|Metadata cache created)|\d+ upgraded,|already the newest|All packages are up to date",
+    r"|Upgraded:|Metadata cache created)|\d{1,6} upgraded,|already the newest|All packages are up to date",
     re.MULTILINE,
 )
 _NOT_PACKED: Final = Pattern(
@@ -328,7 +328,7 @@ _PACKAGERS: Final = frozenset(
     {"apt", "apt-get", "aptitude", "dpkg", "dnf", "yum", "zypper", "pacman", "rpm", "pip", "snap"}
 )
 _PACKAGED: Final = Pattern(
-    r"(?:re)?install|in|remove|purge|autoremove|erase|\w*-?upgrade|dup|distro-sync|downgrade|swap|module|-[iUrPSR]\w*"
+    r"(?:re)?install|in|remove|purge|autoremove|erase|\w{0,20}-?upgrade|dup|distro-sync|downgrade|swap|module|-[iUrPSR]\w{0,9}"
     r"|--(?:install|configure|remove|purge)|--fix-broken"
 )
 _EDITORS: Final = frozenset(

@@ -94,7 +94,7 @@ def test_nor_a_part_of_it_whatever_signs_it_is_of(place: str, first: str, second
         assert text(kept) == kept
 
 
-@pytest.mark.parametrize("sign", list("<>,;:#?/!$&*()[]{}|^~`+=%\\") + [" ", " -", '\\"'])
+@pytest.mark.parametrize("sign", [*"<>,;:#?/!$&*()[]{}|^~`+=%\\", " ", " -", '\\"'])
 @pytest.mark.parametrize("place", ADDRESSES)
 def test_nor_of_an_addresses_password(place: str, sign: str) -> None:
     kept = text(ADDRESSES[place].format(f"q7Wk2nVx{sign}9Lr4Tz8P"))

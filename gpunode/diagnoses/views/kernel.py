@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find
+from gpunode.facts.boots import GREPPED
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -32,8 +33,6 @@ _STAMPS: Final = (
     Pattern(r"^\d{1,3},\d+,(?P<micros>\d{1,18}),[^;]{1,20};"),
     Pattern(r"^(?:<\d>)?\s*kernel:\s?"),
 )
-# What grep writes before a line where it searched several logs.
-_GREPPED: Final = Pattern(r"^(?:/?[\w.-]+/)*(?:kern\.log|syslog|messages|dmesg|journal)(?:[.-][\w.-]+)?:(?:\d+[:-])?")
 _BOOT: Final = Pattern(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
 _ZONE: Final = Pattern(r"(?:Z|[+-]\d\d:?\d\d)$")
 _ESCAPED: Final = Pattern(r"(?<!\s)\s*#012\s*NVRM:\s*")
@@ -195,7 +194,7 @@ def _goes_on(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
 def _unstamped(line: str) -> tuple[str, float | None, _Form]:
     """The message without its stamp, the stamp's time, and of which form it is."""
     line = _QUOTED.sub("", line) if line.startswith(">") else line
-    line = _GREPPED.sub("", line)
+    line = GREPPED.sub("", line)
     for stamp in _STAMPS:
         if match := stamp.match(line):
             rest = line[match.end() :]
@@ -207,7 +206,7 @@ def _unstamped(line: str) -> tuple[str, float | None, _Form]:
 
 def dated(line: str) -> float | None:
     """The time by the first stamp of a line: the system's log puts its date before the seconds since boot."""
-    line = _GREPPED.sub("", line)
+    line = GREPPED.sub("", line)
     found = (_seconds(match) for stamp in _STAMPS if (match := stamp.match(line)))
     return next(found, None)
 

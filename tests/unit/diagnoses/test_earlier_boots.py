@@ -212,3 +212,35 @@ def test_a_gpu_that_got_over_it_is_not_reset_with_the_one_that_did_not() -> None
     answer = REMAPPED.format("Sun Aug  2 09:00:00 2026", "No")
     (root,) = seen(("dmesg -T", MARKED + broken), ("nvidia-smi -q -d ROW_REMAPPER", answer)).roots
     assert (root.cause, root.gpus, root.severity) == ("ecc-dbe-uncorrectable", ("0000:0f:00.0",), "error")
+
+
+def _found_in(name: str, log: str) -> str:
+    return f"/var/log/{name}:{log}"
+
+
+NOW_AT_WORK = NEXT.replace("nvidia:", "[    7.123456] nvidia:")
+FELL_NOW = FELL_BY_CLOCK.replace("Aug 01", "Aug 09")
+
+
+@pytest.mark.parametrize("older", ["kern.log.1", "kern.log.2.gz", "kern.log-20260801", "kern.log.1:17"])
+@pytest.mark.parametrize("is_newest_first", [True, False])
+@pytest.mark.parametrize("files", ["/var/log/kern.log /var/log/kern.log.1", "/var/log/kern.log.1 /var/log/kern.log"])
+def test_a_search_through_logs_may_show_the_newest_first(files: str, older: str, is_newest_first: bool) -> None:
+    def searched(then: str, now: str) -> tuple[str, str]:
+        lines = _found_in("kern.log", now), _found_in(older, then)
+        return f"grep -i nv {files}", "".join(lines if is_newest_first else reversed(lines))
+
+    assert seen(WORKS, searched(FELL_BY_CLOCK, NOW_AT_WORK)).is_healthy
+    (root,) = seen(searched(NOW_AT_WORK, FELL_NOW)).roots
+    assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
+
+
+def test_of_several_rotated_logs_the_highest_number_is_the_oldest() -> None:
+    lines = [_found_in("kern.log.1", FELL_NOW), _found_in("kern.log.10", NEXT), _found_in("kern.log.2", NOW_AT_WORK)]
+    written = "kern.log, searched"
+    kept = boots.of_running(recognise(written), written, "".join(lines))
+    assert kept is not None
+    assert "fallen off" in kept
+    written = "grep -i nv /var/log/messages /var/log/messages-20260809"
+    dated = [_found_in("messages-20260809", FELL_NOW), _found_in("messages-20260802", NOW_AT_WORK)]
+    assert boots.of_running(recognise(written), written, "".join(dated)) == "".join(dated)

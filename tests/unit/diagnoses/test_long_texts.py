@@ -44,6 +44,7 @@ def spent(pattern: Pattern, text: str) -> float:
     return min(times)
 
 
+@pytest.mark.long  # it looks at the clock
 @pytest.mark.parametrize("word", WORDS)
 def test_no_pattern_costs_the_square_of_a_words_length(word: str) -> None:
     """A payload in hex of 60 KB cost a minute; a square shows in 4 KB (8 million steps), which else take 1 ms."""
@@ -52,6 +53,7 @@ def test_no_pattern_costs_the_square_of_a_words_length(word: str) -> None:
     assert slow == []
 
 
+@pytest.mark.long  # it looks at the clock
 @pytest.mark.parametrize(
     ("source", "text"),
     [
