@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.catalog.cuda import Version
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, reboot, run
+from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, fabric_manager_too, reboot, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cuda, driver, frameworks, presence
 from gpunode.facts.patterns import Pattern
@@ -81,6 +81,7 @@ def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     up_to = f" for CUDA {cuda.dotted(has)} or older" if has else " for an older CUDA"
     yield from newer
     if any(fix.commands for fix in newer):
+        yield from fabric_manager_too(snapshot)
         yield reboot()
     yield by_hand("application", f"or use an image{up_to}")
 

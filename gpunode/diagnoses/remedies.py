@@ -13,7 +13,7 @@ from gpunode.diagnoses import packaged
 from gpunode.diagnoses.commands import ADDRESS, command, edited, edited_where, is_package, is_unit, of_gpu
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cards, cuda, guests, modules
+from gpunode.diagnoses.views import cards, cuda, fabric, guests, modules
 from gpunode.diagnoses.views import driver as installed
 from gpunode.diagnoses.views.engine import engine
 from gpunode.diagnoses.views.system import PackageManager, distro, package_manager, running_kernel
@@ -364,6 +364,24 @@ def guest_driver(text: str, when: str = "") -> Fix:
         "does not drive a vGPU"
     )
     return by_hand("install", f"{text}: {whose}", when)
+
+
+_ON_DISK: Final = "v=$(modinfo -F version nvidia)"
+_MANAGER_OF_IT: Final[dict[PackageManager, str]] = {
+    "apt": (
+        'sudo apt-get install "nvidia-fabricmanager=$v*" || sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*"'
+    ),
+    "dnf": 'sudo dnf install "nvidia-fabricmanager-$v" || sudo dnf install "nvidia-fabric-manager-$v"',
+    "zypper": 'sudo zypper install "nvidia-fabricmanager=$v" || sudo zypper install "nvidia-fabric-manager=$v"',
+}
+
+
+def fabric_manager_too(snapshot: Snapshot) -> Iterator[Fix]:
+    """The fabric manager, where one is installed, beside another driver: it works with its own version alone."""
+    words = _MANAGER_OF_IT.get(snapshot.view(package_manager))
+    if words and snapshot.view(fabric.installed):
+        text = "bring the fabric manager to the version of the new driver: with another one no GPU joins the fabric"
+        yield run("install", text, f"{_ON_DISK}; {words}")
 
 
 def _by_packages(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0) -> Fix:

@@ -18,7 +18,16 @@ from gpunode.diagnoses import chains, packaged
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import command
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, guest_driver, install, reboot, run, takes_gpunode, uninstall
+from gpunode.diagnoses.remedies import (
+    by_hand,
+    fabric_manager_too,
+    guest_driver,
+    install,
+    reboot,
+    run,
+    takes_gpunode,
+    uninstall,
+)
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages, pci, system
 from gpunode.diagnoses.views.cards import Card
@@ -391,22 +400,26 @@ def _go_back(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _in_the_place_of(
         snapshot, "of the branch that no longer drives this GPU", "gpu-legacy-unsupported-by-branch"
     )
+    yield from fabric_manager_too(snapshot)
     yield reboot()
 
 
 def _go_on(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _install(snapshot, "gpu-too-new-for-driver")
+    yield from fabric_manager_too(snapshot)
     yield reboot()
 
 
 def _close(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _install(snapshot, "open-module-on-pre-turing", keep_branch=True)
+    yield from fabric_manager_too(snapshot)
     yield reboot()
 
 
 def _open(snapshot: Snapshot) -> Iterable[Fix]:
     old = "with the proprietary kernel modules"
     yield from _in_the_place_of(snapshot, old, "proprietary-module-on-blackwell", keep_branch=True)
+    yield from fabric_manager_too(snapshot)
     yield reboot()
 
 

@@ -109,3 +109,22 @@ def test_headers_that_are_there_are_not_installed() -> None:
     there = (f"ls -d /usr/src/linux-headers-{kernel}", f"/usr/src/linux-headers-{kernel}")
     assert f"sudo apt-get install linux-headers-{kernel}" in commands(told(*rows))
     assert commands(told(*rows, there))[0] == f"sudo dkms autoinstall -k {kernel}"
+
+
+def test_the_fabric_manager_follows_the_driver() -> None:
+    rows = (
+        ("/etc/os-release", 'ID=ubuntu\nVERSION_ID="24.04"\nPRETTY_NAME="Ubuntu 24.04.2 LTS"\n'),
+        ("lspci -nn", "1b:00.0 3D controller [0302]: NVIDIA Corporation GB100 [B200] [10de:2901] (rev a1)"),
+        (
+            "dmesg | grep NVRM",
+            (
+                "[   10.1] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20  Sun Mar 30 04:01:10 UTC 2025\n"
+                "[   20.1] NVRM: The NVIDIA GPU 0000:1b:00.0 (PCI ID: 10de:2901)\n"
+                "NVRM: installed in this system requires use of the NVIDIA open kernel modules.\n"
+            ),
+        ),
+    )
+    manager = ("dpkg -l", "ii  nvidia-fabricmanager-570  570.133.20-1  amd64  Fabric Manager")
+    (with_manager,) = [one for one in commands(told(*rows, manager)) if "fabricmanager" in one]
+    assert with_manager.startswith("v=$(modinfo -F version nvidia); ")
+    assert not [one for one in commands(told(*rows)) if "fabricmanager" in one]

@@ -68,3 +68,9 @@ def test_where_packages_have_a_module_the_installer_goes() -> None:
 def test_where_nobody_saw_whose_the_module_is_a_whole_driver_comes_in_its_place() -> None:
     finding = root(("dpkg -l | grep libnvidia-compute", LIBRARY), UNINSTALLER)
     assert commands(finding)[:2] == ["sudo nvidia-uninstall --silent", "sudo gpunode setup"]
+
+
+@pytest.mark.parametrize("pattern", ["(", "*nvidia", "libnvidia"])
+def test_a_list_that_may_have_left_the_module_out_says_nothing_of_it(pattern: str) -> None:
+    finding = root((f"dpkg -l | grep -E '{pattern}'", LIBRARY), UNINSTALLER)
+    assert commands(finding)[:2] == ["sudo nvidia-uninstall --silent", "sudo gpunode setup"]
