@@ -21,7 +21,15 @@ _UUID: Final = re.compile(
     r"(?:(?<=pod)|(?<![0-9a-f]))[0-9a-f]{8}([-_])[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{12}(?![0-9a-f])",
     re.IGNORECASE,
 )
-_MAC: Final = re.compile(r"(?<![\w:.-])(?:[0-9a-f]{2}:){5}[0-9a-f]{2}(?![\w:])", re.IGNORECASE)
+# Behind an interface's name on the kernel's command line; with dashes, where it is no date; with no sign where a word
+# or an interface's own name says what it is.
+_MAC: Final = re.compile(
+    r"(\b(?:ifname|ip)=\S{0,200}?:|(?<![\w:.-]))((?:[0-9a-f]{2}:){5}[0-9a-f]{2})(?![\w:])"
+    r"|((?<![\w-]))(?=[\d-]{0,17}[a-f])((?:[0-9a-f]{2}-){5}[0-9a-f]{2})(?![\w-])"
+    r"|(\b(?:mac|hwaddr|macaddr|ether)(?:[ _-]?addr(?:ess)?)?[\"']?[ \t]{0,9}[:=]?[ \t]{0,9}[\"']?|\b(?:enx|wlx|wwx))"
+    r"([0-9a-f]{12})\b",
+    re.IGNORECASE,
+)
 # An InfiniBand GUID, also as its address, a PCI device's serial number, what its maker wrote into it, a GPU's own
 # number, a disk's, the address that a node started from, an id of systemd, of a cloud, docker's own (before 24).
 _NUMBER: Final = re.compile(
@@ -32,15 +40,20 @@ _NUMBER: Final = re.compile(
     r"|(\[V\w\] Vendor specific:[ \t]*)([\w.-]{6,64})"
     r"|(\bGPU PDI[ \t]{0,60}:[ \t]*0x)([0-9a-f]{8,16})\b"
     r"|(\bwwn[-:= \t]{1,9}(?:0x)?)([0-9a-f]{16})\b"
+    r"|(\b(?:eui|naa)\.)([0-9a-f]{16,32})\b"
+    r"|(\bPARTUUID=[\"']?)([0-9a-f]{8})(?=-[0-9a-f]{2}\b)"
+    r"|(\bUUID=[\"']?)([0-9a-f]{4}-[0-9a-f]{4})\b"
+    r"|(\blink/infiniband[ \t]+)((?:[0-9a-f]{2}:){19}[0-9a-f]{2})\b"
     r"|(\bBOOTIF=(?:01-)?)((?:[0-9a-f]{2}-){5}[0-9a-f]{2})\b"
-    r"|(\bmachine[ _-]?id[ \t]*[:=]?[ \t]*[\"']?)([0-9a-f]{32})\b"
-    r"|(\bproviderID[\"']?:[ \t]*[\"']?\w{1,20}://)([^\s\"',]{1,200})"
+    r"|(\bmachine[ _-]?id\\{0,7}[\"']?[ \t]{0,9}[:=]?[ \t]{0,9}\\{0,7}[\"']?)([0-9a-f]{32})\b"
+    r"|((?:\bproviderID[\"']?:[ \t]*[\"']?\w{1,20}|\b(?:aws|gce|azure|vsphere|openstack))://)([^\s\"',\\]{1,200})"
+    r"|(\bi-)([0-9a-f]{17})\b"
     r"|(^[ \t]*ID:[ \t]*)((?:[A-Z2-7]{4}:){11}[A-Z2-7]{4})\b",
     re.IGNORECASE | re.MULTILINE,
 )
 _SERIAL: Final = re.compile(
-    r"(\b(?:Serial(?:[ _-]?(?:Number|No\.?))?|S/N|Asset[ _]Tag)[\"']?[ \t]{0,60}[:=][ \t]*[\"']?)"
-    r"(?!(?:N/A|None|null|Unknown|Not Specified|serial-\d)\b)([\w.+/-]{2,64})",
+    r"(\b(?:Serial(?:[ _-]?(?:Number|No\.?))?|S/N|Asset[ _]Tag)[\"']?[ \t]{0,60}[:=][ \t]*[\"']?"
+    r"|\bchassisSN\b[\"']?[ \t:=]{1,9}[\"']?)(?!(?:N/A|None|null|Unknown|Not Specified|serial-\d)\b)([\w.+/-]{2,64})",
     re.IGNORECASE,
 )
 _LONG: Final = re.compile(r"(?=.*\d).{8,}")
@@ -55,6 +68,8 @@ _SAID: Final = re.compile(
     # docker info; the licence server of a virtual GPU
     r"|(?-i:^ Name: )|^[ \t]*(?:Backup)?ServerAddress=(?=[\d.]*[a-z])"
     # Kubernetes: of a pod, in describe, in the kubelet's log, and in the node's own object
+    r"|^[ \t-]*node-name:[ \t]+[\"']?|--node-name[= \0]"
+    r"|\bserver[\"']?[:= ][ \t]*[\"']?https?://(?=[\w-]{1,63}(?:[:/\"'\s]|\Z))(?!localhost\b|kubernetes\b|\d+[:/\s])"
     r"|[\"']?nodeName[\"']?[:=][ \t]*[\"']?(?=[\w-])|^Node:[ \t]+|\bnode=[\"']|--hostname-override[= \0]"
     r"|\"type\":[ ]?\"(?:Hostname|InternalDNS|ExternalDNS)\",[ ]?\"address\":[ ]?\"|\bnode \"(?=[\w.-]{1,253}\" ))"
     r"([\w.-]{1,253})"
@@ -65,6 +80,30 @@ _SAID: Final = re.compile(
 _SERVER: Final = re.compile(
     r"(?<=://)(?:[^\s/@\"'<>]{1,256}@)?(?P<host>(?:[a-z\d-]{1,63}\.){1,8}[a-z][a-z\d-]{1,62})", re.IGNORECASE
 )
+# Where no scheme tells: a registry, an image's, a port, a certificate's name, a name that was looked up. Files and
+# resources (`main.go:12`, `amd.com/gpu`) look alike: the last word must be one of names, and an image be called so.
+_TOP: Final = (
+    r"(?:com|net|org|io|dev|cloud|internal|intranet|local|localdomain|lan|corp|home|private|ai|co|edu|gov|mil|int|eu|de"
+    r"|fr|uk|us|ch|at|nl|be|it|es|se|no|fi|dk|jp|cn|in|au|ca|br|kr|ru|cz)"
+)
+_DOTTED: Final = r"(?:[a-z\d-]{1,63}\.){1,8}"
+_UNSCHEMED: Final = re.compile(
+    r"(?:(?:\b(?:mirrors|configs)\.\\?[\"']|\b(?:certs|hosts)\.d/|\blookup[ \t]+)"
+    rf"(?P<named>{_DOTTED}[a-z][a-z\d-]{{1,62}})"
+    r"|(?:image(?:name|_name|id)?\\{0,7}[\"']?[ \t]{0,9}[:=]?[ \t]{0,9}\\{0,7}[\"']?"
+    r"|\bpull(?:ing)?[ \t]+(?:image[ \t]+)?\\{0,7}[\"']?)"
+    rf"(?P<image>{_DOTTED}[a-z][a-z\d-]{{1,62}})(?=(?::\d{{1,5}})?/[a-z\d])"
+    rf"|(?<![\w./@:-])(?P<port>{_DOTTED}{_TOP})(?=:\d{{2,5}}(?![\w.]))"
+    rf"|^[ \t]{{1,8}}[\"']?(?P<key>{_DOTTED}{_TOP})[\"']?:[ \t]*$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_CERTIFIED: Final = re.compile(
+    r"\btls-san[\"']?[ \t]{0,9}[:=]?(?P<names>[ \t]+[^\n]{1,1000}|=\S{1,1000}"
+    r"|(?:[ \t]*\n[ \t]*-[ \t]+[^\n]{1,300}){1,50})"
+)
+_CERTIFIED_NAME: Final = re.compile(
+    r"(?<![\w.:-])[a-z][a-z\d-]{0,62}(?:\.[a-z\d-]{1,63}){0,8}(?![\w.:-])", re.IGNORECASE
+)
 # Those of everybody, of which the diagnosis may speak.
 _PUBLIC: Final = re.compile(
     r"(?:.*\.)?(?:nvidia\.com|nvidia\.github\.io|nvcr\.io|ghcr\.io|github\.(?:com|io)|githubusercontent\.com|gitlab\.com"
@@ -74,7 +113,7 @@ _PUBLIC: Final = re.compile(
     r"|oracle\.com|suse\.(?:com|de)|opensuse\.org|archlinux\.org|kernel\.org|freedesktop\.org|gnome\.org|mozilla\.org"
     r"|python\.org|pypi\.org|pythonhosted\.org|pytorch\.org|anaconda\.(?:com|org)|huggingface\.co|hf\.co|rancher\.io|k3s\.io"
     r"|mellanox\.com|gnu\.org|sourceforge\.net|stackoverflow\.com|wikipedia\.org|json-schema\.org|opencontainers\.org|cncf\.io"
-    r"|schema\.org|w3\.org|svc|cluster\.local|example\.(?:com|org|net))",
+    r"|schema\.org|w3\.org|containerd\.io|crictl\.io|cri-o\.io|tigera\.io|projectcalico\.org|svc|cluster\.local|example\.(?:com|org|net))",
     re.IGNORECASE,
 )
 _IPV4: Final = re.compile(r"(?<![\w.+~-])(?<!\d:)(?:\d{1,3}\.){3}\d{1,3}(?![\w+~-]|\.\d)")
@@ -104,7 +143,9 @@ def anonymized(evidence: Evidence) -> Evidence:
     """
     texts = [capture.text for capture in evidence.values()]
     names = {_name(match).partition(".")[0].lower() for text in texts for match in _named(text)}
-    servers = {match["host"].lower() for text in texts for match in _SERVER.finditer(text)}
+    certified = {name.lower() for text in texts for name in _certified(text)}
+    servers = {name.lower() for text in texts for name in _servers(text)} | {name for name in certified if "." in name}
+    names |= certified - servers
     if _NODE_NAME in evidence:
         names.add(evidence[_NODE_NAME].text.strip().partition(".")[0].lower())
     serials = {match[2].lower() for text in texts for match in _SERIAL.finditer(text)}
@@ -125,6 +166,19 @@ def anonymized(evidence: Evidence) -> Evidence:
 def _named(text: str) -> Iterable[re.Match[str]]:
     yield from _BEFORE_MESSAGE.finditer(text)
     yield from _SAID.finditer(text)
+
+
+def _servers(text: str) -> Iterable[str]:
+    """The names with a domain that stand in addresses, or where only a server's stands."""
+    yield from (match["host"] for match in _SERVER.finditer(text))
+    for match in _UNSCHEMED.finditer(text):
+        yield from filter(None, match.groups())
+
+
+def _certified(text: str) -> Iterable[str]:
+    """The names that the certificate of k3s' server is to have."""
+    for match in _CERTIFIED.finditer(text):
+        yield from _CERTIFIED_NAME.findall(match["names"])
 
 
 def _name(match: re.Match[str]) -> str:
@@ -151,7 +205,7 @@ class _Masks:
     def text(self, value: str) -> str:
         """``value``, masked."""
         value = _UUID.sub(self._uuid, value)
-        value = _MAC.sub(lambda match: _as_mac(self._number("mac", match[0])), value)
+        value = _MAC.sub(self._mac, value)
         value = _NUMBER.sub(self._numbered, value)
         value = _SERIAL.sub(lambda match: match[1] + self._serial(match[2]), value)
         value = _BEFORE_MESSAGE.sub(lambda match: match[1] + self.host(match[2]), value)
@@ -192,6 +246,12 @@ class _Masks:
         parts = ("00000000", "0000", "4000", "8000", f"{self._number('uuid', match[0].replace(sign, '-')):012x}")
         return sign.join(parts)
 
+    def _mac(self, match: re.Match[str]) -> str:
+        before, value = (group for group in match.groups() if group is not None)
+        sign = value[2] if len(value) == 17 else ""
+        # The same address, however it is written.
+        return before + sign.join(_as_mac(self._number("mac", re.sub("[:-]", "", value))))
+
     def _numbered(self, match: re.Match[str]) -> str:
         before, value = (group for group in match.groups() if group is not None)
         digits = iter(f"{self._number('number', value):x}".rjust(sum(map(str.isalnum, value)), "0"))
@@ -215,8 +275,8 @@ def _ip(text: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
-def _as_mac(number: int) -> str:
-    return ":".join(re.findall("..", f"02{number:010x}"))  # 02: an address of nobody's register
+def _as_mac(number: int) -> list[str]:
+    return re.findall("..", f"02{number:010x}")  # 02: an address of nobody's register
 
 
 def _capture(capture: Capture, mask: Callable[[str], str]) -> Capture:

@@ -81,8 +81,8 @@ class Finished:
 # One look at a text tells whether a secret can be in it. The patterns that find it take 4 ms to load, which a converged
 # run need not pay; a word that has no end must not cost the square of its length.
 _SUSPICIOUS = re.compile(
-    r"://[^\s@]{0,300}@|[\"'=:]\w[\w+.-]{0,20}://[^\n@]{1,300}@|passw|passphrase|secret|token|auth|bearer|basic[ \t]"
-    r"|(?:api|access|private|client)[ _-]?key"
+    r"\x1b\[|://[^\s@]{0,300}@|[\"'=:]\w[\w+.-]{0,20}://[^\n@]{1,300}@"
+    r"|passw|passphrase|secret|token|auth|bearer|basic[ \t]|(?:api|access|private|client)[ _-]?key"
     r"|(?<![\w-])x-|(?:key|sig|signature)=|headers?[\"']?(?:\]|[ \t]*[=:])"
     r"|[_.-](?:key|pass|pat|pw|cred)|bindpw|pgpass|\bpass\b"
     r"|(?:account|storage|encryption|licen[cs]e|shared|master|webhook)key|credential|cookie|rootpw|sumo-url"

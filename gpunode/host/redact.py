@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Final
@@ -182,6 +183,7 @@ _SHAPES: Final = re.compile(
     r"|\bya29\.[\w-]{16,}|\bdapi[0-9a-f]{32}\b|\bK10\w{6,128}::[^\s\"',:]{1,80}:[^\s\"',]+|\bAGE-SECRET-KEY-[0-9A-Z]{16,}"
     r"|\b(?:nvapi-|gh[opsur]_|github_pat_|gl(?:pat|rt|dt|ptt|soat|agent)-|hf_|xox[abprs]-|dckr_pat_|tskey-|pypi-AgE)[\w-]{16,}"
 )
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]")
 # Two passes do for what was found so far; the bound is for text that was made to go on for ever.
 _PASSES: Final = 8
 # A number may be a password; of other things it is a limit or a count.
@@ -278,7 +280,8 @@ _PORT: Final = re.compile(r"[\d.:]+(?:/\w+)?|true|false")
 def _data(capture: Capture) -> bytes:
     if _COMMAND_LINE.fullmatch(capture.source):
         return _words(capture.data, b" " if capture.source == "/proc/cmdline" else b"\0")
-    if capture.source.startswith(_LOGS) and b"PRIVATE KEY" not in capture.data:
+    is_log = capture.source.startswith(_LOGS) and not _of_two_bytes(capture.data)
+    if is_log and b"PRIVATE KEY" not in capture.data:
         return b"\n".join(map(content, capture.data.split(b"\n")))
     if "*" not in capture.source:
         return content(capture.data)
@@ -307,8 +310,25 @@ def without_secrets(change: FileChange) -> FileChange:
     )
 
 
+def _of_two_bytes(data: bytes) -> str:
+    """The encoding of what Windows and PowerShell write; empty for all else."""
+    start = data[:4096]
+    for first, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
+        if (
+            len(start) > 3
+            and start[first::2].count(0) * 4 > len(start[first::2]) * 3
+            and 0 not in start[1 - first :: 2]
+        ):
+            return encoding
+    return ""
+
+
 def content(data: bytes) -> bytes:
     """The bytes of a file, redacted; bytes that are not text stay."""
+    if encoding := _of_two_bytes(data):
+        whole = len(data) // 2 * 2
+        with suppress(UnicodeError):
+            return text(data[:whole].decode(encoding)).encode(encoding) + data[whole:]
     return text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
@@ -316,6 +336,9 @@ def text(value: str) -> str:
     """``value`` without secrets."""
     if not may_hold_secret(value):
         return value
+    if "\x1b" in value and (plain := _COLOURS.sub("", value)) != value:
+        # A colour may stand between a name and its value, or within either.
+        return after if (after := text(plain)) != plain else value
     # What one replacement leaves may be the user and password of an address to the next: until nothing changes.
     for _ in range(_PASSES):
         if (after := _once(value)) == value:

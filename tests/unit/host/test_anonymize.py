@@ -58,6 +58,28 @@ def test_the_same_evidence_gives_the_same_masks_whatever_its_order() -> None:
         ("/sys/fs/cgroup/pod3f2b8c1d_0a4e_4f6b_9c7d_8e5f4a3b2c1d/x\n", "3f2b8c1d"),
         ("kubernetes.io/hostname: gpu-node-7\n", "gpu-node-7"),
         ("quiet BOOTIF=01-52-54-00-ab-cd-ef ro\n", "52-54-00"),
+        ("quiet ifname=eth0:b8:ce:f6:aa:bb:cc ro\n", "b8:ce:f6"),
+        ("quiet ip=10.0.0.9::10.0.0.1:255.255.255.0::eth0:none:1500:b8:ce:f6:aa:bb:cc ro\n", "b8:ce:f6"),
+        ("[4.0] e1000: MAC b8cef6aabbcc\n", "b8cef6"),
+        ("[4.1] mac b8-ce-f6-aa-bb-cc\n", "b8-ce-f6"),
+        ("2: enxb8cef6aabbcc: <BROADCAST>\n", "b8cef6"),
+        (f"link/infiniband 00:00:10:29:{':'.join(['fe', '80'] * 4)}:b8:3f:d2:ff:ff:17:aa:01 brd x\n", "b8:3f:d2"),
+        ('{"nodeInfo":{"machineID":"ec2a1b3c4d5e6f708192a3b4c5d6e7f8"}}\n', "ec2a1b3c"),
+        ("nvme0n1: eui.0025385b21404040\n", "0025385b"),
+        ("root=PARTUUID=a1b2c3d4-02 ro\n", "a1b2c3d4"),
+        ("kubelet: aws:///eu-central-1a/i-0abc1234567890def is gone\n", "i-0abc"),
+        ("instance i-0abc1234567890def\n", "0abc123"),
+        ("physicalId 1 chassisSN 0123XYZ trayIndex 2\n", "0123XYZ"),
+        ('[plugins.x.registry.mirrors."harbor.acme.internal:5000"]\n', "acme"),
+        ('sandbox_image = "harbor.acme.zone/pause:3.9"\n', "acme"),
+        ('Pulling image "harbor.acme.zone/pause:3.9"\nharbor.acme.zone again\n', "acme"),
+        ("/etc/containerd/certs.d/harbor.acme.zone/hosts.toml\n", "acme"),
+        ("connecting to k8s-master.acme.io:6443\n", "acme"),
+        ("mirrors:\n  harbor.acme.io:\n    endpoint: []\n", "acme"),
+        ("tls-san:\n  - k3s.acme.zone\n  - k3sfront\n", "acme"),
+        ("tls-san:\n  - k3s.acme.zone\n  - k3s-front7\nnode-ip: x\n", "front7"),
+        ("server: https://k3s-master:6443\ndial k3s-master failed\n", "k3s-master"),
+        ("node-name: sekret7\nnode sekret7\n", "sekret7"),
         ("Node GUID 506b:4b03:00f1:e2d3\n", "506b:4b03"),
         ("inet6 fe80::526b:4b03:f1:e2d3/64\n", "526b:4b03"),
         ("\t\t[VU] Vendor specific: MT2045X01234MLNXS0D0F0\n", "MT2045X01234"),
@@ -109,6 +131,10 @@ def test_every_form_of_an_identity_is_masked(text: str, gone: str) -> None:
         "nvidia 56717312 0 - Live 0xffffffffc0a00000 (POE)\n",
         "linux-generic 5.15.0.91.88, VBIOS Version : 96.00.74.00, libx.so.1.2.3.4, 12.4.1.0-1, 1:10.2.3.4-1\n",
         "listen 127.0.0.1:10248, 0.0.0.0:80, [::]:22, ::1, 169.254.169.254, at 06:12:43 on 0000:65:00\n",
+        "main.go:12 kubelet.service:64 nvidia.c:1234 config.toml:7 containerd.io 1.7.1\n",
+        "amd.com/gpu: 4 volcano.sh/vgpu\n",
+        'image: nvcr.io/nvidia/cuda:12, sandbox_image = "registry.k8s.io/pause:3.9", image: nvidia/cuda:12.4.1-base\n',
+        "server: https://localhost:6443 26-11-21-10-02-33.log 0000:65:00.0 i-scsi\n",
         "https://developer.download.nvidia.com/compute/cuda https://nvcr.io/v2 https://registry.k8s.io/pause\n",
     ],
 )
@@ -175,3 +201,8 @@ def test_a_name_that_its_owner_gave_to_a_tool_is_hidden(name: str) -> None:
 def test_a_name_that_a_tool_gives_by_itself_stays(name: str) -> None:
     seen = {"node-name": Capture("/proc/sys/kernel/hostname", "ok", f"{name}\n".encode())}
     assert anonymized(seen)["node-name"].text.strip() == name
+
+
+def test_one_address_is_one_however_it_is_written() -> None:
+    first, second, third = masked("b8:ce:f6:aa:bb:cc\nb8-ce-f6-aa-bb-cc\nmac: B8CEF6AABBCC\n").splitlines()
+    assert first.replace(":", "") == second.replace("-", "") == third.removeprefix("mac: ")

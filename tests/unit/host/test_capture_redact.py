@@ -296,3 +296,20 @@ def test_no_place_gives_a_secret_away(place: str) -> None:
 )
 def test_evidence_stays_evidence(line: str) -> None:
     assert text(line) == line
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("source", ["/etc/environment", "journalctl -k", "/etc/x/*"])
+def test_text_of_two_bytes_a_sign_is_redacted_and_stays_so(encoding: str, source: str) -> None:
+    written = "X=y\nDB_PASSWORD=hunter2\nZ=1\n".encode(encoding)
+    data = encode_found(iter([Found("/etc/x/y", data=written)])) if "*" in source else written
+    kept = redact({"x": Capture(source, "ok", data)})["x"].data
+    if "*" in source:
+        (one,) = decode_found(kept)
+        kept = one.data or b""
+    assert kept.decode(encoding) == "X=y\nDB_PASSWORD=redacted\nZ=1\n"
+
+
+def test_colours_hide_no_secret_and_stay_where_there_is_none() -> None:
+    assert text("\x1b[31mDB_PASSWORD\x1b[0m=\x1b[32mhunter2\x1b[0m\n") == "DB_PASSWORD=redacted\n"
+    assert text("\x1b[31mNVRM: Xid 79\x1b[0m\n") == "\x1b[31mNVRM: Xid 79\x1b[0m\n"
