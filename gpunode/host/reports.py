@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import gzip
 import io
 import json
@@ -33,6 +34,9 @@ _HINT: Final = (
 )
 
 
+_MINE: Final = "run it as somebody who may read the file, with sudo for instance, or copy the file to one of your own"
+
+
 def read(name: str) -> Evidence:
     """The evidence of the report ``name``, recognised by what it holds; ``-`` is standard input.
 
@@ -55,7 +59,8 @@ def read(name: str) -> Evidence:
         with path.open("rb") as file:
             return _of_bytes(file.read(MAX_TEXT + 1), name)
     except OSError as error:
-        raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=_HINT) from error
+        hint = _MINE if error.errno in {errno.EACCES, errno.EPERM} else _HINT
+        raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)
