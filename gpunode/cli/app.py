@@ -211,11 +211,12 @@ def doctor(
         ),
     ] = None,
     html: Annotated[
-        str, typer.Option("--html", metavar="FILE", help="also as one page to send around; - is standard output")
-    ] = "",
+        str | None, typer.Option("--html", metavar="FILE", help="also as one page to send around; - is standard output")
+    ] = None,
     prometheus: Annotated[
-        str, typer.Option("--prometheus", metavar="FILE", help="also as metrics for node_exporter: FILE ends in .prom")
-    ] = "",
+        str | None,
+        typer.Option("--prometheus", metavar="FILE", help="also as metrics for node_exporter: FILE ends in .prom"),
+    ] = None,
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:

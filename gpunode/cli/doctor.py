@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from gpunode.workflow.doctor import Examined
 
 
-def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = "") -> None:
+def doctor(named: Sequence[str], how: How, *, html: str | None = None, prometheus: str | None = None) -> None:
     """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
     from gpunode.host.reports import is_fleet
 
     if "" in named:
         raise UsageError("an empty name names no report", hint="without any, gpunode doctor examines this machine")
+    if "" in (html, prometheus):
+        raise UsageError("an empty name names no file", hint="gpunode doctor --html FILE, --prometheus FILE.prom")
     if prometheus:
         _check_textfile(prometheus, named)
     if len(named) == 1 and (named[0] in rules() or _xid(named[0])):
@@ -45,7 +47,7 @@ def doctor(named: Sequence[str], how: How, *, html: str = "", prometheus: str = 
         from gpunode.cli import doctor_page
 
         doctor_page.check(html, how)
-    _examine(named[0] if named else "", how, html, prometheus)
+    _examine(named[0] if named else "", how, html or "", prometheus or "")
 
 
 def _examine(report: str, how: How, html: str, prometheus: str) -> None:
@@ -98,6 +100,11 @@ def _check_textfile(file: str, named: Sequence[str]) -> None:
         raise UsageError(
             "--prometheus tells of this machine alone", why="a textfile has no node's name in it",
             hint=f"gpunode doctor --prometheus {file}",
+        )  # fmt: skip
+    if file == "-":
+        raise UsageError(
+            "--prometheus writes a file alone", why="node_exporter's textfile collector reads files, not a pipe",
+            hint="gpunode doctor --prometheus /var/lib/prometheus/node-exporter/gpunode.prom",
         )  # fmt: skip
     if not file.endswith(".prom"):
         raise UsageError(

@@ -11,6 +11,9 @@ from typing import Final, Literal, TypeAlias
 NOT_CAPTURED: Final = "not captured"
 """The error of a probe that a capture does not hold: it was not asked, so it did not fail either."""
 
+CUT: Final = "report:cut"
+"""The key under which a report that could be read in part has its error; nothing that was seen."""
+
 Outcome: TypeAlias = Literal["ok", "absent", "denied", "failed", "timeout"]
 
 

@@ -72,9 +72,16 @@ def save(evidence: Evidence, path: Path) -> None:
     except OSError as error:
         raise UsageError(
             f"the capture cannot be written to {path}",
-            why=str(error),
+            why=_why_not(error, path),
             hint="name a file or a new folder that you may write, on a disk with room",
         ) from error
+
+
+def _why_not(error: OSError, path: Path) -> str:
+    """The system's word, without the name of our draft, which nobody has typed."""
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}, or it is closed to you"
+    return error.strerror or str(error)
 
 
 def _members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
@@ -193,7 +200,12 @@ def load(path: Path) -> Evidence:
     except OSError as error:
         raise UsageError(f"{path} cannot be read", why=error.strerror or str(error), hint=_READABLE) from error
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, *_UNPACKING) as error:
-        raise Refused(f"{path} is damaged", why=str(error), hint=f"copy it again, or {_AGAIN}") from error
+        raise Refused(f"{path} is damaged", why=_in_words(error), hint=f"copy it again, or {_AGAIN}") from error
+
+
+def _in_words(error: Exception) -> str:
+    """What is wrong with a capture: of a name that is looked for in vain, Python says the name alone."""
+    return f"there is no {error.args[0]} in it" if isinstance(error, KeyError) and error.args else str(error)
 
 
 def _load_file(file: IO[bytes], path: Path) -> Evidence:
@@ -328,7 +340,10 @@ def _read_plain(folder: Path, name: str, limit: int) -> bytes:
 def _evidence(read: Callable[[str], bytes], path: Path) -> Evidence:
     if len(packed := read(INDEX)) > MAX_INDEX:
         raise _harmful(path, INDEX, f"is larger than {MAX_INDEX >> 20} MiB")
-    index = json.loads(packed)
+    try:
+        index = json.loads(packed)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{INDEX} is not JSON, or not as gpunode writes it: {str(error)[:80]}") from error
     schema = index.get("schema") if isinstance(index, dict) else None
     if type(schema) is not int or schema < 1:
         raise ValueError(f"{INDEX} names no schema")
@@ -338,7 +353,7 @@ def _evidence(read: Callable[[str], bytes], path: Path) -> Evidence:
             why=f"its schema is {schema}; this gpunode reads {SCHEMA}",
             hint="upgrade gpunode (`pipx upgrade gpunode`), or capture the node again with this version",
         )
-    rows = index["captures"]
+    rows = index.get("captures")
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise ValueError(f"{INDEX} does not list captures by name")
     if len(rows) > MAX_MEMBERS:
@@ -347,10 +362,11 @@ def _evidence(read: Callable[[str], bytes], path: Path) -> Evidence:
 
 
 def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Path) -> Capture:
-    name, outcome, status = row.get("file"), row["outcome"], row.get("exit_status")
+    name, status = row.get("file"), row.get("exit_status")
+    outcome: Any = row.get("outcome")
     if outcome not in get_args(Outcome):
         raise ValueError(f"unknown outcome {str(outcome)[:40]!r}")
-    if not isinstance(row["source"], str) or not isinstance(row.get("error", ""), str):
+    if not isinstance(row.get("source"), str) or not isinstance(row.get("error", ""), str):
         raise ValueError("source or error is no text")
     if status is not None and type(status) is not int:
         raise ValueError("exit_status is no number")
@@ -369,5 +385,9 @@ def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Path) -
 def _ownership(row: Mapping[str, Any]) -> Ownership | None:
     if "mode" not in row:
         return None
-    changed = float(row["changed"]) if "changed" in row else None
-    return Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"]), changed)
+    mode, uid, gid, changed = (row.get(name) for name in ("mode", "uid", "gid", "changed"))
+    if not isinstance(mode, str) or not re.fullmatch(r"[0-7]{1,6}", mode):
+        raise ValueError("a mode is no octal number in quotes")
+    if type(uid) is not int or type(gid) is not int:
+        raise ValueError("uid or gid is no number")
+    return Ownership(int(mode, 8), uid, gid, float(changed) if isinstance(changed, int | float) else None)

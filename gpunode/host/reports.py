@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import gzip
 import io
 import json
@@ -18,7 +19,8 @@ from typing import Final
 
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import bug_report, pasted
-from gpunode.facts.evidence import Evidence
+from gpunode.facts.evidence import CUT, Capture, Evidence
+from gpunode.host import formats
 from gpunode.host.capture import INDEX, load
 
 MAX_TEXT: Final = 64 << 20
@@ -30,6 +32,9 @@ _HINT: Final = (
     "a report is a capture (`gpunode capture FILE`), an nvidia-bug-report.log.gz, a JSON list of "
     '{"source", "text"}, or the text of a terminal; - reads it from standard input'
 )
+
+
+_MINE: Final = "run it as somebody who may read the file, with sudo for instance, or copy the file to one of your own"
 
 
 def read(name: str) -> Evidence:
@@ -54,7 +59,8 @@ def read(name: str) -> Evidence:
         with path.open("rb") as file:
             return _of_bytes(file.read(MAX_TEXT + 1), name)
     except OSError as error:
-        raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=_HINT) from error
+        hint = _MINE if error.errno in {errno.EACCES, errno.EPERM} else _HINT
+        raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +183,21 @@ def _unpacked_head(path: Path) -> bytes:
 
 
 def _of_bytes(data: bytes, place: str) -> Evidence:
+    cut = ""
     if data.startswith(_GZIP):
-        data = _unpacked(data, place)
+        data, cut = _unpacked(data, place)
     if len(data) > MAX_TEXT:
         raise Refused(f"{place} is not read", why=f"it is larger than {MAX_TEXT >> 20} MiB", hint=_HINT)
+    if (kind := formats.unread(data)) is not None:
+        raise UsageError(f"{place} is no report", why=f"it is {kind.what}", hint=kind.how)
     text = _text(data)
     if not text.strip():
-        raise UsageError(f"{place} is empty", hint=_HINT)
+        raise UsageError(f"{place} is empty", why=cut, hint=_HINT)
+    found = _of_text(text, place)
+    return {**found, CUT: Capture("gzip -t", "failed", error=cut)} if cut else found
+
+
+def _of_text(text: str, place: str) -> Evidence:
     if bug_report.is_bug_report(text):
         return bug_report.evidence(text)
     if _is_list(text):
@@ -217,9 +231,19 @@ _DAMAGED_LIST: Final = re.compile(r'\[\s*(?:[{\]"]|\[\s*\[)')
 _DAMAGED_OBJECT: Final = re.compile(r'"evidence"\s*:\s*\[')
 
 
-def _unpacked(data: bytes, place: str) -> bytes:
-    # Of several members, as nvidia-bug-report.sh writes them: one for each of its sections.
+def _unpacked(data: bytes, place: str) -> tuple[bytes, str]:
+    """What is packed in ``data`` as far as it can be unpacked, and what is wrong with the rest; empty where nothing is.
+
+    Of several members, as nvidia-bug-report.sh writes them: one for each of its sections.
+    """
+    found = bytearray()
+    file = gzip.GzipFile(fileobj=io.BytesIO(data))
+    why = ""
     try:
-        return gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_TEXT + 1)
+        while len(found) <= MAX_TEXT and (chunk := file.read1(1 << 20)):
+            found += chunk
     except (zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise Refused(f"{place} is damaged", why=str(error), hint="copy it again") from error
+        if not found:
+            raise Refused(f"{place} is damaged", why=str(error), hint="copy it again") from error
+        why = f"it is cut off or damaged behind {len(found)} bytes: {error}"
+    return bytes(found), why

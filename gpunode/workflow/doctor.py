@@ -14,7 +14,7 @@ from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
-from gpunode.facts.evidence import Capture, Evidence, decode_found
+from gpunode.facts.evidence import CUT, Capture, Evidence, decode_found
 from gpunode.facts.examination import EXAMINATION, UNITS
 from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
 from gpunode.facts.probes import probes
@@ -120,11 +120,14 @@ def _too_little(seen: Snapshot) -> Doubt:
 
 def diagnosed(evidence: Evidence) -> Examined:
     """What is wrong with the node that ``evidence`` shows."""
-    seen = snapshot(evidence)
+    seen = snapshot({key: capture for key, capture in evidence.items() if key != CUT})
     works = is_shown_to_work(seen)
     diagnosis = diagnose(seen, guarded=True)
     if not (diagnosis.findings or diagnosis.unknown):
         doubt = unexplained(seen) or (None if works else _too_little(seen))
         diagnosis = replace(diagnosis, unknown=(doubt,) if doubt else ())
+    if (cut := evidence.get(CUT)) is not None:
+        rest = Doubt(f"what stands in the rest of the report? {cut.error}", "the whole file: copy it again")
+        diagnosis = replace(diagnosis, unknown=(*diagnosis.unknown, rest))
     kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied(capture)))
     return Examined(seen, diagnosis, stack(seen, diagnosis), works, kept)

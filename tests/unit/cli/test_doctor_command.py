@@ -211,3 +211,10 @@ def test_where_no_traceback_can_be_kept_it_is_shown(
 def test_an_empty_name_is_not_the_working_folder() -> None:
     with pytest.raises(UsageError, match="an empty name"):
         doctor(("",), How())
+
+
+@pytest.mark.parametrize("named", [{"html": ""}, {"prometheus": ""}, {"prometheus": "-"}])
+def test_a_file_without_a_name_is_asked_for_and_no_pipe_is_named_after_it(named: dict[str, str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        doctor((), How(), **named)
+    assert "-.prom" not in caught.value.hint

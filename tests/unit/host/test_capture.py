@@ -313,3 +313,33 @@ def test_when_a_configuration_file_last_changed_comes_along(tmp_path: Path) -> N
     save(evidence, tmp_path / "node")
     found = {key: one.ownership.changed for key, one in load(tmp_path / "node").items() if one.ownership}
     assert found == {"file:/etc/docker/daemon.json": 1795247197.25, "os-release": None}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"source": "x", "outcome": "ok", "mode": "0644", "gid": 0}, "uid or gid is no number"),
+        ({"source": "x", "outcome": "ok", "mode": "zz", "uid": 0, "gid": 0}, "octal"),
+        ({"source": "x", "outcome": "ok", "mode": 420, "uid": 0, "gid": 0}, "octal"),
+        ({"source": "x", "outcome": "ok", "file": "data/lspci"}, "there is no data/lspci in it"),
+        ({"outcome": "ok"}, "source or error is no text"),
+        ({"source": "x"}, "unknown outcome"),
+    ],
+)
+def test_what_is_wrong_with_an_index_is_said_in_words(tmp_path: Path, row: dict[str, object], said: str) -> None:
+    """Python's own words were 'uid', with its quotes, and no more."""
+    index = tmp_path / "capture.json"
+    index.write_text(json.dumps({"schema": 1, "captures": {"x": row}}))
+    with pytest.raises(Refused, match="is damaged") as caught:
+        load(tmp_path)
+    assert said in caught.value.why
+    index.write_text('{"schema": 1}')
+    with pytest.raises(Refused, match="is damaged") as caught:
+        load(tmp_path)
+    assert caught.value.why == "capture.json does not list captures by name"
+
+
+def test_a_capture_into_a_folder_that_is_not_there_names_that_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        save(EVIDENCE, tmp_path / "none/c.tgz")
+    assert caught.value.why == f"there is no folder {tmp_path}/none, or it is closed to you"

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from gpunode.errors import Refused, UsageError
-from gpunode.facts.evidence import Capture, Evidence
+from gpunode.facts.evidence import CUT, Capture, Evidence
 from gpunode.host import reports
 from gpunode.host.capture import save
 from gpunode.host.reports import fleet, is_fleet, read
+from gpunode.workflow.doctor import diagnosed
 
 ROWS = [
     {"source": "sudo dmesg | tail", "text": "NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus."},
@@ -102,7 +103,7 @@ def test_a_report_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> 
         (b"[" + b"1" * 5_000 + b"]", UsageError),
         (b"null\n", UsageError),
         (b'"a report"', UsageError),
-        (gzip.compress(TERMINAL.encode())[:-6], Refused),
+        (gzip.compress(TERMINAL.encode())[:12], Refused),
         (b"\x1f\x8b" + b"\0" * 40, Refused),
         (gzip.compress(b"a" * (reports.MAX_TEXT + 1), 1), Refused),
     ],
@@ -244,3 +245,47 @@ def test_a_folder_that_is_closed_costs_itself_and_no_other(tmp_path: Path, monke
         read(str(tmp_path / "shut" / "x.json"))
     with pytest.raises(UsageError, match="cannot be read"):
         fleet([str(tmp_path / "shut")])
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"\xfd7zXZ\x00" + bytes(range(100)), "packed with xz"),
+        (b"\x28\xb5\x2f\xfd" + bytes(range(100)), "packed with zstd"),
+        (b"PK\x03\x04" + bytes(range(100)), "a zip archive"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(100)), "a PNG picture"),
+        (b"%PDF-1.4\n" + bytes(range(100)), "a PDF document"),
+        (gzip.compress(gzip.compress(TERMINAL.encode())), "packed with gzip twice"),
+        (TERMINAL.encode("utf-16-le"), "iconv -f UTF-16LE"),
+        (TERMINAL.encode("utf-16-be"), "iconv -f UTF-16BE"),
+        (TERMINAL.encode("utf-32"), "text in UTF-32"),
+        (TERMINAL.encode("cp500"), "no text"),
+        (b"\0" * 1000, "full of zero bytes"),
+        (bytes(range(256)) * 20, "no text"),
+    ],
+)
+def test_what_no_report_is_read_from_is_named_with_the_way_out(data: bytes, what: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(write(tmp_path / "x", data))
+    assert what in f"{caught.value.why} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    "text", ["caf\u00e9 \u00fcber " * 30, "\u9a71\u52a8\u7a0b\u5e8f\u9519\u8bef " * 30, "a\0b" * 40]
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "gb18030"])
+def test_letters_of_other_alphabets_are_text(text: str, encoding: str, tmp_path: Path) -> None:
+    assert read(write(tmp_path / "x", f"$ dmesg\n[ 1.0] NVRM: loading NVIDIA module\n{text}".encode(encoding)))
+
+
+@pytest.mark.parametrize("packed", [gzip.compress(TERMINAL.encode())[:-6], gzip.compress(TERMINAL.encode()) + b"rest"])
+def test_what_unpacks_of_a_cut_report_is_read_and_it_is_said_that_more_is_missing(
+    packed: bytes, tmp_path: Path
+) -> None:
+    found = read(write(tmp_path / "x.log.gz", packed))
+    assert found[CUT].outcome == "failed"
+    assert "cut off or damaged" in found[CUT].error
+    assert "Xid" in found["sudo dmesg | tail"].text
+    examined = diagnosed(found)
+    assert examined.diagnosis.roots[0].cause == "gpu-fallen-off-bus"
+    assert "rest of the report" in examined.diagnosis.unknown[-1].question

@@ -1,0 +1,76 @@
+"""Files that are no text and no capture, by the bytes that they begin with, and how a report is got out of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What a file is, in words that follow "it is", and what to do with it."""
+
+    what: str
+    how: str
+
+
+_IN_PICTURE: Final = "copy the text itself: gpunode reads no pictures"
+_IN_DOCUMENT: Final = "copy the text out of it: gpunode reads plain text"
+_KNOWN: Final = (
+    (b"\x1f\x8b", Format("packed with gzip twice", "unpack it once: zcat FILE > FILE.gz")),
+    (b"\xfd7zXZ\x00", Format("packed with xz", "unpack it: xz -d FILE (of a capture, tar -xJf FILE)")),
+    (b"\x28\xb5\x2f\xfd", Format("packed with zstd", "unpack it: zstd -d FILE (of a capture, tar --zstd -xf FILE)")),
+    (b"BZh", Format("packed with bzip2", "unpack it: bzip2 -d FILE (of a capture, tar -xjf FILE)")),
+    (b"PK\x03\x04", Format("a zip archive", "unpack it: unzip FILE")),
+    (b"7z\xbc\xaf\x27\x1c", Format("a 7-Zip archive", "unpack it: 7z x FILE")),
+    (b"\x04\x22\x4d\x18", Format("packed with lz4", "unpack it: lz4 -d FILE")),
+    (b"\x89PNG", Format("a PNG picture", _IN_PICTURE)),
+    (b"\xff\xd8\xff", Format("a JPEG picture", _IN_PICTURE)),
+    (b"GIF8", Format("a GIF picture", _IN_PICTURE)),
+    (b"%PDF-", Format("a PDF document", _IN_DOCUMENT)),
+    (b"\x7fELF", Format("a program", "name what the program said")),
+    (b"LPKSHHRH", Format("a journal of systemd", "write it as text: journalctl --file FILE > FILE.txt")),
+    (b"\x00\x00\xfe\xff", Format("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
+    (b"\xff\xfe\x00\x00", Format("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
+)
+_HEAD: Final = 4096
+_TAR: Final = Format("a tar archive that is not packed", "unpack it: tar -xf FILE; a capture is the folder in it")
+_UTF16: Final = "text in UTF-16 without a mark that says so"
+_BINARY: Final = Format("no text: it is full of zero bytes", "name a text, a capture or a bug report")
+
+
+def unread(data: bytes) -> Format | None:
+    """What ``data`` is, where it is nothing that a report is read from; None where it may be text."""
+    for start, kind in _KNOWN:
+        if data.startswith(start):
+            return kind
+    if data[257:262] == b"ustar":
+        return _TAR
+    return _of_zeros(data[:_HEAD]) or _of_noise(data[:_HEAD])
+
+
+def _of_zeros(head: bytes) -> Format | None:
+    """Of text in UTF-16 every second byte is zero, nearly; a log has one here and there, a program's data has many."""
+    half = len(head) // 2
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head.count(0) * 4 < len(head) or not half:
+        return None
+    for offset, name in ((1, "LE"), (0, "BE")):
+        if head[offset::2].count(0) * 10 > half * 9 and head[1 - offset :: 2].count(0) * 10 < half:
+            return Format(_UTF16, f"write it as UTF-8: iconv -f UTF-16{name} -t UTF-8 FILE")
+    return _BINARY
+
+
+# Letters of any alphabet in any encoding stand between words, digits and stamps of ASCII in what programs print.
+_PRINTED: Final = frozenset((*b"\t\n\r\f\x08\x1b", *range(32, 127)))
+
+
+def _of_noise(head: bytes) -> Format | None:
+    """Data of a program, or text of a mainframe: few bytes are ASCII, the others no UTF-8, and no lines are there."""
+    if not head or sum(byte in _PRINTED for byte in head) * 2 > len(head):
+        return None
+    lost = head.decode("utf-8", "replace").count("\ufffd")
+    controls = sum(byte < 32 and byte not in _PRINTED for byte in head)
+    return _NOISE if lost * 4 > len(head) and (controls * 20 > len(head) or b"\n" not in head) else None
+
+
+_NOISE: Final = Format("no text that is known", "name a text in ASCII or UTF-8, a capture or a bug report")
