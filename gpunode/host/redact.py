@@ -158,8 +158,15 @@ _YAML_VALUE: Final = re.compile(r"^([ \t]+(?:-[ \t]+)?(?:[^\s:]{1,80}:[ \t]+)?)(
 # YAML's value behind its key's line: a block with its mark, or one word or string. JSON's may stand there, too.
 _BLOCK_MARK: Final = r"[|>][\d+-]{0,2}"
 _YAML_HEAD: Final = re.compile(
-    rf"^(?P<lead>[ \t-]{{0,200}})[\"']?(?:{NAME})[\"']?[ \t]{{0,8}}:"
+    rf"^(?P<lead>[ \t-]{{0,200}})(?:[\"']?(?:{NAME})[\"']?[ \t]{{0,8}}:"
+    rf"|name:[ \t]{{1,8}}[\"']?(?:{NAME})[\"']?{_LINE_END}[ \t]*value:)"
     rf"(?P<mark>[ \t]+(?:![\w!/:.,-]{{0,80}}[ \t]+)?{_BLOCK_MARK})?{_LINE_END}",
+    re.IGNORECASE | re.MULTILINE,
+)
+# A quoted value that goes on in the next lines.
+_YAML_FOLDED: Final = re.compile(
+    rf"^(?P<key>[ \t-]{{0,200}}[\"']?(?:{NAME})[\"']?[ \t]{{0,8}}:[ \t]+(?P<quote>[\"']))(?P<first>[^\"'\\\n]{{0,400}})"
+    r"(?P<rest>(?:\n[ \t]+[^\"'\\\n]{0,400}|\n){1,20})(?=(?P=quote)[ \t]*$)",
     re.IGNORECASE | re.MULTILINE,
 )
 _BLOCK_BEGINS: Final = re.compile(rf"(?:![\w!/:.,-]{{0,80}}[ \t]+)?{_BLOCK_MARK}[ \t]*(?:#.*)?")
@@ -363,6 +370,7 @@ def _once(value: str) -> str:
     value = _secret_objects(value) if _IS_SECRET.search(value) else value
     value = _JSON_NEXT_LINE.sub(lambda match: match["key"] + _strings(match["value"]), value)
     value = _KEY_BY_NUMBERS.sub(_by_numbers, value) if "\\u00" in value else value
+    value = _YAML_FOLDED.sub(_folded, value)
     return _assigned(_behind_their_keys(value))
 
 
@@ -388,6 +396,10 @@ def _behind_their_keys(value: str) -> str:
             kept.append(line if is_shown else line.replace(body, _mask(body), 1))
             end += len(line)
     return "".join(kept) + value[end:]
+
+
+def _folded(match: re.Match[str]) -> str:
+    return match["key"] + _mask(match["first"]) + _LINE.sub(lambda line: _mask(line[0]), match["rest"])
 
 
 def _by_numbers(match: re.Match[str]) -> str:
