@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,12 @@ def available_bytes(root: Path = Path("/")) -> int:
     told = _AVAILABLE.search(_text(root / "proc/meminfo"))
     free = int(told[1]) << 10 if told else _UNKNOWN
     return min([free, *_left_in_group(root / "sys/fs/cgroup")])
+
+
+def own_bytes(root: Path = Path("/")) -> int:
+    """The address space of this process; 0 where nobody says."""
+    pages = _text(root / "proc/self/statm").partition(" ")[0]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE") if _is_number(pages) else 0
 
 
 def _left_in_group(folder: Path) -> list[int]:

@@ -26,13 +26,13 @@ from gpunode.errors import GpunodeError
 from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
 from gpunode.host.bugs import keep_those_of_rules
-from gpunode.host.memory import available_bytes
+from gpunode.host.memory import available_bytes, own_bytes
 from gpunode.workflow.doctor import Examined, Verdict, diagnosed
 
 Status: TypeAlias = Literal["healthy", "problem", "unknown", "unreadable"]
 # A report takes a fraction of a second and some ten megabytes; the largest that is read at all (256 MiB) some more.
 _MEMORY_BYTES: Final = 3 << 30
-# With gpunode itself loaded less is too little for any report.
+# Less is too little for any report.
 _LEAST_BYTES: Final = 512 << 20
 _PROCESSOR_S: Final = 60
 _MOST_PROCESSES: Final = 16
@@ -157,7 +157,8 @@ def _pool(processes: int, memory: int) -> ProcessPoolExecutor:
 def _limited(memory: int) -> None:
     """This process ends before it takes the machine's memory, and leaves Ctrl-C to the one that started it."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    wanted = memory + own_bytes()  # what is loaded is shared with the others, and counts for each
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGVTALRM, _too_long)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpunode.host.memory import available_bytes
+from gpunode.host.memory import available_bytes, own_bytes
 
 
 def write(root: Path, **files: str) -> Path:
@@ -32,3 +32,8 @@ def test_a_container_has_no_more_than_its_cgroup(tmp_path: Path) -> None:
 
 def test_where_nobody_says_it_is_that_of_a_small_machine(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) == 2 << 30
+
+
+def test_a_process_has_a_size_of_its_own(tmp_path: Path) -> None:
+    assert own_bytes() > 1 << 20
+    assert own_bytes(tmp_path) == 0
