@@ -54,7 +54,7 @@ def project(facts: Facts, changes: Iterable[Change]) -> Facts:
     for change in todo:
         facts = _after(facts, change)
         if _makes_modules(change):
-            facts = _with_built_modules(facts)
+            facts = _with_built_modules(facts, is_rebuilt=not _is_of_headers(change))
     return facts
 
 
@@ -124,10 +124,14 @@ def _headers(facts: Facts, kernel: str, *, present: bool) -> Fact[frozenset[str]
     return _mapped(facts.headers, lambda former: former | {kernel} if present else former - {kernel})
 
 
+def _is_of_headers(change: Change) -> bool:
+    return isinstance(change, PackageChange) and _HEADERS.fullmatch(change.name) is not None
+
+
 def _makes_modules(change: Change) -> bool:
     match change:
         case PackageChange(name=name):
-            return _builds_driver(name) or _HEADERS.fullmatch(name) is not None
+            return _builds_driver(name) or _is_of_headers(change)
         case CommandChange(argv=("dkms", *_)):
             return True
         case _:
@@ -149,14 +153,17 @@ def _dkms_driver(facts: Facts) -> tuple[str, str] | None:
     return next(found, None)
 
 
-def _with_built_modules(facts: Facts) -> Facts:
+def _with_built_modules(facts: Facts, *, is_rebuilt: bool) -> Facts:
     """DKMS keeps one module for every kernel that has headers, and none once its package is gone."""
     kernels: frozenset[str] = known(facts.headers, frozenset())
     driver = _dkms_driver(facts)
 
     def changed(former: tuple[ModuleFile, ...]) -> tuple[ModuleFile, ...]:
         others = tuple(file for file in former if not file.dkms)
-        return (*others, *(_built(kernel, driver[1]) for kernel in sorted(kernels))) if driver else others
+        if driver is not None:
+            return (*others, *(_built(kernel, driver[1]) for kernel in sorted(kernels)))
+        # Headers alone take nothing away of what DKMS built from a source that no package brought.
+        return others if is_rebuilt else former
 
     return replace(facts, module_files=_mapped(facts.module_files, changed))
 

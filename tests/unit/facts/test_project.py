@@ -117,6 +117,12 @@ def test_headers_and_a_dkms_driver_give_every_kernel_its_module(facts: Facts) ->
     assert after.module_files == Known((built,), PLAN)
 
 
+def test_headers_leave_a_module_that_dkms_built_from_a_source_of_no_package(facts: Facts) -> None:
+    built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.95.05", dkms=True)
+    node = replace(facts, module_files=Known((built,), "modules-dkms"))
+    assert project(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((built,), PLAN)
+
+
 def test_purged_headers_take_the_module_of_their_kernel_along(facts: Facts) -> None:
     node = project(facts, [install("nvidia-kernel-dkms", "470"), install(f"linux-headers-{KERNEL}")])
     after = project(node, [PackageChange(f"linux-headers-{KERNEL}", PackageState("1"), None)])
