@@ -115,7 +115,7 @@ def _without_libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     # The engine's hook looks on the node; what a program in the container misses may be the image's own fault.
     said = (*said, *snapshot.said(_HOOK_NO_LIBCUDA, "container-run"))
     caches = [item for item in snapshot.of("ldconfig") if item.where == "host" and not item.source.is_part]
-    shown = [item for item in caches if not item.source.only or re.search(item.source.only, "libcuda.so.1")]
+    shown = [item for item in caches if item.source.lets_through("libcuda.so.1")]
     unlisted = tuple(stated(item.written, "libcuda.so.1 is not among them", item.key) for item in shown)
     lacking = packages.installed(snapshot, "libcuda1") is False and bool(packages.matching(snapshot, "nvidia-smi"))
     sought = [

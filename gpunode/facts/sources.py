@@ -101,6 +101,25 @@ class Source:
     place: int = 0
     is_count: bool = False
 
+    def lets_through(self, line: str) -> bool:
+        """Whether the text would have ``line``, if the whole answer had it: all of it, or what ``only`` matches.
+
+        Of a pattern that is none, or so built that a search may take for ever, its characters decide.
+        """
+        if len(self.only) > _LONG_PATTERN or len(_REPEATS.findall(self.only)) > _MANY or _NESTED.search(self.only):
+            return self.only in line
+        try:
+            return re.search(self.only, line, re.IGNORECASE) is not None
+        except re.error:
+            return self.only in line
+
+
+# People type such patterns by hand, and a report may come from anybody: a repeated group of repetitions is no search.
+_LONG_PATTERN: Final = 200
+_MANY: Final = 6
+_REPEATS: Final = Pattern(r"[*+}]")
+_NESTED: Final = Pattern(r"\)[*+{]")
+
 
 @dataclass(frozen=True, slots=True)
 class Command:

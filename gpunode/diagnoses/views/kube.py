@@ -419,7 +419,7 @@ def _shown(piece: _Piece) -> frozenset[Section]:
     found = {section for _, line, section in _sectioned(piece) if _is_whole(section, line)}
     item = piece.item
     if item.source.only and not item.source.is_part and item.kind in _OF_NODES:
-        found |= {"capacity"} if _matches(item.source.only, "  nvidia.com/gpu:  1") else set()
+        found |= {"capacity"} if item.source.lets_through("  nvidia.com/gpu:  1") else set()
     return frozenset(found)
 
 
@@ -430,13 +430,6 @@ def _is_whole(section: Section, line: str) -> bool:
     match = _HEADING.match(line)
     key = match["key"].strip() if match else next(iter(line.split()), "")
     return section in {"capacity", "allocatable", "allocated"} and bool(_RESOURCE_KEY.match(key))
-
-
-def _matches(pattern: str, line: str) -> bool:
-    try:
-        return re.search(pattern, line, re.IGNORECASE) is not None
-    except re.error:
-        return pattern in line
 
 
 def _taints(piece: _Piece) -> Iterator[tuple[Taint, Citation]]:
@@ -554,10 +547,7 @@ def _is_without_class(item: Item) -> bool:
     """Whether lines of a pod's definition were picked so that a runtime class would be among them, and none is."""
     if item.kind != "kubernetes-pod" or not item.source.only or "runtimeClass" in item.text or not item.text.strip():
         return False
-    try:
-        return re.search(item.source.only, "  runtimeClassName: nvidia") is not None
-    except re.error:
-        return False
+    return item.source.lets_through("  runtimeClassName: nvidia")
 
 
 _CLASS_FIRST: Final = Pattern(r"^[^{]*\{[^{}]*spec\.runtimeClassName\}?")

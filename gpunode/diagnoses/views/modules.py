@@ -144,10 +144,7 @@ def _would_show(item: Item, name: str) -> bool:
     if not item.source.only:
         # People paste the lines that they find telling: only the table's head or a probe shows that it is whole.
         return item.text.lstrip().startswith("Module")
-    try:
-        return re.search(item.source.only, name, re.IGNORECASE) is not None
-    except re.error:
-        return item.source.only in name
+    return item.source.lets_through(name)
 
 
 _PICKED: Final = Pattern(r"^(?P<name>[a-z]\w{2,40})(?: +(?:\d{1,9}|[a-z][\w,]*)){0,3}$")

@@ -150,19 +150,11 @@ def _denies(item: Item, name: str) -> bool:
         asked = (word.strip("*'\"") for word in item.source.words[2:])
         return any(name.startswith(word) for word in asked if len(word) >= _TELLING)
     filtered = item.kind == "packages" and item.source.only and not item.source.is_part
-    return bool(filtered) and lets_through(item, name)
+    return bool(filtered) and item.source.lets_through(name)
 
 
 # Shorter words are options and verbs.
 _TELLING: Final = 6
-
-
-def lets_through(item: Item, name: str) -> bool:
-    """Whether the list would show a package of that name: all it has, or what a grep behind it picks."""
-    try:
-        return re.search(item.source.only, name, re.IGNORECASE) is not None
-    except re.error:
-        return item.source.only in name
 
 
 def _every(snapshot: Snapshot) -> Iterator[Package]:

@@ -66,10 +66,7 @@ def _shows_all(item: Item, name: str) -> bool:
     """Whether it lists the folder of programs whole, or by a pattern that would have let the name through."""
     if item.subject.rstrip("/") not in {"/usr/bin", "/bin"} or item.source.is_part or not item.text.strip():
         return False
-    try:
-        return not item.source.only or re.search(item.source.only, name, re.IGNORECASE) is not None
-    except re.error:
-        return False
+    return item.source.lets_through(name)
 
 
 def _listed(item: Item, name: str) -> int:

@@ -10,7 +10,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import driver
 from gpunode.diagnoses.views.driver import Seen
-from gpunode.diagnoses.views.packages import Package, lets_through
+from gpunode.diagnoses.views.packages import Package
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -68,7 +68,7 @@ def strays(snapshot: Snapshot) -> tuple[Package, ...]:
 def _has_no_other_module(snapshot: Snapshot) -> bool:
     """Whether somebody looked for a package that brings a module, or for what is on disk."""
     lists = (item for item in snapshot.of("packages") if item.where == "host" and not item.source.is_part)
-    is_whole = any(lets_through(item, "nvidia-dkms-") for item in lists)
+    is_whole = any(item.source.lets_through("nvidia-dkms-") for item in lists)
     return is_whole or driver.on_disk(snapshot) is not None
 
 

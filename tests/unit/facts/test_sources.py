@@ -1,0 +1,24 @@
+"""What a source of evidence shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.facts.sources import Source
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shows"),
+    [
+        ("", True),
+        ("nvidia|cuda", True),
+        ("^nvidia-D", True),
+        ("libcuda", False),
+        ("(nvidia", False),
+        # A search for it would not end.
+        ("(([a-z-]+)+)+X", False),
+        ("a*" * 60 + "b", False),
+    ],
+)
+def test_what_a_pattern_would_have_let_through(pattern: str, shows: bool) -> None:
+    assert Source("packages", only=pattern).lets_through("nvidia-driver-550" + "a" * 40) is shows
