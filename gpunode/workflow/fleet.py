@@ -212,3 +212,5 @@ def _row(one: reports.Found) -> Row | None:
         return _unread(one, f"a bug in gpunode: {type(error).__name__}: {error}"[:300])
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        # gpunode seldom looks for dead circles; here a report's would stay until many more have been read.
+        gc.collect()
