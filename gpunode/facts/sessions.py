@@ -18,7 +18,6 @@ from typing import Final, TypeAlias
 
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import (
-    STATE,
     STILL_FAILS,
     Command,
     Kind,
@@ -91,15 +90,23 @@ def settled(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def _as_found(steps: Sequence[Step]) -> Iterator[Step]:
-    """Without the state that the node is in only since a module was loaded by hand, and nothing else was done."""
+    """Without what shows the module only since it was loaded by hand, and nothing else was done."""
     is_mended = is_repaired = False
     for step in steps:
-        is_fine = step.seen.kind in STATE and not STILL_FAILS.search(step.said)
+        is_fine = step.seen.kind in _OF_MODULE and not STILL_FAILS.search(step.said)
         if step.prompt is not None and is_mended and not is_repaired and is_fine:
             continue
         is_repaired = is_repaired or _is_lasting(step)
-        is_mended = is_mended or (step.seen.kind == "modprobe" and changes_state(step.seen) and not step.said.strip())
+        is_mended = is_mended or (_loads_driver(step) and not step.said.strip())
         yield step
+
+
+# They would be otherwise without the module; what nvidia-smi -q tells of a GPU, and what a container gets, would not.
+_OF_MODULE: Final[frozenset[Kind]] = frozenset({"lsmod", "nvidia-smi", "listing"})
+
+
+def _loads_driver(step: Step) -> bool:
+    return step.seen.kind == "modprobe" and changes_state(step.seen) and step.seen.subject == "nvidia"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +141,17 @@ def _answer(step: Step, *, is_last: bool) -> _Answer:
 
 
 def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | None:
-    """What the answer still shows after the later one; None where that is nothing."""
+    """What the answer still shows after the later one; None where that is nothing.
+
+    What fails once and works the next time, though nobody did anything, may fail again: such a failure stays.
+    """
     step = answer.step
     is_same = bool(answer.question) and answer.question == later.question
     if is_same and step.seen.kind in _VALUES:
         return answer if _REFUSED.search(later.step.said) else None
-    if is_same and is_changed and answer.fails and later.fails:
-        return None
+    is_runtimes = is_same and is_changed and step.seen.kind == "container-run" and answer.fails and later.fails
+    if is_runtimes and not _FORBIDDEN.search(later.step.said):
+        return None  # what the runtime was told since then, it says something else of
     if step.seen.kind == "unit-log" and ("unit", step.seen.subject) in later.proven:
         left = _since_start(step)
         return None if left is None else replace(answer, step=left)
@@ -148,8 +159,22 @@ def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | No
         return None
     if _FORBIDDEN.search(step.said) and _is_roots(later.step) and not _is_roots(step):
         return answer
-    is_over = not later.proven.isdisjoint(answer.concerned) and _gpus(step.said) <= _gpus(later.step.said)
-    return None if is_over else answer
+    if _OF_HARDWARE.search(step.said) and step.seen.kind in _PROGRAMS:
+        return answer
+    ended = later.proven & answer.concerned
+    is_over = bool(ended) if is_changed else bool(ended & _by_themselves(answer))
+    return None if is_over and _gpus(step.said) <= _gpus(later.step.said) else answer
+
+
+# A program that runs again shows nothing of memory or links that failed.
+_OF_HARDWARE: Final = Pattern(r"\bECC\b|[Nn][Vv][Ll]ink|\bXid\b|fallen off|is lost|uncorrectable")
+_PROGRAMS: Final[frozenset[Kind]] = frozenset({"application", "container-run", "text"})
+
+
+def _by_themselves(answer: _Answer) -> frozenset[Thing]:
+    """Of what the complaint is about, what passes without anybody's doing: a lock is let go, a unit is up."""
+    asked = {answer.question} if ("lock",) in answer.concerned or answer.step.seen.kind == "unit-status" else set()
+    return frozenset(thing for thing in answer.concerned if thing[0] in {"lock", "unit"} or thing in asked)
 
 
 # What root may do shows nothing of what its user may not.
@@ -163,12 +188,12 @@ def _is_roots(step: Step) -> bool:
 _ROOTS_PROMPT: Final = Pattern(r"\broot@|#\s*$")
 
 
-_BUS: Final = Pattern(r"\b(?:[0-9a-f]{4,8}:)?(?P<slot>[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]\b", re.IGNORECASE)
+_BUS: Final = Pattern(r"\b(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<slot>[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]\b", re.IGNORECASE)
 
 
-def _gpus(said: str) -> frozenset[str]:
-    """The slots that an answer names: of a GPU that a complaint names, the success must tell too."""
-    return frozenset(match["slot"].lower() for match in _BUS.finditer(said))
+def _gpus(said: str) -> frozenset[tuple[int, str]]:
+    """The addresses that an answer names: of a GPU that a complaint names, the success must tell too."""
+    return frozenset((int(match["domain"] or "0", 16), match["slot"].lower()) for match in _BUS.finditer(said))
 
 
 # What has one value at a time. GPUs that are missing later, and what a log has, are there beside the earlier.
@@ -234,21 +259,21 @@ _DOWN: Final = Pattern(
 )
 _UP: Final = Pattern(r"^[ \t]*active\s*$|Active: active \((?:running|exited)\)", re.MULTILINE)
 _PACKED: Final = Pattern(
-    r"^(?:Setting up |Unpacking |Reading package lists\.{3} Done|Hit:|Get:|Fetched |Complete!|Nothing to do|Installed:"
-    r"|Upgraded:|Metadata cache created)|\d{1,6} upgraded,|already the newest|All packages are up to date",
+    r"^(?:Setting up |Unpacking |Reading package lists\.{3} Done|Hit:|Get:|Fetched |Complete!|Installed:|Upgraded:"
+    r"|Metadata cache created)|All packages are up to date",
     re.MULTILINE,
 )
 _NOT_PACKED: Final = Pattern(
     r"^[ \t]*(?:E:|W: (?:GPG|Some|An error)|Err:|Error|ERROR|dpkg: (?:error|dependency)|Problem|Bad return)"
     r"|[Ff]ailed|Errors were|unmet|NO_PUBKEY|[Cc]ould ?n.t|[Cc]ould not|not signed|Aborted|exit status [1-9]"
-    r"|[Cc]onflict|nothing provides|No match",
+    r"|[Cc]onflict|nothing provides|No match|\bAbort",
     re.MULTILINE,
 )
 _FAILS: Final = Pattern(
     r"\b(?:error|fail(?:ed|s|ure)?|fatal|couldn.t|cannot|can.t|could not|unable(?! to find image)|no devices|no such"
     r"|denied|refused|is lost|mismatch|invalid|unresolvable|unsupported|aborted|core dumped|timed? ?out|traceback"
     r"|not (?:found|loaded|supported|permitted|available|initialized|ready)|killed|unknown|insufficient|unhealthy"
-    r"|rejected|exception)(?!\w)|ERR!",
+    r"|rejected|exception)(?!\w)|[a-z]Error\b|ERR!",
     re.IGNORECASE,
 )
 
@@ -399,18 +424,26 @@ _EXPORTED: Final = Pattern(r"(?:export|unset|ulimit|source|module) |conda (?:de)
 # --- which shell --------------------------------------------------------------------------------------------------
 
 _HOST: Final = Pattern(r"[@㉿](?P<host>[\w.-]+)|^(?:\([\w.-]+\)\s*)?(?P<first>[A-Za-z][\w.-]*)(?=[:#$%]| [~/])")
-_ELSEWHERE: Final = Pattern(
-    r"(?:sudo )?(?:ssh \S+$|(?:docker|podman|kubectl|nerdctl|oc) [^\n]{0,300}\b(?:exec|run)\b[^\n]{0,300} "
-    r"(?:/bin/)?(?:ba|z|a)?sh$|chroot |exit$|logout$)"
+# Into another machine or a container, and out of it.
+_INTO: Final = Pattern(
+    r"(?:sudo )?(?:ssh(?: -\w(?: ?[^-\s]\S{0,100})?)* \S+$|(?:docker|podman|kubectl|nerdctl|oc) [^\n]{0,300}"
+    r"\b(?:exec|run)\b[^\n]{0,300} (?:/bin/)?(?:ba|z|a)?sh$|chroot |(?:sudo )?su\b|sudo -[is]\b)"
 )
+_OUT: Final = Pattern(r"(?:exit|logout)$")
+# One command of another machine.
+_SSH: Final = Pattern(r"(?:sudo )?(?:pdsh|clush|ssh|ansible)\b")
 
 
 def _shells(steps: Sequence[Step]) -> list[str]:
-    """On which machine each was typed, by the prompt; empty for what was pasted for itself."""
-    found, moves = [], 0
+    """In which shell each was typed, by the prompt and by how many were entered; empty for what was pasted for itself.
+
+    What is asked of another machine by one command is as if it were pasted for itself.
+    """
+    found, depth = [], 0
     for step in steps:
         match = _HOST.search(step.prompt or "")
-        host = next(filter(None, match.groups()), "") if match else f"{moves}"
-        found.append("" if step.prompt is None else host)
-        moves += bool(_ELSEWHERE.match(step.source))
+        host = next(filter(None, match.groups()), "") if match else ""
+        is_here = step.prompt is not None and not _SSH.match(step.source)
+        found.append(f"{host} {depth}" if is_here else "")
+        depth += bool(_INTO.match(step.source)) - (bool(_OUT.match(step.source)) and depth > 0)
     return found

@@ -238,3 +238,39 @@ def test_what_root_may_do_shows_nothing_of_what_its_user_may_not() -> None:
     found = diagnose(snapshot(pasted.from_text(session(*asked, prompt="j@n:~$ "))))
     assert roots(found) == ["device-node-permissions"]
     assert roots(diagnose(snapshot(pasted.from_text(session(refused, ("nvidia-smi", WORKS), prompt="j@n:~$ "))))) == []
+
+
+ECC = ("./train.sh", "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+REMAP = "    Remapped Rows\n        Remapping Failure Occurred        : Yes"
+LOST = ("nvidia-smi", "Unable to determine the device handle for GPU 0003:00:00.0: GPU is lost.  Reboot the system.")
+STILL_THERE: dict[str, tuple[tuple[tuple[str, str], ...], str]] = {
+    "failed once, and nobody did anything": ((SMI, ECC, ("./train.sh", "epoch 1 loss 2.1")), "ecc-dbe-uncorrectable"),
+    "another module was loaded": (
+        (SMI, ("sudo modprobe nvidia-peermem", ""), ("nvidia-smi -q -d ROW_REMAPPER", REMAP), ("uptime", "up 2 days")),
+        "row-remap-failure",
+    ),
+    "other GPUs, in other domains": (
+        (LOST, ("sudo systemctl restart docker", ""), ("nvidia-smi", WORKS.replace("00000000:C1", "00000001:00"))),
+        "gpu-fallen-off-bus",
+    ),
+    "on another machine": (
+        (
+            ("systemctl restart docker", NOT_STARTED),
+            ("journalctl -u docker -n 1", INVALID),
+            ("ssh gpu2 systemctl is-active docker", "active"),
+            SMI,
+        ),
+        "daemon-json-invalid",
+    ),
+    "what fails later fails earlier": (
+        (ECC, ("pip install rich", "Installed"), ("./train.sh", "ModuleNotFoundError: No module named 'x'"), SMI),
+        "ecc-dbe-uncorrectable",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STILL_THERE)
+def test_what_nothing_mended_is_still_there(name: str) -> None:
+    steps, cause = STILL_THERE[name]
+    for found in (of_text(*steps), of_one_piece(*steps)):
+        assert roots(found) == [cause]
