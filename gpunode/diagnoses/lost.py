@@ -173,6 +173,19 @@ def _without_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
             unread,
             _FAILS_TO_READ,
         )
+    elif len(both := _come_and_gone(snapshot)) > 1:
+        yield Doubt(
+            "nvidia-smi found no GPU at one time and GPUs at another, and nothing shows what was done in between: does "
+            "one come and go?",
+            "sudo dmesg --ctime | grep -iE 'xid|nvrm|pcieport'; nvidia-smi -L",
+            both,
+        )
+
+
+def _come_and_gone(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """An answer of nvidia-smi without GPUs, and one with; no more than one of them where it always answered alike."""
+    states = dict(snapshot.view(driver.smi))
+    return tuple(states[state] for state in ("no-devices", "works") if state in states)
 
 
 _FAILS_TO_READ: Final = (

@@ -274,3 +274,12 @@ def test_what_nothing_mended_is_still_there(name: str) -> None:
     steps, cause = STILL_THERE[name]
     for found in (of_text(*steps), of_one_piece(*steps)):
         assert roots(found) == [cause]
+
+
+def test_a_gpu_that_comes_and_goes_is_no_healthy_one() -> None:
+    gone = ("nvidia-smi", "No devices were found")
+    for found in (of_text(gone, SMI), of_text(gone, SMI, gone, SMI)):
+        assert roots(found) == []
+        assert "come and go" in found.unknown[0].question
+    mended = of_text(gone, ("sudo rm /etc/modprobe.d/nvidia-blacklist.conf", ""), ("sudo reboot", ""), SMI)
+    assert (roots(mended), mended.unknown) == ([], ())
