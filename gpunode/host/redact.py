@@ -190,6 +190,8 @@ _SHAPES: Final = re.compile(
     r"|\bya29\.[\w-]{16,}|\bdapi[0-9a-f]{32}\b|\bK10\w{6,128}::[^\s\"',:]{1,80}:[^\s\"',]+|\bAGE-SECRET-KEY-[0-9A-Z]{16,}"
     r"|\b(?:nvapi-|gh[opsur]_|github_pat_|gl(?:pat|rt|dt|ptt|soat|agent)-|hf_|xox[abprs]-|dckr_pat_|tskey-|pypi-AgE)[\w-]{16,}"
 )
+# What Windows and terminals write before the end of a line.
+_RETURNS: Final = re.compile(r"\r+(?=\n|\Z)")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]")
 # Two passes do for what was found so far; the bound is for text that was made to go on for ever.
 _PASSES: Final = 8
@@ -343,6 +345,9 @@ def text(value: str) -> str:
     """``value`` without secrets."""
     if not may_hold_secret(value):
         return value
+    if "\r" in value and (plain := _RETURNS.sub("", value)) != value:
+        # The patterns know one end of a line; the others come back where nothing was hidden, or each line still is one.
+        return _with_returns(after, value) if (after := text(plain)) != plain else value
     if "\x1b" in value and (plain := _COLOURS.sub("", value)) != value:
         # A colour may stand between a name and its value, or within either.
         return after if (after := text(plain)) != plain else value
@@ -352,6 +357,14 @@ def text(value: str) -> str:
             break
         value = after
     return value
+
+
+def _with_returns(after: str, before: str) -> str:
+    ends = [line[len(line.rstrip("\r")) :] for line in before.split("\n")]
+    lines = after.split("\n")
+    if len(lines) == len(ends):
+        return "\n".join(line + end for line, end in zip(lines, ends, strict=True))
+    return after.replace("\n", "\r\n") if all(ends[:-1]) else after
 
 
 def _once(value: str) -> str:
