@@ -5,6 +5,7 @@ What is left has the same structure, so that configuration still parses and patc
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -51,7 +52,7 @@ _WORDS: Final = r"(?:[^\n\s]{1,200}[ \t]+){0,8}"
 # An option whose value is the next word, of a list as well; a file's name is none.
 _ASKED_FOR: Final = (
     r"(?:[\w-]{0,40}(?:passw(?:or)?d|passphrase|token|secret(?:-id)?|credentials?|requirepass|token-auth|bearer|regcode"
-    r"|(?:api|access|private|client|auth|licen[cs]e|activation|shared|account|encryption)[_-]?key)"
+    r"|(?:api|access|private|client|auth|licen[cs]e|activation|shared|account|encryption|certificate)[_-]?key)"
     r"|(?:[\w-]{0,40}[_-])?(?:pass|pwd|psk|community))"
 )
 _NEXT: Final = r"(?:[\"']?[ \t]+(?:\\\n[ \t]{0,80})?[\"']?|[\"'],\s{0,80}[\"']|[\"']?\n[ \t]{0,80}-[ \t]+[\"']?)"
@@ -75,6 +76,7 @@ _SPOKEN: Final = re.compile(
     r"|(\bbasic[ \t]+)((?=[a-z+/]{0,400}[\d=])[\w+/-]{6,}={0,2})"
     r"|(\bauthorization:[ \t]*(?:digest|negotiate|ntlm|oauth|hawk|aws4-hmac-sha256)[ \t]+)([^\n]+)"
     rf"|((?<![\w-])-{{1,2}}(?=[a-z]){_ASKED_FOR}{_NEXT}){_NO_FILE}{_VERDICT}(?!-){_ARG}"
+    rf"|((?<![\w-])-{{1,2}}[\w-]{{0,40}}secret[_-]?key{_NEXT})(?!\.{{0,2}}/(?:boot|etc|home|opt|root|run|srv|tmp|usr|var)/|-){_ARG}"
     rf"|((?:(?<!\w)-e|--env|\bsetenv|\bset[ \t]+-\w{{1,4}})[ \t]+(?:{NAME})[ \t]+){_NO_IMAGE}([^\s'\"-][^\s'\"]*)"
     rf"|(\bsnmp\w{{1,20}}[ \t]{_WORDS}-[cAX][ \t]*[\"']?)(?!redacted)([^\s'\"]+)"
     r"|(\br[ow]community6?[ \t]+)(\S+)"
@@ -119,7 +121,8 @@ _SPOKEN: Final = re.compile(
     rf"(?=\"\s{{0,99}},\s{{0,99}}[\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"'])"
     rf"|([\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"']\s{{0,99}},\s{{0,99}}[\"']value[\"']\s{{0,99}}:\s{{0,99}}\")"
     r"((?:[^\"\\\n]|\\.)+)"
-    rf"|(\\+\"name\\+\":[ ]?\\+\"(?:{NAME})\\+\",[ ]?\\+\"value\\+\":[ ]?\\+\")([^\"\\\n]+)",
+    rf"|((?<!\\)\\{{1,7}}\"name\\{{1,7}}\":[ ]?\\{{1,7}}\"(?:{NAME})\\{{1,7}}\","
+    r"[ ]?\\{1,7}\"value\\{1,7}\":[ ]?\\{1,7}\")([^\"\\\n]+)",
     re.IGNORECASE | re.MULTILINE,
 )
 # What a shell hands to a program in the lines that follow.
@@ -184,14 +187,19 @@ _KEY_BY_NUMBERS: Final = re.compile(
 )
 _BY_NUMBER: Final = re.compile(r"\\u00([2-7][0-9a-f])", re.IGNORECASE)
 # What tells by its own shape that it is a key: JSON Web Tokens, and those of the services that GPU nodes log in to.
+# What begins as such a token is read once, whether or not it goes on as one.
 _SHAPES: Final = re.compile(
-    r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|\bA(?:KIA|SIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bnpm_[A-Za-z0-9]{30,}"
+    r"\beyJ[\w-]{8,}(?:(?P<token>\.[\w-]{8,})(?:\.[\w-]*)?)?|\bA(?:KIA|SIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bnpm_[A-Za-z0-9]{30,}"
     r"|\bsk-(?:[A-Za-z0-9]{20,}|(?:proj|ant|or|svcacct|admin)-[\w-]{6,})|\b[sr]k_live_[A-Za-z0-9]{10,}|\bhvs\.[\w-]{16,}"
     r"|\bya29\.[\w-]{16,}|\bdapi[0-9a-f]{32}\b|\bK10\w{6,128}::[^\s\"',:]{1,80}:[^\s\"',]+|\bAGE-SECRET-KEY-[0-9A-Z]{16,}"
     r"|\b(?:nvapi-|gh[opsur]_|github_pat_|gl(?:pat|rt|dt|ptt|soat|agent)-|hf_|xox[abprs]-|dckr_pat_|tskey-|pypi-AgE)[\w-]{16,}"
 )
 # What Windows and terminals write before the end of a line.
 _RETURNS: Final = re.compile(r"\r+(?=\n|\Z)")
+# A string that holds JSON: an annotation of Kubernetes, a line of a log.
+_HOLDS_JSON: Final = re.compile(r"(?<!\\)\"(?:[^\"\\\n]|\\.)*\"")
+_JSON_BEGINS: Final = re.compile(r"[{\[](?:\\n|\s){0,80}(?:\\\"|\{|\[)")
+_OF_HTML: Final = {"&": "\\u0026", "<": "\\u003c", ">": "\\u003e"}
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]")
 # Two passes do for what was found so far; the bound is for text that was made to go on for ever.
 _PASSES: Final = 8
@@ -367,7 +375,25 @@ def _with_returns(after: str, before: str) -> str:
     return after.replace("\n", "\r\n") if all(ends[:-1]) else after
 
 
+def _within(literal: re.Match[str]) -> str:
+    """A string of JSON that holds JSON itself, without the secrets in there; as it was where there are none."""
+    written = literal[0]
+    if '\\"' not in written or not _JSON_BEGINS.search(written):
+        return written
+    try:
+        held = json.loads(written)
+    except ValueError:
+        return written
+    if (after := text(held)) == held:
+        return written
+    encoded = json.dumps(after, ensure_ascii=written.isascii())
+    for sign, number in _OF_HTML.items():
+        encoded = encoded.replace(sign, number) if sign not in written else encoded
+    return encoded
+
+
 def _once(value: str) -> str:
+    value = _HOLDS_JSON.sub(_within, value) if '\\"' in value else value
     value = _PRIVATE_KEY.sub(lambda match: match[1] + _block(match[2]), value)
     value = _USERINFO.sub(lambda match: ":".join(map(_mask, match[0].split(":", 1))), value)
     value = _USERINFO_WITH_BLANKS.sub(lambda match: match[1] + _mask(match[2]), value)
@@ -375,7 +401,7 @@ def _once(value: str) -> str:
     value = _PROXY.sub(lambda match: f"{match[1]}{_mask(match[2])}:{_mask(match[3])}", value)
     value = _HOOKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
-    value = _SHAPES.sub(lambda match: _mask(match[0]), value)
+    value = _SHAPES.sub(_shape, value)
     value = _SPOKEN.sub(_spoken, value)
     value = _HERE.sub(_handed_over, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
@@ -449,6 +475,11 @@ def _mask(secret: str) -> str:
 
 def _block(body: str) -> str:
     return f"\n{_mask(body.strip())}\n" if body.strip() else body
+
+
+def _shape(match: re.Match[str]) -> str:
+    is_key = match["token"] is not None or not match[0].startswith("eyJ")
+    return _mask(match[0]) if is_key else match[0]
 
 
 def _spoken(match: re.Match[str]) -> str:
