@@ -55,7 +55,10 @@ _ASKED_FOR: Final = (
     r"|(?:api|access|private|client|auth|licen[cs]e|activation|shared|account|encryption|certificate)[_-]?key)"
     r"|(?:[\w-]{0,40}[_-])?(?:pass|pwd|psk|community))"
 )
-_NEXT: Final = r"(?:[\"']?[ \t]+(?:\\\n[ \t]{0,80})?[\"']?|[\"'],\s{0,80}[\"']|[\"']?\n[ \t]{0,80}-[ \t]+[\"']?)"
+_NEXT: Final = (
+    r"(?:[\"']?[ \t]+#[^\n]{0,200}\n[ \t]{0,80}-[ \t]+[\"']?|"
+    r"[\"']?[ \t]+(?:\\\n[ \t]{0,80})?[\"']?|[\"'],\s{0,80}[\"']|[\"']?\n[ \t]{0,80}-[ \t]+[\"']?)"
+)
 # A shell's word; in quotes up to their end.
 _ARG: Final = (
     r"((?<=[ \t,]\")[^\"\n]{1,400}(?=\")|(?<=[ \t,]')[^'\n]{1,400}(?=')"
@@ -88,8 +91,16 @@ _SPOKEN: Final = re.compile(
     rf"|(\bldap\w{{1,20}}[ \t]{_WORDS}-w[ \t]*[\"']?)([^\s'\"]+)"
     r"|((?<!\w)-U[ \t]*[\"']?[\w.\\-]{1,80}%)([^\s'\"]+)"
     r"|(\bhtpasswd[ \t]+-\w{0,9}b\w{0,9}[ \t]+\S{1,200}[ \t]+\S{1,200}[ \t]+[\"']?)([^\s'\"]+)"
-    r"|(\becho[ \t]+(?:-\w[ \t]+)?[\"']?(?:[\w.-]{1,80}:)?)([^\s'\"|]+)"
+    r"|(\b(?:echo|printf)[ \t]+(?:-\w[ \t]+)?(?:[\"']?%s(?:\\n)?[\"']?[ \t]+)?[\"']?(?:[\w.-]{1,80}:)?)([^\s'\"|]+)"
     r"(?=[\"']?[ \t]*\|[^\n|]{0,80}(?:sudo[ \t][^\n|]{0,40}-S\b|\bchpasswd|\bpasswd|--password-stdin))"
+    rf"|(\b(?:ctr|crictl|skopeo|nerdctl|podman|buildah)[ \t]{_WORDS}(?:-u|--user|--(?:src-|dest-)?creds)"
+    rf"(?:[ \t]+|=)[\"']?[^\s:/'\"]{{1,80}}:){_ARG}"
+    rf"|(\bcrictl[ \t]{_WORDS}--auth(?:[ \t]+|=)[\"']?){_ARG}"
+    rf"|(--from-literal(?:[ \t]+|=)[\"']?[\w.-]{{1,80}}=){_ARG}"
+    r"|(\bmachine[ \t]+\S{1,256}\s+password[ \t]+)(\S+)"
+    r"|(\bldap_default_authtok[ \t]*=[ \t]*|\bwep-key\d[ \t]*=[ \t]*|^[ \t]*chap_password[ \t]+)([^\s=][^\n]*)"
+    r"|(\bcifsroot=//[^\s:/@]{1,80}:)([^\s@]+)(?=@)"
+    rf"|(\[[^\n\[\]\"']{{0,400}}?[ ,\[]-{{1,2}}{_ASKED_FOR},[ \t]*)(?!-)([^\s,\]\[\"']+)"
     r"|(\bpro[ \t]+attach[ \t]+)([^\s-]\S{7,})"
     rf"|(\blogin[ \t]{_WORDS}-p(?!ass)[ \t]*[\"']?){_ARG}"
     r"|((?:--password-stdin|\bsudo[ \t][^\n|<]{0,80}-S|\bchpasswd)\b[^\n|<]{0,200}<<<[ \t]*[\"']?"
@@ -112,14 +123,14 @@ _SPOKEN: Final = re.compile(
     r"|((?:^|[ \t])rootpw[ \t]+(?:--\w+[ \t]+){0,4})([^\s-]\S*)"
     r"|(\bgrub\.pbkdf2\.\w{1,20}\.\d{1,9}\.)([0-9a-f.]+)"
     r"|((?<![\w$])\$(?:1|2[aby]|5|6|7|y)\$)([\w./=,$-]{20,})"
-    rf"|(\bname:[ \t]*[\"']?(?:{NAME})[\"']?{_LINE_END}(?:[ \t]*#[^\n]*\n){{0,9}}[ \t]*value:[ \t]*[\"']?)"
-    rf"([^\s\"'|>][^\n\"']*)"
+    rf"|(\bname:[ \t]*[\"']?(?:{NAME})[\"']?{_LINE_END}(?:[ \t]*#[^\n]*\n){{0,9}}[ \t]*value:[ \t]*)"
+    r"(\"(?:[^\"\\\n]|\\.)+\"|'(?:[^'\n]|'')+'|[^\s\"'|>][^\n]*)"
     rf"|(\bname:[ \t]*[\"']?(?:{NAME})[\"']?[ \t]*,[ \t]*value:[ \t]*[\"']?)([^\s\"',}}][^\n\"',}}]*)"
     rf"|(\bvalue:[ \t]+[\"']?)([^\s\"'|>][^\n\"',}}]{{0,400}})"
     rf"(?=[\"']?[ \t]{{0,8}}[,\n][ \t]{{0,80}}name:[ \t]{{1,8}}[\"']?(?:{NAME})[\"']?[ \t]{{0,8}}(?:\}}|$))"
     rf"|([\"']value[\"']\s{{0,99}}:\s{{0,99}}\")((?:[^\"\\\n]|\\.)+)"
-    rf"(?=\"\s{{0,99}},\s{{0,99}}[\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"'])"
-    rf"|([\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"']\s{{0,99}},\s{{0,99}}[\"']value[\"']\s{{0,99}}:\s{{0,99}}\")"
+    rf"(?=\"\s{{0,99}},\s{{0,99}}[\"'](?:name|key)[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"'])"
+    rf"|([\"'](?:name|key)[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"']\s{{0,99}},\s{{0,99}}[\"']value[\"']\s{{0,99}}:\s{{0,99}}\")"
     r"((?:[^\"\\\n]|\\.)+)"
     rf"|((?<!\\)\\{{1,7}}\"name\\{{1,7}}\":[ ]?\\{{1,7}}\"(?:{NAME})\\{{1,7}}\","
     r"[ ]?\\{1,7}\"value\\{1,7}\":[ ]?\\{1,7}\")([^\"\\\n]+)",
@@ -155,7 +166,13 @@ _YAML_HEADERS: Final = re.compile(
 # A Secret of Kubernetes, as YAML or JSON: its data are secrets, whatever they are called.
 _IS_SECRET: Final = re.compile(r"\bkind[\"']?:[ \t]*[\"']?Secret\b")
 _DOCUMENT: Final = re.compile(r"(^---[ \t]*\n)", re.MULTILINE)
-_YAML_DATA: Final = re.compile(r"^([ \t]*)(?:stringData|data):[ \t]*\n(?:\1[ \t]+[^\n]*(?:\n|\Z)){1,200}", re.MULTILINE)
+_YAML_DATA: Final = re.compile(
+    r"^([ \t]*)(?:stringData|data):[ \t]*(?:#[^\n]*)?\n"
+    r"(?:\1[ \t]+[^\n]*(?:\n|\Z)|[ \t]*(?:#[^\n]*)?\n){1,200}",
+    re.MULTILINE,
+)
+_FLOW_DATA: Final = re.compile(r"^([ \t]*(?:stringData|data):[ \t]*\{)([^\n}]*)", re.MULTILINE)
+_FLOW_VALUE: Final = re.compile(r"([^\s:,]{1,80}:[ \t]+)(\"[^\"]*\"|'[^']*'|[^\s,][^,]*)")
 _JSON_DATA: Final = re.compile(r"[\"'](?:stringData|data)[\"'][ \t]*:\s*\{[^{}]*")
 _YAML_VALUE: Final = re.compile(r"^([ \t]+(?:-[ \t]+)?(?:[^\s:]{1,80}:[ \t]+)?)([^\s\[{][^\n]*(?<!:))$", re.MULTILINE)
 # YAML's value behind its key's line: a block with its mark, or one word or string. JSON's may stand there, too.
@@ -457,11 +474,17 @@ def _secret_objects(value: str) -> str:
     """``value`` without what Kubernetes' Secrets hold, under whatever names."""
     parts = _DOCUMENT.split(value)
     return "".join(
-        _JSON_DATA.sub(lambda table: _headers(table[0]), _YAML_DATA.sub(_yaml_headers, part))
+        _JSON_DATA.sub(
+            lambda table: _headers(table[0]), _YAML_DATA.sub(_yaml_headers, _FLOW_DATA.sub(_flow_data, part))
+        )
         if _IS_SECRET.search(part)
         else part
         for part in parts
     )
+
+
+def _flow_data(match: re.Match[str]) -> str:
+    return match[1] + _FLOW_VALUE.sub(_yaml_value, match[2])
 
 
 def _mask(secret: str) -> str:
@@ -484,7 +507,8 @@ def _shape(match: re.Match[str]) -> str:
 
 def _spoken(match: re.Match[str]) -> str:
     before, secret = (group for group in match.groups() if group is not None)
-    return before + _mask(secret)
+    quote = secret[0] if len(secret) > 1 and secret[0] == secret[-1] and secret[0] in "\"'" else ""
+    return before + quote + _mask(secret[len(quote) : len(secret) - len(quote)]) + quote
 
 
 def _handed_over(match: re.Match[str]) -> str:

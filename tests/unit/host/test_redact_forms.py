@@ -116,3 +116,43 @@ def test_but_what_stands_in_its_address_is() -> None:
     kept = text('failed to fetch anonymous token: Get "https://bob:hunter2@nvcr.io/x?token=hunter2": EOF')
     assert "hunt" not in kept
     assert "nvcr.io/x" in kept
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "- name: DB_PASS\n  value: it's-hunter2\n",
+        '- name: DB_PASS\n  value: a"hunter2\n',
+        "- name: DB_PASS\n  value: 'it''s hunter2'\n",
+        '- name: DB_PASS\n  value: "a\\"hunter2"\n',
+        "kind: Secret\nstringData:\n  a: |-\n    x\n\n    hunter2\n",
+        "kind: Secret\ndata:\n\n  a: hunter2\n",
+        "kind: Secret\ndata:\n# rotated\n  a: hunter2\n",
+        "kind: Secret\nstringData: {foo: hunter2, bar: 'hunter2'}\n",
+        "- --password # rotated\n- hunter2\n",
+        'x: {"key":"NGC_API_KEY","value":"hunter2"}',
+        "command: [app, --db-password, hunter2]",
+        "ctr images pull --user bob:hunter2 nvcr.io/x",
+        "ctr -n k8s.io i pull -u bob:hunter2 x",
+        "crictl pull --creds bob:hunter2 x",
+        "crictl pull --auth hunter2== x",
+        "skopeo copy --src-creds bob:hunter2 docker://x",
+        "kubectl create secret generic x --from-literal=K=hunter2",
+        "printf hunter2 | docker login --password-stdin",
+        "printf '%s' hunter2 | docker login --password-stdin",
+        "machine r password hunter2 login bob",
+        "ldap_default_authtok = hunter2",
+        "wep-key0=hunter2",
+        "root=/dev/cifs cifsroot=//u:hunter2@h/s",
+        "chap_password hunter2",
+    ],
+)
+def test_no_quote_blank_line_or_order_gives_a_secret_away(written: str) -> None:
+    kept = text(written)
+    assert "hunt" not in kept
+    assert text(kept) == kept
+
+
+def test_packages_are_no_passwords() -> None:
+    line = "Upgrade: passwd:amd64 (1:4.13, 1:4.14), libsecret-1-0:amd64 (0.20, 0.21)"
+    assert text(line) == line
