@@ -67,6 +67,9 @@ _QUOTES_AND_BRACES: Final = re.compile(r"\\{0,7}[\"']|[{}]")
 _SHELL: Final = re.compile(r"-\w{0,3}c(?:[\"'],?)?[ \t]*\\{0,7}[\"']\Z")
 _MESSAGE_OF_PATH: Final = re.compile(r"(?:\A|[\s\"'=(])(?:[/~.]|[^\s\"'=(]{0,200}/\.\./)[^\s\"'=(]{0,200}/\Z")
 _SEVERAL_WORDS: Final = re.compile(r"[^\s\"',]{1,200}[ \t]+\S")
+# containerd says why a registry gave it no token.
+_WHY_NONE: Final = re.compile(r"unexpected status (?:code )?from |(?:Get|Head|Post|Put) \\{0,7}\"?https?://")
+_ARCHITECTURE: Final = re.compile(r"(?:amd64|arm64|armhf|i386|ppc64el|riscv64|s390x|all|any|native)(?=[\s,(]|\Z)")
 # Longer strings within a word are none.
 _LONGEST_QUOTED: Final = 4096
 
@@ -153,7 +156,7 @@ def values(text: str) -> Iterator[Value]:
     while key := _KEY.search(text, at):
         line.read(key.end())
         at = key.end()
-        if _is_path(text, key):
+        if _is_path(text, key) or _is_failure(text, key) or _is_package(text, key):
             continue
         place = _place(text, key, line)
         if value := _value(text, key, place):
@@ -182,6 +185,25 @@ def _is_path(text: str, key: re.Match[str]) -> bool:
         and text[key.end() - 1].isspace()
         and _MESSAGE_OF_PATH.search(text, max(start - 400, 0), start) is not None
         and _SEVERAL_WORDS.match(text, key.end()) is not None
+    )
+
+
+def _is_failure(text: str, key: re.Match[str]) -> bool:
+    """Whether the request for the token is spoken of, which failed: ``failed to fetch oauth token: Get "https://…``."""
+    return (
+        key["sign"] == ":"
+        and not (key["open"] or key["close"])
+        and text[key.end() - 1].isspace()
+        and _WHY_NONE.match(text, key.end()) is not None
+    )
+
+
+def _is_package(text: str, key: re.Match[str]) -> bool:
+    """Whether it is a package with its architecture, as apt and dpkg write it: ``passwd:amd64 (1:4.13)``."""
+    return (
+        key["sign"] == ":"
+        and not (key["open"] or key["close"])
+        and _ARCHITECTURE.match(text, key.end("sign")) is not None
     )
 
 

@@ -5,6 +5,7 @@ What is left has the same structure, so that configuration still parses and patc
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -51,10 +52,13 @@ _WORDS: Final = r"(?:[^\n\s]{1,200}[ \t]+){0,8}"
 # An option whose value is the next word, of a list as well; a file's name is none.
 _ASKED_FOR: Final = (
     r"(?:[\w-]{0,40}(?:passw(?:or)?d|passphrase|token|secret(?:-id)?|credentials?|requirepass|token-auth|bearer|regcode"
-    r"|(?:api|access|private|client|auth|licen[cs]e|activation|shared|account|encryption)[_-]?key)"
+    r"|(?:api|access|private|client|auth|licen[cs]e|activation|shared|account|encryption|certificate)[_-]?key)"
     r"|(?:[\w-]{0,40}[_-])?(?:pass|pwd|psk|community))"
 )
-_NEXT: Final = r"(?:[\"']?[ \t]+(?:\\\n[ \t]{0,80})?[\"']?|[\"'],\s{0,80}[\"']|[\"']?\n[ \t]{0,80}-[ \t]+[\"']?)"
+_NEXT: Final = (
+    r"(?:[\"']?[ \t]+#[^\n]{0,200}\n[ \t]{0,80}-[ \t]+[\"']?|"
+    r"[\"']?[ \t]+(?:\\\n[ \t]{0,80})?[\"']?|[\"'],\s{0,80}[\"']|[\"']?\n[ \t]{0,80}-[ \t]+[\"']?)"
+)
 # A shell's word; in quotes up to their end.
 _ARG: Final = (
     r"((?<=[ \t,]\")[^\"\n]{1,400}(?=\")|(?<=[ \t,]')[^'\n]{1,400}(?=')"
@@ -75,6 +79,7 @@ _SPOKEN: Final = re.compile(
     r"|(\bbasic[ \t]+)((?=[a-z+/]{0,400}[\d=])[\w+/-]{6,}={0,2})"
     r"|(\bauthorization:[ \t]*(?:digest|negotiate|ntlm|oauth|hawk|aws4-hmac-sha256)[ \t]+)([^\n]+)"
     rf"|((?<![\w-])-{{1,2}}(?=[a-z]){_ASKED_FOR}{_NEXT}){_NO_FILE}{_VERDICT}(?!-){_ARG}"
+    rf"|((?<![\w-])-{{1,2}}[\w-]{{0,40}}secret[_-]?key{_NEXT})(?!\.{{0,2}}/(?:boot|etc|home|opt|root|run|srv|tmp|usr|var)/|-){_ARG}"
     rf"|((?:(?<!\w)-e|--env|\bsetenv|\bset[ \t]+-\w{{1,4}})[ \t]+(?:{NAME})[ \t]+){_NO_IMAGE}([^\s'\"-][^\s'\"]*)"
     rf"|(\bsnmp\w{{1,20}}[ \t]{_WORDS}-[cAX][ \t]*[\"']?)(?!redacted)([^\s'\"]+)"
     r"|(\br[ow]community6?[ \t]+)(\S+)"
@@ -86,8 +91,16 @@ _SPOKEN: Final = re.compile(
     rf"|(\bldap\w{{1,20}}[ \t]{_WORDS}-w[ \t]*[\"']?)([^\s'\"]+)"
     r"|((?<!\w)-U[ \t]*[\"']?[\w.\\-]{1,80}%)([^\s'\"]+)"
     r"|(\bhtpasswd[ \t]+-\w{0,9}b\w{0,9}[ \t]+\S{1,200}[ \t]+\S{1,200}[ \t]+[\"']?)([^\s'\"]+)"
-    r"|(\becho[ \t]+(?:-\w[ \t]+)?[\"']?(?:[\w.-]{1,80}:)?)([^\s'\"|]+)"
+    r"|(\b(?:echo|printf)[ \t]+(?:-\w[ \t]+)?(?:[\"']?%s(?:\\n)?[\"']?[ \t]+)?[\"']?(?:[\w.-]{1,80}:)?)([^\s'\"|]+)"
     r"(?=[\"']?[ \t]*\|[^\n|]{0,80}(?:sudo[ \t][^\n|]{0,40}-S\b|\bchpasswd|\bpasswd|--password-stdin))"
+    rf"|(\b(?:ctr|crictl|skopeo|nerdctl|podman|buildah)[ \t]{_WORDS}(?:-u|--user|--(?:src-|dest-)?creds)"
+    rf"(?:[ \t]+|=)[\"']?[^\s:/'\"]{{1,80}}:){_ARG}"
+    rf"|(\bcrictl[ \t]{_WORDS}--auth(?:[ \t]+|=)[\"']?){_ARG}"
+    rf"|(--from-literal(?:[ \t]+|=)[\"']?[\w.-]{{1,80}}=){_ARG}"
+    r"|(\bmachine[ \t]+\S{1,256}\s+password[ \t]+)(\S+)"
+    r"|(\bldap_default_authtok[ \t]*=[ \t]*|\bwep-key\d[ \t]*=[ \t]*|^[ \t]*chap_password[ \t]+)([^\s=][^\n]*)"
+    r"|(\bcifsroot=//[^\s:/@]{1,80}:)([^\s@]+)(?=@)"
+    rf"|(\[[^\n\[\]\"']{{0,400}}?[ ,\[]-{{1,2}}{_ASKED_FOR},[ \t]*)(?!-)([^\s,\]\[\"']+)"
     r"|(\bpro[ \t]+attach[ \t]+)([^\s-]\S{7,})"
     rf"|(\blogin[ \t]{_WORDS}-p(?!ass)[ \t]*[\"']?){_ARG}"
     r"|((?:--password-stdin|\bsudo[ \t][^\n|<]{0,80}-S|\bchpasswd)\b[^\n|<]{0,200}<<<[ \t]*[\"']?"
@@ -110,16 +123,17 @@ _SPOKEN: Final = re.compile(
     r"|((?:^|[ \t])rootpw[ \t]+(?:--\w+[ \t]+){0,4})([^\s-]\S*)"
     r"|(\bgrub\.pbkdf2\.\w{1,20}\.\d{1,9}\.)([0-9a-f.]+)"
     r"|((?<![\w$])\$(?:1|2[aby]|5|6|7|y)\$)([\w./=,$-]{20,})"
-    rf"|(\bname:[ \t]*[\"']?(?:{NAME})[\"']?{_LINE_END}(?:[ \t]*#[^\n]*\n){{0,9}}[ \t]*value:[ \t]*[\"']?)"
-    rf"([^\s\"'|>][^\n\"']*)"
+    rf"|(\bname:[ \t]*[\"']?(?:{NAME})[\"']?{_LINE_END}(?:[ \t]*#[^\n]*\n){{0,9}}[ \t]*value:[ \t]*)"
+    r"(\"(?:[^\"\\\n]|\\.)+\"|'(?:[^'\n]|'')+'|[^\s\"'|>][^\n]*)"
     rf"|(\bname:[ \t]*[\"']?(?:{NAME})[\"']?[ \t]*,[ \t]*value:[ \t]*[\"']?)([^\s\"',}}][^\n\"',}}]*)"
     rf"|(\bvalue:[ \t]+[\"']?)([^\s\"'|>][^\n\"',}}]{{0,400}})"
     rf"(?=[\"']?[ \t]{{0,8}}[,\n][ \t]{{0,80}}name:[ \t]{{1,8}}[\"']?(?:{NAME})[\"']?[ \t]{{0,8}}(?:\}}|$))"
     rf"|([\"']value[\"']\s{{0,99}}:\s{{0,99}}\")((?:[^\"\\\n]|\\.)+)"
-    rf"(?=\"\s{{0,99}},\s{{0,99}}[\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"'])"
-    rf"|([\"']name[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"']\s{{0,99}},\s{{0,99}}[\"']value[\"']\s{{0,99}}:\s{{0,99}}\")"
+    rf"(?=\"\s{{0,99}},\s{{0,99}}[\"'](?:name|key)[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"'])"
+    rf"|([\"'](?:name|key)[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"']\s{{0,99}},\s{{0,99}}[\"']value[\"']\s{{0,99}}:\s{{0,99}}\")"
     r"((?:[^\"\\\n]|\\.)+)"
-    rf"|(\\+\"name\\+\":[ ]?\\+\"(?:{NAME})\\+\",[ ]?\\+\"value\\+\":[ ]?\\+\")([^\"\\\n]+)",
+    rf"|((?<!\\)\\{{1,7}}\"name\\{{1,7}}\":[ ]?\\{{1,7}}\"(?:{NAME})\\{{1,7}}\","
+    r"[ ]?\\{1,7}\"value\\{1,7}\":[ ]?\\{1,7}\")([^\"\\\n]+)",
     re.IGNORECASE | re.MULTILINE,
 )
 # What a shell hands to a program in the lines that follow.
@@ -152,7 +166,13 @@ _YAML_HEADERS: Final = re.compile(
 # A Secret of Kubernetes, as YAML or JSON: its data are secrets, whatever they are called.
 _IS_SECRET: Final = re.compile(r"\bkind[\"']?:[ \t]*[\"']?Secret\b")
 _DOCUMENT: Final = re.compile(r"(^---[ \t]*\n)", re.MULTILINE)
-_YAML_DATA: Final = re.compile(r"^([ \t]*)(?:stringData|data):[ \t]*\n(?:\1[ \t]+[^\n]*(?:\n|\Z)){1,200}", re.MULTILINE)
+_YAML_DATA: Final = re.compile(
+    r"^([ \t]*)(?:stringData|data):[ \t]*(?:#[^\n]*)?\n"
+    r"(?:\1[ \t]+[^\n]*(?:\n|\Z)|[ \t]*(?:#[^\n]*)?\n){1,200}",
+    re.MULTILINE,
+)
+_FLOW_DATA: Final = re.compile(r"^([ \t]*(?:stringData|data):[ \t]*\{)([^\n}]*)", re.MULTILINE)
+_FLOW_VALUE: Final = re.compile(r"([^\s:,]{1,80}:[ \t]+)(\"[^\"]*\"|'[^']*'|[^\s,][^,]*)")
 _JSON_DATA: Final = re.compile(r"[\"'](?:stringData|data)[\"'][ \t]*:\s*\{[^{}]*")
 _YAML_VALUE: Final = re.compile(r"^([ \t]+(?:-[ \t]+)?(?:[^\s:]{1,80}:[ \t]+)?)([^\s\[{][^\n]*(?<!:))$", re.MULTILINE)
 # YAML's value behind its key's line: a block with its mark, or one word or string. JSON's may stand there, too.
@@ -184,12 +204,19 @@ _KEY_BY_NUMBERS: Final = re.compile(
 )
 _BY_NUMBER: Final = re.compile(r"\\u00([2-7][0-9a-f])", re.IGNORECASE)
 # What tells by its own shape that it is a key: JSON Web Tokens, and those of the services that GPU nodes log in to.
+# What begins as such a token is read once, whether or not it goes on as one.
 _SHAPES: Final = re.compile(
-    r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|\bA(?:KIA|SIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bnpm_[A-Za-z0-9]{30,}"
+    r"\beyJ[\w-]{8,}(?:(?P<token>\.[\w-]{8,})(?:\.[\w-]*)?)?|\bA(?:KIA|SIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bnpm_[A-Za-z0-9]{30,}"
     r"|\bsk-(?:[A-Za-z0-9]{20,}|(?:proj|ant|or|svcacct|admin)-[\w-]{6,})|\b[sr]k_live_[A-Za-z0-9]{10,}|\bhvs\.[\w-]{16,}"
     r"|\bya29\.[\w-]{16,}|\bdapi[0-9a-f]{32}\b|\bK10\w{6,128}::[^\s\"',:]{1,80}:[^\s\"',]+|\bAGE-SECRET-KEY-[0-9A-Z]{16,}"
     r"|\b(?:nvapi-|gh[opsur]_|github_pat_|gl(?:pat|rt|dt|ptt|soat|agent)-|hf_|xox[abprs]-|dckr_pat_|tskey-|pypi-AgE)[\w-]{16,}"
 )
+# What Windows and terminals write before the end of a line.
+_RETURNS: Final = re.compile(r"\r+(?=\n|\Z)")
+# A string that holds JSON: an annotation of Kubernetes, a line of a log.
+_HOLDS_JSON: Final = re.compile(r"(?<!\\)\"(?:[^\"\\\n]|\\.)*\"")
+_JSON_BEGINS: Final = re.compile(r"[{\[](?:\\n|\s){0,80}(?:\\\"|\{|\[)")
+_OF_HTML: Final = {"&": "\\u0026", "<": "\\u003c", ">": "\\u003e"}
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]")
 # Two passes do for what was found so far; the bound is for text that was made to go on for ever.
 _PASSES: Final = 8
@@ -343,6 +370,9 @@ def text(value: str) -> str:
     """``value`` without secrets."""
     if not may_hold_secret(value):
         return value
+    if "\r" in value and (plain := _RETURNS.sub("", value)) != value:
+        # The patterns know one end of a line; the others come back where nothing was hidden, or each line still is one.
+        return _with_returns(after, value) if (after := text(plain)) != plain else value
     if "\x1b" in value and (plain := _COLOURS.sub("", value)) != value:
         # A colour may stand between a name and its value, or within either.
         return after if (after := text(plain)) != plain else value
@@ -354,7 +384,33 @@ def text(value: str) -> str:
     return value
 
 
+def _with_returns(after: str, before: str) -> str:
+    ends = [line[len(line.rstrip("\r")) :] for line in before.split("\n")]
+    lines = after.split("\n")
+    if len(lines) == len(ends):
+        return "\n".join(line + end for line, end in zip(lines, ends, strict=True))
+    return after.replace("\n", "\r\n") if all(ends[:-1]) else after
+
+
+def _within(literal: re.Match[str]) -> str:
+    """A string of JSON that holds JSON itself, without the secrets in there; as it was where there are none."""
+    written = literal[0]
+    if '\\"' not in written or not _JSON_BEGINS.search(written):
+        return written
+    try:
+        held = json.loads(written)
+    except ValueError:
+        return written
+    if (after := text(held)) == held:
+        return written
+    encoded = json.dumps(after, ensure_ascii=written.isascii())
+    for sign, number in _OF_HTML.items():
+        encoded = encoded.replace(sign, number) if sign not in written else encoded
+    return encoded
+
+
 def _once(value: str) -> str:
+    value = _HOLDS_JSON.sub(_within, value) if '\\"' in value else value
     value = _PRIVATE_KEY.sub(lambda match: match[1] + _block(match[2]), value)
     value = _USERINFO.sub(lambda match: ":".join(map(_mask, match[0].split(":", 1))), value)
     value = _USERINFO_WITH_BLANKS.sub(lambda match: match[1] + _mask(match[2]), value)
@@ -362,7 +418,7 @@ def _once(value: str) -> str:
     value = _PROXY.sub(lambda match: f"{match[1]}{_mask(match[2])}:{_mask(match[3])}", value)
     value = _HOOKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
-    value = _SHAPES.sub(lambda match: _mask(match[0]), value)
+    value = _SHAPES.sub(_shape, value)
     value = _SPOKEN.sub(_spoken, value)
     value = _HERE.sub(_handed_over, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
@@ -418,11 +474,17 @@ def _secret_objects(value: str) -> str:
     """``value`` without what Kubernetes' Secrets hold, under whatever names."""
     parts = _DOCUMENT.split(value)
     return "".join(
-        _JSON_DATA.sub(lambda table: _headers(table[0]), _YAML_DATA.sub(_yaml_headers, part))
+        _JSON_DATA.sub(
+            lambda table: _headers(table[0]), _YAML_DATA.sub(_yaml_headers, _FLOW_DATA.sub(_flow_data, part))
+        )
         if _IS_SECRET.search(part)
         else part
         for part in parts
     )
+
+
+def _flow_data(match: re.Match[str]) -> str:
+    return match[1] + _FLOW_VALUE.sub(_yaml_value, match[2])
 
 
 def _mask(secret: str) -> str:
@@ -438,9 +500,15 @@ def _block(body: str) -> str:
     return f"\n{_mask(body.strip())}\n" if body.strip() else body
 
 
+def _shape(match: re.Match[str]) -> str:
+    is_key = match["token"] is not None or not match[0].startswith("eyJ")
+    return _mask(match[0]) if is_key else match[0]
+
+
 def _spoken(match: re.Match[str]) -> str:
     before, secret = (group for group in match.groups() if group is not None)
-    return before + _mask(secret)
+    quote = secret[0] if len(secret) > 1 and secret[0] == secret[-1] and secret[0] in "\"'" else ""
+    return before + quote + _mask(secret[len(quote) : len(secret) - len(quote)]) + quote
 
 
 def _handed_over(match: re.Match[str]) -> str:

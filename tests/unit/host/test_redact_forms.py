@@ -1,0 +1,158 @@
+"""The forms in which text reaches a capture: other ends of lines, text within text, text made to be slow."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from gpunode.host.redact import text
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "password: >-\n  hunter two\nimage: cuda\n",
+        "- name: DB_PASSWORD\n  value: hunter2\n- name: X\n",
+        "kind: Secret\ndata:\n  foo: hunter\n  bar: hunter\n",
+        "key: |\n-----BEGIN RSA PRIVATE KEY-----\nhunter\n-----END RSA PRIVATE KEY-----\nimage: cuda\n",
+    ],
+)
+def test_lines_that_end_as_on_windows_hide_no_secret_and_end_so_afterwards(written: str) -> None:
+    kept = text(written.replace("\n", "\r\n"))
+    assert "hunt" not in kept
+    assert kept == text(written).replace("\n", "\r\n")
+    assert text(kept) == kept
+
+
+def test_each_line_keeps_its_own_end() -> None:
+    assert text("password: hunter2\r\nimage: cuda\nx: y\r\n") == "password: redacted\r\nimage: cuda\nx: y\r\n"
+    plain = "token:   # rotated\r\nx\n\r\r\n"
+    assert text(plain) == plain
+
+
+def manifest(*, separators: tuple[str, str] = (",", ":")) -> str:
+    env = [{"name": "DB_PASSWORD", "value": "abc&hunter2"}, {"name": "MODE", "value": "a&b"}]
+    container = {"image": "cuda:12", "args": ["--db-password", "hunter2", "--verbose"], "env": env}
+    written = json.dumps({"kind": "Pod", "spec": {"containers": [container]}}, separators=separators)
+    return written.replace("&", "\\u0026")
+
+
+def test_json_within_a_string_of_json_loses_its_secrets_and_nothing_else() -> None:
+    key = "kubectl.kubernetes.io/last-applied-configuration"
+    written = json.dumps({"items": [{"metadata": {"annotations": {key: manifest() + "\n"}}}]})
+    kept = text(written)
+    assert "hunt" not in kept
+    within = json.loads(json.loads(kept)["items"][0]["metadata"]["annotations"][key])["spec"]["containers"][0]
+    assert within["args"] == ["--db-password", "redacted", "--verbose"]
+    assert within["env"][0]["name"] == "DB_PASSWORD"
+    assert within["env"][1]["value"] == "a&b"
+    assert text(kept) == kept
+
+
+@pytest.mark.parametrize("said", ["{}", "pulled with {} by bob"])
+def test_json_in_a_line_of_a_log_loses_its_secrets(said: str) -> None:
+    line = f"level=info msg={json.dumps(said.format(manifest()))} image=cuda"
+    kept = text(line)
+    assert "hunt" not in kept
+    assert kept.startswith("level=info msg=")
+    assert kept.endswith(" image=cuda")
+    assert text(kept) == kept
+
+
+def test_a_string_that_holds_json_without_a_secret_stays_as_it_is() -> None:
+    line = r'no token msg="{\"args\":[\"a\u0026b\", \"\/x\"],\"é\":1}"'
+    assert text(line) == line
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "k3s server --etcd-s3-secret-key {} --debug",
+        "k3s server '--etcd-s3-secret-key' '{}'",
+        "ExecStart=/usr/local/bin/k3s \\\n\t'--etcd-s3-secret-key' \\\n\t'{}' \\\n",
+        "args:\n- --etcd-s3-secret-key\n- {}\n- --debug\n",
+    ],
+)
+def test_k3s_key_of_its_snapshots_is_no_files_name(written: str) -> None:
+    kept = text(written.format("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"))
+    assert "MDENG" not in kept
+    assert "--debug" in kept or "--debug" not in written
+
+
+def test_kubeadm_certificate_key() -> None:
+    assert text("kubeadm join h:6443 --certificate-key f8902e11 --v 5") == (
+        "kubeadm join h:6443 --certificate-key redacted --v 5"
+    )
+    for line in ("x --certificate-key /etc/ssl/node.key", "x --secret-key /etc/ssl/node.key --v"):
+        assert text(line) == line
+
+
+@pytest.mark.parametrize(
+    "unit", ["eyJ-", "eyJaaaaaaaa.", "\\", '\\"', '\\"{', '"[', '"{\\"', "\r", " ", '"name":"token",']
+)
+def test_no_text_takes_more_time_than_its_length(unit: str) -> None:
+    for written in ("token=x " + unit * (200_000 // len(unit)), unit * (200_000 // len(unit)) + "\npassword=x"):
+        begun = time.process_time()
+        text(written)
+        assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "failed to fetch oauth token: unexpected status from GET request to https://nvcr.io/x?scope=y%3Apull: 401 Bad",
+        "failed to fetch anonymous token: unexpected status from GET request to https://nvcr.io/x: 403 Forbidden",
+        'failed to fetch anonymous token: Get "https://nvcr.io/x": dial tcp: lookup nvcr.io: no such host',
+        r'msg="failed to fetch oauth token: Post \"https://nvcr.io/x\": EOF"',
+    ],
+)
+def test_why_no_token_was_given_is_no_secret(said: str) -> None:
+    assert text(said) == said
+
+
+def test_but_what_stands_in_its_address_is() -> None:
+    kept = text('failed to fetch anonymous token: Get "https://bob:hunter2@nvcr.io/x?token=hunter2": EOF')
+    assert "hunt" not in kept
+    assert "nvcr.io/x" in kept
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "- name: DB_PASS\n  value: it's-hunter2\n",
+        '- name: DB_PASS\n  value: a"hunter2\n',
+        "- name: DB_PASS\n  value: 'it''s hunter2'\n",
+        '- name: DB_PASS\n  value: "a\\"hunter2"\n',
+        "kind: Secret\nstringData:\n  a: |-\n    x\n\n    hunter2\n",
+        "kind: Secret\ndata:\n\n  a: hunter2\n",
+        "kind: Secret\ndata:\n# rotated\n  a: hunter2\n",
+        "kind: Secret\nstringData: {foo: hunter2, bar: 'hunter2'}\n",
+        "- --password # rotated\n- hunter2\n",
+        'x: {"key":"NGC_API_KEY","value":"hunter2"}',
+        "command: [app, --db-password, hunter2]",
+        "ctr images pull --user bob:hunter2 nvcr.io/x",
+        "ctr -n k8s.io i pull -u bob:hunter2 x",
+        "crictl pull --creds bob:hunter2 x",
+        "crictl pull --auth hunter2== x",
+        "skopeo copy --src-creds bob:hunter2 docker://x",
+        "kubectl create secret generic x --from-literal=K=hunter2",
+        "printf hunter2 | docker login --password-stdin",
+        "printf '%s' hunter2 | docker login --password-stdin",
+        "machine r password hunter2 login bob",
+        "ldap_default_authtok = hunter2",
+        "wep-key0=hunter2",
+        "root=/dev/cifs cifsroot=//u:hunter2@h/s",
+        "chap_password hunter2",
+    ],
+)
+def test_no_quote_blank_line_or_order_gives_a_secret_away(written: str) -> None:
+    kept = text(written)
+    assert "hunt" not in kept
+    assert text(kept) == kept
+
+
+def test_packages_are_no_passwords() -> None:
+    line = "Upgrade: passwd:amd64 (1:4.13, 1:4.14), libsecret-1-0:amd64 (0.20, 0.21)"
+    assert text(line) == line
