@@ -26,7 +26,7 @@ from gpunode.diagnoses.remedies import (
     setup_step,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, faults, history, kernel, recovery, smi_query
+from gpunode.diagnoses.views import alive, driver, faults, history, kernel, pci, recovery, smi_query
 from gpunode.diagnoses.views.recovery import Action
 from gpunode.facts.patterns import Pattern
 
@@ -96,9 +96,14 @@ _RESET_REQUIRED: Final = Pattern(
     r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED|"
     r"requires a (?:reset|reboot) to recover from a fault"
 )
+# Failed steps that are told apart elsewhere are left out: 0x22:0x56 is of a memory region, 0x61 to 0x63 of the GSP.
 _NOT_INITIALISED: Final = Pattern(
-    r"RmInitAdapter failed! \((?P<code>0x(?!2[26]:0x56|6[1-3]:)[0-9a-f:x]+)\)", re.IGNORECASE
+    r"RmInitAdapter failed! \((?P<code>0x(?!22:0x56|6[1-3]:)[0-9a-f:x]+)\)", re.IGNORECASE
 )
+# What is left where somebody searched for the name of the module's function alone.
+_GIVEN_UP: Final = Pattern(r"\brm_init_adapter failed\b")
+_INIT_FAILED: Final = Pattern(r"\bRmInitAdapter failed!")
+_OF_GPU: Final = Pattern(r"\bGPU (?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 
 
 def _told(*codes: int) -> Callable[[Snapshot], Iterator[Verdict]]:
@@ -347,15 +352,29 @@ def _recover(action: Action) -> Iterator[Fix]:
 
 def _initialisation(snapshot: Snapshot) -> Iterator[Verdict]:
     yield from _told(143)(snapshot)
-    if snapshot.view(faults.incidents):
-        return
-    if failed := kernel.said(snapshot, _NOT_INITIALISED):
+    failed = tuple(message for message in _not_initialised(snapshot) if not _has_incident(snapshot, message))
+    if failed:
         yield Doubt(
             "the driver cannot initialise a GPU; at what it fails, the lines before RmInitAdapter tell",
             "sudo dmesg --ctime | grep -iE 'nvrm|nvidia|pci'",
             tuple(message.citation for message in failed[:3]),
             ("gpu-fallen-off-bus", "bar-allocation-failed", "gpu-stuck-d3cold", "xid-54-aux-power"),
         )
+
+
+def _not_initialised(snapshot: Snapshot) -> tuple[kernel.Message, ...]:
+    return kernel.said(snapshot, _NOT_INITIALISED) or (
+        () if kernel.said(snapshot, _INIT_FAILED) else kernel.said(snapshot, _GIVEN_UP)
+    )
+
+
+def _has_incident(snapshot: Snapshot, message: kernel.Message) -> bool:
+    """Whether the GPU has a fault that tells more; where the message names none, whether any has one."""
+    named = _OF_GPU.search(message.text)
+    if named is None:
+        return bool(snapshot.view(faults.incidents))
+    slot = pci.address(named["bus"]).rpartition(".")[0]
+    return any(not one.gpu or one.gpu.startswith(slot) for one in snapshot.view(faults.incidents))
 
 
 def _without_cause(snapshot: Snapshot) -> Iterator[Verdict]:

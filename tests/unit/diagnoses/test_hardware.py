@@ -114,6 +114,23 @@ def test_other_failures_to_initialise_are_asked_about() -> None:
     assert found.unknown
 
 
+_NOT_INITIALISED = "[ 12.1] NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x26:0x56:1474)\n"
+_GIVEN_UP = "[ 12.2] NVRM: GPU 0000:0a:00.0: rm_init_adapter failed, device minor number 1\n"
+_OTHERS_FAULT = "[ 99.1] NVRM: Xid (PCI:0000:07:00): 13, pid=7, name=python3, Graphics Exception\n"
+
+
+@pytest.mark.parametrize("log", [_NOT_INITIALISED, _GIVEN_UP, _NOT_INITIALISED + _OTHERS_FAULT])
+@pytest.mark.parametrize(
+    "bus", [(), (("lspci", "".join(f"{bus}:00.0 3D controller: NVIDIA Corporation GA100\n" for bus in ("07", "0a"))),)]
+)
+def test_a_gpu_that_did_not_start_is_asked_about_whatever_works_beside_it(
+    log: str, bus: tuple[tuple[str, str], ...]
+) -> None:
+    others = ("nvidia-smi -L", "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee)\n")
+    found = seen(*bus, ("sudo dmesg | grep NVRM", log), others)
+    assert any("cannot initialise a GPU" in doubt.question for doubt in found.unknown)
+
+
 @pytest.mark.parametrize("code", [8, 32, 38, 43, 45, 46, 56, 93, 110, 136, 155, 158, 175, 199])
 def test_a_code_without_a_cause_of_its_own_comes_to_a_question_with_the_catalog_s_advice(code: int) -> None:
     found = seen(("dmesg", f"[ 5.0] NVRM: Xid (PCI:0000:0a:00): {code}, pid=7, name=python3, something"))
