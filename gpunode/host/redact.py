@@ -223,7 +223,7 @@ _PASSES: Final = 8
 # A number may be a password; of other things it is a limit or a count.
 _NUMBER: Final = re.compile(r"[+-]*\d[\d+-]{3,}")
 _HIDES: Final = re.compile(
-    r"(?:passw(?:or)?d|passphrase|pass|pwd|pw|pat|token|secret|key|psk|community|rootpw|auth|creds?|bearer|regcode|data|dockerc\w+)$",
+    r"(?:passw(?:or)?d|passphrase|pass|pwd|pw|pat|token|secret|key|psk|community|rootpw|auth|creds?|bearer|regcode|cookie|data|dockerc\w+)$",
     re.IGNORECASE,
 )
 _COUNTS: Final = re.compile(

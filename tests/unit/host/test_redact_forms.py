@@ -93,10 +93,10 @@ def test_kubeadm_certificate_key() -> None:
     "unit", ["eyJ-", "eyJaaaaaaaa.", "\\", '\\"', '\\"{', '"[', '"{\\"', "\r", " ", '"name":"token",']
 )
 def test_no_text_takes_more_time_than_its_length(unit: str) -> None:
-    for written in ("token=x " + unit * (200_000 // len(unit)), unit * (200_000 // len(unit)) + "\npassword=x"):
+    for written in ("token=x " + unit * (100_000 // len(unit)), unit * (100_000 // len(unit)) + "\npassword=x"):
         begun = time.process_time()
         text(written)
-        assert time.process_time() - begun < 5
+        assert time.process_time() - begun < 4
 
 
 @pytest.mark.parametrize(
