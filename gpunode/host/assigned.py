@@ -69,6 +69,8 @@ _MESSAGE_OF_PATH: Final = re.compile(r"(?:\A|[\s\"'=(])(?:[/~.]|[^\s\"'=(]{0,200
 _SEVERAL_WORDS: Final = re.compile(r"[^\s\"',]{1,200}[ \t]+\S")
 # containerd says why a registry gave it no token.
 _WHY_NONE: Final = re.compile(r"unexpected status (?:code )?from |(?:Get|Head|Post|Put) \\{0,7}\"?https?://")
+# Whatever follows, however short it was cut.
+_NOT_FETCHED: Final = re.compile(r"\bfetch (?:oauth|anonymous) token$")
 _ARCHITECTURE: Final = re.compile(r"(?:amd64|arm64|armhf|i386|ppc64el|riscv64|s390x|all|any|native)(?=[\s,(]|\Z)")
 # Longer strings within a word are none.
 _LONGEST_QUOTED: Final = 4096
@@ -194,7 +196,8 @@ def _is_failure(text: str, key: re.Match[str]) -> bool:
         key["sign"] == ":"
         and not (key["open"] or key["close"])
         and text[key.end() - 1].isspace()
-        and _WHY_NONE.match(text, key.end()) is not None
+        and (_WHY_NONE.match(text, key.end()) or _NOT_FETCHED.search(text[max(key.start() - 40, 0) : key.end("name")]))
+        is not None
     )
 
 

@@ -89,6 +89,7 @@ def test_kubeadm_certificate_key() -> None:
         assert text(line) == line
 
 
+@pytest.mark.long  # it looks at the clock
 @pytest.mark.parametrize(
     "unit", ["eyJ-", "eyJaaaaaaaa.", "\\", '\\"', '\\"{', '"[', '"{\\"', "\r", " ", '"name":"token",']
 )
@@ -156,3 +157,8 @@ def test_no_quote_blank_line_or_order_gives_a_secret_away(written: str) -> None:
 def test_packages_are_no_passwords() -> None:
     line = "Upgrade: passwd:amd64 (1:4.13, 1:4.14), libsecret-1-0:amd64 (0.20, 0.21)"
     assert text(line) == line
+
+
+def test_why_a_token_was_not_fetched_is_told_however_short_it_is_cut() -> None:
+    line = "failed to authorize: failed to fetch oauth token: unexpected status from GET request to https://h/x: 401"
+    assert [text(line[:end]) for end in range(len(line))] == [line[:end] for end in range(len(line))]
