@@ -77,8 +77,11 @@ _DEBIANS: Final = {"11": 470, "12": 535, "13": 550}
 def _by_apt(snapshot: Snapshot, models: Sequence[GpuModel], least: int) -> Way:
     """Ubuntu finds out itself what its archive has for the GPU; each release of Debian has one branch."""
     known = distro(snapshot)
-    if (known is not None and known.id != "debian") or (known is None and "-generic" in running_kernel(snapshot)):
+    names = {known.id, *known.like} if known else set[str]()
+    if "ubuntu" in names or (known is None and "-generic" in running_kernel(snapshot)):
         return Way(("sudo ubuntu-drivers install",))
+    if known is not None and known.id != "debian":
+        return Way(words=f"{known.name}'s own package nvidia-driver, if its branch (apt-cache policy) drives this GPU")
     release = known.version_id.partition(".")[0] if known else ""
     # Of a release that nobody named, the oldest that may be.
     branch = _DEBIANS.get(release, _DEBIANS["11"])

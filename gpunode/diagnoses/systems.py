@@ -269,7 +269,7 @@ def _in_its_way(own: System, steps: tuple[Fix, ...]) -> Iterator[Fix]:
             continue
         purpose = _purpose(missing)
         # Systems of one image have no such image of their own to make; there are other steps.
-        if purpose == "initramfs" and "initramfs" not in own.ways and len(steps) > 1:
+        if purpose == "initramfs" and own.lacks >= _OURS and "initramfs" not in own.ways and len(steps) > 1:
             continue
         way = own.ways.get(purpose, "")
         if way in told:

@@ -8,6 +8,7 @@ Debian's and SUSE's boot scripts, of kdump and of pstore.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
@@ -75,6 +76,22 @@ def _is_of_earlier(source: Source, written: str) -> bool:
             return True
     says_so = source.kind in _PARTED | STATE and _SAYS_SO.search(written)
     return bool(says_so or _OLD_FILE.search(source.subject))
+
+
+# Letters that journalctl takes together; those before "b" have no value of their own.
+_THIS_BOOT: Final = Pattern(r"-[aefhklmqrxNW]*b(?:-?0)?|--boot(?:=(?:-?0)?)?")
+_WHICH_BOOT: Final = Pattern(r"(?:all|[+-]?\d{1,4}|[0-9a-f]{32}(?:[+-]\d{1,4})?)")
+
+
+def is_of_this(source: Source) -> bool:
+    """Whether it was asked for as what the running boot wrote: by dmesg, or by journalctl of this boot."""
+    program = source.words[0].rsplit("/", 1)[-1] if source.words else ""
+    if program != "journalctl":
+        return program == "dmesg"
+    return any(
+        _THIS_BOOT.fullmatch(word) and not (_WHICH_BOOT.fullmatch(after) and after.lstrip("-+") != "0")
+        for word, after in pairwise((*source.words[1:], ""))
+    )
 
 
 def is_reversed(source: Source) -> bool:

@@ -1,8 +1,9 @@
 """When the node was started last, by its own word, and which dated lines were written before that.
 
-A log on disk says by its lines where a boot begins, see ``boots``; a few lines that somebody picked out of it do not.
-Clocks are the node's own, whatever their zone; what is of another clock has to lie farther apart. The forms are those
-of procps (uptime), coreutils (who), util-linux (last), of /proc/stat and of nvidia-smi.
+A log on disk says by its lines where a boot begins, see ``boots``; a few lines that somebody picked out of it do not,
+but where they were asked for as those of this boot, no clock is set against that. Clocks are the node's own, whatever
+their zone; what is, or may be, of another has to lie farther apart. The forms are those of procps (uptime), coreutils
+(who), util-linux (last), of /proc/stat and of nvidia-smi.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
+from gpunode.facts.boots import is_of_this
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
-_ASKED: Final = Pattern(r"^(?:sudo )?(?:/usr/bin/)?(?P<command>uptime|who|last)(?: |$)")
+_ASKED: Final = Pattern(r"^(?:sudo )?(?:TZ=\S* )?(?:/usr/bin/)?(?P<command>uptime|who|last)(?: |$)")
+# Who asks so is answered by another clock than the node's own.
+_OTHER_CLOCK: Final = Pattern(r"(?:^|\s)(?:TZ=|--utc\b)")
 _SINCE: Final = Pattern(r"^(?P<date>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s*$", re.MULTILINE)
 _WHO: Final = Pattern(r"^\s*system boot\s+(?P<date>\d{4}-\d\d-\d\d \d\d:\d\d)\b", re.MULTILINE)
 _LAST: Final = Pattern(
@@ -51,7 +55,7 @@ class Start:
     Attributes:
         at: seconds; by the node's own clock, as if that were UTC, or since the epoch.
         has_year: whether the year is known; else it is counted as 2000.
-        is_epoch: whether it is since the epoch, while logs are of the node's own zone.
+        is_epoch: whether it is since the epoch, or of a zone that somebody chose, while logs are of the node's own.
         now: the latest moment by the node's own clock that is known; None where none is.
     """
 
@@ -78,15 +82,16 @@ def start(items: Iterable[Item]) -> Start | None:
 def _starts(item: Item) -> Iterator[Start]:
     asked = _ASKED.match(item.written)
     command = asked["command"] if asked else ""
+    elsewhere = bool(_OTHER_CLOCK.search(item.written))
     if command == "uptime":
-        yield from (Start(at) for at in _moments(item, _SINCE, "%Y-%m-%d %H:%M:%S"))
+        yield from (Start(at, is_epoch=elsewhere) for at in _moments(item, _SINCE, "%Y-%m-%d %H:%M:%S"))
     elif command == "who":
-        yield from (Start(at) for at in _moments(item, _WHO, "%Y-%m-%d %H:%M"))
+        yield from (Start(at, is_epoch=elsewhere) for at in _moments(item, _WHO, "%Y-%m-%d %H:%M"))
     elif command == "last":
         for match in _LAST.finditer(item.text):
             year = match["rest"][-4:] if match["rest"] else str(_NO_YEAR)
             if (at := _utc(f"{year} {match['day']}", "%Y %b %d %H:%M")) is not None:
-                yield Start(at, has_year=bool(match["rest"]))
+                yield Start(at, has_year=bool(match["rest"]), is_epoch=elsewhere)
     elif item.subject == "/proc/stat":
         yield from (Start(float(match["epoch"]), is_epoch=True) for match in _EPOCH.finditer(item.text))
 
@@ -105,19 +110,25 @@ def _utc(text: str, form: str) -> float | None:
 
 def of_running(item: Item, began: Start | None) -> str | None:
     """The text with the lines from before left empty, so that numbers hold; None where all of it is from before."""
-    if began is None or item.kind not in _LOGS or item.source.words[:1] == ("dmesg",):
+    if began is None or item.kind not in _LOGS or is_of_this(item.source):
         return item.text
-    kept = ["" if _is_before(line, began) else line for line in item.text.split("\n")]
+    shift = 0.0 if _is_of_nodes_clock(item) and not began.is_epoch else _ZONE_S
+    kept = ["" if _is_before(line, began, shift) else line for line in item.text.split("\n")]
     text = "\n".join(kept)
     return text if text == item.text or text.strip() else None
 
 
-def _is_before(line: str, began: Start) -> bool:
+def _is_of_nodes_clock(item: Item) -> bool:
+    """Whether its dates are known to be by the clock of the node; of what has no name, nobody knows where it was."""
+    return bool(item.source.words or item.source.subject) and not _OTHER_CLOCK.search(item.written)
+
+
+def _is_before(line: str, began: Start, shift: float) -> bool:
     match = _STAMP.match(line)
     if match is None:
         return False
-    slack = _SLACK_S
-    if began.is_epoch or match["zone"] == "Z" or (match["up"] and int(match["up"]) < _CLOCK_SET_S):
+    slack = max(_SLACK_S, shift)
+    if match["zone"] in {"Z", "+0000", "+00:00"} or (match["up"] and int(match["up"]) < _CLOCK_SET_S):
         slack = _ZONE_S
     if match["full"]:
         at = _utc(match["full"].replace("T", " "), "%Y-%m-%d %H:%M:%S")

@@ -244,3 +244,28 @@ def test_of_several_rotated_logs_the_highest_number_is_the_oldest() -> None:
     written = "grep -i nv /var/log/messages /var/log/messages-20260809"
     dated = [_found_in("messages-20260809", FELL_NOW), _found_in("messages-20260802", NOW_AT_WORK)]
     assert boots.of_running(recognise(written), written, "".join(dated)) == "".join(dated)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        ("journalctl -k -b", FELL),
+        ("sudo journalctl -kb --utc -g Xid", FELL),
+        ("journalctl --dmesg --boot", FELL),
+        ("dmesg -T", "[Sat Aug  1 10:00:00 2026] NVRM: Xid (PCI:0000:07:00): 79, pid=1, GPU has fallen off the bus.\n"),
+        # A day later would be before the boot in every zone.
+        ("journalctl -k --utc", FELL.replace("Aug 01 10", "Aug 02 00")),
+        ("journalctl -k -o short-iso --utc", FELL.replace("Aug 01 10:00:00", "2026-08-02T00:00:00+0000")),
+    ],
+    ids=lambda log: log[0],
+)
+def test_no_clock_is_set_against_what_was_asked_for_as_of_this_boot_or_may_be_of_another_zone(
+    log: tuple[str, str],
+) -> None:
+    (root,) = seen(log, BEGAN["uptime"]).roots
+    assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
+
+
+@pytest.mark.parametrize("asked", ["journalctl -k -b all", "journalctl -k -b -1", "journalctl --dmesg --boot=-1"])
+def test_what_was_asked_for_as_of_other_boots_is_not_of_this(asked: str) -> None:
+    assert seen((asked, FELL), BEGAN["uptime"]).roots[0].confidence == "likely"
