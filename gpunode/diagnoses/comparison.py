@@ -84,7 +84,7 @@ def _differences(trait: Trait, good: Reading, bad: Reading, storeys: frozenset[S
     before, after = dict(good or {}), dict(bad or {})
     for name in sorted(before.keys() | after.keys()):
         values = before.get(name), after.get(name)
-        if values[0] != values[1]:
+        if values[0] != values[1] and not (trait.is_partial and None in values):
             weight, why = trait.judge(name, "\n".join(filter(None, values)))
             near = weight != "background" and not storeys.isdisjoint(trait.storeys)
             yield Difference(trait.id, trait.title, name, *values, weight, why, near)

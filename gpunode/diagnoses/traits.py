@@ -38,6 +38,7 @@ class Trait:
         storeys: those in which a fault that it explains would lie.
         read: every value by name.
         judge: how much a difference in the value of that name weighs, and why it matters.
+        is_partial: whether a name that one of the two lacks was not looked at there; else it is not there.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Trait:
     storeys: frozenset[StoreyId]
     read: Callable[[Snapshot], Reading]
     judge: Callable[[str, str], Judgement]
+    is_partial: bool = False
 
 
 def _always(weight: Weight, why: str) -> Callable[[str, str], Judgement]:
@@ -162,6 +164,10 @@ def _versions(snapshot: Snapshot) -> Reading:
         known["flavour"] = "open" if loaded.is_open else "proprietary"
     if isinstance(fact := snapshot.facts.loaded_driver, Known) and fact.value is None:
         known["loaded module"] = "none"
+    if isinstance(files := snapshot.facts.module_files, Known) and not files.value:
+        known.setdefault("module on disk", "none")
+    if any(item.outcome == "ok" and item.where == "host" for item in snapshot.of("ldconfig")):
+        known.setdefault("libraries", "none")
     return known or None
 
 
@@ -480,7 +486,7 @@ _FILES: Final = (
 TRAITS: Final[tuple[Trait, ...]] = (
     Trait("devices", "PCI devices", frozenset({"pci", "gpu", "driver"}), _devices, _DEVICE),
     Trait("driver", "driver versions", frozenset({"driver", "libraries", "packages"}), _versions,
-          _always("likely", "module, libraries and tools must be of one version")),
+          _always("likely", "module, libraries and tools must be of one version"), is_partial=True),
     Trait("kernel", "kernel", frozenset({"kernel", "driver", "packages"}), _kernel,
           _always("likely", "a module is built for one kernel, and breaks against others")),
     Trait("arguments", "kernel arguments", frozenset({"kernel", "pci", "driver"}), _arguments, _ARGUMENT),

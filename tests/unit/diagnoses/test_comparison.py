@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.comparison import Comparison, compare
 from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
 from gpunode.host.redact import redact
 from tests.fakes.examples import examples
@@ -122,6 +123,14 @@ def test_what_one_of_the_two_does_not_show_is_told_and_not_guessed() -> None:
     found = compared(node(0), node(1, **{"file:/proc/cmdline": None}))
     assert found.unseen == ("kernel arguments",)
     assert not found.differences
+
+
+def test_a_version_that_nobody_looked_for_is_no_difference() -> None:
+    smi = "| NVIDIA-SMI 550.127.05             Driver Version: 550.127.05     CUDA Version: 12.4     |"
+    asked = pasted.evidence([("nvidia-smi", smi)])
+    known = pasted.evidence([("nvidia-smi", smi), ("modinfo -F version nvidia", "550.127.05")])
+    assert not compared(known, asked).differences
+    assert compared(known, asked).missing
 
 
 def test_what_lies_where_the_root_cause_was_found_comes_first() -> None:
