@@ -32,8 +32,9 @@ def is_vgpu(snapshot: Snapshot) -> bool:
 def _is_vgpu(snapshot: Snapshot) -> bool:
     if snapshot.view(addresses) or any(map(is_vgpu_profile, snapshot.view(boards.names))):
         return True
-    modes = (row.value for _, row in smi_query.rows(snapshot, "Virtualization Mode"))
-    return any(mode.strip().upper() == "VGPU" for mode in modes) or _has_guest_driver(snapshot)
+    modes = [row.value.strip().upper() for _, row in smi_query.rows(snapshot, "Virtualization Mode")]
+    # A licence for a whole GPU is fetched by the same daemon.
+    return "VGPU" in modes or (_has_guest_driver(snapshot) and not modes and not _shows_boards(snapshot))
 
 
 def _has_guest_driver(snapshot: Snapshot) -> bool:
@@ -41,6 +42,12 @@ def _has_guest_driver(snapshot: Snapshot) -> bool:
     told = snapshot.of("unit-status", "unit-log", "journal", "listing", "which", "text")
     seen = (item for item in told if item.where == "host" and item.outcome == "ok")
     return any(True for item in seen for _ in finds(item, _GRIDD))
+
+
+def _shows_boards(snapshot: Snapshot) -> bool:
+    """Whether the subsystems of all GPUs are shown, so that a share would be known by its own."""
+    gpus = snapshot.view(pci.gpus)
+    return bool(gpus) and all(any(_subsystems(gpu)) for gpu in gpus)
 
 
 def addresses(snapshot: Snapshot) -> frozenset[str]:

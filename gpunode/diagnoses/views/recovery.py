@@ -54,12 +54,17 @@ def by_name(value: str) -> Action:
 
 
 def wanted(snapshot: Snapshot) -> Mapping[str, Action]:
-    """The action that each GPU waits for, by its address: the last Xid 154, else what nvidia-smi shows."""
-    found = {gpu.bus: by_name(row.value) for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action")}
+    """The action that each GPU waits for, by its address: the last Xid 154, else what nvidia-smi shows.
+
+    Where both ask for something, nobody knows which is the later: the graver holds.
+    """
+    shown = {gpu.bus: by_name(row.value) for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action")}
+    found = dict(shown)
     for fault in faults.in_time(fault for fault in snapshot.view(faults.timeline) if fault.code == 154):
         if (action := asked(fault)) is not None:
             found[fault.gpu] = action
-    return found
+    graver = {gpu: max(action, shown.get(gpu, "none"), key=_GRAVE.index) for gpu, action in found.items()}
+    return {gpu: graver[gpu] if action != "none" else action for gpu, action in found.items()}
 
 
 def gravest(snapshot: Snapshot, gpus: tuple[str, ...]) -> Action:

@@ -59,6 +59,11 @@ def test_a_whole_gpu_is_none(seen: tuple[str, str]) -> None:
     assert takes_gpunode(node)
 
 
+@pytest.mark.parametrize("seen", [WHOLE, PASSED])
+def test_nor_is_one_for_which_a_licence_was_fetched(seen: tuple[str, str]) -> None:
+    assert not guests.is_vgpu(snapshot(pasted.evidence([UBUNTU, seen, GRIDD])))
+
+
 @pytest.mark.parametrize(
     ("name", "is_share"),
     [

@@ -71,6 +71,13 @@ def test_nvidia_smi_asks_for_the_same(name: str, disruption: str) -> None:
     assert (root.cause, root.disruption) == ("xid-154-recovery-action", disruption)
 
 
+def test_of_what_log_and_nvidia_smi_ask_for_the_graver_is_done() -> None:
+    rows = "GPU 00000000:1B:00.0\n    Product Name : NVIDIA A100\n    GPU Recovery Action : {}\n"
+    for action, after in (("Reboot", 1), ("Reset", 2)):
+        found = seen(("dmesg -T", wish(after)), ("nvidia-smi -q", rows.format(action)))
+        assert (found.roots[0].disruption, typed(found)) == ("reboot", [REBOOT])
+
+
 def test_what_was_taken_back_is_no_fault() -> None:
     found = seen(("dmesg -T", wish(1) + wish(0, 1, at=606)))
     assert found.is_healthy
