@@ -77,11 +77,10 @@ _DEBIANS: Final = {"11": 470, "12": 535, "13": 550}
 def _by_apt(snapshot: Snapshot, models: Sequence[GpuModel], least: int) -> Way:
     """Ubuntu finds out itself what its archive has for the GPU; each release of Debian has one branch."""
     known = distro(snapshot)
-    names = {known.id, *known.like} if known else set[str]()
-    if "ubuntu" in names or (known is None and "-generic" in running_kernel(snapshot)):
-        return Way(("sudo ubuntu-drivers install",))
-    if known is not None and known.id != "debian":
+    if known is not None and "debian" in known.like and "ubuntu" not in known.like and known.id != "ubuntu":
         return Way(words=f"{known.name}'s own package nvidia-driver, if its branch (apt-cache policy) drives this GPU")
+    if (known is not None and known.id != "debian") or (known is None and "-generic" in running_kernel(snapshot)):
+        return Way(("sudo ubuntu-drivers install",))
     release = known.version_id.partition(".")[0] if known else ""
     # Of a release that nobody named, the oldest that may be.
     branch = _DEBIANS.get(release, _DEBIANS["11"])
@@ -129,7 +128,9 @@ def _suse_repository(snapshot: Snapshot) -> tuple[str, ...]:
     ):
         return ()
     suse = f"suse/sle{major}sp{minor}" if minor and major == "15" else f"suse/sle{major}"
-    place = f"opensuse/leap/{known.version_id}" if known.id.startswith("opensuse") else suse
+    rolls = known.id == "opensuse-tumbleweed"  # its version is the day of the snapshot
+    opensuse = "opensuse/tumbleweed" if rolls else f"opensuse/leap/{known.version_id}"
+    place = opensuse if known.id.startswith("opensuse") else suse
     add = command("sudo", "zypper", "addrepo", f"https://download.nvidia.com/{place}", "nvidia-graphics")
     return add, "sudo zypper refresh"
 

@@ -319,7 +319,9 @@ def _purpose_of(command: str) -> Purpose:
 # ---- yum, where dnf is not there by itself
 
 # What dnf alone has, and packages of kernels that are split otherwise since.
-_ONLY_DNF: Final = frozenset({"module", "--allowerasing", "--oldinstallonly", "config-manager", "addrepo"})
+_ONLY_DNF: Final = frozenset(
+    {"module", "--allowerasing", "--oldinstallonly", "config-manager", "addrepo", "versionlock"}
+)
 _OF_NEWER_KERNELS: Final = ("kernel-core", "kernel-modules")
 _ADDS: Final = "dnf config-manager --add-repo "
 

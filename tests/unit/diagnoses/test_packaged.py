@@ -75,6 +75,7 @@ def test_the_branch_is_the_last_that_drives_the_gpu(rows: tuple[Row, ...], last:
         ((ARCH, gpu(K80)), "nvidia-470xx-dkms"),
         ((AMAZON, gpu(K80)), "no repository has it"),
         ((BULLSEYE, gpu(B200)), "upgrade Debian first"),
+        ((system("kali", "2026.3", "debian"), gpu(T4)), "own package nvidia-driver"),
         ((ROCKY, gpu(f"{V100}\n{B200}")), "no kernel modules drive all GPUs of this host"),
         ((FEDORA, gpu(f"{K80}\n{B200}")), "no driver of NVIDIA's current repositories"),
     ],
@@ -83,6 +84,11 @@ def test_what_no_repository_has_is_said(rows: tuple[Row, ...], words: str) -> No
     fix = driver(*rows)
     assert words in fix.text
     assert fix.commands == ()
+
+
+def test_a_rolling_release_has_a_repository_of_its_own() -> None:
+    added = driver(system("opensuse-tumbleweed", "20261101", "opensuse suse"), NAMED).commands[0]
+    assert added == "sudo zypper addrepo https://download.nvidia.com/opensuse/tumbleweed nvidia-graphics"
 
 
 @pytest.mark.parametrize("release", [ROCKY, RHEL10, FEDORA, AMAZON, SLES, ARCH])
