@@ -89,7 +89,7 @@ _SUSPICIOUS = re.compile(
     r"|login|curl|mysql|mariadb|sshpass|ipmitool|pbkdf2|psk\b|community|\bpwd|snmp|\bldap|requirepass|--pass|sudo[ \t]"
     r"|-U[ \t]*\S{1,80}%|\bpass(?:in|out)?[ \t]+pass:|pro[ \t]+attach|dockercfg|dockerconfigjson|activation[_-]?key"
     r"|\$(?:[1567y]|2[aby])\$"
-    r"|proxy[\"']?[ \t]*[=:]?[ \t]*[\"']?[^\s/@]{1,520}@"
+    r"|proxy(?:::[\w.-]{1,80})?[\"']?[ \t]*[=:]?[ \t]*[\"']?[^\s/@]{1,520}@"
     r"|hooks\.slack|/webhook|sumologic|/priv/"
     r"|\wpass[ \t]*=|regcode|suseconnect|redis-cli|useradd|usermod|(?:k3s|rke2)[ \t]|K10\w{6}"
     r"|\bctr[ \t]|nerdctl|podman|from-literal|cifsroot|wep-key"

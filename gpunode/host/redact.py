@@ -113,7 +113,7 @@ _SPOKEN: Final = re.compile(
     rf"|(\b(?:mysql(?:dump|admin)?|mariadb(?:-dump|-admin)?)[ \t]{_WORDS}-p)([^\s'\"]+)"
     rf"|(\bsshpass[ \t]+-p[ \t]*[\"']?){_ARG}"
     rf"|(\bipmitool[ \t]{_WORDS}-P[ \t]*[\"']?){_ARG}"
-    rf"|(\bcurl[ \t]{_WORDS}(?:-u|--user|-U|--proxy-user|-x|--proxy)[ \t]*[\"']?[^\s:/'\"]{{1,80}}:){_ARG}"
+    rf"|(\bcurl[ \t]{_WORDS}(?:-\w{{0,8}}u|--user|-U|--proxy-user|-x|--proxy)[ \t]*[\"']?[^\s:/'\"]{{1,80}}:){_ARG}"
     r"|(\blogin\s+\S{1,256}\s+password\s+)(\S+)"
     rf"|(\bpassw(?:or)?d (?:for [^\s:]{{1,80}} )?(?:is|was):?[ \t]+[\"']?){_VERDICT}([^\s'\"]+)"
     r"|((?<!\[sudo\] )\bpassw(?:or)?d for [^\n:]{1,80}:[ \t]+[\"']?)([^\s'\"]+)(?=[\"']?[ \t]*$)"
@@ -148,7 +148,7 @@ _IS_NAME: Final = re.compile(NAME, re.IGNORECASE)
 _LINE: Final = re.compile(r"[^\s][^\n]*")
 # A proxy may be named without a scheme.
 _PROXY: Final = re.compile(
-    r"(proxy[\"']?[ \t]*[=:]?[ \t]*[\"']?)(?![\w+.-]{1,20}://)([^\s/:@=\"']{1,256}):([^\s/\"']{1,256})(?=@[\w\[])",
+    r"(proxy(?:::[\w.-]{1,80})?[\"']?[ \t]*[=:]?[ \t]*[\"']?)(?![\w+.-]{1,20}://)([^\s/:@=\"']{1,256}):([^\s/\"']{1,256})(?=@[\w\[])",
     re.IGNORECASE,
 )
 # dracut.cmdline(7): netroot=iscsi:USER:PASSWORD:OTHER:PASSWORD@SERVER.

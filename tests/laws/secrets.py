@@ -63,6 +63,8 @@ PLACES: Final = {
     "psql": "PGPASSWORD={} psql -h db",
     "sshpass": "sshpass -p {} ssh h",
     "curl": "curl -u bob:{} https://x/",
+    "curl in one word": "curl -sSLu bob:{} https://x/",
+    "apt's proxy of one host": 'Acquire::http::Proxy::archive.example "bob:{}@proxy:3128";',
     "curl header": 'curl -H "Authorization: Bearer {}" https://x/',
     "curl api header": "curl -H 'X-Api-Key: {}' https://x/",
     "wget": "wget --user=bob --password={} https://x/",

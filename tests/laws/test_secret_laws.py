@@ -88,6 +88,8 @@ def test_no_capture_holds_a_secret_wherever_it_stood(place: str, secret: str, pr
 def test_nor_a_part_of_it_whatever_signs_it_is_of(place: str, first: str, second: str, sign: str) -> None:
     for secret in (f"{first}{sign}{second}", f"{sign}{second}"):
         assume(not secret.startswith(("=", "://")) and "//" not in secret)
+        # JSON's own line feed, which ends what stands in front of it.
+        assume(not ("json" in place and secret.startswith(("\\n", "\\r"))))
         kept = text(ANY_SIGNS[place].format(secret))
         assert not leaks(first, kept), kept
         assert not leaks(second, kept), kept
