@@ -15,6 +15,8 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import STATE, Kind, Source
 
 _PARTED: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "text"})
+# What grep found in folders.
+_FOUND: Final[frozenset[Kind]] = frozenset({"listing"})
 _MARKED: Final = Pattern(r"^-- (?:Boot [0-9a-f]{32}|Reboot) --[ \t]*$", re.MULTILINE)
 # Where a daemon that appends to its log was started again (IMEX: NVIDIA's multi-node NVLink guide).
 _STARTED: Final = Pattern(r"^(?:Fabric Manager|IMEX) Log initializing at: ", re.MULTILINE)
@@ -37,6 +39,8 @@ _OLD_FILE: Final = Pattern(
 GREPPED: Final = Pattern(
     r"^(?P<log>(?:/?[\w.-]+/)*(?:kern\.log|syslog|messages|dmesg|journal))(?P<age>[.-][\w.-]+)?:(?:\d+[:-])?"
 )
+# What "grep -n" writes before a line of one log.
+_NUMBERED: Final = Pattern(r"^\d{1,9}[:-](?=\[[ \w]|<\d>|\w{3} {1,2}\d{1,2} \d\d:|\d{4}-\d\d-\d\d[T ]\d\d:)")
 _SAYS_SO: Final = Pattern(
     r"\b(?:previous|earlier|prior|preceding|crashed) boot\b|\bbefore (?:the |my |that |last )*(?:re)?boot(?:ing)?\b",
     re.IGNORECASE,
@@ -48,7 +52,7 @@ _REVERSED: Final = Pattern(r"-(?:-reverse|[a-qs-z]*r[a-z]*)")
 
 def of_running(source: Source, written: str, text: str) -> str | None:
     """``text`` with the lines of earlier boots left empty, so that numbers hold; None where all of it is of them."""
-    is_search = source.kind in _PARTED and bool(GREPPED.match(text.lstrip("\n")))
+    is_search = source.kind in _PARTED | _FOUND and is_searched(text)
     # Of several files the source names the first.
     if _is_of_earlier(source, written) and not (is_search and _has_newest(text)):
         return None
@@ -66,6 +70,16 @@ def of_running(source: Source, written: str, text: str) -> str | None:
     is_log = bool(source.words or source.subject)
     kept = "\n" * before.count("\n") if is_log else _without_log(before)
     return kept + text[at:]
+
+
+def is_searched(text: str) -> bool:
+    """Whether grep found the lines in several of the system's logs, and wrote before each in which."""
+    return bool(GREPPED.match(text.lstrip("\n")))
+
+
+def ungrepped(line: str) -> str:
+    """The line as it stands in its log, without the file and the number that grep writes before it."""
+    return _NUMBERED.sub("", GREPPED.sub("", line))
 
 
 def _is_of_earlier(source: Source, written: str) -> bool:

@@ -176,8 +176,8 @@ _WITH_VALUE: Final = frozenset(
 _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"make\.log$|/akmods/.*\.log$|\.failed\.log$", "make-log"),
     (r"nvidia-installer\.log$|cuda-installer\.log$|(?:^|/)(?:NVIDIA-Linux|cuda_)[\w.-]+\.run$", "installer-log"),
-    (r"/var/log/(?:kern|dmesg)[\w.-]*$|kern\.log$|dmesg(?:\.\w+)?$|/pstore/\S*dmesg-", "kernel-log"),
-    (r"/var/log/(?:syslog|messages)[\w.-]*$|syslog$", "journal"),
+    (r"/var/log/(?:kern|dmesg)[\w.*?{},-]*$|kern\.log$|dmesg(?:\.\w+)?$|/pstore/\S*dmesg-", "kernel-log"),
+    (r"/var/log/(?:syslog|messages)[\w.*?{},-]*$|syslog$", "journal"),
     (
         r"apt/history\.log|dpkg\.log|apt/term\.log|dnf\.(?:rpm\.)?log|yum\.log|pacman\.log|zypp/history|unattended-upgrades",
         "package-history",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
-from gpunode.facts.boots import is_of_this
+from gpunode.facts.boots import is_of_this, is_searched, ungrepped
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -110,12 +110,16 @@ def _utc(text: str, form: str) -> float | None:
 
 def of_running(item: Item, began: Start | None) -> str | None:
     """The text with the lines from before left empty, so that numbers hold; None where all of it is from before."""
-    if began is None or item.kind not in _LOGS or is_of_this(item.source):
+    if began is None or not _is_log(item) or is_of_this(item.source):
         return item.text
     shift = 0.0 if _is_of_nodes_clock(item) and not began.is_epoch else _ZONE_S
     kept = ["" if _is_before(line, began, shift) else line for line in item.text.split("\n")]
     text = "\n".join(kept)
     return text if text == item.text or text.strip() else None
+
+
+def _is_log(item: Item) -> bool:
+    return item.kind in _LOGS or (item.kind == "listing" and is_searched(item.text))
 
 
 def _is_of_nodes_clock(item: Item) -> bool:
@@ -124,7 +128,7 @@ def _is_of_nodes_clock(item: Item) -> bool:
 
 
 def _is_before(line: str, began: Start, shift: float) -> bool:
-    match = _STAMP.match(line)
+    match = _STAMP.match(ungrepped(line))
     if match is None:
         return False
     slack = max(_SLACK_S, shift)

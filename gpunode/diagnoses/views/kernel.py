@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find
-from gpunode.facts.boots import GREPPED
+from gpunode.facts.boots import ungrepped
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -194,7 +194,7 @@ def _goes_on(last: Message, body: str, *, nvrm: bool, stamped: bool) -> bool:
 def _unstamped(line: str) -> tuple[str, float | None, _Form]:
     """The message without its stamp, the stamp's time, and of which form it is."""
     line = _QUOTED.sub("", line) if line.startswith(">") else line
-    line = GREPPED.sub("", line)
+    line = ungrepped(line)
     for stamp in _STAMPS:
         if match := stamp.match(line):
             rest = line[match.end() :]
@@ -206,7 +206,7 @@ def _unstamped(line: str) -> tuple[str, float | None, _Form]:
 
 def dated(line: str) -> float | None:
     """The time by the first stamp of a line: the system's log puts its date before the seconds since boot."""
-    line = GREPPED.sub("", line)
+    line = ungrepped(line)
     found = (_seconds(match) for stamp in _STAMPS if (match := stamp.match(line)))
     return next(found, None)
 

@@ -153,6 +153,23 @@ def test_every_form_of_a_date_is_compared(log: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "before"),
+    [
+        ("grep Xid /var/log/syslog*", ""),
+        ("grep Xid /var/log/syslog*", "/var/log/syslog.1:"),
+        ("grep -n Xid /var/log/kern.log", "1234:"),
+        ("grep -rn Xid /var/log", "/var/log/kern.log:1234:"),
+        ("zgrep -h Xid /var/log/messages-*", ""),
+    ],
+)
+def test_what_grep_writes_before_a_line_hides_no_date(asked: str, before: str) -> None:
+    log = (asked, before + SYSLOG[1])
+    assert seen(log, BEGAN["uptime"]).roots[0].confidence == "likely"
+    assert seen(log, BEGAN["uptime"], WORKS).is_healthy
+    assert seen(log, ("uptime -s", "2026-07-31 09:59:00")).roots[0].confidence == "certain"
+
+
+@pytest.mark.parametrize(
     ("began", "now"),
     [
         # Up for ten months, or for three: the year that syslog leaves away is this one.
