@@ -152,16 +152,22 @@ def _failing(snapshot: Snapshot, memory: Memory) -> Proof | None:
         return _proof(memory, "a bank of its memory has no spare rows left", *spent)
     if pages := tuple(fault for fault in memory.of(64) if memories.is_of_pages(fault)):
         return _proof(memory, "a bad page of memory could not be retired", *(fault.citation for fault in pages))
-    return _again_and_again(memory)
+    return _again_and_again(memory, _ever(snapshot, memory))
 
 
-def _again_and_again(memory: Memory) -> Proof | None:
+def _ever(snapshot: Snapshot, memory: Memory) -> Memory:
+    """The same memory with its errors of earlier boots, where it errs still: no boot makes memory new."""
+    known = snapshot.view(memories.ever) if memory.xids else ()
+    return next((one for one in known if one.gpu == memory.gpu), memory)
+
+
+def _again_and_again(memory: Memory, ever: Memory) -> Proof | None:
     """Uncorrectable errors hours apart, or at many places: one bad row makes one of them, and is then replaced."""
-    rows = _apart(tuple(fault for fault in memory.of(63) if not memories.is_of_pages(fault)))
+    rows = _apart(tuple(fault for fault in ever.of(63) if not memories.is_of_pages(fault)))
     if len(rows) >= _TOO_OFTEN and (spent := _banks(memory, "Low")):
         what = f"rows of one bank went bad at {len(rows)} times, and it has hardly a spare one left"
         return _proof(memory, what, *(fault.citation for fault in rows[:6]), *spent, confidence="likely")
-    told = memory.of(48)
+    told = ever.of(48)
     times = _apart(told)
     places = {match[0] for fault in told if fault.xid and (match := _PLACE.search(fault.xid.text))}
     if len(times) < _TOO_OFTEN and len(places) < _TOO_OFTEN:

@@ -72,6 +72,12 @@ def memories(snapshot: Snapshot) -> tuple[Memory, ...]:
     )
 
 
+def ever(snapshot: Snapshot) -> tuple[Memory, ...]:
+    """The same with the errors of earlier boots; none where no log tells of them."""
+    before = snapshot.with_history
+    return before.view(memories) if before else ()
+
+
 def _is_of_compute(fault: faults.Fault) -> bool:
     """Whether what was retired is no memory but a part of the compute engine."""
     return bool(fault.xid and re.search(r"\bTPC\b", fault.xid.text))

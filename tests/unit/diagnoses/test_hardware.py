@@ -88,6 +88,16 @@ def test_one_error_of_two_bits_is_not_yet_a_reason_for_a_new_gpu() -> None:
     assert roots(("dmesg -T", often)) == ["hbm-failing-rma"]
 
 
+def test_no_boot_makes_memory_new_and_no_boot_alone_makes_it_bad() -> None:
+    dbe = "NVRM: Xid (PCI:0000:52:00): 48, An uncorrectable double bit error (DBE) has been detected"
+    boots = ("Mar  3 10:00:00", 811190.331), ("Mar  4 10:00:00", 20330.118), ("Mar  6 10:00:00", 1802.225)
+    log = "\n".join(f"{date} n1 kernel: [{up}] {dbe}" for date, up in boots)
+    assert roots(("cat /var/log/kern.log", log)) == ["hbm-failing-rma"]
+    booted = "Mar  7 10:00:00 n1 kernel: [    0.000000] Linux version 6.8.0-40-generic (buildd@x) #40\n"
+    again = booted + "Mar  7 10:01:00 n1 kernel: [   60.1] nvidia: loading out-of-tree module taints kernel."
+    assert {found.confidence for found in seen(("cat /var/log/kern.log", f"{log}\n{again}")).roots} <= {"likely"}
+
+
 def test_whether_a_lost_handle_is_a_lost_gpu_is_not_guessed() -> None:
     said = "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error"
     found = seen(("nvidia-smi", said))
