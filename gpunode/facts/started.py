@@ -20,6 +20,8 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
 _ASKED: Final = Pattern(r"^(?:sudo )?(?:TZ=\S* )?(?:/usr/bin/)?(?P<command>uptime|who|last)(?: |$)")
+_PLAIN_UPTIME: Final = Pattern(r"^(?:sudo )?(?:/usr/bin/)?(?:uptime|w)$")
+_PLAIN_DATE: Final = Pattern(r"^(?:/usr/bin/|/bin/)?date$")
 # Who asks so is answered by another clock than the node's own.
 _OTHER_CLOCK: Final = Pattern(r"(?:^|\s)(?:TZ=|--utc\b)")
 _SINCE: Final = Pattern(r"^(?P<date>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s*$", re.MULTILINE)
@@ -29,7 +31,14 @@ _LAST: Final = Pattern(
     re.MULTILINE,
 )
 _EPOCH: Final = Pattern(r"^btime (?P<epoch>\d{9,11})\s*$", re.MULTILINE)
-_NOW: Final = Pattern(r"^(?:Timestamp\s*:\s*)?\w{3} (?P<date>\w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4})\s*$", re.MULTILINE)
+_UP: Final = Pattern(
+    r"^\s*(?P<clock>\d\d:\d\d:\d\d)\s+up\s+(?:(?P<days>\d{1,5}) days?,\s+)?(?:(?P<hours>\d{1,2}):(?P<minutes>\d\d)|(?P<min>\d{1,2}) min),",
+    re.MULTILINE,
+)
+_NOW: Final = Pattern(
+    r"^(?:Timestamp\s*:\s*)?\w{3} (?P<date>\w{3}\s+\d{1,2} \d\d:\d\d:\d\d)(?: [A-Z]{3,5})?(?P<year> \d{4})\s*$",
+    re.MULTILINE,
+)
 _ASKED_NOW: Final[frozenset[Kind]] = frozenset({"nvidia-smi", "nvidia-smi-q"})
 
 # How a log on disk begins its lines, and the seconds since boot behind that. What dmesg shows is of the running boot.
@@ -68,12 +77,11 @@ class Start:
 def start(items: Iterable[Item]) -> Start | None:
     """When the node was started last; None where nothing tells."""
     host = [item for item in items if item.where == "host"]
-    told = [one for item in host for one in _starts(item)]
+    now = max((at for item in host for at in _nows(item)), default=None)
+    told = [one for item in host for one in (*_starts(item), *_up_for(item, now))]
     if not told:
         return None
     first = max(told, key=lambda one: (one.has_year, not one.is_epoch, one.at))
-    moments = [at for item in host if item.kind in _ASKED_NOW for at in _moments(item, _NOW, "%b %d %H:%M:%S %Y")]
-    now = max(moments, default=None)
     if first.has_year or now is None:
         return Start(first.at, first.has_year, first.is_epoch, now)
     return Start(_latest(first.at, now + _DAY_S), now=now)
@@ -94,6 +102,26 @@ def _starts(item: Item) -> Iterator[Start]:
                 yield Start(at, has_year=bool(match["rest"]), is_epoch=elsewhere)
     elif item.subject == "/proc/stat":
         yield from (Start(float(match["epoch"]), is_epoch=True) for match in _EPOCH.finditer(item.text))
+
+
+def _up_for(item: Item, now: float | None) -> Iterator[Start]:
+    """The start, counted back by how long the node is up, where uptime was asked when the date was."""
+    if now is None or not _PLAIN_UPTIME.match(item.written):
+        return
+    for match in _UP.finditer(item.text):
+        clock = _utc(match["clock"], "%H:%M:%S")
+        if clock is None or _SLACK_S < (now - clock) % _DAY_S < _DAY_S - _SLACK_S:
+            continue
+        minutes = int(match["min"] or match["minutes"]) + 60 * int(match["hours"] or 0)
+        yield Start(now - 60.0 * minutes - _DAY_S * int(match["days"] or 0))
+
+
+def _nows(item: Item) -> Iterator[float]:
+    """Moments at which the node's clock was read."""
+    if item.kind not in _ASKED_NOW and not _PLAIN_DATE.match(item.written):
+        return
+    read = (_utc(f"{match['date']}{match['year']}", "%b %d %H:%M:%S %Y") for match in _NOW.finditer(item.text))
+    yield from (at for at in read if at is not None)
 
 
 def _moments(item: Item, pattern: Pattern, form: str) -> Iterator[float]:

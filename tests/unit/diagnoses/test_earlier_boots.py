@@ -153,6 +153,28 @@ def test_every_form_of_a_date_is_compared(log: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("up", "confidence"),
+    [
+        ("up  3:32,  1 user", "likely"),
+        ("up 5 min,  1 user", "likely"),
+        ("up 1 day, 40 min,  1 user", "likely"),
+        ("up 1 day,  3:32,  2 users", "certain"),
+        ("up 20 days,  3:32,  2 users", "certain"),
+    ],
+)
+@pytest.mark.parametrize(
+    "asked", [("date", "Sun Aug  2 12:14:20 CEST 2026"), ("nvidia-smi", "Sun Aug  2 12:13:20 2026")]
+)
+def test_plain_uptime_tells_when_the_node_was_started_where_the_date_was_asked_for_then(
+    asked: tuple[str, str], up: str, confidence: str
+) -> None:
+    uptime = "uptime", f" 12:14:14 {up},  load average: 0.32, 1.19, 1.91"
+    assert seen(SYSLOG, uptime, asked).roots[0].confidence == confidence
+    # Of another day, or another hour, uptime and the date say nothing together.
+    assert seen(SYSLOG, (uptime[0], uptime[1].replace("12:14", "15:14")), asked).roots[0].confidence == "certain"
+
+
+@pytest.mark.parametrize(
     ("asked", "before"),
     [
         ("grep Xid /var/log/syslog*", ""),
