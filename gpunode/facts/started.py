@@ -32,7 +32,8 @@ _LAST: Final = Pattern(
 )
 _EPOCH: Final = Pattern(r"^btime (?P<epoch>\d{9,11})\s*$", re.MULTILINE)
 _UP: Final = Pattern(
-    r"^\s*(?P<clock>\d\d:\d\d:\d\d)\s+up\s+(?:(?P<days>\d{1,5}) days?,\s+)?(?:(?P<hours>\d{1,2}):(?P<minutes>\d\d)|(?P<min>\d{1,2}) min),",
+    r"^\s*(?P<clock>\d\d:\d\d:\d\d)\s+up\s+(?:(?P<days>\d{1,5}) days?,\s+)?"
+    r"(?:(?P<hours>\d{1,2}):(?P<minutes>\d\d)|(?P<min>\d{1,2}) min),",
     re.MULTILINE,
 )
 _NOW: Final = Pattern(

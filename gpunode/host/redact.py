@@ -17,6 +17,7 @@ from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
 from gpunode.host.assigned import ARRAY, NAME, STRING, Value, values
 from gpunode.host.process import may_hold_secret
+from gpunode.host.spoken import SPOKEN
 
 # A secret's replacement tells only which of these lengths it does not exceed; so redacting twice changes nothing.
 _LENGTHS: Final = (8, 32, 128, 512)
@@ -46,96 +47,7 @@ _QUERY: Final = re.compile(
     re.IGNORECASE,
 )
 _PRIVATE_KEY: Final = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(.*?)(?=-----END|\Z)", re.DOTALL)
-# Where no sign of assignment stands before it: an Authorization spoken of, an option's value (also as a list of words),
-# docker login -p, mysql -p, curl -u, a line of netrc(5), grub's password, an entry of a pod's environment.
-_WORDS: Final = r"(?:[^\n\s]{1,200}[ \t]+){0,8}"
-# An option whose value is the next word, of a list as well; a file's name is none.
-_ASKED_FOR: Final = (
-    r"(?:[\w-]{0,40}(?:passw(?:or)?d|passphrase|token|secret(?:-id)?|credentials?|requirepass|token-auth|bearer|regcode"
-    r"|(?:api|access|private|client|auth|licen[cs]e|activation|shared|account|encryption|certificate)[_-]?key)"
-    r"|(?:[\w-]{0,40}[_-])?(?:pass|pwd|psk|community))"
-)
-_NEXT: Final = (
-    r"(?:[\"']?[ \t]+#[^\n]{0,200}\n[ \t]{0,80}-[ \t]+[\"']?|"
-    r"[\"']?[ \t]+(?:\\\n[ \t]{0,80})?[\"']?|[\"'],\s{0,80}[\"']|[\"']?\n[ \t]{0,80}-[ \t]+[\"']?)"
-)
-# A shell's word; in quotes up to their end.
-_ARG: Final = (
-    r"((?<=[ \t,]\")[^\"\n]{1,400}(?=\")|(?<=[ \t,]')[^'\n]{1,400}(?=')"
-    r"|[^\s'\"]+(?:[\"'](?![\s,:;)}\]|&]|\Z)[^\s'\"]*)*)"
-)
-_NO_FILE: Final = r"(?!/?(?:[\w.+-]{1,80}/){1,20}[\w.+-]{1,80}(?:[\s'\"]|$))"
-# What an image is called, with which `-e NAME IMAGE` goes on where the value is the caller's own.
-_NO_IMAGE: Final = r"(?!(?-i:[a-z]+|[a-z\d._/-]*[/:][^\s'\"A-Z]*)(?:[\s'\"]|$))"
-# A word that somebody has drawn: sentences go on with others.
-_DRAWN: Final = r"((?=[^\s'\"]{0,200}\d)[^\s'\"]{8,})"
-_VERDICT: Final = (
-    r"(?!(?:not|no|required|incorrect|wrong|invalid|expired|missing|empty|needed|set|too|an?|the|in|on|only|used|asked"
-    r"|unknown|stored|being|never|now|already|correct|valid|accepted|protected|disabled|enabled|locked|for|at|to)\b)"
-)
 _LINE_END: Final = r"[ \t]*(?:#[^\n]*)?\n"
-_SPOKEN: Final = re.compile(
-    r"(\bbearer[ \t]+)([\w.~+/=-]{8,})"
-    r"|(\bbasic[ \t]+)((?=[a-z+/]{0,400}[\d=])[\w+/-]{6,}={0,2})"
-    r"|(\bauthorization:[ \t]*(?:digest|negotiate|ntlm|oauth|hawk|aws4-hmac-sha256)[ \t]+)([^\n]+)"
-    rf"|((?<![\w-])-{{1,2}}(?=[a-z]){_ASKED_FOR}{_NEXT}){_NO_FILE}{_VERDICT}(?!-){_ARG}"
-    rf"|((?<![\w-])-{{1,2}}[\w-]{{0,40}}secret[_-]?key{_NEXT})(?!\.{{0,2}}/(?:boot|etc|home|opt|root|run|srv|tmp|usr|var)/|-){_ARG}"
-    rf"|((?:(?<!\w)-e|--env|\bsetenv|\bset[ \t]+-\w{{1,4}})[ \t]+(?:{NAME})[ \t]+){_NO_IMAGE}([^\s'\"-][^\s'\"]*)"
-    rf"|(\bsnmp\w{{1,20}}[ \t]{_WORDS}-[cAX][ \t]*[\"']?)(?!redacted)([^\s'\"]+)"
-    r"|(\br[ow]community6?[ \t]+)(\S+)"
-    r"|((?:^|[ \t])(?:root)?(?:bindpw|requirepass|masterauth)[ \t]+)([^\s=:]\S*)"
-    r"|((?<![\w.-])[\w:.-]{0,80}(?:passw(?:or)?d|token|secret)[ \t]+\")([^\"\n]{1,400})(?=\"[ \t]*;)"
-    rf"|(^[ \t]*\?[ \t]+[\"']?(?:{NAME})[\"']?{_LINE_END}[ \t]*:[ \t]+[\"']?)([^\s\"'][^\n\"']*)"
-    r"|(\bpass(?:in|out)?[ \t]+pass:)([^\s'\"]+)"
-    r"|(\bPSK[ \t]+[\"'])([^\n\"']+)"
-    rf"|(\bldap\w{{1,20}}[ \t]{_WORDS}-w[ \t]*[\"']?)([^\s'\"]+)"
-    r"|((?<!\w)-U[ \t]*[\"']?[\w.\\-]{1,80}%)([^\s'\"]+)"
-    r"|(\bhtpasswd[ \t]+-\w{0,9}b\w{0,9}[ \t]+\S{1,200}[ \t]+\S{1,200}[ \t]+[\"']?)([^\s'\"]+)"
-    r"|(\b(?:echo|printf)[ \t]+(?:-\w[ \t]+)?(?:[\"']?%s(?:\\n)?[\"']?[ \t]+)?[\"']?(?:[\w.-]{1,80}:)?)([^\s'\"|]+)"
-    r"(?=[\"']?[ \t]*\|[^\n|]{0,80}(?:sudo[ \t][^\n|]{0,40}-S\b|\bchpasswd|\bpasswd|--password-stdin))"
-    rf"|(\b(?:ctr|crictl|skopeo|nerdctl|podman|buildah)[ \t]{_WORDS}(?:-u|--user|--(?:src-|dest-)?creds)"
-    rf"(?:[ \t]+|=)[\"']?[^\s:/'\"]{{1,80}}:){_ARG}"
-    rf"|(\bcrictl[ \t]{_WORDS}--auth(?:[ \t]+|=)[\"']?){_ARG}"
-    rf"|(--from-literal(?:[ \t]+|=)[\"']?[\w.-]{{1,80}}=){_ARG}"
-    r"|(\bmachine[ \t]+\S{1,256}\s+password[ \t]+)(\S+)"
-    r"|(\bldap_default_authtok[ \t]*=[ \t]*|\bwep-key\d[ \t]*=[ \t]*|^[ \t]*chap_password[ \t]+)([^\s=][^\n]*)"
-    r"|(\bcifsroot=//[^\s:/@]{1,80}:)([^\s@]+)(?=@)"
-    rf"|(\[[^\n\[\]\"']{{0,400}}?[ ,\[]-{{1,2}}{_ASKED_FOR},[ \t]*)(?!-)([^\s,\]\[\"']+)"
-    r"|(\bpro[ \t]+attach[ \t]+)([^\s-]\S{7,})"
-    rf"|(\blogin[ \t]{_WORDS}-p(?!ass)[ \t]*[\"']?){_ARG}"
-    r"|((?:--password-stdin|\bsudo[ \t][^\n|<]{0,80}-S|\bchpasswd)\b[^\n|<]{0,200}<<<[ \t]*[\"']?"
-    r"(?:[\w.-]{1,80}:)?)([^\s'\"]+)"
-    rf"|(\b(?:k3s|rke2)[ \t]{_WORDS}-t[ \t]*[\"']?){_ARG}"
-    rf"|(\bSUSEConnect[\"']?[ \t]{_WORDS}[\"']?-r[\"']?[ \t]*[\"']?){_ARG}"
-    rf"|(\bredis-cli[ \t]{_WORDS}-a[ \t]*[\"']?){_ARG}"
-    rf"|(\buser(?:add|mod)[ \t]{_WORDS}-p[ \t]*[\"']?){_ARG}"
-    r"|(^[ \t]*(?:passw(?:or)?d|passphrase)\t+)(\S+)(?=[ \t]*$)"
-    rf"|(\b(?:mysql(?:dump|admin)?|mariadb(?:-dump|-admin)?)[ \t]{_WORDS}-p)([^\s'\"]+)"
-    rf"|(\bsshpass[ \t]+-p[ \t]*[\"']?){_ARG}"
-    rf"|(\bipmitool[ \t]{_WORDS}-P[ \t]*[\"']?){_ARG}"
-    rf"|(\bcurl[ \t]{_WORDS}(?:-\w{{0,8}}u|--user|-U|--proxy-user|-x|--proxy)[ \t]*[\"']?[^\s:/'\"]{{1,80}}:){_ARG}"
-    r"|(\blogin\s+\S{1,256}\s+password\s+)(\S+)"
-    rf"|(\bpassw(?:or)?d (?:for [^\s:]{{1,80}} )?(?:is|was):?[ \t]+[\"']?){_VERDICT}([^\s'\"]+)"
-    r"|((?<!\[sudo\] )\bpassw(?:or)?d for [^\n:]{1,80}:[ \t]+[\"']?)([^\s'\"]+)(?=[\"']?[ \t]*$)"
-    rf"|(\b(?:token|secret|key) (?:for [^\s:]{{1,80}} )?(?:is|was):?[ \t]+[\"']?){_DRAWN}"
-    rf"|(\b(?:api|access) key:[ \t]+[\"']?){_DRAWN}"
-    r"|(\bauthorization[\"']?:[ \t]*\n[ \t]*-[ \t]+[\"']?)([^\s\"'][^\n\"']*)"
-    r"|((?:^|[ \t])rootpw[ \t]+(?:--\w+[ \t]+){0,4})([^\s-]\S*)"
-    r"|(\bgrub\.pbkdf2\.\w{1,20}\.\d{1,9}\.)([0-9a-f.]+)"
-    r"|((?<![\w$])\$(?:1|2[aby]|5|6|7|y)\$)([\w./=,$-]{20,})"
-    rf"|(\bname:[ \t]*[\"']?(?:{NAME})[\"']?{_LINE_END}(?:[ \t]*#[^\n]*\n){{0,9}}[ \t]*value:[ \t]*)"
-    r"(\"(?:[^\"\\\n]|\\.)+\"|'(?:[^'\n]|'')+'|[^\s\"'|>][^\n]*)"
-    rf"|(\bname:[ \t]*[\"']?(?:{NAME})[\"']?[ \t]*,[ \t]*value:[ \t]*[\"']?)([^\s\"',}}][^\n\"',}}]*)"
-    rf"|(\bvalue:[ \t]+[\"']?)([^\s\"'|>][^\n\"',}}]{{0,400}})"
-    rf"(?=[\"']?[ \t]{{0,8}}[,\n][ \t]{{0,80}}name:[ \t]{{1,8}}[\"']?(?:{NAME})[\"']?[ \t]{{0,8}}(?:\}}|$))"
-    rf"|([\"']value[\"']\s{{0,99}}:\s{{0,99}}\")((?:[^\"\\\n]|\\.)+)"
-    rf"(?=\"\s{{0,99}},\s{{0,99}}[\"'](?:name|key)[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"'])"
-    rf"|([\"'](?:name|key)[\"']\s{{0,99}}:\s{{0,99}}[\"'](?:{NAME})[\"']\s{{0,99}},\s{{0,99}}[\"']value[\"']\s{{0,99}}:\s{{0,99}}\")"
-    r"((?:[^\"\\\n]|\\.)+)"
-    rf"|((?<!\\)\\{{1,7}}\"name\\{{1,7}}\":[ ]?\\{{1,7}}\"(?:{NAME})\\{{1,7}}\","
-    r"[ ]?\\{1,7}\"value\\{1,7}\":[ ]?\\{1,7}\")([^\"\\\n]+)",
-    re.IGNORECASE | re.MULTILINE,
-)
 # What a shell hands to a program in the lines that follow.
 _HERE: Final = re.compile(
     r"((?:(?<![\w.-])(?P<name>[\w.-]{1,80})=[\"']?\$\(cat|--password-stdin\b[^\n|<]{0,200}"
@@ -419,7 +331,7 @@ def _once(value: str) -> str:
     value = _HOOKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _SHAPES.sub(_shape, value)
-    value = _SPOKEN.sub(_spoken, value)
+    value = SPOKEN.sub(_spoken, value)
     value = _HERE.sub(_handed_over, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
     value = _YAML_HEADERS.sub(_yaml_headers, value)
