@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -151,17 +152,21 @@ def _badge(badge: _Badge, y: int) -> Markup:
 
 
 def _ticks(first: float, last: float, y: int) -> Iterator[Markup]:
-    steps = _TICKS if last > first else 1
+    span = last - first
+    # A clock of the day has whole seconds: fewer of them than ticks would stand there twice.
+    steps = 1 if not span else 2 if _clock(first) and span < _TICKS else _TICKS
     for step in range(steps):
-        at = first + (last - first) * step / max(steps - 1, 1)
+        at = first + span * step / max(steps - 1, 1)
         x = _x(at, first, last)
         yield element("line", x1=x, x2=x, y1=y, y2=y + 5, class_="axis")
-        yield element("text", _tick(at, last - first), x=x, y=y + 19, class_="tick")
+        yield element("text", _tick(at, span), x=x, y=y + 19, class_="tick")
 
 
 def _tick(at: float, span: float) -> str:
     if not _clock(at):
-        return f"{at:.1f} s" if span < 600 else f"{at:.0f} s"
+        # As many decimals as tell two ticks apart; the kernel has six.
+        decimals = min(6, max(0, math.ceil(-math.log10(span / _TICKS)))) if span else 1
+        return f"{at:.{decimals}f} s"
     return _utc(at).strftime("%H:%M:%S" if span < 86_400 else "%b %d %H:%M")
 
 

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.page.timeline import Event, drawings, events, moment
 from tests.unit.page import nodes
@@ -54,3 +58,20 @@ def test_moments_are_told_as_their_clock_tells_them() -> None:
     assert moment(12.5) == "12.500 s after boot"
     assert moment(974_729_002.0) == "Nov 20 14:03:22"
     assert moment(1_763_647_402.0) == "2025-11-20 14:03:22 UTC"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("[ 1802.220417]", "[ 1802.220602]"),
+        ("[ 5.0]", "[ 6.5]"),
+        ("[ 5.0]", "[ 99999.0]"),
+        ("Nov 20 14:03:22 n kernel:", "Nov 20 14:03:23 n kernel:"),
+    ],
+)
+def test_no_two_ticks_read_alike(first: str, second: str) -> None:
+    log = f"{first} NVRM: Xid (PCI:0000:01:00): 31, pid=1, x\n{second} NVRM: Xid (PCI:0000:01:00): 79, pid=1, x"
+    (drawn,) = drawings(of(log))
+    ticks = re.findall(r'class="tick"[^>]*>([^<]*)<', str(drawn))
+    assert len(ticks) > 1
+    assert len(set(ticks)) == len(ticks)
