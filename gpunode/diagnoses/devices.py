@@ -61,7 +61,7 @@ def _present_nodes(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _no_nodes(snapshot: Snapshot) -> Iterator[Verdict]:
-    if system.is_wsl(snapshot) or pci.has_gpu(snapshot) is False or driver.works(snapshot):
+    if system.has_driver_from_elsewhere(snapshot) or pci.has_gpu(snapshot) is False or driver.works(snapshot):
         return
     nodes, said = tuple(_missing_nodes(snapshot)), snapshot.said(_NO_FILES)
     if nodes and (bare := inside.without_gpu(snapshot, *nodes)) is not None:
@@ -175,7 +175,7 @@ def _decide_uvm(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     state, wanted = driver.is_loaded(snapshot), snapshot.said(_UVM_WANTED)
     unknown = _on_host(snapshot, _UNKNOWN_ERROR)
     lost = (*snapshot.said(_SUSPENDED), *snapshot.said(_RELOADED)) if unknown else ()
-    if state is False or system.is_wsl(snapshot) or not (state or wanted or lost):
+    if state is False or system.has_driver_from_elsewhere(snapshot) or not (state or wanted or lost):
         return
     absent = tuple(_uvm_absence(snapshot))
     if modules.loaded(snapshot, "nvidia_uvm") or (lost and modules.loaded(snapshot, "nvidia_uvm") is None):

@@ -13,7 +13,7 @@ from gpunode.diagnoses.model import Citation, Confidence, Disruption, Doubt, Fam
 from gpunode.diagnoses.remedies import install, reboot, run, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
 from gpunode.diagnoses.views import driver, guests, inside, kube, modules, packages, pci, presence
-from gpunode.diagnoses.views.system import is_debians, is_wsl, package_manager
+from gpunode.diagnoses.views.system import has_driver_from_elsewhere, is_debians, package_manager
 from gpunode.facts.patterns import Pattern
 
 _OTHER_HOUSE: Final = Pattern(
@@ -25,7 +25,7 @@ _SMI_ALONE: Final = Pattern(r"NVIDIA-SMI couldn't find libnvidia-ml", re.IGNOREC
 
 def _presence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whether no driver is there, or its kernel side alone."""
-    if is_wsl(snapshot) or _is_elsewhere(snapshot):
+    if has_driver_from_elsewhere(snapshot) or _is_elsewhere(snapshot):
         return
     if driver.works(snapshot) or snapshot.says(_CTK_ASKED, "nvidia-ctk") or _listed_without_libcuda(snapshot):
         yield from _without_libcuda(snapshot)

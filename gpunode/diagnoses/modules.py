@@ -45,7 +45,7 @@ _BLACKLISTED_AT_BOOT: Final = Pattern(r"(?:modprobe|module|rd\.driver)[._]blackl
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
     """Whether this machine has no NVIDIA module of its own to be loaded: WSL, or no GPU."""
-    return system.is_wsl(snapshot) or pci.has_gpu(snapshot) is False
+    return system.has_driver_from_elsewhere(snapshot) or pci.has_gpu(snapshot) is False
 
 
 def _absence(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -163,7 +163,7 @@ _FORMAT: Final = Pattern(
 
 def _other_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
     """The module was built, for another kernel than the one that runs, or than the one that boots next."""
-    if system.is_wsl(snapshot):
+    if system.has_driver_from_elsewhere(snapshot):
         return
     if driver.is_loaded(snapshot):
         yield from _next_boot(snapshot)

@@ -30,7 +30,7 @@ _NO_GPU_SAID: Final = Pattern(
 
 
 def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
-    if system.is_wsl(snapshot) or pci.has_gpu(snapshot) or snapshot.view(links.nvidia):
+    if system.has_driver_from_elsewhere(snapshot) or pci.has_gpu(snapshot) or snapshot.view(links.nvidia):
         return
     if kernel.said(snapshot, _GPU_SPOKEN_OF):
         return

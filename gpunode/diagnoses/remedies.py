@@ -16,7 +16,15 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, cuda, fabric, guests, modules
 from gpunode.diagnoses.views import driver as installed
 from gpunode.diagnoses.views.engine import engine
-from gpunode.diagnoses.views.system import PackageManager, distro, package_manager, running_kernel
+from gpunode.diagnoses.views.system import (
+    PackageManager,
+    distro,
+    has_driver_from_elsewhere,
+    is_jetson,
+    is_wsl,
+    package_manager,
+    running_kernel,
+)
 from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Driver
@@ -205,9 +213,9 @@ def unhold(snapshot: Snapshot, text: str, *names: str) -> Fix:
 def takes_gpunode(snapshot: Snapshot) -> bool:
     """Whether gpunode sets up nodes of this release; one that nobody has named counts where it has apt.
 
-    Not guests of a vGPU: their driver is not one of those that gpunode installs, and it refuses.
+    Not guests of a vGPU, WSL2 and Jetsons: their driver is not one of those that gpunode installs, and it refuses.
     """
-    if guests.is_vgpu(snapshot):
+    if guests.is_vgpu(snapshot) or has_driver_from_elsewhere(snapshot):
         return False
     known, machine = distro(snapshot), running_kernel(snapshot)
     if known is None:
@@ -248,9 +256,11 @@ def setup_step(
         instead: what does it where gpunode does not set up nodes; without any, a person does by the text.
         when: the condition under which it is done.
     """
-    if not takes_gpunode(snapshot):
+    is_configured = bool(steps) and _OF_RUNTIMES.issuperset(steps) and has_driver_from_elsewhere(snapshot)
+    if not takes_gpunode(snapshot) and not is_configured:
         return Fix(kind, text, instead, when)
-    words = ["--runtime", snapshot.view(engine)] if _OF_RUNTIMES.intersection(steps) else []
+    words = ["--driver", "none"] if is_configured else []
+    words += ["--runtime", snapshot.view(engine)] if _OF_RUNTIMES.intersection(steps) else []
     words += ["--upgrade"] if upgrade else []
     words += [word for step in steps for word in ("--only", step)]
     return Fix(kind, text, (command("sudo", "gpunode", "setup", *words),), when)
@@ -388,9 +398,22 @@ def _by_packages(snapshot: Snapshot, text: str, when: str = "", *, least: int = 
     """The driver from the packages of a distribution that gpunode does not set up."""
     if guests.is_vgpu(snapshot):
         return guest_driver(text, when)
+    if is_wsl(snapshot):
+        return by_hand("install", f"{text}: {_OF_WINDOWS}", when)
+    if is_jetson(snapshot):
+        return by_hand("install", f"{text}: {_OF_JETPACK}", when)
     return packaged.installing(snapshot, text, when, least=least)
 
 
+# NVIDIA's "CUDA on WSL User Guide", and its "Jetson Linux Developer Guide" on updates.
+_OF_WINDOWS: Final = (
+    "NVIDIA's driver for Windows, in Windows; WSL2 has its libraries from there after wsl --shutdown, and a Linux "
+    "driver that is installed within takes their place and does not work"
+)
+_OF_JETPACK: Final = (
+    "the driver is a part of the board's image and becomes newer with JetPack alone; the images of containers have to "
+    "be those for this JetPack"
+)
 _KEYRING: Final = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
 _TOOLKIT_URL: Final = "https://nvidia.github.io/libnvidia-container"
 TOOLKIT_ARCHIVE: Final = (

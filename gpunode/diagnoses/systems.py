@@ -74,6 +74,8 @@ _NIXOS: Final = "then nixos-rebuild switch (https://wiki.nixos.org/wiki/NVIDIA)"
 _CONTAINERS_ON_NIXOS: Final = f"hardware.nvidia-container-toolkit.enable = true, {_NIXOS}; containers ask by CDI"
 _GENTOO: Final = "https://wiki.gentoo.org/wiki/NVIDIA/nvidia-drivers"
 _LAYERED: Final = "https://rpmfusion.org/Howto/NVIDIA"
+_TRUENAS: Final = "in its web interface, Apps, Settings, Install NVIDIA Drivers"
+_UNRAID: Final = "the plugin Nvidia-Driver"
 _TRANSACTIONAL: Final = "transactional-update pkg install, then reboot"
 
 _SYSTEMS: Final = (
@@ -202,6 +204,44 @@ _SYSTEMS: Final = (
         },
     ),
 )
+# Their os-release may be that of another system: the kernel's name tells.
+_BY_KERNEL: Final = (
+    System(
+        "WSL2",
+        frozenset(),
+        _LOADERS | _IMAGES | _BUILDS | {"reboot", "modprobe"},
+        {
+            "reboot": "wsl --shutdown in Windows, which starts it anew when it is used next",
+            "kernel": "kernelCommandLine in .wslconfig in Windows, then wsl --shutdown",
+        },
+        "-WSL2",
+    ),
+    System(
+        "TrueNAS",
+        frozenset(),
+        _ONE_IMAGE,
+        {
+            "driver": f"{_TRUENAS}; the driver becomes newer with TrueNAS",
+            "toolkit": f"{_TRUENAS}, which brings it along",
+            "runtime": f"{_TRUENAS}, which brings it along",
+            "kernel": "with midclt call system.advanced.update and kernel_extra_options",
+        },
+        "+truenas",
+    ),
+    System(
+        "Unraid",
+        frozenset({"unraid", "unraid-os"}),
+        _ONE_IMAGE | {"systemctl"},
+        {
+            "driver": f"{_UNRAID}, on its page in Settings; it brings the module for this kernel",
+            "toolkit": f"{_UNRAID}, which brings it along",
+            "runtime": f"{_UNRAID}, which brings it along; then Docker is stopped and started in Settings",
+            "reboot": "in its web interface, Main",
+            "kernel": "in /boot/syslinux/syslinux.cfg, by the page of the flash device",
+        },
+        "-Unraid",
+    ),
+)
 _OSTREE: Final = System(
     "ostree",
     frozenset(),
@@ -228,6 +268,9 @@ def of(snapshot: Snapshot) -> System | None:
     known = system.distro(snapshot)
     running = system.running_kernel(snapshot)
     words = {known.id, *known.like} if known else set[str]()
+    for one in _BY_KERNEL:
+        if running.endswith(one.kernel) or (known is not None and known.id in one.ids):
+            return one
     for one in _SYSTEMS:
         by_name = known is not None and (known.id in one.ids or (not words & _KEPT_BY and bool(words & one.ids)))
         if by_name or (known is None and one.kernel and running.endswith(one.kernel)):

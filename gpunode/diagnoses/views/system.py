@@ -213,6 +213,29 @@ def is_wsl(snapshot: Snapshot) -> bool:
     return "microsoft" in running_kernel(snapshot).lower() or bool(snapshot.files("/usr/lib/wsl/*"))
 
 
+_TEGRA_KERNEL: Final = "-tegra"
+
+
+def is_jetson(snapshot: Snapshot) -> bool:
+    """Whether this is a Jetson, by its platform, its kernel, the driver of its GPU or the packages of its image."""
+    platform = snapshot.facts.platform
+    if isinstance(platform, Known):
+        return platform.value.kind == "jetson"
+    if running_kernel(snapshot).endswith(_TEGRA_KERNEL):
+        return True
+    told = (item for item in snapshot.of("lsmod", "packages", "text") if item.where == "host")
+    return bool(snapshot.files("/etc/nv_tegra_release")) or any(True for item in told for _ in finds(item, _TEGRA))
+
+
+# The module of an integrated GPU, and the package of Linux for Tegra that all others need.
+_TEGRA: Final = Pattern(r"^nvgpu\s+\d+\s|^ii\s+nvidia-l4t-core\s", re.MULTILINE)
+
+
+def has_driver_from_elsewhere(snapshot: Snapshot) -> bool:
+    """Whether the system around this one brings the kernel's driver: Windows that of WSL2, a Jetson's image its own."""
+    return is_wsl(snapshot) or is_jetson(snapshot)
+
+
 # What only a guest shows: its processor's flag, the kernel's word, the hypervisor's devices, its settings.
 _GUEST: Final = Pattern(
     r"\bHypervisor detected: |\bkvm-clock\b|\bpciPassthru\.|Red Hat, Inc\.? (?:Virtio|QEMU|QXL)|\bVirtio \d|"
