@@ -293,9 +293,10 @@ def _get_headers(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _upgrade_kernel(snapshot: Snapshot) -> Fix | None:
     """Where the archive no longer has the headers of an old kernel, a newer kernel is the way to headers."""
+    stem = "kernel-uek" if "uek" in _kernel(snapshot) else "kernel"
     commands: dict[PackageManager, str] = {
         "apt": "sudo apt-get dist-upgrade",
-        "dnf": "sudo dnf upgrade kernel kernel-devel",
+        "dnf": f"sudo dnf upgrade {stem} {stem}-devel",
         "zypper": "sudo zypper update kernel-default kernel-default-devel",
         "pacman": "sudo pacman -Syu",
     }

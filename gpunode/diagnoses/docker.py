@@ -379,7 +379,8 @@ def _register(snapshot: Snapshot) -> Iterable[Fix]:
         )
         return
     yield run("configure", "register NVIDIA's runtime, and have docker read that", _CONFIGURE)
-    yield restart("docker.service", when="it was not restarted by that")
+    text = "restart docker; its containers stop unless live-restore is on"
+    yield restart("docker.service", text, when="gpunode did not, for the containers that run, and they may stop")
 
 
 def _restart(_: Snapshot) -> Iterable[Fix]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import build, chains, remedies, secureboot
 from gpunode.diagnoses.addresses import DRIVER_README
-from gpunode.diagnoses.commands import command, edited, edited_where
+from gpunode.diagnoses.commands import Shell, command, edited, edited_where
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import (
@@ -324,16 +324,27 @@ def _lacks_index(snapshot: Snapshot, kernel: str) -> tuple[Citation, ...]:
     return tuple(cite(item) for item in listings if not any(path in item.lines for path in wanted))
 
 
+def _flavour(kernel: str) -> str:
+    """Of SUSE's kernels."""
+    return last if (last := kernel.rpartition("-")[2]).isalpha() else "default"
+
+
 def _index(snapshot: Snapshot) -> Iterable[Fix]:
     running = modules.kernel_of_search(snapshot)
     if snapshot.said(_INCOMPLETE) or any(_EMPTY.match(line) for item in snapshot.of("listing") for line in item.lines):
         text = f"install the whole modules folder of {running or 'the running kernel'} again"
         manager = snapshot.view(system.package_manager)
         brings = "linux-modules-" if _UBUNTUS.search(running) else "linux-image-"
-        words: dict[system.PackageManager, tuple[str, ...]] = {
-            "apt": ("apt-get", "install", "--reinstall", of_kernel(running, brings)),
-            "dnf": ("dnf", "reinstall", of_kernel(running, "kernel-core-"), of_kernel(running, "kernel-modules-")),
-            "zypper": ("zypper", "install", "--force", "kernel-default"),
+        # Of Oracle's, Amazon's and Proxmox' kernels the package has another name: the system's own lists tell.
+        owned = command("rpm", "-qa", "kernel*"), command("grep", "-F", of_kernel(running))
+        owner = command("dpkg-query", "-S", of_kernel(running, "/lib/modules/"))
+        words: dict[system.PackageManager, tuple[str | Shell, ...]] = {
+            "apt": (
+                *("apt-get", "install", "--reinstall"),
+                Shell(f"$({owner} | cut -d: -f1)") if running.endswith("-pve") else of_kernel(running, brings),
+            ),
+            "dnf": ("dnf", "reinstall", Shell(f"$({' | '.join(owned)})")),
+            "zypper": ("zypper", "install", "--force", f"kernel-{_flavour(running)}"),
             "pacman": ("pacman", "-S", "linux"),
         }
         yield run("install", text, command("sudo", *words[manager]))

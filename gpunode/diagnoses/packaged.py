@@ -64,6 +64,8 @@ def _way(snapshot: Snapshot, models: Sequence[GpuModel], least: int) -> Way:
         return Way(words=f"{found.what}: {found.why}; {found.hint}")
     if last is not None and last < least:
         return Way(words=_NONE)
+    if last is not None and last < _MAINTAINED:
+        return ended(snapshot, last)
     if package_manager(snapshot) == "apt":
         return _by_apt(snapshot, models, least)
     return of_branch(snapshot, last)
@@ -72,6 +74,30 @@ def _way(snapshot: Snapshot, models: Sequence[GpuModel], least: int) -> Way:
 # Older ones are not in NVIDIA's repositories; it is the last of three generations, and maintained for years.
 _MAINTAINED: Final = 580
 _DEBIANS: Final = {"11": 470, "12": 535, "13": 550}
+# The ended branches that releases keep (the archives' lists of packages, 2026-11; Ubuntu's by Launchpad).
+_ENDED: Final = {
+    ("debian", "11"): {390: "nvidia-legacy-390xx-driver", 470: "nvidia-tesla-470-driver"},
+    ("debian", "12"): {470: "nvidia-tesla-470-driver"},
+    ("ubuntu", "20.04"): {390: "nvidia-driver-390", 470: "nvidia-driver-470"},
+    ("ubuntu", "22.04"): {390: "nvidia-driver-390", 470: "nvidia-driver-470"},
+    ("ubuntu", "24.04"): {470: "nvidia-driver-470"},
+}
+
+
+def ended(snapshot: Snapshot, last: int) -> Way:
+    """The branch ``last``, which is not in NVIDIA's repositories any more, from the distribution that keeps it."""
+    if package_manager(snapshot) != "apt":
+        return of_branch(snapshot, last)
+    known = distro(snapshot)
+    name = _ENDED.get((known.id, known.version_id), {}).get(last) if known else None
+    if name is None and (known is None or known.id not in {"debian", "ubuntu"}):
+        asked = f"apt-cache search --names-only nvidia | grep {last}"
+        return Way(words=f"the system's own package of branch {last} ({asked}), else NVIDIA's {_INSTALLER}")
+    if name is None:
+        return _by_hand(last)
+    # Debian's ended drivers stand beside the current one, which is named with a dash: apt removes it.
+    others = ("nvidia-driver-",) if known and known.id == "debian" else ()
+    return Way((command("sudo", "apt-get", "install", name, *others),), f"branch {last} is {name}")
 
 
 def _by_apt(snapshot: Snapshot, models: Sequence[GpuModel], least: int) -> Way:
@@ -98,8 +124,23 @@ def of_branch(snapshot: Snapshot, last: int | None) -> Way:
     manager = package_manager(snapshot)
     if manager == "pacman":
         aur = f"nvidia-{last}xx-dkms and nvidia-{last}xx-utils are in the AUR"
-        return Way(words=aur) if last else Way((command("sudo", "pacman", "-S", "nvidia-open", "nvidia-utils"),))
+        return Way(words=aur) if last else _by_pacman(running_kernel(snapshot))
     return _by_zypper(snapshot, last) if manager == "zypper" else _by_dnf(snapshot, last)
+
+
+# Arch's kernels beside the stock one, whose module alone is built already.
+_OTHER_KERNELS: Final = ("zen", "lts", "hardened", "rt")
+
+
+def _by_pacman(kernel: str) -> Way:
+    """Arch has the open modules built for its stock kernel, and for all others as a source."""
+    own = next((name for name in _OTHER_KERNELS if kernel.endswith(f"-{name}")), "")
+    if own:
+        names = ("nvidia-open-dkms", f"linux-{own}-headers", "nvidia-utils")
+        return Way((command("sudo", "pacman", "-S", *names),))
+    if kernel and "-arch" not in kernel:
+        return Way(words="nvidia-open-dkms and nvidia-utils, with the headers of this kernel, which is not Arch's")
+    return Way((command("sudo", "pacman", "-S", "nvidia-open", "nvidia-utils"),))
 
 
 # SUSE counts the generations of packages, each with the driver of its last branch.
@@ -107,6 +148,10 @@ _GENERATIONS: Final = {390: "G04", 470: "G05", 580: "G06"}
 
 
 def _by_zypper(snapshot: Snapshot, last: int | None) -> Way:
+    known = distro(snapshot)
+    if last is None and known is not None and known.id == "opensuse-tumbleweed":
+        # NVIDIA has a repository of the newest open driver for numbered releases alone.
+        return Way(words=f"openSUSE's own packages of the open kernel modules ({_TUMBLEWEED})")
     if last is None:
         return Way((*cuda_repository(snapshot), command("sudo", "zypper", "install", "nvidia-open")))
     if (generation := _GENERATIONS.get(last)) is None:
@@ -115,6 +160,9 @@ def _by_zypper(snapshot: Snapshot, last: int | None) -> Way:
     names += [f"nvidia-compute-utils-{generation}"] if last == _MAINTAINED else [f"nvidia-compute-{generation}"]
     install = command("sudo", "zypper", "install", *names)
     return Way((*_suse_repository(snapshot), install), f"{names[0]} is of branch {last}")
+
+
+_TUMBLEWEED: Final = "https://en.opensuse.org/SDB:NVIDIA_drivers"
 
 
 def _suse_repository(snapshot: Snapshot) -> tuple[str, ...]:
@@ -202,7 +250,10 @@ def _rpm_fusion(system: str, major: str) -> str:
 
 
 def _by_hand(last: int) -> Way:
-    return Way(words=f"branch {last} is the last for this GPU, and no repository has it: take NVIDIA's .run installer")
+    return Way(words=f"branch {last} is the last for this GPU, and no repository has it: take NVIDIA's {_INSTALLER}")
+
+
+_INSTALLER: Final = ".run installer, if it builds for this kernel"
 
 
 RHEL: Final = frozenset({"rhel", "rocky", "almalinux", "centos", "ol"})
@@ -212,24 +263,28 @@ _REPOSITORIES: Final = "https://developer.download.nvidia.com/compute/cuda/repos
 def cuda_repository(snapshot: Snapshot) -> tuple[str, ...]:
     """The commands that add NVIDIA's repository where dnf or zypper have none of the driver's packages from it yet."""
     known = distro(snapshot)
-    there = any(name.startswith(("nvidia-", "akmod-nvidia", "kmod-nvidia", "cuda-")) and not name.startswith(_TOOLKITS)
-                for name in snapshot.view(packages.packages))  # fmt: skip
+    names = (name for name in snapshot.view(packages.packages) if not name.startswith(_TOOLKITS))
+    # Those of a generation are of SUSE's own repository.
+    there = any(name.startswith(_FROM_THERE) and "-G0" not in name for name in names)
     if known is None or there:
         return ()
     major = known.version_id.partition(".")[0]
     if not major.isdigit():
         return ()
-    folders = {"fedora": f"fedora{major}", "amzn": f"amzn{major}", "sles": f"sles{major}"}
+    # From 16 on both of SUSE's have one repository (the driver installation guide's table of releases).
+    suse = {"15": {"sles": "sles15", "opensuse-leap": "opensuse15"}}.get(major, {"sles": "suse16"})
+    folders = {"fedora": f"fedora{major}", "amzn": f"amzn{major}", "opensuse-leap": "suse16", **suse}
     folder = f"rhel{major}" if known.id in RHEL else folders.get(known.id, "")
     if not folder:
         return ()
     is_arm = any("aarch64" in item.text for item in snapshot.of("uname"))
     url = f"{_REPOSITORIES}/{folder}/{'sbsa' if is_arm else 'x86_64'}/cuda-{folder}.repo"
-    if known.id == "sles":
+    if known.id in {"sles", "opensuse-leap"}:
         return command("sudo", "zypper", "addrepo", url), "sudo zypper refresh"
     if known.id == "fedora":
         return (command("sudo", "dnf", "config-manager", "addrepo", "--overwrite", f"--from-repofile={url}"),)
     return "sudo dnf install dnf-plugins-core", command("sudo", "dnf", "config-manager", "--add-repo", url)
 
 
+_FROM_THERE: Final = ("nvidia-", "akmod-nvidia", "kmod-nvidia", "cuda-")
 _TOOLKITS: Final = ("nvidia-container-", "nvidia-docker", "nvidia-fabric")

@@ -8,7 +8,7 @@ from typing import Final
 from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
-from gpunode.catalog.driver import Choice, choose
+from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.diagnoses import packaged
 from gpunode.diagnoses.commands import ADDRESS, command, edited, edited_where, is_package, is_unit, of_gpu
 from gpunode.diagnoses.model import Fix, FixKind
@@ -120,11 +120,23 @@ def one_version(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") ->
     return Fix(kind, text, _ONE_ORIGIN[snapshot.view(package_manager)], when)
 
 
-# Debian's and Ubuntu's archives have the first word of the system's name for their origin.
-_OF_DISTRIBUTION: Final = (
-    r". /etc/os-release; printf 'Package: *nvidia* libcuda*\nPin: release o=%s\nPin-Priority: 1001\n' "
-    '"${NAME%% *}" | sudo tee /etc/apt/preferences.d/nvidia-of-the-distribution'
-)
+def _of_distribution(snapshot: Snapshot) -> str:
+    """The command that pins the driver to the archive of the distribution; empty where that has no name of its own.
+
+    Mint and its like take Ubuntu's archive, or Debian's.
+    """
+    known = distro(snapshot)
+    words = (known.id, *known.like) if known else ()
+    if known is None or known.id == "pop":
+        return ""
+    own = _OF_THEIR_OWN.get(known.id)
+    origin = own or ("Ubuntu" if "ubuntu" in words else "Debian" if "debian" in words else "")
+    lines = rf"Package: *nvidia* libcuda*\nPin: release o={origin}\nPin-Priority: 1001\n"
+    return f"printf '{lines}' | sudo tee /etc/apt/preferences.d/nvidia-of-the-distribution" if origin else ""
+
+
+# As apt-cache policy shows it.
+_OF_THEIR_OWN: Final = {"kali": "Kali", "raspbian": "Raspbian", "devuan": "Devuan"}
 _WITHOUT_DRIVER: Final = r"/^excludepkgs=\*nvidia\*$/d; /^\[/a excludepkgs=*nvidia*"
 
 
@@ -135,7 +147,9 @@ def one_archive(snapshot: Snapshot) -> Fix:
     if takes_gpunode(snapshot):
         return setup_step(snapshot, "configure", f"{text}: gpunode pins them to it", "cuda-repository", "driver-pin")
     if manager == "apt":
-        return Fix("configure", f"{text}, the distribution's own", (_OF_DISTRIBUTION,))
+        pin = _of_distribution(snapshot)
+        own = f"{text}, the distribution's own"
+        return Fix("configure", own, (pin,)) if pin else by_hand("configure", own)
     if manager == "dnf":
         is_fedora = known is not None and known.id == "fedora"
         kept, others = ("RPM Fusion", "compute/cuda|negativo17") if is_fedora else ("NVIDIA's", "rpmfusion|negativo17")
@@ -271,7 +285,8 @@ def driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
 
     Not by the step ``driver`` alone: without its repository, headers and loading a driver is not whole.
     """
-    if takes_gpunode(snapshot):
+    models = snapshot.view(cards.all_models)
+    if takes_gpunode(snapshot) and not (models and isinstance(choose(models, Driver()), Impossible)):
         return Fix("install", text, (_SETUP,), when)
     return _by_packages(snapshot, text, when)
 

@@ -224,6 +224,7 @@ def _certificate(snapshot: Snapshot) -> str:
     return _UBUNTUS if _is_ubuntu(snapshot) else "/var/lib/dkms/mok.pub"
 
 
+_LOCAL_BUILD: Final = Pattern(r"\bLocal build for nvidia-\w+-G0\d")
 _UBUNTUS: Final = "/var/lib/shim-signed/mok/MOK.der"
 
 
@@ -234,10 +235,18 @@ def _is_ubuntu(snapshot: Snapshot) -> bool:
     return "-generic" in snapshot.view(system.running_kernel) or "ubuntu" in snapshot.view(system.running_kernel)
 
 
+# SUSE's packages make a key for each version of the driver when they are installed (openSUSE's SDB:NVIDIA_drivers).
+_SUSES: Final = "/var/lib/nvidia-pubkeys"
+
+
 def _enrol(snapshot: Snapshot) -> Iterable[Fix]:
     if not snapshot.says(_PENDING):
         text = "ask for the key to be enrolled; mokutil has you choose a password for the next boot"
-        yield run("configure", text, command("sudo", "mokutil", "--import", _certificate(snapshot)))
+        if packages.matching(snapshot, "nvidia*-kmp-*") or snapshot.says(_LOCAL_BUILD):
+            where = f"the newest file below {_SUSES}, or below /usr/share/nvidia-pubkeys on older releases"
+            yield by_hand("configure", f"{text}: sudo mokutil --import FILE, {where}")
+        else:
+            yield run("configure", text, command("sudo", "mokutil", "--import", _certificate(snapshot)))
     text = "reboot with the console in view: choose Enroll MOK in the blue screen and type that password"
     yield reboot(text)
     yield from _instead(snapshot)

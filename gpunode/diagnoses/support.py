@@ -22,7 +22,6 @@ from gpunode.diagnoses.remedies import (
     by_hand,
     fabric_manager_too,
     guest_driver,
-    install,
     reboot,
     run,
     takes_gpunode,
@@ -328,10 +327,9 @@ def _from_repository(snapshot: Snapshot, cause: str, choice: Choice | None, last
         return by_hand("install", f"install {what}{names}, from the distribution or NVIDIA's repository")
     if manager == "dnf":
         return _by_dnf(snapshot, f"install {what}", kind, branch)
-    if kind != "open":
-        way = packaged.of_branch(snapshot, branch or _OFFERED_FROM)
-        return run("install", f"install {what}: {way.words}", *way.commands)
-    return install(snapshot, f"install {what}", "nvidia-open" if manager == "zypper" else "nvidia-open-dkms")
+    way = packaged.of_branch(snapshot, (branch or _OFFERED_FROM) if kind != "open" else None)
+    words = f"install {what}: {way.words}" if way.words else f"install {what}"
+    return run("install", words, *way.commands)
 
 
 def _flavours(cause: str, choice: Choice | None) -> str:
@@ -360,20 +358,8 @@ def _by_dnf(snapshot: Snapshot, text: str, kind: str, branch: int | None) -> Fix
 
 def _of_distribution(snapshot: Snapshot, last: int) -> Fix:
     """The legacy branches are not in NVIDIA's repositories; distributions keep some of them."""
-    text = f"install branch {last}, the last that drives this GPU, from the distribution"
-    manager, known = snapshot.view(system.package_manager), system.distro(snapshot)
-    if manager == "dnf":
-        names = (f"akmod-nvidia-{last}xx", f"xorg-x11-drv-nvidia-{last}xx-cuda")
-        return run("install", f"{text} (RPM Fusion)", command("sudo", "dnf", "install", "--allowerasing", *names))
-    if manager == "pacman":
-        return by_hand("install", f"{text}: nvidia-{last}xx-dkms is in the AUR")
-    if manager == "zypper":
-        return install(snapshot, text, "nvidia-driver-G05-kmp-default")
-    if known is not None and known.id == "debian":
-        # Debian's legacy drivers stand beside the current one, which is named with a dash: apt removes it.
-        legacy = "nvidia-tesla-470-driver" if last == 470 else f"nvidia-legacy-{last}xx-driver"
-        return install(snapshot, text, legacy, "nvidia-driver-")
-    return install(snapshot, text, f"nvidia-driver-{last}")
+    way = packaged.ended(snapshot, last)
+    return run("install", f"install the last driver for this GPU: {way.words}", *way.commands)
 
 
 def _in_the_place_of(snapshot: Snapshot, old: str, cause: str, *, keep_branch: bool = False) -> Iterator[Fix]:

@@ -21,9 +21,13 @@ def system(name: str, version: str, like: str = "") -> Row:
 ROCKY, RHEL10 = system("rocky", "9.4", "rhel centos fedora"), system("rhel", "10.0", "fedora")
 FEDORA, AMAZON, SLES = system("fedora", "42"), system("amzn", "2023", "fedora"), system("sles", "15.6", "suse")
 ARCH, BULLSEYE = system("arch", ""), system("debian", "11")
+LEAP, LEAP16 = system("opensuse-leap", "15.6", "suse opensuse"), system("opensuse-leap", "16.0", "suse opensuse")
+NOBLE, BOOKWORM, TRIXIE = system("ubuntu", "24.04"), system("debian", "12"), system("debian", "13")
+ZEN: Row = ("uname -r", "6.12.8-zen1-1-zen")
 V100 = "3b:00.0 3D controller [0302]: NVIDIA Corporation GV100GL [Tesla V100 PCIe 16GB] [10de:1db4] (rev a1)"
 K80 = "3b:00.0 3D controller [0302]: NVIDIA Corporation GK210GL [Tesla K80] [10de:102d] (rev a1)"
 B200 = "1b:00.0 3D controller [0302]: NVIDIA Corporation GB100 [B200] [10de:2901] (rev a1)"
+FERMI = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GF108 [GeForce GT 430] [10de:0de1] (rev a1)"
 T4 = "02:00.0 3D controller [0302]: NVIDIA Corporation TU104GL [Tesla T4] [10de:1eb8] (rev a1)"
 
 
@@ -61,7 +65,12 @@ def driver(*rows: Row) -> Fix:
         ((SLES, NAMED), "sudo zypper install nvidia-driver-G06-kmp-default nvidia-compute-utils-G06"),
         ((SLES, gpu(B200)), "sudo zypper install nvidia-open"),
         ((ARCH, gpu(T4)), "sudo pacman -S nvidia-open nvidia-utils"),
+        ((ARCH, ZEN, gpu(T4)), "sudo pacman -S nvidia-open-dkms linux-zen-headers nvidia-utils"),
         ((BULLSEYE, gpu(V100)), "sudo apt-get install nvidia-driver"),
+        # gpunode would refuse: the branch is not in NVIDIA's repositories any more.
+        ((NOBLE, gpu(K80)), "sudo apt-get install nvidia-driver-470"),
+        ((BOOKWORM, gpu(K80)), "sudo apt-get install nvidia-tesla-470-driver nvidia-driver-"),
+        ((NOBLE, gpu(T4)), "sudo gpunode setup"),
     ],
 )
 def test_the_branch_is_the_last_that_drives_the_gpu(rows: tuple[Row, ...], last: str) -> None:
@@ -74,6 +83,12 @@ def test_the_branch_is_the_last_that_drives_the_gpu(rows: tuple[Row, ...], last:
         ((ARCH, NAMED), "nvidia-580xx-dkms"),
         ((ARCH, gpu(K80)), "nvidia-470xx-dkms"),
         ((AMAZON, gpu(K80)), "no repository has it"),
+        ((TRIXIE, gpu(K80)), "no repository has it"),
+        ((NOBLE, gpu(FERMI)), "no repository has it"),
+        ((NOBLE, gpu(f"{V100}\n{B200}")), "no kernel modules drive all GPUs of this host"),
+        ((system("kali", "2026.3", "debian"), gpu(K80)), "own package of branch 470"),
+        ((system("opensuse-tumbleweed", "20261101", "opensuse suse"), gpu(B200)), "openSUSE's own packages"),
+        ((ARCH, ("uname -r", "6.12.8-2-cachyos"), gpu(T4)), "headers of this kernel"),
         ((BULLSEYE, gpu(B200)), "upgrade Debian first"),
         ((system("kali", "2026.3", "debian"), gpu(T4)), "own package nvidia-driver"),
         ((ROCKY, gpu(f"{V100}\n{B200}")), "no kernel modules drive all GPUs of this host"),
@@ -84,6 +99,31 @@ def test_what_no_repository_has_is_said(rows: tuple[Row, ...], words: str) -> No
     fix = driver(*rows)
     assert words in fix.text
     assert fix.commands == ()
+
+
+@pytest.mark.parametrize(("release", "folder"), [(LEAP, "opensuse15"), (LEAP16, "suse16")])
+@pytest.mark.parametrize("there", [(), (("rpm -qa | grep nvidia", "nvidia-driver-G06-kmp-default-570.133.07_k6-1"),)])
+def test_opensuse_gets_the_repository_that_has_the_open_driver(
+    release: Row, folder: str, there: tuple[Row, ...]
+) -> None:
+    added, _, installed = driver(release, gpu(B200), *there).commands
+    assert added.endswith(f"/cuda/repos/{folder}/x86_64/cuda-{folder}.repo")
+    assert installed == "sudo zypper install nvidia-open"
+
+
+@pytest.mark.parametrize(
+    ("release", "origin"),
+    [
+        (system("linuxmint", "21.3", "ubuntu debian"), "o=Ubuntu"),
+        (system("linuxmint", "6", "debian"), "o=Debian"),
+        (system("kali", "2026.3", "debian"), "o=Kali"),
+        (system("pop", "22.04", "ubuntu debian"), ""),
+    ],
+)
+def test_the_archive_is_named_as_apt_knows_it(release: Row, origin: str) -> None:
+    fix = remedies.one_archive(snapshot(pasted.evidence([release])))
+    assert fix.commands if origin else not fix.commands
+    assert all(origin in command for command in fix.commands)
 
 
 def test_a_rolling_release_has_a_repository_of_its_own() -> None:
