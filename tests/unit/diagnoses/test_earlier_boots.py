@@ -121,6 +121,7 @@ SYSLOG = (
 BEGAN = {
     "uptime": ("uptime -s", "2026-08-02 09:02:11"),
     "who": ("who -b", "         system boot  2026-08-02 09:02"),
+    "who-in-the-c-locale": ("LC_ALL=C who -b", "         system boot  Aug  2 09:02"),
     "last": ("last reboot | head -1", "reboot   system boot  6.1.0-18-amd64 Sun Aug  2 09:02   still running"),
     "last-with-year": (
         "last -F reboot",
@@ -217,6 +218,42 @@ def test_a_gpu_that_works_after_the_date_of_its_fault_got_over_it() -> None:
     works = WORKS[0], "Sun Aug  2 10:00:00 2026\n" + WORKS[1]
     assert seen(SYSLOG, works).is_healthy
     assert not seen(SYSLOG, (works[0], works[1].replace("Aug  2", "Jul 31"))).is_healthy
+
+
+def _in_iso(stamp: str) -> str:
+    """The fault as rsyslog's own form and journalctl's short-iso have it."""
+    return FELL.replace("Aug 01 10:00:00", stamp)
+
+
+@pytest.mark.parametrize("offset", ["+00:00", "+0000", "+02:00", "-0700", "+05:30"])
+@pytest.mark.parametrize(
+    "asked", ["grep Xid /var/log/syslog", "cat /var/log/kern.log", "journalctl -o short-iso | grep Xid"]
+)
+def test_what_the_systems_loggers_write_is_the_local_time_of_the_node_with_its_offset(asked: str, offset: str) -> None:
+    log = asked, _in_iso(f"2026-08-01T10:00:00{'.123456' if ':' in offset else ''}{offset}")
+    works = WORKS[0], "Sat Aug  1 12:10:12 2026\n" + WORKS[1]
+    assert seen(log, ("uptime -s", "2026-08-01 12:00:03")).roots[0].confidence == "likely"
+    assert seen(log, works).is_healthy
+    assert seen(log, ("uptime -s", "2026-08-01 09:00:03")).roots[0].confidence == "certain"
+    assert not seen(log, (works[0], works[1].replace("12:10:12", "09:59:59"))).is_healthy
+
+
+@pytest.mark.parametrize(
+    ("asked", "stamp"),
+    [
+        ("grep Xid /var/log/syslog", "2026-08-01T10:00:00Z"),
+        ("TZ=UTC journalctl -o short-iso | grep Xid", "2026-08-01T10:00:00+0000"),
+        ("journalctl --utc -o short-iso | grep Xid", "2026-08-01T10:00:00+0000"),
+        ("docker exec monitor grep Xid /var/log/syslog", "2026-08-01T10:00:00+00:00"),
+        ("gpu-monitor.log", "2026-08-01T10:00:00+00:00"),
+        ("", "2026-08-01T10:00:00+00:00"),
+    ],
+)
+def test_a_time_of_another_zone_may_be_of_any_hour_of_the_nodes_day(asked: str, stamp: str) -> None:
+    log = asked, _in_iso(stamp)
+    assert not seen(log, ("uptime -s", "2026-08-01 12:00:03")).roots[0].summary.startswith("In an earlier boot")
+    assert not seen(log, (WORKS[0], "Sat Aug  1 12:10:12 2026\n" + WORKS[1])).is_healthy
+    assert seen(log, (WORKS[0], "Sun Aug  2 12:10:12 2026\n" + WORKS[1])).is_healthy
 
 
 REMAPPED = (
