@@ -88,8 +88,10 @@ def without_what_is_over(snapshot: Snapshot) -> Snapshot:
             numbers.update(range(first, first + message.lines))
     if not over:
         return snapshot
-    items = tuple(_without(item, over.get((item.key, item.written), set())) for item in snapshot.items)
-    return Snapshot(items, snapshot.facts, snapshot.whole)
+    # Nor is it of an earlier boot.
+    made = {id(item): _without(item, over.get((item.key, item.written), set())) for item in snapshot.items}
+    whole = (made.get(id(item)) or _without(item, over.get((item.key, item.written), set())) for item in snapshot.whole)
+    return Snapshot(tuple(made.values()), snapshot.facts, tuple(whole))
 
 
 def _without(item: Item, numbers: set[int]) -> Item:

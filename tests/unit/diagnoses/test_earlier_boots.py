@@ -98,6 +98,31 @@ def test_what_is_wrong_now_is_the_root_unless_history_explains_it() -> None:
     assert causes == ["driver-library-mismatch-reboot-pending"]
 
 
+FAULTED = (
+    "Aug 02 11:00:00 n1 kernel: NVRM: Xid (PCI:{}): 31, pid=1234, name=python, Ch 00000008, intr 00000000. MMU Fault: "
+    "ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f12_34560000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ\n"
+)
+
+
+@pytest.mark.parametrize("gpu", ["0000:07:00", "0000:0a:00"])
+@pytest.mark.parametrize("log", OVER.values(), ids=OVER)
+def test_faults_of_two_boots_are_no_one_incident_and_those_of_this_boot_stand_first(
+    log: tuple[str, str], gpu: str
+) -> None:
+    now, before = seen(log, ("journalctl -k -b", FAULTED.format(gpu))).roots
+    assert (now.cause, before.cause) == ("xid-31-mmu-fault", "gpu-fallen-off-bus")
+    assert before.summary.startswith("In an earlier boot: ")
+    assert "followed" not in before.summary
+    assert not {citation.line for citation in now.citations} & {citation.line for citation in before.citations}
+
+
+def test_what_the_gpu_got_over_in_this_boot_is_of_no_earlier_one() -> None:
+    ill = WORKS[1].replace("07:00.0", "0A:00.0").replace("34C    P0              62W / 400W", "ERR!  ERR! ERR!  N/A")
+    table = "nvidia-smi", f"Sat Aug  1 12:10:12 2026\n{WORKS[1]}{ill}"
+    found = seen(table, ("dmesg -T", "[Sat Aug  1 10:00:00 2026] NVRM: Xid (PCI:0000:07:00): 79, pid=1, gone\n"))
+    assert (found.findings, [doubt.question[:20] for doubt in found.unknown]) == ((), ["nvidia-smi shows ERR"])
+
+
 def test_lines_keep_their_numbers_and_a_paste_what_is_no_log() -> None:
     log = recognise("/var/log/kern.log")
     assert boots.of_running(log, "/var/log/kern.log", FELL + BANNER + NEXT) == "\n" + BANNER + NEXT
