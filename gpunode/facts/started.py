@@ -1,7 +1,8 @@
 """When the node was started last, by its own word, and which dated lines were written before that.
 
 A log on disk says by its lines where a boot begins, see ``boots``; a few lines that somebody picked out of it do not,
-but where they were asked for as those of this boot, no clock is set against that. Clocks are the node's own, whatever
+but where they were asked for as those of this boot, no clock is set against that; where journalctl takes the kernel's
+messages to be meant so, the clock may have been of another zone at the start. Clocks are the node's own, whatever
 their zone: rsyslog and journalctl write its local time, with its offset behind it. What is, or may be, of another has
 to lie farther apart. The forms are those of procps (uptime), coreutils (who), util-linux (last), of /proc/stat and of
 nvidia-smi.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
-from gpunode.facts.boots import is_of_this, is_searched, ungrepped
+from gpunode.facts.boots import is_of_this, is_searched, is_taken_for_this, ungrepped
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -174,7 +175,7 @@ def _is_before(line: str, item: Item, began: Start) -> bool:
     match = _STAMP.match(ungrepped(line))
     if match is None:
         return False
-    is_early = match["up"] and int(match["up"]) < _CLOCK_SET_S
+    is_early = is_taken_for_this(item.source) or (match["up"] and int(match["up"]) < _CLOCK_SET_S)
     slack = _ZONE_S if is_early or began.is_epoch or not is_local(item, match["zone"]) else _SLACK_S
     if match["full"]:
         at = _utc(match["full"].replace("T", " "), "%Y-%m-%d %H:%M:%S")

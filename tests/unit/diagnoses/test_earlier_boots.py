@@ -367,6 +367,37 @@ def test_no_clock_is_set_against_what_was_asked_for_as_of_this_boot_or_may_be_of
     assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
 
 
+BOOTING = FELL.replace("Aug 01 10", "Aug 02 04")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["journalctl -k | grep Xid", "journalctl --dmesg -g Xid", "journalctl -xk --no-pager", "sudo journalctl -kn100"],
+)
+def test_journalctl_shows_the_kernels_messages_of_this_boot_at_whose_start_the_clock_may_be_late(asked: str) -> None:
+    assert seen((asked, BOOTING), BEGAN["uptime"]).roots[0].confidence == "certain"
+    # No zone is a day wide: it was asked before the node was started anew.
+    assert seen((asked, FELL), BEGAN["uptime"]).roots[0].confidence == "likely"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "journalctl | grep Xid",
+        "journalctl -k --since yesterday",
+        'journalctl -k -S "2026-08-01"',
+        "journalctl -k -D /mnt/var/log/journal",
+        "journalctl -k --file system.journal",
+        "journalctl -k -b all",
+        "journalctl -kb all",
+        "journalctl -ukubelet",
+        "grep Xid /var/log/kern.log",
+    ],
+)
+def test_of_more_than_this_boot_the_clock_decides(asked: str) -> None:
+    assert seen((asked, BOOTING), BEGAN["uptime"]).roots[0].confidence == "likely"
+
+
 @pytest.mark.parametrize("asked", ["journalctl -k -b all", "journalctl -k -b -1", "journalctl --dmesg --boot=-1"])
 def test_what_was_asked_for_as_of_other_boots_is_not_of_this(asked: str) -> None:
     assert seen((asked, FELL), BEGAN["uptime"]).roots[0].confidence == "likely"
