@@ -233,8 +233,8 @@ def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
 
 
 def _finding(finding: Finding) -> dict[str, object]:
-    # Its events are for ranking: their clocks are those of this run's evidence.
-    told = (field.name for field in fields(finding) if field.name != "events")
+    # Its events and its boot are for ranking: their clocks are those of this run's evidence.
+    told = (field.name for field in fields(finding) if field.name not in {"events", "is_past"})
     row: dict[str, object] = {name: getattr(finding, name) for name in told}
     return {**row, "citations": _cited(finding.citations)}
 

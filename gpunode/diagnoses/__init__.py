@@ -156,7 +156,7 @@ def _as_history(finding: Finding, snapshot: Snapshot) -> Finding:
     """What an earlier boot showed: it may be over, so it is never certain."""
     is_told = any(snapshot.is_of_earlier_boot(citation) for citation in finding.citations if citation.number)
     summary = f"In an earlier boot: {finding.summary}" if is_told else finding.summary
-    return replace(finding, confidence="likely", summary=summary)
+    return replace(finding, confidence="likely", summary=summary, is_past=is_told)
 
 
 def _guarded(rule: Rule, snapshot: Snapshot, bugs: list[str]) -> Iterable[Verdict]:

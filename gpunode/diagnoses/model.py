@@ -214,6 +214,7 @@ class Finding:
         gpus: PCI addresses of those concerned, where it concerns some only.
         at: seconds, when it began first.
         events: when it began on each GPU, where the time is known.
+        is_past: whether a boot before the running one showed it, and this one does not.
         heard_from: who says so, where the node was looked at and only a container's word proves it; else empty.
     """
 
@@ -233,6 +234,7 @@ class Finding:
     gpus: tuple[str, ...] = ()
     at: float | None = None
     events: tuple[Event, ...] = ()
+    is_past: bool = False
     heard_from: str = ""
 
 

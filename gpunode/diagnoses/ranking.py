@@ -1,6 +1,7 @@
 """Which of several findings is the root of which, and which comes first. Pure.
 
-A fault explains what a rule says follows from it: on the same GPU, and not what was there before it.
+A fault explains what a rule says follows from it: on the same GPU, and not what was there before it. Faults of two
+boots explain each other never, and those of the running one stand first.
 """
 
 from __future__ import annotations
@@ -39,16 +40,23 @@ def _sorted(findings: tuple[Finding, ...]) -> Iterator[Finding]:
 
     Not every two times compare, so the next is always the deepest of those before which none of its equals came.
     """
-    left = sorted(findings, key=lambda finding: (*_standing(finding), STOREYS.index(finding.storey), finding.cause))
+    is_told_now = any(_is_of_this_boot(finding) and finding.severity != "info" for finding in findings)
+
+    def standing(finding: Finding) -> tuple[object, ...]:
+        is_info = finding.severity == "info"
+        return is_info, finding.is_past and is_told_now, WEIGHT.index(finding.severity), finding.confidence != "certain"
+
+    left = sorted(findings, key=lambda finding: (*standing(finding), STOREYS.index(finding.storey), finding.cause))
     while left:
-        equals = [finding for finding in left if _standing(finding) == _standing(left[0])]
+        equals = [finding for finding in left if standing(finding) == standing(left[0])]
         first = next((one for one in equals if not any(_began_before(other, one) for other in equals)), equals[0])
         left.remove(first)
         yield first
 
 
-def _standing(finding: Finding) -> tuple[object, ...]:
-    return WEIGHT.index(finding.severity), finding.confidence != "certain"
+def _is_of_this_boot(finding: Finding) -> bool:
+    """Whether the log of the running boot tells of it, with its time."""
+    return bool(finding.events) and not finding.is_past
 
 
 def _began_before(one: Finding, other: Finding) -> bool:
@@ -111,6 +119,9 @@ def _explained(finding: Finding, root: Finding) -> frozenset[str]:
         return frozenset()
     # Whoever may run a pod must not turn eyes away from what the node itself shows.
     if root.heard_from and not finding.heard_from and finding.confidence == "certain":
+        return frozenset()
+    # A boot begins every GPU's work anew.
+    if root.is_past != finding.is_past and root.events and finding.events:
         return frozenset()
     shared = (gpu for gpu in _places(finding) if not gpu or not root.gpus or gpu in root.gpus)
     return frozenset(gpu for gpu in shared if min(_ahead(finding, root, gpu), default=0.0) <= _TOLD_LATE_S)

@@ -41,11 +41,13 @@ class Snapshot:
     Attributes:
         items: without what logs say of boots before the running one.
         whole: with it; the same items where no log has any.
+        now: of a snapshot with it, the items without; None of any other.
     """
 
     items: tuple[Item, ...]
     facts: Facts
     whole: tuple[Item, ...] = ()
+    now: tuple[Item, ...] | None = None
     _views: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def view(self, read: Callable[[Snapshot], T]) -> T:
@@ -58,11 +60,12 @@ class Snapshot:
     def with_history(self) -> Snapshot | None:
         """The node as it is and as it was in the boots before; None where no log tells of them."""
         same = len(self.items) == len(self.whole) and all(a is b for a, b in zip(self.items, self.whole, strict=True))
-        return None if same or not self.whole else Snapshot(self.whole, self.facts, self.whole)
+        return None if same or not self.whole else Snapshot(self.whole, self.facts, self.whole, self.items)
 
     def is_of_earlier_boot(self, citation: Citation) -> bool:
         """Whether the line is one of a boot before the running one."""
-        present = (item for item in self.items if (item.key, item.written) == (citation.key, citation.source))
+        items = self.items if self.now is None else self.now
+        present = (item for item in items if (item.key, item.written) == (citation.key, citation.source))
         at = (citation.number or 0) - 1
         return not any(at < len(item.lines) and item.lines[at] == citation.line for item in present)
 

@@ -235,7 +235,7 @@ def _brought_before(snapshot: Snapshot, told: list[faults.Fault]) -> Iterator[Ci
             running is not None and running.version == one.before and running.version not in {r.after for r in found}
         )
         at = history.moment(snapshot, one.citation)
-        if not is_idle and not (at is not None and alive.is_older(first.citation.line, at)):
+        if not is_idle and not (at is not None and alive.is_older(snapshot, first.citation, at)):
             yield one.citation
 
 

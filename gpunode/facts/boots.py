@@ -108,6 +108,21 @@ def is_of_this(source: Source) -> bool:
     )
 
 
+_KERNEL_ONLY: Final = Pattern(r"-[aefhlmqrxNW]*k\w*|--dmesg")
+# What journalctl was asked for besides: another boot, another place, or a time that may lie before this boot.
+_WIDER: Final = Pattern(r"-[aefhklmqrxNW]*[bDMS].*|--(?:boot|file|directory|root|image|machine|merge|since)(?:=.*)?")
+
+
+def is_taken_for_this(source: Source) -> bool:
+    """Whether journalctl was asked for the kernel's messages alone, which are those of the running boot by default.
+
+    The name of a log is often written so, whatever boot it is of.
+    """
+    program, *asked = source.words or ("",)
+    is_journal = program.rsplit("/", 1)[-1] == "journalctl"
+    return is_journal and any(map(_KERNEL_ONLY.fullmatch, asked)) and not any(map(_WIDER.fullmatch, asked))
+
+
 def is_reversed(source: Source) -> bool:
     """Whether the journal was asked for its newest lines first."""
     is_journal = source.words[:1] == ("journalctl",)

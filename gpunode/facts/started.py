@@ -1,9 +1,11 @@
 """When the node was started last, by its own word, and which dated lines were written before that.
 
 A log on disk says by its lines where a boot begins, see ``boots``; a few lines that somebody picked out of it do not,
-but where they were asked for as those of this boot, no clock is set against that. Clocks are the node's own, whatever
-their zone; what is, or may be, of another has to lie farther apart. The forms are those of procps (uptime), coreutils
-(who), util-linux (last), of /proc/stat and of nvidia-smi.
+but where they were asked for as those of this boot, no clock is set against that; where journalctl takes the kernel's
+messages to be meant so, the clock may have been of another zone at the start. Clocks are the node's own, whatever
+their zone: rsyslog and journalctl write its local time, with its offset behind it. What is, or may be, of another has
+to lie farther apart. The forms are those of procps (uptime), coreutils (who), util-linux (last), of /proc/stat and of
+nvidia-smi.
 """
 
 from __future__ import annotations
@@ -14,18 +16,20 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
-from gpunode.facts.boots import is_of_this, is_searched, ungrepped
+from gpunode.facts.boots import is_of_this, is_searched, is_taken_for_this, ungrepped
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
-_ASKED: Final = Pattern(r"^(?:sudo )?(?:TZ=\S* )?(?:/usr/bin/)?(?P<command>uptime|who|last)(?: |$)")
+_ASKED: Final = Pattern(r"^(?:sudo )?(?:[A-Z_]{1,20}=\S* )*(?:/usr/bin/)?(?P<command>uptime|who|last)(?: |$)")
 _PLAIN_UPTIME: Final = Pattern(r"^(?:sudo )?(?:/usr/bin/)?(?:uptime|w)$")
 _PLAIN_DATE: Final = Pattern(r"^(?:/usr/bin/|/bin/)?date$")
 # Who asks so is answered by another clock than the node's own.
 _OTHER_CLOCK: Final = Pattern(r"(?:^|\s)(?:TZ=|--utc\b)")
 _SINCE: Final = Pattern(r"^(?P<date>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s*$", re.MULTILINE)
 _WHO: Final = Pattern(r"^\s*system boot\s+(?P<date>\d{4}-\d\d-\d\d \d\d:\d\d)\b", re.MULTILINE)
+# In the C locale without the year.
+_WHO_YEARLESS: Final = Pattern(r"^\s*system boot\s+(?P<date>\w{3} [ \d]\d \d\d:\d\d)\s*$", re.MULTILINE)
 _LAST: Final = Pattern(
     r"^reboot\s+system boot\s+\S+\s+\w{3} (?P<day>\w{3}\s+\d{1,2} \d\d:\d\d)(?P<rest>:\d\d \d{4})?[ ].*\bstill running",
     re.MULTILINE,
@@ -48,6 +52,8 @@ _STAMP: Final = Pattern(
     r"|(?P<yearless>\w{3}\s+\d{1,2} \d\d:\d\d:\d\d)(?:\.\d+)?)\s(?:[^\[\n]{0,80}\[\s*(?P<up>\d{1,9})\.\d{3,6}\])?"
 )
 _LOGS: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "text"})
+# What rsyslog and journalctl write. Other programs write UTC wherever the node stands, or the zone of their container.
+_BY_LOGGERS: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "listing"})
 # Lines of the very beginning may be late or early, and of another zone for as long as nobody has set the clock.
 _SLACK_S: Final = 300.0
 _ZONE_S: Final = 14 * 3600.0
@@ -96,6 +102,9 @@ def _starts(item: Item) -> Iterator[Start]:
         yield from (Start(at, is_epoch=elsewhere) for at in _moments(item, _SINCE, "%Y-%m-%d %H:%M:%S"))
     elif command == "who":
         yield from (Start(at, is_epoch=elsewhere) for at in _moments(item, _WHO, "%Y-%m-%d %H:%M"))
+        for match in _WHO_YEARLESS.finditer(item.text):
+            if (at := _utc(f"{_NO_YEAR} {match['date']}", "%Y %b %d %H:%M")) is not None:
+                yield Start(at, has_year=False, is_epoch=elsewhere)
     elif command == "last":
         for match in _LAST.finditer(item.text):
             year = match["rest"][-4:] if match["rest"] else str(_NO_YEAR)
@@ -141,8 +150,7 @@ def of_running(item: Item, began: Start | None) -> str | None:
     """The text with the lines from before left empty, so that numbers hold; None where all of it is from before."""
     if began is None or not _is_log(item) or is_of_this(item.source):
         return item.text
-    shift = 0.0 if _is_of_nodes_clock(item) and not began.is_epoch else _ZONE_S
-    kept = ["" if _is_before(line, began, shift) else line for line in item.text.split("\n")]
+    kept = ["" if _is_before(line, item, began) else line for line in item.text.split("\n")]
     text = "\n".join(kept)
     return text if text == item.text or text.strip() else None
 
@@ -151,18 +159,24 @@ def _is_log(item: Item) -> bool:
     return item.kind in _LOGS or (item.kind == "listing" and is_searched(item.text))
 
 
-def _is_of_nodes_clock(item: Item) -> bool:
-    """Whether its dates are known to be by the clock of the node; of what has no name, nobody knows where it was."""
-    return bool(item.source.words or item.source.subject) and not _OTHER_CLOCK.search(item.written)
+def is_local(item: Item, zone: str | None) -> bool:
+    """Whether a date of the log, with that offset behind it, is known to be by the clock and the zone of the node.
+
+    Of what has no name, nobody knows where it was; a container has a zone of its own.
+    """
+    is_named = bool(item.source.words or item.source.subject)
+    if not is_named or item.where != "host" or _OTHER_CLOCK.search(item.written):
+        return False
+    # None of the system's loggers says "Z".
+    return zone is None or (zone != "Z" and item.kind in _BY_LOGGERS)
 
 
-def _is_before(line: str, began: Start, shift: float) -> bool:
+def _is_before(line: str, item: Item, began: Start) -> bool:
     match = _STAMP.match(ungrepped(line))
     if match is None:
         return False
-    slack = max(_SLACK_S, shift)
-    if match["zone"] in {"Z", "+0000", "+00:00"} or (match["up"] and int(match["up"]) < _CLOCK_SET_S):
-        slack = _ZONE_S
+    is_early = is_taken_for_this(item.source) or (match["up"] and int(match["up"]) < _CLOCK_SET_S)
+    slack = _ZONE_S if is_early or began.is_epoch or not is_local(item, match["zone"]) else _SLACK_S
     if match["full"]:
         at = _utc(match["full"].replace("T", " "), "%Y-%m-%d %H:%M:%S")
         return at is not None and began.has_year and at < began.at - slack

@@ -11,6 +11,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kernel, pci
+from gpunode.facts import started
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -29,7 +30,7 @@ _ASKED_LAST: Final = frozenset({"smi", "smi-query"})
 # Seconds since boot lie below the first; those of syslog, which leaves the year away, between both.
 _SINCE_BOOT, _YEARLESS = 9e8, 1e9
 _START_S: Final = 60.0
-_ZONED: Final = Pattern(r"\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d)")
+_ZONED: Final = Pattern(r"\d{4}-\d\d-\d\dT[\d:.,]+(?P<zone>Z|(?P<sign>[+-])(?P<hours>\d\d)(?::?(?P<minutes>\d\d))?)")
 _FARTHEST_ZONE_S: Final = 14 * 3600.0
 
 
@@ -87,8 +88,10 @@ def without_what_is_over(snapshot: Snapshot) -> Snapshot:
             numbers.update(range(first, first + message.lines))
     if not over:
         return snapshot
-    items = tuple(_without(item, over.get((item.key, item.written), set())) for item in snapshot.items)
-    return Snapshot(items, snapshot.facts, snapshot.whole)
+    # Nor is it of an earlier boot.
+    made = {id(item): _without(item, over.get((item.key, item.written), set())) for item in snapshot.items}
+    whole = (made.get(id(item)) or _without(item, over.get((item.key, item.written), set())) for item in snapshot.whole)
+    return Snapshot(tuple(made.values()), snapshot.facts, tuple(whole))
 
 
 def _without(item: Item, numbers: set[int]) -> Item:
@@ -119,34 +122,34 @@ def _is_over(snapshot: Snapshot, message: kernel.Message, *, is_told: bool) -> b
 def _is_after(snapshot: Snapshot, gpu: str, message: kernel.Message) -> bool:
     """Whether the GPU is known to have worked after the message."""
     shown = (one for one in snapshot.view(answers) if _slot(gpu) in map(_slot, one.gpus))
-    return any(one.is_last or _is_behind(one.at, message.at, message.citation.line) for one in shown)
+    return any(one.is_last or _is_behind(snapshot, one.at, message.at, message.citation) for one in shown)
 
 
-def was_asked_after(snapshot: Snapshot, answer: Citation, at: float | None, line: str) -> bool:
+def was_asked_after(snapshot: Snapshot, answer: Citation, at: float | None, told: Citation) -> bool:
     """Whether the answer of nvidia-smi in which ``answer`` stands was given after the message of that time and line."""
     asked = next((item for item in snapshot.items if (item.key, item.written) == (answer.key, answer.source)), None)
-    return asked is not None and (asked.key in _ASKED_LAST or _is_behind(_when(asked), at, line))
+    return asked is not None and (asked.key in _ASKED_LAST or _is_behind(snapshot, _when(asked), at, told))
 
 
-def _is_behind(answered: float | None, at: float | None, line: str) -> bool:
+def _is_behind(snapshot: Snapshot, answered: float | None, at: float | None, told: Citation) -> bool:
     """Whether the answer came later, by the time or by the date of the line."""
-    return _is_later(answered, at, line) or _is_later(answered, kernel.dated(line), line)
+    return any(_is_later(snapshot, answered, one, told) for one in (at, kernel.dated(told.line)))
 
 
 _HALF_A_YEAR_S: Final = 183 * 86_400.0
 
 
-def is_older(line: str, at: float) -> bool:
+def is_older(snapshot: Snapshot, told: Citation, at: float) -> bool:
     """Whether a line of the kernel's log is known to be older than a moment by the node's own clock."""
-    dated = kernel.dated(line)
+    dated = kernel.dated(told.line)
     if dated is None or dated < _SINCE_BOOT:
         return False
     if dated < _YEARLESS and _yearless(at) - dated > _HALF_A_YEAR_S:
         return False  # December's moment and January's line are of two years
-    return _is_later(at, dated, line)
+    return _is_later(snapshot, at, dated, told)
 
 
-def _is_later(answered: float | None, at: float | None, line: str) -> bool:
+def _is_later(snapshot: Snapshot, answered: float | None, at: float | None, told: Citation) -> bool:
     if at is None:
         return False
     if at < _SINCE_BOOT:
@@ -155,7 +158,18 @@ def _is_later(answered: float | None, at: float | None, line: str) -> bool:
         return False
     if at < _YEARLESS:
         return _yearless(answered) > at
-    return answered > at + (_FARTHEST_ZONE_S if _ZONED.search(line) else 0.0)
+    return answered > at + _to_local(snapshot, told)
+
+
+def _to_local(snapshot: Snapshot, told: Citation) -> float:
+    """How many seconds the node's local time is ahead of the line's moment, as far as its date tells; else at most."""
+    if (match := _ZONED.search(told.line)) is None:
+        return 0.0
+    items = (item for item in snapshot.items if (item.key, item.written) == (told.key, told.source))
+    if not match["hours"] or not any(started.is_local(item, match["zone"]) for item in items):
+        return _FARTHEST_ZONE_S
+    offset = 3600.0 * int(match["hours"]) + 60.0 * int(match["minutes"] or 0)
+    return -offset if match["sign"] == "-" else offset
 
 
 def _yearless(at: float) -> float:

@@ -67,6 +67,7 @@ class Fault:
         at: seconds, on the clock of its log; None where no time stands there.
         order: its place in the evidence.
         xid: what the message says; None where it is none of an Xid.
+        is_past: whether it is known to be of a boot before the running one.
     """
 
     source: Source
@@ -78,6 +79,7 @@ class Fault:
     order: int
     xid: XidMessage | None = None
     sxid: SxidMessage | None = None
+    is_past: bool = False
 
     @property
     def name(self) -> str:
@@ -187,7 +189,10 @@ def _program(said: XidMessage) -> str:
 
 def timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
     """Every fault in the evidence, in its order."""
-    numbered = tuple(replace(fault, order=order) for order, fault in enumerate(_of_kernel(snapshot)))
+    numbered = tuple(
+        replace(fault, order=order, is_past=snapshot.now is not None and snapshot.is_of_earlier_boot(fault.citation))
+        for order, fault in enumerate(_of_kernel(snapshot))
+    )
     gpus = {fault.gpu for fault in numbered if fault.source == "xid" and fault.gpu}
     if len(gpus) != 1:
         return numbered
@@ -196,14 +201,22 @@ def timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
 
 
 def incidents(snapshot: Snapshot) -> tuple[Incident, ...]:
-    """What went wrong first: at most one incident for each GPU and switch, none for one that another dragged along."""
-    found = tuple(_first_of_each(snapshot.view(timeline)))
+    """What went wrong first: at most one incident for each GPU and switch, none for one that another dragged along.
+
+    Faults of earlier boots, where they are told of, have incidents of their own: a boot begins every GPU's work anew.
+    """
+    found = snapshot.view(timeline)
+    return (*_of_boot(fault for fault in found if fault.is_past), *_of_boot(f for f in found if not f.is_past))
+
+
+def _of_boot(faults: Iterable[Fault]) -> Iterator[Incident]:
+    found = tuple(_first_of_each(tuple(faults)))
     dragged = {one.gpu: [by.gpu for by in found if by is not one and _dragged_along(one, by)] for one in found}
     kept = tuple(one for one in found if not dragged[one.gpu])
     echoes = [
         (one.root, _reason(one.gpu, dragged)) for one in found if dragged[one.gpu] and one.root.weight > _ENDS_ONE
     ]
-    return tuple(replace(one, elsewhere=tuple(root for root, by in echoes if by == one.gpu)) for one in kept)
+    yield from (replace(one, elsewhere=tuple(root for root, by in echoes if by == one.gpu)) for one in kept)
 
 
 def _reason(gpu: str, dragged: Mapping[str, list[str]]) -> str:

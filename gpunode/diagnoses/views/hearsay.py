@@ -83,7 +83,7 @@ def _kept(snapshot: Snapshot, is_kept: Callable[[Item], bool]) -> Snapshot:
     if all(map(is_kept, snapshot.items)):
         return snapshot
     items, whole = (tuple(filter(is_kept, every)) for every in (snapshot.items, snapshot.whole))
-    return Snapshot(items, snapshot.facts, whole)
+    return Snapshot(items, snapshot.facts, whole, snapshot.now)
 
 
 def _is_of_driver(item: Item) -> bool:

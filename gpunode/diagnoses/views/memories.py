@@ -96,6 +96,6 @@ def was_reset(snapshot: Snapshot, memory: Memory) -> bool:
     answers = [row.citation for query in memory.queries for row in query.every("Remapped Rows", "Pending")
                if row.value.lower() == "no"]  # fmt: skip
     return any(
-        all(alive.was_asked_after(snapshot, answer, fault.at, fault.citation.line) for fault in memory.xids)
+        all(alive.was_asked_after(snapshot, answer, fault.at, fault.citation) for fault in memory.xids)
         for answer in answers
     )

@@ -98,6 +98,31 @@ def test_what_is_wrong_now_is_the_root_unless_history_explains_it() -> None:
     assert causes == ["driver-library-mismatch-reboot-pending"]
 
 
+FAULTED = (
+    "Aug 02 11:00:00 n1 kernel: NVRM: Xid (PCI:{}): 31, pid=1234, name=python, Ch 00000008, intr 00000000. MMU Fault: "
+    "ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f12_34560000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ\n"
+)
+
+
+@pytest.mark.parametrize("gpu", ["0000:07:00", "0000:0a:00"])
+@pytest.mark.parametrize("log", OVER.values(), ids=OVER)
+def test_faults_of_two_boots_are_no_one_incident_and_those_of_this_boot_stand_first(
+    log: tuple[str, str], gpu: str
+) -> None:
+    now, before = seen(log, ("journalctl -k -b", FAULTED.format(gpu))).roots
+    assert (now.cause, before.cause) == ("xid-31-mmu-fault", "gpu-fallen-off-bus")
+    assert before.summary.startswith("In an earlier boot: ")
+    assert "followed" not in before.summary
+    assert not {citation.line for citation in now.citations} & {citation.line for citation in before.citations}
+
+
+def test_what_the_gpu_got_over_in_this_boot_is_of_no_earlier_one() -> None:
+    ill = WORKS[1].replace("07:00.0", "0A:00.0").replace("34C    P0              62W / 400W", "ERR!  ERR! ERR!  N/A")
+    table = "nvidia-smi", f"Sat Aug  1 12:10:12 2026\n{WORKS[1]}{ill}"
+    found = seen(table, ("dmesg -T", "[Sat Aug  1 10:00:00 2026] NVRM: Xid (PCI:0000:07:00): 79, pid=1, gone\n"))
+    assert (found.findings, [doubt.question[:20] for doubt in found.unknown]) == ((), ["nvidia-smi shows ERR"])
+
+
 def test_lines_keep_their_numbers_and_a_paste_what_is_no_log() -> None:
     log = recognise("/var/log/kern.log")
     assert boots.of_running(log, "/var/log/kern.log", FELL + BANNER + NEXT) == "\n" + BANNER + NEXT
@@ -121,6 +146,7 @@ SYSLOG = (
 BEGAN = {
     "uptime": ("uptime -s", "2026-08-02 09:02:11"),
     "who": ("who -b", "         system boot  2026-08-02 09:02"),
+    "who-in-the-c-locale": ("LC_ALL=C who -b", "         system boot  Aug  2 09:02"),
     "last": ("last reboot | head -1", "reboot   system boot  6.1.0-18-amd64 Sun Aug  2 09:02   still running"),
     "last-with-year": (
         "last -F reboot",
@@ -219,6 +245,42 @@ def test_a_gpu_that_works_after_the_date_of_its_fault_got_over_it() -> None:
     assert not seen(SYSLOG, (works[0], works[1].replace("Aug  2", "Jul 31"))).is_healthy
 
 
+def _in_iso(stamp: str) -> str:
+    """The fault as rsyslog's own form and journalctl's short-iso have it."""
+    return FELL.replace("Aug 01 10:00:00", stamp)
+
+
+@pytest.mark.parametrize("offset", ["+00:00", "+0000", "+02:00", "-0700", "+05:30"])
+@pytest.mark.parametrize(
+    "asked", ["grep Xid /var/log/syslog", "cat /var/log/kern.log", "journalctl -o short-iso | grep Xid"]
+)
+def test_what_the_systems_loggers_write_is_the_local_time_of_the_node_with_its_offset(asked: str, offset: str) -> None:
+    log = asked, _in_iso(f"2026-08-01T10:00:00{'.123456' if ':' in offset else ''}{offset}")
+    works = WORKS[0], "Sat Aug  1 12:10:12 2026\n" + WORKS[1]
+    assert seen(log, ("uptime -s", "2026-08-01 12:00:03")).roots[0].confidence == "likely"
+    assert seen(log, works).is_healthy
+    assert seen(log, ("uptime -s", "2026-08-01 09:00:03")).roots[0].confidence == "certain"
+    assert not seen(log, (works[0], works[1].replace("12:10:12", "09:59:59"))).is_healthy
+
+
+@pytest.mark.parametrize(
+    ("asked", "stamp"),
+    [
+        ("grep Xid /var/log/syslog", "2026-08-01T10:00:00Z"),
+        ("TZ=UTC journalctl -o short-iso | grep Xid", "2026-08-01T10:00:00+0000"),
+        ("journalctl --utc -o short-iso | grep Xid", "2026-08-01T10:00:00+0000"),
+        ("docker exec monitor grep Xid /var/log/syslog", "2026-08-01T10:00:00+00:00"),
+        ("gpu-monitor.log", "2026-08-01T10:00:00+00:00"),
+        ("", "2026-08-01T10:00:00+00:00"),
+    ],
+)
+def test_a_time_of_another_zone_may_be_of_any_hour_of_the_nodes_day(asked: str, stamp: str) -> None:
+    log = asked, _in_iso(stamp)
+    assert not seen(log, ("uptime -s", "2026-08-01 12:00:03")).roots[0].summary.startswith("In an earlier boot")
+    assert not seen(log, (WORKS[0], "Sat Aug  1 12:10:12 2026\n" + WORKS[1])).is_healthy
+    assert seen(log, (WORKS[0], "Sun Aug  2 12:10:12 2026\n" + WORKS[1])).is_healthy
+
+
 REMAPPED = (
     "Timestamp : {}\nAttached GPUs : 1\nGPU 00000000:07:00.0\n    Remapped Rows\n"
     "        Uncorrectable Error               : 1\n        Pending                           : {}\n"
@@ -303,6 +365,37 @@ def test_no_clock_is_set_against_what_was_asked_for_as_of_this_boot_or_may_be_of
 ) -> None:
     (root,) = seen(log, BEGAN["uptime"]).roots
     assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
+
+
+BOOTING = FELL.replace("Aug 01 10", "Aug 02 04")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["journalctl -k | grep Xid", "journalctl --dmesg -g Xid", "journalctl -xk --no-pager", "sudo journalctl -kn100"],
+)
+def test_journalctl_shows_the_kernels_messages_of_this_boot_at_whose_start_the_clock_may_be_late(asked: str) -> None:
+    assert seen((asked, BOOTING), BEGAN["uptime"]).roots[0].confidence == "certain"
+    # No zone is a day wide: it was asked before the node was started anew.
+    assert seen((asked, FELL), BEGAN["uptime"]).roots[0].confidence == "likely"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "journalctl | grep Xid",
+        "journalctl -k --since yesterday",
+        'journalctl -k -S "2026-08-01"',
+        "journalctl -k -D /mnt/var/log/journal",
+        "journalctl -k --file system.journal",
+        "journalctl -k -b all",
+        "journalctl -kb all",
+        "journalctl -ukubelet",
+        "grep Xid /var/log/kern.log",
+    ],
+)
+def test_of_more_than_this_boot_the_clock_decides(asked: str) -> None:
+    assert seen((asked, BOOTING), BEGAN["uptime"]).roots[0].confidence == "likely"
 
 
 @pytest.mark.parametrize("asked", ["journalctl -k -b all", "journalctl -k -b -1", "journalctl --dmesg --boot=-1"])

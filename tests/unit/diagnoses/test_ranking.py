@@ -62,6 +62,16 @@ def test_a_fault_explains_what_is_of_its_gpu_and_not_there_before_it(
     assert placed(found("a", root), found("b", consequence), a="b")["b"] == ("a" if explained else "")
 
 
+@pytest.mark.parametrize("past", ["a", "b"])
+def test_faults_of_two_boots_explain_each_other_never_and_those_of_the_running_one_stand_first(past: str) -> None:
+    one, other = (found(cause, at(100, ONE, cause), is_past=cause == past) for cause in "ab")
+    assert list(placed(one, other, a="b").items()) == [("b" if past == "a" else "a", ""), (past, "")]
+    # What has no time may be of now, and come from then.
+    lasting = found("b", severity="warning")
+    assert placed(found("a", at(100), is_past=True), lasting, a="b") == {"a": "", "b": "a"}
+    assert placed(found("c", at(100), is_past=True), lasting) == {"c": "", "b": ""}
+
+
 def test_what_some_of_its_gpus_had_before_the_root_or_without_it_is_a_root_of_its_own() -> None:
     both = found("b", at(150, ONE), at(151, OTHER))
     assert placed(found("a", at(100, ONE)), both, a="b") == {"a": "", "b": ""}

@@ -46,7 +46,9 @@ def seen(*pieces: tuple[str, str]) -> Diagnosis:
     [
         ("dmesg -T", "[Sat Nov 21 20:27:39 2026] "),
         ("journalctl -k", "Nov 21 20:00:00 n1 kernel: "),
-        ("journalctl -k -o short-iso", "2026-11-20T20:00:00+0100 n1 kernel: "),
+        ("journalctl -k -o short-iso", "2026-11-21T20:00:00+0100 n1 kernel: "),
+        ("journalctl -k -o short-iso", "2026-11-21T20:00:00+0000 n1 kernel: "),
+        ("journalctl -k -o short-iso --utc", "2026-11-20T20:00:00+0000 n1 kernel: "),
     ],
 )
 def test_a_gpu_that_works_later_has_got_over_it(answer: tuple[str, str], fault: str, source: str, stamp: str) -> None:
@@ -59,7 +61,8 @@ def test_a_gpu_that_works_later_has_got_over_it(answer: tuple[str, str], fault: 
         ("dmesg -T", "[Sat Nov 21 21:27:40 2026] "),
         ("dmesg", "[ 4242.123456] "),
         ("journalctl -k", "Nov 21 22:00:00 n1 kernel: "),
-        ("journalctl -k -o short-iso", "2026-11-21T20:00:00+0100 n1 kernel: "),
+        ("journalctl -k -o short-iso", "2026-11-21T22:00:00+0100 n1 kernel: "),
+        ("journalctl -k -o short-iso --utc", "2026-11-21T20:00:00+0000 n1 kernel: "),
     ],
 )
 def test_an_answer_that_may_be_older_than_the_fault_says_nothing_of_it(source: str, stamp: str) -> None:
