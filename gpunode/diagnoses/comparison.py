@@ -123,8 +123,9 @@ def _compared(trait: Trait, pair: Pair, distance: int) -> _Compared:
     for name in sorted(good.values.keys() | bad.values.keys()):
         before, after = good.at(name), bad.at(name)
         if before.lack or after.lack:
-            side, reason = _first_lack(before.lack, after.lack)
-            hidden.setdefault((side, reason), []).append(name)
+            # What would explain little if it differed is not missed.
+            if trait.judge(name, before.value or after.value or "")[0] != "background":
+                hidden.setdefault(_first_lack(before.lack, after.lack), []).append(name)
             continue
         is_any = True
         if before.value != after.value:

@@ -15,14 +15,17 @@ from gpunode.diagnoses.traits.model import (
     Reading,
     Trait,
     always,
+    asked,
     by_name,
     each,
     hidden,
     lack_of,
+    lack_of_answer,
     lack_of_any,
     lack_of_fact,
     named,
     part,
+    whole,
 )
 from gpunode.diagnoses.views import boards, driver, links, pci
 from gpunode.facts import nvml
@@ -32,8 +35,7 @@ from gpunode.facts.patterns import Pattern
 _VENDORS: Final = {"10de": "NVIDIA", "15b3": "Mellanox"}
 # Network, display, bridge, accelerator: the classes of what is compared, by number and in lspci's words.
 _CLASSES: Final = frozenset({"02", "03", "06", "12"})
-_CLASS_WORDS: Final = Pattern(r"controller|bridge|accelerator", re.IGNORECASE)
-_AUDIO: Final = Pattern(r"audio|usb|serial bus", re.IGNORECASE)
+_CLASS_WORDS: Final = Pattern(r"bridge|accelerator|ethernet|network|infiniband", re.IGNORECASE)
 # What lspci puts around a device's own name.
 _AROUND: Final = Pattern(
     r"^NVIDIA Corporation\s+|\s*\[[0-9a-f]{4}:[0-9a-f]{4}\]|\s*\((?:rev|prog-if) [^)\n]*\)", re.IGNORECASE
@@ -78,14 +80,14 @@ def _of_nvidia(one: pci.Function) -> _Device:
 def _is_compared(one: pci.Function) -> bool:
     if one.is_gpu or one.is_switch or one.kind[:2] in _CLASSES:
         return True
-    return bool(_CLASS_WORDS.search(one.kind)) and not _AUDIO.search(one.kind)
+    return bool(_CLASS_WORDS.search(one.kind))
 
 
 def _devices(good: Snapshot, bad: Snapshot) -> Pair:
     """Each kind by its count; the slots, too, where the two machines have theirs at the same places."""
     before, after = _devices_of(good), _devices_of(bad)
     label = _labels((*before, *after))
-    slots = _unlike_slots(before, after)
+    slots = _unlike_slots(_slots_of(before), _slots_of(after))
     # A driver is of a device: where that is missing, this is all that there is to say.
     both = {label(one) for one in before} & {label(one) for one in after}
     return _on_bus(good, before, label, slots, both), _on_bus(bad, after, label, slots, both)
@@ -102,12 +104,12 @@ def _on_bus(
         if "" not in drivers:
             found[f"driver of {name}"] = ", ".join(sorted(drivers))
     lack = _lack_on_bus(snapshot)
-    whole = lack_of_fact(snapshot, snapshot.facts.devices)
+    other = lack_of_fact(snapshot, snapshot.facts.devices)
 
     def lacks(name: str) -> Lack:
         if name.startswith("driver of "):
             return "not asked"
-        return (whole or "") if "15b3:" in name else lack
+        return other if "15b3:" in name else lack
 
     return Reading(found, lacks)
 
@@ -117,9 +119,9 @@ def _lack_on_bus(snapshot: Snapshot) -> Lack:
     fact = snapshot.facts.devices
     if isinstance(fact, Known):
         return "" if fact.value else "not asked"
-    answers = snapshot.of("lspci")
-    if pci.is_listed(snapshot) and any(item.outcome == "ok" and not lack_of(item) for item in answers):
+    if pci.is_listed(snapshot):
         return ""
+    answers = asked(snapshot, "lspci")
     return lack_of_any(answers) if answers else lack_of_fact(snapshot, fact)
 
 
@@ -141,10 +143,13 @@ def _labels(devices: tuple[_Device, ...]) -> Callable[[_Device], str]:
     return label
 
 
-def _unlike_slots(before: tuple[_Device, ...], after: tuple[_Device, ...]) -> frozenset[str]:
+def _slots_of(devices: tuple[_Device, ...]) -> frozenset[str]:
+    return frozenset(one.address for one in devices if one.is_gpu)
+
+
+def _unlike_slots(there: frozenset[str], here: frozenset[str]) -> frozenset[str]:
     """The slots that have a GPU on one of two machines whose GPUs are at the same places otherwise."""
-    there, here = ({one.address for one in devices if one.is_gpu} for devices in (before, after))
-    return frozenset(there ^ here) if there != here and (there < here or here < there) and there & here else frozenset()
+    return frozenset(there ^ here) if there & here and (there < here or here < there) else frozenset()
 
 
 _DEVICE: Final = by_name(
@@ -211,14 +216,12 @@ _BOARD: Final = by_name(
 
 def _gpu_settings(good: Snapshot, bad: Snapshot) -> Pair:
     one, other = _inventory(good), _inventory(bad)
-    before, after = _driven(good, one), _driven(bad, other)
+    slots = _unlike_slots(_driven_slots(good, one), _driven_slots(bad, other))
+    before, after = _driven(good, one, slots), _driven(bad, other, slots)
     if one is None or other is None:
         return before, after
     there, here = _tallied(_settings(one), _settings(other), ("", ""))
-    return (
-        Reading({**before.values, **there.values}, there.lack),
-        Reading({**after.values, **here.values}, here.lack),
-    )
+    return whole({**before.values, **there.values}), whole({**after.values, **here.values})
 
 
 def _inventory(snapshot: Snapshot) -> nvml.Inventory | None:
@@ -226,16 +229,28 @@ def _inventory(snapshot: Snapshot) -> nvml.Inventory | None:
     return next((answer for answer in answers if isinstance(answer, nvml.Inventory)), None)
 
 
-def _driven(snapshot: Snapshot, inventory: nvml.Inventory | None) -> Reading:
-    """How many GPUs the driver has, and its CUDA version."""
-    if inventory is not None:
-        return part({_DRIVEN: str(len(inventory.gpus)), "CUDA": str(inventory.cuda)})
-    number = _listed(snapshot)
-    asked = snapshot.of("nvml", "nvidia-smi", "nvidia-smi-q")
-    return hidden(lack_of_any(asked)) if number is None else part({_DRIVEN: str(number)})
+def _driven(snapshot: Snapshot, inventory: nvml.Inventory | None, slots: frozenset[str]) -> Reading:
+    """How many GPUs the driver has, which of ``slots`` are among theirs, and its CUDA version."""
+    number = _listed(snapshot) if inventory is None else len(inventory.gpus)
+    if number is None:
+        return hidden(lack_of_answer(asked(snapshot, "nvml", "nvidia-smi", "nvidia-smi-q")))
+    found = {_DRIVEN: str(number), **({"CUDA": str(inventory.cuda)} if inventory is not None else {})}
+    own = slots & _driven_slots(snapshot, inventory)
+    found |= {f"{_DRIVEN}, at {slot}": "one" for slot in own}
+    return Reading(found, lambda name: "" if name.startswith(_DRIVEN) else "not asked")
 
 
 _DRIVEN: Final = "GPUs that the driver has"
+
+
+def _driven_slots(snapshot: Snapshot, inventory: nvml.Inventory | None) -> frozenset[str]:
+    """Where the GPUs are that the driver has; nowhere where not all of them are told."""
+    if inventory is not None:
+        found = [gpu.pci if isinstance(gpu.pci, str) else "" for gpu in inventory.gpus]
+    else:
+        told = [one for one in snapshot.view(boards.inventories) if one.count is not None]
+        found = [board.bus for board in told[-1].boards] if told else []
+    return frozenset(found) if all(found) else frozenset()
 
 
 def _listed(snapshot: Snapshot) -> int | None:

@@ -12,6 +12,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.facts.items import Item
 from gpunode.facts.model import Unknown
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.sources import Kind
 
 # likely: it breaks GPU nodes by itself, often. possible: it can. background: it differs, and explains little.
 Weight: TypeAlias = Literal["likely", "possible", "background"]
@@ -132,6 +133,18 @@ def lack_of_any(items: Iterable[Item]) -> Reason:
     return next((lack for lack in found if lack), "not asked")
 
 
+def asked(snapshot: Snapshot, *kinds: Kind) -> tuple[Item, ...]:
+    """All who asked for one of these kinds, answered or not."""
+    return tuple(item for item in snapshot.items if item.kind in kinds)
+
+
+def lack_of_answer(items: Iterable[Item]) -> Reason:
+    """Why nothing was learnt from ``items``; an answer of which nothing is understood is a failure."""
+    found = tuple(items)
+    lack = lack_of_any(found)
+    return "failed" if found and lack == "not asked" else lack
+
+
 def lack_of_keys(snapshot: Snapshot, *keys: str) -> Reason:
     """What was in the way of the probes of these keys."""
     return lack_of_any(item for item in snapshot.items if item.key in keys)
@@ -145,7 +158,7 @@ def lack_of_fact(snapshot: Snapshot, fact: object) -> Lack:
 def lack_of_command(items: Iterable[Item]) -> Lack:
     """Why a program gave no answer; empty where it is known not to be on the node."""
     found = tuple(items)
-    return "" if any(item.outcome == "absent" for item in found) else lack_of_any(found)
+    return "" if any(item.outcome == "absent" for item in found) else lack_of_answer(found)
 
 
 def always(weight: Weight, why: str) -> Callable[[str, str], Judgement]:

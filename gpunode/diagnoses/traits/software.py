@@ -18,10 +18,12 @@ from gpunode.diagnoses.traits.model import (
     Reading,
     Trait,
     always,
+    asked,
     by_name,
     each,
     hidden,
     lack_of,
+    lack_of_answer,
     lack_of_any,
     lack_of_command,
     lack_of_fact,
@@ -93,8 +95,8 @@ def _modules(snapshot: Snapshot) -> Reading:
     fact = snapshot.facts.modules
     if isinstance(fact, Known):
         return whole(dict.fromkeys(fact.value, "loaded"))
-    asked = snapshot.of("lsmod")
-    lack = lack_of_any(asked) if asked else lack_of_fact(snapshot, fact)
+    tables = asked(snapshot, "lsmod")
+    lack = lack_of_any(tables) if tables else lack_of_fact(snapshot, fact)
     listed = {name for name in modules.listed(snapshot) if modules.loaded(snapshot, name)}
     if not listed and modules.loaded(snapshot, "nvidia") is not False:
         return hidden(lack or "not asked")
@@ -164,8 +166,8 @@ def _versions(snapshot: Snapshot) -> Reading:
         "loaded module": lack_of_keys(snapshot, "nvidia-version"),
         "flavour": lack_of_keys(snapshot, "nvidia-version"),
         "module on disk": lack_of_keys(snapshot, *MODULE_KEYS),
-        "libraries": lack_of_any(snapshot.of("ldconfig")),
-        "nvidia-smi": lack_of_any(snapshot.of("nvidia-smi", "nvidia-smi-q")),
+        "libraries": lack_of_any(asked(snapshot, "ldconfig")),
+        "nvidia-smi": lack_of_answer(asked(snapshot, "nvidia-smi", "nvidia-smi-q")),
     }
     return named(lacks, known)
 
@@ -187,8 +189,8 @@ def _packages(snapshot: Snapshot) -> Reading:
     }
     if isinstance(fact, Known):
         return whole(found)
-    asked = snapshot.of("packages")
-    lack = (lack_of_any(asked) if asked else lack_of_fact(snapshot, fact)) or "not asked"
+    lists = asked(snapshot, "packages")
+    lack = (lack_of_any(lists) if lists else lack_of_fact(snapshot, fact)) or "not asked"
     # A list of some tells of those alone that it would have shown.
     return Reading(found, lambda name: "" if name and packages.installed(snapshot, name) is False else lack)
 
@@ -214,7 +216,7 @@ _PACKAGED: Final = by_name(
 
 def _secure(snapshot: Snapshot) -> Reading:
     found = {}
-    lacks: dict[str, Lack] = {"Secure Boot": lack_of_any(snapshot.of("mokutil"))}
+    lacks: dict[str, Lack] = {"Secure Boot": lack_of_answer(asked(snapshot, "mokutil"))}
     for item in snapshot.of("mokutil"):
         if match := re.search(r"SecureBoot (enabled|disabled)", item.text):
             found["Secure Boot"] = match[1]
@@ -230,16 +232,16 @@ def _secure(snapshot: Snapshot) -> Reading:
 
 def _cgroups(snapshot: Snapshot) -> Reading:
     types = {"cgroup2fs": "version 2", "tmpfs": "version 1"}
-    asked = [item for item in snapshot.items if item.source.words[:2] == ("stat", "-fc")]
-    found = [item.text.strip() for item in asked if item.outcome == "ok" and not lack_of(item)]
-    return part({"cgroups": types.get(found[0], found[0])}) if found else hidden(lack_of_any(asked))
+    looks = [item for item in snapshot.items if item.source.words[:2] == ("stat", "-fc")]
+    found = [item.text.strip() for item in looks if item.outcome == "ok" and not lack_of(item)]
+    return part({"cgroups": types.get(found[0], found[0])}) if found else hidden(lack_of_answer(looks))
 
 
 def _docker(snapshot: Snapshot) -> Reading:
     wanted = ("Server Version", "Default Runtime", "Runtimes", "Cgroup Driver", "Cgroup Version", "Storage Driver",
               "Live Restore Enabled", "Docker Root Dir", "Context", "CDI spec directories")  # fmt: skip
-    asked = snapshot.of("docker-info")
-    for item in asked:
+    answers = asked(snapshot, "docker-info")
+    for item in answers:
         if item.outcome == "ok":
             found = {name: value for name, value in _colons(item.text) if name in wanted}
             values = {
@@ -247,8 +249,8 @@ def _docker(snapshot: Snapshot) -> Reading:
             }
             # Which rows there are hangs on the daemon's version, and all are there only where it answered.
             is_whole = "Server Version" in found and not item.source.only and not item.source.is_part
-            return whole(values) if is_whole else part(values)
-    return hidden(lack_of_command(asked))
+            return whole(values) if is_whole else part(values, "not asked" if values else "failed")
+    return hidden(lack_of_command(answers))
 
 
 _DOCKER: Final = by_name(
@@ -287,15 +289,15 @@ _UNIT: Final = by_name(
 
 def _cluster(snapshot: Snapshot) -> Reading:
     found: dict[str, str] = {}
-    asked = snapshot.of("kubernetes-node")
-    shown = [item for item in asked if item.outcome == "ok" and not lack_of(item)]
+    answers = asked(snapshot, "kubernetes-node")
+    shown = [item for item in answers if item.outcome == "ok" and not lack_of(item)]
     for written, value in chain.from_iterable(_colons(item.text) for item in shown):
         name = written.strip("\"'")
         if name.startswith("nvidia.com/") and not name.endswith(("timestamp", ".product-name")):
             # Capacity and allocatable have one name each; the smaller tells.
             found[name] = _smaller(found.get(name, ""), value.strip("\"', "))
     if not shown:
-        return hidden(lack_of_any(asked))
+        return hidden(lack_of_answer(answers))
     return whole(found) if any(_is_whole(item) for item in shown) else part(found)
 
 

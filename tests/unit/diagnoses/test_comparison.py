@@ -388,3 +388,40 @@ def test_what_doctor_cites_for_the_root_cause_comes_before_what_is_near_it() -> 
     bad = node(1, **{**wide, "link-widths": narrow, "file:/proc/cmdline": seen("/proc/cmdline", words)})
     found = compared(node(0), bad)
     assert [one.name for one in found.differences] == ["link width", "pcie_aspm", "iommu"]
+
+
+def in_table(slots: Sequence[str]) -> tuple[str, str]:
+    head = "| NVIDIA-SMI 550.54.15              Driver Version: 550.54.15      CUDA Version: 12.4     |\n"
+    row = "|   {}  NVIDIA A100-SXM4-80GB          On  |   00000000:{}:00.0 Off |                    0 |"
+    return "nvidia-smi", head + "\n".join(row.format(index, slot.upper()) for index, slot in enumerate(slots))
+
+
+def test_of_a_gpu_that_is_on_the_bus_and_that_the_driver_lacks_the_slot_is_named() -> None:
+    found = compared(pasted_node(bus(SLOTS), in_table(SLOTS)), pasted_node(bus(SLOTS), in_table(SLOTS[:3] + SLOTS[4:])))
+    assert [(one.name, one.good, one.bad) for one in found.differences] == [
+        ("GPUs that the driver has", "8", "7"),
+        ("GPUs that the driver has, at 0000:4d:00.0", "one", None),
+    ]
+
+
+def test_a_daemon_and_a_driver_that_gave_no_answer_have_not_said_that_there_is_nothing() -> None:
+    good = pasted_node(smi(8), ("docker info", "Server Version: 27.1\nDefault Runtime: nvidia\n"))
+    bad = pasted_node(
+        ("nvidia-smi", "Failed to initialize NVML: Unknown Error"),
+        (
+            "docker info",
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+        ),
+    )
+    found = compared(good, bad)
+    assert not [one for one in found.differences if one.trait in {"gpus", "docker"}]
+    assert {(one.trait, one.reason) for one in found.unseen} == {("gpus", "failed"), ("docker", "failed")}
+
+
+def test_what_would_explain_little_is_not_missed() -> None:
+    unit = "Id={}\nNames={}\nLoadState=loaded\nActiveState=active\nUnitFileState=enabled\n"
+    docker = unit.format("docker.service", "docker.service")
+    more = seen("systemctl show docker.service apt-daily.service", f"{docker}\n{unit.format('apt-daily.service', '')}")
+    found = compared(node(0, units=more), node(0, units=seen("systemctl show docker.service", docker)))
+    assert not found.differences
+    assert not found.unseen
