@@ -291,6 +291,8 @@ def _of_glob(key: str, capture: Capture, found: tuple[Found, ...]) -> Iterator[I
         if one.data is not None and not _is_passed_over(one.path):
             text = one.data.decode("utf-8", "replace")
             yield Item(key, one.path, recognise(one.path, text), text)
+        elif one.denied and not _is_passed_over(one.path):
+            yield Item(key, one.path, recognise(one.path), "", "denied")
 
 
 # Only files of that name are read there: what an editor or a remedy has left beside them counts for nothing.

@@ -13,9 +13,10 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, get_args
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
 
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Outcome, Ownership, Probe
@@ -35,6 +36,18 @@ _GZIP: Final = b"\x1f\x8b"
 _UNPACKING: Final = (tarfile.TarError, zlib.error)
 _READABLE: Final = "name a capture that is there and that you may read; `gpunode capture FILE` takes one"
 _AGAIN: Final = "take the capture again with `gpunode capture FILE`"
+
+
+# Where a capture comes from, for what is said of it: a path, or the words for a stream.
+Place: TypeAlias = Path | str
+
+
+class Readable(Protocol):
+    """What bytes are read from, once and in their order."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, at most ``size``; none at the end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,17 +203,38 @@ def load(path: Path) -> Evidence:
         UsageError: there is no capture at ``path``.
         Refused: it is damaged, was made to do harm, or comes from a newer gpunode.
     """
-    try:
+    with _told(path):
         if path.is_dir():
             return _load_folder(path)
         if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
             raise _unrecognised(path, b"")
         with path.open("rb") as file:
             return _load_file(file, path)
+
+
+def load_stream(stream: Readable, place: str) -> Evidence:
+    """The evidence in the packed capture that comes out of ``stream``, by the same rules as ``load``.
+
+    It is unpacked as it comes and never kept packed; ``place`` is where it comes from, in words.
+
+    Raises:
+        UsageError: it cannot be read.
+        Refused: it is damaged, was made to do harm, or comes from a newer gpunode.
+    """
+    with _told(place):
+        packed = _Metered(stream, place, MAX_PACKED, f"is larger than {MAX_PACKED >> 20} MiB")
+        return _evidence(_read_archive(packed, place).__getitem__, place)
+
+
+@contextmanager
+def _told(place: Place) -> Iterator[None]:
+    """Tells what is wrong with a capture in words, and from where it is."""
+    try:
+        yield
     except OSError as error:
-        raise UsageError(f"{path} cannot be read", why=error.strerror or str(error), hint=_READABLE) from error
+        raise UsageError(f"{place} cannot be read", why=error.strerror or str(error), hint=_READABLE) from error
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, *_UNPACKING) as error:
-        raise Refused(f"{path} is damaged", why=_in_words(error), hint=f"copy it again, or {_AGAIN}") from error
+        raise Refused(f"{place} is damaged", why=_in_words(error), hint=f"copy it again, or {_AGAIN}") from error
 
 
 def _in_words(error: Exception) -> str:
@@ -233,7 +267,7 @@ def _unrecognised(path: Path, start: bytes) -> UsageError:
     return UsageError(f"{path} is not a capture of a node", why=kind, hint=_AGAIN)
 
 
-def _harmful(path: Path, member: str, why: str) -> Refused:
+def _harmful(path: Place, member: str, why: str) -> Refused:
     return Refused(
         f"{path} is not read: a member is not what a capture has",
         why=f"{member}: {why}",
@@ -243,39 +277,42 @@ def _harmful(path: Path, member: str, why: str) -> Refused:
 
 @dataclass(slots=True)
 class _Metered:
-    """A stream that stops a decompression bomb before it fills the memory."""
+    """A stream that stops a decompression bomb, or a pipe without end, before it fills the memory."""
 
-    stream: io.BufferedIOBase
-    path: Path
+    stream: Readable
+    path: Place
     left: int
+    too_much: str
 
     def read(self, size: int) -> bytes:
         data = self.stream.read(min(size, self.left + 1))
         self.left -= len(data)
         if self.left < 0:
-            raise _harmful(self.path, "the archive", f"unpacks to more than {MAX_BYTES >> 20} MiB")
+            raise _harmful(self.path, "the archive", self.too_much)
         return data
 
 
-def _read_archive(file: IO[bytes], path: Path) -> Mapping[str, bytes]:
+def _read_archive(file: Readable, path: Place) -> Mapping[str, bytes]:
     # Headers, padding and the end of the archive come on top of what the members hold.
-    metered = _Metered(gzip.GzipFile(fileobj=file), path, MAX_BYTES + MAX_MEMBERS * 2048)
+    most, too_much = MAX_BYTES + MAX_MEMBERS * 2048, f"unpacks to more than {MAX_BYTES >> 20} MiB"
+    # Of a stream that is read once from its beginning, gzip asks for nothing but read(), and so does tarfile.
+    unpacked = gzip.GzipFile(fileobj=file)  # type: ignore[call-overload]
+    metered = _Metered(unpacked, path, most, too_much)
     members: dict[str, bytes] = {}
     seen: set[str] = set()
-    # tarfile asks a stream for nothing but read().
     with tarfile.open(fileobj=metered, mode="r|") as archive:  # type: ignore[call-overload]
         for member in archive:
             _check_member(member, path, seen)
             seen.add(_plain_name(member.name))
             if member.isreg():
-                unpacked = archive.extractfile(member)
-                members[member.name] = unpacked.read() if unpacked else b""
+                content = archive.extractfile(member)
+                members[member.name] = content.read() if content else b""
     while metered.read(1 << 16):  # gzip compares its checksum at the very end
         pass
     return _without_top_folder(members)
 
 
-def _check_member(member: tarfile.TarInfo, path: Path, seen: set[str]) -> None:
+def _check_member(member: tarfile.TarInfo, path: Place, seen: set[str]) -> None:
     name = member.name
     if name.startswith("/") or ".." in name.split("/") or "\0" in name or "\\" in name:
         raise _harmful(path, name, "its name leads out of the capture")
@@ -337,7 +374,7 @@ def _read_plain(folder: Path, name: str, limit: int) -> bytes:
     return data
 
 
-def _evidence(read: Callable[[str], bytes], path: Path) -> Evidence:
+def _evidence(read: Callable[[str], bytes], path: Place) -> Evidence:
     if len(packed := read(INDEX)) > MAX_INDEX:
         raise _harmful(path, INDEX, f"is larger than {MAX_INDEX >> 20} MiB")
     try:
@@ -361,7 +398,7 @@ def _evidence(read: Callable[[str], bytes], path: Path) -> Evidence:
     return {str(key): _capture(row, read, path) for key, row in rows.items()}
 
 
-def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Path) -> Capture:
+def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Place) -> Capture:
     name, status = row.get("file"), row.get("exit_status")
     outcome: Any = row.get("outcome")
     if outcome not in get_args(Outcome):

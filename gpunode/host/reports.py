@@ -21,7 +21,7 @@ from gpunode.errors import Refused, UsageError
 from gpunode.facts import bug_report, pasted
 from gpunode.facts.evidence import CUT, Capture, Evidence
 from gpunode.host import formats
-from gpunode.host.capture import INDEX, load
+from gpunode.host.capture import INDEX, Readable, load, load_stream
 
 MAX_TEXT: Final = 64 << 20
 _GZIP: Final = b"\x1f\x8b"
@@ -44,23 +44,66 @@ def read(name: str) -> Evidence:
         UsageError: it is not there, cannot be read, or is no report.
         Refused: it is damaged or was made to do harm.
     """
-    if name == "-":
-        return _of_bytes(sys.stdin.buffer.read(MAX_TEXT + 1), "standard input")
     path = Path(name)
-    if is_folder(path):
+    if name != "-" and is_folder(path):
         return load(path)
     try:
+        if name == "-":
+            return _of_stream(sys.stdin.buffer, "standard input")
+        if (descriptor := _descriptor(path)) is not None:
+            with open(descriptor, "rb", closefd=False) as stream:
+                return _of_stream(stream, name)
         if not path.is_file():
             raise UsageError(f"{name} is no report", why="it is neither a file nor a folder", hint=_HINT)
         with path.open("rb") as file:
-            head = file.read(512)
-        if head.startswith(_GZIP) and _unpacked_head(path)[257:262] == b"ustar":
+            is_capture = _is_packed_capture(file.read(_HEAD))
+        if is_capture:
             return load(path)
         with path.open("rb") as file:
             return _of_bytes(file.read(MAX_TEXT + 1), name)
     except OSError as error:
         hint = _MINE if error.errno in {errno.EACCES, errno.EPERM} else _HINT
         raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=hint) from error
+
+
+# What a shell writes for <(COMMAND), and others for a pipe that is open already; on a named pipe nobody may be writing.
+_OPEN: Final = re.compile(r"/(?:dev|proc/self)/fd/(?P<number>\d{1,9})|/dev/stdin")
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of the open pipe, or the like, that ``path`` stands for; None where it is a file or is not open."""
+    match = _OPEN.fullmatch(str(path))
+    return int(match["number"] or 0) if match and path.exists() and not path.is_file() else None
+
+
+def _of_stream(stream: Readable, place: str) -> Evidence:
+    """The report that comes out of ``stream``, which is read once: a capture is unpacked as it comes."""
+    head = _filled(stream, _HEAD)
+    if _is_packed_capture(head):
+        return load_stream(_Begun(head, stream), place)
+    return _of_bytes(head + _filled(stream, MAX_TEXT + 1 - len(head)), place)
+
+
+def _filled(stream: Readable, size: int) -> bytes:
+    """The next ``size`` bytes, fewer at the end alone: a pipe gives what it has just then."""
+    found = bytearray()
+    while len(found) < size and (chunk := stream.read(min(size - len(found), 1 << 20))):
+        found += chunk
+    return bytes(found)
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A stream whose first bytes were read already."""
+
+    head: bytes
+    rest: Readable
+
+    def read(self, size: int, /) -> bytes:
+        if not self.head:
+            return self.rest.read(size)
+        found, self.head = self.head[:size], self.head[size:]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +217,20 @@ def _is_capture(folder: Path) -> bool:
     return True
 
 
-def _unpacked_head(path: Path) -> bytes:
+def _is_packed_capture(head: bytes) -> bool:
+    """Whether it begins with a tar archive, packed, as captures are."""
+    if not head.startswith(_GZIP):
+        return False
     try:
-        with gzip.open(path) as file:
-            return file.read(512)
+        with gzip.GzipFile(fileobj=io.BytesIO(head)) as file:
+            return file.read(_BLOCK)[257:262] == b"ustar"
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        return b""
+        return False
+
+
+# A tar archive's first block, and more than enough of a packed file to unpack it from, however badly it is packed.
+_BLOCK: Final = 512
+_HEAD: Final = 64 << 10
 
 
 def _of_bytes(data: bytes, place: str) -> Evidence:

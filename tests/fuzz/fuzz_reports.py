@@ -26,9 +26,9 @@ import atheris
 
 with atheris.instrument_imports(include=["gpunode", "json"]):
     from gpunode.diagnoses import diagnose
+    from gpunode.diagnoses.comparison import compare
     from gpunode.diagnoses.snapshot import snapshot
     from gpunode.diagnoses.stack import stack
-    from gpunode.diagnoses.traits import TRAITS
     from gpunode.errors import GpunodeError
     from gpunode.facts import bug_report, pasted
     from gpunode.facts.evidence import Capture, Outcome
@@ -71,8 +71,8 @@ def _examined(evidence: dict[str, Capture]) -> None:
     seen = snapshot(evidence)
     found = diagnose(seen)  # unguarded: a rule's bug is to be seen
     stack(seen, found)
-    for trait in TRAITS:
-        trait.read(seen)
+    compare(seen, seen, found)
+    compare(snapshot({}), seen, found)
     follow_ups(evidence)
 
 

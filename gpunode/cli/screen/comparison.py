@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,9 @@ from gpunode.cli.screen.text import BLANK, Line, Style, line, prose, span
 from gpunode.cli.screen.words import count, listed
 
 if TYPE_CHECKING:
-    from gpunode.diagnoses.comparison import Comparison, Difference
+    from gpunode.diagnoses.comparison import Comparison, Difference, Side, Unseen
     from gpunode.diagnoses.model import Diagnosis
-    from gpunode.diagnoses.traits import Weight
+    from gpunode.diagnoses.traits import Reason, Weight
 
 _MARKS: dict[Weight, tuple[str, Style]] = {
     "likely": ("●", "bad"),
@@ -21,6 +21,7 @@ _MARKS: dict[Weight, tuple[str, Style]] = {
 }
 _LONGEST = 200
 _MOST = 6
+_NAMED = 3
 
 
 def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: str, *, verbose: bool) -> Iterator[Line]:
@@ -35,10 +36,35 @@ def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: st
         yield BLANK
     if causes := [finding.cause for finding in diagnosis.roots if finding.severity != "info"]:
         yield line("doctor names for ", span(bad), ": ", span(listed(causes), "bold"), hang=2)
-    if found.unseen:
-        unseen = listed(dict.fromkeys(found.unseen))
-        yield line(span(f"not compared, since one of the two does not show it: {unseen}", "dim"), hang=2)
+    yield from _unseen(found.unseen, {"good": good, "bad": bad}, verbose=verbose)
     yield _verdict(found, hidden=len(found.differences) - len(shown))
+
+
+def _unseen(unseen: Sequence[Unseen], names: Mapping[Side, str], *, verbose: bool) -> Iterator[Line]:
+    """What one of the two does not show: which of the two, and why."""
+    groups: dict[tuple[Side, Reason], list[str]] = {}
+    for one in unseen:
+        groups.setdefault((one.side, one.reason), []).append(_what(one, verbose=verbose))
+    for (side, reason), what in groups.items():
+        told = f"not compared, since {names[side]} does not show it ({_REASONS[reason]}): {listed(what)}"
+        yield line(span(told, "dim"), hang=2)
+
+
+_REASONS: dict[Reason, str] = {
+    "not asked": "nobody asked",
+    "denied": "reading it was denied",
+    "failed": "asking failed",
+    "timeout": "no answer in time",
+}
+
+
+def _what(one: Unseen, *, verbose: bool) -> str:
+    if not one.names:
+        return one.title
+    names = [name.removeprefix(f"{one.title}: ") for name in one.names]
+    most = len(names) if verbose else _NAMED
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return f"{one.title} ({', '.join((*names[:most], *more))})"
 
 
 def _group(group: Sequence[Difference], *, verbose: bool) -> Iterator[Line]:

@@ -138,6 +138,11 @@ def loaded(snapshot: Snapshot, name: str) -> bool | None:
     return False if any(_would_show(item, name) for item in tables) else None
 
 
+def listed(snapshot: Snapshot) -> frozenset[str]:
+    """The modules that a table of the loaded ones names, be it cut."""
+    return snapshot.view(_seen)[0]
+
+
 def _would_show(item: Item, name: str) -> bool:
     if item.source.is_part or item.source.is_count:
         return _counted(item, name) == 0

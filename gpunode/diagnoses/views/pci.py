@@ -109,7 +109,8 @@ def is_listed(snapshot: Snapshot) -> bool:
     if isinstance(snapshot.facts.devices, Known):
         return True
     shown = Pattern(r"nvidia|10de|vga|3d|display", re.IGNORECASE)
-    whole = (item.source for item in snapshot.of("lspci") if not item.source.is_part)
+    # A program that was not there, or gave no answer in time, has listed nothing.
+    whole = (item.source for item in snapshot.of("lspci") if item.outcome == "ok" and not item.source.is_part)
     return any((not source.only or shown.search(source.only)) and "-s" not in source.words for source in whole)
 
 

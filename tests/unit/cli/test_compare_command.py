@@ -10,6 +10,7 @@ from gpunode.cli.answered import Answered
 from gpunode.cli.commands import How
 from gpunode.cli.compare import compare
 from gpunode.errors import UsageError
+from gpunode.facts.evidence import Capture
 from gpunode.host.capture import save
 from gpunode.host.port import HostView
 from tests.unit.diagnoses.test_comparison import node, seen
@@ -49,6 +50,20 @@ def test_the_screen_says_what_was_what_is_and_why_it_matters(
     assert "running kernel  6.1.0-18-amd64 → 6.1.0-21-amd64" in shown
     assert "a module is built for one kernel" in shown
     assert shown.splitlines()[-1].startswith("1 likely explanation")
+
+
+def test_what_could_not_be_compared_is_told_with_the_side_and_the_reason(
+    captures: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "/etc/docker/daemon.json"
+    save(node(1, **{f"file:{path}": Capture(path, "denied", error="Permission denied")}), tmp_path / "user.tgz")
+    compare(captures[0], str(tmp_path / "user.tgz"), How(json=True))
+    (row,) = answer(capsys)["result"]["unseen"]
+    assert row == {"trait": f"file:{path}", "title": path, "side": "bad", "reason": "denied", "names": []}
+    compare(captures[0], str(tmp_path / "user.tgz"), How())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"user.tgz does not show it (reading it was denied): {path}" in shown
+    assert "not there" not in shown
 
 
 def test_two_alike_end_with_0(captures: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

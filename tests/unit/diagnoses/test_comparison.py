@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.comparison import Comparison, compare
+from gpunode.diagnoses.comparison import Comparison, Unseen, compare
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
@@ -121,7 +124,7 @@ def test_what_explains_little_stays_in_the_background() -> None:
 
 def test_what_one_of_the_two_does_not_show_is_told_and_not_guessed() -> None:
     found = compared(node(0), node(1, **{"file:/proc/cmdline": None}))
-    assert found.unseen == ("kernel arguments",)
+    assert found.unseen == (Unseen("arguments", "kernel arguments", "bad", "not asked"),)
     assert not found.differences
 
 
@@ -185,3 +188,240 @@ def test_where_the_most_was_compared_a_few_that_are_missing_change_nothing() -> 
     found = compared(node(0), node(1, modules=None))
     assert found.missing == ("loaded modules", "packages")
     assert found.tells
+
+
+# What may stand in the way of a look, with the reason that is told.
+IN_THE_WAY = [
+    (Capture("/x", "denied", error="Permission denied"), "denied"),
+    (Capture("/x", "failed", error="Input/output error"), "failed"),
+    (Capture("/x", "timeout", error="no answer within 10 s"), "timeout"),
+]
+CONFIGURED = {
+    "file:/etc/docker/daemon.json": seen("/etc/docker/daemon.json", '{"default-runtime": "nvidia"}'),
+    "file:/etc/containerd/config.toml": seen("/etc/containerd/config.toml", "version = 2\n"),
+    "file:/etc/nvidia/gridd.conf": seen("/etc/nvidia/gridd.conf", "FeatureType=1\n"),
+    "file:/var/lib/kubelet/config.yaml": seen("/var/lib/kubelet/config.yaml", "cgroupDriver: systemd\n"),
+    "modprobe-d": files("/etc/modprobe.d/*", x__conf="blacklist nouveau\n"),
+    "file:/proc/cmdline": seen("/proc/cmdline", "ro iommu=pt\n"),
+    "modules": node()["modules"],
+    "lspci": node()["lspci"],
+    "file:/sys/class/dmi/id/bios_version": seen("/sys/class/dmi/id/bios_version", "2.1.7\n"),
+    "units": seen("systemctl show", "Id=docker.service\nLoadState=loaded\nActiveState=active\nUnitFileState=enabled\n"),
+    "docker-info": seen("docker info", "Server Version: 27.1\nDefault Runtime: nvidia\n"),
+}
+
+
+@pytest.mark.parametrize(("outcome", "reason"), IN_THE_WAY, ids=[reason for _, reason in IN_THE_WAY])
+@pytest.mark.parametrize("key", sorted(CONFIGURED))
+def test_what_could_not_be_looked_at_is_neither_there_nor_not(key: str, outcome: Capture, reason: str) -> None:
+    good, source = node(0, **CONFIGURED), CONFIGURED[key].source
+    found = compared(good, node(0, **{**CONFIGURED, key: replace(outcome, source=source)}))
+    assert not found.matters
+    assert [(one.side, one.reason) for one in found.unseen if one.trait != "links"] == [("bad", reason)]
+
+
+@pytest.mark.parametrize("key", [key for key in sorted(CONFIGURED) if key.startswith("file:/etc/")])
+def test_what_is_known_not_to_be_there_differs_from_what_is(key: str) -> None:
+    source = CONFIGURED[key].source
+    found = compared(node(0, **CONFIGURED), node(0, **{**CONFIGURED, key: Capture(source, "absent", error="No such")}))
+    assert {(one.trait, one.bad) for one in found.differences} == {(f"file:{source}", None)}
+    assert not found.unseen
+
+
+def test_one_file_of_a_folder_that_may_not_be_read_hides_its_own_lines_alone() -> None:
+    two = files("/etc/modprobe.d/*", a__conf="blacklist nouveau\n", b__conf="options nvidia NVreg_X=1\n")
+    rows = (Found("/etc/modprobe.d/a.conf", denied=True), Found("/etc/modprobe.d/c.conf", data=b"blacklist nova\n"))
+    found = compared(
+        node(0, **{"modprobe-d": two}),
+        node(0, **{"modprobe-d": Capture("/etc/modprobe.d/*", "ok", encode_found(iter(rows)))}),
+    )
+    assert {(one.name, one.good, one.bad) for one in found.differences} == {
+        ("/etc/modprobe.d/b.conf: options nvidia NVreg_X=1", "there", None),
+        ("/etc/modprobe.d/c.conf: blacklist nova", None, "there"),
+    }
+    (hidden,) = found.unseen
+    assert (hidden.reason, hidden.names) == ("denied", ("/etc/modprobe.d/a.conf: blacklist nouveau",))
+
+
+def test_a_file_that_no_parser_takes_says_that_and_nothing_of_its_settings() -> None:
+    broken = seen("/etc/docker/daemon.json", '{"debug": ')
+    found = compared(node(0), node(0, **{"file:/etc/docker/daemon.json": broken}))
+    assert [(one.name, one.bad) for one in found.differences] == [("/etc/docker/daemon.json", "cannot be parsed")]
+
+
+def pasted_node(*answers: tuple[str, str]) -> Evidence:
+    return pasted.evidence([*answers])
+
+
+@pytest.mark.parametrize("said", ["cat: {}: Permission denied", "cat: {}: Input/output error"])
+def test_a_tool_that_could_not_show_a_file_in_a_paste_has_not_shown_that_it_is_empty(said: str) -> None:
+    path = "/etc/docker/daemon.json"
+    good = pasted_node((f"cat {path}", '{"default-runtime": "nvidia"}'))
+    found = compared(good, pasted_node((f"cat {path}", said.format(path))))
+    assert found.differences == ()
+    assert [one.trait for one in found.unseen] == [f"file:{path}"]
+
+
+A100 = "3D controller: NVIDIA Corporation GA100 [A100 SXM4 80GB] (rev a1)"
+SLOTS = ("07", "0a", "47", "4d", "87", "8d", "b7", "bd")
+
+
+def bus(slots: Sequence[str]) -> tuple[str, str]:
+    return "lspci | grep -i nvidia", "\n".join(f"{slot}:00.0 {A100}" for slot in slots)
+
+
+def smi(number: int) -> tuple[str, str]:
+    uuids = (f"GPU-1111111{index}-2222-4333-8444-555555555555" for index in range(number))
+    rows = (f"GPU {index}: NVIDIA A100-SXM4-80GB (UUID: {uuid})" for index, uuid in enumerate(uuids))
+    return "nvidia-smi -L", "\n".join(rows)
+
+
+def test_a_gpu_that_one_side_lacks_is_named_first_by_count_and_by_slot() -> None:
+    kernel, other = ("uname -r", "5.15.0-105-generic"), ("uname -r", "5.15.0-119-generic")
+    found = compared(pasted_node(kernel, bus(SLOTS), smi(8)), pasted_node(other, bus(SLOTS[:-1]), smi(7)))
+    assert [(one.name, one.good, one.bad) for one in found.differences] == [
+        ("GA100 [A100 SXM4 80GB]", "8 ×", "7 ×"),
+        ("GPU at 0000:bd:00.0", "GA100 [A100 SXM4 80GB]", None),
+        ("GPUs that the driver has", "8", "7"),
+        ("running kernel", "5.15.0-105-generic", "5.15.0-119-generic"),
+    ]
+
+
+def test_slots_are_named_only_where_the_machines_have_theirs_at_the_same_places() -> None:
+    found = compared(pasted_node(bus(SLOTS[:4])), pasted_node(bus(("17", "65", "ca"))))
+    assert [one.name for one in found.differences] == ["GA100 [A100 SXM4 80GB]"]
+
+
+def verbose_bus(widths: Mapping[str, int]) -> tuple[str, str]:
+    row = "{}:00.0 {}\n\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x16\n\t\tLnkSta:\tSpeed 16GT/s, Width x{}"
+    return "lspci -vv", "\n".join(row.format(slot, A100, width) for slot, width in widths.items())
+
+
+def test_a_gpu_that_is_missing_is_no_lost_lane_and_a_lost_lane_is_one() -> None:
+    good = pasted_node(verbose_bus(dict.fromkeys(SLOTS, 16)))
+    fewer = compared(good, pasted_node(verbose_bus(dict.fromkeys(SLOTS[:-1], 16))))
+    assert {one.trait for one in fewer.differences} == {"devices"}
+    narrow = compared(good, pasted_node(verbose_bus({**dict.fromkeys(SLOTS, 16), "0a": 8})))
+    assert [(one.name, one.good, one.bad) for one in narrow.differences] == [("link width", "8 × 16", "7 × 16, 1 × 8")]
+
+
+WITH_DRIVER = """\
+18:00.0 3D controller [0302]: NVIDIA Corporation GA100 [A100 SXM4 40GB] [10de:20b0] (rev a1)
+\tKernel driver in use: nvidia
+\tKernel modules: nvidiafb, nouveau, nvidia
+"""
+WITH_LINK = """\
+18:00.0 3D controller: NVIDIA Corporation GA100 [A100 SXM4 40GB] (rev a1)
+\t\tLnkCap:\tPort #0, Speed 32GT/s, Width x16
+\t\tLnkSta:\tSpeed 32GT/s, Width x16
+"""
+
+
+def test_a_capture_and_a_paste_of_equal_nodes_are_alike() -> None:
+    paste = pasted_node(
+        ("lspci -nnk -d 10de:", WITH_DRIVER),
+        ("uname -r", "6.1.0-18-amd64"),
+        ("lsmod | grep nvidia", "nvidia_uvm  1531904  0\nnvidia  56713216  1 nvidia_uvm"),
+        ("cat /proc/driver/nvidia/version", node()["nvidia-version"].text),
+        ("sudo lspci -vv -s 18:00.0", WITH_LINK),
+    )
+    for found in (compared(node(0), paste), compared(paste, node(0))):
+        assert found.differences == ()
+        assert found.tells
+    plain = pasted_node(("lspci | grep -i nvidia", f"18:00.0 {A100.replace('80GB', '40GB')}"))
+    for found in (compared(node(0), plain), compared(plain, node(0))):
+        assert found.differences == ()
+
+
+def test_a_bus_that_was_shown_without_a_gpu_lacks_it_and_one_that_was_not_shown_does_not() -> None:
+    bare = pasted_node(("lspci", "00:00.0 Host bridge: Intel Corporation Device 1237 (rev 02)"))
+    (one,) = compared(node(0), bare).differences
+    assert (one.good, one.bad) == ("1 ×", None)
+    assert compared(node(0), pasted_node(("uname -r", "6.1.0-18-amd64"))).differences == ()
+
+
+def test_part_of_a_table_tells_of_no_module_that_it_would_not_have_shown() -> None:
+    good = node(
+        0, modules=seen("/proc/modules", "ib_core 1 0 - Live 0x0\nnvidia_uvm 1 0 - Live 0x0\nnvidia 1 0 - Live 0x0\n")
+    )
+    found = compared(good, pasted_node(("lsmod | grep nvidia", "nvidia  56713216  1 nvidia_uvm")))
+    assert [(one.name, one.bad) for one in found.differences if one.trait == "modules"] == [("nvidia_uvm", None)]
+    assert [one.names for one in found.unseen if one.trait == "modules"] == [("ib_core",)]
+
+
+def test_a_list_of_some_packages_tells_of_no_other() -> None:
+    good = pasted_node(
+        (
+            "dpkg -l | grep nvidia",
+            "ii  nvidia-driver-550  550.54.15-1  amd64  x\nii  nvidia-container-toolkit  1.17.8-1  amd64  x",
+        )
+    )
+    bad = pasted_node(("dpkg -l 'nvidia-driver*'", "ii  nvidia-driver-550  550.54.15-1  amd64  x"))
+    found = compared(good, bad)
+    assert found.differences == ()
+    assert [(one.side, one.names) for one in found.unseen] == [("bad", ("nvidia-container-toolkit",))]
+
+
+def in_cluster(allocatable: int) -> Evidence:
+    said = "Name:  gpu1\nCapacity:\n  nvidia.com/gpu:  16\nAllocatable:\n  nvidia.com/gpu:  {}\n"
+    return pasted_node(("kubectl describe node gpu1", said.format(allocatable)))
+
+
+@pytest.mark.parametrize("number", [8, 9, 15, 0])
+def test_numbers_of_the_cluster_compare_as_numbers(number: int) -> None:
+    (one,) = compared(in_cluster(16), in_cluster(number)).differences
+    assert (one.name, one.good, one.bad) == ("nvidia.com/gpu", "16", str(number))
+
+
+def test_two_probes_alone_do_not_tell_what_a_machine_lacks() -> None:
+    found = compared(
+        {**node(0), "virt": seen("systemd-detect-virt", "none\n")}, {"kernel-release": node(0)["kernel-release"]}
+    )
+    assert found.differences == ()
+    assert not found.tells
+
+
+def test_what_doctor_cites_for_the_root_cause_comes_before_what_is_near_it() -> None:
+    wide = {"link-max": files("/sys/bus/pci/devices/*/max_link_width", **{"0000:18:00__0": "16\n"})}
+    narrow = files("/sys/bus/pci/devices/*/current_link_width", **{"0000:18:00__0": "8\n"})
+    words = CMDLINE.format(uuid=UUIDS[1], more=" pcie_aspm=off iommu=pt")
+    bad = node(1, **{**wide, "link-widths": narrow, "file:/proc/cmdline": seen("/proc/cmdline", words)})
+    found = compared(node(0), bad)
+    assert [one.name for one in found.differences] == ["link width", "pcie_aspm", "iommu"]
+
+
+def in_table(slots: Sequence[str]) -> tuple[str, str]:
+    head = "| NVIDIA-SMI 550.54.15              Driver Version: 550.54.15      CUDA Version: 12.4     |\n"
+    row = "|   {}  NVIDIA A100-SXM4-80GB          On  |   00000000:{}:00.0 Off |                    0 |"
+    return "nvidia-smi", head + "\n".join(row.format(index, slot.upper()) for index, slot in enumerate(slots))
+
+
+def test_of_a_gpu_that_is_on_the_bus_and_that_the_driver_lacks_the_slot_is_named() -> None:
+    found = compared(pasted_node(bus(SLOTS), in_table(SLOTS)), pasted_node(bus(SLOTS), in_table(SLOTS[:3] + SLOTS[4:])))
+    assert [(one.name, one.good, one.bad) for one in found.differences] == [
+        ("GPUs that the driver has", "8", "7"),
+        ("GPUs that the driver has, at 0000:4d:00.0", "one", None),
+    ]
+
+
+def test_a_daemon_and_a_driver_that_gave_no_answer_have_not_said_that_there_is_nothing() -> None:
+    good = pasted_node(smi(8), ("docker info", "Server Version: 27.1\nDefault Runtime: nvidia\n"))
+    bad = pasted_node(
+        ("nvidia-smi", "Failed to initialize NVML: Unknown Error"),
+        (
+            "docker info",
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+        ),
+    )
+    found = compared(good, bad)
+    assert not [one for one in found.differences if one.trait in {"gpus", "docker"}]
+    assert {(one.trait, one.reason) for one in found.unseen} == {("gpus", "failed"), ("docker", "failed")}
+
+
+def test_what_would_explain_little_is_not_missed() -> None:
+    unit = "Id={}\nNames={}\nLoadState=loaded\nActiveState=active\nUnitFileState=enabled\n"
+    docker = unit.format("docker.service", "docker.service")
+    more = seen("systemctl show docker.service apt-daily.service", f"{docker}\n{unit.format('apt-daily.service', '')}")
+    found = compared(node(0, units=more), node(0, units=seen("systemctl show docker.service", docker)))
+    assert not found.differences
+    assert not found.unseen

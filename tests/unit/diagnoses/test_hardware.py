@@ -12,6 +12,7 @@ from gpunode.diagnoses import diagnose, families
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
+from gpunode.facts.evidence import Capture
 
 
 def seen(*pieces: tuple[str, str]) -> Diagnosis:
@@ -265,3 +266,24 @@ def test_no_evidence_is_too_odd(text: str) -> None:
             for rule in family.rules:
                 list(rule.check(node))
                 list(rule.remedy(node))
+
+
+LOADED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024"
+
+
+@pytest.mark.parametrize(
+    "lspci",
+    [
+        Capture("lspci -Dvmmnnk", "timeout", error="no answer within 10 s"),
+        Capture("lspci -Dvmmnnk", "failed", error="pcilib: Cannot open /proc/bus/pci", exit_status=1),
+        Capture("lspci | grep -i nvidia", "ok", b"bash: lspci: command not found"),
+    ],
+    ids=lambda capture: capture.outcome,
+)
+def test_a_bus_that_nobody_could_list_has_lost_no_gpu(lspci: Capture) -> None:
+    """No hand at the slot, and no power off, for a tool that gave no answer."""
+    driver = Capture("/proc/driver/nvidia/version", "ok", LOADED.encode())
+    evidence = {"lspci": lspci, "nvidia-version": driver, "smi": Capture("nvidia-smi", "ok", b"No devices were found")}
+    assert "no-gpu-present" not in [finding.cause for finding in diagnose(snapshot(evidence)).findings]
+    bare = Capture("lspci", "ok", b"00:00.0 Host bridge: Intel Corporation Device 1237 (rev 02)\n")
+    assert "no-gpu-present" in [one.cause for one in diagnose(snapshot({**evidence, "lspci": bare})).findings]

@@ -5,14 +5,17 @@ import gzip
 import io
 import json
 import os
+import random
+import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.evidence import CUT, Capture, Evidence
-from gpunode.host import reports
+from gpunode.host import capture, reports
 from gpunode.host.capture import save
 from gpunode.host.reports import fleet, is_fleet, read
 from gpunode.workflow.doctor import diagnosed
@@ -87,6 +90,97 @@ def test_a_mark_at_the_beginning_tells_the_encoding(encoding: str, tmp_path: Pat
 def test_a_report_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TERMINAL.encode())))
     assert [*texts(read("-"))] == [row["source"] for row in ROWS]
+
+
+class Dripping(io.RawIOBase):
+    """What comes over a slow pipe: a few bytes at a time; ``told`` is how many were asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.told = data, 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        found = self.data[self.told : self.told + min(size, 7_001)]
+        self.told += len(found)
+        return found
+
+
+def from_pipe(monkeypatch: pytest.MonkeyPatch, data: bytes) -> Dripping:
+    stream = Dripping(data)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
+    return stream
+
+
+NODE: Evidence = {
+    "virt": Capture("systemd-detect-virt", "failed", b"none\n", exit_status=1),
+    "dmesg": Capture("dmesg", "ok", random.Random(5).randbytes(1 << 20).hex().encode()),
+}
+
+
+def test_a_capture_comes_from_standard_input_as_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(NODE, tmp_path / "node.tgz")
+    from_pipe(monkeypatch, (tmp_path / "node.tgz").read_bytes())
+    assert read("-") == read(str(tmp_path / "node.tgz"))
+
+
+def harmful(*, link: bool = False, padding: int = 0) -> bytes:
+    """A packed capture, its first member perhaps a link, or with zeros behind it."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        if link:
+            first = tarfile.TarInfo("data/x")
+            first.type, first.linkname = tarfile.SYMTYPE, "/etc/shadow"
+            archive.addfile(first)
+        for name, data in (("data/y", random.Random(5).randbytes(1 << 20)), ("capture.json", b'{"schema": 1}')):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return packed.getvalue() + bytes(padding)
+
+
+def test_a_link_in_a_capture_from_standard_input_is_refused_before_the_rest_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = from_pipe(monkeypatch, harmful(link=True))
+    with pytest.raises(Refused, match="standard input is not read") as caught:
+        read("-")
+    assert caught.value.why == "data/x: is a link, a device or the like, not a file"
+    assert stream.told < len(stream.data) / 2, "it is unpacked as it comes, not held and then unpacked"
+
+
+def test_a_capture_from_standard_input_has_the_bounds_of_one_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "MAX_PACKED", 2 << 20)
+    stream = from_pipe(monkeypatch, harmful(padding=3 << 20))
+    with pytest.raises(Refused) as caught:
+        read("-")
+    assert caught.value.why == "the archive: is larger than 2 MiB"
+    assert stream.told <= (2 << 20) + 1
+    monkeypatch.setattr(capture, "MAX_BYTES", 1 << 16)
+    monkeypatch.setattr(capture, "MAX_MEMBERS", 4)
+    from_pipe(monkeypatch, harmful())
+    with pytest.raises(Refused, match="not what a capture has"):
+        read("-")
+
+
+def test_a_capture_that_ends_too_early_is_damaged_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    from_pipe(monkeypatch, harmful()[: 1 << 19])
+    with pytest.raises(Refused, match="standard input is damaged"):
+        read("-")
+
+
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+def test_a_report_comes_from_the_pipe_that_a_shell_opened(folder: str, tmp_path: Path) -> None:
+    """<(cat node.tgz), and <(cat paste.txt)."""
+    small: Evidence = {"virt": NODE["virt"]}
+    save(small, tmp_path / "node.tgz")
+    for data, keys in (((tmp_path / "node.tgz").read_bytes(), small.keys()), (TERMINAL.encode(), None)):
+        reading, writing = os.pipe()
+        os.write(writing, data)
+        os.close(writing)
+        found = read(f"{folder}/{reading}")
+        os.close(reading)
+        assert found.keys() == keys if keys else texts(found)
+    with pytest.raises(UsageError, match="is no report"):
+        read(f"{folder}/{reading}")
 
 
 @pytest.mark.parametrize(
