@@ -16,6 +16,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final, TypeAlias
 
+from gpunode.facts.mends import PACKAGERS, Part, mended_by, parts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import (
     STILL_FAILS,
@@ -76,12 +77,13 @@ def settled(steps: Sequence[Step]) -> Iterator[Step]:
     steps = tuple(_as_found(steps))
     shells = _shells(steps)
     answers = [_answer(step, is_last=step is steps[-1]) for step in steps]
-    lasting = [0, *accumulate(int(_is_lasting(step)) for step in steps)]
+    changed = [_changed(step) for step in steps]
     trials = [0, *accumulate(int(_is_trial(step)) for step in steps)]
     for at, answer in enumerate(answers):
         left: _Answer | None = answer
+        mended = _mended_at(at, answer.step, changed)
         for later in range(at + 1, len(steps)):
-            is_changed = lasting[later] > lasting[at + 1]
+            is_changed = later > mended
             is_trial = trials[later + 1] > trials[at + 1] and not is_changed
             if left is not None and shells[at] and shells[at] == shells[later] and not is_trial:
                 left = _after(left, answers[later], is_changed=is_changed)
@@ -96,7 +98,7 @@ def _as_found(steps: Sequence[Step]) -> Iterator[Step]:
         is_fine = step.seen.kind in _OF_MODULE and not STILL_FAILS.search(step.said)
         if step.prompt is not None and is_mended and not is_repaired and is_fine:
             continue
-        is_repaired = is_repaired or _is_lasting(step)
+        is_repaired = is_repaired or "node" in _changed(step)
         is_mended = is_mended or (_loads_driver(step) and not step.said.strip())
         yield step
 
@@ -237,7 +239,7 @@ _ENGINES: Final = frozenset({"docker", "podman", "nerdctl", "ctr"})
 
 
 def _normal(words: tuple[str, ...]) -> tuple[str, ...]:
-    is_free = words[0] in _ENGINES | _PACKAGERS
+    is_free = words[0] in _ENGINES | PACKAGERS
     rest = [word for word in words[1:] if not (is_free and word in _IDLE)]
     if words[0] in _ENGINES and "nvidia-smi" in rest:
         rest = rest[: rest.index("nvidia-smi") + 1]
@@ -349,64 +351,22 @@ def _since_start(step: Step) -> Step | None:
 
 # --- what was done ------------------------------------------------------------------------------------------------
 
-_PACKAGERS: Final = frozenset(
-    {"apt", "apt-get", "aptitude", "dpkg", "dnf", "yum", "zypper", "pacman", "rpm", "pip", "snap"}
-)
-_PACKAGED: Final = Pattern(
-    r"(?:re)?install|in|remove|purge|autoremove|erase|\w{0,20}-?upgrade|dup|distro-sync|downgrade|swap|module|-[iUrPSR]\w{0,9}"
-    r"|--(?:install|configure|remove|purge)|--fix-broken"
-)
-_EDITORS: Final = frozenset(
-    {"vi", "vim", "nvim", "nano", "emacs", "visudo", "tee", "rm", "mv", "cp", "ln", "install", "truncate", "chmod"}
-    | {"chown", "sudoedit", "gpg", "restorecon", "semodule", "setsebool", "usermod", "update-alternatives", "apt-key"}
-)
-_BUILDERS: Final = frozenset(
-    {"update-initramfs", "dracut", "mkinitramfs", "mkinitcpio", "depmod", "akmods", "ubuntu-drivers", "update-grub"}
-    | {"grub2-mkconfig", "grub-mkconfig", "grubby", "nvidia-uninstall", "add-apt-repository", "gpunode", "kmodsign"}
-    | {"reboot", "shutdown", "poweroff", "fwupdmgr"}
-)
-_OF_CLUSTER: Final = frozenset(
-    {"apply", "delete", "rollout", "patch", "edit", "label", "create", "replace", "scale", "drain", "uncordon"}
-)
-_OF_CONTAINERS: Final = frozenset(
-    {"restart", "rm", "stop", "start", "pull", "up", "down", "build", "load", "update", "context"}
-)
-# The words behind a program's name of which one makes it change the node for good.
-_VERBS: Final = {
-    "systemctl": {"restart", "reload", "enable", "disable", "mask", "unmask", "daemon-reload", "reboot"},
-    "service": {"restart", "reload"},
-    **dict.fromkeys(("docker", "podman", "nerdctl", "docker-compose"), _OF_CONTAINERS),
-    "nvidia-ctk": {"configure", "generate", "create-dev-char-symlinks", "create-device-nodes", "config"},
-    "dkms": {"build", "install", "autoinstall", "remove", "add", "unbuild"},
-    "mokutil": {"--import", "-i", "--disable-validation", "--reset"},
-    "nvidia-smi": {"--gpu-reset", "-r", "-mig", "--multi-instance-gpu", "mig", "-pm", "-c", "-e"},
-    **dict.fromkeys(("kubectl", "oc", "k"), _OF_CLUSTER),
-    "helm": {"install", "upgrade", "uninstall", "rollback"},
-    "sed": {"-i", "-i.bak", "--in-place"},
-}
 _TRIALS: Final = frozenset(
     {"modprobe", "insmod", "rmmod", "setpci", "setenforce", "export", "unset", "ulimit", "module"}
 )
 
 
-def _is_lasting(step: Step) -> bool:
-    """Whether the command changed the node in a way that stays, as far as its answer tells."""
-    return step.prompt is not None and not _fails(step) and any(map(_changes, step.commands))
+def _mended_at(at: int, step: Step, changed: Sequence[frozenset[Part]]) -> int:
+    """The first step after it that can have mended what it complains of; the number of steps where none can."""
+    concerned = mended_by(step.seen, step.said)
+    return next((later for later in range(at + 1, len(changed)) if changed[later] & concerned), len(changed))
 
 
-def _changes(command: Command) -> bool:
-    every = (command.words, *command.filters)
-    name = program(command.words)
-    if any(program(words) in _EDITORS | _BUILDERS for words in every):
-        return True
-    if name in {"echo", "printf", "cat"}:
-        return command.is_quiet
-    if name in _PACKAGERS:
-        return any(_PACKAGED.fullmatch(word) for word in command.words[1:])
-    if name == "ldconfig":
-        return command.words[1:] in {(), ("-v",)}
-    is_installer = any(re.search(r"NVIDIA-Linux|(?:^|/)cuda_[\w.]+\.run$", word) for word in command.words)
-    return is_installer or bool(_VERBS.get(name, set()) & set(command.words[1:]))
+def _changed(step: Step) -> frozenset[Part]:
+    """What of the stack the command changed in a way that stays, as far as its answer tells."""
+    if step.prompt is None or _SSH.match(step.source) or _fails(step):
+        return frozenset()
+    return frozenset(part for command in step.commands for part in parts(command, step.prompt))
 
 
 def _is_trial(step: Step) -> bool:

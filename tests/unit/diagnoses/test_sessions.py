@@ -115,6 +115,11 @@ def of_one_piece(*steps: tuple[str, str]) -> Diagnosis:
     return diagnose(snapshot(pasted.evidence([("what I did", session(*steps))])))
 
 
+def is_left(said: str, *steps: tuple[str, str]) -> bool:
+    """Whether the rules still see an answer that says this."""
+    return any(said in capture.text for capture in pasted.from_text(session(*steps)).values())
+
+
 def roots(found: Diagnosis) -> list[str]:
     return [root.cause for root in found.roots if root.severity != "info"]
 
@@ -283,3 +288,14 @@ def test_a_gpu_that_comes_and_goes_is_no_healthy_one() -> None:
         assert "come and go" in found.unknown[0].question
     mended = of_text(gone, ("sudo rm /etc/modprobe.d/nvidia-blacklist.conf", ""), ("sudo reboot", ""), SMI)
     assert (roots(mended), mended.unknown) == ([], ())
+
+
+@pytest.mark.parametrize(
+    "typed", ["rm nohup.out", "vim notes.md", "apt-get install -y htop", "systemctl restart docker"]
+)
+def test_what_has_nothing_to_do_with_the_driver_is_no_mend_of_it(typed: str) -> None:
+    said = "Setting up htop (3.2.2-2) ..." if "htop" in typed else ""
+    lost = "Unable to determine the device handle for GPU0000:C1:00.0: Unknown Error"
+    for fault in ("No devices were found", NO_DRIVER, lost):
+        assert is_left(fault, ("nvidia-smi", fault), (typed, said), SMI)
+        assert not is_left(fault, ("nvidia-smi", fault), ("reboot", ""), SMI)
