@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final, TypeAlias
 
-from gpunode.facts.mends import PACKAGERS, Part, mended_by, parts
+from gpunode.facts.mends import PACKAGERS, Part, is_edit, mended_by, parts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import (
     STILL_FAILS,
@@ -81,7 +81,7 @@ def settled(steps: Sequence[Step]) -> Iterator[Step]:
     trials = [0, *accumulate(int(_is_trial(step)) for step in steps)]
     for at, answer in enumerate(answers):
         left: _Answer | None = answer
-        mended = _mended_at(at, answer.step, changed)
+        mended = len(steps) if _recurs(at, steps, answers, changed) else _mended_at(at, answer.step, changed)
         for later in range(at + 1, len(steps)):
             is_changed = later > mended
             is_trial = trials[later + 1] > trials[at + 1] and not is_changed
@@ -289,9 +289,22 @@ def _works(step: Step, *, is_last: bool) -> bool:
         return bool(_PACKED.search(said))
     if kind == "nvidia-smi":
         return bool(_GPU.search(said))
+    if kind in _PROGRAMS and (_ON_CPU.search(said) or (said == "0" and _COUNTS.search(step.source))):
+        return False
     return bool(re.search(r"\w", said)) if said else not is_last
 
 
+# A program that does without a GPU has shown nothing of it: "device cpu", "Using device: cpu", jax's [CpuDevice(id=0)],
+# TensorFlow's [], torch.cuda.is_available() that prints False, llama.cpp that offloads no layer.
+_ON_CPU: Final = Pattern(
+    r"\A(?:False|\[\]|cpu)\Z|\bdevice(?:[ _]type)?\b[ '\"]{0,3}(?:is|[:=])?[ '\"]{0,3}cpu\b|CpuDevice\(|TFRT_CPU"
+    r"|\b(?:using|use|on) (?:the )?cpu\b(?= ?(?:$|[.,;:!)(]|instead|only))|\bcpu[- ]only\b|\bcpu (?:mode|backend)\b"
+    r"|\b(?:is_available\(?\)?|(?:cuda|gpus?) (?:is )?(?:available|found))(?: ?[:=] ?| )(?:False|None|0|\[\])\s*$"
+    r"|\bcuda ?[:=] ?False\b|offloaded 0/|GPU will not be used"
+    r"|\bno (?:usable )?gpus?(?: (?:was |were )?(?:found|detected|available))?[.!]?\s*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_COUNTS: Final = Pattern(r"count|list_physical|\blen\(")
 _GPU: Final = Pattern(r"^\|\s+\d{1,3}\s+\S[^|]{2,60}\|\s*[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:|^GPU \d+: \S", re.MULTILINE)
 
 
@@ -360,6 +373,41 @@ def _mended_at(at: int, step: Step, changed: Sequence[frozenset[Part]]) -> int:
     """The first step after it that can have mended what it complains of; the number of steps where none can."""
     concerned = mended_by(step.seen, step.said)
     return next((later for later in range(at + 1, len(changed)) if changed[later] & concerned), len(changed))
+
+
+def _recurs(at: int, steps: Sequence[Step], answers: Sequence[_Answer], changed: Sequence[frozenset[Part]]) -> bool:
+    """Whether the fault came back after the very mend that is done once more: it will come back again."""
+    now = answers[at]
+    if not (now.question and now.fails):
+        return False
+    same = [number for number, other in enumerate(answers) if other.question == now.question]
+    works = [number for number in same if answers[number].proven]
+    cured = next((number for number in reversed(works) if number < at), -1)
+    again = next((number for number in works if number > at), -1)
+    before = (number for number in same if number < cured and answers[number].fails)
+    failed = next((number for number in before if _is_alike(steps[number].said, steps[at].said)), -1)
+    if failed < 0 or again < 0:
+        return False
+    concerned = mended_by(now.step.seen, now.step.said)
+
+    def done(first: int, last: int) -> list[Command]:
+        mends = (steps[number] for number in range(first, last) if changed[number] & concerned)
+        return [command for step in mends for command in step.commands]
+
+    known, anew = {command.words for command in done(failed, cured)}, done(at, again)
+    return bool(anew) and all(command.words in known and not is_edit(command) for command in anew)
+
+
+def _is_alike(one: str, other: str) -> bool:
+    """Whether two complaints have a line in common, but for its numbers."""
+    return bool(_complaints(one) & _complaints(other))
+
+
+def _complaints(said: str) -> set[str]:
+    return {_NUMBER.sub("0", line.strip()) for line in said.split("\n") if _FAILS.search(line)}
+
+
+_NUMBER: Final = Pattern(r"\d{1,20}")
 
 
 def _changed(step: Step) -> frozenset[Part]:

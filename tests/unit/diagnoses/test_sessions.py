@@ -299,3 +299,47 @@ def test_what_has_nothing_to_do_with_the_driver_is_no_mend_of_it(typed: str) -> 
     for fault in ("No devices were found", NO_DRIVER, lost):
         assert is_left(fault, ("nvidia-smi", fault), (typed, said), SMI)
         assert not is_left(fault, ("nvidia-smi", fault), ("reboot", ""), SMI)
+
+
+UNREADY = "RuntimeError: CUDA error: system not yet initialized"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("python train.py", "epoch 1 device cpu loss 2.3\nepoch 2 device cpu loss 2.1"),
+        ("python train.py", "Using device: cpu\nepoch 1"),
+        ("python -c 'import torch; print(torch.cuda.is_available())'", "False"),
+        ("python -c 'import torch; print(torch.cuda.device_count())'", "0"),
+        ("python -c 'import jax; print(jax.devices())'", "[CpuDevice(id=0)]"),
+        ("./llama-cli -m model.gguf", "load_tensors: offloaded 0/33 layers to GPU"),
+        ("python train.py", "Num GPUs Available: 0\nepoch 1"),
+    ],
+)
+def test_a_run_without_a_gpu_is_no_success_of_one(typed: str, said: str) -> None:
+    done = ("sudo systemctl restart nvidia-fabricmanager", "")
+    assert is_left(UNREADY, (typed, UNREADY), done, (typed, said), SMI)
+
+
+@pytest.mark.parametrize(
+    "said", ["0", "None", "epoch 1, GPU 0", "Using device: cuda:0", "on cuda 0", "on CPU affinity 0-15\nstep 1"]
+)
+def test_a_run_that_says_nothing_of_the_processor_is_a_success(said: str) -> None:
+    done = ("sudo systemctl restart nvidia-fabricmanager", "")
+    assert not is_left(UNREADY, ("python train.py", UNREADY), done, ("python train.py", said), SMI)
+
+
+LOST_INSIDE = ("docker exec job nvidia-smi", "Failed to initialize NVML: Unknown Error")
+BACK = (("docker restart job", "job"), ("docker exec job nvidia-smi", WORKS))
+
+
+def test_a_fault_that_came_back_after_the_same_mend_will_come_back_again() -> None:
+    found = of_text(LOST_INSIDE, *BACK, ("systemctl daemon-reload", ""), LOST_INSIDE, *BACK)
+    assert roots(found) == ["cgroup-daemon-reload-loses-gpu"]
+    once = of_text(LOST_INSIDE, *BACK, ("systemctl daemon-reload", ""), ("docker exec job nvidia-smi", WORKS), SMI)
+    assert (roots(once), once.unknown) == ([], ())
+    configured = ("nvidia-ctk system create-dev-char-symlinks --create-all", "")
+    edited = ("vi /etc/docker/daemon.json", "")
+    for mend in (configured, edited):
+        lasting = of_text(LOST_INSIDE, *BACK, LOST_INSIDE, mend, *BACK, SMI)
+        assert (roots(lasting), lasting.unknown) == ([], ())
