@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 
 from gpunode.facts.mends import PACKAGERS, Part, is_edit, mended_by, parts
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.readings import has_fewer, stands_for
 from gpunode.facts.sources import (
     STILL_FAILS,
     Command,
@@ -151,6 +152,9 @@ def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | No
     is_same = bool(answer.question) and answer.question == later.question
     if is_same and step.seen.kind in _VALUES:
         return answer if _REFUSED.search(later.step.said) else None
+    reading = (step.seen, step.said, later.step.said)
+    if is_same and (has_fewer(*reading) or (is_changed and stands_for(*reading))):
+        return None
     is_runtimes = is_same and is_changed and step.seen.kind == "container-run" and answer.fails and later.fails
     if is_runtimes and not _FORBIDDEN.search(later.step.said):
         return None  # what the runtime was told since then, it says something else of
@@ -163,9 +167,24 @@ def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | No
         return answer
     if _OF_HARDWARE.search(step.said) and step.seen.kind in _PROGRAMS:
         return answer
+    if is_same and is_changed and _fails_otherwise(answer, later):
+        return None
     ended = later.proven & answer.concerned
     is_over = bool(ended) if is_changed else bool(ended & _by_themselves(answer))
     return None if is_over and _gpus(step.said) <= _gpus(later.step.said) else answer
+
+
+def _fails_otherwise(answer: _Answer, later: _Answer) -> bool:
+    """Whether the node itself refuses for another reason now: what the earlier said of it was before the mend.
+
+    A program that fails otherwise may only fail earlier.
+    """
+    if not (answer.fails and later.fails) or answer.step.seen.kind not in _OF_NODE or _gpus(answer.step.said):
+        return False
+    return not _FORBIDDEN.search(later.step.said) and not _is_alike(answer.step.said, later.step.said)
+
+
+_OF_NODE: Final[frozenset[Kind]] = frozenset({"modprobe", "nvidia-smi", "dkms-output", "unit-action", "package-output"})
 
 
 # A program that runs again shows nothing of memory or links that failed.

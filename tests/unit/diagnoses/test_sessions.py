@@ -343,3 +343,52 @@ def test_a_fault_that_came_back_after_the_same_mend_will_come_back_again() -> No
     for mend in (configured, edited):
         lasting = of_text(LOST_INSIDE, *BACK, LOST_INSIDE, mend, *BACK, SMI)
         assert (roots(lasting), lasting.unknown) == ([], ())
+
+
+REMAPPED = (
+    "    Remapped Rows\n        Pending                           : {}\n        Remapping Failure Occurred        : No"
+)
+ASKED = "nvidia-smi -q -d ROW_REMAPPER | grep -A8 Remapped"
+ALLOCATABLE = "  nvidia.com/gpu:     8\n  nvidia.com/gpu:     {}"
+OF_NODE = "kubectl describe node gpu1 | grep nvidia.com/gpu"
+READ_AGAIN = {
+    "rows, reset": (ASKED, REMAPPED.format("Yes"), "nvidia-smi --gpu-reset -i 0", REMAPPED.format("No")),
+    "rows, rebooted": (ASKED, REMAPPED.format("Yes"), "reboot", REMAPPED.format("No")),
+    "plugin": (
+        OF_NODE,
+        ALLOCATABLE.format(7),
+        "kubectl -n kube-system rollout restart ds nvidia-device-plugin-daemonset",
+        ALLOCATABLE.format(8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ_AGAIN)
+def test_what_is_read_again_after_the_mend_holds(name: str) -> None:
+    asked, earlier, mend, later = READ_AGAIN[name]
+    found = of_text((asked, earlier), (mend, ""), (asked, later), SMI)
+    assert (roots(found), found.unknown) == ([], ())
+    for steps in (
+        ((asked, earlier), ("uptime", "up 2 days"), (asked, later)),
+        ((asked, later), (mend, ""), (asked, earlier)),
+    ):
+        assert roots(of_text(*steps, SMI))
+    assert roots(of_text((asked, later), ("uptime", "up 2 days"), (asked, earlier), SMI))
+
+
+def test_what_is_refused_for_another_reason_after_a_mend_was_refused_for_the_first_before_it() -> None:
+    unsigned = ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service")
+    absent = ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': No such device")
+    reboot = ("reboot", "")
+    steps = (
+        unsigned,
+        ("mokutil --import MOK.der", ""),
+        reboot,
+        unsigned,
+        ("mokutil --disable-validation", ""),
+        reboot,
+        absent,
+    )
+    assert not is_left("Key was rejected", *steps)
+    assert is_left("Key was rejected", unsigned, ("vim notes.md", ""), absent)
+    assert is_left("Key was rejected", unsigned, reboot, unsigned)
