@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Literal, TypeAlias, get_args
 
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Command, Kind, Source, program
+from gpunode.facts.sources import Command, Kind, Source, commands, program
 
 Part: TypeAlias = Literal[
     "node",  # driver, kernel, firmware, GPU, libraries, whoever may use them
@@ -86,7 +86,15 @@ def parts(command: Command, prompt: str = "") -> frozenset[Part]:
     found = _of_path(command.into, folder)
     for words in (command.words, *command.filters):
         found |= _by_words(words, folder)
+    if (line := _handed(command.words)) and (inner := commands(line)) != (command,):
+        return found.union(*(parts(one, prompt) for one in inner))
     return found
+
+
+def _handed(words: tuple[str, ...]) -> str:
+    """The line that a shell is given as one word: ``sudo sh -c 'echo … > /etc/modprobe.d/x.conf'``."""
+    at = words.index("-c") + 1 if program(words) in {"sh", "bash", "zsh"} and "-c" in words else len(words)
+    return words[at] if at < len(words) else ""
 
 
 # "root@gpu1:/etc/docker#", "[root@gpu1 /etc/docker]#".
