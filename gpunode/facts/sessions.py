@@ -16,7 +16,9 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final, TypeAlias
 
+from gpunode.facts.mends import PACKAGERS, Part, is_edit, mended_by, parts
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.readings import has_fewer, stands_for
 from gpunode.facts.sources import (
     STILL_FAILS,
     Command,
@@ -76,12 +78,13 @@ def settled(steps: Sequence[Step]) -> Iterator[Step]:
     steps = tuple(_as_found(steps))
     shells = _shells(steps)
     answers = [_answer(step, is_last=step is steps[-1]) for step in steps]
-    lasting = [0, *accumulate(int(_is_lasting(step)) for step in steps)]
+    changed = [_changed(step) for step in steps]
     trials = [0, *accumulate(int(_is_trial(step)) for step in steps)]
     for at, answer in enumerate(answers):
         left: _Answer | None = answer
+        mended = len(steps) if _recurs(at, steps, answers, changed) else _mended_at(at, answer.step, changed)
         for later in range(at + 1, len(steps)):
-            is_changed = lasting[later] > lasting[at + 1]
+            is_changed = later > mended
             is_trial = trials[later + 1] > trials[at + 1] and not is_changed
             if left is not None and shells[at] and shells[at] == shells[later] and not is_trial:
                 left = _after(left, answers[later], is_changed=is_changed)
@@ -96,7 +99,7 @@ def _as_found(steps: Sequence[Step]) -> Iterator[Step]:
         is_fine = step.seen.kind in _OF_MODULE and not STILL_FAILS.search(step.said)
         if step.prompt is not None and is_mended and not is_repaired and is_fine:
             continue
-        is_repaired = is_repaired or _is_lasting(step)
+        is_repaired = is_repaired or "node" in _changed(step)
         is_mended = is_mended or (_loads_driver(step) and not step.said.strip())
         yield step
 
@@ -149,6 +152,9 @@ def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | No
     is_same = bool(answer.question) and answer.question == later.question
     if is_same and step.seen.kind in _VALUES:
         return answer if _REFUSED.search(later.step.said) else None
+    reading = (step.seen, step.said, later.step.said)
+    if is_same and (has_fewer(*reading) or (is_changed and stands_for(*reading))):
+        return None
     is_runtimes = is_same and is_changed and step.seen.kind == "container-run" and answer.fails and later.fails
     if is_runtimes and not _FORBIDDEN.search(later.step.said):
         return None  # what the runtime was told since then, it says something else of
@@ -161,9 +167,24 @@ def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | No
         return answer
     if _OF_HARDWARE.search(step.said) and step.seen.kind in _PROGRAMS:
         return answer
+    if is_same and is_changed and _fails_otherwise(answer, later):
+        return None
     ended = later.proven & answer.concerned
     is_over = bool(ended) if is_changed else bool(ended & _by_themselves(answer))
     return None if is_over and _gpus(step.said) <= _gpus(later.step.said) else answer
+
+
+def _fails_otherwise(answer: _Answer, later: _Answer) -> bool:
+    """Whether the node itself refuses for another reason now: what the earlier said of it was before the mend.
+
+    A program that fails otherwise may only fail earlier.
+    """
+    if not (answer.fails and later.fails) or answer.step.seen.kind not in _OF_NODE or _gpus(answer.step.said):
+        return False
+    return not _FORBIDDEN.search(later.step.said) and not _is_alike(answer.step.said, later.step.said)
+
+
+_OF_NODE: Final[frozenset[Kind]] = frozenset({"modprobe", "nvidia-smi", "dkms-output", "unit-action", "package-output"})
 
 
 # A program that runs again shows nothing of memory or links that failed.
@@ -237,7 +258,7 @@ _ENGINES: Final = frozenset({"docker", "podman", "nerdctl", "ctr"})
 
 
 def _normal(words: tuple[str, ...]) -> tuple[str, ...]:
-    is_free = words[0] in _ENGINES | _PACKAGERS
+    is_free = words[0] in _ENGINES | PACKAGERS
     rest = [word for word in words[1:] if not (is_free and word in _IDLE)]
     if words[0] in _ENGINES and "nvidia-smi" in rest:
         rest = rest[: rest.index("nvidia-smi") + 1]
@@ -287,9 +308,22 @@ def _works(step: Step, *, is_last: bool) -> bool:
         return bool(_PACKED.search(said))
     if kind == "nvidia-smi":
         return bool(_GPU.search(said))
+    if kind in _PROGRAMS and (_ON_CPU.search(said) or (said == "0" and _COUNTS.search(step.source))):
+        return False
     return bool(re.search(r"\w", said)) if said else not is_last
 
 
+# A program that does without a GPU has shown nothing of it: "device cpu", "Using device: cpu", jax's [CpuDevice(id=0)],
+# TensorFlow's [], torch.cuda.is_available() that prints False, llama.cpp that offloads no layer.
+_ON_CPU: Final = Pattern(
+    r"\A(?:False|\[\]|cpu)\Z|\bdevice(?:[ _]type)?\b[ '\"]{0,3}(?:is|[:=])?[ '\"]{0,3}cpu\b|CpuDevice\(|TFRT_CPU"
+    r"|\b(?:using|use|on) (?:the )?cpu\b(?= ?(?:$|[.,;:!)(]|instead|only))|\bcpu[- ]only\b|\bcpu (?:mode|backend)\b"
+    r"|\b(?:is_available\(?\)?|(?:cuda|gpus?) (?:is )?(?:available|found))(?: ?[:=] ?| )(?:False|None|0|\[\])\s*$"
+    r"|\bcuda ?[:=] ?False\b|offloaded 0/|GPU will not be used"
+    r"|\bno (?:usable )?gpus?(?: (?:was |were )?(?:found|detected|available))?[.!]?\s*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_COUNTS: Final = Pattern(r"count|list_physical|\blen\(")
 _GPU: Final = Pattern(r"^\|\s+\d{1,3}\s+\S[^|]{2,60}\|\s*[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:|^GPU \d+: \S", re.MULTILINE)
 
 
@@ -349,64 +383,57 @@ def _since_start(step: Step) -> Step | None:
 
 # --- what was done ------------------------------------------------------------------------------------------------
 
-_PACKAGERS: Final = frozenset(
-    {"apt", "apt-get", "aptitude", "dpkg", "dnf", "yum", "zypper", "pacman", "rpm", "pip", "snap"}
-)
-_PACKAGED: Final = Pattern(
-    r"(?:re)?install|in|remove|purge|autoremove|erase|\w{0,20}-?upgrade|dup|distro-sync|downgrade|swap|module|-[iUrPSR]\w{0,9}"
-    r"|--(?:install|configure|remove|purge)|--fix-broken"
-)
-_EDITORS: Final = frozenset(
-    {"vi", "vim", "nvim", "nano", "emacs", "visudo", "tee", "rm", "mv", "cp", "ln", "install", "truncate", "chmod"}
-    | {"chown", "sudoedit", "gpg", "restorecon", "semodule", "setsebool", "usermod", "update-alternatives", "apt-key"}
-)
-_BUILDERS: Final = frozenset(
-    {"update-initramfs", "dracut", "mkinitramfs", "mkinitcpio", "depmod", "akmods", "ubuntu-drivers", "update-grub"}
-    | {"grub2-mkconfig", "grub-mkconfig", "grubby", "nvidia-uninstall", "add-apt-repository", "gpunode", "kmodsign"}
-    | {"reboot", "shutdown", "poweroff", "fwupdmgr"}
-)
-_OF_CLUSTER: Final = frozenset(
-    {"apply", "delete", "rollout", "patch", "edit", "label", "create", "replace", "scale", "drain", "uncordon"}
-)
-_OF_CONTAINERS: Final = frozenset(
-    {"restart", "rm", "stop", "start", "pull", "up", "down", "build", "load", "update", "context"}
-)
-# The words behind a program's name of which one makes it change the node for good.
-_VERBS: Final = {
-    "systemctl": {"restart", "reload", "enable", "disable", "mask", "unmask", "daemon-reload", "reboot"},
-    "service": {"restart", "reload"},
-    **dict.fromkeys(("docker", "podman", "nerdctl", "docker-compose"), _OF_CONTAINERS),
-    "nvidia-ctk": {"configure", "generate", "create-dev-char-symlinks", "create-device-nodes", "config"},
-    "dkms": {"build", "install", "autoinstall", "remove", "add", "unbuild"},
-    "mokutil": {"--import", "-i", "--disable-validation", "--reset"},
-    "nvidia-smi": {"--gpu-reset", "-r", "-mig", "--multi-instance-gpu", "mig", "-pm", "-c", "-e"},
-    **dict.fromkeys(("kubectl", "oc", "k"), _OF_CLUSTER),
-    "helm": {"install", "upgrade", "uninstall", "rollback"},
-    "sed": {"-i", "-i.bak", "--in-place"},
-}
 _TRIALS: Final = frozenset(
     {"modprobe", "insmod", "rmmod", "setpci", "setenforce", "export", "unset", "ulimit", "module"}
 )
 
 
-def _is_lasting(step: Step) -> bool:
-    """Whether the command changed the node in a way that stays, as far as its answer tells."""
-    return step.prompt is not None and not _fails(step) and any(map(_changes, step.commands))
+def _mended_at(at: int, step: Step, changed: Sequence[frozenset[Part]]) -> int:
+    """The first step after it that can have mended what it complains of; the number of steps where none can."""
+    concerned = mended_by(step.seen, step.said)
+    return next((later for later in range(at + 1, len(changed)) if changed[later] & concerned), len(changed))
 
 
-def _changes(command: Command) -> bool:
-    every = (command.words, *command.filters)
-    name = program(command.words)
-    if any(program(words) in _EDITORS | _BUILDERS for words in every):
-        return True
-    if name in {"echo", "printf", "cat"}:
-        return command.is_quiet
-    if name in _PACKAGERS:
-        return any(_PACKAGED.fullmatch(word) for word in command.words[1:])
-    if name == "ldconfig":
-        return command.words[1:] in {(), ("-v",)}
-    is_installer = any(re.search(r"NVIDIA-Linux|(?:^|/)cuda_[\w.]+\.run$", word) for word in command.words)
-    return is_installer or bool(_VERBS.get(name, set()) & set(command.words[1:]))
+def _recurs(at: int, steps: Sequence[Step], answers: Sequence[_Answer], changed: Sequence[frozenset[Part]]) -> bool:
+    """Whether the fault came back after the very mend that is done once more: it will come back again."""
+    now = answers[at]
+    if not (now.question and now.fails):
+        return False
+    same = [number for number, other in enumerate(answers) if other.question == now.question]
+    works = [number for number in same if answers[number].proven]
+    cured = next((number for number in reversed(works) if number < at), -1)
+    again = next((number for number in works if number > at), -1)
+    before = (number for number in same if number < cured and answers[number].fails)
+    failed = next((number for number in before if _is_alike(steps[number].said, steps[at].said)), -1)
+    if failed < 0 or again < 0:
+        return False
+    concerned = mended_by(now.step.seen, now.step.said)
+
+    def done(first: int, last: int) -> list[Command]:
+        mends = (steps[number] for number in range(first, last) if changed[number] & concerned)
+        return [command for step in mends for command in step.commands]
+
+    known, anew = {command.words for command in done(failed, cured)}, done(at, again)
+    return bool(anew) and all(command.words in known and not is_edit(command) for command in anew)
+
+
+def _is_alike(one: str, other: str) -> bool:
+    """Whether two complaints have a line in common, but for its numbers."""
+    return bool(_complaints(one) & _complaints(other))
+
+
+def _complaints(said: str) -> set[str]:
+    return {_NUMBER.sub("0", line.strip()) for line in said.split("\n") if _FAILS.search(line)}
+
+
+_NUMBER: Final = Pattern(r"\d{1,20}")
+
+
+def _changed(step: Step) -> frozenset[Part]:
+    """What of the stack the command changed in a way that stays, as far as its answer tells."""
+    if step.prompt is None or _SSH.match(step.source) or _fails(step):
+        return frozenset()
+    return frozenset(part for command in step.commands for part in parts(command, step.prompt))
 
 
 def _is_trial(step: Step) -> bool:

@@ -130,12 +130,14 @@ class Command:
         filters: the same of each command behind it in the pipeline.
         is_optional: whether it runs only when the one before it succeeded, or failed.
         is_quiet: whether its output went into a file.
+        into: that file, as it was written.
     """
 
     words: tuple[str, ...]
     filters: tuple[tuple[str, ...], ...] = ()
     is_optional: bool = False
     is_quiet: bool = False
+    into: str = ""
 
 
 _PROMPT: Final = Pattern(
@@ -279,10 +281,11 @@ def commands(source: str) -> tuple[Command, ...]:
 
 def _command(before: str, pipeline: list[list[str]]) -> Command:
     last = pipeline[-1]
-    into = [index for index, word in enumerate(last) if word in {">", ">>", "&>", "&>>"}]
-    is_quiet = any(last[index] not in {">", ">>"} or last[index - 1] != "2" for index in into)
+    signs = [index for index, word in enumerate(last) if word in {">", ">>", "&>", "&>>"}]
+    into = [index for index in signs if last[index] not in {">", ">>"} or last[index - 1] != "2"]
+    path = next((last[index + 1] for index in into if index + 1 < len(last)), "")
     plain = [words for words in map(_plain, pipeline) if words]
-    return Command(plain[0] if plain else (), tuple(plain[1:]), before in {"&&", "||"}, is_quiet)
+    return Command(plain[0] if plain else (), tuple(plain[1:]), before in {"&&", "||"}, bool(into), path)
 
 
 def _unwrapped(source: str) -> tuple[str, Where, bool]:

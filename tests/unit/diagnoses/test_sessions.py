@@ -115,6 +115,11 @@ def of_one_piece(*steps: tuple[str, str]) -> Diagnosis:
     return diagnose(snapshot(pasted.evidence([("what I did", session(*steps))])))
 
 
+def is_left(said: str, *steps: tuple[str, str]) -> bool:
+    """Whether the rules still see an answer that says this."""
+    return any(said in capture.text for capture in pasted.from_text(session(*steps)).values())
+
+
 def roots(found: Diagnosis) -> list[str]:
     return [root.cause for root in found.roots if root.severity != "info"]
 
@@ -283,3 +288,107 @@ def test_a_gpu_that_comes_and_goes_is_no_healthy_one() -> None:
         assert "come and go" in found.unknown[0].question
     mended = of_text(gone, ("sudo rm /etc/modprobe.d/nvidia-blacklist.conf", ""), ("sudo reboot", ""), SMI)
     assert (roots(mended), mended.unknown) == ([], ())
+
+
+@pytest.mark.parametrize(
+    "typed", ["rm nohup.out", "vim notes.md", "apt-get install -y htop", "systemctl restart docker"]
+)
+def test_what_has_nothing_to_do_with_the_driver_is_no_mend_of_it(typed: str) -> None:
+    said = "Setting up htop (3.2.2-2) ..." if "htop" in typed else ""
+    lost = "Unable to determine the device handle for GPU0000:C1:00.0: Unknown Error"
+    for fault in ("No devices were found", NO_DRIVER, lost):
+        assert is_left(fault, ("nvidia-smi", fault), (typed, said), SMI)
+        assert not is_left(fault, ("nvidia-smi", fault), ("reboot", ""), SMI)
+
+
+UNREADY = "RuntimeError: CUDA error: system not yet initialized"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("python train.py", "epoch 1 device cpu loss 2.3\nepoch 2 device cpu loss 2.1"),
+        ("python train.py", "Using device: cpu\nepoch 1"),
+        ("python -c 'import torch; print(torch.cuda.is_available())'", "False"),
+        ("python -c 'import torch; print(torch.cuda.device_count())'", "0"),
+        ("python -c 'import jax; print(jax.devices())'", "[CpuDevice(id=0)]"),
+        ("./llama-cli -m model.gguf", "load_tensors: offloaded 0/33 layers to GPU"),
+        ("python train.py", "Num GPUs Available: 0\nepoch 1"),
+    ],
+)
+def test_a_run_without_a_gpu_is_no_success_of_one(typed: str, said: str) -> None:
+    done = ("sudo systemctl restart nvidia-fabricmanager", "")
+    assert is_left(UNREADY, (typed, UNREADY), done, (typed, said), SMI)
+
+
+@pytest.mark.parametrize(
+    "said", ["0", "None", "epoch 1, GPU 0", "Using device: cuda:0", "on cuda 0", "on CPU affinity 0-15\nstep 1"]
+)
+def test_a_run_that_says_nothing_of_the_processor_is_a_success(said: str) -> None:
+    done = ("sudo systemctl restart nvidia-fabricmanager", "")
+    assert not is_left(UNREADY, ("python train.py", UNREADY), done, ("python train.py", said), SMI)
+
+
+LOST_INSIDE = ("docker exec job nvidia-smi", "Failed to initialize NVML: Unknown Error")
+BACK = (("docker restart job", "job"), ("docker exec job nvidia-smi", WORKS))
+
+
+def test_a_fault_that_came_back_after_the_same_mend_will_come_back_again() -> None:
+    found = of_text(LOST_INSIDE, *BACK, ("systemctl daemon-reload", ""), LOST_INSIDE, *BACK)
+    assert roots(found) == ["cgroup-daemon-reload-loses-gpu"]
+    once = of_text(LOST_INSIDE, *BACK, ("systemctl daemon-reload", ""), ("docker exec job nvidia-smi", WORKS), SMI)
+    assert (roots(once), once.unknown) == ([], ())
+    configured = ("nvidia-ctk system create-dev-char-symlinks --create-all", "")
+    edited = ("vi /etc/docker/daemon.json", "")
+    for mend in (configured, edited):
+        lasting = of_text(LOST_INSIDE, *BACK, LOST_INSIDE, mend, *BACK, SMI)
+        assert (roots(lasting), lasting.unknown) == ([], ())
+
+
+REMAPPED = (
+    "    Remapped Rows\n        Pending                           : {}\n        Remapping Failure Occurred        : No"
+)
+ASKED = "nvidia-smi -q -d ROW_REMAPPER | grep -A8 Remapped"
+ALLOCATABLE = "  nvidia.com/gpu:     8\n  nvidia.com/gpu:     {}"
+OF_NODE = "kubectl describe node gpu1 | grep nvidia.com/gpu"
+READ_AGAIN = {
+    "rows, reset": (ASKED, REMAPPED.format("Yes"), "nvidia-smi --gpu-reset -i 0", REMAPPED.format("No")),
+    "rows, rebooted": (ASKED, REMAPPED.format("Yes"), "reboot", REMAPPED.format("No")),
+    "plugin": (
+        OF_NODE,
+        ALLOCATABLE.format(7),
+        "kubectl -n kube-system rollout restart ds nvidia-device-plugin-daemonset",
+        ALLOCATABLE.format(8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ_AGAIN)
+def test_what_is_read_again_after_the_mend_holds(name: str) -> None:
+    asked, earlier, mend, later = READ_AGAIN[name]
+    found = of_text((asked, earlier), (mend, ""), (asked, later), SMI)
+    assert (roots(found), found.unknown) == ([], ())
+    for steps in (
+        ((asked, earlier), ("uptime", "up 2 days"), (asked, later)),
+        ((asked, later), (mend, ""), (asked, earlier)),
+    ):
+        assert roots(of_text(*steps, SMI))
+    assert roots(of_text((asked, later), ("uptime", "up 2 days"), (asked, earlier), SMI))
+
+
+def test_what_is_refused_for_another_reason_after_a_mend_was_refused_for_the_first_before_it() -> None:
+    unsigned = ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service")
+    absent = ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': No such device")
+    reboot = ("reboot", "")
+    steps = (
+        unsigned,
+        ("mokutil --import MOK.der", ""),
+        reboot,
+        unsigned,
+        ("mokutil --disable-validation", ""),
+        reboot,
+        absent,
+    )
+    assert not is_left("Key was rejected", *steps)
+    assert is_left("Key was rejected", unsigned, ("vim notes.md", ""), absent)
+    assert is_left("Key was rejected", unsigned, reboot, unsigned)
