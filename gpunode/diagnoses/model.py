@@ -215,6 +215,7 @@ class Finding:
         at: seconds, when it began first.
         events: when it began on each GPU, where the time is known.
         heard_from: who says so, where the node was looked at and only a container's word proves it; else empty.
+        machine: which of several it is about; empty where there is one, or nobody says which.
     """
 
     cause: str
@@ -234,6 +235,7 @@ class Finding:
     at: float | None = None
     events: tuple[Event, ...] = ()
     heard_from: str = ""
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,11 @@ class Diagnosis:
     def roots(self) -> tuple[Finding, ...]:
         """The findings that nothing else explains."""
         return tuple(finding for finding in self.findings if not finding.explained_by)
+
+    def below(self, root: Finding) -> tuple[Finding, ...]:
+        """The consequences of that root."""
+        found = (finding for finding in self.findings if finding.explained_by == root.cause)
+        return tuple(one for one in found if not (one.machine and root.machine and one.machine != root.machine))
 
     @property
     def is_healthy(self) -> bool:
