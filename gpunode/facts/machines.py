@@ -19,7 +19,10 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.sessions import Step
 from gpunode.facts.sources import Kind
 
-_HOST: Final = Pattern(r"[@㉿](?P<host>[\w.-]+)|^(?:\([\w.-]+\)\s*)?(?P<first>[A-Za-z][\w.-]*)(?=[:#$%]| [~/])")
+# A word alone may be the folder, unless it is numbered as machines are.
+_HOST: Final = Pattern(
+    r"[@㉿](?P<host>[\w.-]+)|^(?:\([\w.-]+\)\s*)?(?P<first>[A-Za-z][\w.-]*(?=:| [~/])|[A-Za-z][A-Za-z-]*\d+(?=[#$%]))"
+)
 # A shell's own name and version, PowerShell, a drive of Windows; what people write for a name that they hide; the
 # names that installers give.
 _NO_NAME: Final = Pattern(
@@ -61,7 +64,7 @@ _OF_NODE: Final = Pattern(
 )
 _STAMP: Final = r"(?:\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,30}|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)"
 _LINE: Final = Pattern(rf"^{_STAMP} (?P<host>[\w.-]{{1,253}})(?= [^\s:\[]{{1,64}}(?:\[\d{{1,10}}\])?: )", re.MULTILINE)
-_LOGS: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "text", "listing"})
+_LOGS: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "text", "listing", "application"})
 _OF_CLUSTER: Final[frozenset[Kind]] = frozenset(
     {"kubernetes", "kubernetes-node", "kubernetes-pod", "kubernetes-log", "shell-history"}
 )
@@ -169,8 +172,11 @@ def _asked_at(source: str) -> str:
     """The machine that the command itself names, or whoever wrote where it was run."""
     if (ssh := _SSH.match(source)) and ssh["command"]:
         return called(ssh["host"])
-    match = _ON.match(source) or ON_HOST.search(source)
-    return called(next(filter(None, match.groups()), "")) if match else ""
+    if match := _ON.match(source):
+        return called(next(filter(None, match.groups()), ""))
+    told = ON_HOST.search(source)
+    # "on GPU1" is a GPU of the machine.
+    return called(told["host"]) if told and not told["host"].startswith("GPU") else ""
 
 
 # --- of which machine a piece of evidence is ------------------------------------------------------------------------
