@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias
 
-from gpunode.diagnoses import fitting, systems
+from gpunode.diagnoses import fitting, several, systems
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -56,6 +56,15 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
         snapshot: the node.
         guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
     """
+    joint = _of_one(snapshot, guarded=guarded)
+    if not snapshot.machines:
+        return joint
+    each = {name: _of_one(part, guarded=guarded) for name, part in snapshot.machines}
+    return several.told(snapshot, joint, each)
+
+
+def _of_one(snapshot: Snapshot, *, guarded: bool) -> Diagnosis:
+    """What is wrong, where all that was seen is of one machine."""
     snapshot = alive.without_what_is_over(snapshot)
     bugs: list[str] | None = [] if guarded else None
     findings, doubts = _judged(snapshot, bugs)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
-from gpunode.facts import boots, speakers, started
+from gpunode.facts import boots, machines, speakers, started
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Evidence
+from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.items import Item, items
 from gpunode.facts.literals import Vocabulary
 from gpunode.facts.model import Facts
@@ -42,12 +42,14 @@ class Snapshot:
         items: without what logs say of boots before the running one.
         whole: with it; the same items where no log has any.
         now: of a snapshot with it, the items without; None of any other.
+        machines: each of several that the evidence is of, as what is known of it alone; none where all is of one.
     """
 
     items: tuple[Item, ...]
     facts: Facts
     whole: tuple[Item, ...] = ()
     now: tuple[Item, ...] | None = None
+    machines: tuple[tuple[str, Snapshot], ...] = ()
     _views: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def view(self, read: Callable[[Snapshot], T]) -> T:
@@ -129,9 +131,29 @@ def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     # What was typed is no message, whatever stands in it.
     seen = (item for item in items(evidence) if item.kind != "shell-history")
     whole = tuple(map(_of_daemon, seen))
+    nodes = machines.nodes(whole)
+    parts = tuple((node, _part(evidence, whole, node, nodes)) for node in nodes)
+    return replace(_of(whole, derive(evidence, image=image)), machines=parts)
+
+
+def _of(whole: tuple[Item, ...], facts: Facts) -> Snapshot:
     began = started.start(whole)
     present = tuple(now for item in whole if (now := _of_running_boot(item, began)) is not None)
-    return Snapshot(present, derive(evidence, image=image), whole)
+    return Snapshot(present, facts, whole)
+
+
+def _part(evidence: Evidence, whole: tuple[Item, ...], node: str, nodes: Sequence[str]) -> Snapshot:
+    """What is known of one of several nodes."""
+    own = tuple(item for item in whole if machines.speaks_of(item, node, nodes))
+    found: dict[str, Capture] = {}
+    for key in dict.fromkeys(item.key for item in own):
+        # What was the second answer of its kind in the report may be the first of this machine.
+        first = _REPEATED.sub("", key)
+        found[key if first in found else first] = evidence[key]
+    return _of(own, derive(found))
+
+
+_REPEATED: Final = Pattern(r"#\d{1,9}$")
 
 
 def _of_daemon(item: Item) -> Item:

@@ -6,10 +6,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.errors import UsageError
+from gpunode.facts import machines
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.items import cut_lines, tells_absence
 from gpunode.facts.patterns import Pattern
@@ -155,7 +156,8 @@ def _sessions(pieces: Iterable[_Piece]) -> Iterator[list[Step]]:
 def _evidence(sessions: Iterable[Sequence[Step]]) -> Evidence:
     found: dict[str, Capture] = {}
     numbers: Counter[str] = Counter()
-    for source, text in ((step.source, step.said) for steps in sessions for step in settled(steps)):
+    for step in (step for steps in machines.named(sessions) for step in settled(steps)):
+        source, text = step.source, step.said
         if len(found) == MOST_PIECES:
             why = f"it has more than {MOST_PIECES} pieces of evidence"
             raise UsageError("the report is not read", why=why, hint="send what one node said, once")
@@ -163,7 +165,7 @@ def _evidence(sessions: Iterable[Sequence[Step]]) -> Evidence:
         while unique in found:
             numbers[key] += 1
             unique = f"{key}#{numbers[key] + 1}"
-        found[unique] = _capture(source, text)
+        found[unique] = replace(_capture(source, text), machine=step.machine)
     return found
 
 

@@ -40,11 +40,13 @@ class Step:
         source: the command, as a piece of evidence is named.
         said: what it answered.
         prompt: that it was typed at; None where it was pasted for itself.
+        machine: that answered; empty where nobody says which.
     """
 
     source: str
     said: str
     prompt: str | None = None
+    machine: str = ""
 
     @cached_property
     def seen(self) -> Source:

@@ -81,6 +81,12 @@ class Start:
     now: float | None = None
 
 
+def tells_time(item: Item) -> bool:
+    """Whether it tells when its machine was started, or what time it is there."""
+    asked = _ASKED.match(item.written) or _PLAIN_UPTIME.match(item.written) or _PLAIN_DATE.match(item.written)
+    return bool(asked) or item.subject == "/proc/stat"
+
+
 def start(items: Iterable[Item]) -> Start | None:
     """When the node was started last; None where nothing tells."""
     host = [item for item in items if item.where == "host"]

@@ -219,7 +219,7 @@ def _fix(fix: Fix) -> Markup:
 def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Markup:
     """What proves a root, what it is not, and what follows from it; of the first, the head stands above."""
     level = "h3" if number else "h2"
-    consequences = [one for one in examined.diagnosis.findings if one.explained_by == root.cause]
+    consequences = examined.diagnosis.below(root)
     head = (
         element("p", f"{'likely ' if root.confidence == 'likely' else ''}{_beside(root)}", class_="label"),
         element("h2", root.title),
@@ -235,7 +235,7 @@ def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Ma
         _remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
         _story(level, root),
         class_=root.severity if number else "root",
-        id=root.cause,
+        id=f"{root.cause}-{root.machine}" if root.machine else root.cause,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -110,8 +111,11 @@ def _is_denied(capture: Capture) -> bool:
     )
 
 
-def _too_little(seen: Snapshot) -> Doubt:
-    """What to look at where no fault shows and nothing shows that the driver works."""
+def _too_little(seen: Snapshot, silent: Sequence[str]) -> Doubt:
+    """What to look at where no fault shows and nothing shows that the driver works; of several machines, on which."""
+    if silent:
+        question = f"does the driver of {' and '.join(silent)} work? what works on another machine does not tell"
+        return Doubt(question, "nvidia-smi; sudo dmesg | grep -i nvrm | tail")
     if seen.view(pci.has_gpu) is False:
         look_at = "lspci -nn -d 10de: and what the machine, or its hypervisor, should have"
         return Doubt("is a GPU to be in this machine? its PCI bus shows none of NVIDIA's", look_at)
@@ -121,10 +125,11 @@ def _too_little(seen: Snapshot) -> Doubt:
 def diagnosed(evidence: Evidence) -> Examined:
     """What is wrong with the node that ``evidence`` shows."""
     seen = snapshot({key: capture for key, capture in evidence.items() if key != CUT})
-    works = is_shown_to_work(seen)
+    silent = tuple(name for name, machine in seen.machines if not is_shown_to_work(machine))
+    works = is_shown_to_work(seen) and not silent
     diagnosis = diagnose(seen, guarded=True)
     if not (diagnosis.findings or diagnosis.unknown):
-        doubt = unexplained(seen) or (None if works else _too_little(seen))
+        doubt = unexplained(seen) or (None if works else _too_little(seen, silent))
         diagnosis = replace(diagnosis, unknown=(doubt,) if doubt else ())
     if (cut := evidence.get(CUT)) is not None:
         rest = Doubt(f"what stands in the rest of the report? {cut.error}", "the whole file: copy it again")

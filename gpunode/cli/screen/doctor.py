@@ -69,8 +69,7 @@ def diagnosis_lines(examined: Examined, *, verbose: bool, width: int = 0) -> Ite
         yield _no_fault(examined)
         yield BLANK
     for root in diagnosis.roots:
-        below = [finding for finding in diagnosis.findings if finding.explained_by == root.cause]
-        yield from _root(root, below, how)
+        yield from _root(root, diagnosis.below(root), how)
         yield BLANK
     if diagnosis.unknown:
         yield from _unknown(diagnosis.unknown, how)
@@ -218,7 +217,8 @@ def _what_next(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
     more = f"; {count(others, 'other fault')} beside it" if others else ""
     is_sure = "is" if root.confidence == "certain" else "is likely"
     verb = f"{is_sure} the root cause" if root.severity == "error" else "needs attention"
-    yield line(span(f"{root.cause} {verb}", style), more, hang=2)
+    where = f" on {root.machine}" if root.machine else ""
+    yield line(span(f"{root.cause} {verb}{where}", style), more, hang=2)
     if root.remedy:
         first = root.remedy[0]
         command = next(iter(first.commands), "")

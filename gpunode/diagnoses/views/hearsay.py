@@ -6,7 +6,6 @@ these is heard only where nobody looked at the node, as in a report that holds n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -14,6 +13,7 @@ from gpunode.diagnoses.model import Citation, Layer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules
 from gpunode.facts.items import Item
+from gpunode.facts.machines import ON_HOST
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -105,15 +105,8 @@ def is_of_another_host(snapshot: Snapshot, citations: Iterable[Citation]) -> boo
 
 
 def _host(written: str) -> str:
-    match = _ON_HOST.search(written)
+    match = ON_HOST.search(written)
     return match["host"].lower() if match else ""
-
-
-_ON_HOST: Final = Pattern(
-    r"\bon (?:the |our |my )?(?P<host>(?:old|new|other|another|first|second|third|spare|broken|bad|good|healthy) "
-    r"(?:node|host|machine|server|box|system)|(?:node|host|server|worker|gpu|machine)-?\d{1,4})\b",
-    re.IGNORECASE,
-)
 
 
 def _by_place(snapshot: Snapshot) -> Mapping[tuple[str, str], Item]:
