@@ -16,6 +16,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final, TypeAlias
 
+from gpunode.facts import topics
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import (
     STILL_FAILS,
@@ -146,7 +147,10 @@ def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | No
     What fails once and works the next time, though nobody did anything, may fail again: such a failure stays.
     """
     step = answer.step
+    if step.seen.kind == "lspci" == later.step.seen.kind and not later.step.seen.is_mixed:
+        return _without_told_again(answer, later, is_changed=is_changed)
     is_same = bool(answer.question) and answer.question == later.question
+    is_same = is_same or topics.asks_again(later.step.seen, step.seen, step.said)
     if is_same and step.seen.kind in _VALUES:
         return answer if _REFUSED.search(later.step.said) else None
     is_runtimes = is_same and is_changed and step.seen.kind == "container-run" and answer.fails and later.fails
@@ -164,6 +168,15 @@ def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | No
     ended = later.proven & answer.concerned
     is_over = bool(ended) if is_changed else bool(ended & _by_themselves(answer))
     return None if is_over and _gpus(step.said) <= _gpus(later.step.said) else answer
+
+
+def _without_told_again(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | None:
+    """What an answer of lspci shows besides what the later one tells anew; None where that is nothing."""
+    said = answer.step.said
+    left = topics.without_told_again(said, (later.step.said,), is_changed=is_changed)
+    if left == said:
+        return answer
+    return replace(answer, step=replace(answer.step, said=left)) if left.strip() else None
 
 
 # A program that runs again shows nothing of memory or links that failed.
@@ -445,5 +458,17 @@ def _shells(steps: Sequence[Step]) -> list[str]:
         host = next(filter(None, match.groups()), "") if match else ""
         is_here = step.prompt is not None and not _SSH.match(step.source)
         found.append(f"{host} {depth}" if is_here else "")
-        depth += bool(_INTO.match(step.source)) - (bool(_OUT.match(step.source)) and depth > 0)
+        is_left = is_cut_off(step.said) or _OUT.match(step.source)
+        depth += bool(_INTO.match(step.source)) - (bool(is_left) and depth > 0)
     return found
+
+
+def is_cut_off(said: str) -> bool:
+    """Whether ssh says that the shell on the other machine has ended."""
+    return bool(_CUT_OFF.search(said))
+
+
+_CUT_OFF: Final = Pattern(
+    r"^Connection to \S{1,100} closed|^(?:client_loop|packet_write_wait): [^\n]{0,120}(?:Broken pipe|Connection reset)",
+    re.MULTILINE,
+)
