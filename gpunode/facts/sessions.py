@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final, TypeAlias
 
-from gpunode.facts import topics
+from gpunode.facts import slips, topics
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import (
     STILL_FAILS,
@@ -147,6 +147,8 @@ def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | No
     What fails once and works the next time, though nobody did anything, may fail again: such a failure stays.
     """
     step = answer.step
+    if slips.is_corrected(step.words, step.said, later.step.words, later.step.said):
+        return None
     if step.seen.kind == "lspci" == later.step.seen.kind and not later.step.seen.is_mixed:
         return _without_told_again(answer, later, is_changed=is_changed)
     is_same = bool(answer.question) and answer.question == later.question
