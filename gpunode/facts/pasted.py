@@ -213,7 +213,7 @@ def _is_place(line: re.Match[str]) -> bool:
 
 
 def _is_known(command: str) -> bool:
-    return recognise(command).kind not in {"text", "application"}
+    return recognise(command).kind not in {"text", "application"} or restarts.is_restart(command)
 
 
 def _is_named(source: str) -> bool:

@@ -17,7 +17,8 @@ from gpunode.facts.sessions import Step, is_cut_off
 from gpunode.facts.sources import Command, Kind, program, recognise_all
 
 # As ``boots`` reads it.
-_REMARK: Final = "(before the reboot)"
+_BEFORE: Final = "(before the reboot)"
+_DONE: Final = "(carried out)"
 # Nobody types more before they paste it.
 _MOST_STEPS: Final = 400
 
@@ -25,12 +26,42 @@ _MOST_STEPS: Final = 400
 def told(steps: Sequence[Step]) -> Iterator[Step]:
     """The steps; what was seen before a restart of the same machine is called so, or left out if it was asked again."""
     machines = _machines(steps) if 1 < len(steps) <= _MOST_STEPS else []
-    restarts = [(at, name) for at, name in _restarts(steps, machines) if name]
+    restarts = dict(_restarts(steps, machines))
+    seen_after = {
+        at: after
+        for at, name in restarts.items()
+        if name and (after := tuple(_typed_at(name, steps[at + 1 :], machines[at + 1 :])))
+    }
     for number, step in enumerate(steps):
-        own = machines[number] if restarts else ""
-        first = next((at for at, name in restarts if name == own and at > number), len(steps))
-        after = tuple(steps[at] for at in range(first + 1, len(steps)) if machines[at] == own)
-        yield from _of_before(step, after) if after else (step,)
+        own = machines[number] if machines else ""
+        first = next((at for at in seen_after if at > number and restarts[at] == own), None)
+        if number in seen_after:
+            is_last_change = not any(later.seen.kind == "package-output" for later in seen_after[number])
+            yield replace(step, source=f"{step.source} {_DONE}") if is_last_change else step
+        elif first is not None:
+            yield from _of_before(step, seen_after[first])
+        else:
+            yield step
+
+
+def is_done(written: str) -> bool:
+    """Whether a source is the command of a restart, after which its machine was seen and nothing was installed."""
+    return written.endswith(f" {_DONE}")
+
+
+def is_restart(typed: str) -> bool:
+    """Whether a line is nothing but the command that restarts the machine at which it is typed."""
+    return bool(_PLAIN.fullmatch(typed.strip()))
+
+
+_PLAIN: Final = Pattern(r"(?:sudo )?(?:reboot|poweroff|shutdown (?:-[rhP] )?now|init [06])(?: -f| now)?")
+
+
+def _typed_at(name: str, steps: Sequence[Step], machines: Sequence[str]) -> Iterator[Step]:
+    """What was asked of the machine."""
+    for step, machine in zip(steps, machines, strict=True):
+        if machine == name and not _OUT.match(step.source):
+            yield step
 
 
 def _of_before(step: Step, after: Sequence[Step]) -> Iterator[Step]:
@@ -50,7 +81,7 @@ def _of_before(step: Step, after: Sequence[Step]) -> Iterator[Step]:
 
 
 def _marked(step: Step) -> Step:
-    return replace(step, source=f"{step.source} {_REMARK}")
+    return replace(step, source=f"{step.source} {_BEFORE}")
 
 
 _OF_KERNEL: Final = Pattern(r"\bkernel(?:\[\d+\])?: |\bNVRM: ")

@@ -245,3 +245,35 @@ def test_of_several_commands_in_a_line_each_is_of_its_boot() -> None:
     assert seen(both, REBOOT, QUIET, SMI).is_healthy
     kept = snapshot(pasted.from_text(session(both, REBOOT, QUIET))).items
     assert any("ID=ubuntu" in item.text for item in kept if item.subject == "/etc/os-release")
+
+
+def test_a_mismatch_that_a_restart_left_is_not_mended_by_another() -> None:
+    for before in (MISMATCH, ("uname -r", "5.15.0-105-generic")):
+        found = seen(before, REBOOT, MISMATCH, OLD_MODULE, NEW_DISK)
+        assert roots(found) == []
+        assert "does the initramfs bring the old module" in found.unknown[0].question
+        assert any("started anew" in citation.line for citation in found.unknown[0].citations)
+    refused = ("reboot", "Call to Reboot failed: Access denied")
+    for restart in ((), (refused, MISMATCH)):
+        found = seen(MISMATCH, OLD_MODULE, NEW_DISK, *restart)
+        assert roots(found) == ["driver-library-mismatch-reboot-pending"]
+
+
+def test_what_was_installed_since_the_restart_waits_for_the_next() -> None:
+    installed = ("apt-get install -y nvidia-driver-550", "Setting up nvidia-driver-550 (550.90.07-0ubuntu1) ...")
+    found = seen(REBOOT, ("uptime -p", "up 5 hours"), installed, MISMATCH, OLD_MODULE, NEW_DISK)
+    assert roots(found) == ["driver-library-mismatch-reboot-pending"]
+
+
+def test_a_restart_is_seen_behind_every_prompt() -> None:
+    for prompt in ("# ", "$ ", "[root@gpu1 ~]# ", "┌──(kali㉿gpu1)-[~]\n└─$ ", "me@gpu1 ~ % ", "gpu1:~ # "):
+        for found in (
+            of_text(session(FELL, ("reboot", ""), QUIET, SMI, prompt=prompt)),
+            diagnose(snapshot(pasted.evidence([("what I did", session(FELL, ("reboot", ""), SMI, prompt=prompt))]))),
+        ):
+            assert found.is_healthy
+
+
+def test_who_leaves_the_shell_of_a_machine_that_goes_down_has_seen_nothing_after_it() -> None:
+    (root,) = seen(FELL, REBOOT, ("exit", "logout")).roots
+    assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
