@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from gpunode.facts import topics
@@ -101,13 +102,18 @@ _XID: Final = Pattern(r"\bXid\b")
 
 def _of_log(step: Step, after: Sequence[Step]) -> Iterator[Step]:
     """The log as that of an earlier boot; the start of a GPU that failed, and fails now in the same way, is no past."""
-    now = {match[0] for later in after for match in _NO_START.finditer(later.said)}
-    lasts = any(match[0] in now for match in _NO_START.finditer(step.said))
+    failed = _failed_starts(step.said)
+    lasts = bool(failed) and any(failed & _failed_starts(later.said) for later in after)
     if not lasts or _XID.search(step.said):
         yield _marked(step)
     if lasts:
         said = "\n".join("" if _XID.search(line) else line for line in step.said.split("\n"))
         yield replace(step, said=said)
+
+
+@lru_cache(maxsize=512)
+def _failed_starts(said: str) -> frozenset[str]:
+    return frozenset(match[0] for match in _NO_START.finditer(said))
 
 
 def _of_bus(step: Step, after: Sequence[Step]) -> Iterator[Step]:
@@ -126,14 +132,15 @@ _ROW: Final = Pattern(r"\b[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.0\b|\(
 
 def _misses_gpus(step: Step, after: Sequence[Step]) -> bool:
     """Whether nvidia-smi has shown a GPU before that it no longer shows beside others: that one is missing."""
-    if step.seen.kind != "nvidia-smi" or not (before := _shown(step)):
+    if step.seen.kind != "nvidia-smi" or not (before := _shown(step.said)):
         return False
-    now = [shown for later in after if later.seen.kind == "nvidia-smi" and (shown := _shown(later))]
+    now = [shown for later in after if later.seen.kind == "nvidia-smi" and (shown := _shown(later.said))]
     return bool(now) and not any(before <= shown for shown in now) and any(before & shown for shown in now)
 
 
-def _shown(step: Step) -> frozenset[str]:
-    return frozenset(match[0].lower() for match in _ROW.finditer(step.said))
+@lru_cache(maxsize=512)
+def _shown(said: str) -> frozenset[str]:
+    return frozenset(match[0].lower() for match in _ROW.finditer(said))
 
 
 # --- what restarts a machine --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from gpunode.facts.patterns import Pattern
@@ -43,6 +44,7 @@ def of_boot(seen: Source, said: str) -> Topics:
     return frozenset()
 
 
+@lru_cache(maxsize=512)
 def told(seen: Source, said: str) -> Topics:
     """All that the answer tells anew, also of what it was not asked for."""
     own = of_boot(seen, said)
@@ -90,18 +92,34 @@ def without_told_again(said: str, later: Iterable[str], *, is_changed: bool = Tr
     """
     again: dict[str, set[str]] = {}
     back = set[str]()
-    for text in later:
-        shows_driver = any(label in text for label in _BOUND)
-        for slot, label, line in _lines(text):
-            again.setdefault(slot, set(_BOUND if shows_driver else ())).add(label)
-            back |= {slot} if not label and _GONE not in line else set()
+    own, gone = _told_of(said)
+    for text in later if gone or any(own.values()) else ():
+        labels, there = _told_of(text)
+        back |= labels.keys() & gone.keys() - there.keys() if is_changed else set()
+        for slot in labels.keys() & own.keys():
+            told_again = labels[slot] if is_changed else labels[slot] & set(_BOUND)
+            again.setdefault(slot, set()).update(told_again & own[slot])
+    if not back and not any(again.values()):
+        return said
     return "\n".join(
-        ""
-        if (label and label in again.get(slot, ()) and (is_changed or label in _BOUND))
-        or (not label and _GONE in line and slot in back and is_changed)
-        else line
+        "" if (label in again.get(slot, ()) if label else _GONE in line and slot in back) else line
         for slot, label, line in _lines(said)
     )
+
+
+@lru_cache(maxsize=512)
+def _told_of(text: str) -> tuple[dict[str, frozenset[str]], dict[str, None]]:
+    """The devices that an answer of lspci names, each with what it tells of it, and those that no longer answer."""
+    found: dict[str, set[str]] = {}
+    gone: dict[str, None] = {}
+    bound = _BOUND if any(label in text for label in _BOUND) else ()
+    for slot, label, line in _lines(text):
+        if not label:
+            found.setdefault(slot, set(bound))
+            gone.update({slot: None} if _GONE in line else {})
+        elif slot in found and line:
+            found[slot].add(label)
+    return {slot: frozenset(labels) for slot, labels in found.items()}, gone
 
 
 def without_owners(said: str) -> str:
