@@ -15,6 +15,8 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import STATE, Kind, Source
 
 _PARTED: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "text"})
+# What shows a state that the next boot makes anew.
+_OF_BOOT: Final[frozenset[Kind]] = STATE | {"lspci", "modprobe", "uname"}
 # What grep found in folders.
 _FOUND: Final[frozenset[Kind]] = frozenset({"listing"})
 _MARKED: Final = Pattern(r"^-- (?:Boot [0-9a-f]{32}|Reboot) --[ \t]*$", re.MULTILINE)
@@ -54,7 +56,7 @@ def of_running(source: Source, written: str, text: str) -> str | None:
     """``text`` with the lines of earlier boots left empty, so that numbers hold; None where all of it is of them."""
     is_search = source.kind in _PARTED | _FOUND and is_searched(text)
     # Of several files the source names the first.
-    if _is_of_earlier(source, written) and not (is_search and _has_newest(text)):
+    if is_of_earlier(source, written) and not (is_search and _has_newest(text)):
         return None
     if source.kind not in _PARTED:
         return text
@@ -82,13 +84,14 @@ def ungrepped(line: str) -> str:
     return _NUMBERED.sub("", GREPPED.sub("", line))
 
 
-def _is_of_earlier(source: Source, written: str) -> bool:
+def is_of_earlier(source: Source, written: str) -> bool:
     """Whether it is, by its name or by how it was asked for, of a boot before the running one."""
     if source.words[:1] and source.words[0].rsplit("/", 1)[-1] == "journalctl":
         asked = _BOOT_OPTION.search(" ".join(source.words[1:]))
         if asked and _OTHER_BOOT.fullmatch(asked["which"]):
             return True
-    says_so = source.kind in _PARTED | STATE and _SAYS_SO.search(written)
+    is_kernels = source.kind == "file" and source.subject.startswith(("/proc/", "/sys/"))
+    says_so = (is_kernels or source.kind in _PARTED | _OF_BOOT) and _SAYS_SO.search(written)
     return bool(says_so or _OLD_FILE.search(source.subject))
 
 

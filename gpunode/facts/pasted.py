@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.errors import UsageError
-from gpunode.facts import machines
+from gpunode.facts import boots, machines, restarts
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.items import cut_lines, tells_absence
 from gpunode.facts.patterns import Pattern
@@ -153,10 +153,15 @@ def _sessions(pieces: Iterable[_Piece]) -> Iterator[list[Step]]:
     yield steps
 
 
+def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
+    """What the session shows in the end, what it shows of earlier boots named so."""
+    yield from settled(tuple(restarts.told(steps)))
+
+
 def _evidence(sessions: Iterable[Sequence[Step]]) -> Evidence:
     found: dict[str, Capture] = {}
     numbers: Counter[str] = Counter()
-    for step in (step for steps in machines.named(sessions) for step in settled(steps)):
+    for step in (step for steps in machines.named(sessions) for step in _lasting(steps)):
         source, text = step.source, step.said
         if len(found) == MOST_PIECES:
             why = f"it has more than {MOST_PIECES} pieces of evidence"
@@ -209,7 +214,7 @@ def _is_place(line: re.Match[str]) -> bool:
 
 
 def _is_known(command: str) -> bool:
-    return recognise(command).kind not in {"text", "application"}
+    return recognise(command).kind not in {"text", "application"} or restarts.is_restart(command)
 
 
 def _is_named(source: str) -> bool:
@@ -282,7 +287,8 @@ def _capture(source: str, text: str) -> Capture:
 
 def _key(source: str, text: str) -> str:
     seen = recognise(source, text)
-    if seen.only or seen.is_part or seen.is_mixed or seen.where == "container":
+    is_part = seen.only or seen.is_part or seen.is_mixed
+    if is_part or seen.where == "container" or boots.is_of_earlier(seen, source):
         return source
     if seen.kind == "file" and seen.subject.startswith("/"):
         return _PROBE_KEYS.get(seen.subject, f"file:{seen.subject}")

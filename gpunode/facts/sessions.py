@@ -16,6 +16,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final, TypeAlias
 
+from gpunode.facts import slips, topics
 from gpunode.facts.mends import PACKAGERS, Part, is_edit, mended_by, parts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.readings import has_fewer, stands_for
@@ -151,29 +152,46 @@ def _after(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | No
     What fails once and works the next time, though nobody did anything, may fail again: such a failure stays.
     """
     step = answer.step
+    if step.seen.kind == "lspci" == later.step.seen.kind and not later.step.seen.is_mixed:
+        return _without_told_again(answer, later, is_changed=is_changed)
     is_same = bool(answer.question) and answer.question == later.question
+    is_same = is_same or topics.asks_again(later.step.seen, step.seen, step.said)
     if is_same and step.seen.kind in _VALUES:
         return answer if _REFUSED.search(later.step.said) else None
-    reading = (step.seen, step.said, later.step.said)
-    if is_same and (has_fewer(*reading) or (is_changed and stands_for(*reading))):
+    if _is_replaced(answer, later, is_same=is_same, is_changed=is_changed):
         return None
-    is_runtimes = is_same and is_changed and step.seen.kind == "container-run" and answer.fails and later.fails
-    if is_runtimes and not _FORBIDDEN.search(later.step.said):
-        return None  # what the runtime was told since then, it says something else of
     if step.seen.kind == "unit-log" and ("unit", step.seen.subject) in later.proven:
         left = _since_start(step)
         return None if left is None else replace(answer, step=left)
-    if is_changed and ("module", "nvidia") in later.proven and step.seen.subject in _OF_LOADED:
-        return None
-    if _FORBIDDEN.search(step.said) and _is_roots(later.step) and not _is_roots(step):
-        return answer
-    if _OF_HARDWARE.search(step.said) and step.seen.kind in _PROGRAMS:
-        return answer
+    return None if _is_ended(answer, later, is_same=is_same, is_changed=is_changed) else answer
+
+
+def _is_replaced(answer: _Answer, later: _Answer, *, is_same: bool, is_changed: bool) -> bool:
+    """Whether the later answer stands in the place of the earlier one, whether or not either complains."""
+    step = answer.step
+    if slips.is_corrected(step.words, step.said, later.step.words, later.step.said):
+        return True
+    reading = (step.seen, step.said, later.step.said)
+    if is_same and (has_fewer(*reading) or (is_changed and stands_for(*reading))):
+        return True
+    is_runtimes = is_same and is_changed and step.seen.kind == "container-run" and answer.fails and later.fails
+    if is_runtimes and not _FORBIDDEN.search(later.step.said):
+        return True  # what the runtime was told since then, it says something else of
+    return is_changed and ("module", "nvidia") in later.proven and step.seen.subject in _OF_LOADED
+
+
+def _is_ended(answer: _Answer, later: _Answer, *, is_same: bool, is_changed: bool) -> bool:
+    """Whether what the answer complains of works by the later one, or fails for another reason."""
+    said = answer.step.said
+    if _FORBIDDEN.search(said) and _is_roots(later.step) and not _is_roots(answer.step):
+        return False
+    if _OF_HARDWARE.search(said) and answer.step.seen.kind in _PROGRAMS:
+        return False
     if is_same and is_changed and _fails_otherwise(answer, later):
-        return None
+        return True
     ended = later.proven & answer.concerned
     is_over = bool(ended) if is_changed else bool(ended & _by_themselves(answer))
-    return None if is_over and _gpus(step.said) <= _gpus(later.step.said) else answer
+    return is_over and _gpus(said) <= _gpus(later.step.said)
 
 
 def _fails_otherwise(answer: _Answer, later: _Answer) -> bool:
@@ -187,6 +205,15 @@ def _fails_otherwise(answer: _Answer, later: _Answer) -> bool:
 
 
 _OF_NODE: Final[frozenset[Kind]] = frozenset({"modprobe", "nvidia-smi", "dkms-output", "unit-action", "package-output"})
+
+
+def _without_told_again(answer: _Answer, later: _Answer, *, is_changed: bool) -> _Answer | None:
+    """What an answer of lspci shows besides what the later one tells anew; None where that is nothing."""
+    said = answer.step.said
+    left = topics.without_told_again(said, (later.step.said,), is_changed=is_changed)
+    if left == said:
+        return answer
+    return replace(answer, step=replace(answer.step, said=left)) if left.strip() else None
 
 
 # A program that runs again shows nothing of memory or links that failed.
@@ -474,5 +501,17 @@ def _shells(steps: Sequence[Step]) -> list[str]:
         host = next(filter(None, match.groups()), "") if match else ""
         is_here = step.prompt is not None and not _SSH.match(step.source)
         found.append(f"{host} {depth}" if is_here else "")
-        depth += bool(_INTO.match(step.source)) - (bool(_OUT.match(step.source)) and depth > 0)
+        is_left = is_cut_off(step.said) or _OUT.match(step.source)
+        depth += bool(_INTO.match(step.source)) - (bool(is_left) and depth > 0)
     return found
+
+
+def is_cut_off(said: str) -> bool:
+    """Whether ssh says that the shell on the other machine has ended."""
+    return bool(_CUT_OFF.search(said))
+
+
+_CUT_OFF: Final = Pattern(
+    r"^Connection to \S{1,100} closed|^(?:client_loop|packet_write_wait): [^\n]{0,120}(?:Broken pipe|Connection reset)",
+    re.MULTILINE,
+)
