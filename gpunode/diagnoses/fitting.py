@@ -15,6 +15,7 @@ from gpunode.diagnoses.remedies import reboot
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
 from gpunode.diagnoses.views.recovery import Action
+from gpunode.diagnoses.views.smi_numbers import is_any_lost, is_index
 
 _WHICH: Final = "which GPU it is, is not known here: put its PCI address for ADDRESS"
 
@@ -32,8 +33,13 @@ def _fitted(fix: Fix, gpus: tuple[str, ...]) -> Fix:
 
 
 def concerned(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
-    """The GPUs that a finding is about, else the only one of the node."""
+    """The GPUs that a finding is about, else the only one of the node.
+
+    An index may be another GPU's by now, where one was lost: then nobody knows which it is.
+    """
     only = "" if gpus else snapshot.view(boards.only)
+    if any(map(is_index, gpus)) and snapshot.view(is_any_lost):
+        return tuple(gpu for gpu in gpus if not is_index(gpu))
     return (only,) if only else gpus
 
 

@@ -58,13 +58,21 @@ def wanted(snapshot: Snapshot) -> Mapping[str, Action]:
 
     Where both ask for something, nobody knows which is the later: the graver holds.
     """
-    shown = {gpu.bus: by_name(row.value) for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action")}
+    shown = _shown(snapshot)
     found = dict(shown)
     for fault in faults.in_time(fault for fault in snapshot.view(faults.timeline) if fault.code == 154):
         if (action := asked(fault)) is not None:
             found[fault.gpu] = action
     graver = {gpu: max(action, shown.get(gpu, "none"), key=_GRAVE.index) for gpu, action in found.items()}
     return {gpu: graver[gpu] if action != "none" else action for gpu, action in found.items()}
+
+
+def _shown(snapshot: Snapshot) -> dict[str, Action]:
+    """What nvidia-smi shows: the last answer of each GPU, and the gravest of those that nothing names."""
+    rows = smi_query.rows(snapshot, "GPU Recovery Action")
+    shown = {gpu.name: by_name(row.value) for gpu, row in rows if gpu.name}
+    unnamed = [by_name(row.value) for gpu, row in rows if not gpu.name]
+    return shown | ({"": max(unnamed, key=_GRAVE.index)} if unnamed else {})
 
 
 def gravest(snapshot: Snapshot, gpus: tuple[str, ...]) -> Action:
