@@ -24,7 +24,7 @@ _RESET_REQUIRED: Final = Pattern(
 def actions(snapshot: Snapshot) -> Iterator[Verdict]:
     """An action that the driver wants, where no error is there that it wants it for."""
     for incident in faults.of(snapshot, 154):
-        yield _wanted(incident)
+        yield _wanted(snapshot, incident)
     yield from _state(snapshot)
 
 
@@ -62,25 +62,37 @@ def _asks(name: str, value: str) -> bool:
     return smi_query.is_yes(value)
 
 
-def _wanted(incident: faults.Incident) -> Proof:
+def _before(snapshot: Snapshot, incident: faults.Incident) -> faults.Fault | None:
+    """The last fault of that GPU above the driver's wish in its log: of those that it got over nothing else tells."""
+    wish = incident.root.citation
+    own = (fault for fault in faults.on(snapshot.with_history or snapshot, incident.gpu) if fault.code != 154)
+    above = (fault for fault in own if fault.citation.key == wish.key)
+    told = [fault for fault in above if (fault.citation.number or 0) < (wish.number or 0)]
+    return told[-1] if told else None
+
+
+def _wanted(snapshot: Snapshot, incident: faults.Incident) -> Proof:
     """The last action wins: it is raised as more goes wrong, and taken back when it was done."""
     found = [fault for fault in (incident.root, *incident.followed) if recovery.asked(fault) is not None]
+    before = _before(snapshot, incident)
+    why = f"{before.name} came before it" if before else "the Xid that made it ask is not in this log"
+    told = (before.citation,) if before else ()
     if not found:
-        summary = f"{faults.label(incident.gpu)} asks to be recovered; the Xid that made it ask is not in this log"
-        return Proof(summary, incident.citations, gpu=incident.gpu, at=incident.root.at)
+        summary = f"{faults.label(incident.gpu)} asks to be recovered; {why}"
+        return Proof(summary, (*told, *incident.citations), gpu=incident.gpu, at=incident.root.at)
     last = found[-1]
     action = recovery.asked(last) or ""
-    citations = tuple(dict.fromkeys((*incident.citations, last.citation)))
+    citations = tuple(dict.fromkeys((*told, *incident.citations, last.citation)))
     if action == "none":
         summary = f"{faults.label(incident.gpu)} asked to be recovered and does so no more: it was"
     else:
-        name = recovery.named(last)
-        summary = (
-            f"{faults.label(incident.gpu)} asks to be recovered ({name}); the Xid that made it ask is not in this log"
-        )
+        summary = f"{faults.label(incident.gpu)} asks to be recovered ({recovery.named(last)}); {why}"
     return _to_recover(action, Proof(summary, citations, gpu=incident.gpu, at=incident.root.at))
 
 
+LEAVE_PEERS: Final = by_hand(
+    "drain", "end the programs that reach this GPU from another one (peer to peer): no more is asked"
+)
 _DISTURBS: Final[Mapping[Action, Disruption]] = {
     "none": "none",
     "drain-p2p": "restart-container",
@@ -103,7 +115,7 @@ def steps(action: Action) -> Iterator[Fix]:
         "inspect", "find the Xid before it on the same GPU: that is the cause", "sudo dmesg --ctime | grep -i xid"
     )
     if action == "drain-p2p":
-        yield by_hand("drain", "end the programs that reach this GPU from another one (peer to peer): no more is asked")
+        yield LEAVE_PEERS
     elif action == "reboot":
         yield drain()
         yield reboot("reboot the node: the driver asks for that, and a reset of the GPU is not enough")
