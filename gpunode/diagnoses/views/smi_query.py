@@ -29,6 +29,8 @@ _TAG: Final = Pattern(
 )
 _ID: Final = Pattern(rf'id="(?P<bus>{_BUS})"')
 _HEAD_OF_CSV: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
+# How often a row was there, by uniq -c.
+_COUNTED: Final = Pattern(r"^ {0,6}\d{1,7} {2,}(?=[A-Z])")
 # What stands above the first GPU.
 _HEAD: Final = frozenset({"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"})
 # Sections by which a piece is known in text that nobody gave a name.
@@ -167,7 +169,9 @@ def _of_listing(item: Item) -> Iterator[Gpu]:
             bus, first, found = pci.address(match["bus"]), number, []
             sections.restart()
             continue
-        if not (text := line.strip()) or text.startswith(("==", "--")):
+        counted = _COUNTED.match(line)
+        text = line[counted.end() if counted else 0 :].strip()
+        if not text or text.startswith(("==", "--")):
             continue
         name, _, value = (part.strip() for part in text.partition(":"))
         path = (*sections.above(line, name, is_heading=not value), name)

@@ -207,6 +207,15 @@ def test_rows_in_an_order_that_nvidia_smi_does_not_have_are_nobody_s() -> None:
 EIGHT = "".join(memory(failure="Yes" if number == 5 else "No") for number in range(8))
 
 
+def test_a_row_that_was_counted_is_read_and_laid_to_none() -> None:
+    counted = "      7         Remapping Failure Occurred : No\n      1         Remapping Failure Occurred : Yes\n"
+    finding = found(
+        ("dmesg", CONTAINED.format("07")), ("nvidia-smi -q | grep 'Remapping Failure' | sort | uniq -c", counted)
+    )
+    assert (finding.cause, finding.gpus) == ("row-remap-failure", ())
+    assert resets(finding) == ["--gpu-reset --id=ADDRESS"]
+
+
 @pytest.mark.parametrize("beside", [("dmesg", CONTAINED.format("07")), listed("07:00.0", "0F:00.0")])
 def test_what_nobody_can_lay_to_a_gpu_is_told_of_none(beside: tuple[str, str]) -> None:
     finding = found(beside, ("nvidia-smi -q -d ROW_REMAPPER | grep -E 'Pending|Occurred'", EIGHT))
