@@ -121,7 +121,7 @@ def _verdicts(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[list[Proof],
             if not driver.works(snapshot):
                 doubts.append(Doubt(_HEARD.format(rule.title), _SHOWS, verdict.citations))
         elif isinstance(verdict, Proof):
-            proofs.append(verdict)
+            proofs.append(fitting.since_recovered(rule, verdict, snapshot))
         else:
             doubts.append(verdict)
     return proofs, doubts

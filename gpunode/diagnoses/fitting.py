@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.diagnoses.commands import ADDRESS, OfGpu, on_gpus
-from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Fix, Proof
-from gpunode.diagnoses.remedies import reboot
+from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Fix, Proof, Rule
+from gpunode.diagnoses.remedies import reboot, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
-from gpunode.diagnoses.views.recovery import Action
+from gpunode.diagnoses.views.recovery import Action, recovered
+from gpunode.diagnoses.views.smi_numbers import is_any_lost, is_index
 
 _WHICH: Final = "which GPU it is, is not known here: put its PCI address for ADDRESS"
 
@@ -32,8 +33,13 @@ def _fitted(fix: Fix, gpus: tuple[str, ...]) -> Fix:
 
 
 def concerned(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
-    """The GPUs that a finding is about, else the only one of the node."""
+    """The GPUs that a finding is about, else the only one of the node.
+
+    An index may be another GPU's by now, where one was lost: then nobody knows which it is.
+    """
     only = "" if gpus else snapshot.view(boards.only)
+    if any(map(is_index, gpus)) and snapshot.view(is_any_lost):
+        return tuple(gpu for gpu in gpus if not is_index(gpu))
     return (only,) if only else gpus
 
 
@@ -52,6 +58,22 @@ def obeyed(fixes: tuple[Fix, ...], disruption: Disruption, action: Action) -> tu
     others = (fix for fix in fixes[first:] if fix.kind != "reset" and "sudo systemctl reboot" not in fix.commands[:1])
     done = (*fixes[:first], reboot(_BY_REBOOT, when.pop()), *others)
     return done, max(disruption, "reboot", key=DISRUPTIONS.index)
+
+
+# Of memory that waits to be mended, nvidia-smi's rows tell.
+_NOT_BY_DRIVER: Final = frozenset(
+    {"row-remap-pending", "page-retirement-pending-handles-held", "xid-154-recovery-action"}
+)
+_LOOK: Final = run("inspect", "see that it stays so", "nvidia-smi -q", "sudo dmesg --ctime | grep -i xid")
+
+
+def since_recovered(rule: Rule, proof: Proof, snapshot: Snapshot) -> Proof:
+    """The proof as that of something past, where the driver asks for no recovery of that GPU any more."""
+    asks = (proof.disruption or rule.disruption) == "reset-gpu" and rule.cause not in _NOT_BY_DRIVER
+    if not asks or proof.at is None or proof.gpu not in snapshot.view(recovered):
+        return proof
+    summary = f"{proof.summary}; the driver asks for no recovery of it any more"
+    return replace(proof, summary=summary, severity="info", disruption="none", remedy=(_LOOK,))
 
 
 def merged(proofs: Iterable[Proof]) -> tuple[Fix, ...]:

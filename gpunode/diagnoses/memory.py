@@ -14,6 +14,7 @@ from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, re
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import faults, kernel, memories, pci
 from gpunode.diagnoses.views.memories import Memory
+from gpunode.diagnoses.views.smi_numbers import is_address
 from gpunode.facts.patterns import Pattern
 
 _POLICY: Final = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
@@ -241,7 +242,7 @@ def _uncorrectable(snapshot: Snapshot, memory: Memory) -> Proof | Doubt | None:
     if memory.incident and memory.of(48, 171, 172):
         where = "SRAM" if memory.of(172) else "DRAM" if memory.of(171) else ""
         return faults.proof(memory.incident, f"an uncorrectable ECC error in {where}" if where else "")
-    rows = _volatile(memory)
+    rows = () if _may_be_counted(snapshot, memory) else _volatile(memory)
     if rows and not memory.xids and not snapshot.view(kernel.messages) and not _stops_at_any(snapshot, memory.gpu):
         return _which_error(rows)
     return (
@@ -249,6 +250,14 @@ def _uncorrectable(snapshot: Snapshot, memory: Memory) -> Proof | Doubt | None:
         if rows
         else None
     )
+
+
+def _may_be_counted(snapshot: Snapshot, memory: Memory) -> bool:
+    """Whether what was counted may be the error that an Xid tells of: of a GPU without an address, it may be the same.
+
+    A count tells of no more than that; what waits, or could not be done, is told of whichever GPU it is.
+    """
+    return not is_address(memory.gpu) and any(one.xids for one in snapshot.view(memories.memories))
 
 
 # From Ampere's A100 on most uncorrectable errors are contained: they end one program and leave the GPU at work.

@@ -14,6 +14,7 @@ from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, V
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import pci, smi_query
+from gpunode.diagnoses.views.smi_rows import Row
 from gpunode.diagnoses.views.topology import addresses
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -92,7 +93,7 @@ def _by_query(snapshot: Snapshot) -> Iterator[_Mode]:
             yield _Mode(bus, index, _is_on(current.value), _is_on(after), (pending or current).citation)
 
 
-def _first(gpu: smi_query.Gpu, *ways: tuple[str, ...]) -> smi_query.Row | None:
+def _first(gpu: smi_query.Gpu, *ways: tuple[str, ...]) -> Row | None:
     return next((row for way in ways if (row := gpu.find(*way)) is not None), None)
 
 

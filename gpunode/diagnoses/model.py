@@ -117,7 +117,8 @@ class Proof:
     Attributes:
         summary: one sentence, with the names and versions of this node.
         ruled_out: what else it could have been, each with what speaks against it.
-        gpu: PCI address, where one GPU is concerned.
+        gpu: PCI address, else UUID or the index that somebody asked by, where one GPU is concerned; empty where
+            nothing tells which.
         at: seconds on the evidence's own clock, where the time is known: of two faults the earlier may be the root.
         remedy: where it hangs on what was found; empty takes the rule's.
         disruption: where it hangs on what was found; None takes the rule's.
@@ -211,7 +212,7 @@ class Finding:
 
     Attributes:
         explained_by: the cause whose consequence this is; empty for a root.
-        gpus: PCI addresses of those concerned, where it concerns some only.
+        gpus: those concerned, where it concerns some only and anything tells which: as ``Proof.gpu``.
         at: seconds, when it began first.
         events: when it began on each GPU, where the time is known.
         is_past: whether a boot before the running one showed it, and this one does not.

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final
+from dataclasses import replace as replaced
+from typing import Final, Literal, TypeAlias
 
 from gpunode.catalog import xids
+from gpunode.diagnoses import recovering
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import command, is_release
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
-from gpunode.diagnoses.remedies import by_hand, drain, install, nvidia_report, reboot, replace, reset_all_gpus, run
+from gpunode.diagnoses.remedies import (
+    by_hand,
+    drain,
+    install,
+    nvidia_report,
+    reboot,
+    replace,
+    reset_all_gpus,
+    reset_gpu,
+    run,
+)
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, system
+from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, recovery, system
 from gpunode.diagnoses.views.topology import addresses
 from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
@@ -288,7 +300,50 @@ def _fifth(snapshot: Snapshot) -> Iterator[Verdict]:
             grade = "fatal" if body.fatal else "non-fatal"
             where = f" on link {body.link}" if body.link is not None and body.link >= 0 else ""
             happened = f"a {grade} error of NVLink 5 ({body.unit}){where}"
-        yield faults.proof(incident, happened)
+        yield _as_asked(snapshot, incident, faults.proof(incident, happened))
+
+
+_Asked: TypeAlias = Literal["reset", "driver", "nothing"]
+
+
+def _as_asked(snapshot: Snapshot, incident: faults.Incident, proof: Proof) -> Proof:
+    """The proof with no more to be done than NVIDIA's catalog asks for, else the driver, to which it leaves some."""
+    by_catalog = {_by_catalog(fault) for fault in (incident.root, *incident.followed) if fault.code in xids.NVLINK5}
+    by_driver = snapshot.view(recovery.wanted).get(incident.gpu)
+    if "reset" in by_catalog or by_driver in {"", "reset", "drain-and-reset", "reboot"}:
+        return proof
+    if by_driver == "drain-p2p":
+        fixes = (recovering.LEAVE_PEERS, _LINKS_UP, nvidia_report())
+        return replaced(proof, remedy=fixes, disruption="restart-container", severity="warning")
+    if by_driver == "none" or by_catalog == {"nothing"}:
+        summary = f"{proof.summary}; {'the driver' if by_driver else 'the catalog'} asks for nothing"
+        return replaced(proof, summary=summary, remedy=(_LINKS_UP, nvidia_report()), disruption="none", severity="info")
+    return replaced(proof, remedy=tuple(_ask_driver()), disruption="none", severity="warning")
+
+
+def _by_catalog(fault: faults.Fault) -> _Asked:
+    """What is asked for at once; of a non-fatal error that the catalog does not have, the driver decides."""
+    body = xid.link_error(fault.xid.text) if fault.xid else None
+    if body is None or body.fatal:
+        return "reset"
+    known = xids.decode(fault.code, body.unit, *body.words[:2]) if len(body.words) > 1 else None
+    if known is None:
+        return "driver"
+    return "nothing" if known.action == "ignore" else "reset" if known.action == "reset-gpu" else "driver"
+
+
+_LINKS_UP: Final = run(
+    "inspect", "all links must be up", "nvidia-smi nvlink --status", "nvidia-smi nvlink --errorcounters"
+)
+
+
+def _ask_driver() -> Iterable[Fix]:
+    look = ("nvidia-smi -q", "sudo dmesg --ctime | grep -i xid")
+    yield run("inspect", "see what the driver asks for: GPU Recovery Action, or Xid 154", *look)
+    yield reset_gpu(when="it asks for a reset")
+    yield reboot(when="it asks for a reboot of the node")
+    yield _LINKS_UP
+    yield nvidia_report()
 
 
 # Of these kinds a GPU's own fault comes down to the switch as an SXid of the link between both.

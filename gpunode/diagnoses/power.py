@@ -12,6 +12,7 @@ from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Pr
 from gpunode.diagnoses.remedies import always, by_hand, drain, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import smi_query
+from gpunode.diagnoses.views.smi_rows import Row
 
 # The names of -q, then those of the CSV, which has had two prefixes.
 _PREFIXES: Final = ("clocks_event_reasons", "clocks_throttle_reasons")
@@ -55,19 +56,19 @@ def _slowed(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         soft, soft_line = _is_active(gpu, "SW Thermal Slowdown")
         slowed, slowed_line = _is_active(gpu, "HW Slowdown")
         heat = _heat(snapshot, gpu)
-        which = f"GPU {gpu.bus}" if gpu.bus else "the GPU"
+        which = f"GPU {gpu.name}" if gpu.name else "the GPU"
         if brake and brake_line is not None:
             summary = f"the power brake of {which} is on: the machine, not the GPU, holds the clocks down"
             out = ("heat: no thermal slowdown is active",) if hard is False and soft is False else ()
             # A board whose power cable is missing brakes, too; the driver says that in the kernel's log.
             sure: Confidence = "certain" if snapshot.of("kernel-log", "journal") else "likely"
-            yield "power-brake-slowdown", Proof(summary, (brake_line,), sure, out, gpu.bus)
+            yield "power-brake-slowdown", Proof(summary, (brake_line,), sure, out, gpu.name)
         if (hard or soft) and (line := hard_line if hard else soft_line) is not None:
             grade = "at its slowdown temperature" if hard else "at the temperature that it may run at"
             out = ("the power brake: it is not active",) if brake is False else ()
             yield (
                 "thermal-slowdown",
-                Proof(f"{which} is {grade} and lowers its clocks", (line, *heat), ruled_out=out, gpu=gpu.bus),
+                Proof(f"{which} is {grade} and lowers its clocks", (line, *heat), ruled_out=out, gpu=gpu.name),
             )
         elif slowed and not brake and slowed_line is not None and hard is None:
             yield from _unsorted(gpu, which, slowed_line, heat)
@@ -81,13 +82,13 @@ def _unsorted(
     if margin is not None and margin <= 0:
         yield (
             "thermal-slowdown",
-            Proof(f"{which} is at its slowdown temperature and lowers its clocks", (line, *heat), gpu=gpu.bus),
+            Proof(f"{which} is at its slowdown temperature and lowers its clocks", (line, *heat), gpu=gpu.name),
         )
     elif margin is not None and margin > 2 * _HOT_C:
         out = ("heat: the GPU is cool",)
         yield (
             "power-brake-slowdown",
-            Proof(f"{which} is cool and slowed down by hardware", (line, *heat), "likely", out, gpu.bus),
+            Proof(f"{which} is cool and slowed down by hardware", (line, *heat), "likely", out, gpu.name),
         )
     else:
         question = f"{which} is slowed down by hardware, and whether by heat or by the power supply is not shown"
@@ -109,13 +110,15 @@ def _margin(gpu: smi_query.Gpu) -> float | None:
 
 def _heat(snapshot: Snapshot, gpu: smi_query.Gpu) -> tuple[Citation, ...]:
     """The lines with the temperatures of this GPU, from whichever answer has them."""
-    return tuple(citation for bus, citation in snapshot.view(_temperatures) if bus == gpu.bus)[:4]
+    own = {row.citation for row in gpu.rows}
+    told = snapshot.view(_temperatures)
+    return tuple(line for name, line in told if line in own or (name == gpu.name and name))[:4]
 
 
 def _temperatures(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
     names = ("GPU Current Temp", "GPU Slowdown Temp", "GPU Max Operating Temp", "GPU T.Limit Temp")
     rows = (row for name in names for row in smi_query.rows(snapshot, name))
-    return tuple((gpu.bus, row.citation) for gpu, row in rows)
+    return tuple((gpu.name, row.citation) for gpu, row in rows)
 
 
 # ---- the limit
@@ -145,14 +148,14 @@ def _limited(snapshot: Snapshot) -> Iterator[Verdict]:
         requested = _row(gpu, "Requested Power Limit")
         out_of_band = requested is not None and (_watts(requested) or 0.0) > watts
         who = ", by the machine's management controller" if out_of_band else ""
-        which = f"GPU {gpu.bus}" if gpu.bus else "the GPU"
+        which = f"GPU {gpu.name}" if gpu.name else "the GPU"
         summary = f"{which} may draw {watts:.0f} W, and its default is {most:.0f} W: the limit was lowered{who}"
         severity: Severity = "warning" if capped or asked or out_of_band else "info"
         yield Proof(
             summary,
             (now.citation, usual.citation, *capped),
             severity=severity,
-            gpu=gpu.bus,
+            gpu=gpu.name,
             remedy=tuple(_raise(gpu, most, out_of_band=out_of_band)),
         )
 
@@ -162,12 +165,12 @@ def _displayed(words: tuple[str, ...]) -> list[str]:
     return [part.upper() for one in asked for part in one.split(",")]
 
 
-def _row(gpu: smi_query.Gpu, *names: str) -> smi_query.Row | None:
+def _row(gpu: smi_query.Gpu, *names: str) -> Row | None:
     found = (gpu.find(*name.split(".")) if name.islower() else gpu.find(name) for name in names)
     return next((row for row in found if row is not None and _watts(row) is not None), None)
 
 
-def _watts(row: smi_query.Row) -> float | None:
+def _watts(row: Row) -> float | None:
     match = re.match(r"\d+(?:\.\d+)?", row.value)
     return float(match[0]) if match else None
 
@@ -176,7 +179,7 @@ def _raise(gpu: smi_query.Gpu, most: float, *, out_of_band: bool) -> Iterator[Fi
     if out_of_band:
         yield by_hand("configure", "raise the limit where it is set: the power policy of the BMC, or its power budget")
     else:
-        limit = of_gpu("sudo", "nvidia-smi", *at(gpu.bus or gpu.value("index")), "-pl", f"{most:.0f}")
+        limit = of_gpu("sudo", "nvidia-smi", *at(gpu.name or gpu.value("index")), "-pl", f"{most:.0f}")
         yield run("configure", "set the default limit again", limit)
     find = "sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"
     yield run("inspect", "find what sets it at boot", find)

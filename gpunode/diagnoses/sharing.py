@@ -38,7 +38,7 @@ def _exclusive(snapshot: Snapshot) -> tuple[tuple[str, str, Citation], ...]:
 def _by_query(snapshot: Snapshot) -> Iterator[tuple[str, str, Citation]]:
     for gpu in snapshot.view(smi_query.gpus):
         if (row := gpu.find("Compute Mode")) and row.value.strip().lower() not in {"default", "n/a", ""}:
-            yield gpu.bus or gpu.value("index"), row.value.strip(), row.citation
+            yield gpu.name or gpu.value("index"), row.value.strip(), row.citation
 
 
 def _by_table(snapshot: Snapshot) -> Iterator[tuple[str, str, Citation]]:

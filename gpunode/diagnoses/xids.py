@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
-from gpunode.diagnoses import remedies
+from gpunode.diagnoses import recovering, remedies
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import ADDRESS, Shell, of_gpu
-from gpunode.diagnoses.model import Citation, Disruption, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
     by_hand,
-    drain,
     nvidia_report,
     power_cycle,
     reboot,
@@ -26,8 +25,7 @@ from gpunode.diagnoses.remedies import (
     setup_step,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, faults, history, kernel, pci, recovery, smi_query
-from gpunode.diagnoses.views.recovery import Action
+from gpunode.diagnoses.views import alive, driver, faults, history, kernel, pci, recovery
 from gpunode.facts.patterns import Pattern
 
 # What rules of this and other families make of a code; the rest comes to a question with the catalog's advice.
@@ -91,11 +89,6 @@ _BAD_MAPPING: Final = Pattern(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
 # How many messages after a page fault are still its own doing.
 _SOON: Final = 40
 _SM: Final = Pattern(r"\(GPC (?P<gpc>\d{1,18}), TPC (?P<tpc>\d{1,18}), SM (?P<sm>\d{1,18})\)")
-# NVML's word (NVML_ERROR_RESET_REQUIRED) and DCGM's (DCGM_FR_GPU_RECOVERY_…).
-_RESET_REQUIRED: Final = Pattern(
-    r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED|"
-    r"requires a (?:reset|reboot) to recover from a fault"
-)
 # Failed steps that are told apart elsewhere are left out: 0x22:0x56 is of a memory region, 0x61 to 0x63 of the GSP.
 _NOT_INITIALISED: Final = Pattern(
     r"RmInitAdapter failed! \((?P<code>0x(?!22:0x56|6[1-3]:)[0-9a-f:x]+)\)", re.IGNORECASE
@@ -266,90 +259,6 @@ def _took_the_firmware_along(incident: faults.Incident) -> bool:
     return any(fault.code in {62, 119, 120} or recovery.asked(fault) == "reboot" for fault in later)
 
 
-def _recovery(snapshot: Snapshot) -> Iterator[Verdict]:
-    """An action that the driver wants, where no error is there that it wants it for."""
-    told = faults.of(snapshot, 154)
-    for incident in told:
-        yield _wanted(incident)
-    if not told:
-        yield from _state(snapshot)
-
-
-def _state(snapshot: Snapshot) -> Iterator[Verdict]:
-    """The action that nvidia-smi or NVML shows of a GPU, where nobody pasted what led to it."""
-    faulty = {incident.gpu for incident in snapshot.view(faults.incidents)}
-
-    def is_told(bus: str) -> bool:
-        """Whether a fault of that GPU stands in the log; of a GPU without an address, any may be its own."""
-        return bus in faulty or "" in faulty or (not bus and bool(faulty))
-
-    for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action"):
-        if (action := recovery.by_name(row.value)) != "none" and not is_told(gpu.bus):
-            summary = f"{faults.label(gpu.bus)} asks to be recovered: {row.value}; why, no line here says"
-            yield _to_recover(action, Proof(summary, (row.citation,), "likely", gpu=gpu.bus))
-    for name in ("Reset Required", "Drain and Reset Recommended"):
-        for gpu, row in smi_query.rows(snapshot, name):
-            if smi_query.is_yes(row.value) and not is_told(gpu.bus):
-                summary = f"{faults.label(gpu.bus)} has to be reset; why, no line here says"
-                yield _to_recover("reset", Proof(summary, (row.citation,), "likely", gpu=gpu.bus))
-    if not faulty and (said := snapshot.said(_RESET_REQUIRED)):
-        yield Proof("A GPU has to be reset before it can be used; why, no line here says", said, "likely")
-
-
-def _wanted(incident: faults.Incident) -> Proof:
-    """The last action wins: it is raised as more goes wrong, and taken back when it was done."""
-    found = [fault for fault in (incident.root, *incident.followed) if recovery.asked(fault) is not None]
-    if not found:
-        summary = f"{faults.label(incident.gpu)} asks to be recovered; the Xid that made it ask is not in this log"
-        return Proof(summary, incident.citations, gpu=incident.gpu, at=incident.root.at)
-    last = found[-1]
-    action = recovery.asked(last) or ""
-    citations = tuple(dict.fromkeys((*incident.citations, last.citation)))
-    if action == "none":
-        summary = f"{faults.label(incident.gpu)} asked to be recovered and does so no more: it was"
-    else:
-        name = recovery.named(last)
-        summary = (
-            f"{faults.label(incident.gpu)} asks to be recovered ({name}); the Xid that made it ask is not in this log"
-        )
-    return _to_recover(action, Proof(summary, citations, gpu=incident.gpu, at=incident.root.at))
-
-
-_DISTURBS: Final[Mapping[Action, Disruption]] = {
-    "none": "none",
-    "drain-p2p": "restart-container",
-    "reset": "reset-gpu",
-    "drain-and-reset": "reset-gpu",
-    "reboot": "reboot",
-}
-
-
-def _to_recover(action: Action, proof: Proof) -> Proof:
-    """The proof with that to be done which the driver asks for, and no more."""
-    severity: Severity | None = "info" if action == "none" else None
-    fixes = tuple(_recover(action))
-    return replace(proof, remedy=fixes, disruption=_DISTURBS.get(action), severity=severity)
-
-
-def _recover(action: Action) -> Iterator[Fix]:
-    yield run(
-        "inspect", "find the Xid before it on the same GPU: that is the cause", "sudo dmesg --ctime | grep -i xid"
-    )
-    if action == "drain-p2p":
-        yield by_hand("drain", "end the programs that reach this GPU from another one (peer to peer): no more is asked")
-    elif action == "reboot":
-        yield drain()
-        yield reboot("reboot the node: the driver asks for that, and a reset of the GPU is not enough")
-    elif action in {"reset", "drain-and-reset"}:
-        yield drain()
-        yield reset_gpu()
-        yield reboot(when="the reset is refused")
-    elif not action:
-        yield drain()
-        yield reset_gpu(when="it asks for a reset")
-        yield reboot(when="it asks for a reboot of the node, or the reset is refused")
-
-
 def _initialisation(snapshot: Snapshot) -> Iterator[Verdict]:
     yield from _told(143)(snapshot)
     failed = tuple(message for message in _not_initialised(snapshot) if not _has_incident(snapshot, message))
@@ -394,7 +303,7 @@ def _without_cause(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 def _last(snapshot: Snapshot) -> Iterator[Verdict]:
-    yield from _recovery(snapshot)
+    yield from recovering.actions(snapshot)
     yield from _without_cause(snapshot)
 
 
@@ -661,7 +570,7 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/leptonai/gpud", XID_CATALOG),
             check=_last,
-            remedy=always(*_recover("")),
+            remedy=always(*recovering.steps("")),
             explains=_GPU_DOWN,
         ),
     ),

@@ -162,7 +162,7 @@ def is_past(snapshot: Snapshot, incident: Incident) -> bool:
 
 def label(gpu: str) -> str:
     """The GPU, as a sentence names it."""
-    return f"GPU {gpu}" if gpu else "A GPU"
+    return (gpu if gpu.startswith("GPU-") else f"GPU {gpu}") if gpu else "A GPU"
 
 
 def codes(found: Iterable[int]) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, faults, smi_query
+from gpunode.diagnoses.views import alive, boards, faults, smi_query
 from gpunode.facts.patterns import Pattern
 
 XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
@@ -23,15 +23,18 @@ class Memory:
     """What is known of one GPU's memory.
 
     Attributes:
+        gpu: its address, else its UUID or the index by which somebody asked for it; empty where nothing tells.
         xids: its memory errors, in order.
         incident: the one that began with a memory error; None where there is none.
         queries: nvidia-smi's answers about it.
+        strays: those about GPUs that nobody can tell from it.
     """
 
     gpu: str
     xids: tuple[faults.Fault, ...]
     incident: faults.Incident | None
     queries: tuple[smi_query.Gpu, ...]
+    strays: tuple[smi_query.Gpu, ...] = ()
 
     def of(self, *codes: int) -> tuple[faults.Fault, ...]:
         """Its errors of these codes."""
@@ -42,10 +45,13 @@ class Memory:
         rows = (row for query in self.queries for row in query.every(*names))
         return tuple(row.citation for row in rows if smi_query.is_yes(row.value))
 
-    def denies(self, *names: str) -> bool:
-        """Whether nvidia-smi says no."""
-        values = [row.value.lower() for query in self.queries for row in query.every(*names)]
-        return "no" in values
+    def denies(self, *names: str) -> tuple[Citation, ...]:
+        """The rows in which nvidia-smi says no: of this GPU, else of each that it may be."""
+        own = [row for query in self.queries for row in query.every(*names)]
+        if not own:
+            own = [row for query in self.strays for row in query.every(*names)]
+            own = own if all(row.value.lower() == "no" for row in own) else []
+        return tuple(row.citation for row in own if row.value.lower() == "no")
 
     def counted(self, *names: str) -> int:
         """The highest count under that name."""
@@ -54,22 +60,34 @@ class Memory:
 
 
 def memories(snapshot: Snapshot) -> tuple[Memory, ...]:
-    """Each GPU whose memory somebody spoke of; answers without an address belong to the only GPU there is."""
+    """Each GPU whose memory somebody spoke of; what is said of one that nothing names belongs to none of the others."""
     incidents = {one.gpu: one for one in snapshot.view(faults.incidents) if one.root.code in XIDS}
     queries = snapshot.view(smi_query.gpus)
     ill = {one.gpu for one in snapshot.view(faults.incidents) if one.root.code not in XIDS | OF_PROGRAMS}
-    known = dict.fromkeys((*incidents, *(query.bus for query in queries if query.bus)))
-    gpus = tuple(known) or (("",) if queries else ())
-    return tuple(
+    gpus = tuple(dict.fromkeys((*incidents, *(query.name for query in queries if query.name))))
+    unnamed = tuple(query for query in queries if not query.name)
+    is_of_one = len(gpus) < 2 and not _are_several(snapshot)
+    strays = () if is_of_one else unnamed
+    known = tuple(
         Memory(
             gpu,
             tuple(f for f in faults.on(snapshot, gpu) if f.code in XIDS and not _is_of_compute(f)),
             incidents.get(gpu),
-            tuple(query for query in queries if query.bus == gpu or (not query.bus and len(gpus) == 1)),
+            tuple(query for query in queries if query.name == gpu or (is_of_one and not query.name)),
+            strays,
         )
-        for gpu in gpus
+        for gpu in gpus or (("",) if is_of_one and unnamed else ())
         if gpu not in ill
     )
+    return (*known, *(Memory("", (), None, (query,)) for query in strays))
+
+
+def _are_several(snapshot: Snapshot) -> bool:
+    """Whether an answer is about more than one GPU that nothing names, or the node is known to have more than one."""
+    if any(sum(not gpu.name for gpu in answer) > 1 for answer in snapshot.view(smi_query.answers)):
+        return True
+    counts = [one.count for one in snapshot.view(boards.inventories)]
+    return any(count is not None and count > 1 for count in counts)
 
 
 def ever(snapshot: Snapshot) -> tuple[Memory, ...]:
@@ -93,9 +111,7 @@ def was_reset(snapshot: Snapshot, memory: Memory) -> bool:
     """Whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked after all of it."""
     if not any(not is_of_pages(fault) for fault in memory.of(63, 156, 160)):
         return False
-    answers = [row.citation for query in memory.queries for row in query.every("Remapped Rows", "Pending")
-               if row.value.lower() == "no"]  # fmt: skip
     return any(
         all(alive.was_asked_after(snapshot, answer, fault.at, fault.citation) for fault in memory.xids)
-        for answer in answers
+        for answer in memory.denies("Remapped Rows", "Pending")
     )

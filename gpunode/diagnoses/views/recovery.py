@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import faults, smi_query
+from gpunode.diagnoses.views import alive, faults, smi_query
 from gpunode.facts.patterns import Pattern
 
 # An empty one is an action that this program does not know.
@@ -58,13 +58,47 @@ def wanted(snapshot: Snapshot) -> Mapping[str, Action]:
 
     Where both ask for something, nobody knows which is the later: the graver holds.
     """
-    shown = {gpu.bus: by_name(row.value) for gpu, row in smi_query.rows(snapshot, "GPU Recovery Action")}
+    shown = _shown(snapshot)
     found = dict(shown)
     for fault in faults.in_time(fault for fault in snapshot.view(faults.timeline) if fault.code == 154):
         if (action := asked(fault)) is not None:
             found[fault.gpu] = action
     graver = {gpu: max(action, shown.get(gpu, "none"), key=_GRAVE.index) for gpu, action in found.items()}
     return {gpu: graver[gpu] if action != "none" else action for gpu, action in found.items()}
+
+
+# The weight of what ends one program's work, and asks for no more.
+_ENDS_ONE: Final = 2
+
+
+def recovered(snapshot: Snapshot) -> frozenset[str]:
+    """The GPUs, by their addresses, of which the driver wants nothing any more after all their grave faults.
+
+    It says so by another Xid 154, or in an answer of nvidia-smi that is known to be later.
+    """
+    gpus = {fault.gpu for fault in snapshot.view(faults.timeline) if fault.source == "xid" and fault.gpu}
+    return frozenset(gpu for gpu in gpus if _is_recovered(snapshot, gpu))
+
+
+def _is_recovered(snapshot: Snapshot, gpu: str) -> bool:
+    own = faults.in_time(faults.on(snapshot, gpu))
+    ill = [fault for fault in own if fault.weight > _ENDS_ONE or asked(fault) not in {None, "none"}]
+    if not ill:
+        return False
+    last = ill[-1]
+    if any(asked(fault) == "none" for fault in own[own.index(last) + 1 :]):
+        return True
+    rows = smi_query.rows(snapshot, "GPU Recovery Action")
+    said = [row.citation for query, row in rows if query.bus == gpu and row.value.strip().lower() == "none"]
+    return any(alive.was_asked_after(snapshot, answer, last.at, last.citation) for answer in said)
+
+
+def _shown(snapshot: Snapshot) -> dict[str, Action]:
+    """What nvidia-smi shows: the last answer of each GPU, and the gravest of those that nothing names."""
+    rows = smi_query.rows(snapshot, "GPU Recovery Action")
+    shown = {gpu.name: by_name(row.value) for gpu, row in rows if gpu.name}
+    unnamed = [by_name(row.value) for gpu, row in rows if not gpu.name]
+    return shown | ({"": max(unnamed, key=_GRAVE.index)} if unnamed else {})
 
 
 def gravest(snapshot: Snapshot, gpus: tuple[str, ...]) -> Action:

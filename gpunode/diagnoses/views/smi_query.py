@@ -7,14 +7,17 @@ A row is found by the names on the way to it, whatever a driver branch puts betw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
+from gpunode.diagnoses.commands import is_gpu
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.diagnoses.views import pci
+from gpunode.diagnoses.views.smi_numbers import Names, Numbers, is_index, is_uuid, numbers
+from gpunode.diagnoses.views.smi_rows import Row, at_home, parted, plain
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -26,6 +29,8 @@ _TAG: Final = Pattern(
 )
 _ID: Final = Pattern(rf'id="(?P<bus>{_BUS})"')
 _HEAD_OF_CSV: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
+# How often a row was there, by uniq -c.
+_COUNTED: Final = Pattern(r"^ {0,6}\d{1,7} {2,}(?=[A-Z])")
 # What stands above the first GPU.
 _HEAD: Final = frozenset({"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"})
 # Sections by which a piece is known in text that nobody gave a name.
@@ -35,20 +40,6 @@ _SECTIONS: Final = Pattern(
     r"GPU Recovery Action[ \t]*:[^\n]*)\s*$",
     re.MULTILINE,
 )
-# Names that branches, the XML and the CSV have for one thing, each by the one that -q has today.
-_SAME: Final = {
-    "clocks throttle reasons": "clocks event reasons",
-    "remapping failure occured": "remapping failure occurred",
-    "failure": "remapping failure occurred",
-    "remapped row corr": "correctable error",
-    "remapped row unc": "uncorrectable error",
-    "remapped row pending": "pending",
-    "remapped row failure": "remapping failure occurred",
-    "pending blacklist": "pending page blacklist",
-    "pending retirement": "pending page blacklist",
-    "gpu bus id": "bus id",
-    "power readings": "gpu power readings",
-}
 # A section that an option of -d shows alone; where its heading was not pasted, the option still names it.
 _DISPLAYS: Final = {
     "ROW_REMAPPER": "Remapped Rows",
@@ -61,25 +52,23 @@ _DISPLAYS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A value and the names on the way to it, outermost first, its own last."""
-
-    path: tuple[str, ...]
-    value: str
-    citation: Citation
-
-
-@dataclass(frozen=True, slots=True)
 class Gpu:
     """What one answer says of one GPU.
 
     Attributes:
-        bus: its PCI address as the kernel writes it (``0000:07:00.0``); empty where the piece does not tell.
+        bus: its PCI address as the kernel writes it (``0000:07:00.0``); empty where nothing on the node tells.
+        called: its UUID, else the index or serial by which the command asked for it; empty where neither tells.
     """
 
     bus: str
     rows: tuple[Row, ...]
     citation: Citation
+    called: str = ""
+
+    @property
+    def name(self) -> str:
+        """By what a command names it: its address, where that is known; empty where it may be any of the node's."""
+        return self.bus or self.called
 
     def find(self, *names: str) -> Row | None:
         """The first row that is called by the last of ``names`` and has the others above it, in that order."""
@@ -87,9 +76,9 @@ class Gpu:
 
     def every(self, *names: str) -> Iterator[Row]:
         """All such rows: a piece without the GPUs' own lines holds those of several."""
-        wanted = tuple(_plain(name) for name in names)
+        wanted = tuple(plain(name) for name in names)
         for row in self.rows:
-            path = tuple(_plain(name) for name in row.path)
+            path = tuple(plain(name) for name in row.path)
             if path[-1:] == wanted[-1:] and _in_order(wanted[:-1], path[:-1]):
                 yield row
 
@@ -103,10 +92,17 @@ class Gpu:
         return float(match[0]) if match else None
 
 
+def answers(snapshot: Snapshot) -> tuple[tuple[Gpu, ...], ...]:
+    """Every GPU of every answer on the node, answer by answer; see ``snapshot.view``."""
+    told = (item for item in snapshot.items if item.where == "host" and not item.is_register)
+    found = [(item, ones) for item in told if (ones := tuple(_of(item)))]
+    numbers = _numbers(snapshot, [one for _, ones in found for one in ones])
+    return tuple(tuple(_addressed(one, item, numbers) for one in ones) for item, ones in found)
+
+
 def gpus(snapshot: Snapshot) -> tuple[Gpu, ...]:
     """Every GPU of every answer on the node, in the order of the evidence; see ``snapshot.view``."""
-    told = (item for item in snapshot.items if item.where == "host" and not item.is_register)
-    return tuple(gpu for item in told for gpu in _of(item))
+    return tuple(gpu for answer in snapshot.view(answers) for gpu in answer)
 
 
 def rows(snapshot: Snapshot, *names: str) -> tuple[tuple[Gpu, Row], ...]:
@@ -119,12 +115,6 @@ def is_yes(value: str) -> bool:
     return value.strip().lower() in {"yes", "true", "1", "active", "enabled"}
 
 
-@lru_cache(maxsize=4096)
-def _plain(name: str) -> str:
-    plain = " ".join(name.replace("_", " ").lower().split())
-    return _SAME.get(plain, plain)
-
-
 def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
     left = iter(path)
     return all(any(name == one for one in left) for name in wanted)
@@ -134,13 +124,32 @@ def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
 _MAY_QUOTE: Final = frozenset({"text", "nvidia-smi", "file", "application"})
 
 
+# Notes of several days are about one GPU, which was asked again.
+_DATED: Final = Pattern(r"^[ \t]*\d{4}-\d\d-\d\d\b", re.MULTILINE)
+
+
 def _of(item: Item) -> Iterator[Gpu]:
     if item.kind == "nvidia-smi-q" or (item.kind in _MAY_QUOTE and find(item, _SECTIONS)):
         read = _of_xml if "<gpu " in item.text or item.text.lstrip().startswith("<") else _of_listing
-        found = (gpu for gpu in read(item) if any(_plain(row.path[-1]) not in _HEAD for row in gpu.rows))
-        yield from (replace(gpu, bus=gpu.bus or _own_bus(gpu)) for gpu in found)
+        is_one = not item.source.words and find(item, _DATED) is not None
+        found = (one for gpu in read(item) for one in _apart(gpu, is_one=is_one))
+        yield from (gpu for gpu in found if any(plain(row.path[-1]) not in _HEAD for row in gpu.rows))
     elif item.kind == "nvidia-smi" or (item.kind == "text" and "gpu" in item.text[:200]):
         yield from _of_csv(item)
+
+
+def _apart(gpu: Gpu, *, is_one: bool) -> Iterator[Gpu]:
+    """The GPUs that these rows are of; of rows in an order that is not nvidia-smi's, nobody knows whose they are."""
+    if gpu.bus or is_one:
+        yield replace(gpu, bus=gpu.bus or _own_bus(gpu))
+        return
+    placed = list[Row]()
+    for row in gpu.rows:
+        placed.append(at_home(row, placed))
+    parts, is_in_order = parted(placed)
+    for part in filter(None, parts):
+        one = Gpu("", part, part[0].citation)
+        yield replace(one, bus=_own_bus(one)) if is_in_order else one
 
 
 def _own_bus(gpu: Gpu) -> str:
@@ -160,7 +169,9 @@ def _of_listing(item: Item) -> Iterator[Gpu]:
             bus, first, found = pci.address(match["bus"]), number, []
             sections.restart()
             continue
-        if not (text := line.strip()) or text.startswith(("==", "--")):
+        counted = _COUNTED.match(line)
+        text = line[counted.end() if counted else 0 :].strip()
+        if not text or text.startswith(("==", "--")):
             continue
         name, _, value = (part.strip() for part in text.partition(":"))
         path = (*sections.above(line, name, is_heading=not value), name)
@@ -172,7 +183,7 @@ def _of_listing(item: Item) -> Iterator[Gpu]:
 
 
 class _Indented:
-    """The sections of a listing: what is indented deeper belongs to what stands above it."""
+    """The sections of a listing: what is indented deeper belongs to the heading above it."""
 
     def __init__(self) -> None:
         self._open: list[tuple[int, str]] = []
@@ -183,13 +194,13 @@ class _Indented:
 
     def above(self, line: str, name: str, *, is_heading: bool) -> tuple[str, ...]:
         """The names above this line, outermost first."""
-        del is_heading  # a value can have rows of its own below it, as a process has
         whole = line.expandtabs()
         indent = len(whole) - len(whole.lstrip())
         while self._open and self._open[-1][0] >= indent:
             self._open.pop()
-        found = tuple(name for _, name in self._open)
-        self._open.append((indent, name))
+        found = tuple(name for _, name in self._open if name)
+        # Below a value stands what has another heading, that was not pasted, or is a part of it, as of a process.
+        self._open.append((indent, name if is_heading else ""))
         return found
 
 
@@ -271,3 +282,33 @@ def _asked(item: Item) -> list[str]:
         words = item.source.words
         asked = next(iter(words[words.index(option) + 1 :]), "")
     return [name.strip() for name in asked.split(",") if name.strip()]
+
+
+# --- which GPU it is -----------------------------------------------------------------------------------------------
+
+
+def _numbers(snapshot: Snapshot, found: Iterable[Gpu]) -> Numbers:
+    return numbers(snapshot, (Names(_index(gpu), gpu.value("GPU UUID"), gpu.bus) for gpu in found))
+
+
+def _index(gpu: Gpu) -> str:
+    """The GPU's own, of the CSV; -q counts instances so."""
+    value = next((row.value for row in gpu.rows if row.path == ("index",)), "")
+    return value if is_index(value) else ""
+
+
+def _addressed(gpu: Gpu, item: Item, known: Numbers) -> Gpu:
+    """The GPU by its own word, else by that of the command: an index or a UUID, followed to an address."""
+    uuid = gpu.value("GPU UUID")
+    words = (uuid if is_uuid(uuid) else "", _index(gpu), _asked_for(item))
+    bus = gpu.bus or next((bus for word in words if word and (bus := known.address(word))), "")
+    return replace(gpu, bus=bus, called=words[0] or words[2])
+
+
+def _asked_for(item: Item) -> str:
+    """The one GPU that the command asked for, as it is written there; empty where it asked for several, or for all."""
+    words = item.source.words
+    found = [after for word, after in pairwise(words) if word in {"-i", "--id"}]
+    found += [word.partition("=")[2] for word in words if word.startswith("--id=")]
+    found += [word[2:].lstrip("=") for word in words if re.match(r"-i=?\d", word)]
+    return found[0] if len(found) == 1 and is_gpu(found[0]) else ""

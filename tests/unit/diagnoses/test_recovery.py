@@ -152,3 +152,93 @@ def test_a_year_that_syslog_leaves_away_may_be_the_next(moment: str, cause: str)
     assert [root.cause for root in seen(("/var/log/kern.log", fault), ("/var/log/apt/history.log", upgrade)).roots] == [
         cause
     ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "log"),
+    [
+        ("xid-62-pmu-halt", xid(62, "32de(2384) 00000000 00000000")),
+        ("gsp-rpc-timeout", xid(119, GSP)),
+        ("xid-95-uncontained-ecc", xid(95, "Uncontained: LTC TAG (0x5,0x0). RST: Yes, D-RST: No")),
+    ],
+)
+def test_a_fault_after_which_the_driver_wants_nothing_any_more_asks_for_no_reset(cause: str, log: str) -> None:
+    for later in ("", xid(31, "Ch 00000010, MMU Fault: ENGINE GRAPHICS faulted @ 0x7f_00000000", at=700)):
+        over = seen(("dmesg -T", log + wish(1) + wish(0, 1, at=606) + later))
+        (told,) = (one for one in over.findings if one.cause == cause)
+        assert (told.severity, told.disruption) == ("info", "none")
+        assert not any(RESET in fix.commands for fix in told.remedy)
+    again = seen(("dmesg -T", log + wish(1) + wish(0, 1, at=606) + xid(119, GSP, at=1000)))
+    assert again.roots[0].severity == "error"
+
+
+ASKED = "Timestamp : {}\nGPU 00000000:1B:00.0\n    Product Name : NVIDIA H100\n    GPU Recovery Action : {}\n"
+
+
+@pytest.mark.parametrize(
+    ("when", "action", "severity"),
+    [
+        ("Tue Nov 12 10:00:00 2024", "None", "info"),
+        ("Tue Nov 12 08:00:00 2024", "None", "error"),
+        ("Tue Nov 12 10:00:00 2024", "N/A", "error"),
+        ("Tue Nov 12 10:00:00 2024", "Reset", "error"),
+    ],
+)
+def test_nvidia_smi_s_later_word_that_nothing_is_wanted_holds(when: str, action: str, severity: str) -> None:
+    log = xid(95, "Uncontained: LTC TAG (0x5,0x0). RST: Yes, D-RST: No")
+    found = seen(("dmesg -T", log), ("nvidia-smi -q", ASKED.format(when, action)))
+    assert [one.severity for one in found.findings if one.cause == "xid-95-uncontained-ecc"] == [severity]
+
+
+def test_a_fault_that_the_gpu_got_over_is_still_what_made_the_driver_ask() -> None:
+    table = (
+        "Tue Nov 12 10:00:00 2024\n"
+        "|   0  NVIDIA H100 80GB HBM3          On  |   00000000:1B:00.0 Off |                    0 |\n"
+        "| N/A   61C    P0            650W /  700W |   71234MiB /  81559MiB |     97%      Default |\n"
+    )
+    (root,) = seen(("dmesg -T", xid(119, GSP) + wish(1)), ("nvidia-smi", table)).roots
+    assert (root.cause, root.disruption) == ("xid-154-recovery-action", "reset-gpu")
+    assert root.summary.endswith("(GPU Reset Required); Xid 119 came before it")
+    assert "Xid (PCI:0000:1b:00): 119" in root.citations[0].line
+
+
+# --- NVLink 5 ---------------------------------------------------------------------------------------------------------
+
+IGNORED = "RLW_REMAP Nonfatal XC0 i0 Link 05 (0x00000004 0x00000100 0x00000000 0x00000000 0x00000000 0x00000000)"
+LEFT_TO_DRIVER = IGNORED.replace("RLW_REMAP", "RLW_SRC_TRACK").replace("0x00000004 0x00000100", "0x00000007 0x00000004")
+FATAL = LEFT_TO_DRIVER.replace("Nonfatal", "Fatal").replace("0x00000007 0x00000004", "0x00000007 0x00000001")
+WISHES = {"": "", **{name: wish(number, at=8) for number, name in enumerate(NAMES) if number}}
+
+
+@pytest.mark.parametrize(
+    ("body", "asked", "severity", "disruption"),
+    [
+        (IGNORED, "", "info", "none"),
+        (IGNORED, "Drain P2P", "warning", "restart-container"),
+        (IGNORED, "GPU Reset Required", "error", "reset-gpu"),
+        (LEFT_TO_DRIVER, "", "warning", "none"),
+        (LEFT_TO_DRIVER, "Drain P2P", "warning", "restart-container"),
+        (LEFT_TO_DRIVER, "GPU Reset Required", "error", "reset-gpu"),
+        (LEFT_TO_DRIVER, "Node Reboot Required", "error", "reboot"),
+        (FATAL, "", "error", "reset-gpu"),
+        (FATAL, "Drain P2P", "error", "reset-gpu"),
+    ],
+)
+def test_of_a_link_s_error_catalog_and_driver_decide(body: str, asked: str, severity: str, disruption: str) -> None:
+    (told,) = seen(("dmesg -T", xid(145, body) + WISHES[asked])).findings
+    assert (told.cause, told.severity, told.disruption) == ("xid-145-149-nvlink5-fault", severity, disruption)
+    at_once = [command for fix in told.remedy if not fix.when for command in fix.commands]
+    assert any("--gpu-reset" in command for command in at_once) == (disruption == "reset-gpu")
+
+
+def test_a_link_s_error_of_which_the_driver_wants_nothing_is_no_fault() -> None:
+    rows = (
+        "GPU 00000000:1B:00.0\n    GPU Recovery Action : None\nGPU 00000000:43:00.0\n    GPU Recovery Action : None\n"
+    )
+    (told,) = seen(("dmesg -T", xid(145, LEFT_TO_DRIVER)), ("nvidia-smi -q", rows)).findings
+    assert (told.severity, told.disruption) == ("info", "none")
+
+
+def test_a_fatal_error_behind_one_that_is_to_be_ignored_is_what_counts() -> None:
+    (told,) = seen(("dmesg -T", xid(145, IGNORED) + xid(145, FATAL, at=2))).findings
+    assert (told.severity, told.disruption) == ("error", "reset-gpu")

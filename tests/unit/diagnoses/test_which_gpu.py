@@ -139,3 +139,148 @@ def test_what_alters_a_gpu_names_it_unless_all_are_meant(cause: str) -> None:
         for command in filter(ALTERS.search, fix.commands):
             is_named = "ADDRESS" in command and "put its PCI address for ADDRESS" in fix.text
             assert is_named or "all GPUs" in fix.text or "reset the GPUs" in fix.text, command
+
+
+# --- nvidia-smi's answers without the lines with which each GPU begins ------------------------------------------------
+
+GREP = 'nvidia-smi -q | grep -E "Bus Id|Remapping Failure|Pending|Recovery Action|SRAM Threshold"'
+CONTAINED = (
+    "NVRM: Xid (PCI:0000:{}:00): 94, pid=4711, name=python, Contained: CE User Channel (0x9). RST: No, D-RST: No"
+)
+BUSES = ("19:00.0", "3B:00.0", "4C:00.0", "5D:00.0")
+
+
+def listed(*buses: str) -> tuple[str, str]:
+    rows = "".join(f"{index}, 00000000:{bus}\n" for index, bus in enumerate(buses))
+    return "nvidia-smi --query-gpu=index,pci.bus_id --format=csv", f"index, pci.bus_id\n{rows}"
+
+
+def memory(pending: str = "No", failure: str = "No") -> str:
+    return f"        Pending                 : {pending}\n        Remapping Failure Occurred : {failure}\n"
+
+
+def bus_id(bus: str) -> str:
+    return f"        Bus Id                  : 00000000:{bus}\n"
+
+
+def sram(value: str) -> str:
+    return f"            SRAM Threshold Exceeded : {value}\n"
+
+
+def wants(name: str) -> str:
+    return f"    GPU Recovery Action         : {name}\n"
+
+
+@pytest.mark.parametrize(
+    ("cause", "answer"),
+    [
+        ("row-remap-failure", [bus_id(bus) + memory(failure="Yes" if "4C" in bus else "No") for bus in BUSES]),
+        ("row-remap-pending", [bus_id(bus) + memory(pending="Yes" if "4C" in bus else "No") for bus in BUSES]),
+        ("xid-154-recovery-action", [wants("Reset" if "4C" in bus else "None") + bus_id(bus) for bus in BUSES]),
+        ("hbm-failing-rma", [bus_id(bus) + sram("Yes" if "4C" in bus else "No") for bus in BUSES]),
+    ],
+)
+def test_a_row_is_of_the_gpu_whose_address_stands_in_its_part(cause: str, answer: list[str]) -> None:
+    finding = found((GREP, "\n".join(answer)))
+    assert (finding.cause, finding.gpus) == (cause, ("0000:4c:00.0",))
+    assert resets(finding) == ["--gpu-reset --id=0000:4c:00.0"]
+
+
+def test_headings_that_were_kept_do_not_hold_for_the_next_gpu() -> None:
+    modes = "        Pending                 : {}\n"
+    gpu = "{}{}{}    Remapped Rows\n{}"
+    one, two = (gpu.format(modes.format("Disabled"), bus_id(b), modes.format("Enabled"), "{}") for b in BUSES[:2])
+    finding = found((GREP, one.format(memory()) + two.format(memory(failure="Yes"))))
+    assert (finding.cause, finding.gpus) == ("row-remap-failure", ("0000:3b:00.0",))
+
+
+def test_of_an_answer_that_is_cut_off_in_the_midst_of_a_gpu_the_rest_is_in_order() -> None:
+    finding = found((GREP, bus_id("19:00.0") + wants("Reset") + bus_id("3B:00.0")))
+    assert finding.gpus == ("0000:3b:00.0",)
+
+
+def test_rows_in_an_order_that_nvidia_smi_does_not_have_are_nobody_s() -> None:
+    finding = found((GREP, bus_id("19:00.0") + wants("None") + bus_id("3B:00.0") + wants("Reset")))
+    assert (finding.gpus, resets(finding)) == ((), ["--gpu-reset --id=ADDRESS"])
+
+
+EIGHT = "".join(memory(failure="Yes" if number == 5 else "No") for number in range(8))
+
+
+def test_a_row_that_was_counted_is_read_and_laid_to_none() -> None:
+    counted = "      7         Remapping Failure Occurred : No\n      1         Remapping Failure Occurred : Yes\n"
+    finding = found(
+        ("dmesg", CONTAINED.format("07")), ("nvidia-smi -q | grep 'Remapping Failure' | sort | uniq -c", counted)
+    )
+    assert (finding.cause, finding.gpus) == ("row-remap-failure", ())
+    assert resets(finding) == ["--gpu-reset --id=ADDRESS"]
+
+
+@pytest.mark.parametrize("beside", [("dmesg", CONTAINED.format("07")), listed("07:00.0", "0F:00.0")])
+def test_what_nobody_can_lay_to_a_gpu_is_told_of_none(beside: tuple[str, str]) -> None:
+    finding = found(beside, ("nvidia-smi -q -d ROW_REMAPPER | grep -E 'Pending|Occurred'", EIGHT))
+    assert (finding.cause, finding.gpus) == ("row-remap-failure", ())
+    assert resets(finding) == ["--gpu-reset --id=ADDRESS"]
+
+
+def test_the_only_answer_about_the_only_gpu_is_about_it() -> None:
+    finding = found(("dmesg", CONTAINED.format("07")), ("nvidia-smi -q -d ROW_REMAPPER", memory(failure="Yes")))
+    assert (finding.cause, finding.gpus) == ("row-remap-failure", ("0000:07:00.0",))
+
+
+FIRST, SECOND = (f"GPU-11111111-2222-3333-4444-55555555555{number}" for number in range(2))
+LIST = f"GPU 0: NVIDIA H100 (UUID: {FIRST})\nGPU 1: NVIDIA H100 (UUID: {SECOND})\n"
+LONG = f"GPU 00000000:3B:00.0\n    Product Name : NVIDIA H100\n    GPU UUID : {SECOND}\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "gpu"),
+    [
+        ([], "1"),
+        ([listed("1B:00.0")], "1"),
+        ([listed("1B:00.0", "3B:00.0")], "0000:3b:00.0"),
+        ([listed("1B:00.0", "3B:00.0"), listed("1B:00.0", "4C:00.0")], "1"),
+        ([("nvidia-smi -L", LIST), ("nvidia-smi -q", LONG)], "0000:3b:00.0"),
+        ([("nvidia-smi", "|   1  NVIDIA H100 80GB HBM3    On  |   00000000:3B:00.0 Off |     0 |")], "0000:3b:00.0"),
+    ],
+)
+@pytest.mark.parametrize("option", ["-i 1", "--id=1"])
+def test_the_gpu_that_the_command_asks_for_is_the_one(shown: list[tuple[str, str]], gpu: str, option: str) -> None:
+    asked = f"nvidia-smi -q -d ROW_REMAPPER {option} | grep -E 'Pending|Occurred'"
+    finding = found(("dmesg", CONTAINED.format("1b")), *shown, (asked, memory(failure="Yes")))
+    assert (finding.cause, finding.gpus) == ("row-remap-failure", (gpu,))
+    assert resets(finding) == [f"--gpu-reset --id={gpu}"]
+
+
+def test_an_index_is_not_gone_by_once_a_gpu_was_lost() -> None:
+    lost = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, name=python, GPU has fallen off the bus."
+    asked = "nvidia-smi -i 1 -q -d ROW_REMAPPER | grep -E 'Pending|Occurred'"
+    rows = [("dmesg", lost), listed("1B:00.0", "3B:00.0"), (asked, memory(pending="Yes"))]
+    pieces = [{"source": source, "text": text} for source, text in rows]
+    every = diagnose(snapshot(pasted.from_json(json.dumps(pieces), "a report"))).findings
+    (pending,) = (one for one in every if one.cause == "row-remap-pending")
+    assert resets(pending) == ["--gpu-reset --id=ADDRESS"]
+
+
+def test_the_gpu_of_a_csv_is_the_one_of_its_uuid() -> None:
+    option = "nvidia-smi --query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure --format=csv"
+    csv = f"gpu_uuid, remapped_rows.pending, remapped_rows.failure\n{FIRST}, No, No\n{SECOND}, No, Yes\n"
+    finding = found(("dmesg", CONTAINED.format("07")), (option, csv))
+    assert (finding.cause, finding.gpus) == ("row-remap-failure", (SECOND,))
+    assert finding.summary.startswith(f"{SECOND}: ")
+    pair = ("nvidia-smi --query-gpu=uuid,pci.bus_id --format=csv", f"uuid, pci.bus_id\n{SECOND}, 00000000:3B:00.0\n")
+    assert found((option, csv), pair).gpus == ("0000:3b:00.0",)
+
+
+def test_a_count_without_an_address_may_be_that_of_the_error_in_the_log() -> None:
+    counted = "    ECC Errors\n        Volatile\n            DRAM Uncorrectable : 1\n"
+    rows = [("dmesg", CONTAINED.format("07")), ("nvidia-smi -q -i 5 -d ECC", counted)]
+    pieces = [{"source": source, "text": text} for source, text in rows]
+    every = diagnose(snapshot(pasted.from_json(json.dumps(pieces), "a report"))).findings
+    assert [one.cause for one in every] == ["xid-94-contained-ecc"]
+
+
+def test_another_gpu_that_asks_for_a_reset_is_told_beside_the_one_of_the_log() -> None:
+    asked = "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    finding = found(("dmesg", asked), ("nvidia-smi -q", action("19:00.0", "Reset") + action("4C:00.0", "Reset")))
+    assert finding.gpus == ("0000:19:00.0", "0000:4c:00.0")
