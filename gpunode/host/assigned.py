@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gpunode.host.mentioned import is_mentioned
+
 STRING: Final = (
     r"\"\"\"(?:[^\\]|\\.)*?(?:\"\"\"|\Z)|'''.*?(?:'''|\Z)"
     r"|\"(?:[^\"\\\n]|\\.)*(?:\"|(?=\n)|\Z)|'(?:[^'\n]|'')*(?:'|(?=\n)|\Z)"
@@ -65,13 +67,6 @@ _GOES_ON: Final = re.compile(r"[ \t]{0,80}[^\s-]")
 _GLUED: Final = re.compile(r"[^\s,;:)\]}|&<>\\]")
 _QUOTES_AND_BRACES: Final = re.compile(r"\\{0,7}[\"']|[{}]")
 _SHELL: Final = re.compile(r"-\w{0,3}c(?:[\"'],?)?[ \t]*\\{0,7}[\"']\Z")
-_MESSAGE_OF_PATH: Final = re.compile(r"(?:\A|[\s\"'=(])(?:[/~.]|[^\s\"'=(]{0,200}/\.\./)[^\s\"'=(]{0,200}/\Z")
-_SEVERAL_WORDS: Final = re.compile(r"[^\s\"',]{1,200}[ \t]+\S")
-# containerd says why a registry gave it no token.
-_WHY_NONE: Final = re.compile(r"unexpected status (?:code )?from |(?:Get|Head|Post|Put) \\{0,7}\"?https?://")
-# Whatever follows, however short it was cut.
-_NOT_FETCHED: Final = re.compile(r"\bfetch (?:oauth|anonymous) token$")
-_ARCHITECTURE: Final = re.compile(r"(?:amd64|arm64|armhf|i386|ppc64el|riscv64|s390x|all|any|native)(?=[\s,(]|\Z)")
 # Longer strings within a word are none.
 _LONGEST_QUOTED: Final = 4096
 
@@ -158,7 +153,7 @@ def values(text: str) -> Iterator[Value]:
     while key := _KEY.search(text, at):
         line.read(key.end())
         at = key.end()
-        if _is_path(text, key) or _is_failure(text, key) or _is_package(text, key):
+        if is_mentioned(text, key):
             continue
         place = _place(text, key, line)
         if value := _value(text, key, place):
@@ -175,39 +170,6 @@ def _goes_on(text: str, value: Value, place: _Place) -> bool:
     is_closed = value.end - value.start > 1 and text[value.end - 1] == text[value.start] != "["
     after = _GLUED.match(text, value.end)
     return is_closed and after is not None and not (after[0] in "\"'" and place.closes(after[0]))
-
-
-def _is_path(text: str, key: re.Match[str]) -> bool:
-    """Whether it is the end of a path of which something is said: ``/etc/passwd: Permission denied``."""
-    start = key.start("name")
-    return (
-        key["sign"] == ":"
-        and not (key["open"] or key["close"])
-        and text[start - 1 : start] == "/"
-        and text[key.end() - 1].isspace()
-        and _MESSAGE_OF_PATH.search(text, max(start - 400, 0), start) is not None
-        and _SEVERAL_WORDS.match(text, key.end()) is not None
-    )
-
-
-def _is_failure(text: str, key: re.Match[str]) -> bool:
-    """Whether the request for the token is spoken of, which failed: ``failed to fetch oauth token: Get "https://…``."""
-    return (
-        key["sign"] == ":"
-        and not (key["open"] or key["close"])
-        and text[key.end() - 1].isspace()
-        and (_WHY_NONE.match(text, key.end()) or _NOT_FETCHED.search(text[max(key.start() - 40, 0) : key.end("name")]))
-        is not None
-    )
-
-
-def _is_package(text: str, key: re.Match[str]) -> bool:
-    """Whether it is a package with its architecture, as apt and dpkg write it: ``passwd:amd64 (1:4.13)``."""
-    return (
-        key["sign"] == ":"
-        and not (key["open"] or key["close"])
-        and _ARCHITECTURE.match(text, key.end("sign")) is not None
-    )
 
 
 def _place(text: str, key: re.Match[str], line: _Line) -> _Place:

@@ -19,6 +19,7 @@ from gpunode.facts.probes import PROBES
 from gpunode.host.capture import load, save
 from gpunode.host.redact import redact, text
 from tests.fakes.examples import examples
+from tests.laws.pulls import FRAMES, WHY_NOT
 from tests.laws.secrets import ADDRESSES, ANY_SIGNS, PLACES, SENTENCES, SHAPES
 from tests.scenarios.reports import Report, reports
 
@@ -214,3 +215,12 @@ def test_no_finding_is_another_without_the_secrets() -> None:
         seen = pasted.evidence([(one["source"], one["text"]) for one in report.evidence])
         if (redacted := redact(seen)) != seen:
             assert told(diagnose(snapshot(redacted))) == told(diagnose(snapshot(seen))), report.name
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("why", WHY_NOT)
+def test_why_an_image_was_not_pulled_is_told_without_the_secrets_too(why: str, frame: str) -> None:
+    """A registry's answers speak of tokens and passwords, and their addresses end in such words."""
+    seen = pasted.evidence(FRAMES[frame](WHY_NOT[why]))
+    assert redact(seen) == seen
+    assert told(diagnose(snapshot(redact(seen)))) == told(diagnose(snapshot(seen)))

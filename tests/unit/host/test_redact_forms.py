@@ -107,10 +107,37 @@ def test_no_text_takes_more_time_than_its_length(unit: str) -> None:
         "failed to fetch anonymous token: unexpected status from GET request to https://nvcr.io/x: 403 Forbidden",
         'failed to fetch anonymous token: Get "https://nvcr.io/x": dial tcp: lookup nvcr.io: no such host',
         r'msg="failed to fetch oauth token: Post \"https://nvcr.io/x\": EOF"',
+        'Post "https://h/service/token": EOF',
+        "Get https://h/token: dial tcp: no such host",
+        'Error: Head "https://gitlab.h/jwt/auth": x509: certificate signed by unknown authority',
+        "Requesting bearer token: invalid status code from registry 403 (Forbidden)",
+        "unable to retrieve auth token: invalid username/password: unauthorized: incorrect username or password",
+        "error getting IMDSv2 token: context deadline exceeded (Client.Timeout)",
+        'couldn\'t get service account token: serviceaccounts "default" not found',
+        "unable to read token: open /etc/nvidia/ClientConfigToken: no such file or directory",
+        r'msg="failed to validate token: failed to get CA certs: Get \"https://127.0.0.1:6444/cacerts\": EOF"',
     ],
 )
 def test_why_no_token_was_given_is_no_secret(said: str) -> None:
     assert text(said) == said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{{"https://h/token": "{}"}}',
+        '{{"https://h/token":{}}}',
+        "https://h/token: {}",
+        "/x/token: {}",
+        "refresh token: {}",
+        "failed to get the driver with token: {}",
+        "could not fetch pods for token: {}",
+        "invalid token: {}",
+        "failed to parse token: {}",
+    ],
+)
+def test_but_a_token_that_a_message_shows_is(said: str) -> None:
+    assert text(said.format("q7Wk2nVx9Lr4Tz8P")) == said.format("redactedredactedredactedredacted")
 
 
 def test_but_what_stands_in_its_address_is() -> None:
