@@ -19,9 +19,9 @@ STRING: Final = (
 )
 _SENSITIVE: Final = (
     # The counts are bounded, so that a long word costs no more than its length.
-    r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|(?:api|access|private|client)[_-]?key)[\w.-]{0,40}"
+    r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token(?!iz)|(?:api|access|private|client)[_-]?key)[\w.-]{0,40}"
     r"|auth|_auth|vpn-auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}"
-    r"|[\w.-]{0,40}(?:account|storage|encryption|licen[cs]e|shared|master|webhook|activation|auth|join)[_-]?key"
+    r"|[\w.-]{0,40}(?:account|certificate|storage|encryption|licen[cs]e|shared|master|webhook|activation|auth|join)[_-]?key"
     r"|[\w.-]{0,40}rootpw|pgpass|(?:set-)?cookie|sumo-url|(?:[\w-]{0,40}[_-])?psk|\.dockerc(?:fg|onfigjson)"
     r"|wireless_w(?:pa|ep)"
 )
@@ -78,7 +78,8 @@ class Value:
     Attributes:
         name: the name as it is written.
         start, end: where the value stands.
-        kind: ``literal`` for strings and lists of them, ``escaped`` for a string within a string, or ``bare``.
+        kind: ``literal`` for strings and lists of them, ``escaped`` for a string within a string, ``bare``, or
+            ``whole`` where its place tells that it is a secret, whatever it looks like.
     """
 
     name: str

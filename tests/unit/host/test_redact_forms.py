@@ -89,6 +89,40 @@ def test_kubeadm_certificate_key() -> None:
         assert text(line) == line
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "[upload-certs] Using certificate key:\n{key}\n[mark-control-plane] x\n",
+        "$ kubeadm certs certificate-key\n{key}\n",
+        "certificateKey: {key}\n",
+        "bootstrapTokens:\n- token: {token}\n",
+        "TOKEN                     TTL   EXPIRES\n{token}   23h   2026-11-23T09:10:36Z   authentication,signing\n",
+        "$ kubeadm token create\n{token}\n",
+        "[bootstrap-token] Using token: {token}\n",
+    ],
+)
+def test_kubeadms_own_words(written: str) -> None:
+    key, token = "9555b74008f24687eb964bd90a164ecb5760a89481d9c55a77c129b7db438168", "abcdef.0123456789abcdef"
+    kept = text(written.format(key=key, token=token))
+    assert key[:8] not in kept
+    assert "0123" not in kept
+    assert text(kept) == kept
+    assert kept.count("\n") == written.count("\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kernel.unprivilegedusers system.slicesandscopes",
+        "libfoo.0123456789abcdef.so /x/abcdef.0123456789abcdef abcdef.0123456789abcdef.log",
+        "the certificate key: /etc/ssl/node.key",
+        "certificate key\nsha256:9555b74008f24687eb964bd90a164ecb5760a89481d9c55a77c129b7db438168",
+    ],
+)
+def test_what_looks_like_kubeadms_words_stays(line: str) -> None:
+    assert text(line) == line
+
+
 @pytest.mark.long  # it looks at the clock
 @pytest.mark.parametrize(
     "unit", ["eyJ-", "eyJaaaaaaaa.", "\\", '\\"', '\\"{', '"[', '"{\\"', "\r", " ", '"name":"token",']
