@@ -42,9 +42,10 @@ _KEYS: Final = (
     rf"|(?:{_CREDENTIAL})(?=\\{{0,7}}[\"']?[ \t]{{0,8}}\+?=|\\{{0,7}}[\"'][ \t]{{0,8}}:)|(?-i:pass)(?=:[ \t])"
     r"|(?-i:community)(?=:[ \t]+(?!https?:)\S+[ \t]*(?:\n|\Z))"
 )
-# Backslashes: JSON that stands as a string in a line of a log. `+=` adds to a variable, `+:` to a key of k3s.
+# Backslashes: JSON that stands as a string in a line of a log. A bracket: Python's `os.environ["NAME"]`. `+=` adds to a
+# variable, `+:` to a key of k3s.
 _KEY: Final = re.compile(
-    rf"(?<![\w.?&-])(?P<open>[\"']?)(?P<name>{_KEYS})(?P<close>\\{{0,7}}[\"'])?[ \t]*(?P<sign>\+?[=:])[ \t]*",
+    rf"(?<![\w.?&-])(?P<open>[\"']?)(?P<name>{_KEYS})(?P<close>\\{{0,7}}[\"']\]?)?[ \t]*(?P<sign>\+?[=:])[ \t]*",
     re.IGNORECASE,
 )
 ARRAY: Final = rf"\[(?:[\s,]|{STRING}|\#[^\n]*)*"

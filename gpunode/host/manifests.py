@@ -35,6 +35,14 @@ _OPTION: Final = re.compile(
     rf"^(?P<lead>[ \t]{{0,200}})--?(?P<name>{NAME})[ \t]*\n(?P=lead)(?P<value>[^\s-][^\n]*)$",
     re.IGNORECASE | re.MULTILINE,
 )
+# A chart's values, and lists of keys: what is named so is a list of names where it is one of secrets.
+_KEY: Final = re.compile(
+    rf"^(?P<lead>[ \t-]{{0,200}})[\"']?(?P<name>{NAME})[\"']?:[ \t]*(?:#[^\n]*)?\n", re.IGNORECASE | re.MULTILINE
+)
+_OF_SEVERAL: Final = re.compile(r".*(?:passw(?:or)?d|passphrase|token|key)s?", re.IGNORECASE)
+_SCALAR: Final = r"(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s\[\]{}\"'#|>&*!<-][^\s#]*(?<!:))[ \t]*(?:#.*)?"
+_ITEM: Final = re.compile(rf"[ \t]*-[ \t]+{_SCALAR}")
+_VALUE: Final = re.compile(rf"[ \t]+[\"']?value[\"']?:[ \t]+{_SCALAR}")
 
 
 def secrets_data(text: str) -> Iterator[Value]:
@@ -73,7 +81,25 @@ def values_of_options(text: str) -> Iterator[Value]:
         yield Value(found["name"], found.start("value"), found.end("value"), "bare")
 
 
-FINDERS: Final = (secrets_data, flow_data, passwords_of_users, values_of_options)
+def values_of_keys(text: str) -> Iterator[Value]:
+    """In the lines behind their key's: each of a list, or `value` where a chart says more of it."""
+    for head in _KEY.finditer(text):
+        forms = (_ITEM, _VALUE) if _OF_SEVERAL.fullmatch(head["name"]) else (_VALUE,)
+        for start, line in _lines(text, head.end(), len(text)):
+            body = line.lstrip()
+            if not body or body.startswith("#"):
+                continue
+            found = next(filter(None, (form.fullmatch(line) for form in forms)), None)
+            if found is None or len(line) - len(body) < len(head["lead"]) + (found.re is _VALUE):
+                break
+            yield _of_name(head["name"], text, start + found.start("value"), start + found.end("value"))
+
+
+def _of_name(name: str, text: str, start: int, end: int) -> Value:
+    return Value(name, start, end, "literal" if text[start] in {'"', "'"} else "bare")
+
+
+FINDERS: Final = (secrets_data, flow_data, passwords_of_users, values_of_options, values_of_keys)
 
 
 def _secrets(text: str) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Names for a secret behind which none stands: what a program was about when it failed, a path, an address, a package.
+"""Names for a secret behind which none stands: what a program was about when it failed, a name, a path.
 
 A message tells behind a colon what went wrong, and a secret's name in front of it is no key then. What is masked there
 is why an image was not pulled.
@@ -31,17 +31,37 @@ _WHY_NONE: Final = re.compile(
     re.IGNORECASE,
 )
 _ARCHITECTURE: Final = re.compile(r"(?:amd64|arm64|armhf|i386|ppc64el|riscv64|s390x|all|any|native)(?=[\s,(]|\Z)")
+_DEPENDS: Final = re.compile(r"(?:Pre-?)?(?:Depends|Recommends|Suggests|Conflicts|Breaks|Replaces|Enhances): \S")
+_LEVEL: Final = re.compile(r"s\d{1,4}(?:[-:.,]|[^\w]|\Z)")  # SELinux: user:role:type:level
+# Of the kubelet and kubectl: which of a Secret's keys a variable is set to, and what its client watches.
+_SET_TO: Final = re.compile(r"<set to the key '[^'\n]{0,260}' (?:in|of) [a-z ]{1,20}'")
+_OF_GO: Final = re.compile(r"v\d\w{0,20}\.[A-Z]\w{0,60}")
+_SECRETS_NAME: Final = re.compile(r".*secret[_-]?name", re.IGNORECASE | re.DOTALL)
+_NAME: Final = re.compile(r"[\"']?[a-z\d][a-z\d.-]{0,252}[\"']?(?=[\s,}\]]|\Z)")
+# What a model has read and written.
+_OF_MODELS: Final = re.compile(r".*_tokens", re.IGNORECASE | re.DOTALL)
+_COUNT: Final = re.compile(r"\d{1,12}(?=[ \t]*(?:[\n,;)}\]]|\Z)|[ \t]+[\w.-]{1,80}=)")
 
 
 def is_mentioned(text: str, key: re.Match[str]) -> bool:
     """Whether a secret's name with its sign, ``key`` in ``text``, is none that a secret follows."""
+    if _is_name(text, key) or _is_count(text, key) or _SET_TO.match(text, key.end()):
+        return True
     if key["sign"] != ":":
         return False
     if _is_address(text, key):
         return True
-    return not (key["open"] or key["close"]) and (
-        _is_path(text, key) or _is_failure(text, key) or _is_package(text, key)
-    )
+    return not (key["open"] or key["close"]) and any(is_one(text, key) for is_one in _WITHOUT_QUOTES)
+
+
+def _is_name(text: str, key: re.Match[str]) -> bool:
+    """Whether it is what a Secret of Kubernetes is called: ``secretName: licensing``."""
+    return _SECRETS_NAME.fullmatch(key["name"]) is not None and _NAME.match(text, key.end()) is not None
+
+
+def _is_count(text: str, key: re.Match[str]) -> bool:
+    """Whether it tells of how many a model's tokens are: ``completion_tokens=5000``."""
+    return _OF_MODELS.fullmatch(key["name"]) is not None and _COUNT.match(text, key.end()) is not None
 
 
 def _is_address(text: str, key: re.Match[str]) -> bool:
@@ -74,5 +94,19 @@ def _is_failure(text: str, key: re.Match[str]) -> bool:
 
 
 def _is_package(text: str, key: re.Match[str]) -> bool:
-    """Whether it is a package with its architecture, as apt and dpkg write it: ``passwd:amd64 (1:4.13)``."""
-    return _ARCHITECTURE.match(text, key.end("sign")) is not None
+    """Whether it is a package, as apt and dpkg write it: ``passwd:amd64 (1:4.13)``, ``passwd : Depends: libc6``."""
+    return (_ARCHITECTURE.match(text, key.end("sign")) or _DEPENDS.match(text, key.end())) is not None
+
+
+def _is_label(text: str, key: re.Match[str]) -> bool:
+    """Whether it is the type in a context of SELinux: ``system_u:object_r:passwd_file_t:s0``."""
+    is_type = key["name"].endswith("_t") and text[key.start("name") - 1 : key.start("name")] == ":"
+    return is_type and _LEVEL.match(text, key.end("sign")) is not None
+
+
+def _is_watched(text: str, key: re.Match[str]) -> bool:
+    """Whether it is a type of Kubernetes' client, of which something is said: ``failed to list *v1.Secret: …``."""
+    return text[key.start("name") - 1 : key.start("name")] == "*" and _OF_GO.fullmatch(key["name"]) is not None
+
+
+_WITHOUT_QUOTES: Final = (_is_path, _is_failure, _is_package, _is_label, _is_watched)

@@ -462,7 +462,7 @@ def _is_plain(word: str, name: str) -> bool:
 
 def _names_file(word: str, name: str) -> bool:
     name = name.rstrip(" \t=:\"'\\").lower()
-    if name.endswith(("tokenpath", "token_path", "token-path", "token_file", "tokenfile", "token-file")):
+    if name.endswith(("file", "path")):
         return _PATH.fullmatch(word) is not None
     return name.endswith("key") and _FILE.fullmatch(word) is not None
 

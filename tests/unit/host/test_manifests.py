@@ -130,6 +130,34 @@ def test_a_password_that_cloud_init_draws_is_none() -> None:
     assert text(drawn) == drawn
 
 
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("HF_TOKEN:\n  value: hunter2\n  optional: true\n", "HF_TOKEN:\n  value: redacted\n  optional: true\n"),
+        ('ngcApiKey:\n\n  # of us\n  value: "hunter2"\n', 'ngcApiKey:\n\n  # of us\n  value: "redacted"\n'),
+        ("tokens:\n- hunter2\n- 'hunter'\nx: y\n", "tokens:\n- redacted\n- 'redacted'\nx: y\n"),
+        ("  - api_keys:\n      - hunter2 # c\n    x: y\n", "  - api_keys:\n      - redacted # c\n    x: y\n"),
+        ("token:\n  - hunter2\nimage:\n- cuda\n", "token:\n  - redacted\nimage:\n- cuda\n"),
+    ],
+)
+def test_a_value_stands_in_the_lines_behind_its_key(written: str, kept: str) -> None:
+    assert text(written) == kept
+    assert text(kept) == kept
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "secrets:\n- db\nimagePullSecrets:\n- name: ngc\n",
+        "stop_tokens:\n- 128001\n- <eos>\n",
+        "token:\nvalue: x\n",
+        "HF_TOKEN:\n  valueFrom:\n    secretKeyRef: {name: hf}\n",
+    ],
+)
+def test_what_is_none_of_its_key_stays(said: str) -> None:
+    assert text(said) == said
+
+
 @pytest.mark.long  # it looks at the clock
 @pytest.mark.parametrize(
     "unit",
@@ -140,6 +168,8 @@ def test_a_password_that_cloud_init_draws_is_none() -> None:
         "  a: b\n",
         "--token\n",
         "chpasswd:\n",
+        "tokens:\n- a\n",
+        "tokens:\n\n#\n",
         '{"a":',
         "---\n",
         "    ",

@@ -215,9 +215,51 @@ def test_no_quote_blank_line_or_order_gives_a_secret_away(written: str) -> None:
     assert text(kept) == kept
 
 
-def test_packages_are_no_passwords() -> None:
-    line = "Upgrade: passwd:amd64 (1:4.13, 1:4.14), libsecret-1-0:amd64 (0.20, 0.21)"
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Upgrade: passwd:amd64 (1:4.13, 1:4.14), libsecret-1-0:amd64 (0.20, 0.21)",
+        " passwd : Depends: libpam-modules but it is not going to be installed",
+        " passwd: PreDepends: libc6 (>= 2.38) but 2.35 is to be installed",
+        "tcontext=system_u:object_r:passwd_file_t:s0 tclass=file permissive=0",
+        "tcontext=system_u:object_r:passwd_file_t:s0:c1,c2",
+        "      HF_TOKEN:   <set to the key 'HF_TOKEN' in secret 'hf'>  Optional: false",
+        "      DB_PASS:   <set to the key 'pass' of config map 'db'>  Optional: false",
+        'failed to list *v1.Secret: secrets "x" is forbidden: User "system:node:gpu1" cannot list resource "secrets"',
+        "--tls-private-key-file=/var/lib/kubelet/pki/kubelet.key --v=2",
+        'tlsPrivateKeyFile: "/etc/kubernetes/pki/kubelet.key"',
+        "secretName: nvidia-licensing",
+        '"secretName":"nvidia-licensing","optional":true',
+        'tokenizer: /models/llama/tokenizer.json, "tokenizer_mode":"auto"',
+        "prompt_tokens=100 completion_tokens=5000 total_tokens=5100",
+        '{"completion_tokens": 5000, "total_tokens":5100}',
+    ],
+)
+def test_what_is_only_called_so_is_no_secret(line: str) -> None:
     assert text(line) == line
+    assert text(f"{line}\npassword: hunter2\n") == f"{line}\npassword: redacted\n"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "passwd: hunter2",
+        "passwd_t:s0hunter2",
+        "HF_TOKEN:  <hunter2>",
+        "*v1.Secret=hunter2",
+        "password_file=hunter2",
+        "secretName: Hunter2hunter2",
+        "api_tokens=hunter2",
+        "api_tokens=12345 hunter2",
+        'os.environ["HF_TOKEN"] = "hunter2"',
+        "os.environ['HF_TOKEN']='hunter2'",
+        'process.env["DB_PASSWORD"] = load("hunter2")',
+    ],
+)
+def test_but_what_is_not_is_one(written: str) -> None:
+    after = text(written)
+    assert "hunter2" not in after.lower()
+    assert text(after) == after
 
 
 def test_why_a_token_was_not_fetched_is_told_however_short_it_is_cut() -> None:
