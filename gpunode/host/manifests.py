@@ -27,9 +27,7 @@ _FLOW_SIGN: Final = re.compile(
     re.DOTALL,
 )
 _CHPASSWD: Final = re.compile(r"^(?P<lead>[ \t]*)chpasswd:[ \t]*(?:#[^\n]*)?\n", re.MULTILINE)
-_OF_USER: Final = re.compile(
-    r"(?:[ \t-]*[\"']?[\w.-]{1,80}):(?!(?:R|RANDOM)[ \t]*\Z)(?P<secret>[^\s\"'][^\n\"']*)[\"']?"
-)
+_OF_USER: Final = re.compile(r"[\"']?[\w.-]{1,80}:(?!(?:R|RANDOM)[ \t]*\Z)(?P<secret>[^\s\"'][^\n\"']*)[\"']?")
 # As kubectl describes a pod's arguments, and `tr` shows the words of a process: one to a line.
 _OPTION: Final = re.compile(
     rf"^(?P<lead>[ \t]{{0,200}})--?(?P<name>{NAME})[ \t]*\n(?P=lead)(?P<value>[^\s-][^\n]*)$",
@@ -39,10 +37,10 @@ _OPTION: Final = re.compile(
 _KEY: Final = re.compile(
     rf"^(?P<lead>[ \t-]{{0,200}})[\"']?(?P<name>{NAME})[\"']?:[ \t]*(?:#[^\n]*)?\n", re.IGNORECASE | re.MULTILINE
 )
-_OF_SEVERAL: Final = re.compile(r".*(?:passw(?:or)?d|passphrase|token|key)s?", re.IGNORECASE)
+_OF_SEVERAL: Final = re.compile(r"(?:passw(?:or)?d|passphrase|token|key)s?\Z", re.IGNORECASE)
 _SCALAR: Final = r"(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s\[\]{}\"'#|>&*!<-][^\s#]*(?<!:))[ \t]*(?:#.*)?"
-_ITEM: Final = re.compile(rf"[ \t]*-[ \t]+{_SCALAR}")
-_VALUE: Final = re.compile(rf"[ \t]+[\"']?value[\"']?:[ \t]+{_SCALAR}")
+_ITEM: Final = re.compile(rf"-[ \t]+{_SCALAR}")
+_VALUE: Final = re.compile(rf"[\"']?value[\"']?:[ \t]+{_SCALAR}")
 
 
 def secrets_data(text: str) -> Iterator[Value]:
@@ -71,8 +69,9 @@ def passwords_of_users(text: str) -> Iterator[Value]:
             if body and len(line) - len(body) <= len(head["lead"]):
                 break
             end = start + len(line)
-            if found := _OF_USER.fullmatch(line):
-                yield Value("chpasswd", start + found.start("secret"), start + found.end("secret"), "whole")
+            if found := _OF_USER.fullmatch(body):
+                at = start + len(line) - len(body)
+                yield Value("chpasswd", at + found.start("secret"), at + found.end("secret"), "whole")
 
 
 def values_of_options(text: str) -> Iterator[Value]:
@@ -84,15 +83,17 @@ def values_of_options(text: str) -> Iterator[Value]:
 def values_of_keys(text: str) -> Iterator[Value]:
     """In the lines behind their key's: each of a list, or `value` where a chart says more of it."""
     for head in _KEY.finditer(text):
-        forms = (_ITEM, _VALUE) if _OF_SEVERAL.fullmatch(head["name"]) else (_VALUE,)
+        forms = (_ITEM, _VALUE) if _OF_SEVERAL.search(head["name"]) else (_VALUE,)
         for start, line in _lines(text, head.end(), len(text)):
             body = line.lstrip()
             if not body or body.startswith("#"):
                 continue
-            found = next(filter(None, (form.fullmatch(line) for form in forms)), None)
-            if found is None or len(line) - len(body) < len(head["lead"]) + (found.re is _VALUE):
+            found = next(filter(None, (form.fullmatch(body) for form in forms)), None)
+            depth = len(line) - len(body)
+            if found is None or depth < len(head["lead"]) + (found.re is _VALUE):
                 break
-            yield _of_name(head["name"], text, start + found.start("value"), start + found.end("value"))
+            at = start + depth
+            yield _of_name(head["name"], text, at + found.start("value"), at + found.end("value"))
 
 
 def _of_name(name: str, text: str, start: int, end: int) -> Value:

@@ -36,10 +36,10 @@ _LEVEL: Final = re.compile(r"s\d{1,4}(?:[-:.,]|[^\w]|\Z)")  # SELinux: user:role
 # Of the kubelet and kubectl: which of a Secret's keys a variable is set to, and what its client watches.
 _SET_TO: Final = re.compile(r"<set to the key '[^'\n]{0,260}' (?:in|of) [a-z ]{1,20}'")
 _OF_GO: Final = re.compile(r"v\d\w{0,20}\.[A-Z]\w{0,60}")
-_SECRETS_NAME: Final = re.compile(r".*secret[_-]?name", re.IGNORECASE | re.DOTALL)
+_SECRETS_NAME: Final = re.compile(r"secret[_-]?name\Z", re.IGNORECASE)
 _NAME: Final = re.compile(r"[\"']?[a-z\d][a-z\d.-]{0,252}[\"']?(?=[\s,}\]]|\Z)")
 # What a model has read and written.
-_OF_MODELS: Final = re.compile(r".*_tokens", re.IGNORECASE | re.DOTALL)
+_OF_MODELS: Final = re.compile(r"_tokens\Z", re.IGNORECASE)
 _COUNT: Final = re.compile(r"\d{1,12}(?=[ \t]*(?:[\n,;)}\]]|\Z)|[ \t]+[\w.-]{1,80}=)")
 
 
@@ -56,12 +56,12 @@ def is_mentioned(text: str, key: re.Match[str]) -> bool:
 
 def _is_name(text: str, key: re.Match[str]) -> bool:
     """Whether it is what a Secret of Kubernetes is called: ``secretName: licensing``."""
-    return _SECRETS_NAME.fullmatch(key["name"]) is not None and _NAME.match(text, key.end()) is not None
+    return _SECRETS_NAME.search(key["name"]) is not None and _NAME.match(text, key.end()) is not None
 
 
 def _is_count(text: str, key: re.Match[str]) -> bool:
     """Whether it tells of how many a model's tokens are: ``completion_tokens=5000``."""
-    return _OF_MODELS.fullmatch(key["name"]) is not None and _COUNT.match(text, key.end()) is not None
+    return _OF_MODELS.search(key["name"]) is not None and _COUNT.match(text, key.end()) is not None
 
 
 def _is_address(text: str, key: re.Match[str]) -> bool:
