@@ -321,21 +321,21 @@ def _once(value: str) -> str:
     value = _USERINFO_WITH_BLANKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _ISCSI.sub(lambda match: match[1] + ":".join(map(_mask, match[2].split(":"))), value)
     value = _PROXY.sub(lambda match: f"{match[1]}{_mask(match[2])}:{_mask(match[3])}", value)
+    value = _CERTIFICATE_KEY.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _HOOKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _SHAPES.sub(_shape, value)
-    value = _CERTIFICATE_KEY.sub(lambda match: match[1] + _mask(match[2]), value)
     value = SPOKEN.sub(_spoken, value)
     value = _HERE.sub(_handed_over, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
     value = _YAML_HEADERS.sub(_yaml_headers, value)
     for found in manifests.FINDERS:
-        value = _masked(value, found(value))
+        value = _without(value, found(value))
     value = _JSON_NEXT_LINE.sub(lambda match: match["key"] + _strings(match["value"]), value)
     value = _KEY_BY_NUMBERS.sub(_by_numbers, value) if "\\u00" in value else value
     value = _YAML_FOLDED.sub(_folded, value)
     value = _behind_their_keys(value)
-    return _masked(value, values(value))
+    return _without(value, values(value))
 
 
 def _behind_their_keys(value: str) -> str:
@@ -424,7 +424,7 @@ def _yaml_value(match: re.Match[str]) -> str:
     return match[1] + (_strings(match[2]) if match[2][0] in "\"'" else _mask(match[2]))
 
 
-def _masked(text: str, secrets: Iterable[Value]) -> str:
+def _without(text: str, secrets: Iterable[Value]) -> str:
     kept: list[str] = []
     end = 0
     for value in secrets:
