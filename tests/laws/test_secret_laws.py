@@ -87,6 +87,7 @@ def test_no_capture_holds_a_secret_wherever_it_stood(place: str, secret: str, pr
 @given(st.sampled_from(sorted(ANY_SIGNS)), word(LETTERS, 8, 9), drawn, st.sampled_from("#[]{},\\=@/:?&%$|;!*()+^~`é"))
 @settings(max_examples=examples(250), deadline=None)
 def test_nor_a_part_of_it_whatever_signs_it_is_of(place: str, first: str, second: str, sign: str) -> None:
+    assume(not leaks(first, ANY_SIGNS[place]))  # `password` stands in its option's name
     for secret in (f"{first}{sign}{second}", f"{sign}{second}"):
         assume(not secret.startswith(("=", "://")) and "//" not in secret)
         # JSON's own line feed, which ends what stands in front of it.
