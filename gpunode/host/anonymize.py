@@ -26,8 +26,8 @@ _UUID: Final = re.compile(
 _MAC: Final = re.compile(
     r"(\b(?:ifname|ip)=\S{0,200}?:|(?<![\w:.-]))((?:[0-9a-f]{2}:){5}[0-9a-f]{2})(?![\w:])"
     r"|((?<![\w-]))(?=[\d-]{0,17}[a-f])((?:[0-9a-f]{2}-){5}[0-9a-f]{2})(?![\w-])"
-    r"|(\b(?:mac|hwaddr|macaddr|ether)(?:[ _-]?addr(?:ess)?)?[\"']?[ \t]{0,9}[:=]?[ \t]{0,9}[\"']?|\b(?:enx|wlx|wwx))"
-    r"([0-9a-f]{12})\b",
+    r"|(\b(?:mac|hwaddr|macaddr|ether)(?:[ _-]?addr(?:ess)?)?[\"']?[ \t]{0,9}[:=]?[ \t]{0,9}[\"']?(?:0x)?"
+    r"|\b(?:enx|wlx|wwx))([0-9a-f]{12})\b",
     re.IGNORECASE,
 )
 # An InfiniBand GUID, also as its address, a PCI device's serial number, what its maker wrote into it, a GPU's own
@@ -35,7 +35,8 @@ _MAC: Final = re.compile(
 _NUMBER: Final = re.compile(
     r"(\bGUID:[ \t]*0x)([0-9a-f]{16})\b"
     r"|(\bDevice Serial Number[ \t]+)((?:[0-9a-f]{2}-){7}[0-9a-f]{2})\b"
-    r"|(\bGUID:?[ \t]+)((?:[0-9a-f]{4}:){3}[0-9a-f]{4})\b"
+    r"|(\b(?:\w{1,20}_)?GUID:?[ \t]+)((?:[0-9a-f]{4}:){3}[0-9a-f]{4})\b"
+    r"|(^[ \t]*mlx\d_\w{1,20}[ \t]+)([0-9a-f]{16}|(?:[0-9a-f]{4}:){3}[0-9a-f]{4})\b"
     r"|(\bfe80:(?::|(?:0{1,4}:){3}))((?:[0-9a-f]{1,4}:){3}[0-9a-f]{1,4})\b"
     r"|(\[V\w\] Vendor specific:[ \t]*)([\w.-]{6,64})"
     r"|(\bGPU PDI[ \t]{0,60}:[ \t]*0x)([0-9a-f]{8,16})\b"
@@ -60,7 +61,7 @@ _LONG: Final = re.compile(r"(?=.*\d).{8,}")
 # Where a host's name stands: before a message of journalctl and syslog, and where tools say it.
 _STAMP: Final = r"(?:\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,30}|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)"
 _BEFORE_MESSAGE: Final = re.compile(
-    rf"^({_STAMP} )([\w.-]{{1,253}})(?= [^\s:\[]{{1,64}}(?:\[\d{{1,10}}\])?: )", re.MULTILINE
+    rf"^({_STAMP} )(?P<said>[\w.-]{{1,253}})(?= [^\s:\[]{{1,64}}(?:\[\d{{1,10}}\])?: )", re.MULTILINE
 )
 _SAID: Final = re.compile(
     r"(\bHostname set to <|^[ \t]*(?:Host ?name|Static hostname|Node Name):[ \t]*"
@@ -71,8 +72,13 @@ _SAID: Final = re.compile(
     r"|^[ \t-]*node-name:[ \t]+[\"']?|--node-name[= \0]"
     r"|\bserver[\"']?[:= ][ \t]*[\"']?https?://(?=[\w-]{1,63}(?:[:/\"'\s]|\Z))(?!localhost\b|kubernetes\b|\d+[:/\s])"
     r"|[\"']?nodeName[\"']?[:=][ \t]*[\"']?(?=[\w-])|^Node:[ \t]+|\bnode=[\"']|--hostname-override[= \0]"
-    r"|\"type\":[ ]?\"(?:Hostname|InternalDNS|ExternalDNS)\",[ ]?\"address\":[ ]?\"|\bnode \"(?=[\w.-]{1,253}\" ))"
-    r"([\w.-]{1,253})"
+    r"|\"type\":[ ]?\"(?:Hostname|InternalDNS|ExternalDNS)\",[ ]?\"address\":[ ]?\""
+    r"|\bsystem:node:(?=[a-z\d])"
+    r"|\b(?:csi)?nodes?(?:\.storage\.k8s\.io)? (?P<quote>\\{0,7}\")(?=[\w.-]{1,253}(?P=quote) )"
+    # uname -a; a shell that waits for a command
+    r"|^Linux (?=[\w.-]{1,253} \d+\.\d+\S{0,80} #\d)"
+    r"|^\[?[\w.-]{1,64}@(?=[\w.-]{1,253}(?::[^\s:]{0,200}|[ ][^\s\]]{1,200}\])[#$](?:\s|\Z)))"
+    r"(?P<said>[\w.-]{1,253})"
     r"|(?P<row>^[\w.-]{1,253})(?=[ ]+(?:Not)?Ready[, ])|(?P<cloud>\bip-\d{1,3}-\d{1,3}-\d{1,3}-\d{1,3})\b",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -132,6 +138,16 @@ _OF_TOOLS: Final = re.compile(
     r"|docker-desktop(?:-(?:control-plane|worker)\d{0,3})?|(?:lima-)?rancher-desktop|colima|orbstack|microk8s-vm",
     re.IGNORECASE,
 )
+# Where a known name is a host's, though it may be a plain word or short: a pod that the kubelet starts of a file is
+# called after its node, and so are the node's lease, its certificates and what is asked of it.
+_OF_NODE: Final = (
+    r"(?<![a-zA-Z\d-])(?:kube-(?:apiserver|controller-manager|proxy|scheduler|vip)|cloud-controller-manager|etcd)-"
+    r"|\b(?:nodes?|leases|csinodes)(?:\.[a-z\d.]{1,40})?(?:/|[ ]\\{0,7}\")|\bon node: |\b(?:control-plane|for) node "
+    r"|\bobject=\\{0,7}\"/?|\bCN[ ]?=[ ]?"
+)
+_ADDRESSED_BY_NAME: Final = r"://|@|\blookup[ ]|^127\.0\.1\.1[ \t]+|\bhostname[\"']?[:=][ ]?[\"']?"
+# Names of every node, and what was cut off in front of a dot.
+_OF_NO_HOST: Final = re.compile(r"localhost.*|kubernetes|\d*", re.IGNORECASE)
 _NODE_NAME: Final = "node-name"
 
 
@@ -156,6 +172,7 @@ def anonymized(evidence: Evidence) -> Evidence:
         ),
         _anywhere(filter(_LONG.fullmatch, serials), ""),
         _anywhere((name for name in servers if not _PUBLIC.fullmatch(name)), ""),
+        _as_host(name for name in names if not _OF_NO_HOST.fullmatch(name)),
     )
     masked = {key: _capture(capture, masks.text) for key, capture in sorted(evidence.items())}
     if name := evidence.get(_NODE_NAME):
@@ -184,13 +201,25 @@ def _certified(text: str) -> Iterable[str]:
 def _name(match: re.Match[str]) -> str:
     """The host's name in it, wherever it stands there."""
     found = match.groupdict()
-    return found.get("row") or found.get("cloud") or match[2]
+    return found.get("row") or found.get("cloud") or match["said"]
 
 
 def _anywhere(words: Iterable[str], tail: str) -> re.Pattern[str] | None:
     """Where any of ``words`` stands by itself, with ``tail`` behind it; None where there are none."""
     either = "|".join(map(re.escape, sorted(words, key=lambda word: (-len(word), word))))
     return re.compile(rf"(?<![\w-])(?:{either}){tail}(?![\w-])", re.IGNORECASE) if either else None
+
+
+def _as_host(names: Iterable[str]) -> re.Pattern[str] | None:
+    """Where any of ``names`` can be nothing but a host's; None where there are none."""
+    either = "|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name))))
+    if not either:
+        return None
+    ends = r"(?![a-z\d-])"
+    return re.compile(
+        rf"({_OF_NODE})((?:{either})(?:\.[a-z][a-z\d-]*)*){ends}|({_ADDRESSED_BY_NAME})({either}){ends}(?!\.\w)",
+        re.IGNORECASE | re.MULTILINE,
+    )
 
 
 @dataclass(slots=True)
@@ -200,6 +229,7 @@ class _Masks:
     hosts: re.Pattern[str] | None
     serials: re.Pattern[str] | None
     servers: re.Pattern[str] | None
+    places: re.Pattern[str] | None
     given: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def text(self, value: str) -> str:
@@ -210,6 +240,7 @@ class _Masks:
         value = _SERIAL.sub(lambda match: match[1] + self._serial(match[2]), value)
         value = _BEFORE_MESSAGE.sub(lambda match: match[1] + self.host(match[2]), value)
         value = _SAID.sub(lambda match: (match[1] or "") + self.host(_name(match)), value)
+        value = self.places.sub(self._placed, value) if self.places else value
         if self.serials:
             value = self.serials.sub(lambda match: self._serial(match[0]), value)
         if self.servers:
@@ -238,6 +269,10 @@ class _Masks:
         is_kept = re.fullmatch(r"host-\d+", name) or _OF_TOOLS.fullmatch(name)
         return name if is_kept else f"host-{self._number('host', name.partition('.')[0])}"
 
+    def _placed(self, match: re.Match[str]) -> str:
+        before, name = (group for group in match.groups() if group is not None)
+        return before + self.host(name)
+
     def _serial(self, value: str) -> str:
         return f"serial-{self._number('serial', value)}"
 
@@ -254,7 +289,7 @@ class _Masks:
 
     def _numbered(self, match: re.Match[str]) -> str:
         before, value = (group for group in match.groups() if group is not None)
-        digits = iter(f"{self._number('number', value):x}".rjust(sum(map(str.isalnum, value)), "0"))
+        digits = iter(f"{self._number('number', re.sub('[:-]', '', value)):x}".rjust(sum(map(str.isalnum, value)), "0"))
         return before + "".join(next(digits) if char.isalnum() else char for char in value)
 
     def _number(self, kind: str, value: str) -> int:

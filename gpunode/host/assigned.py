@@ -11,15 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gpunode.host.mentioned import is_mentioned
+
 STRING: Final = (
     r"\"\"\"(?:[^\\]|\\.)*?(?:\"\"\"|\Z)|'''.*?(?:'''|\Z)"
     r"|\"(?:[^\"\\\n]|\\.)*(?:\"|(?=\n)|\Z)|'(?:[^'\n]|'')*(?:'|(?=\n)|\Z)"
 )
 _SENSITIVE: Final = (
     # The counts are bounded, so that a long word costs no more than its length.
-    r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token|(?:api|access|private|client)[_-]?key)[\w.-]{0,40}"
+    r"[\w.-]{0,40}(?:passw(?:or)?d|passphrase|secret|token(?!iz)|(?:api|access|private|client)[_-]?key)[\w.-]{0,40}"
     r"|auth|_auth|vpn-auth|(?:proxy-|x-)?authorization|x-[\w-]{0,40}(?:auth|key|cred)[\w-]{0,40}"
-    r"|[\w.-]{0,40}(?:account|storage|encryption|licen[cs]e|shared|master|webhook|activation|auth|join)[_-]?key"
+    r"|[\w.-]{0,40}(?:account|certificate|storage|encryption|licen[cs]e|shared|master|webhook|activation|auth|join)[_-]?key"
     r"|[\w.-]{0,40}rootpw|pgpass|(?:set-)?cookie|sumo-url|(?:[\w-]{0,40}[_-])?psk|\.dockerc(?:fg|onfigjson)"
     r"|wireless_w(?:pa|ep)"
 )
@@ -40,9 +42,10 @@ _KEYS: Final = (
     rf"|(?:{_CREDENTIAL})(?=\\{{0,7}}[\"']?[ \t]{{0,8}}\+?=|\\{{0,7}}[\"'][ \t]{{0,8}}:)|(?-i:pass)(?=:[ \t])"
     r"|(?-i:community)(?=:[ \t]+(?!https?:)\S+[ \t]*(?:\n|\Z))"
 )
-# Backslashes: JSON that stands as a string in a line of a log. `+=` adds to a variable, `+:` to a key of k3s.
+# Backslashes: JSON that stands as a string in a line of a log. A bracket: Python's `os.environ["NAME"]`. `+=` adds to a
+# variable, `+:` to a key of k3s.
 _KEY: Final = re.compile(
-    rf"(?<![\w.?&-])(?P<open>[\"']?)(?P<name>{_KEYS})(?P<close>\\{{0,7}}[\"'])?[ \t]*(?P<sign>\+?[=:])[ \t]*",
+    rf"(?<![\w.?&-])(?P<open>[\"']?)(?P<name>{_KEYS})(?P<close>\\{{0,7}}[\"']\]?)?[ \t]*(?P<sign>\+?[=:])[ \t]*",
     re.IGNORECASE,
 )
 ARRAY: Final = rf"\[(?:[\s,]|{STRING}|\#[^\n]*)*"
@@ -65,13 +68,6 @@ _GOES_ON: Final = re.compile(r"[ \t]{0,80}[^\s-]")
 _GLUED: Final = re.compile(r"[^\s,;:)\]}|&<>\\]")
 _QUOTES_AND_BRACES: Final = re.compile(r"\\{0,7}[\"']|[{}]")
 _SHELL: Final = re.compile(r"-\w{0,3}c(?:[\"'],?)?[ \t]*\\{0,7}[\"']\Z")
-_MESSAGE_OF_PATH: Final = re.compile(r"(?:\A|[\s\"'=(])(?:[/~.]|[^\s\"'=(]{0,200}/\.\./)[^\s\"'=(]{0,200}/\Z")
-_SEVERAL_WORDS: Final = re.compile(r"[^\s\"',]{1,200}[ \t]+\S")
-# containerd says why a registry gave it no token.
-_WHY_NONE: Final = re.compile(r"unexpected status (?:code )?from |(?:Get|Head|Post|Put) \\{0,7}\"?https?://")
-# Whatever follows, however short it was cut.
-_NOT_FETCHED: Final = re.compile(r"\bfetch (?:oauth|anonymous) token$")
-_ARCHITECTURE: Final = re.compile(r"(?:amd64|arm64|armhf|i386|ppc64el|riscv64|s390x|all|any|native)(?=[\s,(]|\Z)")
 # Longer strings within a word are none.
 _LONGEST_QUOTED: Final = 4096
 
@@ -83,7 +79,8 @@ class Value:
     Attributes:
         name: the name as it is written.
         start, end: where the value stands.
-        kind: ``literal`` for strings and lists of them, ``escaped`` for a string within a string, or ``bare``.
+        kind: ``literal`` for strings and lists of them, ``escaped`` for a string within a string, ``bare``, or
+            ``whole`` where its place tells that it is a secret, whatever it looks like.
     """
 
     name: str
@@ -158,7 +155,7 @@ def values(text: str) -> Iterator[Value]:
     while key := _KEY.search(text, at):
         line.read(key.end())
         at = key.end()
-        if _is_path(text, key) or _is_failure(text, key) or _is_package(text, key):
+        if is_mentioned(text, key):
             continue
         place = _place(text, key, line)
         if value := _value(text, key, place):
@@ -175,39 +172,6 @@ def _goes_on(text: str, value: Value, place: _Place) -> bool:
     is_closed = value.end - value.start > 1 and text[value.end - 1] == text[value.start] != "["
     after = _GLUED.match(text, value.end)
     return is_closed and after is not None and not (after[0] in "\"'" and place.closes(after[0]))
-
-
-def _is_path(text: str, key: re.Match[str]) -> bool:
-    """Whether it is the end of a path of which something is said: ``/etc/passwd: Permission denied``."""
-    start = key.start("name")
-    return (
-        key["sign"] == ":"
-        and not (key["open"] or key["close"])
-        and text[start - 1 : start] == "/"
-        and text[key.end() - 1].isspace()
-        and _MESSAGE_OF_PATH.search(text, max(start - 400, 0), start) is not None
-        and _SEVERAL_WORDS.match(text, key.end()) is not None
-    )
-
-
-def _is_failure(text: str, key: re.Match[str]) -> bool:
-    """Whether the request for the token is spoken of, which failed: ``failed to fetch oauth token: Get "https://…``."""
-    return (
-        key["sign"] == ":"
-        and not (key["open"] or key["close"])
-        and text[key.end() - 1].isspace()
-        and (_WHY_NONE.match(text, key.end()) or _NOT_FETCHED.search(text[max(key.start() - 40, 0) : key.end("name")]))
-        is not None
-    )
-
-
-def _is_package(text: str, key: re.Match[str]) -> bool:
-    """Whether it is a package with its architecture, as apt and dpkg write it: ``passwd:amd64 (1:4.13)``."""
-    return (
-        key["sign"] == ":"
-        and not (key["open"] or key["close"])
-        and _ARCHITECTURE.match(text, key.end("sign")) is not None
-    )
 
 
 def _place(text: str, key: re.Match[str], line: _Line) -> _Place:

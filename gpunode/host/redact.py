@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -15,6 +15,7 @@ from typing import Final
 
 from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
+from gpunode.host import manifests
 from gpunode.host.assigned import ARRAY, NAME, STRING, Value, values
 from gpunode.host.process import may_hold_secret
 from gpunode.host.spoken import SPOKEN
@@ -65,6 +66,8 @@ _PROXY: Final = re.compile(
 )
 # dracut.cmdline(7): netroot=iscsi:USER:PASSWORD:OTHER:PASSWORD@SERVER.
 _ISCSI: Final = re.compile(r"(root=[\"']?iscsi:)(\S{1,400})(?=@)", re.IGNORECASE)
+# kubeadm's own words, with its key in the next line.
+_CERTIFICATE_KEY: Final = re.compile(r"(\bcertificate[ -]key:?[ \t]*\n[ \t]*)([0-9a-f]{64})\b")
 # Addresses whose path is the key.
 _HOOKS: Final = re.compile(
     r"(hooks\.slack\.com/\w{1,20}/|discord(?:app)?\.com/api/webhooks/\d{1,30}/|sumologic\.\w{1,20}/receiver/v1/http/"
@@ -75,17 +78,6 @@ _YAML_HEADERS: Final = re.compile(
     r"^([ \t]*)\w{0,40}(?:url|http|request|custom)_?headers?:[ \t]*\n(?:\1[ \t]+[^\n]*(?:\n|\Z)){1,200}",
     re.IGNORECASE | re.MULTILINE,
 )
-# A Secret of Kubernetes, as YAML or JSON: its data are secrets, whatever they are called.
-_IS_SECRET: Final = re.compile(r"\bkind[\"']?:[ \t]*[\"']?Secret\b")
-_DOCUMENT: Final = re.compile(r"(^---[ \t]*\n)", re.MULTILINE)
-_YAML_DATA: Final = re.compile(
-    r"^([ \t]*)(?:stringData|data):[ \t]*(?:#[^\n]*)?\n"
-    r"(?:\1[ \t]+[^\n]*(?:\n|\Z)|[ \t]*(?:#[^\n]*)?\n){1,200}",
-    re.MULTILINE,
-)
-_FLOW_DATA: Final = re.compile(r"^([ \t]*(?:stringData|data):[ \t]*\{)([^\n}]*)", re.MULTILINE)
-_FLOW_VALUE: Final = re.compile(r"([^\s:,]{1,80}:[ \t]+)(\"[^\"]*\"|'[^']*'|[^\s,][^,]*)")
-_JSON_DATA: Final = re.compile(r"[\"'](?:stringData|data)[\"'][ \t]*:\s*\{[^{}]*")
 _YAML_VALUE: Final = re.compile(r"^([ \t]+(?:-[ \t]+)?(?:[^\s:]{1,80}:[ \t]+)?)([^\s\[{][^\n]*(?<!:))$", re.MULTILINE)
 # YAML's value behind its key's line: a block with its mark, or one word or string. JSON's may stand there, too.
 _BLOCK_MARK: Final = r"[|>][\d+-]{0,2}"
@@ -121,6 +113,7 @@ _SHAPES: Final = re.compile(
     r"\beyJ[\w-]{8,}(?:(?P<token>\.[\w-]{8,})(?:\.[\w-]*)?)?|\bA(?:KIA|SIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bnpm_[A-Za-z0-9]{30,}"
     r"|\bsk-(?:[A-Za-z0-9]{20,}|(?:proj|ant|or|svcacct|admin)-[\w-]{6,})|\b[sr]k_live_[A-Za-z0-9]{10,}|\bhvs\.[\w-]{16,}"
     r"|\bya29\.[\w-]{16,}|\bdapi[0-9a-f]{32}\b|\bK10\w{6,128}::[^\s\"',:]{1,80}:[^\s\"',]+|\bAGE-SECRET-KEY-[0-9A-Z]{16,}"
+    r"|(?<![\w.@/-])(?=[a-z.]{0,22}\d)[a-z0-9]{6}\.[a-z0-9]{16}(?![\w-]|\.\w)"
     r"|\b(?:nvapi-|gh[opsur]_|github_pat_|gl(?:pat|rt|dt|ptt|soat|agent)-|hf_|xox[abprs]-|dckr_pat_|tskey-|pypi-AgE)[\w-]{16,}"
 )
 # What Windows and terminals write before the end of a line.
@@ -328,6 +321,7 @@ def _once(value: str) -> str:
     value = _USERINFO_WITH_BLANKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _ISCSI.sub(lambda match: match[1] + ":".join(map(_mask, match[2].split(":"))), value)
     value = _PROXY.sub(lambda match: f"{match[1]}{_mask(match[2])}:{_mask(match[3])}", value)
+    value = _CERTIFICATE_KEY.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _HOOKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _SHAPES.sub(_shape, value)
@@ -335,11 +329,13 @@ def _once(value: str) -> str:
     value = _HERE.sub(_handed_over, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
     value = _YAML_HEADERS.sub(_yaml_headers, value)
-    value = _secret_objects(value) if _IS_SECRET.search(value) else value
+    for found in manifests.FINDERS:
+        value = _without(value, found(value))
     value = _JSON_NEXT_LINE.sub(lambda match: match["key"] + _strings(match["value"]), value)
     value = _KEY_BY_NUMBERS.sub(_by_numbers, value) if "\\u00" in value else value
     value = _YAML_FOLDED.sub(_folded, value)
-    return _assigned(_behind_their_keys(value))
+    value = _behind_their_keys(value)
+    return _without(value, values(value))
 
 
 def _behind_their_keys(value: str) -> str:
@@ -380,23 +376,6 @@ def _scalar(value: str) -> str:
     if value[0] in "\"'":
         return _strings(value)
     return value if value.lower() in _PLAIN or re.fullmatch(r"[\d.+-]{1,3}", value) else _mask(value)
-
-
-def _secret_objects(value: str) -> str:
-    """``value`` without what Kubernetes' Secrets hold, under whatever names."""
-    parts = _DOCUMENT.split(value)
-    return "".join(
-        _JSON_DATA.sub(
-            lambda table: _headers(table[0]), _YAML_DATA.sub(_yaml_headers, _FLOW_DATA.sub(_flow_data, part))
-        )
-        if _IS_SECRET.search(part)
-        else part
-        for part in parts
-    )
-
-
-def _flow_data(match: re.Match[str]) -> str:
-    return match[1] + _FLOW_VALUE.sub(_yaml_value, match[2])
 
 
 def _mask(secret: str) -> str:
@@ -445,10 +424,10 @@ def _yaml_value(match: re.Match[str]) -> str:
     return match[1] + (_strings(match[2]) if match[2][0] in "\"'" else _mask(match[2]))
 
 
-def _assigned(text: str) -> str:
+def _without(text: str, secrets: Iterable[Value]) -> str:
     kept: list[str] = []
     end = 0
-    for value in values(text):
+    for value in secrets:
         kept += text[end : value.start], _value(text[value.start : value.end], value)
         end = value.end
     return "".join(kept) + text[end:]
@@ -458,6 +437,8 @@ def _value(written: str, value: Value) -> str:
     if value.kind == "escaped":
         quote = written[: len(written) - len(written.lstrip("\\")) + 1]
         return quote + _mask(written[len(quote) :])
+    if value.kind == "whole":
+        return _mask(written)
     if value.kind == "literal":
         return written if _names_file(written.strip("\"'"), value.name) else _strings(written)
     word = written.rstrip()
@@ -481,7 +462,7 @@ def _is_plain(word: str, name: str) -> bool:
 
 def _names_file(word: str, name: str) -> bool:
     name = name.rstrip(" \t=:\"'\\").lower()
-    if name.endswith(("tokenpath", "token_path", "token-path", "token_file", "tokenfile", "token-file")):
+    if name.endswith(("file", "path")):
         return _PATH.fullmatch(word) is not None
     return name.endswith("key") and _FILE.fullmatch(word) is not None
 

@@ -109,6 +109,14 @@ def test_the_same_evidence_gives_the_same_masks_whatever_its_order() -> None:
         ('{"spec": {"nodeName": "worker-gpu-17"}}\n', "worker-gpu-17"),
         ('{"type":"InternalDNS","address":"ip-10-0-1-2.eu-central-1.compute.internal"}\n', "eu-central-1"),
         ("Failed on ip-10-0-1-2.eu-central-1.compute.internal today\n", "ip-10-0-1-2"),
+        ("node_guid: 0c42:a103:0001:d000\nsys_image_guid:\t0c42:a103:0001:d000\n", "a103"),
+        ("    mlx5_0           \t0c42a103001d0000\n", "a103"),
+        ("mlx5_core: MAC 0x0c42a103001d\n", "a103"),
+        ("user=system:node:worker-gpu-21 of O = system:nodes, CN = system:node:worker-gpu-21\n", "gpu-21"),
+        ('csinodes.storage.k8s.io \\"worker-gpu-21\\" not found\n', "gpu-21"),
+        ("Linux rig-99 5.15.0-100-generic #110-Ubuntu SMP x86_64 GNU/Linux\n", "rig-99"),
+        ("bob@dgx01:~$ nvidia-smi\n", "dgx01"),
+        ("[bob@a100-03 ~]$ nvidia-smi\n", "a100-03"),
         (
             'E1116 kubelet.go:1] err="node \\"worker-gpu-17\\" not found"\nnode "worker-gpu-17" x\n',
             "gpu-17",
@@ -146,6 +154,41 @@ def test_what_names_no_machine_stays(text: str) -> None:
 def test_a_name_that_means_other_things_too_is_hidden_only_where_a_host_stands(name: str) -> None:
     text = f"Nov 21 20:02:04 {name} kernel: nvidia: docker on this gpu, H100, localhost\n"
     assert masked(text) == "Nov 21 20:02:04 host-1 kernel: nvidia: docker on this gpu, H100, localhost\n"
+
+
+# Where Kubernetes and k3s name a node.
+NODES: str = """\
+{0} k3s[1]: level=info msg="Waiting for control-plane node {0} startup: nodes \\"{0}\\" not found"
+certificate CN={0} signed by CN=k3s-server-ca@1700000000
+certificate CN=system:node:{0},O=system:nodes signed by CN=k3s
+labels have been set successfully on node: {0}
+"Event occurred" object="{0}" fieldPath="" kind="Node"
+nodes "{0}" is forbidden: User "system:node:{0}" cannot get resource "nodes"
+"Failed to get summary stats" err="failed to get node info: node \\"{0}\\" not found"
+Post "https://{0}:6443/api/v1/nodes/{0}": dial tcp: lookup {0} on 127.0.0.53:53: no such host
+"Starting" pod="kube-system/kube-apiserver-{0}" kube-system_kube-proxy-{0}_0 etcd-{0}.corp.zone
+leases.coordination.k8s.io "{0}" is forbidden
+root@{0}
+127.0.1.1 {0}
+"""
+
+
+@pytest.mark.parametrize("name", ["gpu1", "atlas", "dgx-prod-07", "nvidia"])
+def test_no_place_of_kubernetes_tells_a_nodes_name_however_plain(name: str) -> None:
+    text = "".join(
+        f"Nov 22 11:00:00 {line}\n" if at == 0 else f"{line}\n" for at, line in enumerate(NODES.splitlines())
+    )
+    after = masked(text.format(name))
+    assert name not in after
+    assert after == text.format("host-1").replace("host-1.corp.zone", "host-1")
+    assert masked(after) == after
+
+
+def test_what_is_called_as_the_node_is_stays() -> None:
+    text = (
+        'no runtime for "nvidia" is configured, nvidia/cuda, on node gpu, https://nvidia.github.io, mlx5_0 nvidia-smi\n'
+    )
+    assert masked(f"Nov 21 20:02:04 nvidia kernel: {text}") == f"Nov 21 20:02:04 host-1 kernel: {text}"
 
 
 def test_the_hosts_own_name_is_gone_from_every_place() -> None:

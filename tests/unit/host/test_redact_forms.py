@@ -89,6 +89,40 @@ def test_kubeadm_certificate_key() -> None:
         assert text(line) == line
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "[upload-certs] Using certificate key:\n{key}\n[mark-control-plane] x\n",
+        "$ kubeadm certs certificate-key\n{key}\n",
+        "certificateKey: {key}\n",
+        "bootstrapTokens:\n- token: {token}\n",
+        "TOKEN                     TTL   EXPIRES\n{token}   23h   2026-11-23T09:10:36Z   authentication,signing\n",
+        "$ kubeadm token create\n{token}\n",
+        "[bootstrap-token] Using token: {token}\n",
+    ],
+)
+def test_kubeadms_own_words(written: str) -> None:
+    key, token = "9555b74008f24687eb964bd90a164ecb5760a89481d9c55a77c129b7db438168", "abcdef.0123456789abcdef"
+    kept = text(written.format(key=key, token=token))
+    assert key[:8] not in kept
+    assert "0123" not in kept
+    assert text(kept) == kept
+    assert kept.count("\n") == written.count("\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kernel.unprivilegedusers system.slicesandscopes",
+        "libfoo.0123456789abcdef.so /x/abcdef.0123456789abcdef abcdef.0123456789abcdef.log",
+        "the certificate key: /etc/ssl/node.key",
+        "certificate key\nsha256:9555b74008f24687eb964bd90a164ecb5760a89481d9c55a77c129b7db438168",
+    ],
+)
+def test_what_looks_like_kubeadms_words_stays(line: str) -> None:
+    assert text(line) == line
+
+
 @pytest.mark.long  # it looks at the clock
 @pytest.mark.parametrize(
     "unit", ["eyJ-", "eyJaaaaaaaa.", "\\", '\\"', '\\"{', '"[', '"{\\"', "\r", " ", '"name":"token",']
@@ -107,10 +141,37 @@ def test_no_text_takes_more_time_than_its_length(unit: str) -> None:
         "failed to fetch anonymous token: unexpected status from GET request to https://nvcr.io/x: 403 Forbidden",
         'failed to fetch anonymous token: Get "https://nvcr.io/x": dial tcp: lookup nvcr.io: no such host',
         r'msg="failed to fetch oauth token: Post \"https://nvcr.io/x\": EOF"',
+        'Post "https://h/service/token": EOF',
+        "Get https://h/token: dial tcp: no such host",
+        'Error: Head "https://gitlab.h/jwt/auth": x509: certificate signed by unknown authority',
+        "Requesting bearer token: invalid status code from registry 403 (Forbidden)",
+        "unable to retrieve auth token: invalid username/password: unauthorized: incorrect username or password",
+        "error getting IMDSv2 token: context deadline exceeded (Client.Timeout)",
+        'couldn\'t get service account token: serviceaccounts "default" not found',
+        "unable to read token: open /etc/nvidia/ClientConfigToken: no such file or directory",
+        r'msg="failed to validate token: failed to get CA certs: Get \"https://127.0.0.1:6444/cacerts\": EOF"',
     ],
 )
 def test_why_no_token_was_given_is_no_secret(said: str) -> None:
     assert text(said) == said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{{"https://h/token": "{}"}}',
+        '{{"https://h/token":{}}}',
+        "https://h/token: {}",
+        "/x/token: {}",
+        "refresh token: {}",
+        "failed to get the driver with token: {}",
+        "could not fetch pods for token: {}",
+        "invalid token: {}",
+        "failed to parse token: {}",
+    ],
+)
+def test_but_a_token_that_a_message_shows_is(said: str) -> None:
+    assert text(said.format("q7Wk2nVx9Lr4Tz8P")) == said.format("redactedredactedredactedredacted")
 
 
 def test_but_what_stands_in_its_address_is() -> None:
@@ -154,9 +215,51 @@ def test_no_quote_blank_line_or_order_gives_a_secret_away(written: str) -> None:
     assert text(kept) == kept
 
 
-def test_packages_are_no_passwords() -> None:
-    line = "Upgrade: passwd:amd64 (1:4.13, 1:4.14), libsecret-1-0:amd64 (0.20, 0.21)"
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Upgrade: passwd:amd64 (1:4.13, 1:4.14), libsecret-1-0:amd64 (0.20, 0.21)",
+        " passwd : Depends: libpam-modules but it is not going to be installed",
+        " passwd: PreDepends: libc6 (>= 2.38) but 2.35 is to be installed",
+        "tcontext=system_u:object_r:passwd_file_t:s0 tclass=file permissive=0",
+        "tcontext=system_u:object_r:passwd_file_t:s0:c1,c2",
+        "      HF_TOKEN:   <set to the key 'HF_TOKEN' in secret 'hf'>  Optional: false",
+        "      DB_PASS:   <set to the key 'pass' of config map 'db'>  Optional: false",
+        'failed to list *v1.Secret: secrets "x" is forbidden: User "system:node:gpu1" cannot list resource "secrets"',
+        "--tls-private-key-file=/var/lib/kubelet/pki/kubelet.key --v=2",
+        'tlsPrivateKeyFile: "/etc/kubernetes/pki/kubelet.key"',
+        "secretName: nvidia-licensing",
+        '"secretName":"nvidia-licensing","optional":true',
+        'tokenizer: /models/llama/tokenizer.json, "tokenizer_mode":"auto"',
+        "prompt_tokens=100 completion_tokens=5000 total_tokens=5100",
+        '{"completion_tokens": 5000, "total_tokens":5100}',
+    ],
+)
+def test_what_is_only_called_so_is_no_secret(line: str) -> None:
     assert text(line) == line
+    assert text(f"{line}\npassword: hunter2\n") == f"{line}\npassword: redacted\n"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "passwd: hunter2",
+        "passwd_t:s0hunter2",
+        "HF_TOKEN:  <hunter2>",
+        "*v1.Secret=hunter2",
+        "password_file=hunter2",
+        "secretName: Hunter2hunter2",
+        "api_tokens=hunter2",
+        "api_tokens=12345 hunter2",
+        'os.environ["HF_TOKEN"] = "hunter2"',
+        "os.environ['HF_TOKEN']='hunter2'",
+        'process.env["DB_PASSWORD"] = load("hunter2")',
+    ],
+)
+def test_but_what_is_not_is_one(written: str) -> None:
+    after = text(written)
+    assert "hunter2" not in after.lower()
+    assert text(after) == after
 
 
 def test_why_a_token_was_not_fetched_is_told_however_short_it_is_cut() -> None:
