@@ -16,6 +16,7 @@ from typing import Final
 from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
 from gpunode.host.assigned import ARRAY, NAME, STRING, Value, values
+from gpunode.host.command_secrets import secrets
 from gpunode.host.process import may_hold_secret
 from gpunode.host.spoken import SPOKEN
 
@@ -331,6 +332,7 @@ def _once(value: str) -> str:
     value = _HOOKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _SHAPES.sub(_shape, value)
+    value = _given_to_commands(value)
     value = SPOKEN.sub(_spoken, value)
     value = _HERE.sub(_handed_over, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
@@ -421,6 +423,15 @@ def _spoken(match: re.Match[str]) -> str:
     before, secret = (group for group in match.groups() if group is not None)
     quote = secret[0] if len(secret) > 1 and secret[0] == secret[-1] and secret[0] in "\"'" else ""
     return before + quote + _mask(secret[len(quote) : len(secret) - len(quote)]) + quote
+
+
+def _given_to_commands(text: str) -> str:
+    kept: list[str] = []
+    at = 0
+    for start, end in secrets(text):
+        kept += text[at:start], _mask(text[start:end])
+        at = end
+    return "".join(kept) + text[at:]
 
 
 def _handed_over(match: re.Match[str]) -> str:
