@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpunode.host.command_words import Lines, Place, Word, is_in_brackets, words_behind
+from gpunode.host.command_words import Lines, Piece, Place, Word, is_in_brackets, words_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ class Argument:
     flags: str = ""
 
 
+# A command of programs that nobody listed.
+_ANY_LOGIN: Final = "login"
 _KUBECTL: Final = "kubectl oc"
 _SNMP: Final = " ".join(
     f"snmp{one}" for one in ("get", "getnext", "walk", "set", "table", "status", "trap", "inform", "df", "translate",
@@ -68,6 +70,7 @@ OPTIONS: Final = (
         "-p",
         needs=("login",),
     ),
+    Option(_ANY_LOGIN, "-p"),
     Option("podman buildah skopeo crictl", "--creds --src-creds --dest-creds", ":"),
     Option("ctr", "-u --user", ":", ("pull|push|fetch|fetch-object|push-object",)),
     Option("crictl", "--auth"),
@@ -82,7 +85,11 @@ OPTIONS: Final = (
     Option("ipmitool", "-P"),
     Option("ipmipower ipmi-power ipmi-chassis ipmi-sel ipmi-sensors ipmi-fru ipmiconsole ipmi-console bmc-info", "-p"),
     Option("racadm redfishtool SMCIPMITool", "-p"),
-    Option("mysql mysqldump mysqladmin mariadb mariadb-dump mariadb-admin", "-p", is_glued=True),
+    Option(
+        "mysql mysqldump mysqladmin mysqlcheck mysqlimport mysqlshow mysqlsh mariadb mariadb-dump mariadb-admin",
+        "-p",
+        is_glued=True,
+    ),
     Option("mongo mongosh mongodump mongorestore", "-p"),
     Option("redis-cli", "-a"),
     Option("sshpass useradd usermod", "-p"),
@@ -155,6 +162,7 @@ _LONGEST_PATH: Final = 200
 # Letters that stand together are options; a password may begin with a dash, too.
 _IS_OPTION: Final = re.compile(r"-|-[A-Za-z]{1,6}|-[A-Za-z]\d{1,5}|--?[a-z][a-z0-9_.-]*(?:=.*)?|--", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\$(?:\{[A-Z_][A-Z\d_]*\}|[A-Z_][A-Z\d_]*|\([A-Z_][A-Z\d_]*\))")
+_PORT: Final = re.compile(r"\d{1,5}")
 _SETTING: Final = re.compile(r"[a-z_]+=.+")
 _FILE: Final = re.compile(r"(?:/|\./|~/|\.\./)")
 # A key may begin with a slash.
@@ -185,6 +193,18 @@ def secrets(text: str) -> list[tuple[int, int]]:
         if begin < end:
             kept.append((begin, end))
     return kept
+
+
+def secrets_of_process(words: list[str]) -> list[tuple[int, int]]:
+    """The same among the words that a process was started with, as they stand behind each other with a sign between."""
+    text = "\0".join(words)
+    command, at = _Command(text), 0
+    found: list[tuple[int, int]] = []
+    for one in words:
+        read = command.read(Word((Piece(at, at + len(one)),), at + len(one), is_listed=True))
+        found += read.spans if read else ()
+        at += len(one) + 1
+    return found
 
 
 def _within(text: str, part: Place, start: int) -> Iterator[tuple[int, int]]:
@@ -264,14 +284,14 @@ def _is_called(word: str, name: str) -> bool:
 class _Command:
     """A command whose words are read one after the other."""
 
-    def __init__(self, text: str, first: str) -> None:
+    def __init__(self, text: str, first: str = "") -> None:
         self._text = text
         self._running: dict[str, _Running] = {}
         self._due: Option | None = None
         self._of = first  # the option that is due
         if first in _PROGRAMS:
             self._running[first] = _Running(first)
-        else:
+        elif first:
             self._due = _OF_NAME if _SPEAKING.fullmatch(first) else _USER_AND_PASSWORD
 
     def read(self, word: Word) -> _Read | None:
@@ -281,7 +301,7 @@ class _Command:
         is_run = value.startswith(("$(", "`")) and not _is_quoted(word)
         if due and not is_run and (_is_quoted(word) or not _IS_OPTION.fullmatch(value)):
             return _Read(tuple(self._secret(word, value, 0, due)), is_secret=True)
-        if value.startswith("#") and not _is_quoted(word):
+        if value.startswith("#") and not (_is_quoted(word) or word.is_listed):
             return None
         if value.startswith("-") and len(value) > 1:
             return self._option(word, value)
@@ -343,7 +363,7 @@ class _Command:
     def _is_none(self, word: Word, value: str, row: Option) -> bool:
         """Whether it is no secret, but what stands for one: a variable, a file, what is said of the option."""
         is_literal = any(piece.quote.endswith("'") for piece in word.pieces) and not word.is_listed
-        if _VARIABLE.fullmatch(value) and not is_literal:
+        if (_VARIABLE.fullmatch(value) and not is_literal) or (row.programs == _ANY_LOGIN and _PORT.fullmatch(value)):
             return True
         if row is _OF_NAME:
             is_file = _SYSTEM_FILE if self._of.lower().endswith(("secret-key", "secretkey", "secret_key")) else _FILE

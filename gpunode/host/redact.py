@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -16,7 +16,7 @@ from typing import Final
 from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
 from gpunode.host.assigned import ARRAY, NAME, STRING, Value, values
-from gpunode.host.command_secrets import secrets
+from gpunode.host.command_secrets import secrets, secrets_of_process
 from gpunode.host.process import may_hold_secret
 from gpunode.host.spoken import SPOKEN
 
@@ -214,10 +214,8 @@ def _words(data: bytes, mark: bytes) -> bytes:
         value = parts[at]
         if _OPTION.fullmatch(option) and not value.startswith(("-", "/")) and not _PORT.fullmatch(value):
             parts[at] = _mask(value)
-    # Read as one line, the words before an option tell whose it is: `snmpget -c`.
-    line = text(" ".join(parts)).split(" ")
-    parts = line if len(line) == len(" ".join(parts).split(" ")) == len(parts) else parts
-    return "\0".join(parts).encode("utf-8", "surrogateescape")
+    # The words before an option tell whose it is: `snmpget -c`.
+    return _masked("\0".join(parts), secrets_of_process(parts)).encode("utf-8", "surrogateescape")
 
 
 _OPTION: Final = re.compile(rf"-p|--?(?:{NAME})", re.IGNORECASE)
@@ -332,7 +330,7 @@ def _once(value: str) -> str:
     value = _HOOKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _SHAPES.sub(_shape, value)
-    value = _given_to_commands(value)
+    value = _masked(value, secrets(value))
     value = SPOKEN.sub(_spoken, value)
     value = _HERE.sub(_handed_over, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
@@ -425,10 +423,10 @@ def _spoken(match: re.Match[str]) -> str:
     return before + quote + _mask(secret[len(quote) : len(secret) - len(quote)]) + quote
 
 
-def _given_to_commands(text: str) -> str:
+def _masked(text: str, spans: Iterable[tuple[int, int]]) -> str:
     kept: list[str] = []
     at = 0
-    for start, end in secrets(text):
+    for start, end in spans:
         kept += text[at:start], _mask(text[start:end])
         at = end
     return "".join(kept) + text[at:]

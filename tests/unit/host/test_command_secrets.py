@@ -6,9 +6,10 @@ import time
 
 import pytest
 
+from gpunode.facts.evidence import Capture
 from gpunode.host.command_secrets import ARGUMENTS, OPTIONS, Argument, Option, secrets
 from gpunode.host.process import may_hold_secret
-from gpunode.host.redact import text
+from gpunode.host.redact import redact, text
 
 SECRET = "Zq7xK2mW9p"
 
@@ -137,6 +138,24 @@ def test_no_secret_is_taken_for_a_file_or_a_word_of_a_sentence(option: str, secr
 def test_what_is_no_secret_stays_as_it_is(written: str) -> None:
     assert secrets(written) == []
     assert text(written) == written
+
+
+def test_the_words_of_a_process_are_words_whatever_they_hold() -> None:
+    words = [
+        "curl",
+        "-u",
+        f"bob:a {SECRET}; b",
+        "-x",
+        "http://h:80",
+        "#",
+        "docker",
+        "login",
+        "-p",
+        f"-x {SECRET}",
+        "-p",
+    ]
+    kept = redact({"x": Capture("/proc/4711/cmdline", "ok", "\0".join(words).encode())})["x"].text.split("\0")
+    assert kept == [*words[:2], "bob:" + "redacted" * 4, *words[3:9], "redacted" * 4, "-p"]
 
 
 def example(row: Option | Argument) -> str:
