@@ -162,6 +162,7 @@ _LONGEST_PATH: Final = 200
 # Letters that stand together are options; a password may begin with a dash, too.
 _IS_OPTION: Final = re.compile(r"-|-[A-Za-z]{1,6}|-[A-Za-z]\d{1,5}|--?[a-z][a-z0-9_.-]*(?:=.*)?|--", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\$(?:\{[A-Z_][A-Z\d_]*\}|[A-Z_][A-Z\d_]*|\([A-Z_][A-Z\d_]*\))")
+_LONG_OF_ONE_DASH: Final = re.compile(r"-[a-z]{2,}(?:-[a-z]+)*")
 _PORT: Final = re.compile(r"\d{1,5}")
 _SETTING: Final = re.compile(r"[a-z_]+=.+")
 _FILE: Final = re.compile(r"(?:/|\./|~/|\.\./)")
@@ -315,6 +316,8 @@ class _Command:
             if not value.startswith("--"):
                 running.flags += value[1:9]
             for row in running.options:
+                if row.programs == _ANY_LOGIN and _LONG_OF_ONE_DASH.fullmatch(value):
+                    continue
                 names = row.names.split()
                 at = len(name) + 1 if sign and name in names else _glued(value, names, _FLAGS.get(running.name, ""))
                 if 0 < at < len(value):

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-_QUOTE: Final = re.compile(r"\\{0,7}[\"']")
+# Within a string of single quotes a shell is given another so.
+_SPLICED: Final = ("'\"'\"'", "'\\''")
+_QUOTE: Final = re.compile(r"'\"'\"'|'\\''|\\{0,7}[\"']")
 # A line of JSON's string may end as a shell's does.
 _GAP: Final = re.compile(r"(?:[ \t]|\\\n|\\\\\\n)*")
 _FOLLOWS: Final = re.compile(r"[ \t]|\\{0,2}\\?\n|\\\\\\n|\Z")
@@ -19,10 +21,12 @@ _OPERATOR: Final = re.compile(r"\n|;|&(?!>)|\||\)")
 _NEXT_COMMAND: Final = re.compile(r"[a-z][a-z-]+[ \t]")
 _NEWLINE_WITHIN: Final = re.compile(r"\\[rn]")
 _PART: Final = re.compile(
-    r"(?P<line>\\\n)|(?P<quote>\\{0,7}[\"'])|(?P<escaped>\\[^\n]|\\)|(?P<operator>[;&|)`]+)|(?P<blank>\s)"
+    r"(?P<line>\\\n)|(?P<quote>'\"'\"'|'\\''|\\{0,7}[\"'])|(?P<escaped>\\[^\n]|\\)|(?P<operator>[;&|)`]+)|(?P<blank>\s)"
     r"|(?P<plain>[^\s\"'\\;&|)`]+)"
 )
 _LINE_END: Final = re.compile(r"[ \t]*(?:#[^\n]*)?\n")
+# How the audit log numbers the words of a command.
+_AUDITED: Final = re.compile(r"a\d{1,3}=")
 _ITEM: Final = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n){1,9}[ \t]*-[ \t]+")
 _ITEM_BEGINS: Final = re.compile(r"[ \t]*-[ \t]+[\"']?\Z")
 _FLOW_ITEM: Final = re.compile(r",[ \t]{0,80}(?P<quote>[\"']?)(?P<word>[^\s,\]\[\"']+)(?P=quote)")
@@ -119,6 +123,8 @@ class Lines:
             quote = _unescaped(sign[0])
             if quote in self._quotes:
                 del self._quotes[self._quotes.index(quote) :]
+            elif quote in _SPLICED and not self._quotes:
+                continue
             elif quote[-1] == '"' or not self.text[sign.start() - 1 : sign.start()].isalnum():
                 self._quotes.append(quote)
         self.at = max(self.at, end)
@@ -148,13 +154,13 @@ class Lines:
 
 def _unescaped(quote: str) -> str:
     """A quote with the backslashes that belong to it: of an even number each escapes another."""
-    return quote[-1] if len(quote) % 2 else quote
+    return quote[-1] if len(quote) % 2 and quote not in _SPLICED else quote
 
 
 def closing(text: str, quote: str, start: int, end: int) -> tuple[int, int] | None:
     """Where the string ends that ``quote`` opened before ``start``: its quote's begin and end."""
     for sign in _QUOTE.finditer(text, start, end):
-        if _unescaped(sign[0]) == quote or quote == "'" == sign[0][-1]:
+        if _unescaped(sign[0]) == quote or (quote == "'" == sign[0][-1] and sign[0] not in _SPLICED):
             return sign.end() - len(quote), sign.end()
     return None
 
@@ -237,7 +243,10 @@ class _Shell:
                 break
             at = behind
         self._add(at)
-        return Word(tuple(self._pieces), at, self._next_command)
+        pieces = self._pieces
+        if len(pieces) == 2 and _AUDITED.fullmatch(self._text, pieces[0].start, pieces[0].end) and pieces[1].quote:
+            pieces = pieces[1:]
+        return Word(tuple(pieces), at, self._next_command)
 
     def _behind(self, part: re.Match[str], start: int) -> int:
         """Where the word goes on behind a part of it; negative if it ends before."""
