@@ -17,6 +17,7 @@ from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
 from gpunode.host import manifests
 from gpunode.host.assigned import ARRAY, NAME, STRING, Value, values
+from gpunode.host.command_secrets import secrets, secrets_of_process
 from gpunode.host.process import may_hold_secret
 from gpunode.host.spoken import SPOKEN
 
@@ -206,10 +207,8 @@ def _words(data: bytes, mark: bytes) -> bytes:
         value = parts[at]
         if _OPTION.fullmatch(option) and not value.startswith(("-", "/")) and not _PORT.fullmatch(value):
             parts[at] = _mask(value)
-    # Read as one line, the words before an option tell whose it is: `snmpget -c`.
-    line = text(" ".join(parts)).split(" ")
-    parts = line if len(line) == len(" ".join(parts).split(" ")) == len(parts) else parts
-    return "\0".join(parts).encode("utf-8", "surrogateescape")
+    # The words before an option tell whose it is: `snmpget -c`.
+    return _masked("\0".join(parts), secrets_of_process(parts)).encode("utf-8", "surrogateescape")
 
 
 _OPTION: Final = re.compile(rf"-p|--?(?:{NAME})", re.IGNORECASE)
@@ -325,6 +324,7 @@ def _once(value: str) -> str:
     value = _HOOKS.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _QUERY.sub(lambda match: match[1] + _mask(match[2]), value)
     value = _SHAPES.sub(_shape, value)
+    value = _masked(value, secrets(value))
     value = SPOKEN.sub(_spoken, value)
     value = _HERE.sub(_handed_over, value)
     value = _HEADERS.sub(lambda table: _headers(table[0]), value)
@@ -400,6 +400,15 @@ def _spoken(match: re.Match[str]) -> str:
     before, secret = (group for group in match.groups() if group is not None)
     quote = secret[0] if len(secret) > 1 and secret[0] == secret[-1] and secret[0] in "\"'" else ""
     return before + quote + _mask(secret[len(quote) : len(secret) - len(quote)]) + quote
+
+
+def _masked(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    kept: list[str] = []
+    at = 0
+    for start, end in spans:
+        kept += text[at:start], _mask(text[start:end])
+        at = end
+    return "".join(kept) + text[at:]
 
 
 def _handed_over(match: re.Match[str]) -> str:

@@ -1,6 +1,7 @@
-"""Secrets without a sign of assignment before them: how options, configuration and people write them, form by form.
+"""Secrets without a sign of assignment before them: how configuration and people write them, form by form.
 
-The forms are those of each program's manual. What follows a name and a sign of assignment is in ``assigned``.
+The forms are those of each program's manual. What follows a name and a sign of assignment is in ``assigned``, and what
+a command is given in ``command_secrets``.
 """
 
 from __future__ import annotations
@@ -24,27 +25,9 @@ _REST: Final = r"[^\s\"'][^\n\"']*"
 _TO_COMMA: Final = r"[^\s\"',}][^\n\"',}]*"
 _JSON: Final = r"(?:[^\"\\\n]|\\.)+"
 
-_WORDS: Final = r"(?:[^\n\s]{1,200}[ \t]+){0,8}"
-_BLANKS: Final = r"[ \t]+"
-_IS: Final = r"(?:[ \t]+|=)[\"']?"
 _LINE_END: Final = r"[ \t]*(?:#[^\n]*)?\n"
 _COLON: Final = r"\s{0,99}:\s{0,99}"
 _COMMA: Final = r"\s{0,99},\s{0,99}"
-_USER: Final = r"[^\s:/'\"]{1,80}:"
-# An option whose value is the next word, of a list as well.
-_ASKED_FOR: Final = (
-    r"(?:[\w-]{0,40}(?:passw(?:or)?d|passphrase|token|secret(?:-id)?|credentials?|requirepass|token-auth|bearer|regcode"
-    r"|(?:api|access|private|client|auth|licen[cs]e|activation|shared|account|encryption|certificate)[_-]?key)"
-    r"|(?:[\w-]{0,40}[_-])?(?:pass|pwd|psk|community))"
-)
-_NEXT: Final = (
-    r"(?:[\"']?[ \t]+#[^\n]{0,200}\n[ \t]{0,80}-[ \t]+[\"']?|"
-    r"[\"']?[ \t]+(?:\\\n[ \t]{0,80})?[\"']?|[\"'],\s{0,80}[\"']|[\"']?\n[ \t]{0,80}-[ \t]+[\"']?)"
-)
-
-_NO_FILE: Final = r"(?!/?(?:[\w.+-]{1,80}/){1,20}[\w.+-]{1,80}(?:[\s'\"]|$))"
-_NO_SYSTEM_FILE: Final = r"(?!\.{0,2}/(?:boot|etc|home|opt|root|run|srv|tmp|usr|var)/|-)"
-_NO_OPTION: Final = r"(?!-)"
 # What an image is called, with which `-e NAME IMAGE` goes on where the value is the caller's own.
 _NO_IMAGE: Final = r"(?!(?-i:[a-z]+|[a-z\d._/-]*[/:][^\s'\"A-Z]*)(?:[\s'\"]|$))"
 # What is said of a secret, and is none.
@@ -81,58 +64,35 @@ _HTTP: Final = (
     Form(r"\bbasic[ \t]+", r"(?=[a-z+/]{0,400}[\d=])[\w+/-]{6,}={0,2}"),
     Form(r"\bauthorization:[ \t]*(?:digest|negotiate|ntlm|oauth|hawk|aws4-hmac-sha256)[ \t]+", r"[^\n]+"),
 )
-_OPTIONS: Final = (
-    Form(rf"(?<![\w-])-{{1,2}}(?=[a-z]){_ASKED_FOR}{_NEXT}", unless=_NO_FILE + _NO_VERDICT + _NO_OPTION),
-    Form(rf"(?<![\w-])-{{1,2}}[\w-]{{0,40}}secret[_-]?key{_NEXT}", unless=_NO_SYSTEM_FILE),
+_VARIABLES: Final = (
+    Form(rf"^[ \t]*(?-i:ENV)[ \t]+(?:{NAME})[ \t]+", r"[^\s=][^\n]*"),  # a Dockerfile
     Form(
         rf"(?:(?<!\w)-e|--env|\bsetenv|\bset[ \t]+-\w{{1,4}})[ \t]+(?:{NAME})[ \t]+",
         r"[^\s'\"-][^\s'\"]*",
         unless=_NO_IMAGE,
     ),
 )
-# The short options of single programs, and lines of their configuration.
+# Lines of single programs' configuration, and what they are handed.
 _PROGRAMS: Final = (
-    Form(rf"\bsnmp\w{{1,20}}[ \t]{_WORDS}-[cAX][ \t]*[\"']?", _WORD, unless=r"(?!redacted)"),
     Form(r"\br[ow]community6?[ \t]+", r"\S+"),  # snmpd.conf
     Form(r"(?:^|[ \t])(?:root)?(?:bindpw|requirepass|masterauth)[ \t]+", r"[^\s=:]\S*"),  # nslcd.conf, redis.conf
     Form(r"(?<![\w.-])[\w:.-]{0,80}(?:passw(?:or)?d|token|secret)[ \t]+\"", r"[^\"\n]{1,400}", after=r"(?=\"[ \t]*;)"),
     Form(rf"^[ \t]*\?[ \t]+[\"']?(?:{NAME})[\"']?{_LINE_END}[ \t]*:[ \t]+[\"']?", _REST),  # YAML's explicit key
     Form(r"\bpass(?:in|out)?[ \t]+pass:", _WORD),  # openssl
     Form(r"\bPSK[ \t]+[\"']", r"[^\n\"']+"),  # ipsec.secrets
-    Form(rf"\bldap\w{{1,20}}[ \t]{_WORDS}-w[ \t]*[\"']?", _WORD),
-    Form(r"(?<!\w)-U[ \t]*[\"']?[\w.\\-]{1,80}%", _WORD),  # smbclient
-    Form(r"\bhtpasswd[ \t]+-\w{0,9}b\w{0,9}[ \t]+\S{1,200}[ \t]+\S{1,200}[ \t]+[\"']?", _WORD),
     Form(
         r"\b(?:echo|printf)[ \t]+(?:-\w[ \t]+)?(?:[\"']?%s(?:\\n)?[\"']?[ \t]+)?[\"']?(?:[\w.-]{1,80}:)?",
         r"[^\s'\"|]+",
         after=r"(?=[\"']?[ \t]*\|[^\n|]{0,80}(?:sudo[ \t][^\n|]{0,40}-S\b|\bchpasswd|\bpasswd|--password-stdin))",
     ),
-    Form(
-        rf"\b(?:ctr|crictl|skopeo|nerdctl|podman|buildah)[ \t]{_WORDS}(?:-u|--user|--(?:src-|dest-)?creds){_IS}{_USER}"
-    ),
-    Form(rf"\bcrictl[ \t]{_WORDS}--auth{_IS}"),
-    Form(rf"--from-literal{_IS}[\w.-]{{1,80}}="),  # kubectl create secret
     Form(r"\bmachine[ \t]+\S{1,256}\s+password[ \t]+", r"\S+"),  # netrc(5)
     Form(r"\bldap_default_authtok[ \t]*=[ \t]*|\bwep-key\d[ \t]*=[ \t]*|^[ \t]*chap_password[ \t]+", r"[^\s=][^\n]*"),
     Form(r"\bcifsroot=//[^\s:/@]{1,80}:", r"[^\s@]+", after=r"(?=@)"),
-    Form(  # the words of a process that somebody printed as a list without quotes
-        rf"\[[^\n\[\]\"']{{0,400}}?[ ,\[]-{{1,2}}{_ASKED_FOR},[ \t]*", r"[^\s,\]\[\"']+", unless=_NO_OPTION
-    ),
-    Form(r"\bpro[ \t]+attach[ \t]+", r"[^\s-]\S{7,}"),
-    Form(rf"\blogin[ \t]{_WORDS}-p(?!ass)[ \t]*[\"']?"),
     Form(
         r"(?:--password-stdin|\bsudo[ \t][^\n|<]{0,80}-S|\bchpasswd)\b[^\n|<]{0,200}<<<[ \t]*[\"']?(?:[\w.-]{1,80}:)?",
         _WORD,
     ),
-    Form(rf"\b(?:k3s|rke2)[ \t]{_WORDS}-t[ \t]*[\"']?"),
-    Form(rf"\bSUSEConnect[\"']?[ \t]{_WORDS}[\"']?-r[\"']?[ \t]*[\"']?"),
-    Form(rf"\bredis-cli[ \t]{_WORDS}-a[ \t]*[\"']?"),
-    Form(rf"\buser(?:add|mod)[ \t]{_WORDS}-p[ \t]*[\"']?"),
     Form(r"^[ \t]*(?:passw(?:or)?d|passphrase)\t+", r"\S+", after=r"(?=[ \t]*$)"),
-    Form(rf"\b(?:mysql(?:dump|admin)?|mariadb(?:-dump|-admin)?)[ \t]{_WORDS}-p", _WORD),
-    Form(r"\bsshpass[ \t]+-p[ \t]*[\"']?"),
-    Form(rf"\bipmitool[ \t]{_WORDS}-P[ \t]*[\"']?"),
-    Form(rf"\bcurl[ \t]{_WORDS}(?:-\w{{0,8}}u|--user|-U|--proxy-user|-x|--proxy)[ \t]*[\"']?{_USER}"),
     Form(r"\blogin\s+\S{1,256}\s+password\s+", r"\S+"),  # netrc(5), without its machine
 )
 _SENTENCES: Final = (
@@ -170,5 +130,5 @@ _ENTRIES: Final = (
     ),
 )
 # Where two could begin at one place, the earlier one counts.
-FORMS: Final = (*_HTTP, *_OPTIONS, *_PROGRAMS, *_SENTENCES, *_HASHES, *_ENTRIES)
+FORMS: Final = (*_HTTP, *_VARIABLES, *_PROGRAMS, *_SENTENCES, *_HASHES, *_ENTRIES)
 SPOKEN: Final = re.compile("|".join(form.pattern for form in FORMS), re.IGNORECASE | re.MULTILINE)

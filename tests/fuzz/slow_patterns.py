@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.facts.patterns import Pattern
-from gpunode.host import anonymize, assigned, manifests, mentioned, redact
+from gpunode.host import anonymize, assigned, command_secrets, command_words, manifests, mentioned, redact
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios/doctor"
 SIGNS = (
@@ -76,7 +76,8 @@ def watched() -> frozenset[Pattern]:
 
 def of_host() -> frozenset[Pattern]:
     """Those with which secrets and names are looked for."""
-    found = (value for module in (anonymize, assigned, manifests, mentioned, redact) for value in vars(module).values())
+    modules = (anonymize, assigned, command_secrets, command_words, manifests, mentioned, redact)
+    found = (value for module in modules for value in vars(module).values())
     return frozenset(Pattern(one.pattern, one.flags) for one in found if isinstance(one, re.Pattern))
 
 

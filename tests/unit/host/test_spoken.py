@@ -16,6 +16,7 @@ WRITTEN = (
     "helm install x --set-password {} ./chart",
     "minio --secret-key {}",
     "docker run -e NGC_API_KEY {} image",
+    "ENV HF_TOKEN {}",
     "snmpget -v2c -c {} host",
     "rocommunity {}",
     "bindpw {}",
