@@ -65,7 +65,7 @@ def _asks(name: str, value: str) -> bool:
 def _before(snapshot: Snapshot, incident: faults.Incident) -> faults.Fault | None:
     """The last fault of that GPU above the driver's wish in its log: of those that it got over nothing else tells."""
     wish = incident.root.citation
-    own = (fault for fault in faults.on(snapshot.with_history or snapshot, incident.gpu) if fault.code != 154)
+    own = (fault for fault in faults.on(snapshot.as_told or snapshot, incident.gpu) if fault.code != 154)
     above = (fault for fault in own if fault.citation.key == wish.key)
     told = [fault for fault in above if (fault.citation.number or 0) < (wish.number or 0)]
     return told[-1] if told else None

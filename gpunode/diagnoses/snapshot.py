@@ -42,6 +42,7 @@ class Snapshot:
         items: without what logs say of boots before the running one.
         whole: with it; the same items where no log has any.
         now: of a snapshot with it, the items without; None of any other.
+        as_told: the same with the faults that GPUs got over; None where they got over none.
         machines: each of several that the evidence is of, as what is known of it alone; none where all is of one.
     """
 
@@ -49,6 +50,7 @@ class Snapshot:
     facts: Facts
     whole: tuple[Item, ...] = ()
     now: tuple[Item, ...] | None = None
+    as_told: Snapshot | None = None
     machines: tuple[tuple[str, Snapshot], ...] = ()
     _views: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 

@@ -161,17 +161,31 @@ def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
 def _evidence(sessions: Iterable[Sequence[Step]]) -> Evidence:
     found: dict[str, Capture] = {}
     numbers: Counter[str] = Counter()
-    for step in (step for steps in machines.named(sessions) for step in _lasting(steps)):
+    for step in (step for steps in machines.named(_bounded(sessions)) for step in _lasting(steps)):
         source, text = step.source, step.said
         if len(found) == MOST_PIECES:
-            why = f"it has more than {MOST_PIECES} pieces of evidence"
-            raise UsageError("the report is not read", why=why, hint="send what one node said, once")
+            raise _too_many()
         unique = key = _key(source, text)
         while unique in found:
             numbers[key] += 1
             unique = f"{key}#{numbers[key] + 1}"
         found[unique] = replace(_capture(source, text), machine=step.machine)
     return found
+
+
+def _bounded(sessions: Iterable[Sequence[Step]]) -> Iterator[Sequence[Step]]:
+    """The sessions, which may be without an end, up to more steps than can be left of a report."""
+    count = 0
+    for steps in sessions:
+        count += len(steps)
+        if count > 2 * MOST_PIECES:
+            raise _too_many()
+        yield steps
+
+
+def _too_many() -> UsageError:
+    why = f"it has more than {MOST_PIECES} pieces of evidence"
+    return UsageError("the report is not read", why=why, hint="send what one node said, once")
 
 
 # "$ lsmod", "user@host:~$ lsmod": a dollar sign begins no line of a program's own; a number sign does, so that it is a

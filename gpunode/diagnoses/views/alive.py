@@ -91,7 +91,7 @@ def without_what_is_over(snapshot: Snapshot) -> Snapshot:
     # Nor is it of an earlier boot.
     made = {id(item): _without(item, over.get((item.key, item.written), set())) for item in snapshot.items}
     whole = (made.get(id(item)) or _without(item, over.get((item.key, item.written), set())) for item in snapshot.whole)
-    return Snapshot(tuple(made.values()), snapshot.facts, tuple(whole))
+    return Snapshot(tuple(made.values()), snapshot.facts, tuple(whole), as_told=snapshot)
 
 
 def _without(item: Item, numbers: set[int]) -> Item:
