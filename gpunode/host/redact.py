@@ -155,12 +155,13 @@ _OF_COMPLAINTS: Final = re.compile(
 # those of packages: k3s and RKE2 keep containerd's configuration there, with the registries' passwords. Not what a
 # person can edit (units below /usr), nor the words with which the kernel or a process was started.
 _TABLES: Final = re.compile(
-    r"(?!/proc/(?:\d+/)?(?:cmdline|environ))"
-    r"(?:/(?:proc|sys|dev|var/lib/apt|var/lib/dkms|var/lib/dpkg)/|/var/log/dpkg\.log|(?:lspci|uname)\b)[\w ./*:+,@-]*"
+    r"(?!/proc/(?:[\w*-]{1,40}/){0,4}(?:cmdline|environ|mounts|mountinfo|mountstats)|/dev/shm/)"
+    r"(?:/(?:proc|sys|dev|var/lib/apt|var/lib/dkms|var/lib/dpkg)/(?![^\n]*\.\.)|/var/log/dpkg\.log|(?:lspci|uname)\b(?![^\n]*,))"
+    r"[\w ./*:+,@-]*"
 )
 # What grows to megabytes, and tells each thing in a line.
 _LOGS: Final = ("journalctl", "dmesg")
-_COMMAND_LINE: Final = re.compile(r"/proc/(?:\d+/(?:cmdline|environ)|cmdline)")
+_COMMAND_LINE: Final = re.compile(r"/proc/(?:(?:[\w-]{1,40}/){1,4}(?:cmdline|environ)|cmdline)")
 
 
 def redact(evidence: Evidence) -> Evidence:

@@ -151,6 +151,22 @@ def test_an_option_and_its_secret_may_be_two_words() -> None:
     assert kept[-3:] == ["8080", "--v", "2"]
 
 
+@pytest.mark.parametrize(
+    ("source", "data"),
+    [
+        ("/proc/self/environ", b"HOME=/root\0HF_TOKEN=Zq7xK2mW9pLs4vT1\0"),
+        ("/proc/1/task/1/environ", b"HF_TOKEN=Zq7xK2mW9pLs4vT1\0"),
+        ("/proc/self/cmdline", b"mysql\0-u\0root\0-pZq7xK2mW9pLs4vT1\0"),
+        ("/proc/mounts", b"//nas/data /data cifs rw,username=bob,password=Zq7xK2mW9pLs4vT1 0 0\n"),
+        ("/dev/shm/job.env", b"HF_TOKEN=Zq7xK2mW9pLs4vT1\n"),
+        ("/sys/../etc/job.env", b"HF_TOKEN=Zq7xK2mW9pLs4vT1\n"),
+        ("uname -a, env", b"Linux n1 6.8.0\nHF_TOKEN=Zq7xK2mW9pLs4vT1\n"),
+    ],
+)
+def test_what_a_process_was_given_is_no_table_of_the_system(source: str, data: bytes) -> None:
+    assert b"Zq7xK2mW9pLs4vT1" not in redact({source: Capture(source, "ok", data)})[source].data
+
+
 def test_the_kernels_command_line_keeps_what_is_no_secret() -> None:
     line = (
         "BOOT_IMAGE=/vmlinuz ks=http://bob:hunter2@h/ks cifs_password=hunter2 vnc.password=hunter2 quiet "
